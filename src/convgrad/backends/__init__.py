@@ -1,0 +1,1 @@
+"""The rooms where tensors are contracted: one file a backend."""

@@ -1,0 +1,121 @@
+"""What a backend is: it contracts two tensors, for one pass of one problem.
+
+Adding one is a file with a subclass of `Backend`, a line in ``backends/__init__.py``, and a green
+``pytest -k <name>``: the conformance suite is inherited, not written again.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..problem import PASSES, ConvProblem, Output, Pass
+
+__all__ = ["Arithmetic", "Backend", "Layout"]
+
+#: How a backend sums products; it selects the error bound to which the backend is held.
+#: ``direct``: products rounded at most once, summed in float32 or better (float64 for float64).
+#: ``tf32``: operands rounded to 10 mantissa bits. ``transform``: Winograd, FFT.
+#: ``low-precision accumulation``: partial sums kept in the storage dtype.
+Arithmetic = Literal["direct", "tf32", "transform", "low-precision accumulation"]
+
+#: ``native`` means the problem's own memory format; ``strided`` means any strides, even overlapping ones.
+Layout = Literal["contiguous", "channels_last", "strided"]
+
+
+class Backend(ABC):
+    """Contracts two tensors, for one pass of one problem.
+
+    A backend never validates (that is done before it), never knows the word "transposed" unless it wants
+    to (``problem.origin``), and is never called with an empty problem.
+    """
+
+    #: The name that choices, tables and commands use.
+    name: str
+    #: One line for people.
+    summary: str = ""
+    #: The passes that it implements.
+    passes: tuple[Pass, ...] = PASSES
+    #: The sets of several outputs that one `sweep` computes, each in the order of ``OUTPUTS``.
+    sweeps: tuple[tuple[Output, ...], ...] = ()
+    #: The same inputs always give the same bits.
+    deterministic: bool = True
+    #: May be called while a CUDA graph is captured.
+    capture_safe: bool = True
+    #: Operand layouts that it takes; the engine copies any other into the problem's memory format.
+    layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
+
+    @abstractmethod
+    def reasons_against(
+        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
+    ) -> list[str]:
+        """Sentences that say why this backend cannot compute ``outputs``; empty means usable.
+
+        They may be asked about a device that is not here, and must not touch one.
+        """
+
+    @abstractmethod
+    def run(
+        self,
+        problem: ConvProblem,
+        pass_: Pass,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None = None,
+        workspace: Tensor | None = None,
+    ) -> Tensor:
+        """Contract two slots.
+
+        Shape:
+            - forward: a = input, b = weight -> output
+            - grad_input: a = grad_output, b = weight -> grad_input
+            - grad_weight: a = grad_output, b = input -> grad_weight
+
+        Args:
+            bias: passed only where `fuses_bias` says so; added to the result along its channels.
+            workspace: a uint8 tensor of `workspace` bytes, or None where that is 0.
+
+        Returns:
+            A dense tensor in ``problem.memory_format`` (where a size-1 dimension makes both formats true, either).
+        """
+
+    def sweep(
+        self,
+        problem: ConvProblem,
+        outputs: tuple[Output, ...],
+        grad_output: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        workspace: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        """Compute several outputs (one of ``sweeps``) at once, in the order of ``outputs``.
+
+        The tensors are slots of the plain problem; ``grad_bias`` is the sum of the slot ``problem.bias_slot``
+        over batch and space.
+        """
+        raise NotImplementedError(f"{self.name} has no sweep")
+
+    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+        """Bytes of scratch memory that one call needs: an upper bound that tests hold it to."""
+        return 0
+
+    def fuses_bias(self, problem: ConvProblem) -> bool:
+        """Whether ``run`` adds the bias itself in ``problem.bias_pass``."""
+        return False
+
+    def arithmetic(
+        self, problem: ConvProblem, pass_: Pass, device: torch.device
+    ) -> Arithmetic:
+        """How it sums for this problem."""
+        return "direct"
+
+    def expected_speedup(
+        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
+    ) -> float:
+        """How many times faster than ATen it is expected to be, from measurements; the rules of choice take the
+        usable backend with the largest value. ATen's own value is 1; 0 means "never unless asked for".
+        """
+        return 0.0

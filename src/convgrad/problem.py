@@ -1,0 +1,254 @@
+"""`ConvProblem`: one convolution, as a frozen value of plain integers.
+
+A convolution is a trilinear form ``<grad_output, conv(input, weight)>``. Its three arguments are the
+**slots** ``input``, ``weight`` and ``grad_output``; fixing two of them gives one of the three
+**passes** ``forward``, ``grad_input`` and ``grad_weight``, each of which yields the missing slot.
+
+A transposed convolution is the pass ``grad_input`` of a plain one, read forwards. Its problem is
+therefore the plain problem, with ``origin="transposed"`` as a hint: the tensor that the user calls
+``input`` fills the slot ``grad_output``, and the user's output is the slot ``input``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from math import prod
+from typing import Final, Literal
+
+import torch
+
+__all__ = [
+    "OUTPUTS",
+    "PASSES",
+    "ConvProblem",
+    "Output",
+    "Pass",
+    "Slot",
+    "effective_kernel",
+    "output_length",
+]
+
+Pass = Literal["forward", "grad_input", "grad_weight"]
+Output = Literal["forward", "grad_input", "grad_weight", "grad_bias"]
+Slot = Literal["input", "weight", "grad_output"]
+Origin = Literal["plain", "transposed"]
+
+PASSES: Final[tuple[Pass, ...]] = ("forward", "grad_input", "grad_weight")
+#: What can be asked for at once, in the one order in which it is always written.
+OUTPUTS: Final[tuple[Output, ...]] = (*PASSES, "grad_bias")
+
+#: The two slots that a pass contracts, in the order in which a backend receives them.
+OPERANDS: Final[dict[Pass, tuple[Slot, Slot]]] = {
+    "forward": ("input", "weight"),
+    "grad_input": ("grad_output", "weight"),
+    "grad_weight": ("grad_output", "input"),
+}
+#: The slot that a pass yields.
+RESULT: Final[dict[Pass, Slot]] = {
+    "forward": "grad_output",
+    "grad_input": "input",
+    "grad_weight": "weight",
+}
+
+INT32_MAX: Final = 2**31 - 1
+
+
+def effective_kernel(kernel: int, dilation: int) -> int:
+    """Number of positions that a dilated kernel spans."""
+    return dilation * (kernel - 1) + 1
+
+
+def output_length(
+    size: int, kernel: int, stride: int, low: int, high: int, dilation: int
+) -> int:
+    """Output positions along one dimension; zero or less where the kernel does not fit."""
+    return (size + low + high - effective_kernel(kernel, dilation)) // stride + 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConvProblem:
+    """One convolution: sizes, strides and layout, without tensors and without a device.
+
+    Every size is that of the *plain* convolution. For ``origin="transposed"``, ``in_channels`` and
+    ``input_size`` describe what the user calls the output.
+
+    Args:
+        batch: N, may be 0.
+        in_channels: C_in, a multiple of ``groups``, may be 0.
+        out_channels: C_out, a multiple of ``groups``.
+        groups: number of independent channel groups.
+        input_size: D spatial sizes of ``input``.
+        kernel_size: D spatial sizes of ``weight``.
+        stride: D positive integers.
+        padding: D pairs (low, high); a negative value crops.
+        dilation: D positive integers.
+        output_size: D spatial sizes of ``grad_output``.
+        dtype: of all operands.
+        memory_format: layout in which the results are returned: ``torch.contiguous_format``, or
+            ``torch.channels_last`` / ``torch.channels_last_3d``.
+        has_bias: whether a bias is added (plain: C_out values, transposed: C_in values).
+        origin: ``"plain"`` or ``"transposed"``, a hint that a backend may use.
+        name: a label for people; it takes no part in comparisons.
+
+    Raises:
+        ValueError: sizes that do not belong together.
+
+    Equivalent to:
+        >>> p = ConvProblem(1, 32, 32, 32, (112, 112), (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), (112, 112))
+        >>> p.depthwise, p.flops
+        (True, 7225344)
+    """
+
+    batch: int
+    in_channels: int
+    out_channels: int
+    groups: int
+    input_size: tuple[int, ...]
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    output_size: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    memory_format: torch.memory_format = torch.contiguous_format
+    has_bias: bool = False
+    origin: Origin = "plain"
+    name: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        d = len(self.input_size)
+        sizes = (self.kernel_size, self.stride, self.padding, self.dilation, self.output_size)
+        if d not in (1, 2, 3) or any(len(s) != d for s in sizes):
+            raise ValueError(
+                f"a convolution problem has 1, 2 or 3 spatial dimensions, the same in every field; got {self!r}"
+            )
+        if self.groups < 1 or self.in_channels % self.groups or self.out_channels % self.groups:
+            raise ValueError(
+                f"in_channels={self.in_channels} and out_channels={self.out_channels} "
+                f"must be multiples of groups={self.groups}"
+            )
+        for i, (low, high) in enumerate(self.padding):
+            k, s, dil = self.kernel_size[i], self.stride[i], self.dilation[i]
+            got = output_length(self.input_size[i], k, s, low, high, dil)
+            if got != self.output_size[i] or self.output_size[i] < 1:
+                raise ValueError(
+                    f"output_size[{i}]={self.output_size[i]} does not follow from input_size={self.input_size[i]}, "
+                    f"kernel_size={k}, stride={s}, padding=({low}, {high}), dilation={dil}, which give {got}"
+                )
+
+    # ---- derived values ------------------------------------------------------------------------
+
+    @property
+    def ndim(self) -> int:
+        """Number of spatial dimensions."""
+        return len(self.input_size)
+
+    @property
+    def transposed(self) -> bool:
+        """Whether the user asked for a transposed convolution."""
+        return self.origin == "transposed"
+
+    @property
+    def depthwise(self) -> bool:
+        """One input channel a group, and more than one group."""
+        return self.groups > 1 and self.in_channels == self.groups
+
+    @property
+    def pointwise(self) -> bool:
+        """A kernel of one element in every dimension."""
+        return all(k == 1 for k in self.kernel_size)
+
+    @property
+    def symmetric(self) -> bool:
+        """Low and high padding agree in every dimension, and none is a crop."""
+        return all(low == high and low >= 0 for low, high in self.padding)
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the results are returned in a channels_last layout."""
+        return self.memory_format in (torch.channels_last, torch.channels_last_3d)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return (self.batch, self.in_channels, *self.input_size)
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_channels, self.in_channels // self.groups, *self.kernel_size)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return (self.batch, self.out_channels, *self.output_size)
+
+    def shape_of(self, slot: Slot) -> tuple[int, ...]:
+        """Shape of the tensor that fills a slot."""
+        if slot == "input":
+            return self.input_shape
+        return self.weight_shape if slot == "weight" else self.output_shape
+
+    @property
+    def bias_slot(self) -> Slot:
+        """The slot over whose channels a bias runs."""
+        return "input" if self.transposed else "grad_output"
+
+    @property
+    def bias_pass(self) -> Pass:
+        """The pass whose result a bias is added to."""
+        return "grad_input" if self.transposed else "forward"
+
+    @property
+    def empty(self) -> bool:
+        """No element to contract: every result is zero (plus bias)."""
+        return 0 in (self.batch, self.in_channels, self.out_channels)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of any one pass, a multiply and an add counted as two."""
+        return 2 * prod(self.output_shape) * prod(self.weight_shape[1:])
+
+    @property
+    def least_bytes(self) -> int:
+        """Bytes that any one pass has to move: its two operands read and its result written once."""
+        slots = (self.input_shape, self.weight_shape, self.output_shape)
+        return self.dtype.itemsize * sum(prod(s) for s in slots)
+
+    @property
+    def needs_int64(self) -> bool:
+        """Whether an offset into one of the dense tensors exceeds 32 bits."""
+        slots = (self.input_shape, self.weight_shape, self.output_shape)
+        return any(prod(s) > INT32_MAX for s in slots)
+
+    # ---- other problems ------------------------------------------------------------------------
+
+    def replace(self, **changes: object) -> ConvProblem:
+        """The same problem with some fields changed."""
+        return dataclasses.replace(self, **changes)  # pyright: ignore[reportArgumentType]
+
+    def canonical(self) -> ConvProblem:
+        """The one spelling of this trilinear form: symmetric padding where it gives the same output size, else the
+        smallest high padding that does; never a padded position that no kernel element reads.
+        """
+        padding = tuple(self._canonical_padding(i) for i in range(self.ndim))
+        return self if padding == self.padding else self.replace(padding=padding)
+
+    def _canonical_padding(self, i: int) -> tuple[int, int]:
+        size, k, s, dil = self.input_size[i], self.kernel_size[i], self.stride[i], self.dilation[i]
+        low, out = self.padding[i][0], self.output_size[i]
+        if low >= 0 and output_length(size, k, s, low, low, dil) == out:
+            return (low, low)
+        return (low, (out - 1) * s + effective_kernel(k, dil) - size - low)
+
+    # ---- text ----------------------------------------------------------------------------------
+
+    @classmethod
+    def parse(cls, text: str, *, transposed: bool = False) -> ConvProblem:
+        """Read benchdnn's grammar with our words after it; see `convgrad.problem_text`."""
+        from .problem_text import parse
+
+        return parse(text, transposed=transposed)
+
+    def __str__(self) -> str:
+        from .problem_text import format_problem
+
+        return format_problem(self)
