@@ -1,0 +1,251 @@
+"""Timing that can be believed: callables timed alternately in one process, and the ratio with its confidence interval.
+
+Machines drift: clocks, neighbours, caches. Two runs one after the other therefore compare the machine with itself.
+Here every round times each callable once, in alternating order, and only the ratios inside a round count; their
+median gets the distribution-free interval of order statistics (H. A. David, Order Statistics, section 2.5), so that
+one disturbed round costs nothing. On a device, times come from its own events, with its caches flushed before each.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import platform
+import statistics
+import sys
+import time
+import timeit
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["Comparison", "Ratio", "compare", "conditions", "keep_memory", "median_interval", "memory_kept"]
+
+_MOST_ROUNDS = 101
+_LEAST_ROUNDS = 7  # six would do for 95 %; the seventh lets one round be disturbed
+_LEAST_BLOCK = 2e-4  # seconds; the clock is good to 1e-7
+_CACHE_BYTES = 256 << 20  # larger than the last-level cache of any device so far
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of two times, with the interval that holds it at the stated confidence."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def differs(self) -> bool:
+        """Whether the interval leaves out 1: only then is there a difference to speak of."""
+        return self.low > 1 or self.high < 1
+
+    def inverse(self) -> Ratio:
+        """The same finding read the other way round: 2x as fast is 0.5x the time."""
+        return Ratio(1 / self.value, 1 / self.high, 1 / self.low if self.low else math.inf)
+
+    def __str__(self) -> str:
+        text = f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
+        return text if self.differs else f"{text} no difference"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Times of several callables, measured alternately.
+
+    Equivalent to:
+        >>> seen = Comparison("pytorch", {"ours": (1.0,) * 9, "pytorch": (2.0,) * 9})
+        >>> print(seen.speedup("ours"), seen.median("ours"))
+        2.00x [2.00, 2.00] 1.0
+    """
+
+    #: The name against which ratios are formed.
+    baseline: str
+    #: Seconds per call of each round, round i of one callable next to round i of the others.
+    samples: Mapping[str, Sequence[float]]
+    #: Of the intervals.
+    confidence: float = 0.95
+
+    def median(self, name: str) -> float:
+        """Seconds per call."""
+        return statistics.median(self.samples[name])
+
+    def speedup(self, name: str) -> Ratio:
+        """How many times faster than the baseline ``name`` is: the median over rounds of baseline / name."""
+        pairs = zip(self.samples[self.baseline], self.samples[name], strict=True)
+        ratios = [base / own for base, own in pairs]
+        return Ratio(statistics.median(ratios), *median_interval(ratios, self.confidence))
+
+    @property
+    def fastest(self) -> str:
+        """The name with the lowest median; the baseline, where nothing differs from it for the better."""
+        best = min(self.samples, key=self.median)
+        return best if best == self.baseline or self.speedup(best).low > 1 else self.baseline
+
+    def __str__(self) -> str:
+        width = max(map(len, self.samples))
+        lines = []
+        for name in self.samples:
+            line = f"{name:<{width}}  {self.median(name) * 1e3:10.4f} ms"
+            lines.append(f"{line}  baseline" if name == self.baseline else f"{line}  {self.speedup(name)}")
+        return "\n".join(lines)
+
+
+def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Interval that holds the median of the distribution from which ``values`` were drawn.
+
+    The k-th smallest and k-th largest of n values miss the median with probability 2 P(Binomial(n, 1/2) < k);
+    k is the largest for which that is small enough. Too few values give (-inf, inf): nothing is known.
+
+    Equivalent to:
+        >>> median_interval(range(9))
+        (1, 7)
+    """
+    ordered = sorted(values)
+    n, missed, k = len(ordered), 0.0, 0
+    while k < n // 2:
+        missed += 2 * math.comb(n, k) / 2**n
+        if missed > 1 - confidence:
+            break
+        k += 1
+    return (ordered[k - 1], ordered[n - k]) if k else (-math.inf, math.inf)
+
+
+def compare(
+    calls: Mapping[str, Callable[[], object]],
+    baseline: str | None = None,
+    *,
+    seconds: float = 1.0,
+    device: torch.device | str = "cpu",
+    confidence: float = 0.95,
+    least_rounds: int = _LEAST_ROUNDS,
+) -> Comparison:
+    """Time callables alternately, for about ``seconds`` altogether, but for ``least_rounds`` rounds in any case.
+
+    Args:
+        calls: name -> callable without arguments. What it returns is dropped before the next call.
+        baseline: name against which ratios are formed; the last one by default.
+        device: where the work runs. On a device each call is timed by events behind a flushed cache, so that
+            the time is that of the kernels and not of their launch.
+
+    Raises:
+        ValueError: no callable, or a baseline that is not among them.
+
+    Equivalent to:
+        >>> a = torch.ones(1000)
+        >>> seen = compare({"twice": lambda: (a + 1, a + 1), "once": lambda: a + 1}, "once", seconds=0.05)
+        >>> 0 < seen.speedup("twice").value < 1
+        True
+    """
+    baseline = list(calls)[-1] if calls and baseline is None else baseline
+    if baseline is None or baseline not in calls:
+        raise ValueError(f"baseline={baseline!r} must be one of the callables {list(calls)}")
+    device = torch.device(device)
+    timers = {name: _timer(call, device) for name, call in calls.items()}
+    single = {name: _warm_up(timer, seconds / (10 * len(calls))) for name, timer in timers.items()}
+
+    block = max(_LEAST_BLOCK, seconds / (len(calls) * _MOST_ROUNDS))
+    inner = {name: max(1, round(block / took)) for name, took in single.items()}
+    round_takes = sum(max(block, took) for took in single.values())
+    rounds = min(_MOST_ROUNDS, max(least_rounds, int(seconds / round_takes)))
+
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    names = list(calls)
+    for i in range(rounds):
+        for name in names if i % 2 == 0 else reversed(names):
+            samples[name].append(timers[name](inner[name]))
+    return Comparison(baseline, {name: tuple(s) for name, s in samples.items()}, confidence)
+
+
+def _timer(call: Callable[[], object], device: torch.device) -> Callable[[int], float]:
+    """Function n -> seconds per call over n calls."""
+    if device.type == "cpu":
+        clock = timeit.Timer("call()", timer=time.perf_counter, globals={"call": call})
+        return lambda n: clock.timeit(n) / n
+    cache = torch.empty(_CACHE_BYTES, dtype=torch.int8, device=device)
+
+    def on_device(n: int) -> float:
+        events = [(torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True)) for _ in range(n)]
+        for start, end in events:
+            cache.zero_()  # also gives the host time to enqueue the call
+            start.record()
+            call()
+            end.record()
+        torch.accelerator.synchronize(device)
+        return statistics.median(start.elapsed_time(end) for start, end in events) * 1e-3
+
+    return on_device
+
+
+def _warm_up(timer: Callable[[int], float], seconds: float) -> float:
+    """Seconds per call, roughly, from as many calls as fit into ``seconds``, but at least two."""
+    timer(1)  # the first call allocates, compiles, plans: it tells nothing
+    best, stop = timer(1), time.perf_counter() + seconds
+    settling = 10 if memory_kept() and best < 0.1 else 0  # see `keep_memory`
+    while time.perf_counter() < stop or settling > 0:
+        best = min(best, timer(1))
+        settling -= 1
+    return max(best, 1e-9)
+
+
+# ---- memory -------------------------------------------------------------------------------------
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # glibc's malloc.h
+_KEEP = 2**31 - 4097
+_kept = False
+
+
+def keep_memory() -> bool:
+    """Let the C library keep freed memory instead of handing it back to the system; for this process, from now on.
+
+    Fresh pages cost more than many kernels: filling 64 MB takes several times as long when every page must first be
+    mapped. Training loops gain from it, memory stays with the process, and it is not fully reversible. Therefore
+    nobody but the user turns it on, and a benchmark turns it on for both sides and says so.
+
+    A size settles after about ten allocations: glibc before 2.38 cannot reuse an aligned block at once (its bug
+    14581), until its small caches are full. It works for memory that the main thread allocates.
+
+    Returns:
+        Whether it took effect: only glibc on Linux can.
+    """
+    global _kept  # noqa: PLW0603 - the setting belongs to the process
+    if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    # An older glibc refuses thresholds above 32 MB; not to map at all does the same there.
+    mapped = libc.mallopt(_MMAP_THRESHOLD, _KEEP) or libc.mallopt(_MMAP_MAX, 0)
+    _kept = bool(mapped and libc.mallopt(_TRIM_THRESHOLD, _KEEP))
+    return _kept
+
+
+def memory_kept() -> bool:
+    """Whether freed memory stays with the process, by `keep_memory` or by glibc's environment variables."""
+    variables = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_")
+    values = [os.environ.get(name, "") for name in variables]
+    return _kept or all(v.isdecimal() and int(v) >= 1 << 30 for v in values)
+
+
+# ---- where it was measured ----------------------------------------------------------------------
+
+
+def conditions(device: torch.device | str = "cpu") -> str:
+    """One line that belongs under every table of times: machine, threads, versions, memory setting."""
+    device = torch.device(device)
+    parts = [_processor(), f"{torch.get_num_threads()} threads", f"torch {torch.__version__}"]
+    if device.type == "cuda":
+        parts[0] = torch.cuda.get_device_name(device)
+        parts[1] = f"CUDA {torch.version.cuda}"
+    parts.append(f"Python {platform.python_version()}")
+    parts.append("freed memory kept" if memory_kept() else "freed memory returned to the system")
+    return ", ".join(parts)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+            return next(names, platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()

@@ -1,0 +1,131 @@
+import math
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from convgrad.engine import timing
+from convgrad.engine.timing import Comparison, Ratio, compare, conditions, median_interval
+
+
+def test_interval_of_too_few_values_is_everything():
+    assert median_interval([1.0] * 5) == (-math.inf, math.inf)
+    assert median_interval([]) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize(("n", "k"), [(6, 1), (8, 1), (9, 2), (15, 4), (25, 8), (50, 18), (100, 40)])
+def test_interval_takes_the_tabulated_order_statistics(n, k):
+    # k as in the table for the sign test, two-sided 5 % (e.g. Conover, Practical Nonparametric Statistics).
+    assert median_interval(random.Random(n).sample(range(n), n)) == (k - 1, n - k)
+
+
+def test_interval_holds_the_median_as_often_as_promised():
+    rng = random.Random(0)
+    hits = 0
+    for _ in range(2000):
+        low, high = median_interval([rng.lognormvariate(0, 1) for _ in range(21)])
+        hits += low <= 1 <= high  # the median of this distribution is 1
+    assert 0.95 <= hits / 2000 <= 0.995
+
+
+def test_noise_common_to_a_round_cancels():
+    noise = [random.Random(i).uniform(1, 100) for i in range(31)]
+    seen = Comparison("theirs", {"ours": [2 * x for x in noise], "theirs": [3 * x for x in noise]})
+    ratio = seen.speedup("ours")
+    assert ratio.value == pytest.approx(1.5)
+    assert ratio.differs
+    assert "no difference" not in str(ratio)
+    assert seen.fastest == "ours"
+
+
+def test_no_difference_is_said_and_the_baseline_kept():
+    rng = random.Random(1)
+    seen = Comparison("theirs", {n: [rng.uniform(0.9, 1.1) for _ in range(51)] for n in ("ours", "theirs")})
+    assert not seen.speedup("ours").differs
+    assert "no difference" in str(seen)
+    assert seen.fastest == "theirs"
+
+
+def test_inverse_turns_the_interval_round():
+    assert Ratio(2.0, 1.0, 4.0).inverse() == Ratio(0.5, 0.25, 1.0)
+
+
+def test_compare_sees_a_difference_and_alternates():
+    order = []
+
+    def call(name, duration):
+        order.append(name)
+        time.sleep(duration)
+
+    seen = compare({"a": lambda: call("a", 0.001), "b": lambda: call("b", 0.003)}, "b", seconds=0.2, least_rounds=9)
+    assert seen.speedup("a").low > 1.2
+    assert len(seen.samples["a"]) == len(seen.samples["b"]) >= 9
+    assert seen.fastest == "a"
+    assert "".join(order).count("bb") > 2  # ABBA: neither is always first
+
+
+def test_compare_repeats_short_calls_inside_a_block():
+    count = 0
+
+    def call():
+        nonlocal count
+        count += 1
+
+    seen = compare({"call": call}, seconds=0.05)
+    assert count > 10 * len(seen.samples["call"])
+    assert 0 < seen.median("call") < 1e-4
+
+
+@pytest.mark.parametrize("calls", [{}, {"a": int}])
+def test_compare_refuses_an_unknown_baseline(calls):
+    with pytest.raises(ValueError, match="must be one of the callables"):
+        compare(calls, "b")
+
+
+KEEP = """
+import resource, torch
+from convgrad.engine.timing import keep_memory, memory_kept
+assert not memory_kept()
+if KEPT: assert keep_memory() and memory_kept()
+def fill(): torch.empty(64 << 20, dtype=torch.uint8).fill_(1)
+for _ in range(30): fill()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(5): fill()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mallopt is glibc's")
+def test_keep_memory_stops_page_faults():
+    def faults(kept):
+        source = KEEP.replace("KEPT", str(kept))
+        return int(subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout)
+
+    # 5 x 64 MB are 81920 small pages, or 160 huge ones.
+    assert faults(False) >= 100
+    assert faults(True) < 20
+
+
+def test_memory_kept_reads_the_environment(monkeypatch):
+    monkeypatch.setattr(timing, "_kept", False)
+    assert not timing.memory_kept()
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "2147479551")
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "2147479551")
+    assert timing.memory_kept()
+
+
+def test_conditions_name_what_matters():
+    line = conditions()
+    assert torch.__version__ in line
+    assert f"{torch.get_num_threads()} threads" in line
+    assert "memory" in line
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_compare_on_a_device():
+    a = torch.ones(2048, 2048, device="cuda")
+    seen = compare({"two": lambda: a @ a @ a, "one": lambda: a @ a}, "one", seconds=0.2, device="cuda")
+    assert seen.speedup("two").high < 0.8
