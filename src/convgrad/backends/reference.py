@@ -1,0 +1,114 @@
+"""The living definition: what each of the three passes means, in a few lines each.
+
+Every pass visits the positions of the kernel. At position k, output o reads the padded input at
+``o * stride + k * dilation``: one strided slice of it, as large as the output. The three passes contract this slice,
+the weight at k and grad_output in the three possible ways. Floats are summed in float64, integers in int64 and complex
+numbers in complex128, and rounded once at the end.
+
+Every other backend is held to this one, so it favours being read over being fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..problem import ConvProblem, Output, Pass
+from .base import Backend
+
+__all__ = ["ReferenceBackend"]
+
+
+class ReferenceBackend(Backend):
+    """One strided slice and one einsum for every position of the kernel, in 64 bits."""
+
+    name = "reference"
+    summary = "the definition, in 64 bits: slow, and what the others are checked against"
+    layouts = ("strided",)
+
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        if "grad_bias" in outputs:
+            return ["it computes one pass at a time and leaves the bias to the engine"]
+        return []
+
+    def run(
+        self,
+        problem: ConvProblem,
+        pass_: Pass,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None = None,
+        workspace: Tensor | None = None,
+    ) -> Tensor:
+        wide = _wide(problem.dtype)
+        # Integer matrix products exist on the CPU only, float64 not everywhere.
+        device = a.device if wide.is_floating_point or wide.is_complex else torch.device("cpu")
+        if device.type == "mps":
+            device = torch.device("cpu")
+        wide_a, wide_b = a.to(device, wide), b.to(device, wide)
+        result = {"forward": _forward, "grad_input": _grad_input, "grad_weight": _grad_weight}[pass_](
+            problem, wide_a, wide_b
+        )
+        return result.to(a.device, problem.dtype).contiguous(memory_format=problem.memory_format)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else torch.int64
+
+
+def _forward(p: ConvProblem, input: Tensor, weight: Tensor) -> Tensor:
+    padded, w = _pad(p, input), _split(p, weight, 0)  # [N, C_in, *padded], [G, C_out/G, C_in/G, *k]
+    output = _split(p, input.new_zeros(p.output_shape), 1)  # [N, G, C_out/G, *out]
+    for k, window in _windows(p):
+        output += torch.einsum("ngi...,goi->ngo...", _split(p, padded[window], 1), w[(..., *k)])
+    return output.reshape(p.output_shape)
+
+
+def _grad_input(p: ConvProblem, grad_output: Tensor, weight: Tensor) -> Tensor:
+    g, w = _split(p, grad_output, 1), _split(p, weight, 0)  # [N, G, C_out/G, *out], [G, C_out/G, C_in/G, *k]
+    padded_size = [n + low + high for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
+    padded = g.new_zeros((p.batch, p.in_channels, *padded_size))
+    for k, window in _windows(p):
+        term = torch.einsum("ngo...,goi->ngi...", g, w[(..., *k)])
+        padded[window] += term.reshape(p.batch, p.in_channels, *p.output_size)
+    return _unpad(p, padded)
+
+
+def _grad_weight(p: ConvProblem, grad_output: Tensor, input: Tensor) -> Tensor:
+    g, padded = _split(p, grad_output, 1), _pad(p, input)  # [N, G, C_out/G, *out], [N, C_in, *padded]
+    g = g.flatten(3)
+    grad_weight = _split(p, g.new_zeros(p.weight_shape), 0)  # [G, C_out/G, C_in/G, *k]
+    for k, window in _windows(p):
+        x = _split(p, padded[window], 1).flatten(3)  # [N, G, C_in/G, positions]
+        grad_weight[(..., *k)] = torch.einsum("ngop,ngip->goi", g, x)
+    return grad_weight.reshape(p.weight_shape)
+
+
+def _windows(p: ConvProblem) -> Iterator[tuple[tuple[int, ...], tuple[slice, ...]]]:
+    """Each kernel position, with the part of the padded input that it meets."""
+    for k in product(*(range(size) for size in p.kernel_size)):
+        starts = [i * d for i, d in zip(k, p.dilation, strict=True)]
+        spans = [(o - 1) * s + 1 for o, s in zip(p.output_size, p.stride, strict=True)]
+        window = (slice(start, start + n, s) for start, n, s in zip(starts, spans, p.stride, strict=True))
+        yield k, (slice(None), slice(None), *window)
+
+
+def _split(p: ConvProblem, tensor: Tensor, dim: int) -> Tensor:
+    """Channels [G*C, ...] as [G, C, ...]."""
+    return tensor.unflatten(dim, (p.groups, -1))
+
+
+def _pad(p: ConvProblem, input: Tensor) -> Tensor:
+    """Zeros around the input, or a crop where the padding is negative."""
+    return F.pad(input, [n for pair in reversed(p.padding) for n in pair])
+
+
+def _unpad(p: ConvProblem, padded: Tensor) -> Tensor:
+    """What `_pad` is the transpose of: drop the padding, put zeros where the input was cropped."""
+    return F.pad(padded, [-n for pair in reversed(p.padding) for n in pair])

@@ -1,0 +1,311 @@
+"""The one-line text of a `ConvProblem`: benchdnn's descriptors, with our words after them.
+
+A descriptor is a run of fields without spaces, each a short name and a number::
+
+    g32mb1ic32ih112oc32oh112kh3sh1ph1dh0n"a name" bfloat16 channels_last
+
+``mb`` batch, ``g`` groups, ``ic`` / ``oc`` channels, and for the dimensions ``d``, ``h``, ``w``: ``i`` and ``o``
+sizes, ``k`` kernel, ``s`` stride, ``d`` dilation minus one, ``p`` padding in front. Underscores are ignored. A
+descriptor without ``w`` (or without ``h`` and ``w``) is square (cubic); without ``mb`` its batch is 2. The rules are
+those of oneDNN's benchdnn (``tests/benchdnn/doc/knobs_desc.md`` and its conv and deconv drivers), so published tables
+of shapes are read as they are. Ours goes further in two points: a negative padding crops, and sizes may be 0 where
+a convolution allows it.
+
+Words may follow, separated by spaces: a dtype, ``channels_last``, ``transposed``, ``bias``. A transposed descriptor
+is a deconv descriptor of benchdnn: ``ic`` and ``ih`` belong to the tensor that the user calls input.
+
+An absent output size means symmetric padding. A stated one keeps symmetric padding where that already gives it;
+otherwise the padding behind is derived from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from os import PathLike
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from .problem import ConvProblem, effective_kernel, output_length
+
+__all__ = ["format_problem", "parse", "read_problem_file"]
+
+EXAMPLE: Final = "g32mb1ic32ih112oc32oh112kh3sh1ph1dh0 or mb2ic3iw100oc8kw5 bfloat16 bias"
+
+#: Every dtype that has a plain name, and benchdnn's short names.
+DTYPES: Final[dict[str, torch.dtype]] = {
+    **{
+        name: getattr(torch, name)
+        for name in (
+            *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
+            *("uint8", "int8", "int16", "int32", "int64"),
+        )
+    },
+    **{"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64},
+    **{"s8": torch.int8, "u8": torch.uint8, "s32": torch.int32},
+}
+WORDS: Final = frozenset((*DTYPES, "channels_last", "transposed", "bias"))
+
+_FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d+)?_*")
+_NAME: Final = re.compile(r'n(?:"([^"]*)"|(\S*))(?=\s|$)')
+
+
+def parse(text: str, *, transposed: bool = False) -> ConvProblem:
+    """Read one descriptor and the words after it; the result is always canonical.
+
+    Args:
+        text: a descriptor of benchdnn, optionally followed by words.
+        transposed: read the descriptor as that of a transposed convolution, as the word ``transposed`` does.
+
+    Raises:
+        ValueError: a text that is no problem; it names the field, the position and an example.
+
+    Equivalent to:
+        >>> parse("g32ic32ih112oc32kh3ph1").kernel_size
+        (3, 3)
+        >>> print(parse("mb1ic8ih5oc4oh10kh4sh2ph1", transposed=True))
+        g1mb1ic8ih5oc4oh10kh4sh2ph1dh0 transposed
+    """
+    fields, name, end = _read_fields(text)
+    dtype, channels_last, bias = torch.float32, False, False
+    for word in re.finditer(r"\S+", text[end:]):
+        if word[0] in DTYPES:
+            dtype = DTYPES[word[0]]
+        elif word[0] == "channels_last":
+            channels_last = True
+        elif word[0] == "transposed":
+            transposed = True
+        elif word[0] == "bias":
+            bias = True
+        else:
+            known = "channels_last, transposed, bias, or a dtype such as float64 or bf16"
+            raise _error(text, end + word.start(), f"unknown word {word[0]!r}, expected {known}")
+
+    dims = _dimensions(text, fields, transposed)
+    if channels_last and len(dims) == 1:
+        raise _error(text, end, "channels_last needs 2 or 3 spatial dimensions, this problem has 1")
+    formats = (torch.channels_last, torch.channels_last_3d)
+    ic, oc = (_needed(text, fields, key, 0) for key in ("ic", "oc"))
+    try:
+        return ConvProblem(
+            batch=fields.get("mb", 2),
+            in_channels=oc if transposed else ic,
+            out_channels=ic if transposed else oc,
+            groups=fields.get("g", 1),
+            input_size=tuple(d[0] for d in dims),
+            output_size=tuple(d[1] for d in dims),
+            kernel_size=tuple(d[2] for d in dims),
+            stride=tuple(d[3] for d in dims),
+            padding=tuple(d[4] for d in dims),
+            dilation=tuple(d[5] for d in dims),
+            dtype=dtype,
+            memory_format=formats[len(dims) - 2] if channels_last else torch.contiguous_format,
+            has_bias=bias,
+            origin="transposed" if transposed else "plain",
+            name=name,
+        ).canonical()
+    except ValueError as e:
+        raise _error(text, 0, str(e)) from None
+
+
+def _error(text: str, position: int, what: str) -> ValueError:
+    return ValueError(f"{what}, at position {position} of the problem {text!r}; an example: {EXAMPLE}")
+
+
+def _read_fields(text: str) -> tuple[dict[str, int], str, int]:
+    """The fields, the name, and where the descriptor ends."""
+    fields: dict[str, int] = {}
+    at = len(text) - len(text.lstrip())
+    while at < len(text) and not text[at].isspace():
+        if text[at] == "n" and (found := _NAME.match(text, at)):
+            return fields, found[1] if found[1] is not None else found[2], found.end()
+        found = _FIELD.match(text, at)
+        if found is None:
+            token = text[at:].split(maxsplit=1)[0]
+            raise _error(
+                text, at, f"unrecognized field {token[:16]!r}, expected one of g mb ic oc n and i o k s d p + d h w"
+            )
+        key, value = found[1], found[2]
+        if value is None:
+            raise _error(text, at, f"field {key!r} has no number")
+        least = {"g": 1, "s": 1}.get(key[0], 0)
+        if int(value) < least and key[0] != "p":
+            raise _error(text, at, f"field {key!r} must be at least {least}, got {value}")
+        fields[key] = int(value)
+        at = found.end()
+    if not fields:
+        raise _error(text, at, "no fields")
+    return fields, "", at
+
+
+def _needed(text: str, fields: dict[str, int], key: str, least: int) -> int:
+    if key not in fields:
+        raise _error(text, 0, f"field {key!r} is missing")
+    if fields[key] < least:
+        raise _error(text, text.find(key), f"field {key!r} must be at least {least}, got {fields[key]}")
+    return fields[key]
+
+
+#: Of the plain problem: input, output, kernel, stride, (low, high), dilation.
+_Dimension = tuple[int, int, int, int, tuple[int, int], int]
+
+
+def _dimensions(text: str, fields: dict[str, int], transposed: bool) -> list[_Dimension]:
+    """The given dimensions, the missing ones copied from the first."""
+    given = [axis for axis in "dhw" if _mentioned(fields, axis)]
+    if given not in (["w"], ["h"], ["h", "w"], ["d"], ["d", "h", "w"]):
+        if not given:
+            raise _error(text, 0, "no spatial dimension: at least i and k of d, h or w are needed")
+        raise _error(text, 0, f"the dimensions {given} do not make a problem: give w, h, h and w, d, or all three")
+    dims = [_dimension(text, fields, axis, transposed) for axis in given]
+    return dims * {"d": 3, "h": 2, "w": 1}[given[0]] if len(given) == 1 else dims
+
+
+def _mentioned(fields: dict[str, int], axis: str) -> bool:
+    """A dimension whose fields all have the values that a missing one has is missing, as in benchdnn."""
+    sizes = any(fields.get(f + axis, 0) != 0 for f in "iokpd")
+    return sizes or fields.get("s" + axis, 1) != 1
+
+
+def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -> _Dimension:
+    size = _needed(text, fields, "i" + axis, 0)
+    kernel = _needed(text, fields, "k" + axis, 1)
+    stride, dilation = fields.get("s" + axis, 1), fields.get("d" + axis, 0) + 1
+    low, out = fields.get("p" + axis), fields.get("o" + axis, 0)
+    span = effective_kernel(kernel, dilation)
+    if not out:
+        low = low or 0
+        if transposed:
+            out = (size - 1) * stride + span - 2 * low
+        else:
+            out = output_length(size, kernel, stride, low, low, dilation)
+        if out < 1:
+            raise _error(text, text.find("i" + axis), f"field {'o' + axis!r} is absent and comes out as {out}")
+    big, small = (out, size) if transposed else (size, out)
+    if low is None:  # half of what is needed, rounded towards zero
+        needed = (small - 1) * stride + span - big
+        low = needed // 2 if needed >= 0 else -(-needed // 2)
+    high = (small - 1) * stride + span - big - low  # the least that gives the output size
+    return big, small, kernel, stride, (low, high), dilation
+
+
+def format_problem(problem: ConvProblem) -> str:
+    """The canonical text, which `parse` reads back as ``problem.canonical()``.
+
+    Equivalent to:
+        >>> format_problem(parse("ic3ih8oc4kh3 f16 bias"))
+        'g1mb2ic3ih8oc4oh6kh3sh1ph0dh0 float16 bias'
+    """
+    p = problem
+    user_in, user_out = (p.output_size, p.input_size) if p.transposed else (p.input_size, p.output_size)
+    ic, oc = (p.out_channels, p.in_channels) if p.transposed else (p.in_channels, p.out_channels)
+    columns = (user_in, user_out, p.kernel_size, p.stride, [low for low, _ in p.padding], [d - 1 for d in p.dilation])
+    same = all(len(set(column)) == 1 for column in columns)
+    axes = "dhw"[3 - p.ndim :][: 1 if same else p.ndim]
+
+    def spatial(letter: str, column: int) -> str:
+        return "".join(f"{letter}{axis}{value}" for axis, value in zip(axes, columns[column], strict=False))
+
+    words = [
+        f"g{p.groups}mb{p.batch}ic{ic}{spatial('i', 0)}oc{oc}{spatial('o', 1)}"
+        + "".join(spatial(letter, 2 + i) for i, letter in enumerate("kspd"))
+    ]
+    if p.name:
+        words[0] += 'n"' + p.name.replace('"', "'").replace("\n", " ") + '"'
+    if p.dtype != torch.float32:
+        words.append(str(p.dtype).removeprefix("torch."))
+    words += [
+        w for w, on in (("channels_last", p.channels_last), ("transposed", p.transposed), ("bias", p.has_bias)) if on
+    ]
+    return " ".join(words)
+
+
+def read_problem_file(
+    source: str | PathLike[str] | Iterable[str], *, transposed: bool = False
+) -> Iterator[tuple[int, ConvProblem | ValueError]]:
+    """Read a file of problems, benchdnn's shape files included: (line number, problem or the error) for each.
+
+    ``#`` begins a comment. Several problems may share a line, and words apply to the problem before them. Options of
+    benchdnn (``--dir=FWD_B``) are passed over, as they say how to run a problem and not which, except
+    ``--batch=FILE``: the file is read in its place (beside the one that names it), with its own line numbers.
+
+    Args:
+        source: a path, or the lines themselves.
+        transposed: every descriptor is that of a transposed convolution.
+
+    Raises:
+        OSError: ``source`` is a path that cannot be read.
+
+    Equivalent to:
+        >>> [(n, str(p)) for n, p in read_problem_file(["# two", "ic1iw3oc1kw1 ic1iw4oc1kw1 bias"])]
+        [(2, 'g1mb2ic1iw3oc1ow3kw1sw1pw0dw0'), (2, 'g1mb2ic1iw4oc1ow4kw1sw1pw0dw0 bias')]
+    """
+    if isinstance(source, (str, PathLike)):
+        path = Path(source)
+        yield from _read_lines(path.read_text().splitlines(), transposed, path, (path.resolve(),))
+    else:
+        yield from _read_lines(source, transposed, None, ())
+
+
+def _read_lines(
+    lines: Iterable[str], transposed: bool, path: Path | None, open_files: tuple[Path, ...]
+) -> Iterator[tuple[int, ConvProblem | ValueError]]:
+    for number, line in _join_continued(lines):
+        for token in _split_line(line):
+            if token.startswith("--batch=") and path is not None:
+                yield from _read_nested(number, path.parent / token.removeprefix("--batch="), transposed, open_files)
+            elif not token.startswith("--"):
+                try:
+                    yield number, parse(token, transposed=transposed)
+                except ValueError as e:
+                    yield number, ValueError(f"{path or 'line'}:{number}: {e}")
+
+
+def _read_nested(
+    number: int, path: Path, transposed: bool, open_files: tuple[Path, ...]
+) -> Iterator[tuple[int, ConvProblem | ValueError]]:
+    if path.resolve() in open_files:
+        yield number, ValueError(f"{open_files[-1]}:{number}: --batch={path} reads itself")
+        return
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as e:
+        yield number, ValueError(f"{open_files[-1]}:{number}: --batch={path} cannot be read: {e.strerror}")
+        return
+    yield from _read_lines(lines, transposed, path, (*open_files, path.resolve()))
+
+
+def _join_continued(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Lines with their numbers; one that ends in a backslash goes on, without a space, in the next."""
+    begun, first = "", 0
+    for number, line in enumerate(lines, 1):
+        whole, first = begun + line.strip(), first or number
+        if whole.endswith("\\") and not line.lstrip().startswith("#"):
+            begun = whole[:-1].rstrip()
+            continue
+        yield first, whole
+        begun, first = "", 0
+    if begun:
+        yield first, begun
+
+
+def _split_line(line: str) -> Iterator[str]:
+    """Options, and descriptors each with the words that follow it; spaces inside a quoted name do not split."""
+    current = ""
+    for token in re.findall(r'(?:[^\s"]|"[^"]*(?:"|$))+', line):
+        if token.startswith("#"):
+            break
+        if token in WORDS and current:
+            current += " " + token
+            continue
+        if current:
+            yield current
+        current = ""
+        if token.startswith("--"):
+            yield token
+        else:
+            current = token
+    if current:
+        yield current
