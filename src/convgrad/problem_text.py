@@ -48,7 +48,7 @@ DTYPES: Final[dict[str, torch.dtype]] = {
 }
 WORDS: Final = frozenset((*DTYPES, "channels_last", "transposed", "bias"))
 
-_FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d+)?_*")
+_FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d{1,18})?_*")
 _NAME: Final = re.compile(r'n(?:"([^"]*)"|(\S*))(?=\s|$)')
 
 
