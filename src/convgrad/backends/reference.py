@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from itertools import product
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..problem import ConvProblem, Output, Pass
@@ -72,8 +71,7 @@ def _forward(p: ConvProblem, input: Tensor, weight: Tensor) -> Tensor:
 
 def _grad_input(p: ConvProblem, grad_output: Tensor, weight: Tensor) -> Tensor:
     g, w = _split(p, grad_output, 1), _split(p, weight, 0)  # [N, G, C_out/G, *out], [G, C_out/G, C_in/G, *k]
-    padded_size = [n + low + high for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
-    padded = g.new_zeros((p.batch, p.in_channels, *padded_size))
+    padded = g.new_zeros((p.batch, p.in_channels, *_padded_size(p)))
     for k, window in _windows(p):
         term = torch.einsum("ngo...,goi->ngi...", g, w[(..., *k)])
         padded[window] += term.reshape(p.batch, p.in_channels, *p.output_size)
@@ -106,9 +104,29 @@ def _split(p: ConvProblem, tensor: Tensor, dim: int) -> Tensor:
 
 def _pad(p: ConvProblem, input: Tensor) -> Tensor:
     """Zeros around the input, or a crop where the padding is negative."""
-    return F.pad(input, [n for pair in reversed(p.padding) for n in pair])
+    padded = input.new_zeros((p.batch, p.in_channels, *_padded_size(p)))
+    ours, theirs = _overlap(p)
+    padded[(..., *theirs)] = input[(..., *ours)]
+    return padded
 
 
 def _unpad(p: ConvProblem, padded: Tensor) -> Tensor:
     """What `_pad` is the transpose of: drop the padding, put zeros where the input was cropped."""
-    return F.pad(padded, [-n for pair in reversed(p.padding) for n in pair])
+    input = padded.new_zeros(p.input_shape)
+    ours, theirs = _overlap(p)
+    input[(..., *ours)] = padded[(..., *theirs)]
+    return input
+
+
+def _padded_size(p: ConvProblem) -> list[int]:
+    return [size + low + high for size, (low, high) in zip(p.input_size, p.padding, strict=True)]
+
+
+def _overlap(p: ConvProblem) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    """The part of the input that is not cropped, and where it lies in the padded input."""
+    ours, theirs = [], []
+    for size, padded, (low, _) in zip(p.input_size, _padded_size(p), p.padding, strict=True):
+        first, last = max(0, -low), max(0, -low, min(size, padded - low))
+        ours.append(slice(first, last))
+        theirs.append(slice(first + low, last + low))
+    return tuple(ours), tuple(theirs)
