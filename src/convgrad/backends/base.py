@@ -7,6 +7,8 @@ Adding one is a file with a subclass of `Backend`, a line in ``backends/__init__
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -22,7 +24,8 @@ __all__ = ["Arithmetic", "Backend", "Layout"]
 #: ``low-precision accumulation``: partial sums kept in the storage dtype.
 Arithmetic = Literal["direct", "tf32", "transform", "low-precision accumulation"]
 
-#: ``native`` means the problem's own memory format; ``strided`` means any strides, even overlapping ones.
+#: The engine hands operands over in the problem's memory format where it is among these, else in the one that is;
+#: ``strided`` means as they are: any strides, even overlapping ones.
 Layout = Literal["contiguous", "channels_last", "strided"]
 
 
@@ -97,6 +100,17 @@ class Backend(ABC):
         over batch and space.
         """
         raise NotImplementedError(f"{self.name} has no sweep")
+
+    def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
+        """``run`` with the problem fixed: a function of (a, b, bias, workspace) that a plan keeps.
+
+        Override it where a problem costs something to prepare: it is asked once a problem, not once a call.
+        """
+        return partial(self.run, problem, pass_)
+
+    def bind_sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
+        """``sweep`` with the problem fixed: a function of (grad_output, input, weight, workspace)."""
+        return partial(self.sweep, problem, outputs)
 
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         """Bytes of scratch memory that one call needs: an upper bound that tests hold it to."""

@@ -1,4 +1,4 @@
-"""Tensors in a layout that a backend declares."""
+"""Tensors in the layout in which a backend takes its operands."""
 
 from __future__ import annotations
 
@@ -8,31 +8,32 @@ from torch import Tensor
 from ..backends.base import Backend
 from ..problem import ConvProblem
 
-__all__ = ["is_dense", "prepare"]
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+__all__ = ["is_prepared", "operand_format", "prepare"]
 
 
-def is_dense(backend: Backend, tensor: Tensor) -> bool:
-    """Whether a tensor already has one of the backend's layouts.
+def operand_format(backend: Backend, problem: ConvProblem) -> torch.memory_format | None:
+    """The one layout in which the backend receives this problem's operands; None where any strides will do."""
+    if "strided" in backend.layouts:
+        return None
+    if problem.channels_last and "channels_last" in backend.layouts:
+        return problem.memory_format
+    if "contiguous" in backend.layouts:
+        return torch.contiguous_format
+    return {2: torch.channels_last, 3: torch.channels_last_3d}.get(problem.ndim, torch.contiguous_format)
 
-    Equivalent to:
-        >>> from convgrad.backends.reference import ReferenceBackend
-        >>> is_dense(ReferenceBackend(), torch.zeros(1).expand(2, 3, 4))
-        True
-    """
-    layouts = backend.layouts
-    if "strided" in layouts or ("contiguous" in layouts and tensor.is_contiguous()):
-        return True
-    channels_last = _CHANNELS_LAST.get(tensor.dim()) if "channels_last" in layouts else None
-    return channels_last is not None and tensor.is_contiguous(memory_format=channels_last)
+
+def is_prepared(backend: Backend, problem: ConvProblem, tensor: Tensor) -> bool:
+    """Whether the backend takes this tensor as it lies in memory."""
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    memory_format = operand_format(backend, problem)
+    return memory_format is None or tensor.is_contiguous(memory_format=memory_format)
 
 
 def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
-    """The tensor itself if its layout is one of the backend's, else a copy in the problem's memory format.
+    """The tensor itself if the backend takes it as it is, else a copy in `operand_format`.
 
-    A copy is in the other layout where the backend does not take the problem's. Lazy conjugations and negations are
-    carried out.
+    An expanded gradient of a sum or a permuted weight is copied here. Lazy conjugations and negations are carried out.
 
     Shape:
         - tensor and result: that of a slot of the problem.
@@ -45,9 +46,5 @@ def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
     """
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
-    if is_dense(backend, tensor):
-        return tensor
-    channels_last = _CHANNELS_LAST.get(tensor.dim()) if "channels_last" in backend.layouts else None
-    if channels_last is not None and (problem.channels_last or "contiguous" not in backend.layouts):
-        return tensor.contiguous(memory_format=channels_last)
-    return tensor.contiguous()
+    memory_format = operand_format(backend, problem)
+    return tensor if memory_format is None else tensor.contiguous(memory_format=memory_format)

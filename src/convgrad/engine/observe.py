@@ -1,0 +1,33 @@
+"""Where those who watch are told what ran. Empty unless somebody watches, so a call pays one truth test."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from ..problem import ConvProblem, Output
+
+__all__ = ["Event", "Observer", "observers"]
+
+
+class Event(NamedTuple):
+    """One call of one backend, as it happened."""
+
+    problem: ConvProblem
+    outputs: tuple[Output, ...]
+    backend: str
+    device: str
+    reason: str
+    #: Operands that had to be copied into a layout that the backend takes, as "slot: from -> to".
+    copies: tuple[str, ...]
+    seconds: float
+
+
+class Observer(Protocol):
+    """Somebody who watches. ``synchronize`` asks that device work be finished before the clock is read."""
+
+    synchronize: bool
+
+    def __call__(self, event: Event) -> None: ...
+
+
+observers: list[Observer] = []

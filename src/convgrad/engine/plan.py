@@ -1,0 +1,180 @@
+"""A plan: the steps that compute the outputs asked for, bound to their problem and ready to be called.
+
+Everything that can be decided once a problem is decided here; a call runs the bound functions and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.profiler import record_function
+
+from .. import settings
+from .._compat import profiler_enabled
+from ..problem import OPERANDS, OUTPUTS, RESULT, ConvProblem, Output, Pass, Slot
+from .cache import BoundedCache
+from .choice import Step, choose
+from .observe import Event, observers
+from .operands import is_prepared, prepare
+from .request import active
+
+__all__ = ["Plan", "plan_for"]
+
+
+class Plan:
+    """What will run for one problem, one set of outputs and one device.
+
+    Attributes:
+        problem: what is computed.
+        outputs: what is asked for, in the order of ``problem.OUTPUTS``.
+        device: where.
+        steps: the calls of backends, each with its reason. A ``grad_bias`` that no step yields is a sum.
+    """
+
+    __slots__ = ("_bound", "device", "outputs", "problem", "steps")
+
+    def __init__(
+        self,
+        problem: ConvProblem,
+        outputs: tuple[Output, ...],
+        device: torch.device,
+        steps: tuple[Step, ...],
+    ) -> None:
+        self.problem = problem
+        self.outputs = outputs
+        self.device = device
+        self.steps = () if problem.empty else steps
+        self._bound = [_bind(problem, step) for step in self.steps]
+
+    def contract(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Run a plan of a single pass.
+
+        Shape:
+            - a, b: the operands of the pass, in the order of ``Backend.run``.
+            - result: the slot that the pass yields.
+        """
+        if not self._bound:
+            return _empty_result(self.problem, self.outputs[0], a, bias)
+        if observers or profiler_enabled():
+            return self._observed(0, (a, b), (a, b, bias))
+        return self._bound[0](a, b, bias)
+
+    def gradients(self, slots: dict[Slot, Tensor]) -> dict[Output, Tensor]:
+        """Run a plan of any outputs.
+
+        Args:
+            slots: the tensors that fill the slots; one that no step reads may be missing.
+        """
+        results: dict[Output, Tensor] = {}
+        for i, step in enumerate(self.steps):
+            passes = [o for o in step.outputs if o != "grad_bias"]
+            names: tuple[Slot, ...] = (
+                OPERANDS[passes[0]] if len(passes) == 1 else ("grad_output", "input", "weight")
+            )
+            operands = tuple(slots[n] for n in names)
+            if observers or profiler_enabled():
+                result = self._observed(i, operands, operands)
+            else:
+                result = self._bound[i](*operands)
+            results.update(zip(step.outputs, (result,) if len(step.outputs) == 1 else result, strict=True))
+        for output in self.outputs:
+            if output not in results:
+                results[output] = self._rest(output, slots)
+        return results
+
+    def _rest(self, output: Output, slots: dict[Slot, Tensor]) -> Tensor:
+        p = self.problem
+        if output == "grad_bias":
+            tensor = slots[p.bias_slot]
+            if tensor.shape[1] != 0:
+                return tensor.sum((0, *range(2, p.ndim + 2)))
+            return tensor.new_zeros(p.shape_of(p.bias_slot)[1])
+        return _empty_result(p, output, next(iter(slots.values())), None)
+
+    # ---- for those who watch ---------------------------------------------------------------------
+
+    def _observed(self, i: int, operands: tuple[Tensor, ...], args: tuple[Any, ...]) -> Any:
+        step = self.steps[i]
+        label = f"convgrad::{'+'.join(step.outputs)}[{step.backend.name}]"
+        wait = self.device.type == "cuda" and any(o.synchronize for o in observers)
+        with record_function(label):
+            if wait:
+                torch.cuda.synchronize(self.device)
+            start = time.perf_counter()
+            result = self._bound[i](*args)
+            if wait:
+                torch.cuda.synchronize(self.device)
+            seconds = time.perf_counter() - start
+        copies = tuple(
+            f"operand {tuple(t.shape)} of strides {t.stride()}"
+            for t in operands
+            if not is_prepared(step.backend, self.problem, t)
+        )
+        event = Event(
+            self.problem, step.outputs, step.backend.name, str(self.device), step.reason, copies, seconds
+        )
+        for observer in tuple(observers):
+            observer(event)
+        return result
+
+
+def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
+    """One function that lays out the operands, gives a workspace, adds the bias where the backend does not."""
+    backend = step.backend
+    size = backend.workspace(problem, step.outputs)
+
+    def scratch(like: Tensor) -> Tensor | None:
+        return torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
+
+    passes = [o for o in step.outputs if o != "grad_bias"]
+    if len(passes) > 1:
+        sweep = backend.bind_sweep(problem, step.outputs)
+
+        def run_sweep(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+            slots = [prepare(backend, problem, t) for t in (grad_output, input, weight)]
+            return sweep(*slots, scratch(weight))
+
+        return run_sweep
+    pass_: Pass = passes[0]  # pyright: ignore[reportAssignmentType]
+    run = backend.bind(problem, pass_)
+    fused = backend.fuses_bias(problem)
+    channels = (-1, *(1,) * problem.ndim)
+
+    def run_pass(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        a, b = prepare(backend, problem, a), prepare(backend, problem, b)
+        if fused or bias is None:
+            return run(a, b, bias, scratch(a))
+        return run(a, b, None, scratch(a)).add_(bias.view(channels))
+
+    return run_pass
+
+
+def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tensor | None) -> Tensor:
+    """The result of a contraction over nothing: zeros, plus bias."""
+    slot = RESULT[output]  # pyright: ignore[reportArgumentType]
+    result = torch.zeros(problem.shape_of(slot), dtype=like.dtype, device=like.device)
+    if bias is not None:
+        result += bias.view(-1, *(1,) * problem.ndim)
+    return result.contiguous(memory_format=problem.memory_format)
+
+
+_plans = BoundedCache()
+
+
+def plan_for(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Plan:
+    """The plan under the flags and the request in force; made once and remembered.
+
+    Raises:
+        BackendError: a requested backend cannot compute the outputs, or none can.
+    """
+    key = (problem, outputs, device, active(), settings.key(device))
+    plan = _plans.get(key)
+    if plan is None:
+        outputs = tuple(o for o in OUTPUTS if o in outputs)
+        steps = () if problem.empty else choose(problem, outputs, device, settings.current(), active())
+        plan = _plans[key] = Plan(problem, outputs, device, steps)
+    return plan

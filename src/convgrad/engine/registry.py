@@ -1,0 +1,95 @@
+"""Which backends there are, and why one cannot be used."""
+
+from __future__ import annotations
+
+import torch
+
+from ..backends.base import Backend
+from ..problem import ConvProblem, Output
+from ..settings import Settings
+from .cache import forget
+
+__all__ = ["backends", "ban", "get", "reasons_against", "register", "unban", "unregister"]
+
+_backends: dict[str, Backend] = {}
+_bans: dict[tuple[str, str], str] = {}
+
+
+def register(backend: Backend) -> None:
+    """Add a backend, or replace the one of the same name."""
+    _backends[backend.name] = backend
+    unban(backend.name)
+    forget()
+
+
+def unregister(name: str) -> None:
+    """Remove a backend.
+
+    Raises:
+        KeyError: no backend has this name, or it is ATen, which stays.
+    """
+    if name == "aten":
+        raise KeyError("the backend 'aten' is what everything falls back to and cannot be removed")
+    get(name)
+    del _backends[name]
+    forget()
+
+
+def backends() -> dict[str, Backend]:
+    """All registered backends by name, in the order of their registration."""
+    return dict(_backends)
+
+
+def get(name: str) -> Backend:
+    """The backend of this name.
+
+    Raises:
+        KeyError: there is none; the message lists those there are.
+    """
+    try:
+        return _backends[name]
+    except KeyError:
+        raise KeyError(f"no backend is called {name!r}; there are {', '.join(_backends)}") from None
+
+
+def ban(name: str, device: torch.device, reason: str) -> None:
+    """Never use this backend on this type of device again in this process. ATen is never banned."""
+    if name != "aten":
+        _bans[name, device.type] = reason
+        forget()
+
+
+def unban(name: str) -> None:
+    """Forget every ban of this backend."""
+    for key in [k for k in _bans if k[0] == name]:
+        del _bans[key]
+    forget()
+
+
+def reasons_against(
+    backend: Backend,
+    problem: ConvProblem,
+    outputs: tuple[Output, ...],
+    device: torch.device,
+    settings: Settings,
+) -> list[str]:
+    """Every reason why a backend cannot compute these outputs here and now; empty means usable."""
+    reasons: list[str] = []
+    banned = _bans.get((backend.name, device.type))
+    if banned:
+        reasons.append(f"banned in this process: {banned}")
+    passes = [o for o in outputs if o != "grad_bias"]
+    missing = [p for p in passes if p not in backend.passes]
+    if missing:
+        return [*reasons, f"it has no {' and no '.join(missing)}"]
+    if len(passes) > 1 and outputs not in backend.sweeps:
+        return [*reasons, f"it does not compute {' and '.join(outputs)} in one sweep"]
+    if settings.must_be_deterministic and not backend.deterministic:
+        reasons.append("deterministic algorithms are demanded and it does not repeat its bits")
+    if device.type == "cuda" and not backend.capture_safe and _capturing():
+        reasons.append("a CUDA graph is being captured and it may not be called then")
+    return reasons + backend.reasons_against(problem, outputs, device)
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,105 @@
+"""`use_backend`: an explicit request for a backend, per thread and per async task, over a process default."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+from ..problem import Pass
+from . import registry
+
+__all__ = ["Request", "active", "resume", "set_default_backend", "use_backend"]
+
+
+class Request(NamedTuple):
+    """The backend asked for by name, for each pass; None leaves the choice to the engine."""
+
+    forward: str | None = None
+    grad_input: str | None = None
+    grad_weight: str | None = None
+
+    def of(self, pass_: Pass) -> str | None:
+        """The backend asked for in one pass."""
+        return getattr(self, pass_)
+
+
+_task: ContextVar[Request | None] = ContextVar("convgrad_request", default=None)
+_default: Request | None = None
+
+
+def active() -> Request | None:
+    """The request in force here, or None."""
+    return _task.get() or _default
+
+
+def _request(
+    name: str | None, forward: str | None, grad_input: str | None, grad_weight: str | None
+) -> Request | None:
+    names = (forward or name, grad_input or name, grad_weight or name)
+    for n in names:
+        if n is not None:
+            registry.get(n)
+    return Request(*names) if any(names) else None
+
+
+@contextmanager
+def use_backend(
+    name: str | None = None,
+    *,
+    forward: str | None = None,
+    grad_input: str | None = None,
+    grad_weight: str | None = None,
+) -> Generator[None, None, None]:
+    """Compute with the named backend inside this block, in this thread and async task only.
+
+    ``name`` counts for all three passes, the keywords for one each; ``use_backend(None)`` leaves the choice to the engine
+    inside an outer block. A backward pass uses the request under which its forward ran, unless it runs in a
+    block of its own. The passes are those of the problem: for a transposed convolution, what the user calls
+    output is the pass ``grad_input``.
+
+    Raises:
+        KeyError: no backend has this name.
+        BackendError: at the call that the named backend cannot compute, with every backend's reasons.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> with convgrad.use_backend("im2col"):
+        ...     y = convgrad.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3))
+        >>> y.item()
+        9.0
+    """
+    token = _task.set(_request(name, forward, grad_input, grad_weight) or Request())
+    try:
+        yield
+    finally:
+        _task.reset(token)
+
+
+@contextmanager
+def resume(request: Request | None) -> Generator[None, None, None]:
+    """The request of a forward, for its backward; a request that is active here wins."""
+    if request is None or _task.get() is not None:
+        yield
+        return
+    token = _task.set(request)
+    try:
+        yield
+    finally:
+        _task.reset(token)
+
+
+def set_default_backend(name: str | None) -> None:
+    """Compute with the named backend in the whole process, wherever no `use_backend` says otherwise.
+
+    Raises:
+        KeyError: no backend has this name.
+
+    Equivalent to:
+        >>> import convgrad
+        >>> convgrad.set_default_backend("aten")
+        >>> convgrad.set_default_backend(None)
+    """
+    global _default  # noqa: PLW0603
+    _default = _request(name, None, None, None)

@@ -1,0 +1,406 @@
+"""The rules of shape and layout, and all validation, as pure functions.
+
+Every function takes plain or symbolic integers: a plain condition that is false raises at once, a symbolic one
+becomes a `torch._check`. Messages are PyTorch's where PyTorch has one, followed by the values got.
+Each check runs before any backend, so no backend ever sees a problem that does not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .errors import DtypeError, ShapeError
+from .problem import ConvProblem, effective_kernel, output_length
+
+__all__ = [
+    "Geometry",
+    "check_backward",
+    "check_grad_input",
+    "check_grad_weight",
+    "check_operands",
+    "conv_geometry",
+    "convolution_shape",
+    "problem_of",
+    "require",
+]
+
+Shape = Sequence[int]
+
+
+class Geometry(NamedTuple):
+    """The arguments of a convolution, complete: one entry (padding: one pair) for each spatial dimension."""
+
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    transposed: bool
+    output_padding: tuple[int, ...]
+    groups: int
+
+
+def require(
+    condition: bool | torch.SymBool, message: Callable[[], str], error: type[Exception] = ShapeError
+) -> None:
+    """Raise ``error(message())`` unless the condition holds; a symbolic condition is left to `torch._check`."""
+    if isinstance(condition, torch.SymBool):
+        torch._check(condition, message)
+    elif not condition:
+        raise error(message())
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def conv_geometry(
+    weight_shape: Shape,
+    stride: Shape,
+    padding: Shape,
+    dilation: Shape,
+    transposed: bool,
+    output_padding: Shape,
+    groups: int,
+) -> Geometry:
+    """Complete and check everything that does not depend on the other operands.
+
+    Raises:
+        ShapeError: a list of the wrong length, a sign that is not allowed, a kernel without elements.
+    """
+    require(len(weight_shape) >= 3, lambda: "weight should have at least three dimensions")
+    d = len(weight_shape) - 2
+    require(
+        d <= 3,
+        lambda: f"Expected a weight with 1, 2 or 3 spatial dimensions, but got weight of size {list(weight_shape)}",
+    )
+    stride = _expand("stride", stride, d)
+    pairs = _padding_pairs(padding, d)
+    dilation = _expand("dilation", dilation, d)
+    output_padding = _expand("output_padding", output_padding, d)
+    if len(padding) != 2 * d:
+        for low, _ in pairs:
+            require(low >= 0, lambda: f"negative padding is not supported, but got padding={list(padding)}")
+    for op in output_padding:
+        require(
+            op >= 0,
+            lambda: f"negative output_padding is not supported, but got output_padding={list(output_padding)}",
+        )
+    for s in stride:
+        require(s > 0, lambda: f"non-positive stride is not supported, but got stride={list(stride)}")
+    for dil in dilation:
+        require(
+            dil > 0,
+            lambda: (
+                "non-positive dilation is not supported: dilation should be greater than zero, "
+                f"but got dilation={list(dilation)}"
+            ),
+        )
+    require(groups > 0, lambda: f"non-positive groups is not supported, but got groups={groups}")
+    for k in weight_shape[2:]:
+        require(
+            k > 0,
+            lambda: f"kernel size should be greater than zero, but got weight of size {list(weight_shape)}",
+        )
+    return Geometry(stride, pairs, dilation, transposed, output_padding, groups)
+
+
+def _expand(name: str, values: Shape, d: int) -> tuple[int, ...]:
+    values = tuple(values)
+    require(len(values) in (1, d), lambda: _length_message(name, values, d))
+    return values * d if len(values) == 1 else values
+
+
+def _padding_pairs(values: Shape, d: int) -> tuple[tuple[int, int], ...]:
+    """1 or D entries: both sides of each dimension; 2D entries: low and high of each dimension in turn."""
+    values = tuple(values)
+    if len(values) == 2 * d:
+        return tuple((values[2 * i], values[2 * i + 1]) for i in range(d))
+    return tuple((p, p) for p in _expand("padding", values, d))
+
+
+def _length_message(name: str, values: Shape, d: int) -> str:
+    more = f" (or {2 * d}: low and high of each dimension in turn)" if name == "padding" else ""
+    return (
+        f"expected {name} to be a single integer value or a list of {d} values "
+        f"to match the convolution dimensions{more}, but got {name}={list(values)}"
+    )
+
+
+# ---- shapes --------------------------------------------------------------------------------------
+
+
+def convolution_shape(
+    input_shape: Shape, weight_shape: Shape, bias_shape: Shape | None, g: Geometry
+) -> tuple[int, ...]:
+    """Shape of the output, after checking input, weight and bias against each other.
+
+    As in ATen, an input without channels gives an output without channels.
+
+    Raises:
+        ShapeError: ranks, groups, channels, bias or spatial sizes that do not belong together.
+    """
+    _check_rank(input_shape, weight_shape)
+    _check_groups(weight_shape, g)
+    channels = weight_shape[0] if g.transposed else weight_shape[1] * g.groups
+    require(
+        input_shape[1] == channels,
+        lambda: (
+            f"Given {_given(weight_shape, g)}, expected input{list(input_shape)} to have {channels} channels, "
+            f"but got {input_shape[1]} channels instead"
+        ),
+    )
+    out_channels = weight_shape[1] * g.groups if g.transposed else weight_shape[0]
+    if bias_shape is not None:
+        require(
+            len(bias_shape) == 1 and bias_shape[0] == out_channels,
+            lambda: (
+                f"Given {'transposed=1, ' if g.transposed else ''}weight of size {list(weight_shape)}, "
+                f"expected bias to be 1-dimensional with {out_channels} elements, "
+                f"but got bias of size {list(bias_shape)} instead"
+            ),
+        )
+    spatial = _output_size(input_shape, weight_shape, g)
+    if isinstance(input_shape[1], int) and input_shape[1] == 0 and not g.transposed:
+        out_channels = 0
+    shape = (input_shape[0], out_channels, *spatial)
+    if all(isinstance(n, int) for n in shape):
+        require(
+            prod(shape) < 2**58, lambda: f"an output of size {list(shape)} does not fit in any memory"
+        )
+    return shape
+
+
+def _given(weight_shape: Shape, g: Geometry) -> str:
+    return f"{'transposed=1' if g.transposed else f'groups={g.groups}'}, weight of size {list(weight_shape)}"
+
+
+def _check_rank(input_shape: Shape, weight_shape: Shape) -> None:
+    n = len(weight_shape)
+    require(
+        len(input_shape) == n,
+        lambda: (
+            f"Expected {n}-dimensional input for {n}-dimensional weight {list(weight_shape)}, "
+            f"but got {len(input_shape)}-dimensional input of size {list(input_shape)} instead"
+        ),
+    )
+
+
+def _check_groups(weight_shape: Shape, g: Geometry) -> None:
+    require(
+        weight_shape[0] >= g.groups,
+        lambda: (
+            f"Given groups={g.groups}, expected weight to be at least {g.groups} at dimension 0, "
+            f"but got weight of size {list(weight_shape)} instead"
+        ),
+    )
+    require(
+        weight_shape[0] % g.groups == 0,
+        lambda: (
+            f"Given groups={g.groups}, expected weight to be divisible by {g.groups} at dimension 0, "
+            f"but got weight of size {list(weight_shape)} instead"
+        ),
+    )
+    if g.transposed:
+        require(
+            weight_shape[1] > 0,
+            lambda: (
+                f"Given transposed=1, expected weight to be at least 1 at dimension 1, "
+                f"but got weight of size {list(weight_shape)} instead"
+            ),
+        )
+
+
+def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[int, ...]:
+    sizes, kernel = tuple(input_shape[2:]), tuple(weight_shape[2:])
+    dims = tuple(zip(sizes, kernel, g.stride, g.padding, g.dilation, g.output_padding, strict=True))
+    if g.transposed:
+        for _, _, s, _, dil, op in dims:
+            require(op < s or op < dil, lambda: _output_padding_message(g))
+        out = tuple(
+            (n - 1) * s - low - high + effective_kernel(k, dil) + op for n, k, s, (low, high), dil, op in dims
+        )
+        message = (
+            lambda: f"Given input size per channel: ({_by(sizes)}). Calculated output size per channel: ({_by(out)}). "
+            "Output size is too small"
+        )
+    else:
+        padded = tuple(n + low + high for n, (low, high) in zip(sizes, g.padding, strict=True))
+        spans = tuple(effective_kernel(k, dil) for k, dil in zip(kernel, g.dilation, strict=True))
+        for have, span in zip(padded, spans, strict=True):
+            require(
+                have >= span,
+                lambda: (
+                    f"Calculated padded input size per channel: ({_by(padded)}). Kernel size: ({_by(spans)}). "
+                    "Kernel size can't be greater than actual input size"
+                ),
+            )
+        out = tuple(output_length(n, k, s, low, high, dil) for n, k, s, (low, high), dil, _ in dims)
+        message = lambda: f"Calculated output size per channel: ({_by(out)}). Output size is too small"  # noqa: E731
+    for n in sizes:
+        require(
+            n > 0,
+            lambda: (
+                "Only zero batch or zero channel inputs are supported, "
+                f"but got input shape: {list(input_shape)}"
+            ),
+        )
+    for n in out:
+        require(n > 0, message)
+    return out
+
+
+def _by(values: Sequence[int]) -> str:
+    return " x ".join(str(v) for v in values)
+
+
+def _output_padding_message(g: Geometry) -> str:
+    return (
+        "output padding must be smaller than either stride or dilation, but got "
+        f"output_padding={list(g.output_padding)}, stride={list(g.stride)}, dilation={list(g.dilation)}"
+    )
+
+
+def check_backward(
+    grad_shape: Shape,
+    input_shape: Shape,
+    weight_shape: Shape,
+    bias_sizes: Shape | None,
+    g: Geometry,
+    output_mask: Sequence[bool],
+) -> None:
+    """Check the operands of `convolution_backward`: every size of grad_output, and bias_sizes.
+
+    Raises:
+        ShapeError: a grad_output that is not of the output's shape, bias_sizes that no bias has.
+    """
+    require(
+        len(output_mask) == 3, lambda: f"expected output_mask to have 3 entries, but got {list(output_mask)}"
+    )
+    require(
+        len(grad_shape) == len(input_shape),
+        lambda: (
+            "Expected input and grad_output to have the same number of dimensions, "
+            f"but got: {len(input_shape)} and {len(grad_shape)}"
+        ),
+    )
+    expected = convolution_shape(input_shape, weight_shape, None, g)
+    _check_grad_output(grad_shape, expected, weight_shape, g)
+    if bias_sizes is not None and len(bias_sizes) > 0:
+        channels = weight_shape[1] * g.groups if g.transposed else weight_shape[0]
+        require(
+            len(bias_sizes) == 1 and bias_sizes[0] == channels,
+            lambda: (
+                f"Given {_given(weight_shape, g)}, expected bias_sizes to be [{channels}], "
+                f"but got bias_sizes={list(bias_sizes)}"
+            ),
+        )
+
+
+def _check_grad_output(grad_shape: Shape, expected: Shape, weight_shape: Shape, g: Geometry) -> None:
+    for i, (got, want) in enumerate(zip(grad_shape, expected, strict=True)):
+        if i == 1 and isinstance(want, int) and want == 0 and got == weight_shape[0]:
+            continue  # the output of an input without channels: both spellings of its gradient are accepted
+        require(
+            got == want,
+            lambda: (
+                f"Given {_given(weight_shape, g)}, expected grad_output to have the shape of the output "
+                f"{list(expected)}, but got grad_output of size {list(grad_shape)}"
+            ),
+        )
+
+
+def check_grad_input(grad_shape: Shape, weight_shape: Shape, input_size: Shape, g: Geometry) -> None:
+    """Check the operands of `grad_input` against the size of the input that is asked for."""
+    _check_rank(input_size, weight_shape)
+    check_backward(grad_shape, input_size, weight_shape, None, g, (True, False, False))
+
+
+def check_grad_weight(grad_shape: Shape, input_shape: Shape, weight_size: Shape, g: Geometry) -> None:
+    """Check the operands of `grad_weight` against the size of the weight that is asked for."""
+    check_backward(grad_shape, input_shape, weight_size, None, g, (False, True, False))
+
+
+# ---- dtypes, devices, layouts --------------------------------------------------------------------
+
+
+def check_operands(first: tuple[str, Tensor], *others: tuple[str, Tensor | None]) -> None:
+    """Check that all operands are dense, of one dtype and on one device.
+
+    Raises:
+        DtypeError: an mkldnn or sparse layout, a dtype or device that differs from the first operand's.
+    """
+    name, tensor = first
+    for label, t in (first, *others):
+        if t is None:
+            continue
+        require(
+            t.layout is torch.strided,
+            lambda t=t, label=label: (
+                f"Expected {label} to be a dense tensor, but got layout {t.layout}; "
+                f"call {'.to_dense()' if t.is_mkldnn or t.is_sparse else 'to_padded_tensor or to_dense'} first"
+            ),
+            DtypeError,
+        )
+        require(
+            t.dtype == tensor.dtype,
+            lambda t=t, label=label: (
+                f"{name.capitalize()} type ({tensor.type()}) and {label} type ({t.type()}) should be the same"
+            ),
+            DtypeError,
+        )
+        require(
+            t.device == tensor.device,
+            lambda t=t, label=label: (
+                "Expected all tensors to be on the same device, "
+                f"but found {name} on {tensor.device} and {label} on {t.device}"
+            ),
+            DtypeError,
+        )
+
+
+# ---- problems ------------------------------------------------------------------------------------
+
+
+def problem_of(
+    input_shape: Shape,
+    weight_shape: Shape,
+    output_shape: Shape,
+    g: Geometry,
+    *,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format = torch.contiguous_format,
+    has_bias: bool = False,
+) -> ConvProblem:
+    """The canonical problem of checked operands; of a transposed one, the plain problem with the roles exchanged."""
+    data, result = tuple(input_shape), tuple(output_shape)
+    channels = (data[1], weight_shape[0])
+    if g.transposed:
+        data, result = result, data
+        channels = (weight_shape[1] * g.groups, weight_shape[0])
+    padding = g.padding
+    if g.transposed:  # a padded position that only output_padding reaches is read by no kernel element
+        padding = tuple(
+            (low, (out - 1) * s + effective_kernel(k, dil) - n - low)
+            for n, out, k, s, (low, _), dil in zip(
+                data[2:], result[2:], weight_shape[2:], g.stride, g.padding, g.dilation, strict=True
+            )
+        )
+    return ConvProblem(
+        batch=data[0],
+        in_channels=channels[0],
+        out_channels=channels[1],
+        groups=g.groups,
+        input_size=data[2:],
+        kernel_size=tuple(weight_shape[2:]),
+        stride=g.stride,
+        padding=padding,
+        dilation=g.dilation,
+        output_size=result[2:],
+        dtype=dtype,
+        memory_format=memory_format,
+        has_bias=has_bias,
+        origin="transposed" if g.transposed else "plain",
+    ).canonical()
