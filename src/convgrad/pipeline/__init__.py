@@ -1,0 +1,43 @@
+"""PyTorch's own convolution pipeline in the open: validate, select a backend, choose a layout, compute.
+
+Every answer carries the rules that led to it, in PyTorch's order, with the value that made each true or false; for
+the device at hand and for one that is only described. No tensor needs memory: a `TensorSpec` is enough.
+
+    >>> import torch
+    >>> from convgrad.pipeline import TensorSpec, select_conv_backend
+    >>> x = TensorSpec((8, 96, 56, 56), dtype=torch.bfloat16)
+    >>> w = TensorSpec((96, 1, 7, 7), dtype=torch.bfloat16)
+    >>> select_conv_backend(x, w, padding=3, groups=96, device="h100 cudnn 9.10").backend
+    'CudaDepthwise2d'
+"""
+
+from .call import Call
+from .compute import Copy, Step, Walk, walk
+from .layouts import LAYOUT_RULES
+from .machine import MODELLED_VERSIONS, Machine
+from .names import Function, Kernel, backward_of, forward_of, kernel_of
+from .rules import Decision, Rule
+from .select import BACKENDS, determine_backend_memory_format, select_conv_backend
+from .tensors import TensorSpec
+
+__all__ = [
+    "BACKENDS",
+    "LAYOUT_RULES",
+    "MODELLED_VERSIONS",
+    "Call",
+    "Copy",
+    "Decision",
+    "Function",
+    "Kernel",
+    "Machine",
+    "Rule",
+    "Step",
+    "TensorSpec",
+    "Walk",
+    "backward_of",
+    "determine_backend_memory_format",
+    "forward_of",
+    "kernel_of",
+    "select_conv_backend",
+    "walk",
+]

@@ -1,0 +1,260 @@
+"""Which forward and which backward function of ATen belong together, what they allocate, and what to call today.
+
+The pairs are those of ``derivatives.yaml`` and of the two switch statements in ATen's ``Convolution.cpp``; tests hold
+the first against the file that PyTorch itself ships, and the sizes of the temporaries against PyTorch's allocations.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+__all__ = ["KERNELS", "Function", "Kernel", "backward_of", "forward_of", "kernel_of"]
+
+_CONV = "torch.convolution (or torch.nn.functional.conv1d/2d/3d, conv_transpose1d/2d/3d)"
+_BACKWARD = "torch.ops.aten.convolution_backward(grad_output, input, weight, bias_sizes, ..., output_mask)"
+
+#: Scratch tensors, by what they hold. k is the product of the kernel sizes, in and out of the spatial sizes.
+_FINPUT = "finput: (N, C_in/groups * k, out), the unfolded input of the whole batch; none for 1x1, stride 1, no padding"
+_FGRAD2 = "fgrad_input: (C_in/groups * k, out), one batch item, per thread"
+_FGRAD3 = "fgrad_input: (N, C_in/groups * k, out), the whole batch"
+_COLUMNS_IN = "columns: (C_in/groups * k, out), one batch item"
+_COLUMNS_OUT_BATCH = "columns: (N, C_out/groups * k, in), the whole batch"
+_COLUMNS_OUT = "columns: (C_out/groups * k, in), one batch item"
+_ONES = "(older releases also made ones, (1, out), to add the bias by a matrix product)"
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A forward function of ATen and the function that computes its gradients.
+
+    Args:
+        backends: the backends of `convgrad.pipeline.BACKENDS` that run it.
+        forward: the forward function.
+        backward: the function that computes the gradients.
+        autograd: what autograd records when the forward function is called on its own (``derivatives.yaml``).
+        forward_temporaries: what the forward allocates beside its result.
+        backward_temporaries: what the backward allocates beside its results.
+        exposed: whether the backward can be called from Python; most are reached through ``convolution_backward`` only.
+        old_names: names of removed functions that did this work.
+        note: what surprises people.
+    """
+
+    backends: tuple[str, ...]
+    forward: str
+    backward: str
+    autograd: str = "convolution_backward"
+    forward_temporaries: tuple[str, ...] = ()
+    backward_temporaries: tuple[str, ...] = ()
+    exposed: bool = False
+    old_names: tuple[str, ...] = ()
+    note: str = ""
+
+    @property
+    def call_forward(self) -> str:
+        """What to call today for the forward."""
+        return _CONV
+
+    @property
+    def call_backward(self) -> str:
+        """What to call today for the gradients."""
+        return f"torch.ops.aten.{self.backward}" if self.exposed else _BACKWARD
+
+    def __str__(self) -> str:
+        lines = [
+            f"forward:  {self.forward}",
+            f"backward: {self.backward}",
+            f"backends: {', '.join(self.backends) or '(any)'}",
+            f"autograd of the forward called on its own: {self.autograd}",
+            *(f"forward allocates   {t}" for t in self.forward_temporaries),
+            *(f"backward allocates  {t}" for t in self.backward_temporaries),
+            f"call today, forward:  {self.call_forward}",
+            f"call today, backward: {self.call_backward}",
+        ]
+        if self.old_names:
+            lines.append(f"older names: {', '.join(self.old_names)}")
+        return "\n".join([*lines, f"note: {self.note}"] if self.note else lines)
+
+
+_CUDNN_NOTE = "It computes grad_input and grad_weight; grad_bias is a sum over grad_output made outside."
+
+KERNELS: tuple[Kernel, ...] = (
+    Kernel((), "convolution", "convolution_backward", exposed=True,
+           old_names=("_convolution_nogroup",),
+           note="The one entry to every backend below, for every device. Its own derivative is "
+                "_convolution_double_backward. conv1d, conv2d, conv3d, conv_transpose1d to 3d and _convolution all "
+                "end here; there is no conv2d_backward."),
+    Kernel(("Slow2d",), "_slow_conv2d_forward", "_slow_conv2d_backward", "_slow_conv2d_backward",
+           (_FINPUT,), (f"grad_weight: {_FINPUT}", f"grad_input: {_FGRAD2}"), True,
+           ("thnn_conv2d", "thnn_conv2d_forward", "thnn_conv2d_backward", "_thnn_conv2d_forward",
+            "_thnn_conv2d_backward", "slow_conv2d", "slow_conv2d_forward", "slow_conv2d_backward",
+            "SpatialConvolutionMM"),
+           note="thnn_conv2d still exists as a thin name over _slow_conv2d_forward. finput and fgrad_input were "
+                "results passed from forward to backward until 1.10; now each pass makes its own."),
+    Kernel(("Slow3d",), "slow_conv3d_forward", "slow_conv3d_backward",
+           forward_temporaries=(_FINPUT,), backward_temporaries=(f"grad_weight: {_FINPUT}", f"grad_input: {_FGRAD3}"),
+           old_names=("slow_conv3d", "thnn_conv3d", "thnn_conv3d_forward", "thnn_conv3d_backward",
+                      "VolumetricConvolutionMM"),
+           note="slow_conv3d still exists as a thin name over slow_conv3d_forward. CPU only; it takes groups itself."),
+    Kernel(("SlowDilated2d",), "slow_conv_dilated2d", "slow_conv_dilated2d_backward",
+           forward_temporaries=(_COLUMNS_IN,), backward_temporaries=(_COLUMNS_IN,),
+           old_names=("thnn_conv_dilated2d", "thnn_conv_dilated2d_forward", "thnn_conv_dilated2d_backward",
+                      "slow_conv_dilated2d_backward"),
+           note="Also the backward of NnpackSpatial."),
+    Kernel(("SlowDilated3d",), "slow_conv_dilated3d", "slow_conv_dilated3d_backward",
+           forward_temporaries=(_COLUMNS_IN,), backward_temporaries=(_COLUMNS_IN,),
+           old_names=("thnn_conv_dilated3d", "thnn_conv_dilated3d_forward", "thnn_conv_dilated3d_backward"),
+           note="On CUDA it takes undilated 3-D convolutions too, where no library does."),
+    Kernel(("SlowTranspose2d",), "slow_conv_transpose2d", "slow_conv_transpose2d_backward",
+           forward_temporaries=(_COLUMNS_OUT_BATCH, _ONES), backward_temporaries=(_COLUMNS_OUT,),
+           old_names=("thnn_conv_transpose2d", "thnn_conv_transpose2d_forward", "thnn_conv_transpose2d_backward",
+                      "SpatialFullConvolution")),
+    Kernel(("SlowTranspose3d",), "slow_conv_transpose3d", "slow_conv_transpose3d_backward",
+           forward_temporaries=(_COLUMNS_OUT, _ONES), backward_temporaries=(_COLUMNS_OUT,),
+           old_names=("thnn_conv_transpose3d", "thnn_conv_transpose3d_forward", "thnn_conv_transpose3d_backward",
+                      "VolumetricFullConvolution")),
+    Kernel(("CudaDepthwise2d",), "_conv_depthwise2d", "conv_depthwise2d_backward",
+           old_names=("thnn_conv_depthwise2d", "thnn_conv_depthwise2d_forward", "thnn_conv_depthwise2d_backward",
+                      "_conv_depthwise2d_backward"),
+           note=f"CUDA's own depthwise kernels. {_CUDNN_NOTE}"),
+    Kernel(("CudaDepthwise3d",), "conv_depthwise3d", "conv_depthwise3d_backward",
+           note="CUDA's own depthwise kernels, all three gradients."),
+    Kernel(("Mkldnn", "MkldnnEmpty"), "mkldnn_convolution", "mkldnn_convolution_backward",
+           old_names=("mkldnn_convolution_backward_input", "mkldnn_convolution_backward_weights"),
+           note="oneDNN, which keeps its scratch memory to itself. MkldnnEmpty returns zeros without calling it."),
+    Kernel(("MkldnnTranspose",), "mkldnn_convolution_transpose", "mkldnn_convolution_transpose_backward",
+           note="Neither is in the dispatcher; both are reached through convolution and convolution_backward only."),
+    Kernel(("NnpackSpatial",), "_nnpack_spatial_convolution", "slow_conv_dilated2d_backward",
+           backward_temporaries=(_COLUMNS_IN,),
+           old_names=("_nnpack_spatial_convolution_backward",
+                      "_nnpack_spatial_convolution_backward_input", "_nnpack_spatial_convolution_backward_weight"),
+           note="NNPACK's backward knows no stride, so PyTorch uses SlowDilated2d's."),
+    Kernel(("Cudnn",), "cudnn_convolution", "cudnn_convolution_backward", "_cudnn_convolution_backward",
+           old_names=("cudnn_convolution_backward_input", "cudnn_convolution_backward_weight",
+                      "cudnn_convolution_backward_bias"),
+           note=f"Removed from the dispatcher in 1.11. {_CUDNN_NOTE}"),
+    Kernel(("CudnnTranspose",), "cudnn_convolution_transpose", "cudnn_convolution_transpose_backward",
+           "_cudnn_convolution_backward",
+           old_names=("cudnn_convolution_transpose_backward_input", "cudnn_convolution_transpose_backward_weight",
+                      "cudnn_convolution_transpose_backward_bias"),
+           note="grad_input is a cuDNN forward; grad_weight is backward_weight with input and grad_output exchanged."),
+    Kernel(("Miopen",), "miopen_convolution", "miopen_convolution_backward",
+           old_names=("miopen_convolution_backward_input", "miopen_convolution_backward_weight",
+                      "miopen_convolution_backward_bias")),
+    Kernel(("MiopenTranspose",), "miopen_convolution_transpose", "miopen_convolution_transpose_backward",
+           old_names=("miopen_convolution_transpose_backward_input", "miopen_convolution_transpose_backward_weight")),
+    Kernel(("MiopenDepthwise",), "miopen_depthwise_convolution", "miopen_depthwise_convolution_backward",
+           old_names=("miopen_depthwise_convolution_backward_input", "miopen_depthwise_convolution_backward_weight")),
+    Kernel(("Mps",), "_mps_convolution", "mps_convolution_backward", "mps_convolution_backward", exposed=True),
+    Kernel(("MpsTranspose",), "_mps_convolution_transpose", "mps_convolution_transpose_backward",
+           "mps_convolution_transpose_backward", exposed=True),
+    Kernel(("Overrideable",), "convolution_overrideable", "convolution_backward_overrideable",
+           "convolution_backward_overrideable", exposed=True,
+           note="What a device outside PyTorch's core (XPU among them) implements; on any other device it raises."),
+    Kernel(("Empty",), "empty (inside convolution)", "zeros (inside convolution_backward)", "convolution_backward",
+           note="An empty batch or no channels: the gradients are zeros, and nothing is computed."),
+    Kernel(("Winograd3x3Depthwise",), "convolution_depthwise3x3_winograd", "", "",
+           note="Inference only, on Apple and 32-bit Arm and on RISC-V; selected only where no gradient is needed."),
+    Kernel(("Xnnpack2d",), "xnnpack::convolution2d", "", "",
+           note="Inference only, mobile builds; selected only where no gradient is needed."),
+    Kernel((), "conv_tbc", "conv_tbc_backward", "conv_tbc_backward", exposed=True,
+           note="Time, batch, channels: a separate function that never reaches the pipeline."),
+)  # fmt: skip
+
+_PUBLIC = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "_convolution",
+           "_convolution_mode", "conv1d_backward", "conv2d_backward", "conv3d_backward", "_convolution_double_backward",
+           "ConvolutionBackward0", "nn.Conv2d")  # fmt: skip
+
+
+def _index() -> dict[str, Kernel]:
+    """Every name that leads to a kernel: current ones first, then backends, then old ones."""
+    table: dict[str, Kernel] = {}
+    for kernel in KERNELS:
+        for name in (kernel.forward, kernel.backward, *kernel.backends):
+            if name:
+                table.setdefault(name, kernel)
+    for kernel in KERNELS:
+        for name in kernel.old_names:
+            table.setdefault(name, kernel)
+    for name in _PUBLIC:
+        table.setdefault(name, KERNELS[0])
+    return table
+
+
+_BY_NAME = _index()
+
+
+def kernel_of(name: str) -> Kernel:
+    """The pair of forward and backward that a name stands for: a current, internal or removed function, or a backend.
+
+    Raises:
+        KeyError: no such name; the nearest ones are in the message.
+
+    Equivalent to:
+        >>> kernel_of("cudnn_convolution_backward_input").backends
+        ('Cudnn',)
+    """
+    key = name.strip().removeprefix("torch.").removeprefix("ops.").removeprefix("aten.").removeprefix("aten::")
+    key = key.removeprefix("nn.functional.").removeprefix("F.").removesuffix(".default").removesuffix("_stub")
+    for candidate in (key, key.removesuffix("_symint"), key.split(".")[0]):
+        if candidate in _BY_NAME:
+            return _BY_NAME[candidate]
+    near = difflib.get_close_matches(key, _BY_NAME, 3)
+    hint = f"; near it: {', '.join(near)}" if near else ""
+    raise KeyError(f"no convolution function of ATen is or was called {name!r}{hint}")
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One function of ATen, on its own.
+
+    Args:
+        name: today's name; empty where the kernel has no backward.
+        partner: the other function of the pair.
+        temporaries: what it allocates beside its results.
+        call: what to call today.
+        kernel: the pair that it belongs to.
+    """
+
+    name: str
+    partner: str
+    temporaries: tuple[str, ...]
+    call: str
+    kernel: Kernel
+
+    def __str__(self) -> str:
+        lines = [self.name or "none: this kernel is for inference only"]
+        lines += [f"  belongs to  {self.partner}", f"  backends    {', '.join(self.kernel.backends) or '(any)'}"]
+        lines += [f"  allocates   {t}" for t in self.temporaries]
+        lines += [f"  call today  {self.call}"] if self.name else []
+        return "\n".join([*lines, f"  note        {self.kernel.note}"] if self.kernel.note else lines)
+
+
+def backward_of(name: str) -> Function:
+    """The function that computes the gradients of a forward function: what it allocates and what to call today.
+
+    Old and internal names, backends and the public ``conv2d`` are all understood.
+
+    Raises:
+        KeyError: no such name; the nearest ones are in the message.
+
+    Equivalent to:
+        >>> backward_of("thnn_conv2d").name, backward_of("conv2d").name, backward_of("NnpackSpatial").name
+        ('_slow_conv2d_backward', 'convolution_backward', 'slow_conv_dilated2d_backward')
+    """
+    k = kernel_of(name)
+    return Function(k.backward, k.forward, k.backward_temporaries, k.call_backward, k)
+
+
+def forward_of(name: str) -> Function:
+    """The forward function that a backward function belongs to: what it allocates and what to call today.
+
+    Raises:
+        KeyError: no such name; the nearest ones are in the message.
+
+    Equivalent to:
+        >>> forward_of("cudnn_convolution_backward_weight").name, forward_of("convolution_backward").name
+        ('cudnn_convolution', 'convolution')
+    """
+    k = kernel_of(name)
+    return Function(k.forward, k.backward, k.forward_temporaries, k.call_forward, k)

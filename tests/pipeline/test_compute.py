@@ -1,0 +1,105 @@
+"""The compute step against what PyTorch does: how often kernels run, what is copied, allocated and refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from convgrad.errors import DtypeError
+from convgrad.pipeline import TensorSpec, walk
+
+F64 = torch.float64
+
+
+def allocations(run) -> list[int]:
+    run()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as p:
+        run()
+    events = p.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
+    return [e.nbytes() for e in events if e.name() == "[memory]" and e.nbytes() > 0]
+
+
+CASES = {
+    "Slow2d": ((3, 4, 10, 11), (6, 4, 3, 3), {"padding": 1}),
+    "Slow2d pointwise": ((3, 4, 10, 11), (6, 4, 1, 1), {}),
+    "Slow2d grouped": ((3, 4, 10, 11), (6, 2, 3, 3), {"padding": 1, "groups": 2}),
+    "Slow2d 1-D": ((3, 4, 12), (6, 4, 3), {"padding": 1, "stride": 2}),
+    "SlowDilated2d": ((3, 4, 10, 11), (6, 4, 3, 3), {"padding": 1, "dilation": 2}),
+    "Slow3d": ((3, 4, 5, 6, 7), (6, 4, 3, 3, 3), {"padding": 1}),
+    "Slow3d grouped": ((3, 4, 5, 6, 7), (6, 2, 3, 3, 3), {"padding": 1, "groups": 2}),
+    "SlowDilated3d": ((3, 4, 5, 6, 7), (6, 4, 3, 3, 3), {"padding": 1, "dilation": 2}),
+    "SlowTranspose2d": ((3, 4, 10, 11), (4, 6, 3, 3), {"padding": 1, "stride": 2, "transposed": True}),
+    "SlowTranspose3d": ((3, 4, 5, 6, 7), (4, 6, 3, 3, 3), {"padding": 1, "stride": 2, "transposed": True}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_temporaries_are_as_large_as_pytorchs(name: str) -> None:
+    shape, weight_shape, more = CASES[name]
+    x, w = torch.randn(shape, dtype=F64), torch.randn(weight_shape, dtype=F64)
+    steps = walk(x, w, **more)
+    assert steps.backend.backend == name.split(maxsplit=1)[0]
+    d = len(shape) - 2
+    args = ([more.get("stride", 1)] * d, [more.get("padding", 0)] * d, [more.get("dilation", 1)] * d,
+            more.get("transposed", False), [0] * d, more.get("groups", 1))  # fmt: skip
+    got = allocations(lambda: torch.convolution(x, w, None, *args))
+    want = steps.forward.temporary_bytes
+    assert want == 0 or want in got, (want, got)
+    grad = torch.randn_like(torch.convolution(x, w, None, *args))
+    both = (True, True, False)
+    got = allocations(lambda: torch.ops.aten.convolution_backward(grad, x, w, None, *args, both))
+    assert steps.gradients is not None
+    want = steps.gradients.temporary_bytes
+    assert want == 0 or want in got, (want, got)
+    if want == 0:
+        assert max(got) <= max(x.nbytes, w.nbytes, grad.nbytes)
+
+
+def count(name: str, run) -> int:
+    with profile(activities=[ProfilerActivity.CPU]) as p:
+        run()
+    return sum(e.count for e in p.key_averages() if e.key == f"aten::{name}")
+
+
+@pytest.mark.parametrize(("groups", "dilation"), [(1, 1), (3, 1), (3, 2)])
+def test_one_call_for_each_group(groups: int, dilation: int) -> None:
+    x, w = torch.randn(2, 6, 9, 9, dtype=F64), torch.randn(6, 6 // groups, 3, 3, dtype=F64)
+    steps = walk(x, w, groups=groups, dilation=dilation)
+    assert steps.forward.calls == groups
+    run = lambda: torch.conv2d(x, w, groups=groups, dilation=dilation)  # noqa: E731
+    assert count(steps.forward.function, run) == groups
+    if groups > 1:
+        assert [c.what for c in steps.forward.copies] == ["3 slices of input", "the outputs of the groups"]
+        assert count("cat", run) == 1
+
+
+def test_copies_into_the_backends_layout() -> None:
+    x = torch.randn(2, 8, 9, 9).to(memory_format=torch.channels_last)
+    w = torch.randn(8, 8, 3, 3)
+    steps = walk(x, w)
+    assert steps.memory_format.memory_format == torch.channels_last
+    assert [(c.what.split()[0], c.nbytes) for c in steps.forward.copies] == [("weight", w.nbytes)]
+    assert walk(x.transpose(2, 3), w).forward.copies[0].nbytes == x.nbytes
+    line = torch.randn(2, 9, 8).transpose(1, 2)
+    assert "1-D" in walk(line, torch.randn(8, 8, 3)).forward.copies[0].why
+
+
+def test_a_backend_without_backward_gives_way() -> None:
+    x, w = TensorSpec((2, 8, 16, 16)), TensorSpec((8, 1, 3, 3))
+    steps = walk(x, w, groups=8, device="cpu macos", need_backward=False)
+    assert steps.backend.backend == "Winograd3x3Depthwise"
+    assert steps.gradient_backend.backend == "Slow2d"
+    assert "convolution_depthwise3x3_winograd" in str(steps)
+    assert steps.to_dict()["gradients"]["function"] == "_slow_conv2d_backward"
+
+
+@pytest.mark.parametrize("what", ["weight", "bias"])
+def test_dtypes_are_refused_in_pytorchs_words(what: str) -> None:
+    x, w, b = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3), torch.randn(8)
+    w, b = (w.double(), b) if what == "weight" else (w, b.double())
+    with pytest.raises(RuntimeError) as theirs:
+        torch.convolution(x, w, b, [1], [0], [1], False, [0], 1)
+    with pytest.raises(DtypeError) as ours:
+        walk(x, w, b)
+    assert str(ours.value) == str(theirs.value).splitlines()[0]

@@ -1,0 +1,68 @@
+"""Descriptions of machines: what is read, what is assumed, and what is refused with a hint."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from convgrad.pipeline import MODELLED_VERSIONS, Machine, TensorSpec, select_conv_backend
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("cuda sm_90 cudnn 9.10", {"device_type": "cuda", "capability": (9, 0), "cudnn": 91000, "assumed": ()}),
+        ("H100, cuDNN 9.10.2", {"capability": (9, 0), "cudnn": 91002}),
+        ("sm_100a cudnn 9.15", {"capability": (10, 0), "cudnn": 91500}),
+        ("v100 cudnn 8.9.7", {"capability": (7, 0), "cudnn": 8907}),
+        ("a100 torch 2.11", {"torch_version": "2.11", "cudnn": 91900}),
+        ("rocm gfx942 miopen 3.4", {"device_type": "cuda", "miopen": True, "cudnn": None}),
+        ("mi300x nhwc", {"miopen": True, "miopen_nhwc": True}),
+        ("xpu", {"device_type": "xpu"}),
+        ("intel xpu", {"device_type": "xpu"}),
+        ("mps", {"device_type": "mps"}),
+        ("cpu arm threads 1", {"device_type": "cpu", "mkldnn_bf16": True, "mkldnn_fp16": False, "threads": 1}),
+        ("cpu avx512 fp16", {"mkldnn_bf16": True, "mkldnn_fp16": True}),
+        ("cpu apple", {"mkldnn": False, "winograd": True}),
+        ("cpu avx2 no mkldnn", {"mkldnn_enabled": False, "mkldnn_bf16": False}),
+    ],
+)
+def test_descriptions(text: str, want: dict) -> None:
+    machine = Machine.parse(text)
+    assert {name: getattr(machine, name) for name in want} == want
+
+
+def test_assumptions_are_said() -> None:
+    assert "assumed: compute capability 8.0; cuDNN" in str(Machine.parse("cuda"))
+    assert "assumed" not in str(Machine.parse("h100 cudnn 9.10"))
+
+
+def test_cpu_alone_is_this_cpu() -> None:
+    assert Machine.parse("cpu") == Machine.here("cpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("h100 cudn 9.10", "did you mean 'cudnn'"), ("", "empty device description"), ("h10", "did you mean 'h100'"),
+     ("quantum", "don't know 'quantum'"), ("cudnn 9.10 sm", "don't know 'sm'")],
+)  # fmt: skip
+def test_what_cannot_be_read(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Machine.parse(text)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_a_device_that_is_not_here() -> None:
+    with pytest.raises(ValueError, match="describe one instead"):
+        Machine.here("cuda")
+
+
+def test_versions() -> None:
+    x, w = TensorSpec((2, 8, 9, 9)), TensorSpec((8, 8, 3, 3))
+    for version in MODELLED_VERSIONS:
+        assert not select_conv_backend(x, w, device=f"h100 torch {version}").notes
+    for version in ("2.10", "2.16", "3.0"):
+        decision = select_conv_backend(x, w, device=f"h100 torch {version}")
+        assert f"torch {version} is unknown" in decision.notes[0]
+    assert Machine(torch_version="2.9").since("2.9")
+    assert not Machine(torch_version="2.9").since("2.12")

@@ -1,0 +1,88 @@
+"""Names of ATen's functions, against the operators and the derivatives.yaml that this PyTorch ships."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torchgen
+
+from convgrad.pipeline import BACKENDS, backward_of, forward_of, kernel_of
+from convgrad.pipeline.names import KERNELS
+
+
+def test_every_backend_has_its_pair() -> None:
+    for name in BACKENDS:
+        assert name in kernel_of(name).backends
+        assert (backward_of(name).name == "") == (name in ("Winograd3x3Depthwise", "Xnnpack2d"))
+
+
+def test_what_is_called_callable_is() -> None:
+    for kernel in KERNELS:
+        assert kernel.exposed == (bool(kernel.backward) and hasattr(torch.ops.aten, kernel.backward)), kernel.backward
+        for old in kernel.old_names:
+            if old.endswith(("_input", "_weight", "_weights", "_bias", "_backward")):
+                assert not hasattr(torch.ops.aten, old) or old == kernel.backward
+
+
+def test_pairs_are_those_of_derivatives_yaml() -> None:
+    path = Path(torchgen.__file__).parent / "packaged" / "autograd" / "derivatives.yaml"
+    text = path.read_text(encoding="utf-8")
+    checked = 0
+    for kernel in KERNELS:
+        entry = re.search(rf"^- name: {re.escape(kernel.forward)}\(.*?\n(?=^- |^#|\Z)", text, re.MULTILINE | re.DOTALL)
+        if entry is None:
+            continue
+        recorded = set(re.findall(r"\b(\w*conv\w*_backward(?:_overrideable)?)(?:_symint)?\(", entry.group(0)))
+        assert kernel.autograd in recorded, (kernel.forward, recorded)
+        checked += 1
+    assert checked >= 15
+
+
+@pytest.mark.parametrize(
+    ("name", "forward", "backward"),
+    [
+        ("conv2d", "convolution", "convolution_backward"),
+        ("torch.nn.functional.conv3d", "convolution", "convolution_backward"),
+        ("F.conv_transpose1d", "convolution", "convolution_backward"),
+        ("conv2d_backward", "convolution", "convolution_backward"),
+        ("ConvolutionBackward0", "convolution", "convolution_backward"),
+        ("torch.ops.aten.convolution.default", "convolution", "convolution_backward"),
+        ("thnn_conv2d", "_slow_conv2d_forward", "_slow_conv2d_backward"),
+        ("thnn_conv2d_backward", "_slow_conv2d_forward", "_slow_conv2d_backward"),
+        ("slow_conv3d", "slow_conv3d_forward", "slow_conv3d_backward"),
+        ("slow_conv_dilated2d", "slow_conv_dilated2d", "slow_conv_dilated2d_backward"),
+        ("slow_conv_dilated2d_backward", "slow_conv_dilated2d", "slow_conv_dilated2d_backward"),
+        ("thnn_conv_depthwise2d_backward", "_conv_depthwise2d", "conv_depthwise2d_backward"),
+        ("cudnn_convolution_backward_input", "cudnn_convolution", "cudnn_convolution_backward"),
+        ("aten::cudnn_convolution_transpose_backward_weight", "cudnn_convolution_transpose",
+         "cudnn_convolution_transpose_backward"),
+        ("miopen_convolution_backward_bias", "miopen_convolution", "miopen_convolution_backward"),
+        ("miopen_depthwise_convolution_backward_weight", "miopen_depthwise_convolution",
+         "miopen_depthwise_convolution_backward"),
+        ("mkldnn_convolution_backward", "mkldnn_convolution", "mkldnn_convolution_backward"),
+        ("mkldnn_convolution_backward_weights", "mkldnn_convolution", "mkldnn_convolution_backward"),
+        ("convolution_backward_symint", "convolution", "convolution_backward"),
+        ("NnpackSpatial", "_nnpack_spatial_convolution", "slow_conv_dilated2d_backward"),
+        ("MkldnnTranspose", "mkldnn_convolution_transpose", "mkldnn_convolution_transpose_backward"),
+    ],
+)  # fmt: skip
+def test_old_and_new_names(name: str, forward: str, backward: str) -> None:
+    assert (forward_of(name).name, backward_of(name).name) == (forward, backward)
+    assert forward_of(name).partner == backward
+
+
+def test_text_says_what_to_call_today() -> None:
+    text = str(backward_of("cudnn_convolution_backward_input"))
+    assert "torch.ops.aten.convolution_backward" in text
+    assert "finput" in str(backward_of("thnn_conv2d"))
+    assert "fgrad_input" in str(kernel_of("slow_conv3d"))
+    assert "columns" in str(forward_of("slow_conv_transpose2d"))
+    assert "inference only" in str(backward_of("Xnnpack2d"))
+
+
+def test_unknown_name() -> None:
+    with pytest.raises(KeyError, match="near it: cudnn_convolution"):
+        backward_of("cudnn_convolutoin")
