@@ -1,0 +1,85 @@
+"""The one error bound that every backend is held to.
+
+Every element of a result is an inner product of n terms, summed in some order. With unit roundoff u, in any order, with
+or without fused multiply-adds, its error is at most ``n * u * sum |a_i| |b_i|`` (Jeannerod and Rump, "Improved error
+bounds for inner products in floating-point arithmetic", SIAM J. Matrix Anal. Appl. 34(2), 2013; it is Higham's gamma_n,
+"Accuracy and Stability of Numerical Algorithms", section 3.1, without the denominator). Storing it adds one rounding to
+the storage dtype. The reference, in float64, is off by the same formula, which matters for float64 only.
+"""
+
+from __future__ import annotations
+
+from math import prod, sqrt
+
+import torch
+from torch import Tensor
+
+from ..backends.base import Arithmetic
+from ..problem import ConvProblem, Pass
+
+__all__ = ["error_bound", "reduction_length", "unit_roundoff"]
+
+#: Winograd's F(2x2, 3x3) multiplies the norms of its three transforms, 3 * 1.5 * 2 a dimension (Lavin and Gray, "Fast
+#: Algorithms for Convolutional Neural Networks", 2016, section 4.1; that errors grow by this product: Barabasz et al.,
+#: "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", 2020).
+_TRANSFORM_NORM = 9
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance from 1 to the next larger number.
+
+    Equivalent to:
+        >>> unit_roundoff(torch.float16) == 2**-11
+        True
+    """
+    return torch.finfo(dtype).eps / 2
+
+
+def reduction_length(problem: ConvProblem, pass_: Pass) -> int:
+    """The largest number of products that one element of a pass sums.
+
+    Equivalent to:
+        >>> p = ConvProblem.parse("mb2ic8ih6oc4kh3")
+        >>> [reduction_length(p, q) for q in ("forward", "grad_input", "grad_weight")]
+        [72, 36, 32]
+    """
+    p = problem
+    if pass_ == "grad_weight":
+        return p.batch * prod(p.output_size)
+    channels = p.in_channels if pass_ == "forward" else p.out_channels
+    return channels // p.groups * prod(p.kernel_size)
+
+
+def error_bound(arithmetic: Arithmetic, dtype: torch.dtype, length: int, exact: Tensor, magnitude: Tensor) -> Tensor:
+    """How far from ``exact`` each element may be.
+
+    Args:
+        arithmetic: what the backend declares.
+        dtype: of operands and result.
+        length: `reduction_length`, and one more where a bias is added.
+        exact: the result in float64 (complex128).
+        magnitude: the same pass of the absolute values, in float64.
+
+    Shape:
+        - exact, magnitude and the bound: any, the same
+    """
+    store = unit_roundoff(dtype)
+    if arithmetic == "low-precision accumulation":
+        u = store
+    elif store == unit_roundoff(torch.float64):
+        u = 2 * store  # ours and the reference's
+    elif store == unit_roundoff(torch.float32) and arithmetic != "tf32":
+        u = store
+    else:
+        u = unit_roundoff(torch.float32) * 2  # tensor cores cut where others round (Fasi et al., PeerJ CS 2021)
+    terms = length * (2 * sqrt(2) if dtype.is_complex else 1)  # a complex product is two sums of two real ones
+    relative = terms * u
+    if arithmetic == "tf32":
+        relative += 2 * 2**-10 + 2**-20  # both operands cut to 10 bits
+    if arithmetic == "transform":  # errors spread over a tile: bounded by the norm, not element by element
+        dims = exact.dim() - 2
+        relative = terms * max(u, store) * _TRANSFORM_NORM**dims
+        magnitude = magnitude.amax().expand_as(magnitude)
+    error = relative * magnitude
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    return error + store * (exact.abs() + error) + smallest

@@ -1,0 +1,276 @@
+"""One thing to check: an output of a problem by a backend, called as the engine calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ..backends.base import Arithmetic, Backend
+from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass
+from .bounds import error_bound, reduction_length
+from .operands import prepare
+from .samples import (
+    Operands,
+    exact_limit,
+    integer_operands,
+    magnitude,
+    real_operands,
+    reference,
+    structural,
+    wide_dtype,
+)
+
+__all__ = ["Case", "Failed", "Skipped"]
+
+#: Bytes that may be taken for odds and ends, such as a bias in another dtype.
+_SLACK = 4096
+
+
+class Failed(Exception):  # noqa: N818 (an outcome)
+    """The backend is wrong; how far off it is and how far it may be."""
+
+    def __init__(self, message: str, worst: float = 1.0, bound: float = 0.0) -> None:
+        super().__init__(message)
+        self.worst, self.bound = worst, bound
+
+
+class Skipped(Exception):  # noqa: N818 (an outcome)
+    """There is nothing to check, for this reason."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """An output of a problem by a backend on a device."""
+
+    backend: Backend
+    problem: ConvProblem
+    output: Output
+    device: torch.device
+    seed: int = 0
+    repeats: int = 20
+
+    # ---- what it is ----------------------------------------------------------------------------
+
+    @property
+    def pass_(self) -> Pass:
+        """The output as a pass.
+
+        Raises:
+            Skipped: the backend computes it in sweeps only.
+        """
+        if self.output == "grad_bias" or self.output not in self.backend.passes:
+            raise Skipped("computed in sweeps only")
+        return self.output
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        return (self.pass_,)
+
+    def for_pass(self, pass_: Pass) -> Case:
+        """The same of another pass."""
+        return replace(self, output=pass_)
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return self.backend.arithmetic(self.problem, self.pass_, self.device)
+
+    def reasons_against(self) -> list[str]:
+        """Why the backend computes this output neither alone nor in a sweep; empty if it does."""
+        if self.problem.empty:
+            return ["backends are never given an empty problem"]
+        if any(self.output in sweep for sweep in self.usable_sweeps()):
+            return []
+        if self.output in self.backend.passes:
+            return self.backend.reasons_against(self.problem, (self.output,), self.device)
+        return [f"it does not compute {self.output} of this problem"]
+
+    def usable_sweeps(self) -> list[tuple[Output, ...]]:
+        p, d = self.problem, self.device
+        return [s for s in self.backend.sweeps if not p.empty and not self.backend.reasons_against(p, s, d)]
+
+    # ---- what it is given ----------------------------------------------------------------------
+
+    def integers(self, passes: tuple[Pass, ...] | None = None) -> Operands:
+        """The same `integer_operands` at every call."""
+        return self._operands(integer_operands, passes or self.passes)
+
+    def reals(self, passes: tuple[Pass, ...] | None = None) -> Operands:
+        """The same `real_operands` at every call."""
+        return self._operands(real_operands, passes or self.passes)
+
+    def _operands(self, make: Callable[..., Operands], passes: tuple[Pass, ...]) -> Operands:
+        key = (make, passes)
+        if key not in self._made:
+            self._made[key] = make(self.problem, passes, self.seed)
+        return self._made[key]
+
+    @cached_property
+    def _made(self) -> dict[object, Operands]:
+        return {}
+
+    # ---- calling the backend -------------------------------------------------------------------
+
+    @cached_property
+    def bound_run(self) -> Callable[..., Tensor]:
+        """The function that a plan would keep, and call again and again."""
+        return self.backend.bind(self.problem, self.pass_)
+
+    def place(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.device)
+
+    def scratch(self, outputs: tuple[Output, ...] | None = None) -> Tensor | None:
+        """A workspace of the declared size, full of ones: NaN to every floating-point dtype."""
+        size = self.backend.workspace(self.problem, outputs or self.passes)
+        if not size:
+            return None
+        return torch.empty(size, dtype=torch.uint8, device=self.device).fill_(255)
+
+    def prepared(self, operands: Operands) -> tuple[Tensor, Tensor]:
+        a, b = (prepare(self.backend, self.problem, self.place(operands[s])) for s in OPERANDS[self.pass_])
+        return a, b
+
+    def run(self, operands: Operands, bias: Tensor | None = None) -> Tensor:
+        """The pass, by the backend.
+
+        Raises:
+            Failed: a result of another shape, dtype, device or layout than the problem's.
+        """
+        a, b = self.prepared(operands)
+        return self._checked(self.bound_run(a, b, bias, self.scratch()), self.pass_)
+
+    def sweep(self, outputs: tuple[Output, ...], operands: Operands) -> Tensor:
+        """The output, out of a sweep.
+
+        Raises:
+            Failed: a result of another shape, dtype, device or layout than the problem's.
+        """
+        slots = [
+            prepare(self.backend, self.problem, self.place(operands[s])) for s in ("grad_output", "input", "weight")
+        ]
+        results = self.backend.bind_sweep(self.problem, outputs)(*slots, self.scratch(outputs))
+        if len(results) != len(outputs):
+            raise Failed(f"the sweep {outputs} returned {len(results)} tensors")
+        return self._checked(results[outputs.index(self.output)], self.output)
+
+    def _checked(self, result: Tensor, output: Output) -> Tensor:
+        p = self.problem
+        shape = (p.shape_of(p.bias_slot)[1],) if output == "grad_bias" else p.shape_of(RESULT[output])
+        for what, got, expected in (
+            ("shape", tuple(result.shape), shape),
+            ("dtype", result.dtype, p.dtype),
+            ("device", result.device.type, self.device.type),
+        ):
+            if got != expected:
+                raise Failed(f"the result has {what} {got}, the problem asks for {expected}")
+        memory_format = torch.contiguous_format if output == "grad_bias" else p.memory_format
+        if not result.is_contiguous(memory_format=memory_format):
+            raise Failed(f"the result has strides {result.stride()}, the problem asks for {memory_format}")
+        return result
+
+    # ---- comparing -----------------------------------------------------------------------------
+
+    def compare(
+        self,
+        result: Tensor,
+        operands: Operands,
+        *,
+        integers: bool = True,
+        bias: Tensor | None = None,
+        where: str = "",
+    ) -> tuple[float, float]:
+        """Hold a result to the reference: no differing element, or the bound of the declared arithmetic.
+
+        Returns:
+            The worst error, in units of what is allowed there, and 1; for integers (0, 0).
+
+        Raises:
+            Failed: it is wrong.
+            Skipped: the output is mostly zero, which proves nothing.
+        """
+        expected, size, length = self._expected(operands)
+        if bias is not None:
+            added = bias.to(expected.dtype).view(-1, *(1,) * self.problem.ndim)
+            expected, size, length = expected + added, size + added.abs(), length + 1
+        got = result.detach().cpu().to(expected.dtype)
+        arithmetic: Arithmetic = "direct"
+        if self.output in self.backend.passes:
+            arithmetic = self.arithmetic
+        if integers and arithmetic != "transform" and size.amax() <= exact_limit(self.problem.dtype):
+            self._equal(got, expected, where)
+            return 0.0, 0.0
+        allowed = error_bound(arithmetic, self.problem.dtype, length, expected, size)
+        error = (got - expected).abs()
+        ratio = torch.where(error == 0, 0.0, error / allowed)
+        worst = float(ratio.nan_to_num(nan=float("inf")).amax())
+        if not worst <= 1:
+            at = _index(ratio.nan_to_num(nan=float("inf")).argmax(), ratio.shape)
+            raise Failed(
+                _join(f"element {at} is {got[at].item():.9g}, exact is {expected[at].item():.9g}", where),
+                float(error[at]),
+                float(allowed[at]),
+            )
+        return worst, 1.0
+
+    def _expected(self, operands: Operands) -> tuple[Tensor, Tensor, int]:
+        """The exact result, the same of absolute values, and how many products or terms an element sums."""
+        known = self._known.get(id(operands))
+        if known is None or known[0] is not operands:
+            known = self._known[id(operands)] = (operands, self._compute_expected(operands))
+        return known[1]
+
+    @cached_property
+    def _known(self) -> dict[int, tuple[Operands, tuple[Tensor, Tensor, int]]]:
+        return {}
+
+    def _compute_expected(self, operands: Operands) -> tuple[Tensor, Tensor, int]:
+        p = self.problem
+        if self.output == "grad_bias":
+            terms = operands[p.bias_slot].cpu()
+            dims = (0, *range(2, terms.dim()))
+            length = terms.numel() // max(1, terms.shape[1])
+            return terms.to(wide_dtype(p.dtype)).sum(dims), terms.to(wide_dtype(p.dtype)).abs().sum(dims), length
+        pass_: Pass = self.output
+        return reference(p, pass_, operands), magnitude(p, pass_, operands), reduction_length(p, pass_)
+
+    def _equal(self, got: Tensor, expected: Tensor, where: str) -> None:
+        wrong = got != expected
+        count = int(wrong.sum())
+        if count:
+            at = _index(wrong.flatten().to(torch.uint8).argmax(), wrong.shape)
+            raise Failed(
+                _join(
+                    f"{count} of {wrong.numel()} elements differ, the first at {at}: "
+                    f"{got[at].item()} instead of {expected[at].item()}",
+                    where,
+                ),
+                count,
+            )
+        read = torch.ones_like(wrong) if self.output == "grad_bias" else structural(self.problem, self.output)
+        if int((expected != 0)[read].sum()) * 2 < int(read.sum()):
+            raise Skipped("the output is mostly zero, which proves nothing")
+
+    def allowed_bytes(self) -> int:
+        """What may be allocated beside the result and the declared workspace.
+
+        A backend that declares none may hold its operands and its result three times more, padded, in the widest
+        dtype: a cast, a padded copy and a product, but no matrix of columns.
+        """
+        p = self.problem
+        if self.backend.workspace(p, self.passes):
+            return _SLACK
+        padded = [max(n, n + low + high) for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
+        elements = p.batch * p.in_channels * prod(padded) + prod(p.weight_shape) + prod(p.output_shape)
+        return _SLACK + 3 * (16 if p.dtype.is_complex else 8) * elements
+
+
+def _index(flat: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(int(i) for i in torch.unravel_index(flat, tuple(shape)))
+
+
+def _join(message: str, where: str) -> str:
+    return f"{message} ({where})" if where else message

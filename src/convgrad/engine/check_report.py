@@ -1,0 +1,118 @@
+"""What a check found: one result for each aspect of each output of each problem."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from ..problem import ConvProblem, Output
+
+__all__ = ["CheckReport", "CheckResult", "Status"]
+
+Status = Literal["passed", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One aspect of one output of one problem.
+
+    Attributes:
+        backend: its name.
+        problem: what was computed.
+        output: the pass, or ``grad_bias``.
+        aspect: what was checked: "exact", "bound", "layouts" ...
+        status: "passed", "failed" or "skipped".
+        message: why it failed or was skipped.
+        worst: the largest error found, or the number of differing elements where none may differ.
+        bound: what ``worst`` may be.
+        seed: of the operands.
+        device: where it ran.
+    """
+
+    backend: str
+    problem: ConvProblem
+    output: Output
+    aspect: str
+    status: Status
+    message: str = ""
+    worst: float = 0.0
+    bound: float = 0.0
+    seed: int = 0
+    device: str = "cpu"
+
+    @property
+    def command(self) -> str:
+        """The command that repeats it."""
+        text = str(self.problem.replace(name="")).replace('"', '\\"')
+        line = f'convgrad check "{text}" --backend {self.backend} --output {self.output} --seed {self.seed}'
+        return line if self.device == "cpu" else f"{line} --device {self.device}"
+
+    def __str__(self) -> str:
+        line = f"{self.status}: {self.backend} {self.output} of {self.problem}: {self.aspect}"
+        if self.message:
+            line += f": {self.message}"
+        if self.status == "failed":
+            line += f"\n  worst {self.worst:.6g}, allowed {self.bound:.6g}, seed {self.seed}\n  repeat: {self.command}"
+        return line
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """Every result of a check.
+
+    Attributes:
+        backend: its name.
+        results: in the order in which they were found.
+        finished: whether every problem was reached in the time given.
+    """
+
+    backend: str
+    results: tuple[CheckResult, ...]
+    finished: bool = True
+
+    @property
+    def failures(self) -> tuple[CheckResult, ...]:
+        return tuple(r for r in self.results if r.status == "failed")
+
+    @property
+    def first_failure(self) -> CheckResult | None:
+        return next(iter(self.failures), None)
+
+    @property
+    def passed(self) -> int:
+        return sum(r.status == "passed" for r in self.results)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing failed, and something was checked."""
+        return not self.failures and self.passed > 0
+
+    def raise_if_failed(self) -> None:
+        """Do nothing if `ok`.
+
+        Raises:
+            AssertionError: something failed, or nothing could be checked; it says what and how to repeat it.
+        """
+        if not self.ok:
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        problems = len({r.problem for r in self.results})
+        lines = [f"{self.backend}: {self.passed} checks passed, {len(self.failures)} failed, on {problems} problems"]
+        if not self.finished:
+            lines[0] += " (stopped when the time was up)"
+        if self.first_failure is not None:
+            by_aspect = Counter(f"{r.output} {r.aspect}" for r in self.failures)
+            lines.append("failures: " + ", ".join(f"{name} x{n}" for name, n in by_aspect.most_common()))
+            lines.append(f"first {self.first_failure}")
+        elif not self.passed:
+            lines.append("nothing could be checked:")
+            lines += _reasons(self.results)
+        return "\n".join(lines)
+
+
+def _reasons(results: Iterable[CheckResult], most: int = 5) -> list[str]:
+    counts = Counter(r.message for r in results if r.status == "skipped")
+    return [f"  {message} (x{n})" for message, n in counts.most_common(most)]

@@ -1,0 +1,109 @@
+"""The problems that a backend is checked on when nobody names others.
+
+Small, so that thousands of checks take seconds, and chosen for where kernels go wrong: one image, one channel, sizes
+that are no multiple of a vector or a tile, borders wider than the image, strides that leave rows unread, kernels of
+even size, crops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..problem import ConvProblem
+
+__all__ = ["default_problems"]
+
+_ONE = """
+mb1ic1iw1oc1kw1
+mb1ic3iw13oc5kw3
+mb3ic4iw16oc8kw3pw1
+mb2ic5iw17oc3kw4pw2
+mb1ic2iw20oc4kw5sw2pw2
+mb2ic3iw19oc2kw3sw3pw1
+mb2ic2iw23oc3kw3dw2pw2
+mb2g2ic4iw11oc6kw2pw1
+mb1g6ic6iw33oc6kw4ow33pw3
+mb2g16ic16iw37oc16kw3pw1
+mb2g4ic4iw9oc12kw3pw1sw2
+mb2g3ic6iw15oc3kw5pw2dw1
+mb1ic3iw2oc3kw5pw2
+mb2ic2iw12oc2kw3ow9pw-1
+mb1ic4iw9oc4kw4sw2pw1 transposed
+mb2g4ic4iw7oc4ow15kw4sw2pw1 transposed
+"""
+
+_TWO = """
+mb1ic1ih1oc1kh1
+mb1ic3ih5iw7oc4kh3kw3ph1pw1
+mb2ic8ih6iw9oc8kh1kw1
+mb2ic6ih9iw8oc5kh1kw1sh2sw2
+mb3ic4ih8iw16oc8kh3kw3ph1pw1
+mb2ic3ih13iw11oc2kh3kw3sh2sw2ph1pw1
+mb1ic2ih12iw15oc3kh3kw3sh3sw3
+mb2ic2ih11iw10oc4kh4kw4sh2sw2ph1pw1
+mb2ic3ih9iw12oc3kh2kw2
+mb1ic2ih14iw13oc2kh3kw3ph2pw2dh1dw1
+mb2ic3ih10iw17oc2kh5kw3sh1sw2ph2pw0
+mb1ic2ih9iw9oc2kh3kw2sh2sw3ph0pw1dh1dw0
+mb1ic2ih3iw4oc3kh5kw5ph2pw2
+mb2ic2ih2iw3oc2kh3kw3ph3pw3
+mb2g2ic4ih7iw10oc6kh3kw3ph1pw1
+mb1g3ic6ih8iw5oc3kh3kw3sh2sw2ph1pw1
+mb1g8ic8ih9iw13oc8kh3kw3ph1pw1
+mb2g32ic32ih7iw7oc32kh3kw3ph1pw1
+mb2g5ic5ih11iw19oc5kh3kw3sh2sw2ph1pw1
+mb1g16ic16ih14iw14oc16kh5kw5ph2pw2
+mb2g7ic7ih12iw9oc7kh7kw7ph3pw3
+mb1g4ic4ih6iw21oc4kh3kw3ph2pw2dh1dw1
+mb2g3ic3ih10iw7oc6kh3kw3ph1pw1
+mb1g4ic4ih9iw11oc12kh3kw3sh2sw2ph1pw1dh1dw1
+mb1g2ic2ih17iw15oc2kh13kw13ph6pw6
+mb2g6ic6ih8oc6kh4oh8ph1
+mb1g3ic3ih9iw10oc3kh2oh9ow10kw3ph0pw2
+mb2ic2ih9iw8oc3kh3oh6ow6kw3ph-1pw0
+mb1g4ic4ih13iw12oc4kh3kw3sh4sw4
+mb1ic3ih6iw5oc4kh3kw3 transposed
+mb2ic4ih5iw4oc3oh10ow8kh4kw4sh2sw2ph1pw1 transposed
+mb1g6ic6ih7iw6oc6oh14ow12kh4kw4sh2sw2ph1pw1 transposed
+mb2g2ic4ih4iw5oc2oh9ow11kh3kw3sh2sw2ph0pw0 transposed
+mb1ic16ih1iw1oc8kh1kw1
+mb4ic7ih4iw4oc33kh3kw3ph1pw1
+"""
+
+_THREE = """
+mb1ic2id3ih4iw5oc3kd1kh1kw1
+mb1ic2id5ih6iw7oc3kd3kh3kw3pd1ph1pw1
+mb2ic3id4oc2kd3pd1sd2
+mb1ic2id6ih5iw9oc2kd2kh3kw4sd2sh1sw3ph1
+mb1g4ic4id4ih7iw9oc4kd3kh3kw3pd1ph1pw1
+mb2g3ic3id5oc6kd3sd2pd1
+mb1g2ic4id5ih6iw6oc2kd3kh3kw3pd2ph2pw2dd1dh1dw1
+mb1g2ic2id7ih9iw8oc2kd5kh5kw5pd2ph2pw2
+mb1ic2id3ih3iw4oc2kd3kh3kw3sd2sh2sw2pd1ph1pw1 transposed
+"""
+
+_VARIANTS = ("float64", "bfloat16", "float16")
+
+
+def default_problems(ndim: int | None = None, *, all_dtypes: bool = True) -> Iterator[ConvProblem]:
+    """Problems for a check: each shape in float32 and, in turn, in another dtype and in channels_last.
+
+    Args:
+        ndim: 1, 2 or 3 dimensions only.
+        all_dtypes: also float64, bfloat16 and float16.
+
+    Equivalent to:
+        >>> {p.ndim for p in default_problems()}
+        {1, 2, 3}
+    """
+    for dims, table in ((1, _ONE), (2, _TWO), (3, _THREE)):
+        if ndim not in (None, dims):
+            continue
+        for i, line in enumerate(table.split("\n")[1:-1]):
+            layout = " channels_last" if dims > 1 else ""
+            yield ConvProblem.parse(line)
+            if layout:
+                yield ConvProblem.parse(line + layout)
+            if all_dtypes:
+                other = _VARIANTS[i % len(_VARIANTS)]
+                yield ConvProblem.parse(f"{line} {other}{layout if i // len(_VARIANTS) % 2 else ''}")

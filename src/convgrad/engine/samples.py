@@ -1,0 +1,131 @@
+"""Operands to check a backend with: integers that every order of summation gets exactly, and real numbers.
+
+They lie in the problem's memory format, on the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from math import isqrt, sqrt
+
+import torch
+from torch import Tensor
+
+from ..backends.reference import ReferenceBackend
+from ..problem import OPERANDS, ConvProblem, Pass, Slot
+from .bounds import reduction_length
+
+__all__ = [
+    "Operands",
+    "exact_limit",
+    "integer_operands",
+    "is_exact",
+    "magnitude",
+    "real_operands",
+    "reference",
+    "structural",
+    "wide_dtype",
+]
+
+#: A tensor for each slot that the passes read.
+Operands = dict[str, Tensor]
+
+_REFERENCE = ReferenceBackend()
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The 64-bit dtype of the same kind."""
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else torch.int64
+
+
+def reference(problem: ConvProblem, pass_: Pass, operands: Operands) -> Tensor:
+    """The pass in 64 bits, not rounded to the problem's dtype, on the CPU."""
+    wide = wide_dtype(problem.dtype)
+    a, b = (operands[slot].cpu().to(wide) for slot in OPERANDS[pass_])
+    return _REFERENCE.run(problem.replace(dtype=wide, memory_format=torch.contiguous_format), pass_, a, b)
+
+
+def magnitude(problem: ConvProblem, pass_: Pass, operands: Operands) -> Tensor:
+    """The pass of the absolute values: a bound on every partial sum, in float64."""
+    absolute: Operands = {slot: _absolute(t) for slot, t in operands.items()}
+    return reference(problem.replace(dtype=torch.float64), pass_, absolute)
+
+
+def _absolute(tensor: Tensor) -> Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj()).to(torch.float64)
+        return tensor.abs().sum(-1)
+    return tensor.to(torch.float64).abs()
+
+
+@lru_cache(64)
+def structural(problem: ConvProblem, pass_: Pass) -> Tensor:
+    """Which elements of the result read anything but padding."""
+    ones: Operands = {slot: torch.ones(problem.shape_of(slot), dtype=torch.float64) for slot in OPERANDS[pass_]}
+    return reference(problem.replace(dtype=torch.float64), pass_, ones) != 0
+
+
+def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
+    """Small integers whose every partial sum, in any order and in any of the passes, is exact in the problem's dtype.
+
+    Exact means at most 2**p in magnitude, p being the bits of the significand. Long sums of a narrow dtype need zeros
+    among the operands; their number is chosen so that the results are still mostly not zero.
+    """
+    # Half of what is exact, which leaves room for a bias.
+    limit = exact_limit(problem.dtype) // 2
+    length = max(reduction_length(problem, q) for q in passes)
+    largest = max(1, min(4, isqrt(limit // length))) if length else 1
+    density = min(1.0, sqrt(limit / (2 * length * largest**2))) if length > limit else 1.0
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        operands: Operands = {slot: _integers(problem, slot, largest, density, generator) for slot in _slots(passes)}
+        worst = max(float(magnitude(problem, q, operands).amax()) for q in passes)
+        if worst <= limit:
+            return operands
+        density /= 2
+
+
+def is_exact(problem: ConvProblem, pass_: Pass, operands: Operands) -> bool:
+    """Whether every partial sum of these integers, in any order, is exact in the problem's dtype."""
+    return float(magnitude(problem, pass_, operands).amax()) <= exact_limit(problem.dtype)
+
+
+def exact_limit(dtype: torch.dtype) -> int:
+    if dtype.is_floating_point or dtype.is_complex:
+        return round(2 / torch.finfo(dtype).eps)
+    return torch.iinfo(dtype).max
+
+
+def _slots(passes: Sequence[Pass]) -> list[Slot]:
+    wanted = {slot for q in passes for slot in OPERANDS[q]}
+    order: tuple[Slot, ...] = ("input", "weight", "grad_output")
+    return [slot for slot in order if slot in wanted]
+
+
+def _integers(problem: ConvProblem, slot: Slot, largest: int, density: float, generator: torch.Generator) -> Tensor:
+    dtype, shape = problem.dtype, list(problem.shape_of(slot))
+    if dtype.is_complex:
+        shape.append(2)
+    values = torch.randint(1, largest + 1, shape, generator=generator)
+    if dtype.is_floating_point or dtype.is_complex or dtype.is_signed:
+        # Three positive ones for every negative one: sums rarely cancel to zero.
+        values *= torch.where(torch.rand(shape, generator=generator) < 0.25, -1, 1)
+    values *= torch.rand(shape, generator=generator) < density
+    if dtype.is_complex:
+        values = torch.view_as_complex(values.to(torch.float64))
+    return values.to(dtype).contiguous(memory_format=problem.memory_format)
+
+
+def real_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
+    """Normally distributed numbers, rounded to the problem's dtype."""
+    generator = torch.Generator().manual_seed(seed)
+    wide = torch.complex128 if problem.dtype.is_complex else torch.float64
+    return {
+        slot: torch.randn(problem.shape_of(slot), generator=generator, dtype=wide)
+        .to(problem.dtype)
+        .contiguous(memory_format=problem.memory_format)
+        for slot in _slots(passes)
+    }

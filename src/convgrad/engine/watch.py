@@ -1,0 +1,118 @@
+"""Watching what a backend does with memory: what it leaves unwritten, oversteps and keeps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Guarded", "PeakMemory", "Poison", "guarded_copy", "poison_", "raw_bytes"]
+
+_EMPTY = {
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
+#: Elements in front of and behind a guarded tensor: a multiple of every vector and cache line.
+_MARGIN = 64
+
+
+def poison_(tensor: Tensor) -> Tensor:
+    """Fill with what shows up in any sum: NaN, or the largest integer."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.fill_(float("nan"))
+    return tensor.fill_(True if tensor.dtype is torch.bool else torch.iinfo(tensor.dtype).max)
+
+
+def raw_bytes(tensor: Tensor) -> Tensor:
+    """The elements as bytes, in the order of their indices.
+
+    Shape:
+        - result: [elements * itemsize], uint8
+    """
+    dense = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+    return dense.copy_(tensor.reshape(-1)).view(torch.uint8)
+
+
+class Guarded:
+    """A tensor inside poisoned memory that nobody may touch.
+
+    Attributes:
+        tensor: [*shape] with the strides asked for.
+    """
+
+    def __init__(self, shape: torch.Size, strides: tuple[int, ...], like: Tensor, shift: int = 0) -> None:
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+        start = _MARGIN + shift
+        self._whole = poison_(torch.empty(start + extent + _MARGIN, dtype=like.dtype, device=like.device))
+        self._ends = (slice(0, start), slice(start + extent, None))
+        self.tensor = self._whole.as_strided(shape, strides, start)
+
+    def bytes(self) -> Tensor:
+        """A copy of every byte, margins included."""
+        return self._whole.view(torch.uint8).clone()
+
+    def overstepped(self) -> bool:
+        """Whether a margin was written."""
+        fresh = poison_(torch.empty_like(self._whole)).view(torch.uint8)
+        size = self._whole.dtype.itemsize
+        byte_ends = [slice(e.start * size, None if e.stop is None else e.stop * size) for e in self._ends]
+        mine = self._whole.view(torch.uint8)
+        return any(not torch.equal(mine[e], fresh[e]) for e in byte_ends)
+
+
+def guarded_copy(tensor: Tensor, shift: int = 0) -> Guarded:
+    """A copy with the same strides, ``shift`` elements off an aligned start."""
+    guard = Guarded(tensor.shape, tensor.stride(), tensor, shift)
+    guard.tensor.copy_(tensor)
+    return guard
+
+
+class Poison(TorchDispatchMode):
+    """Every tensor that is allocated without being filled is poisoned, between guarded margins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._guards: list[Guarded] = []
+
+    def overstepped(self) -> bool:
+        """Whether anything wrote in front of or behind a tensor that it had allocated."""
+        return any(guard.overstepped() for guard in self._guards)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func in _EMPTY and result.layout is torch.strided:
+            self._guards.append(Guarded(result.shape, result.stride(), result))
+            return self._guards[-1].tensor
+        return result
+
+
+class PeakMemory(TorchDispatchMode):
+    """The most bytes that were allocated at one time, as PyTorch's operators see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._known: set[int] = set()
+
+    def ignore(self, *tensors: Tensor) -> None:
+        """Tensors that were there before."""
+        self._known.update(t.untyped_storage()._cdata for t in tensors)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._known:
+                    self._live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
+        self.peak = max(self.peak, sum(size for _, size in self._live.values()))
+        return result

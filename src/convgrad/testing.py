@@ -1,0 +1,98 @@
+"""The public conformance suite: is this backend right?
+
+Everything here is what the library checks its own backends with. A new backend needs no test of its own::
+
+    from convgrad.testing import check_backend
+
+    def test_mine():
+        check_backend(MyBackend()).raise_if_failed()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .engine.check import check_backend, check_problem, outputs_of
+from .engine.check_report import CheckReport, CheckResult
+from .engine.problems import default_problems
+from .problem import ConvProblem, effective_kernel, output_length
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
+
+__all__ = [
+    "CheckReport",
+    "CheckResult",
+    "check_backend",
+    "check_problem",
+    "default_problems",
+    "outputs_of",
+    "problems",
+]
+
+
+def problems(
+    *,
+    ndim: int | None = None,
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64, torch.bfloat16, torch.float16),
+    crops: bool = True,
+    largest: int = 12,
+) -> SearchStrategy[ConvProblem]:
+    """A hypothesis strategy: any small canonical problem.
+
+    Args:
+        ndim: 1, 2 or 3 dimensions only.
+        dtypes: to draw from.
+        crops: whether padding may be negative.
+        largest: spatial size.
+
+    Raises:
+        ImportError: hypothesis is not installed.
+
+    Equivalent to:
+        >>> from hypothesis import find
+        >>> find(problems(ndim=2), lambda p: p.depthwise and p.stride == (2, 2)).groups
+        2
+    """
+    from hypothesis import strategies as st
+
+    @st.composite
+    def draw_problem(draw: DrawFn) -> ConvProblem:
+        d = ndim or draw(st.integers(1, 3))
+        groups = draw(st.sampled_from([1, 1, 2, 3, 5]))
+        dims = [_draw_dimension(draw, largest, crops) for _ in range(d)]
+        size, kernel, stride, padding, dilation, out = zip(*dims, strict=True)
+        formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+        last = d > 1 and draw(st.booleans())
+        return ConvProblem(
+            batch=draw(st.integers(1, 3)),
+            in_channels=groups * draw(st.integers(1, 3)),
+            out_channels=groups * draw(st.integers(1, 4)),
+            groups=groups,
+            input_size=size,
+            kernel_size=kernel,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            output_size=out,
+            dtype=draw(st.sampled_from(dtypes)),
+            memory_format=formats[d] if last else torch.contiguous_format,
+            has_bias=draw(st.booleans()),
+            origin=draw(st.sampled_from(("plain", "transposed"))),
+        ).canonical()
+
+    return draw_problem()
+
+
+def _draw_dimension(draw: DrawFn, largest: int, crops: bool) -> tuple[int, int, int, tuple[int, int], int, int]:
+    """Size, kernel, stride, padding, dilation and output size that belong together."""
+    from hypothesis import strategies as st
+
+    kernel, stride, dilation = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    least = -2 if crops else 0
+    low, high = draw(st.integers(least, 4)), draw(st.integers(least, 4))
+    fits = effective_kernel(kernel, dilation) - low - high  # the smallest input with an output
+    size = max(draw(st.integers(1, largest)), fits)
+    return size, kernel, stride, (low, high), dilation, output_length(size, kernel, stride, low, high, dilation)
