@@ -1,0 +1,20 @@
+"""Sphinx: MyST Markdown pages, the furo theme; `make docs` treats every warning as an error."""
+
+import convgrad
+
+project = "convgrad"
+author = "the convgrad authors"
+copyright = f"2026, {author}"
+version = release = convgrad.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"convgrad {release}"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+napoleon_google_docstring = True
+napoleon_custom_sections = [("Shape", "params_style"), ("Equivalent to", "examples_style")]

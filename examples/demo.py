@@ -1,0 +1,362 @@
+"""Train one network twice, with stock PyTorch and with convgrad, and compare: losses, accuracy, time, backends.
+
+The network is made of depthwise-separable blocks (a depthwise convolution that looks around, a pointwise one that mixes
+channels), the images are scikit-learn's handwritten digits enlarged to 64 x 64. Both trainings start from the
+same weights and see the same batches in the same order; a step of one and a step of the other alternate.
+
+    make demo                          or  python examples/demo.py --threads 2 --epochs 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import convgrad
+from convgrad.engine.timing import Comparison, compare, conditions, keep_memory
+
+WIDTH, CLASSES, BATCH, TESTS, SEED = 32, 10, 32, 360, 0
+WARM_UP = 5  # steps that are not timed: they allocate and plan
+CHECK_EVERY = 16  # steps
+ROUNDING = 2.0**-24  # the largest relative error of one float32 operation
+
+console = Console(width=None if sys.stdout.isatty() else 118, highlight=False)
+
+
+# ---- data and network -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Digits:
+    """1797 handwritten digits: [n, 1, 64, 64] images and [n] labels, shuffled once."""
+
+    images: Tensor
+    labels: Tensor
+    test_images: Tensor
+    test_labels: Tensor
+
+    @classmethod
+    def load(cls) -> Digits:
+        raw = load_digits()
+        images = torch.tensor(raw.images, dtype=torch.float32)[:, None]  # [1797, 1, 8, 8]
+        images = F.interpolate(images, size=(64, 64), mode="bilinear", align_corners=False)
+        images = (images - images.mean()) / images.std()
+        labels = torch.tensor(raw.target)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SEED))
+        test, train = order[:TESTS], order[TESTS:]
+        return cls(images[train], labels[train], images[test], labels[test])
+
+    def batches(self, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(SEED)
+        for _ in range(epochs):
+            order = torch.randperm(len(self.labels), generator=generator)
+            for batch in order.split(BATCH)[: len(self.labels) // BATCH]:
+                yield self.images[batch], self.labels[batch]
+
+
+def network(conv: Callable[..., nn.Module]) -> nn.Sequential:
+    """The same network from any class with the constructor of torch.nn.Conv2d."""
+
+    def layer(*sizes: int, **options: object) -> list[nn.Module]:
+        return [conv(*sizes, bias=False, **options), nn.BatchNorm2d(sizes[1]), nn.ReLU()]
+
+    def separable(c_in: int, c_out: int, kernel: int, stride: int) -> list[nn.Module]:
+        depthwise = layer(c_in, c_in, kernel, stride=stride, padding=kernel // 2, groups=c_in)
+        return [*depthwise, *layer(c_in, c_out, 1)]
+
+    torch.manual_seed(SEED)
+    w = WIDTH
+    return nn.Sequential(
+        *layer(1, w, 3, stride=2, padding=1),  # [N, 32, 32, 32]
+        *separable(w, 2 * w, 3, 1),  # [N, 64, 32, 32]
+        *separable(2 * w, 4 * w, 5, 2),  # [N, 128, 16, 16]
+        *separable(4 * w, 4 * w, 7, 1),  # [N, 128, 16, 16]
+        *separable(4 * w, 8 * w, 3, 2),  # [N, 256, 8, 8]
+        *separable(8 * w, 8 * w, 5, 1),  # [N, 256, 8, 8]
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8 * w, CLASSES),
+    )
+
+
+# ---- training -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Training:
+    """One network on its way through the training set."""
+
+    name: str
+    net: nn.Sequential
+    steps: int
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=3e-3)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 3e-3, total_steps=self.steps)
+
+    def step(self, images: Tensor, labels: Tensor) -> None:
+        start = time.perf_counter()
+        loss = F.cross_entropy(self.net(images), labels)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        self.losses.append(loss.item())
+        self.seconds.append(time.perf_counter() - start)
+
+    @torch.no_grad()
+    def accuracy(self, data: Digits) -> float:
+        self.net.eval()
+        right = self.net(data.test_images).argmax(1) == data.test_labels
+        return right.float().mean().item()
+
+
+def train(data: Digits, epochs: int) -> tuple[Training, Training, Agreement]:
+    """Both trainings, step by step in alternation; now and then both are asked the same question."""
+    batches = list(data.batches(epochs))
+    stock = Training("PyTorch", network(nn.Conv2d), len(batches))
+    ours = Training("convgrad", network(convgrad.nn.Conv2d), len(batches))
+    agreement = Agreement()
+    columns = (TextColumn("{task.description}"), BarColumn(40), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task("training both", total=len(batches))
+        for i, batch in enumerate(batches):
+            for training in (stock, ours) if i % 2 else (ours, stock):
+                training.step(*batch)
+            if i % CHECK_EVERY == 0:
+                agreement.check(stock.net, *batch)
+            losses = f"step {i + 1:3d}  loss: PyTorch {stock.losses[-1]:.4f}, convgrad {ours.losses[-1]:.4f}"
+            progress.update(bar, advance=1, description=losses)
+    return stock, ours, agreement
+
+
+# ---- do they agree? -------------------------------------------------------------------------------
+
+
+class Agreement:
+    """Loss and gradients of stock PyTorch and of convgrad from the same weights and the same batch.
+
+    A float32 sum of n terms is off by about sqrt(n) roundings (Higham and Mary, A New Approach to Probabilistic
+    Rounding Error Analysis, 2019). The bound adds this up over all sums between the images and the gradients, for
+    both networks. Rounding stays far below it; a wrong formula, or a missed border, is thousands of times above.
+    """
+
+    def __init__(self) -> None:
+        self.twins = network(nn.Conv2d), network(convgrad.nn.Conv2d)
+        self.checks = 0
+        self.loss_difference = 0.0
+        self.gradient_difference = 0.0
+        self.bound = 0.0
+
+    def check(self, net: nn.Sequential, images: Tensor, labels: Tensor) -> None:
+        found = []
+        for twin in self.twins:
+            twin.load_state_dict(net.state_dict())
+            twin.zero_grad()
+            if not self.bound:
+                self.bound = rounding_bound(twin, images)
+                twin.load_state_dict(net.state_dict())
+            loss = F.cross_entropy(twin(images), labels)
+            loss.backward()
+            found.append((loss.item(), [p.grad for p in twin.parameters()]))
+        (loss_a, grads_a), (loss_b, grads_b) = found
+        self.checks += 1
+        self.loss_difference = max(self.loss_difference, abs(loss_a - loss_b) / max(abs(loss_a), 1.0))
+        for a, b in zip(grads_a, grads_b, strict=True):
+            assert a is not None
+            assert b is not None
+            self.gradient_difference = max(self.gradient_difference, ((a - b).norm() / a.norm()).item())
+
+    @property
+    def holds(self) -> bool:
+        return max(self.loss_difference, self.gradient_difference) <= self.bound
+
+
+def rounding_bound(net: nn.Sequential, images: Tensor) -> float:
+    """Largest relative difference of two correct float32 gradients that rounding explains, to first order."""
+    total, x = 0.0, images
+    with torch.no_grad():
+        for module in net:
+            x = module(x)
+            if isinstance(module, nn.Conv2d):
+                forward = module.weight[0].numel()
+                grad_input = forward * module.out_channels // module.in_channels
+                over_pixels = x.numel() // x.shape[1]  # grad_weight; batch norm's mean and variance, both ways
+                total += sum(map(math.sqrt, (forward, grad_input, *[over_pixels] * 5)))
+    return 2 * ROUNDING * total
+
+
+# ---- who computed what, and how fast? -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call in a layer: forward, or all gradients; ``parts`` are the (outputs, backend, reason) that it ran."""
+
+    layer: str
+    parts: tuple[tuple[str, str, str], ...]
+    times: Comparison
+
+
+def layer_rows(net: nn.Sequential, images: Tensor) -> Iterator[Row]:
+    """For each convolution: what one training step ran, and its time against ATen's for the same tensors."""
+    tensors: list[tuple[nn.Conv2d, Tensor]] = []
+
+    def remember(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, nn.Conv2d)
+        tensors.append((layer, args[0].detach()))
+
+    convs = [m for m in net if isinstance(m, nn.Conv2d)]
+    hooks = [m.register_forward_pre_hook(remember) for m in convs]
+    net(images)
+    for hook in hooks:
+        hook.remove()
+    for i, (layer, x) in enumerate(tensors):
+        kind = "depthwise" if layer.groups > 1 else "pointwise" if layer.kernel_size == (1, 1) else "dense"
+        kernel, stride = layer.kernel_size[0], layer.stride[0]
+        name = f"{kind} {kernel}x{kernel}" + (f" s{stride}" if stride > 1 else "")
+        name += f"  {layer.out_channels} x {'x'.join(map(str, x.shape[2:]))}"
+        yield from _rows_of(name, layer, x, needs_input_grad=i > 0)
+
+
+def _rows_of(name: str, layer: nn.Conv2d, x: Tensor, needs_input_grad: bool) -> Iterator[Row]:
+    weight = layer.weight.detach()
+    geometry = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
+
+    def forward(namespace: object) -> Tensor:
+        return namespace.convolution(x, weight, None, *geometry)  # pyright: ignore
+
+    grad_output = torch.randn_like(forward(torch.ops.aten))
+
+    def backward(namespace: object, mask: tuple[bool, bool, bool]) -> object:
+        return namespace.convolution_backward(grad_output, x, weight, None, *geometry, mask)  # pyright: ignore
+
+    def row(call: Callable[[object], object]) -> Iterator[Row]:
+        with convgrad.trace() as trace:
+            call(torch.ops.convgrad)
+        calls = {"convgrad": lambda: call(torch.ops.convgrad), "PyTorch": lambda: call(torch.ops.aten)}
+        times = compare(calls, "PyTorch", seconds=0.15)
+        yield Row(name, tuple((r.outputs, r.backend, r.reason) for r in trace), times)
+
+    yield from row(forward)
+    yield from row(lambda namespace: backward(namespace, (needs_input_grad, True, False)))
+
+
+# ---- what is shown --------------------------------------------------------------------------------
+
+
+def show_losses(stock: Training, ours: Training, agreement: Agreement) -> None:
+    differences = [abs(a - b) for a, b in zip(stock.losses, ours.losses, strict=True)]
+    table = Table(title="Loss of the two trainings", title_justify="left")
+    for heading in ("step", "PyTorch", "convgrad", "difference"):
+        table.add_column(heading, justify="right")
+    last = len(differences) - 1
+    for i in sorted({0, 1, 2, 5, 10, 20, *range(40, last, 40), last}):
+        table.add_row(str(i + 1), f"{stock.losses[i]:.6f}", f"{ours.losses[i]:.6f}", f"{differences[i]:.1e}")
+    console.print(table)
+    console.print(
+        f"The same question to both, {agreement.checks} times during training (same weights, same batch): the losses "
+        f"differ by at most {agreement.loss_difference:.1e}, the gradients by at most "
+        f"{agreement.gradient_difference:.1e} of their size. Rounding explains up to {agreement.bound:.1e}, a sum of "
+        f"n float32 numbers being off by about sqrt(n) x {ROUNDING:.0e}: "
+        + ("[green]they agree[/]." if agreement.holds else "[bold red]THEY DO NOT AGREE[/]."),
+    )
+    console.print(
+        "In the table each training follows its own weights, and every step magnifies the rounding of those before; "
+        "two runs of stock PyTorch in two memory layouts drift apart in the same way.\n"
+    )
+
+
+def show_result(stock: Training, ours: Training, data: Digits) -> bool:
+    samples = {t.name: t.seconds[WARM_UP:] for t in (ours, stock)}
+    times = Comparison("PyTorch", samples)
+    table = Table(title="Result", title_justify="left")
+    for heading in ("", "test accuracy", "ms per training step", "speed"):
+        table.add_column(heading, justify="right" if heading else "left")
+    accuracies = {t.name: t.accuracy(data) for t in (stock, ours)}
+    for name, accuracy in accuracies.items():
+        speed = "1" if name == times.baseline else str(times.speedup(name))
+        table.add_row(name, f"{accuracy:.1%}", f"{times.median(name) * 1e3:.1f}", speed)
+    console.print(table)
+    console.print(
+        f"{len(samples['PyTorch'])} steps of each in alternation: medians, and the 95 % interval of the ratio.\n"
+    )
+    return min(accuracies.values()) >= 0.97
+
+
+def show_layers(rows: list[Row]) -> None:
+    table = Table(title="Who computed what, and its time against PyTorch's", title_justify="left")
+    for heading in ("layer  (channels x image)", "output", "backend", "why", "ms", "PyTorch", "speed"):
+        justify = "right" if heading in ("ms", "PyTorch", "speed") else "left"
+        table.add_column(heading, justify=justify, no_wrap=heading != "why")
+    layer = ""
+    for row in rows:
+        speed = row.times.speedup("convgrad")
+        style = "" if not speed.differs else "green" if speed.value > 1 else "red"
+        shown = Text(f"{speed.value:.2f}x" if speed.differs else "same", style=style)
+        times = [f"{row.times.median(n) * 1e3:.2f}" for n in ("convgrad", "PyTorch")]
+        for i, (outputs, backend, reason) in enumerate(row.parts):
+            # Two gradients from two backends are two lines and one time: PyTorch computes them in one call.
+            table.add_row(
+                row.layer if row.layer != layer else "", outputs, backend, reason, *([*times, shown] if not i else [])
+            )
+            layer = row.layer
+    console.print(table)
+    slower = [r for r in rows if r.times.speedup("convgrad").high < 1]
+    verdict = f"slower than PyTorch in {len(slower)} of {len(rows)} rows" if slower else "slower in no row"
+    console.print(
+        f"Each row timed alone, in alternation; 'same' where the 95 % interval of the ratio holds 1. "
+        f"convgrad is {verdict}.\nBackend 'aten' is PyTorch's own kernel, called through convgrad.\n"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=0, help="0: PyTorch's own choice")
+    parser.add_argument("--epochs", type=int, default=4)
+    args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    keep_memory()  # for both: see convgrad.engine.timing
+    start = time.perf_counter()
+    data = Digits.load()
+    console.print(
+        f"\n{len(data.labels)} images of digits to train on, {TESTS} to test; {args.epochs} epochs with stock PyTorch "
+        "and with convgrad, from the same weights, in alternation.\n"
+    )
+    stock, ours, agreement = train(data, args.epochs)
+    show_losses(stock, ours, agreement)
+    accurate = show_result(stock, ours, data)
+    ours.net.train()
+    with console.status("timing each layer"):
+        rows = list(layer_rows(ours.net, data.images[:BATCH]))
+    show_layers(rows)
+    console.print(f"{conditions()}. The whole demo took {time.perf_counter() - start:.0f} s.")
+    if not agreement.holds:
+        console.print("[bold red]Losses or gradients differ by more than rounding explains: please report this.[/]")
+    if not accurate:
+        console.print("[bold red]A test accuracy is below 97 %.[/]")
+    return 0 if agreement.holds and accurate else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        console.print("\nstopped; nothing was written")
+        sys.exit(130)

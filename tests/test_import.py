@@ -1,0 +1,62 @@
+"""What `import convgrad` costs and drags in."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROBE = """
+import json, sys, time
+import torch
+before, start = set(sys.modules), time.perf_counter()
+import convgrad
+seconds = time.perf_counter() - start
+cuda = torch.cuda.is_initialized()
+print(json.dumps({"seconds": seconds, "cuda": cuda, "modules": sorted(set(sys.modules) - before)}))
+"""
+# numpy and sympy are torch's own guests: no fault of ours where it brings them itself.
+UNWANTED = {
+    "IPython", "hypothesis", "matplotlib", "numpy", "platformdirs", "pytest", "rich", "scipy", "sympy",
+    "transformers", "triton", "typer",
+}  # fmt: skip
+
+
+def imported() -> dict:
+    """One import in a fresh process; the test fails if it prints anything or warns."""
+    command = [sys.executable, "-W", "error", "-c", PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert len(lines) == 1, done.stdout
+    return json.loads(lines[0])
+
+
+@pytest.fixture(scope="module")
+def once() -> dict:
+    return imported()
+
+
+def test_import_prints_nothing_and_starts_no_cuda(once):
+    assert not once["cuda"]
+
+
+def test_import_loads_nothing_that_does_not_compute(once):
+    loaded = {name.split(".")[0] for name in once["modules"]}
+    assert not loaded & UNWANTED
+
+
+def test_import_takes_at_most_100_ms_beyond_torch():
+    # The best of several: a busy machine makes an import slower, never faster.
+    best = 1.0
+    for _ in range(8):
+        best = min(best, imported()["seconds"])
+        if best <= 0.1:
+            return
+    pytest.fail(f"import convgrad took {best * 1e3:.0f} ms beyond torch at best")
+
+
+@pytest.mark.parametrize("module", ["convgrad.engine.timing", "convgrad.problem"])
+def test_a_part_can_be_imported_alone(module):
+    subprocess.run([sys.executable, "-W", "error", "-c", f"import {module}"], check=True)
