@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 __all__ = [
+    "AutoDispatchBelowAutograd",
+    "after_autograd",
+    "any_autocast",
     "aten_memory_format",
+    "channels_last_of",
+    "dispatch_modes",
+    "forward_ad_active",
+    "function_modes",
     "functorch_active",
+    "hint_of",
+    "inner_transforms",
+    "is_guest",
+    "is_traced",
+    "jit_tracing",
     "profiler_enabled",
+    "single_level",
     "suggests_channels_last",
     "will_execute",
 ]
@@ -78,3 +93,57 @@ def will_execute(node: Any) -> bool:
         return _C._will_engine_execute_node(node)
     except RuntimeError:  # no backward pass is running in this thread, or it was asked for no subset
         return True
+
+
+# ---- autograd and dispatch -------------------------------------------------------------------------
+
+AutoDispatchBelowAutograd = _C._AutoDispatchBelowAutograd
+after_autograd = _C._after_autograd_keyset
+dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
+function_modes: Callable[[], int] = _C._len_torch_function_stack
+any_autocast: Callable[[], bool] = getattr(_C, "_is_any_autocast_enabled", torch.is_autocast_enabled)
+jit_tracing: Callable[[], Any] = _C._get_tracing_state
+
+
+def forward_ad_active() -> bool:
+    """Whether a `torch.autograd.forward_ad.dual_level` is open."""
+    return forward_ad._current_level >= 0
+
+
+@contextmanager
+def inner_transforms() -> Generator[None, None, None]:
+    """Gradients and tangents on again, for the functorch levels below the one that is being computed."""
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        yield
+
+
+def single_level() -> Any:
+    """Permission to apply an autograd.Function at one functorch level."""
+    from torch._functorch.utils import enable_single_level_autograd_function
+
+    return enable_single_level_autograd_function()
+
+
+# ---- tensor subclasses and symbolic sizes -----------------------------------------------------------
+
+
+def is_traced(t: Tensor) -> bool:
+    """Whether a tensor belongs to a graph that AOTAutograd is tracing."""
+    return type(t).__name__ == "FunctionalTensor"
+
+
+def is_guest(t: Tensor) -> bool:
+    """Whether a tensor is a subclass with a dispatch of its own that is not PyTorch's tracing machinery."""
+    kind = type(t)
+    if kind is Tensor or kind is torch.nn.Parameter:
+        return False
+    dispatch = getattr(kind, "__torch_dispatch__", None)
+    return dispatch is not _C._disabled_torch_dispatch_impl and not kind.__module__.startswith("torch._subclasses")
+
+
+def hint_of(n: Any) -> int | None:
+    """The value that a symbolic integer has in this trace; a plain integer itself; None where none is known."""
+    if isinstance(n, torch.SymInt):
+        hint = n.node.hint
+        return None if hint is None else int(hint)
+    return n

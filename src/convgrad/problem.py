@@ -59,9 +59,7 @@ def effective_kernel(kernel: int, dilation: int) -> int:
     return dilation * (kernel - 1) + 1
 
 
-def output_length(
-    size: int, kernel: int, stride: int, low: int, high: int, dilation: int
-) -> int:
+def output_length(size: int, kernel: int, stride: int, low: int, high: int, dilation: int) -> int:
     """Output positions along one dimension; zero or less where the kernel does not fit."""
     return (size + low + high - effective_kernel(kernel, dilation)) // stride + 1
 

@@ -23,6 +23,7 @@ __all__ = [
     "check_grad_input",
     "check_grad_weight",
     "check_operands",
+    "check_rank",
     "conv_geometry",
     "convolution_shape",
     "problem_of",
@@ -43,9 +44,7 @@ class Geometry(NamedTuple):
     groups: int
 
 
-def require(
-    condition: bool | torch.SymBool, message: Callable[[], str], error: type[Exception] = ShapeError
-) -> None:
+def require(condition: bool | torch.SymBool, message: Callable[[], str], error: type[Exception] = ShapeError) -> None:
     """Raise ``error(message())`` unless the condition holds; a symbolic condition is left to `torch._check`."""
     if isinstance(condition, torch.SymBool):
         torch._check(condition, message)
@@ -142,7 +141,7 @@ def convolution_shape(
     Raises:
         ShapeError: ranks, groups, channels, bias or spatial sizes that do not belong together.
     """
-    _check_rank(input_shape, weight_shape)
+    check_rank(input_shape, weight_shape)
     _check_groups(weight_shape, g)
     channels = weight_shape[0] if g.transposed else weight_shape[1] * g.groups
     require(
@@ -167,9 +166,7 @@ def convolution_shape(
         out_channels = 0
     shape = (input_shape[0], out_channels, *spatial)
     if all(isinstance(n, int) for n in shape):
-        require(
-            prod(shape) < 2**58, lambda: f"an output of size {list(shape)} does not fit in any memory"
-        )
+        require(prod(shape) < 2**58, lambda: f"an output of size {list(shape)} does not fit in any memory")
     return shape
 
 
@@ -177,8 +174,14 @@ def _given(weight_shape: Shape, g: Geometry) -> str:
     return f"{'transposed=1' if g.transposed else f'groups={g.groups}'}, weight of size {list(weight_shape)}"
 
 
-def _check_rank(input_shape: Shape, weight_shape: Shape) -> None:
+def check_rank(input_shape: Shape, weight_shape: Shape) -> None:
+    """Check that weight is a weight and input has as many dimensions.
+
+    Raises:
+        ShapeError: ranks that do not belong together.
+    """
     n = len(weight_shape)
+    require(n >= 3, lambda: "weight should have at least three dimensions")
     require(
         len(input_shape) == n,
         lambda: (
@@ -219,11 +222,9 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[
     if g.transposed:
         for _, _, s, _, dil, op in dims:
             require(op < s or op < dil, lambda: _output_padding_message(g))
-        out = tuple(
-            (n - 1) * s - low - high + effective_kernel(k, dil) + op for n, k, s, (low, high), dil, op in dims
-        )
-        message = (
-            lambda: f"Given input size per channel: ({_by(sizes)}). Calculated output size per channel: ({_by(out)}). "
+        out = tuple((n - 1) * s - low - high + effective_kernel(k, dil) + op for n, k, s, (low, high), dil, op in dims)
+        message = lambda: (
+            f"Given input size per channel: ({_by(sizes)}). Calculated output size per channel: ({_by(out)}). "
             "Output size is too small"
         )
     else:
@@ -242,10 +243,7 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[
     for n in sizes:
         require(
             n > 0,
-            lambda: (
-                "Only zero batch or zero channel inputs are supported, "
-                f"but got input shape: {list(input_shape)}"
-            ),
+            lambda: f"Only zero batch or zero channel inputs are supported, but got input shape: {list(input_shape)}",
         )
     for n in out:
         require(n > 0, message)
@@ -276,9 +274,7 @@ def check_backward(
     Raises:
         ShapeError: a grad_output that is not of the output's shape, bias_sizes that no bias has.
     """
-    require(
-        len(output_mask) == 3, lambda: f"expected output_mask to have 3 entries, but got {list(output_mask)}"
-    )
+    require(len(output_mask) == 3, lambda: f"expected output_mask to have 3 entries, but got {list(output_mask)}")
     require(
         len(grad_shape) == len(input_shape),
         lambda: (
@@ -314,7 +310,7 @@ def _check_grad_output(grad_shape: Shape, expected: Shape, weight_shape: Shape, 
 
 def check_grad_input(grad_shape: Shape, weight_shape: Shape, input_size: Shape, g: Geometry) -> None:
     """Check the operands of `grad_input` against the size of the input that is asked for."""
-    _check_rank(input_size, weight_shape)
+    check_rank(input_size, weight_shape)
     check_backward(grad_shape, input_size, weight_shape, None, g, (True, False, False))
 
 

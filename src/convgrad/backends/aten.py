@@ -40,9 +40,7 @@ class AtenBackend(Backend):
     )
     layouts = ("strided",)
 
-    def reasons_against(
-        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-    ) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         wanted = {o for o in outputs if o != "grad_bias"}
         if wanted == {"forward", "grad_weight"} and not problem.transposed:
             return ["PyTorch has no operator that gives forward and grad_weight of a plain convolution at once"]
@@ -68,9 +66,7 @@ class AtenBackend(Backend):
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
 
-    def expected_speedup(
-        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-    ) -> float:
+    def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
         return 1.0
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
@@ -144,9 +140,7 @@ class AtenBackend(Backend):
         }
         dims = (0, *range(2, problem.ndim + 2))
         return tuple(
-            slots[problem.bias_slot].sum(dims)
-            if o == "grad_bias"
-            else self.run(problem, o, *operands[o])
+            slots[problem.bias_slot].sum(dims) if o == "grad_bias" else self.run(problem, o, *operands[o])
             for o in outputs
         )
 
@@ -172,7 +166,7 @@ def _statable(problem: ConvProblem) -> ConvProblem:
     if not problem.transposed:
         return problem if problem.symmetric else padded(problem)
     if all(low >= 0 for low, _ in problem.padding) and all(
-        0 <= op and (op < s or op < d)
+        op >= 0 and (op < s or op < d)
         for op, s, d in zip(_output_padding(problem), problem.stride, problem.dilation, strict=True)
     ):
         return problem
@@ -192,9 +186,7 @@ def _operator(problem: ConvProblem) -> Callable[..., Tensor]:
     if p is problem:
         return lambda a, b, bias=None, workspace=None: torch.convolution(a, b, bias, *arguments)
     if not problem.transposed:
-        return lambda a, b, bias=None, workspace=None: torch.convolution(
-            pad_input(problem, a), b, bias, *arguments
-        )
+        return lambda a, b, bias=None, workspace=None: torch.convolution(pad_input(problem, a), b, bias, *arguments)
     contract = _gradient(problem, "grad_input")
 
     def transposed(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
@@ -211,9 +203,7 @@ def _gradient(problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
     if problem.transposed and p is problem:
         return _transposed_gradient(problem, pass_)
     if pass_ == "forward":
-        return lambda a, b, bias=None, workspace=None: torch.convolution(
-            pad_input(problem, a), b, None, *arguments
-        )
+        return lambda a, b, bias=None, workspace=None: torch.convolution(pad_input(problem, a), b, None, *arguments)
     if pass_ == "grad_weight":
 
         def grad_weight(a: Tensor, b: Tensor, bias: object = None, workspace: object = None) -> Tensor:

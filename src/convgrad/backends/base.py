@@ -52,9 +52,7 @@ class Backend(ABC):
     layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
 
     @abstractmethod
-    def reasons_against(
-        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-    ) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         """Sentences that say why this backend cannot compute ``outputs``; empty means usable.
 
         They may be asked about a device that is not here, and must not touch one.
@@ -120,15 +118,11 @@ class Backend(ABC):
         """Whether ``run`` adds the bias itself in ``problem.bias_pass``."""
         return False
 
-    def arithmetic(
-        self, problem: ConvProblem, pass_: Pass, device: torch.device
-    ) -> Arithmetic:
+    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         """How it sums for this problem."""
         return "direct"
 
-    def expected_speedup(
-        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-    ) -> float:
+    def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
         """How many times faster than ATen it is expected to be, from measurements; the rules of choice take the
         usable backend with the largest value. ATen's own value is 1; 0 means "never unless asked for".
         """

@@ -47,6 +47,4 @@ def _shift(t: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
 
 def _misses(problem: ConvProblem) -> bool:
     """Whether a crop leaves nothing of the input, so that only padding is read."""
-    return any(
-        -low >= n or -high >= n for n, (low, high) in zip(problem.input_size, problem.padding, strict=True)
-    )
+    return any(-low >= n or -high >= n for n, (low, high) in zip(problem.input_size, problem.padding, strict=True))

@@ -58,9 +58,7 @@ def choose(
     return max([*together, apart], key=lambda c: c.speedup).steps
 
 
-def _single(
-    problem: ConvProblem, pass_: Pass, device: torch.device, settings: Settings, request: Request
-) -> Step:
+def _single(problem: ConvProblem, pass_: Pass, device: torch.device, settings: Settings, request: Request) -> Step:
     name = request.of(pass_)
     if name is not None:
         against = reasons_against(get(name), problem, (pass_,), device, settings)
@@ -114,9 +112,7 @@ def _why(speedup: float, usable: int) -> str:
     return f"expected {speedup:.1f}x as fast as ATen" if speedup else "the first that can"
 
 
-def _refusal(
-    who: str, problem: ConvProblem, pass_: Pass, device: torch.device, settings: Settings
-) -> str:
+def _refusal(who: str, problem: ConvProblem, pass_: Pass, device: torch.device, settings: Settings) -> str:
     lines = [f"{who} cannot compute {pass_} of {problem} on {device}:"]
     for b in backends().values():
         against = reasons_against(b, problem, (pass_,), device, settings)

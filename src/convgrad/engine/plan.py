@@ -72,9 +72,7 @@ class Plan:
         results: dict[Output, Tensor] = {}
         for i, step in enumerate(self.steps):
             passes = [o for o in step.outputs if o != "grad_bias"]
-            names: tuple[Slot, ...] = (
-                OPERANDS[passes[0]] if len(passes) == 1 else ("grad_output", "input", "weight")
-            )
+            names: tuple[Slot, ...] = OPERANDS[passes[0]] if len(passes) == 1 else ("grad_output", "input", "weight")
             operands = tuple(slots[n] for n in names)
             if observers or profiler_enabled():
                 result = self._observed(i, operands, operands)
@@ -114,9 +112,7 @@ class Plan:
             for t in operands
             if not is_prepared(step.backend, self.problem, t)
         )
-        event = Event(
-            self.problem, step.outputs, step.backend.name, str(self.device), step.reason, copies, seconds
-        )
+        event = Event(self.problem, step.outputs, step.backend.name, str(self.device), step.reason, copies, seconds)
         for observer in tuple(observers):
             observer(event)
         return result

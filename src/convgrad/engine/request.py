@@ -34,9 +34,7 @@ def active() -> Request | None:
     return _task.get() or _default
 
 
-def _request(
-    name: str | None, forward: str | None, grad_input: str | None, grad_weight: str | None
-) -> Request | None:
+def _request(name: str | None, forward: str | None, grad_input: str | None, grad_weight: str | None) -> Request | None:
     names = (forward or name, grad_input or name, grad_weight or name)
     for n in names:
         if n is not None:

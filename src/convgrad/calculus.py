@@ -1,0 +1,102 @@
+"""The derivative table of convolution, and nothing else.
+
+A convolution is one trilinear form in three **roles**, ``input``, ``weight`` and ``output``. Each operator contracts two of
+them and yields the third:
+
+=============  =======================  ==========
+operator       contracts                yields
+=============  =======================  ==========
+convolution    input, weight            output
+grad_input     output, weight           input
+grad_weight    output, input            weight
+=============  =======================  ==========
+
+The form is linear in each role. Hence the whole table is one rule:
+
+    The derivative of an operator with respect to one of its arguments is the operator that yields this argument,
+    with the cotangent in the place of the result.
+
+For instance, the derivative of ``grad_weight(grad_output, input)`` with respect to ``grad_output`` yields the role output:
+``convolution(input, cotangent)``. Applied to its own results, the rule gives derivatives of every order; a transposed
+convolution obeys it unchanged, since it is the same form read the other way round. For complex tensors the other
+argument is conjugated, as PyTorch's convention for gradients asks.
+
+Forward-mode derivatives follow from linearity: the sum, over the arguments, of the operator itself with that
+argument replaced by its tangent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["OPERANDS", "Form", "Role", "contract", "derivative", "sum_of_bias", "tangent"]
+
+Role = Literal["input", "weight", "output"]
+
+#: The roles that the operator yielding a role contracts, in the order of its arguments.
+OPERANDS: dict[Role, tuple[Role, Role]] = {
+    "output": ("input", "weight"),
+    "input": ("output", "weight"),
+    "weight": ("output", "input"),
+}
+
+
+class Form(NamedTuple):
+    """One trilinear form: what all of its operators share.
+
+    Attributes:
+        input_size: full shape of the role input.
+        weight_size: full shape of the role weight.
+        arguments: stride, padding, dilation, transposed, output_padding, groups, as the operators take them.
+        memory_format: layout of the gradients; None lets the operator decide from its operands.
+    """
+
+    input_size: Sequence[int]
+    weight_size: Sequence[int]
+    arguments: tuple[Any, ...]
+    memory_format: torch.memory_format | None = None
+
+
+def contract(form: Form, yields: Role, operands: Mapping[Role, Tensor]) -> Tensor:
+    """Call the operator that yields a role."""
+    ops = torch.ops.convgrad
+    first, second = (operands[r] for r in OPERANDS[yields])
+    if yields == "output":
+        return ops.convolution.default(first, second, None, *form.arguments)
+    options = {"memory_format": form.memory_format}
+    if yields == "input":
+        return ops.grad_input.default(first, second, form.input_size, *form.arguments, **options)
+    return ops.grad_weight.default(first, second, form.weight_size, *form.arguments, **options)
+
+
+def derivative(
+    form: Form, yields: Role, argument: Role, cotangent: Tensor, operands: Mapping[Role, Tensor | None]
+) -> Tensor:
+    """The rule: yield the argument, with the cotangent in the place of the result."""
+    others = {role: _conj(t) for role, t in operands.items() if role != argument and t is not None}
+    return contract(form, argument, {**others, yields: cotangent})
+
+
+def tangent(
+    form: Form, yields: Role, operands: Mapping[Role, Tensor], tangents: Mapping[Role, Tensor | None]
+) -> Tensor | None:
+    """Forward mode: one contraction for each argument that moves; None where none does."""
+    terms = [contract(form, yields, {**operands, role: moved}) for role, moved in tangents.items() if moved is not None]
+    return sum(terms[1:], terms[0]) if terms else None
+
+
+def sum_of_bias(cotangent: Tensor) -> Tensor:
+    """The derivative with respect to a bias: a sum over batch and space.
+
+    Shape:
+        (N, C, *out) -> (C,)
+    """
+    return cotangent.sum((0, *range(2, cotangent.dim())))
+
+
+def _conj(t: Tensor) -> Tensor:
+    return t.conj() if t.is_complex() else t

@@ -1,0 +1,48 @@
+"""Convolutions and their gradients as functions, in 1, 2 and 3 dimensions, differentiable to any order.
+
+The names and signatures of ``torch.nn.functional`` and ``torch.nn.grad``; N-d functions do the work, the 1-d, 2-d and 3-d
+ones are thin names over them. ``padding`` may also have 2D entries, low and high of each dimension in turn.
+"""
+
+from ._convolution import convolution, convolution_backward, grad_bias, grad_input, grad_weight
+from ._gradients import (
+    conv1d_input,
+    conv1d_weight,
+    conv2d_input,
+    conv2d_weight,
+    conv3d_input,
+    conv3d_weight,
+    conv_transpose1d_input,
+    conv_transpose1d_weight,
+    conv_transpose2d_input,
+    conv_transpose2d_weight,
+    conv_transpose3d_input,
+    conv_transpose3d_weight,
+)
+from ._names import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+
+__all__ = [
+    "conv1d",
+    "conv1d_input",
+    "conv1d_weight",
+    "conv2d",
+    "conv2d_input",
+    "conv2d_weight",
+    "conv3d",
+    "conv3d_input",
+    "conv3d_weight",
+    "conv_transpose1d",
+    "conv_transpose1d_input",
+    "conv_transpose1d_weight",
+    "conv_transpose2d",
+    "conv_transpose2d_input",
+    "conv_transpose2d_weight",
+    "conv_transpose3d",
+    "conv_transpose3d_input",
+    "conv_transpose3d_weight",
+    "convolution",
+    "convolution_backward",
+    "grad_bias",
+    "grad_input",
+    "grad_weight",
+]

@@ -1,0 +1,309 @@
+"""The N-d functions, and the way from a call to its operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..calculus import Form, sum_of_bias
+from ..errors import ShapeError
+from ..ops import kernels
+from ..ops.autograd import apply
+from ..ops.eager import is_eager
+from ..shapes import check_rank
+
+__all__ = ["Ints", "convolution", "convolution_backward", "grad_bias", "grad_input", "grad_weight"]
+
+Ints = int | Sequence[int]
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _ints(value: Ints, d: int) -> tuple[int, ...]:
+    """One integer for each dimension; lists of another length are left to validation."""
+    if type(value) is int:
+        return (value,) * d
+    if isinstance(value, torch.SymInt):
+        return (value,) * d  # pyright: ignore[reportReturnType]
+    if isinstance(value, (tuple, list)):
+        return tuple([v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value])
+    return (index(value),) * d  # pyright: ignore[reportArgumentType]
+
+
+def _paddings(
+    padding: Ints | str, weight_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
+    """Padding as integers; ``same`` keeps the size, with the odd element on the high side."""
+    d = len(weight_size) - 2
+    if not isinstance(padding, str):
+        return _ints(padding, d)
+    if padding == "valid":
+        return (0,) * d
+    if padding != "same":
+        raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same'")
+    if any(s != 1 for s in stride):
+        raise ShapeError("padding='same' is not supported for strided convolutions")
+    steps = dilation if len(dilation) == d else tuple(dilation) * d
+    totals = [dil * (k - 1) for k, dil in zip(weight_size[2:], steps, strict=False)]
+    if all(total % 2 == 0 for total in totals):
+        return tuple(total // 2 for total in totals)
+    return tuple(p for total in totals for p in (total // 2, total - total // 2))
+
+
+def _apply(input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple[Any, ...]) -> Tensor:
+    """The operator, without the dispatcher where nobody stands between us and the kernel."""
+    if not is_eager(input, weight, bias):
+        return ops.convolution(input, weight, bias, *arguments)
+    call = kernels.convolution_call(input, weight, bias, arguments)
+    if torch.is_grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return apply(call, "output", Form(input.shape, weight.shape, arguments), input, weight, bias)
+    return call(input, weight, bias)
+
+
+def conv(
+    name: str,
+    d: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
+    groups: int,
+) -> Tensor:
+    if weight.dim() != d + 2:
+        _refuse_rank(d, input, weight)
+    stride, dilation = _ints(stride, d), _ints(dilation, d)
+    if isinstance(padding, str):
+        padding = _paddings(padding, weight.shape, stride, dilation)
+    arguments = (stride, _ints(padding, d), dilation, False, (0,) * d, groups)
+    if input.dim() == d + 2:
+        return _apply(input, weight, bias, arguments)
+    return _unbatched(name, d, input, lambda x: _apply(x, weight, bias, arguments))
+
+
+def conv_transpose(
+    name: str,
+    d: int,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Ints,
+    padding: Ints,
+    output_padding: Ints,
+    groups: int,
+    dilation: Ints,
+) -> Tensor:
+    if weight.dim() != d + 2:
+        _refuse_rank(d, input, weight)
+    arguments = (
+        _ints(stride, d),
+        _ints(padding, d),
+        _ints(dilation, d),
+        True,
+        _ints(output_padding, d),
+        groups,
+    )
+    if input.dim() == d + 2:
+        return _apply(input, weight, bias, arguments)
+    return _unbatched(name, d, input, lambda x: _apply(x, weight, bias, arguments))
+
+
+def _refuse_rank(d: int, input: Tensor, weight: Tensor) -> None:
+    """A weight of another dimension: the message that PyTorch gives, which speaks of the batched input."""
+    shape = (1, *input.shape) if input.dim() == d + 1 else tuple(input.shape)
+    check_rank(shape, weight.shape)
+    raise ShapeError(f"Expected a {d + 2}-dimensional weight, but got weight of size {list(weight.shape)}")
+
+
+def _unbatched(name: str, d: int, input: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
+    if input.dim() != d + 1:
+        raise ShapeError(
+            f"Expected {d + 1}D (unbatched) or {d + 2}D (batched) input to {name}, "
+            f"but got input of size: {list(input.shape)}"
+        )
+    return call(input.unsqueeze(0)).squeeze(0)
+
+
+# ---- N-d -----------------------------------------------------------------------------------------
+
+
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+    groups: int = 1,
+) -> Tensor:
+    """An N-d convolution, or with ``transposed=True`` an N-d transposed convolution.
+
+    Shape:
+        - input: (N, C_in, *in) with D = 1, 2 or 3 spatial dimensions
+        - weight: (C_out, C_in/groups, *k); transposed: (C_in, C_out/groups, *k)
+        - bias: (C_out,)
+        - result: (N, C_out, *out)
+
+    Raises:
+        ShapeError: sizes that do not belong together (a RuntimeError, worded as PyTorch's).
+        DtypeError: operands of different dtypes or devices (a RuntimeError).
+        BackendError: a backend that was asked for cannot (a RuntimeError).
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 4, 9), torch.randn(6, 4, 3)
+        >>> torch.equal(convgrad.convolution(x, w), torch.nn.functional.conv1d(x, w))
+        True
+    """
+    d = weight.dim() - 2
+    s, dil = _ints(stride, d), _ints(dilation, d)
+    arguments = (s, _paddings(padding, weight.shape, s, dil), dil, transposed, _ints(output_padding, d), groups)
+    return _apply(input, weight, bias, arguments)
+
+
+def grad_input(
+    input_size: Sequence[int],
+    weight: Tensor,
+    grad_output: Tensor,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+    groups: int = 1,
+) -> Tensor:
+    """The gradient of a convolution with respect to its input.
+
+    Shape:
+        - input_size: the N, C_in and D spatial sizes of the input
+        - weight, grad_output: as in `convolution`, grad_output like its result
+        - result: ``input_size``
+
+    Raises:
+        ShapeError: a grad_output that is not of the shape of the output.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> w, g = torch.randn(6, 4, 3), torch.randn(2, 6, 7)
+        >>> x = torch.randn(2, 4, 9, requires_grad=True)
+        >>> (want,) = torch.autograd.grad(torch.nn.functional.conv1d(x, w), x, g)
+        >>> torch.allclose(convgrad.grad_input(x.shape, w, g), want, atol=1e-5)
+        True
+    """
+    d = weight.dim() - 2
+    s, dil = _ints(stride, d), _ints(dilation, d)
+    pads = _paddings(padding, weight.shape, s, dil)
+    other = weight.conj() if weight.is_complex() else weight
+    rest = (list(input_size), s, pads, dil, transposed, _ints(output_padding, d), groups)
+    if is_eager(grad_output, weight) and not _moves(grad_output, weight):
+        return kernels.grad_input(grad_output, other, *rest)
+    return ops.grad_input(grad_output, other, *rest)
+
+
+def grad_weight(
+    input: Tensor,
+    weight_size: Sequence[int],
+    grad_output: Tensor,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+    groups: int = 1,
+) -> Tensor:
+    """The gradient of a convolution with respect to its weight.
+
+    Shape:
+        - weight_size: the sizes of the weight as in `convolution`
+        - input, grad_output: as in `convolution`, grad_output like its result
+        - result: ``weight_size``
+
+    Raises:
+        ShapeError: a grad_output that is not of the shape of the output.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, g = torch.randn(2, 4, 9), torch.randn(2, 6, 7)
+        >>> w = torch.randn(6, 4, 3, requires_grad=True)
+        >>> (want,) = torch.autograd.grad(torch.nn.functional.conv1d(x, w), w, g)
+        >>> torch.allclose(convgrad.grad_weight(x, w.shape, g), want, atol=1e-5)
+        True
+    """
+    d = len(weight_size) - 2
+    s, dil = _ints(stride, d), _ints(dilation, d)
+    pads = _paddings(padding, weight_size, s, dil)
+    other = input.conj() if input.is_complex() else input
+    rest = (list(weight_size), s, pads, dil, transposed, _ints(output_padding, d), groups)
+    if is_eager(grad_output, input) and not _moves(grad_output, input):
+        return kernels.grad_weight(grad_output, other, *rest)
+    return ops.grad_weight(grad_output, other, *rest)
+
+
+def grad_bias(grad_output: Tensor) -> Tensor:
+    """The gradient of a convolution with respect to its bias: a sum over batch and space.
+
+    Shape:
+        (N, C_out, *out) -> (C_out,)
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> convgrad.grad_bias(torch.ones(2, 3, 4))
+        tensor([8., 8., 8.])
+    """
+    return sum_of_bias(grad_output)
+
+
+def convolution_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    output_mask: Sequence[bool] = (True, True, True),
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of a convolution that the mask asks for; None for the others.
+
+    Shape:
+        - grad_output: (N, C_out, *out), like the result of `convolution`
+        - result: like input, like weight, and (C_out,)
+
+    Raises:
+        ShapeError: a grad_output or bias_sizes that do not belong to input and weight.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w, g = torch.randn(2, 4, 9), torch.randn(6, 4, 3), torch.randn(2, 6, 7)
+        >>> gi, gw, gb = convgrad.convolution_backward(g, x, w, output_mask=(True, False, True))
+        >>> gi.shape, gw, gb.shape
+        (torch.Size([2, 4, 9]), None, torch.Size([6]))
+    """
+    d = weight.dim() - 2
+    s, dil = _ints(stride, d), _ints(dilation, d)
+    pads = _paddings(padding, weight.shape, s, dil)
+    if input.is_complex():
+        input, weight = input.conj(), weight.conj()
+    rest = (s, pads, dil, transposed, _ints(output_padding, d), groups, list(output_mask))
+    sizes = None if bias_sizes is None else list(bias_sizes)
+    if is_eager(grad_output, input, weight) and not _moves(grad_output, input, weight):
+        return kernels.convolution_backward(grad_output, input, weight, sizes, *rest)
+    return ops.convolution_backward(grad_output, input, weight, sizes, *rest)
+
+
+def _moves(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)

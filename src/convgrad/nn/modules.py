@@ -1,0 +1,136 @@
+"""Convolution modules: torch's own, with the computation exchanged and nothing else.
+
+Padding modes other than zeros are a pad in front of a zero-padded problem, as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..engine.request import use_backend
+from ..functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+
+__all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
+
+class _Chosen:
+    """The ``backend`` keyword: the name of a backend that this module asks for, or None."""
+
+    backend: str | None = None
+
+    def __init__(self, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.backend = backend
+
+    def _asking(self) -> Any:
+        return nullcontext() if self.backend is None else use_backend(self.backend)
+
+
+class _Conv(_Chosen):
+    """The forward that the three convolutions share."""
+
+    _function: Callable[..., Tensor]
+
+    def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding: Any = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = 0
+        with self._asking():
+            return type(self)._function(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+
+class _ConvTranspose(_Chosen):
+    """The forward that the three transposed convolutions share."""
+
+    _function: Callable[..., Tensor]
+
+    def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """Apply the module; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
+        output_padding = self._output_padding(
+            input,
+            None if output_size is None else list(output_size),
+            self.stride,
+            self.padding,
+            self.kernel_size,
+            len(self.kernel_size),
+            self.dilation,
+        )
+        with self._asking():
+            return type(self)._function(
+                input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation
+            )
+
+
+class Conv1d(_Conv, torch.nn.Conv1d):
+    """A 1-d convolution: ``torch.nn.Conv1d`` computed by convgrad; ``backend=`` asks for a backend by name.
+
+    Shape:
+        (N, C_in, L) or (C_in, L) -> (N, C_out, L_out) or (C_out, L_out)
+    """
+
+    _function = staticmethod(conv1d)
+
+
+class Conv2d(_Conv, torch.nn.Conv2d):
+    """A 2-d convolution: ``torch.nn.Conv2d`` computed by convgrad; ``backend=`` asks for a backend by name.
+
+    Shape:
+        (N, C_in, H, W) or (C_in, H, W) -> (N, C_out, H_out, W_out) or (C_out, H_out, W_out)
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> ours, theirs = convgrad.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(3, 8, 3, padding=1)
+        >>> _ = ours.load_state_dict(theirs.state_dict())
+        >>> x = torch.randn(1, 3, 5, 5)
+        >>> torch.equal(ours(x), theirs(x)), repr(ours) == repr(theirs)
+        (True, True)
+    """
+
+    _function = staticmethod(conv2d)
+
+
+class Conv3d(_Conv, torch.nn.Conv3d):
+    """A 3-d convolution: ``torch.nn.Conv3d`` computed by convgrad; ``backend=`` asks for a backend by name.
+
+    Shape:
+        (N, C_in, D, H, W) or without N -> (N, C_out, D_out, H_out, W_out) or without N
+    """
+
+    _function = staticmethod(conv3d)
+
+
+class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
+    """A 1-d transposed convolution: ``torch.nn.ConvTranspose1d`` computed by convgrad.
+
+    Shape:
+        (N, C_in, L) or (C_in, L) -> (N, C_out, L_out) or (C_out, L_out)
+    """
+
+    _function = staticmethod(conv_transpose1d)
+
+
+class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
+    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` computed by convgrad.
+
+    Shape:
+        (N, C_in, H, W) or (C_in, H, W) -> (N, C_out, H_out, W_out) or (C_out, H_out, W_out)
+    """
+
+    _function = staticmethod(conv_transpose2d)
+
+
+class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
+    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` computed by convgrad.
+
+    Shape:
+        (N, C_in, D, H, W) or without N -> (N, C_out, D_out, H_out, W_out) or without N
+    """
+
+    _function = staticmethod(conv_transpose3d)

@@ -1,0 +1,51 @@
+"""The torch operators ``torch.ops.convgrad.*``.
+
+``convolution`` and ``convolution_backward`` have exactly the schemas of their ATen namesakes, so that they can be
+exchanged for one another; their padding may also have 2D entries, low and high of each dimension in turn.
+``grad_input`` and ``grad_weight`` are one gradient each, without the tensor that it does not need.
+
+For complex tensors these operators are the plain contractions; autograd conjugates.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import autocast, autograd, batching, fake, flops, kernels
+
+__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
+
+_ARGUMENTS = (
+    "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
+)
+SCHEMAS = {
+    "convolution": f"(Tensor input, Tensor weight, Tensor? bias, {_ARGUMENTS}) -> Tensor",
+    "convolution_backward": (
+        f"(Tensor grad_output, Tensor input, Tensor weight, SymInt[]? bias_sizes, {_ARGUMENTS}, bool[3] output_mask)"
+        " -> (Tensor, Tensor, Tensor)"
+    ),
+    "grad_input": (
+        f"(Tensor grad_output, Tensor weight, SymInt[] input_size, {_ARGUMENTS}, *, MemoryFormat? memory_format=None)"
+        " -> Tensor"
+    ),
+    "grad_weight": (
+        f"(Tensor grad_output, Tensor input, SymInt[] weight_size, {_ARGUMENTS}, *, MemoryFormat? memory_format=None)"
+        " -> Tensor"
+    ),
+}
+
+_library = torch.library.Library("convgrad", "DEF")
+for _name, _schema in SCHEMAS.items():
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, getattr(kernels, _name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"convgrad::{_name}", getattr(fake, _name), lib=_library)
+    torch.library.register_vmap(f"convgrad::{_name}", getattr(batching, _name), lib=_library)
+    _library.impl(_name, getattr(autograd, _name), "Autograd", with_keyset=True)
+
+autocast.register(_library)
+flops.register()
+
+convolution = torch.ops.convgrad.convolution.default
+convolution_backward = torch.ops.convgrad.convolution_backward.default
+grad_input = torch.ops.convgrad.grad_input.default
+grad_weight = torch.ops.convgrad.grad_weight.default

@@ -1,0 +1,240 @@
+"""The operators at the ``Autograd`` dispatch key: where the derivative table of `calculus` meets PyTorch's autograd.
+
+An own kernel at this key, rather than ``register_autograd``: it keeps forward-mode tangents, composes with every
+functorch transform, and knows which gradients the running backward pass really needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._compat import (
+    AutoDispatchBelowAutograd,
+    after_autograd,
+    dispatch_modes,
+    forward_ad_active,
+    functorch_active,
+    inner_transforms,
+    single_level,
+    will_execute,
+)
+from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
+from ..engine.request import active, resume
+from ..shapes import check_backward, conv_geometry, convolution_shape
+from . import flops, guests, kernels
+from .eager import is_eager
+
+__all__ = ["Contraction", "apply", "convolution", "convolution_backward", "grad_input", "grad_weight"]
+
+
+class Contraction(torch.autograd.Function):
+    """Any operator that yields one role, with its derivatives of every order by the calculus."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        below: Callable[..., Tensor],
+        yields: Role,
+        form: Form,
+        first: Tensor,
+        second: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """Compute, and keep of the two operands only the one that a derivative will contract."""
+        _, _, _, first_moves, second_moves, _ = ctx.needs_input_grad
+        if yields == "output" and first_moves != second_moves:
+            form = _with_layout(form, first, second)  # the other operand will not be there to ask
+        ctx.yields, ctx.form, ctx.request = yields, form, active()
+        ctx.save_for_backward(first if second_moves else None, second if first_moves else None)
+        ctx.set_materialize_grads(False)
+        if functorch_active():
+            ctx.save_for_forward(first, second)
+            with inner_transforms():
+                return below(first, second, bias)
+        if forward_ad_active():
+            ctx.save_for_forward(first, second)
+        return below(first, second, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+        """One contraction for each gradient that the running backward pass needs."""
+        (cotangent,) = cotangents
+        needs = _needed(ctx)
+        if cotangent is None or not any(needs):
+            return (None,) * 6
+        first, second = ctx.saved_tensors
+        with resume(ctx.request):
+            return (None, None, None, *_gradients(ctx.form, ctx.yields, cotangent, first, second, needs))
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        """Forward mode: by linearity in each operand."""
+        *_, first, second, bias = tangents
+        roles = OPERANDS[ctx.yields]
+        tensors = ctx.saved_tensors
+        operands = dict(zip(roles, tensors, strict=True))
+        moved = tangent(ctx.form, ctx.yields, operands, dict(zip(roles, (first, second), strict=True)))
+        if bias is not None:
+            column = bias.view(-1, *(1,) * (tensors[0].dim() - 2))
+            return column.expand(_output_shape(ctx.form)).clone() if moved is None else moved + column
+        assert moved is not None
+        return moved
+
+
+apply: Callable[..., Any] = super(torch.autograd.Function, Contraction).apply  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _needed(ctx: Any) -> tuple[bool, bool, bool]:
+    """Which of (first, second, bias) the running backward pass needs: also right for ``autograd.grad(y, x)``."""
+    needs = tuple(ctx.needs_input_grad[3:])
+    if not functorch_active() and not torch.compiler.is_compiling():
+        nodes = [node for node, _ in ctx.next_functions]  # one for each tensor argument, in their order
+        nodes += [None] * (3 - len(nodes))  # a bias that is None has no node
+        needs = tuple(need and will_execute(node) for need, node in zip(needs, nodes, strict=True))
+    return needs  # pyright: ignore[reportReturnType]
+
+
+def _with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
+    geometry = conv_geometry(weight.shape, *form.arguments)
+    return form._replace(memory_format=kernels.layout_of(input, weight, geometry))
+
+
+def _output_shape(form: Form) -> tuple[int, ...]:
+    return convolution_shape(form.input_size, form.weight_size, None, conv_geometry(form.weight_size, *form.arguments))
+
+
+def _gradients(
+    form: Form,
+    yields: Role,
+    cotangent: Tensor,
+    first: Tensor | None,
+    second: Tensor | None,
+    needs: tuple[bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if yields == "output" and first is not None and second is not None:
+        if needs[0] and needs[1]:  # both at once, so that one sweep may serve them
+            return _both(form, cotangent, first, second, needs[2])
+        form = _with_layout(form, first, second)
+    roles = OPERANDS[yields]
+    operands = dict(zip(roles, (first, second), strict=True))
+    one, two = (
+        derivative(form, yields, role, cotangent, operands) if need else None
+        for role, need in zip(roles, needs[:2], strict=True)
+    )
+    return one, two, sum_of_bias(cotangent) if needs[2] else None
+
+
+def _both(form: Form, cotangent: Tensor, input: Tensor, weight: Tensor, bias: bool) -> Any:
+    if input.is_complex():
+        input, weight = input.conj(), weight.conj()
+    args = (cotangent, input, weight, [cotangent.shape[1]] if bias else None, *form.arguments, [True, True, bias])
+    if not torch.is_grad_enabled() and is_eager(cotangent, input, weight):
+        return kernels.convolution_backward(*args)
+    return torch.ops.convgrad.convolution_backward.default(*args)
+
+
+# ---- kernels at the key --------------------------------------------------------------------------
+
+
+def _through(
+    op: Any,
+    keyset: Any,
+    yields: Role,
+    form: Form,
+    operands: tuple[Tensor, Tensor, Tensor | None],
+    rest: Any,
+    **options: Any,
+) -> Tensor:
+    """Call the operator below autograd, through `Contraction` where a derivative may be asked for."""
+    if dispatch_modes():
+        flops.register()
+    plain = guests.traced_operator(op, operands, rest)
+
+    def below(first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
+        args = (first, second, bias) if yields == "output" else (first, second)
+        with AutoDispatchBelowAutograd():
+            if plain is not None:
+                return plain(*args, *rest, **options)
+            return op.redispatch(keyset & after_autograd, *args, *rest, **options)
+
+    if functorch_active():
+        with single_level():
+            return apply(below, yields, form, *operands)
+    if _moves(*operands) or forward_ad_active():
+        return apply(below, yields, form, *operands)
+    return below(*operands)
+
+
+def _moves(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
+def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
+    """``convgrad::convolution`` with derivatives."""
+    if guests.any_guest(input, weight, bias):
+        return guests.aten_convolution(input, weight, bias, *arguments)
+    form = Form(input.shape, weight.shape, arguments)
+    op = torch.ops.convgrad.convolution.default
+    return _through(op, keyset, "output", form, (input, weight, bias), arguments)
+
+
+def grad_input(
+    keyset: Any,
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Any,
+    *arguments: Any,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    """``convgrad::grad_input`` with derivatives."""
+    form = Form(input_size, weight.shape, arguments)
+    op = torch.ops.convgrad.grad_input.default
+    operands = (grad_output, weight, None)
+    return _through(op, keyset, "input", form, operands, (input_size, *arguments), memory_format=memory_format)
+
+
+def grad_weight(
+    keyset: Any,
+    grad_output: Tensor,
+    input: Tensor,
+    weight_size: Any,
+    *arguments: Any,
+    memory_format: torch.memory_format | None = None,
+) -> Tensor:
+    """``convgrad::grad_weight`` with derivatives."""
+    form = Form(input.shape, weight_size, arguments)
+    op = torch.ops.convgrad.grad_weight.default
+    operands = (grad_output, input, None)
+    return _through(op, keyset, "weight", form, operands, (weight_size, *arguments), memory_format=memory_format)
+
+
+def convolution_backward(
+    keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *arguments: Any
+) -> Any:
+    """``convgrad::convolution_backward``: where derivatives are asked of it, its three gradients one by one."""
+    if guests.any_guest(grad_output, input, weight):
+        return guests.aten_convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
+    if dispatch_modes():
+        flops.register()
+    op = torch.ops.convgrad.convolution_backward.default
+    *rest, mask = arguments
+    tensors = (grad_output, input, weight)
+    if not (functorch_active() or forward_ad_active() or _moves(*tensors)):
+        plain = guests.traced_operator(op, tensors, (bias_sizes, *arguments))
+        with AutoDispatchBelowAutograd():
+            if plain is not None:
+                return plain(*tensors, bias_sizes, *arguments)
+            return op.redispatch(keyset & after_autograd, *tensors, bias_sizes, *arguments)
+    geometry = conv_geometry(weight.shape, *rest)
+    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, geometry, mask)
+    options = {"memory_format": kernels.layout_of(input, weight, geometry)}
+    ops = torch.ops.convgrad
+    return (
+        ops.grad_input.default(grad_output, weight, input.shape, *rest, **options) if mask[0] else None,
+        ops.grad_weight.default(grad_output, input, weight.shape, *rest, **options) if mask[1] else None,
+        sum_of_bias(grad_output) if mask[2] else None,
+    )

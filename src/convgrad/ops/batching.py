@@ -1,0 +1,167 @@
+"""vmap: an added batch dimension B folds into an axis that is there already.
+
+The three roles share axes in pairs: input and output share N, input and weight the input channels of a group (ci), weight
+and output the output channels of a group (co); all three share the groups (g). So
+
+- if one operand is batched, B folds into the axis that it shares with the result and not with the other operand;
+- if both are, B folds into the groups, since each of the B contractions is independent of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..calculus import OPERANDS, Form, Role, contract, sum_of_bias
+
+__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
+
+#: The axis shared by two roles and not by the third.
+_SHARED: dict[frozenset[str], str] = {
+    frozenset(("input", "output")): "N",
+    frozenset(("input", "weight")): "ci",
+    frozenset(("weight", "output")): "co",
+}
+
+
+def _axes(role: Role, transposed: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What the first two dimensions of a role consist of, slowest first."""
+    if role == "weight":
+        return (("g", "ci"), ("co",)) if transposed else (("g", "co"), ("ci",))
+    return ("N",), ("g", "ci" if role == "input" else "co")
+
+
+def _position(role: Role, axis: str, transposed: bool) -> tuple[int, bool]:
+    """In which dimension an axis lies, and whether the groups come before it there."""
+    for dim, names in enumerate(_axes(role, transposed)):
+        if axis in names:
+            return dim, names.index(axis) == 1
+    raise KeyError((role, axis))
+
+
+def _fold(t: Tensor, role: Role, axis: str, groups: int, transposed: bool) -> Tensor:
+    """[B, first, second, *k] -> B inside the dimension that holds ``axis``, right before that axis."""
+    dim, after_groups = _position(role, axis, transposed)
+    if after_groups:
+        t = t.unflatten(dim + 1, (groups, t.shape[dim + 1] // groups))  # [B, .., g, c, ..]
+        return t.movedim(0, dim + 1).flatten(dim, dim + 2)
+    return t.movedim(0, dim).flatten(dim, dim + 1)
+
+
+def _unfold(t: Tensor, role: Role, axis: str, groups: int, transposed: bool, batch: int) -> Tensor:
+    """The inverse of `_fold`."""
+    dim, after_groups = _position(role, axis, transposed)
+    if after_groups:
+        t = t.unflatten(dim, (groups, batch, t.shape[dim] // (groups * batch)))
+        return t.movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
+    return t.unflatten(dim, (batch, t.shape[dim] // batch)).movedim(dim, 0)
+
+
+def _folded_size(size: Sequence[int], role: Role, axis: str, transposed: bool, batch: int) -> list[int]:
+    size = list(size)
+    size[_position(role, axis, transposed)[0]] *= batch
+    return size
+
+
+def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in_dims: Sequence[int | None]) -> Tensor:
+    """The contraction with B folded away and back; B comes first in the result."""
+    roles, batch = OPERANDS[yields], info.batch_size
+    *arguments, groups = form.arguments
+    transposed = arguments[3]
+    moved = [t if d is None else t.movedim(d, 0) for t, d in zip(operands, in_dims, strict=True)]
+    which = [r for r, d in zip(roles, in_dims, strict=True) if d is not None]
+    axis = "g" if len(which) == 2 else _SHARED[frozenset((which[0], yields))]
+    folded = {r: _fold(t, r, axis, groups, transposed) if r in which else t for r, t in zip(roles, moved, strict=True)}
+    sizes = {"input": form.input_size, "weight": form.weight_size}
+    if yields in sizes:
+        sizes[yields] = _folded_size(sizes[yields], yields, axis, transposed, batch)
+    wide = Form(sizes["input"], sizes["weight"], (*arguments, groups * batch if axis == "g" else groups))
+    return _unfold(contract(wide, yields, folded), yields, axis, groups, transposed, batch)
+
+
+# Groups lead their dimension, so folding B "right before g" makes [B, g, c]: B times as many groups.
+
+
+def convolution(
+    info: Any,
+    in_dims: Any,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *arguments: Any,
+) -> tuple[Tensor, int | None]:
+    """vmap of convolution: batched input, batched weight, or both; batched bias."""
+    dims = in_dims[:2]
+    shapes = [_shape(t, d) for t, d in zip((input, weight), dims, strict=True)]
+    form = Form(*shapes, arguments)
+    if dims[0] is None and dims[1] is None:
+        output = contract(form, "output", {"input": input, "weight": weight})[None]
+    else:
+        output = _batched(info, form, "output", (input, weight), dims)
+    if bias is not None:
+        rows = bias[None] if in_dims[2] is None else bias.movedim(in_dims[2], 0)
+        output = output + rows.view(rows.shape[0], 1, -1, *(1,) * (output.dim() - 3))
+    return output, 0
+
+
+def grad_input(
+    info: Any, in_dims: Any, grad_output: Tensor, weight: Tensor, input_size: Any, *arguments: Any, **_: Any
+) -> tuple[Tensor, int]:
+    """vmap of grad_input."""
+    form = Form(input_size, _shape(weight, in_dims[1]), arguments)
+    return _batched(info, form, "input", (grad_output, weight), in_dims[:2]), 0
+
+
+def grad_weight(
+    info: Any, in_dims: Any, grad_output: Tensor, input: Tensor, weight_size: Any, *arguments: Any, **_: Any
+) -> tuple[Tensor, int]:
+    """vmap of grad_weight: with both operands batched these are per-sample gradients, as one grouped contraction."""
+    form = Form(_shape(input, in_dims[1]), weight_size, arguments)
+    return _batched(info, form, "weight", (grad_output, input), in_dims[:2]), 0
+
+
+def convolution_backward(
+    info: Any,
+    in_dims: Any,
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    *arguments: Any,
+) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
+    """vmap of convolution_backward: each gradient by its own rule."""
+    *rest, mask = arguments
+    ops, (g, x, w) = torch.ops.convgrad, in_dims[:3]
+    results: list[Tensor | None] = [None, None, None]
+    dims: list[int | None] = [None, None, None]
+    if mask[0]:
+        results[0], dims[0] = _maybe(
+            info, ops.grad_input.default, grad_input, (g, w), grad_output, weight, _shape(input, x), rest
+        )
+    if mask[1]:
+        results[1], dims[1] = _maybe(
+            info, ops.grad_weight.default, grad_weight, (g, x), grad_output, input, _shape(weight, w), rest
+        )
+    if mask[2]:
+        total = sum_of_bias if g is None else torch.func.vmap(sum_of_bias, in_dims=g)
+        results[2], dims[2] = total(grad_output), None if g is None else 0
+    return tuple(results), tuple(dims)
+
+
+def _maybe(
+    info: Any, op: Any, rule: Any, dims: tuple[int | None, int | None], a: Tensor, b: Tensor, size: Any, rest: Any
+) -> tuple[Tensor, int | None]:
+    if dims == (None, None):
+        return op(a, b, size, *rest), None
+    return rule(info, dims, a, b, size, *rest)
+
+
+def _shape(t: Tensor, dim: int | None) -> list[int]:
+    """The shape that one of the B contractions sees."""
+    shape = list(t.shape)
+    if dim is not None:
+        del shape[dim]
+    return shape
