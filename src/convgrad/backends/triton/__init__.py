@@ -1,0 +1,197 @@
+"""Depthwise convolutions on a GPU, in Triton: one source for CUDA, ROCm and XPU.
+
+`geometry` turns a problem into a sliding sum, `kernels` and `grad_weight` compute it, `tiles` chooses the shape of a
+program, `launch` brings tensors to them, `aot` compiles them where there is no GPU. triton is
+imported at the first use.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import lru_cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ...errors import BackendError
+from ...problem import ConvProblem, Output, Pass
+from ..base import Backend
+from .geometry import geometry
+from .tiles import UNROLLED, share_elements
+
+__all__ = ["TritonBackend"]
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+#: What a ROCm build of PyTorch calls "cuda" too.
+_DEVICES = ("cuda", "hip", "xpu")
+_BOTH: tuple[Output, ...] = ("grad_input", "grad_weight")
+_ALL: tuple[Output, ...] = (*_BOTH, "grad_bias")
+
+
+@lru_cache(maxsize=1)
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _interpreted() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+class TritonBackend(Backend):
+    """Depthwise forward, both gradients, and both in one sweep, by reading every operand once.
+
+    A kernel is trusted on a device after a tiny problem with an exact answer has come out right there; a wrong one bans
+    the backend from the device.
+    """
+
+    name = "triton"
+    summary = "depthwise 1-D, 2-D and 3-D on a GPU, NCHW and channels_last, one reading of each operand"
+    sweeps = (_BOTH, _ALL)
+    layouts = ("contiguous", "channels_last", "strided")
+
+    def __init__(self) -> None:
+        self._trusted: set[tuple[object, ...]] = set()
+        self._banned: dict[torch.device, str] = {}
+
+    # ---- what it can do ----------------------------------------------------------------------------
+
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        reasons: list[str] = []
+        if not _installed():
+            reasons.append("triton is not installed")
+        if device.type not in _DEVICES and not (device.type == "cpu" and _interpreted()):
+            reasons.append(f"it runs on GPUs (cuda, hip, xpu), not on {device.type}")
+        if device in self._banned:
+            reasons.append(self._banned[device])
+        if problem.in_channels != problem.groups:
+            reasons.append("it computes depthwise convolutions only (one input channel a group)")
+        if problem.dtype not in _DTYPES:
+            reasons.append(f"it has no kernel for {str(problem.dtype).removeprefix('torch.')}")
+        if len(outputs) > 1:
+            reasons.extend(_against_sweep(problem, outputs))
+        elif "grad_bias" in outputs:
+            reasons.append("grad_bias alone is a sum, which the engine does")
+        return reasons
+
+    def fuses_bias(self, problem: ConvProblem) -> bool:
+        return True
+
+    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+        if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
+            return 0
+        return share_elements(problem, "sweep" if len(outputs) > 1 else "sum") * max(4, problem.dtype.itemsize)
+
+    def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
+        """Not measured on any GPU: where ATen's own CUDA kernels are known to move more bytes than they must.
+
+        Native grad_weight reads both operands once for every kernel position; native 3-D and large kernels read the
+        input that often. cuDNN takes channels_last, and float16 with kernels up to 5x5: nothing is claimed against it,
+        nor against other vendors' libraries. See docs/gpu.md.
+        """
+        if device.type != "cuda" or torch.version.hip is not None or self.reasons_against(problem, outputs, device):
+            return 0.0
+        if problem.dtype != torch.float64 and problem.channels_last:
+            return 0.0
+        if problem.dtype == torch.float16 and problem.ndim < 3 and max(problem.kernel_size) <= 5:
+            return 0.0
+        elements = prod(problem.kernel_size)
+        if "grad_weight" in outputs and elements > 1:
+            return 2.0
+        return 1.5 if elements > 1 and (problem.ndim == 3 or elements >= 49) else 0.0
+
+    # ---- doing it ----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        problem: ConvProblem,
+        pass_: Pass,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None = None,
+        workspace: Tensor | None = None,
+    ) -> Tensor:
+        self._trust(problem, pass_, a.device)
+        return _run(problem, pass_, a, b, bias, workspace)
+
+    def sweep(
+        self,
+        problem: ConvProblem,
+        outputs: tuple[Output, ...],
+        grad_output: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        workspace: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
+        self._trust(problem, "sweep", grad_output.device)
+        return _sweep(problem, outputs, grad_output, input, weight, workspace)
+
+    # ---- trust -------------------------------------------------------------------------------------
+
+    def _trust(self, problem: ConvProblem, what: str, device: torch.device) -> None:
+        """Run a tiny exact problem before the first use of a kernel on a device.
+
+        Raises:
+            BackendError: it came out wrong, now or before.
+        """
+        key = (device, what, problem.dtype, problem.channels_last, any(s > 1 for s in problem.stride))
+        if key in self._trusted:
+            return
+        if device in self._banned:
+            raise BackendError(f"triton: {self._banned[device]}")
+        if device.type == "cpu":  # the interpreter, in a test that checks the result anyway
+            return
+        from .launch import capturing
+
+        if capturing(device):
+            return  # nothing may be waited for now; the check comes with the first call outside a capture
+        from .selfcheck import first_fault
+
+        fault = first_fault(what, problem.dtype, problem.channels_last, key[-1] is True, device)
+        if fault is not None:
+            self._banned[device] = fault
+            raise BackendError(f"triton: {fault}")
+        self._trusted.add(key)
+
+
+def _against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
+    if outputs not in (_BOTH, _ALL):
+        return ["its one sweep computes grad_input and grad_weight, with or without grad_bias"]
+    reasons: list[str] = []
+    if problem.out_channels != problem.in_channels:
+        reasons.append("its sweep is for one output channel per input channel")
+    elif problem.in_channels == problem.groups:
+        g = geometry(problem, adjoint=True, channel_lanes=problem.channels_last)
+        if prod(axis.taps for axis in g.axes) > UNROLLED:
+            reasons.append(f"its sweep keeps at most {UNROLLED} kernel positions in registers")
+        if "grad_bias" in outputs and (problem.transposed or min(g.field("whole_tap")) < 0):
+            reasons.append("no kernel position reads all of grad_output: grad_bias needs a sum of its own")
+    return reasons
+
+
+def _run(
+    problem: ConvProblem, pass_: Pass, a: Tensor, b: Tensor, bias: Tensor | None, workspace: Tensor | None
+) -> Tensor:
+    from . import launch
+
+    if pass_ == "forward":
+        return launch.output(problem, a, b, bias)
+    if pass_ == "grad_input":
+        return launch.grad_input(problem, a, b, bias)
+    return launch.grad_weight(problem, a, b, workspace)
+
+
+def _sweep(
+    problem: ConvProblem,
+    outputs: tuple[Output, ...],
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    workspace: Tensor | None,
+) -> tuple[Tensor, ...]:
+    from . import launch
+
+    with_bias = "grad_bias" in outputs
+    grad_input, grad_weight, grad_bias = launch.sweep(problem, grad_output, input, weight, with_bias, workspace)
+    return (grad_input, grad_weight) if grad_bias is None else (grad_input, grad_weight, grad_bias)
