@@ -1,0 +1,203 @@
+"""The machine's limit: how fast it moves bytes and multiplies, measured or from a datasheet, and labelled so.
+
+A pass cannot take less time than its bytes need (two operands read, one result written) nor than its arithmetic needs
+(S. Williams, A. Waterman, D. Patterson, "Roofline", CACM 52(4), 2009).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from ..pipeline import Machine
+from ..problem import ConvProblem
+
+__all__ = ["Limits", "cache_file", "datasheet", "limits_of", "measure"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a machine can do at best.
+
+    Args:
+        bytes_per_second: of a large copy, bytes read and bytes written both counted.
+        flops_per_second: in this dtype.
+        dtype: by name, ``"float32"``.
+        source: how these two are known.
+    """
+
+    bytes_per_second: float
+    flops_per_second: float
+    dtype: str
+    source: str
+
+    def seconds(self, problem: ConvProblem) -> float:
+        """The least time of any one pass."""
+        return max(problem.least_bytes / self.bytes_per_second, problem.flops / self.flops_per_second)
+
+    def bound(self, problem: ConvProblem) -> str:
+        """What that time is made of: ``"memory"`` or ``"arithmetic"``."""
+        by_memory = problem.least_bytes / self.bytes_per_second >= problem.flops / self.flops_per_second
+        return "memory" if by_memory else "arithmetic"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.bytes_per_second / 1e9:,.1f} GB/s and {self.flops_per_second / 1e9:,.0f} GFLOP/s in {self.dtype} "
+            f"({self.source})"
+        )
+
+
+#: GB/s of memory; TFLOP/s by dtype, dense, accumulated in float32 where the datasheet says so. "tf32" stands for
+#: float32 convolutions with TF32 allowed. From the makers' datasheets: the SXM or OAM version where there are several.
+_DATASHEETS: dict[str, tuple[float, dict[str, float]]] = {
+    "v100": (900, {"float64": 7.8, "float32": 15.7, "float16": 125}),
+    "t4": (320, {"float64": 0.25, "float32": 8.1, "float16": 65}),
+    "a100": (2039, {"float64": 19.5, "float32": 19.5, "tf32": 156, "float16": 312, "bfloat16": 312}),
+    "a10": (600, {"float32": 31.2, "tf32": 62.5, "float16": 125, "bfloat16": 125}),
+    "l4": (300, {"float32": 30.3, "tf32": 60, "float16": 121, "bfloat16": 121}),
+    "l40s": (864, {"float32": 91.6, "tf32": 183, "float16": 362, "bfloat16": 362}),
+    "h100": (3350, {"float64": 67, "float32": 67, "tf32": 494, "float16": 989, "bfloat16": 989}),
+    "h200": (4800, {"float64": 67, "float32": 67, "tf32": 494, "float16": 989, "bfloat16": 989}),
+    "rtx4090": (1008, {"float64": 1.3, "float32": 82.6, "tf32": 82.6, "float16": 165, "bfloat16": 165}),
+    "mi250x": (3277, {"float64": 95.7, "float32": 47.9, "float16": 383, "bfloat16": 383}),
+    "mi300x": (5300, {"float64": 163.4, "float32": 163.4, "float16": 1307, "bfloat16": 1307}),
+}  # fmt: skip
+
+
+def datasheet(machine: Machine, dtype: torch.dtype, *, tf32: bool = False) -> Limits | None:
+    """The limits of a described GPU by its datasheet; None where its name or this dtype is not in the table."""
+    words = machine.label.lower().replace("-", " ").replace(",", " ").split()
+    name = next((w for w in words if w in _DATASHEETS), None)
+    if name is None:
+        return None
+    bandwidth, flops = _DATASHEETS[name]
+    key = "tf32" if tf32 and dtype is torch.float32 and "tf32" in flops else str(dtype).removeprefix("torch.")
+    if key not in flops:
+        return None
+    return Limits(bandwidth * 1e9, flops[key] * 1e12, key, f"datasheet of the {name.upper()}, dense")
+
+
+def limits_of(machine: Machine, dtype: torch.dtype, *, measured: bool = False) -> Limits | None:
+    """What is known about a machine: the datasheet of a described one, what was measured of this one.
+
+    Args:
+        measured: measure this machine now (about two seconds) where that was not done before.
+    """
+    if machine.device_type == "cpu" and machine == Machine.here("cpu"):
+        return _stored(dtype) or (measure(dtype) if measured else None)
+    if machine.device_type == "cuda" and torch.cuda.is_available() and machine == Machine.here("cuda"):
+        return measure(dtype, "cuda") if measured else datasheet(machine, dtype)
+    return datasheet(machine, dtype)
+
+
+def measure(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Limits:
+    """Measure this machine: the best of several large copies and of several large matrix products.
+
+    The result is kept on disk for the same processor, number of threads, PyTorch and dtype.
+
+    Equivalent to:
+        >>> 1e8 < measure().bytes_per_second < 1e14
+        True
+    """
+    device = torch.device(device)
+    a = torch.ones(1 << 26, dtype=torch.uint8, device=device)  # 64 MB, above any private cache
+    b = torch.empty_like(a)
+    copy = 2 * a.numel() / _best(lambda: b.copy_(a), device)
+    arithmetic = _arithmetic(dtype, device)
+    product = 0.0
+    for n in (512, 1024, 2048):
+        x = torch.ones(n, n, device=device, dtype=arithmetic)
+        y = torch.empty_like(x)
+        product = max(product, 2 * n**3 / _best(lambda x=x, y=y: torch.mm(x, x, out=y), device, 0.3))
+    name = str(arithmetic).removeprefix("torch.")
+    where = "this CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    found = Limits(copy, product, name, f"measured on {where}: a 64 MB copy, the best matrix product")
+    if device.type == "cpu":
+        _store(dtype, found)
+    return found
+
+
+def _arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The dtype in which this machine multiplies: 16-bit numbers are widened where a CPU has no instructions for them,
+    and there is no matrix product to measure for integers.
+    """
+    if not dtype.is_floating_point:
+        return torch.float32
+    here = Machine.here("cpu")
+    widened = {torch.bfloat16: not here.mkldnn_bf16, torch.float16: not here.mkldnn_fp16}
+    return torch.float32 if device.type == "cpu" and widened.get(dtype, False) else dtype
+
+
+def _best(call: Callable[[], object], device: torch.device, seconds: float = 0.4) -> float:
+    """The shortest time of one call, of as many as fit into ``seconds`` and at least three."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    once()
+    stop, times = time.perf_counter() + seconds, [once(), once(), once()]
+    while time.perf_counter() < stop:
+        times.append(once())
+    return min(times)
+
+
+# ---- on disk -------------------------------------------------------------------------------------
+
+
+def cache_file() -> Path:
+    """Where measured limits are kept: ``$CONVGRAD_CACHE_DIR``, or the user's cache folder."""
+    named = os.environ.get("CONVGRAD_CACHE_DIR")
+    if named:
+        return Path(named) / "limits.json"
+    base = os.environ.get("XDG_CACHE_HOME")
+    if base is None and platform.system() == "Darwin":
+        base = str(Path.home() / "Library" / "Caches")
+    if base is None and platform.system() == "Windows":
+        base = os.environ.get("LOCALAPPDATA")
+    return Path(base or Path.home() / ".cache") / "convgrad" / "limits.json"
+
+
+def _key(dtype: torch.dtype) -> str:
+    from .timing import conditions
+
+    return f"{conditions('cpu')}, {str(dtype).removeprefix('torch.')}"
+
+
+def _read() -> dict[str, dict[str, float | str]]:
+    try:
+        data = json.loads(cache_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _stored(dtype: torch.dtype) -> Limits | None:
+    try:
+        return Limits(**_read()[_key(dtype)])  # pyright: ignore[reportArgumentType]
+    except (KeyError, TypeError):
+        return None
+
+
+def _store(dtype: torch.dtype, found: Limits) -> None:
+    """Add to the file, in one step; a folder that cannot be written to is no error."""
+    path = cache_file()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = {**_read(), _key(dtype): asdict(found)}
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as f:
+            json.dump(data, f, indent=1)
+        os.replace(f.name, path)
+    except OSError:
+        return

@@ -1,0 +1,167 @@
+"""`trace`: who computed what, in which layout, with which copies and in what time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .observe import Event, observers
+from .onednn import OneDNNLog
+
+__all__ = ["Record", "Trace", "trace"]
+
+_COLUMNS = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One call of one backend.
+
+    Args:
+        call: its number in the trace.
+        outputs: what it computed, joined by ``+`` where one sweep gave several.
+        backend: its name.
+        kernel: oneDNN's name for the primitive that ran, where it was asked for; else empty.
+        layout: of the result.
+        copies: operands that had to be copied into a layout that the backend takes.
+        milliseconds: wall time of the call, copies included; on a GPU it waited for the device.
+        device: where it ran.
+        problem: as one line of text.
+        reason: why this backend.
+    """
+
+    call: int
+    outputs: str
+    backend: str
+    kernel: str
+    layout: str
+    copies: tuple[str, ...]
+    milliseconds: float
+    device: str
+    problem: str
+    reason: str
+
+    def cells(self) -> tuple[str, ...]:
+        """One text for each column of a table."""
+        row = asdict(self) | {"copies": "; ".join(self.copies), "milliseconds": f"{self.milliseconds:.4f}"}
+        return tuple(str(row[name]) for name in _COLUMNS)
+
+
+class Trace:
+    """What ran, in order; made by `trace`.
+
+    Attributes:
+        records: one for each call of a backend.
+        synchronize: a GPU is waited for before the clock is read.
+    """
+
+    def __init__(self, *, onednn: bool = False) -> None:
+        self.records: list[Record] = []
+        self.synchronize = True
+        self._log = OneDNNLog() if onednn else None
+
+    def __call__(self, event: Event) -> None:
+        """Take note of one call; the engine calls this."""
+        kernels = self._log.take() if self._log is not None and event.device.startswith("cpu") else ()
+        self.records.append(
+            Record(
+                len(self.records),
+                "+".join(event.outputs),
+                event.backend,
+                ", ".join(kernels),
+                str(event.problem.memory_format).removeprefix("torch.").removesuffix("_format"),
+                event.copies,
+                event.seconds * 1e3,
+                event.device,
+                str(event.problem),
+                event.reason,
+            )
+        )
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def start(self) -> Trace:
+        """Begin to watch; `stop` ends it."""
+        if self._log is not None:
+            self._log.start()
+        observers.append(self)
+        return self
+
+    def stop(self) -> None:
+        """Watch no longer; what was seen stays."""
+        if self in observers:
+            observers.remove(self)
+        if self._log is not None:
+            self._log.stop()
+
+    def __enter__(self) -> Trace:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stop()
+
+    def table(self) -> str:
+        """Every call as a line of text, and the total time."""
+        rows = [_COLUMNS, *(r.cells() for r in self.records)]
+        keep = [i for i, name in enumerate(_COLUMNS) if name not in ("kernel", "copies") or any(r[i] for r in rows[1:])]
+        widths = [max(len(row[i]) for row in rows) for i in keep]
+        lines = ["  ".join(row[i].ljust(w) for i, w in zip(keep, widths, strict=True)).rstrip() for row in rows]
+        total = sum(r.milliseconds for r in self.records)
+        copied = sum(len(r.copies) for r in self.records)
+        return "\n".join([*lines, f"{len(self.records)} calls, {total:.3f} ms, {copied} operands copied"])
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The records as CSV; written to ``path`` as well where one is given."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(_COLUMNS)
+        writer.writerows(r.cells() for r in self.records)
+        if path is not None:
+            Path(path).write_text(out.getvalue(), encoding="utf-8")
+        return out.getvalue()
+
+    def to_dict(self) -> list[dict[str, Any]]:
+        """Plain data, ready for json."""
+        return [asdict(r) | {"copies": list(r.copies)} for r in self.records]
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
+        rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in r.cells()) + "</tr>" for r in self.records)
+        return f"<table><tr>{head}</tr>{rows}</table>"
+
+
+@contextmanager
+def trace(*, onednn: bool = False) -> Iterator[Trace]:
+    """Record every call of a backend inside this block, in every thread: backend, layout, copies made, time.
+
+    For `torch.profiler` nothing is needed: every call is labelled there (``convgrad::grad_weight[native]``).
+
+    Args:
+        onednn: on the CPU, also name the oneDNN primitive behind each call of ATen. oneDNN reports to standard output,
+            which is therefore read and passed on while the block lasts.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> with convgrad.trace() as t:
+        ...     _ = convgrad.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3))
+        >>> [r.outputs for r in t]
+        ['forward']
+    """
+    with Trace(onednn=onednn) as t:
+        yield t

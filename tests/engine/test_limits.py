@@ -1,0 +1,72 @@
+"""Limits: measured ones are kept, described ones are labelled, and the roofline is the larger of two times."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from convgrad.engine import limits
+from convgrad.engine.limits import Limits
+from convgrad.pipeline import Machine
+from convgrad.problem import ConvProblem
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def test_roofline() -> None:
+    one = Limits(1e9, 1e9, "float32", "test")
+    depthwise = ConvProblem.parse("g32mb1ic32ih10oc32kh3ph1")  # 2 * 3200 + 288 floats, 57600 operations
+    assert one.seconds(depthwise) == pytest.approx(57600e-9)
+    assert one.bound(depthwise) == "arithmetic"
+    fast = Limits(1e9, 1e12, "float32", "test")
+    assert fast.seconds(depthwise) == pytest.approx(4 * (6400 + 288) * 1e-9)
+    assert fast.bound(depthwise) == "memory"
+
+
+def test_measured_once_and_kept(monkeypatch) -> None:
+    here = Machine.here()
+    assert limits.limits_of(here, torch.float32) is None
+    found = limits.limits_of(here, torch.float32, measured=True)
+    assert found is not None
+    assert found.source.startswith("measured on this CPU")
+    assert found.bytes_per_second > 1e8
+    monkeypatch.setattr(limits, "measure", lambda *_: pytest.fail("measured again"))
+    assert limits.limits_of(here, torch.float32, measured=True) == found
+
+
+def test_a_broken_or_unwritable_cache_is_no_error(monkeypatch, tmp_path) -> None:
+    path = limits.cache_file()
+    path.parent.mkdir(parents=True)
+    path.write_text("not json")
+    assert limits.limits_of(Machine.here(), torch.float32) is None
+    path.write_text(json.dumps({limits._key(torch.float32): {"wrong": 1}}))
+    assert limits.limits_of(Machine.here(), torch.float32) is None
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path / "file"))
+    limits._store(torch.float32, Limits(1, 1, "float32", "test"))
+
+
+def test_datasheets() -> None:
+    h100 = Machine.parse("h100 cudnn 9.10")
+    bf16 = limits.limits_of(h100, torch.bfloat16)
+    assert bf16 is not None
+    assert (bf16.bytes_per_second, bf16.flops_per_second) == (3350e9, 989e12)
+    assert "datasheet" in str(bf16)
+    tf32 = limits.datasheet(h100, torch.float32, tf32=True)
+    assert tf32 is not None
+    assert tf32.dtype == "tf32"
+    assert limits.limits_of(Machine.parse("cuda sm_90"), torch.float32) is None
+    assert limits.limits_of(Machine.parse("h100"), torch.int32) is None
+    assert limits.limits_of(Machine.parse("xpu"), torch.float32) is None
+
+
+def test_16_bit_on_a_cpu_without_instructions_for_it() -> None:
+    here = Machine.here()
+    wanted = torch.bfloat16 if here.mkldnn_bf16 else torch.float32
+    assert limits._arithmetic(torch.bfloat16, torch.device("cpu")) is wanted
+    assert limits._arithmetic(torch.int32, torch.device("cpu")) is torch.float32

@@ -1,0 +1,116 @@
+"""What a trace notes, against calls that are known."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from convgrad.engine import plan_for, use_backend
+from convgrad.engine.observe import observers
+from convgrad.engine.trace import trace
+from convgrad.problem import ConvProblem
+
+P = ConvProblem.parse("g4mb2ic4ih9oc4kh3ph1")
+
+
+def slots(p: ConvProblem = P) -> dict:
+    return {slot: torch.randn(p.shape_of(slot)) for slot in ("input", "weight", "grad_output")}
+
+
+def forward(p: ConvProblem = P) -> None:
+    s = slots(p)
+    plan_for(p, ("forward",), torch.device("cpu")).contract(s["input"], s["weight"])
+
+
+def test_each_call_is_noted_in_order() -> None:
+    with trace() as t, use_backend("reference"):
+        forward()
+        plan_for(P, ("grad_weight",), torch.device("cpu")).gradients(slots())
+    assert [(r.call, r.outputs, r.backend, r.layout) for r in t] == [
+        (0, "forward", "reference", "contiguous"),
+        (1, "grad_weight", "reference", "contiguous"),
+    ]
+    assert all(r.milliseconds > 0 and r.device == "cpu" and r.problem == str(P) for r in t)
+    assert not observers
+
+
+def test_a_sweep_is_one_call() -> None:
+    with trace() as t, use_backend("aten"):
+        plan_for(P, ("grad_input", "grad_weight"), torch.device("cpu")).gradients(slots())
+    assert [r.outputs for r in t] == ["grad_input+grad_weight"]
+
+
+def test_copies_are_noted() -> None:
+    s = slots()
+    with trace() as t, use_backend("reference"):
+        plan = plan_for(P, ("forward",), torch.device("cpu"))
+        plan.contract(s["input"].transpose(2, 3), s["weight"])
+    expected = 0 if "strided" in plan.steps[0].backend.layouts else 1
+    assert len(t.records[0].copies) == expected
+
+
+def test_other_threads_are_seen() -> None:
+    with trace() as t:
+        thread = threading.Thread(target=forward)
+        thread.start()
+        thread.join()
+    forward()
+    assert len(t) == 1
+
+
+def test_nothing_watches_after_an_error() -> None:
+    with pytest.raises(ZeroDivisionError), trace():
+        raise ZeroDivisionError
+    assert not observers
+
+
+def test_table_and_csv(tmp_path) -> None:
+    with trace() as t:
+        forward()
+    table = t.table().splitlines()
+    assert "kernel" not in table[0]  # an empty column is left out
+    assert table[-1].startswith("1 calls, ")
+    text = t.to_csv(tmp_path / "t.csv")
+    assert (tmp_path / "t.csv").read_text(encoding="utf-8") == text
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert rows[0]["outputs"] == "forward"
+    assert float(rows[0]["milliseconds"]) > 0
+    assert t.to_dict()[0]["problem"] == str(P)
+    assert "<table>" in t._repr_html_()
+
+
+SCRIPT = """
+import sys, os, torch
+sys.path.insert(0, {src!r})
+from convgrad.engine import plan_for, use_backend
+from convgrad.engine.trace import trace
+from convgrad.problem import ConvProblem
+p = ConvProblem.parse("g8mb2ic8ih20oc8kh7ph3")
+g, x = torch.randn(p.output_shape), torch.randn(p.input_shape)
+print("before")
+with trace(onednn=True) as t, use_backend("aten"):
+    print("inside")
+    plan_for(p, ("grad_weight",), x.device).contract(g, x)
+    os.write(1, b"raw\\n")
+print("after")
+print("KERNEL", t.records[0].kernel)
+"""
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
+def test_onednn_is_named_and_standard_output_is_left_alone() -> None:
+    src = os.path.join(os.path.dirname(__file__), "..", "..", "src")
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(src=src)], capture_output=True, text=True, check=True, timeout=120
+    )
+    *lines, kernel = run.stdout.splitlines()
+    assert lines == ["before", "inside", "raw", "after"]
+    assert kernel.startswith("KERNEL ")
+    assert "backward_weights" in kernel
