@@ -1,0 +1,61 @@
+/* The C interface of the compiled CPU kernels: one struct that describes the problem, and pointers.
+ *
+ * No torch header is needed on either side, so one build serves every torch. Every function is safe to call
+ * from several threads at once. All sizes and offsets are 64 bits wide.
+ */
+#ifndef CONVGRAD_NATIVE_H
+#define CONVGRAD_NATIVE_H
+
+#include <stdint.h>
+
+/* Raised whenever the struct or a signature changes; the loader refuses another number. */
+#define CONVGRAD_ABI 1
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { CONVGRAD_CONTIGUOUS = 0, CONVGRAD_CHANNELS_LAST = 1 };
+enum { CONVGRAD_FLOAT32 = 0, CONVGRAD_FLOAT64 = 1, CONVGRAD_BFLOAT16 = 2, CONVGRAD_FLOAT16 = 3 };
+
+/* What is asked for: any sum of these. */
+enum {
+  CONVGRAD_FORWARD = 1,
+  CONVGRAD_GRAD_INPUT = 2,
+  CONVGRAD_GRAD_WEIGHT = 4,
+  CONVGRAD_GRAD_BIAS = 8 /* the sum of grad_output; only together with CONVGRAD_GRAD_WEIGHT */
+};
+
+/* A depthwise convolution. Spatial dimensions that a problem lacks come first, with size, kernel and stride 1. */
+typedef struct {
+  int64_t batch, channels, multiplier; /* out_channels = channels * multiplier */
+  int64_t input[3], kernel[3], stride[3], padding[3], dilation[3], output[3]; /* padding: the low side */
+  int32_t layout, dtype, outputs, threads;
+} convgrad_problem;
+
+/* The tensors; those that the requested outputs do not need may be null. `bias` is added to `forward` (channels *
+ * multiplier values) or, where only grad_input is asked for, to `grad_input` (channels values). */
+typedef struct {
+  const void *input, *weight, *grad_output, *bias;
+  void *forward, *grad_input, *grad_weight, *grad_bias;
+} convgrad_tensors;
+
+int32_t convgrad_abi(void);
+
+/* Name of the instruction set in use: "x86-64-v4", "x86-64-v3" or "baseline". */
+const char *convgrad_instruction_set(void);
+
+/* Use another instruction set from now on (for tests); 0 if this build or this processor has it, else 1. */
+int32_t convgrad_select(const char *name);
+
+/* Bytes of scratch memory that `convgrad_depthwise` needs for this problem. */
+int64_t convgrad_depthwise_workspace(const convgrad_problem *problem);
+
+/* Compute the requested outputs; 0 on success, 1 if the workspace is too small. */
+int32_t convgrad_depthwise(const convgrad_problem *problem, const convgrad_tensors *tensors, void *workspace,
+                           int64_t workspace_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

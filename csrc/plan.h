@@ -1,0 +1,194 @@
+// How a depthwise problem is cut up: lanes, tiles, ranges. Integers only; no vector, no tensor.
+//
+// A work unit is a block of lanes (channels of one image; several images where there are few channels) times a tile
+// of the image. Its operands are packed into scratch memory that stays in the second-level cache.
+#pragma once
+
+#include "convgrad_native.h"
+
+namespace {
+
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }  // a >= 0, b > 0
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }  // b > 0
+
+struct Range {
+  int64_t low, high;  // [low, high)
+  int64_t size() const { return most(high - low, 0); }
+};
+inline Range join(Range a, Range b) {
+  if (a.size() == 0) return b;
+  if (b.size() == 0) return a;
+  return {least(a.low, b.low), most(a.high, b.high)};
+}
+
+// The kernel elements that reach one position of a result, as a progression: element first + j * step reads position
+// q * source_step + offset + j * offset_step of the source, for j in [0, count).
+struct Reach {
+  int64_t first, step, offset, offset_step, count;
+};
+
+// One spatial dimension.
+struct Axis {
+  int64_t input, kernel, stride, padding, dilation, output;
+
+  // forward: output position o reads input o * stride - padding + k * dilation.
+  Reach forward_reach() const { return {0, 1, -padding, dilation, kernel}; }
+  Range input_read_by(Range o) const {
+    if (o.size() == 0) return {0, 0};
+    return {o.low * stride - padding, (o.high - 1) * stride - padding + (kernel - 1) * dilation + 1};
+  }
+
+  // grad_input: input position i = q * stride + r - padding reads output q - (k * dilation - r) / stride, for those k
+  // whose k * dilation leaves the remainder r. Each remainder is a convolution of stride 1 of its own.
+  int64_t quotient(int64_t i) const { return floor_div(i + padding, stride); }
+  int64_t remainder(int64_t i) const { return i + padding - quotient(i) * stride; }
+  Reach backward_reach(int64_t r) const {
+    const int64_t g = gcd(stride, dilation), period = stride / g;
+    for (int64_t k = 0; k < least(kernel, period); ++k)
+      if (k * dilation % stride == r)
+        return {k, period, -(k * dilation - r) / stride, -(dilation / g), ceil_div(kernel - k, period)};
+    return {0, 1, 0, 0, 0};
+  }
+  Range output_read_by(Range i) const {
+    if (i.size() == 0) return {0, 0};
+    return {quotient(i.low) - (kernel - 1) * dilation / stride, quotient(i.high - 1) + 1};
+  }
+
+  static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
+};
+
+// The ranges of one tile along one dimension.
+struct Span {
+  Range output;       // computed by forward, summed by grad_weight
+  Range grad_input;   // computed by grad_input
+  Range input;        // packed of input
+  Range grad_output;  // packed of grad_output
+};
+
+struct Plan {
+  int64_t batch, channels, multiplier, kernel_elements;
+  Axis axis[3];
+  bool channels_last;
+  int outputs, threads;
+
+  int64_t lanes;         // channels in a block, rounded up to whole vectors: the pitch of a pixel in scratch memory
+  int64_t images;        // images in a block: 1, or several where the channels do not fill a vector
+  int64_t lane_blocks;   // blocks of channels
+  int64_t image_blocks;  // blocks of images
+  int64_t bands[3];      // pieces along each dimension
+  int64_t tiles;
+  int64_t segments;      // pieces of the units of one lane block: the parallel work items, and grad_weight's partial sums
+  int64_t input_extent[3], output_extent[3];  // of the packed tiles, the largest of all tiles
+
+  bool wants(int output) const { return outputs & output; }
+  bool needs_input() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT); }
+  bool needs_grad_output() const { return wants(CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT); }
+  bool needs_weight() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT); }
+  int64_t units() const { return image_blocks * tiles; }
+  int64_t weight_size() const { return multiplier * kernel_elements * lanes; }
+  int64_t sums_size() const { return weight_size() + multiplier * lanes; }  // grad_weight, then grad_bias
+  int64_t input_size() const { return needs_input() ? input_extent[0] * input_extent[1] * input_extent[2] * lanes : 0; }
+  int64_t output_size() const {
+    return needs_grad_output() ? output_extent[0] * output_extent[1] * output_extent[2] * lanes : 0;
+  }
+
+  Span span(int d, int64_t band) const {
+    const Axis& a = axis[d];
+    const int64_t n = bands[d];
+    Span s = {};
+    if (wants(CONVGRAD_GRAD_INPUT)) {
+      s.grad_input = {a.input * band / n, a.input * (band + 1) / n};
+      s.grad_output = a.output_read_by(s.grad_input);
+      // grad_weight sums the outputs whose first kernel element lies in this band, so that one packed tile serves both
+      s.output.low = band == 0 ? 0 : clamp(a, s.grad_input.low);
+      s.output.high = band == n - 1 ? a.output : clamp(a, s.grad_input.high);
+    } else {
+      s.output = {a.output * band / n, a.output * (band + 1) / n};
+    }
+    if (needs_input()) s.input = a.input_read_by(s.output);
+    if (wants(CONVGRAD_GRAD_WEIGHT)) s.grad_output = join(s.grad_output, s.output);
+    return s;
+  }
+
+ private:
+  static int64_t clamp(const Axis& a, int64_t i) {
+    return most(0, least(a.output, -floor_div(-(i + a.padding), a.stride)));
+  }
+};
+
+// Bytes of scratch memory per thread for packed tiles; half of a second-level cache of 512 KiB.
+constexpr int64_t kTileBytes = 192 * 1024;
+
+// Elements of the packed tiles if the dimensions were cut into these bands; an estimate from the first full band.
+inline int64_t packed_pixels(const Plan& p, const int64_t bands[3]) {
+  int64_t input = p.needs_input(), output = p.needs_grad_output() * p.multiplier;
+  for (int d = 0; d < 3; ++d) {
+    const Axis& a = p.axis[d];
+    input *= (ceil_div(a.output, bands[d]) - 1) * a.stride + (a.kernel - 1) * a.dilation + 1;
+    output *= p.wants(CONVGRAD_GRAD_INPUT)
+                  ? ceil_div(ceil_div(a.input, bands[d]), a.stride) + 1 + (a.kernel - 1) * a.dilation / a.stride
+                  : ceil_div(a.output, bands[d]);
+  }
+  return input + output;
+}
+
+// Cut the image until a tile fits: depth first, then rows (not below a few, because neighbouring tiles pack the rows
+// between them twice), then columns.
+inline void choose_bands(Plan& p, int64_t budget, int64_t least_tiles) {
+  int64_t* bands = p.bands;
+  bands[0] = bands[1] = bands[2] = 1;
+  const bool by_input = p.wants(CONVGRAD_GRAD_INPUT);
+  const int64_t least_extent[3] = {1, 4, 64};
+  for (int d = 0; d < 3; ++d) {
+    const Axis& a = p.axis[d];
+    const int64_t extent = by_input ? a.input : a.output;
+    const int64_t reach = ceil_div((a.kernel - 1) * a.dilation + 1, by_input ? 1 : a.stride);
+    const int64_t most_bands = most(1, extent / most(least_extent[d], reach));
+    while (bands[d] < most_bands &&
+           (packed_pixels(p, bands) * p.lanes > budget || bands[0] * bands[1] * bands[2] < least_tiles))
+      bands[d] = least(most_bands, bands[d] + 1 + bands[d] / 4);
+  }
+}
+
+inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element_bytes) {
+  Plan p = {};
+  p.batch = q.batch, p.channels = q.channels, p.multiplier = q.multiplier, p.kernel_elements = 1;
+  for (int d = 0; d < 3; ++d) {
+    p.axis[d] = {q.input[d], q.kernel[d], q.stride[d], q.padding[d], q.dilation[d], q.output[d]};
+    p.kernel_elements *= q.kernel[d];
+  }
+  p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
+  p.outputs = q.outputs, p.threads = q.threads;
+
+  const int64_t budget = kTileBytes / element_bytes;
+  if (p.channels_last) {
+    // All channels of a pixel lie together: take them all, as long as a tile of some rows fits.
+    const int64_t line = most(vector, 64 / element_bytes);
+    p.images = 1, p.lanes = round_up(p.channels, vector);
+    for (;;) {
+      choose_bands(p, budget, 1);
+      if (p.lanes <= 4 * line || packed_pixels(p, p.bands) * p.lanes <= budget) break;
+      p.lanes = round_up(ceil_div(p.lanes, 2), line);
+    }
+  } else {
+    p.lanes = vector;
+    p.images = p.channels < vector ? least(vector / p.channels, p.batch) : 1;
+  }
+  p.lane_blocks = ceil_div(p.channels, p.lanes);
+  p.image_blocks = ceil_div(p.batch, p.images);
+  choose_bands(p, budget, ceil_div(2 * p.threads, p.lane_blocks * p.image_blocks));
+  p.tiles = p.bands[0] * p.bands[1] * p.bands[2];
+  for (int d = 0; d < 3; ++d)
+    for (int64_t b = 0; b < p.bands[d]; ++b) {
+      const Span s = p.span(d, b);
+      p.input_extent[d] = most(p.input_extent[d], s.input.size());
+      p.output_extent[d] = most(p.output_extent[d], s.grad_output.size());
+    }
+  p.segments = least(p.units(), ceil_div(p.threads == 1 ? 1 : 8 * p.threads, p.lane_blocks));
+  return p;
+}
+
+}  // namespace

@@ -1,0 +1,36 @@
+// The kernels for one instruction set. This file is compiled once for each, with its own -march and name.
+#include <omp.h>
+
+#include "depthwise.h"
+
+#ifndef CONVGRAD_VARIANT
+#error "compile with -DCONVGRAD_VARIANT=<name>"
+#endif
+#define CONVGRAD_JOIN_(a, b) a##b
+#define CONVGRAD_JOIN(a, b) CONVGRAD_JOIN_(a, b)
+#define CONVGRAD_NAME(function) CONVGRAD_JOIN(CONVGRAD_JOIN(function, _), CONVGRAD_VARIANT)
+
+namespace {
+
+template <class Function>
+auto by_dtype(int32_t dtype, Function&& function) {
+  constexpr int floats = kVectorBytes / 4, doubles = kVectorBytes / 8;
+  switch (dtype) {
+    case CONVGRAD_FLOAT64: return function(static_cast<Depthwise<double, double, doubles>*>(nullptr));
+    case CONVGRAD_BFLOAT16: return function(static_cast<Depthwise<bfloat16, float, floats>*>(nullptr));
+    case CONVGRAD_FLOAT16: return function(static_cast<Depthwise<float16, float, floats>*>(nullptr));
+    default: return function(static_cast<Depthwise<float, float, floats>*>(nullptr));
+  }
+}
+
+}  // namespace
+
+int64_t CONVGRAD_NAME(convgrad_depthwise_workspace)(const convgrad_problem& problem) {
+  return by_dtype(problem.dtype, [&](auto* kernels) { return kernels->workspace(problem); });
+}
+
+int32_t CONVGRAD_NAME(convgrad_depthwise)(const convgrad_problem& problem, const convgrad_tensors& tensors,
+                                          void* workspace, int64_t bytes) {
+  return by_dtype(problem.dtype,
+                  [&](auto* kernels) { return kernels->run(problem, tensors, static_cast<char*>(workspace), bytes); });
+}

@@ -1,0 +1,205 @@
+// Vectors of T, N lanes wide, through the compiler's vector extensions: loads and stores that convert from and to the
+// storage type, and the N x N transposition. Nothing here knows convolutions.
+//
+// Everything lives in an unnamed namespace: this file is compiled once per instruction set, and the linker must not
+// merge the AVX-512 copy of a function with the baseline's.
+#pragma once
+
+#include <stdint.h>
+#include <string.h>
+
+#include <utility>
+
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+#elif defined(__AVX2__)
+constexpr int kVectorBytes = 32;
+#else
+constexpr int kVectorBytes = 16;
+#endif
+
+template <class T, int N>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(sizeof(T) * N)));
+};
+template <class T, int N>
+using Vec = typename VectorOf<T, N>::type;
+
+struct bfloat16 {
+  uint16_t bits;
+};
+struct float16 {
+  uint16_t bits;
+};
+
+template <class To, class From>
+inline To bit_cast(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "bit_cast changes the size");
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// ---- conversions of 16-bit storage ------------------------------------------------------------------------------
+
+template <int N>
+inline Vec<float, N> widen(Vec<uint16_t, N> h, bfloat16) {
+  return bit_cast<Vec<float, N>>(__builtin_convertvector(h, Vec<uint32_t, N>) << 16);
+}
+
+// Round to nearest even; a NaN stays a NaN (quiet), because adding to its bits could turn it into an infinity.
+template <int N>
+inline Vec<uint16_t, N> narrow(Vec<float, N> v, bfloat16) {
+  typedef Vec<uint32_t, N> U;
+  const U u = bit_cast<U>(v);
+  const U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const U is_nan = bit_cast<U>(v != v);
+  return __builtin_convertvector((rounded & ~is_nan) | (((u >> 16) | 0x40u) & is_nan), Vec<uint16_t, N>);
+}
+
+// Exponent and mantissa move up by 13 bits; the multiplication by 2^112 rebases the exponent and normalises
+// subnormals in one go. Infinities and NaNs get the full exponent back.
+template <int N>
+inline Vec<float, N> widen(Vec<uint16_t, N> h, float16) {
+#if defined(__F16C__)
+  if constexpr (N == 8) return (Vec<float, N>)_mm256_cvtph_ps(bit_cast<__m128i>(h));
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return (Vec<float, N>)_mm512_cvtph_ps(bit_cast<__m256i>(h));
+#endif
+#endif
+  typedef Vec<uint32_t, N> U;
+  const U u = __builtin_convertvector(h, U);
+  const U special = bit_cast<U>((u & 0x7c00u) == 0x7c00u);
+  const Vec<float, N> scaled = bit_cast<Vec<float, N>>((u & 0x7fffu) << 13) * 0x1p112f;
+  return bit_cast<Vec<float, N>>(bit_cast<U>(scaled) | (special & 0x7f800000u) | ((u & 0x8000u) << 16));
+}
+
+// Round to nearest even. Results below 2^-14 are subnormal: adding 0.5 lets the processor round them at 2^-24.
+template <int N>
+inline Vec<uint16_t, N> narrow(Vec<float, N> v, float16) {
+#if defined(__F16C__)
+  if constexpr (N == 8) return bit_cast<Vec<uint16_t, N>>(_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return bit_cast<Vec<uint16_t, N>>(_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+#endif
+#endif
+  typedef Vec<uint32_t, N> U;
+  const U u = bit_cast<U>(v);
+  const U sign = (u >> 16) & 0x8000u;
+  const U magnitude = u & 0x7fffffffu;
+  const U normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  const U small = bit_cast<U>(bit_cast<Vec<float, N>>(magnitude) + 0.5f) - 0x3f000000u;
+  const U is_small = bit_cast<U>(magnitude < 0x38800000u);
+  const U is_huge = bit_cast<U>(magnitude >= 0x47800000u);
+  const U is_nan = bit_cast<U>(magnitude > 0x7f800000u);
+  U h = (small & is_small) | (normal & ~is_small);
+  h = (h & ~is_huge) | (0x7c00u & is_huge);
+  h = (h & ~is_nan) | ((0x7e00u | ((magnitude >> 13) & 0x3ffu)) & is_nan);
+  return __builtin_convertvector(h | sign, Vec<uint16_t, N>);
+}
+
+// ---- loads and stores ---------------------------------------------------------------------------------------------
+
+// N elements of the storage type S, as a vector of the arithmetic type T.
+template <class T, int N, class S>
+inline Vec<T, N> load(const S* from) {
+  if constexpr (sizeof(S) == sizeof(T)) {
+    Vec<T, N> v;
+    memcpy(&v, from, sizeof(v));
+    return v;
+  } else {
+    Vec<uint16_t, N> h;
+    memcpy(&h, from, sizeof(h));
+    return widen<N>(h, S{});
+  }
+}
+
+template <class T, int N, class S>
+inline void store(S* to, Vec<T, N> v) {
+  if constexpr (sizeof(S) == sizeof(T)) {
+    memcpy(to, &v, sizeof(v));
+  } else {
+    const Vec<uint16_t, N> h = narrow<N>(v, S{});
+    memcpy(to, &h, sizeof(h));
+  }
+}
+
+// The first `live` lanes only; the others read as zero and are not written.
+template <class T, int N, class S>
+inline Vec<T, N> load_first(const S* from, int64_t live) {
+  if (live >= N) return load<T, N>(from);
+  S buffer[N] = {};
+  memcpy(buffer, from, sizeof(S) * static_cast<size_t>(live));
+  return load<T, N>(buffer);
+}
+
+template <class T, int N, class S>
+inline void store_first(S* to, Vec<T, N> v, int64_t live) {
+  if (live >= N) return store<T, N>(to, v);
+  S buffer[N];
+  store<T, N>(buffer, v);
+  memcpy(to, buffer, sizeof(S) * static_cast<size_t>(live));
+}
+
+// One element, through the same conversions as a vector's lanes.
+template <class T, class S>
+inline T load_one(const S* from) {
+  if constexpr (sizeof(S) == sizeof(T)) {
+    return *reinterpret_cast<const T*>(from);
+  } else {
+    Vec<uint16_t, 4> h = {from->bits, 0, 0, 0};
+    return widen<4>(h, S{})[0];
+  }
+}
+
+template <class T, class S>
+inline void store_one(S* to, T value) {
+  if constexpr (sizeof(S) == sizeof(T)) {
+    *reinterpret_cast<T*>(to) = value;
+  } else {
+    Vec<T, 4> v = {value, 0, 0, 0};
+    to->bits = narrow<4>(v, S{})[0];
+  }
+}
+
+// ---- transposition ------------------------------------------------------------------------------------------------
+
+// One step of the recursive transposition: rows i and i + B exchange their off-diagonal blocks of size B.
+template <int B, bool Second, class V, int... I>
+inline V exchange(V a, V b, std::integer_sequence<int, I...>) {
+  constexpr int n = static_cast<int>(sizeof...(I));
+#if defined(__clang__) || __GNUC__ >= 12
+  if constexpr (Second) return __builtin_shufflevector(a, b, ((I & B) ? I + n : I + B)...);
+  return __builtin_shufflevector(a, b, ((I & B) ? I - B + n : I)...);
+#else
+  using Index = Vec<typename std::conditional<sizeof(a[0]) == 8, int64_t, int32_t>::type, n>;
+  if constexpr (Second) return __builtin_shuffle(a, b, Index{((I & B) ? I + n : I + B)...});
+  return __builtin_shuffle(a, b, Index{((I & B) ? I - B + n : I)...});
+#endif
+}
+
+template <int B, class T, int N>
+inline void transpose_blocks(Vec<T, N>* rows) {
+  constexpr auto lanes = std::make_integer_sequence<int, N>();
+#pragma GCC unroll 16
+  for (int i = 0; i < N; ++i) {
+    if (i & B) continue;
+    const Vec<T, N> a = rows[i], b = rows[i + B];
+    rows[i] = exchange<B, false>(a, b, lanes);
+    rows[i + B] = exchange<B, true>(a, b, lanes);
+  }
+  if constexpr (B > 1) transpose_blocks<B / 2, T, N>(rows);
+}
+
+template <class T, int N>
+inline void transpose(Vec<T, N>* rows) {
+  transpose_blocks<N / 2, T, N>(rows);
+}
+
+}  // namespace

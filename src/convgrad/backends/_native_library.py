@@ -1,0 +1,118 @@
+"""Loads the compiled CPU kernels and gives their C interface to Python; knows nothing of tensors or backends."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+__all__ = ["ABI", "Problem", "Tensors", "load", "select", "why_absent"]
+
+#: The number that ``csrc/convgrad_native.h`` must carry.
+ABI = 1
+
+_SIZES = ctypes.c_int64 * 3
+
+
+class Problem(ctypes.Structure):
+    """``convgrad_problem``."""
+
+    _fields_ = (
+        ("batch", ctypes.c_int64),
+        ("channels", ctypes.c_int64),
+        ("multiplier", ctypes.c_int64),
+        ("input", _SIZES),
+        ("kernel", _SIZES),
+        ("stride", _SIZES),
+        ("padding", _SIZES),
+        ("dilation", _SIZES),
+        ("output", _SIZES),
+        ("layout", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class Tensors(ctypes.Structure):
+    """``convgrad_tensors``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_void_p)
+        for name in (
+            "input",
+            "weight",
+            "grad_output",
+            "bias",
+            "forward",
+            "grad_input",
+            "grad_weight",
+            "grad_bias",
+        )
+    )
+
+
+def library_path() -> Path:
+    """Where the build puts the library; ``CONVGRAD_NATIVE_LIBRARY`` names another one."""
+    named = os.environ.get("CONVGRAD_NATIVE_LIBRARY")
+    return Path(named) if named else Path(__file__).with_name("libconvgrad_native.so")
+
+
+@functools.cache
+def _try_load() -> tuple[ctypes.CDLL | None, str]:
+    path = library_path()
+    if not path.exists():
+        return None, (
+            "the compiled CPU kernels are not installed (no C++ compiler was found when convgrad was built); "
+            "install g++ or clang++ and run `pip install --no-binary convgrad --force-reinstall convgrad`"
+        )
+    try:
+        library = ctypes.CDLL(str(path))
+        library.convgrad_abi.restype = ctypes.c_int32
+        found = library.convgrad_abi()
+    except (OSError, AttributeError) as error:
+        return None, f"the compiled CPU kernels cannot be loaded: {error}"
+    if found != ABI:
+        return None, f"the compiled CPU kernels have interface {found}, this package needs {ABI}; reinstall convgrad"
+    _declare(library)
+    return library, ""
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    library.convgrad_instruction_set.restype = ctypes.c_char_p
+    library.convgrad_select.argtypes = (ctypes.c_char_p,)
+    library.convgrad_depthwise_workspace.restype = ctypes.c_int64
+    library.convgrad_depthwise_workspace.argtypes = (ctypes.POINTER(Problem),)
+    library.convgrad_depthwise.restype = ctypes.c_int32
+    # Pointers travel as integers: ctypes then converts nothing on the way.
+    library.convgrad_depthwise.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+
+
+def load() -> ctypes.CDLL | None:
+    """The library, or None where it cannot be had."""
+    return _try_load()[0]
+
+
+def why_absent() -> str:
+    """One sentence, empty where the library is there."""
+    return _try_load()[1]
+
+
+def instruction_set() -> str:
+    """``x86-64-v4``, ``x86-64-v3`` or ``baseline``; empty without a library."""
+    library = load()
+    return library.convgrad_instruction_set().decode() if library else ""
+
+
+def select(name: str) -> None:
+    """Use another instruction set from now on, for the whole process; tests do.
+
+    Raises:
+        ValueError: this build or this processor does not have it.
+    """
+    library = load()
+    if library is None or library.convgrad_select(name.encode()):
+        raise ValueError(
+            f"the compiled CPU kernels cannot run as {name!r} here{': ' if library is None else ''}{why_absent()}"
+        )

@@ -1,0 +1,182 @@
+"""The compiled CPU kernels: the conformance suite, every instruction set, memory errors, threads."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from convgrad.backends import _native_library as library
+from convgrad.backends.native import NativeBackend, use_instruction_set
+from convgrad.engine.check import check_backend
+from convgrad.problem import ConvProblem, Output, output_length
+
+ROOT = Path(__file__).parents[2]
+BACKEND = NativeBackend()
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
+
+pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
+
+
+def problems(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[ConvProblem]:
+    """Depthwise problems of every kind: borders wider than the image, crops, strides that leave rows unread."""
+
+    @st.composite
+    def draw_one(draw: st.DrawFn) -> ConvProblem:
+        ndim = draw(st.integers(1, 3))
+        channels = draw(st.sampled_from([2, 3, 4, 5, 8, 9, 16, 23, 40, 70]))
+        multiplier = draw(st.sampled_from([1, 1, 1, 2, 3]))
+        longest = {1: 200, 2: 24, 3: 9}[ndim]
+        dims = [draw(dimension(longest, {1: 12, 2: 8, 3: 4}[ndim])) for _ in range(ndim)]
+        size, kernel, stride, padding, dilation, output = zip(*dims, strict=True)
+        return ConvProblem(
+            draw(st.integers(1, 5)),
+            channels,
+            channels * multiplier,
+            channels,
+            size,
+            kernel,
+            stride,
+            padding,
+            dilation,
+            output,
+            dtype=draw(st.sampled_from(dtypes)),
+            memory_format=FORMATS[ndim] if draw(st.booleans()) else torch.contiguous_format,
+        )
+
+    @st.composite
+    def dimension(draw: st.DrawFn, longest: int, widest: int) -> tuple[object, ...]:
+        kernel, stride, dilation = draw(st.integers(1, widest)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
+        low, high = draw(st.integers(-2, 6)), draw(st.integers(-2, 6))
+        least = max(1, dilation * (kernel - 1) + 1 - low - high)
+        size = draw(st.integers(least, max(least, longest)))
+        return size, kernel, stride, (low, high), dilation, output_length(size, kernel, stride, low, high, dilation)
+
+    return draw_one()
+
+
+def operands(p: ConvProblem, most: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    """Small integers, whose sums every dtype's accumulator holds exactly."""
+
+    def fill(shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(-most, most + 1, shape).to(p.dtype).contiguous(memory_format=p.memory_format)
+
+    return fill(p.input_shape), fill(p.weight_shape), fill(p.output_shape)
+
+
+def reference(p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor) -> dict[str, Tensor]:
+    """Everything in float64 by PyTorch, with the padding made explicit."""
+    x, w = input.double().requires_grad_(), weight.double().requires_grad_()
+    pads = list(itertools.chain.from_iterable(reversed(p.padding)))
+    padded = torch.nn.functional.pad(x, pads)
+    y = torch.convolution(padded, w, None, p.stride, [0] * p.ndim, p.dilation, False, [0] * p.ndim, p.groups)
+    grads = torch.autograd.grad(y, (x, w), grad_output.double())
+    exact = {"forward": y.detach(), "grad_input": grads[0], "grad_weight": grads[1]}
+    exact["grad_bias"] = grad_output.double().sum((0, *range(2, p.ndim + 2)))
+    return {name: value.to(p.dtype) for name, value in exact.items()}
+
+
+def everything(p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor) -> list[tuple[str, Tensor]]:
+    """Every result, from single passes and from every sweep."""
+    results: list[tuple[str, Tensor]] = [
+        ("forward", BACKEND.run(p, "forward", input, weight)),
+        ("grad_input", BACKEND.run(p, "grad_input", grad_output, weight)),
+        ("grad_weight", BACKEND.run(p, "grad_weight", grad_output, input)),
+    ]
+    for sweep in BACKEND.sweeps:
+        results += zip(sweep, BACKEND.sweep(p, sweep, grad_output, input, weight), strict=True)
+    return results
+
+
+@pytest.fixture(params=["x86-64-v4", "x86-64-v3", "baseline"])
+def instruction_set(request: pytest.FixtureRequest):
+    """Each instruction set that this build and this processor have."""
+    before = library.instruction_set()
+    try:
+        use_instruction_set(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield request.param
+    use_instruction_set(before)
+
+
+def test_conformance_native() -> None:
+    report = check_backend(BACKEND, repeats=3)
+    assert report.ok, str(report)
+
+
+@settings(max_examples=150)
+@given(p=problems(), threads=st.sampled_from([1, 2]))
+def test_every_result_is_exact(p: ConvProblem, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        tensors = operands(p, 1 if p.dtype.itemsize == 2 else 3)
+        expected = reference(p, *tensors)
+        for name, result in everything(p, *tensors):
+            assert torch.equal(result, expected[name]), name
+            assert name == "grad_bias" or result.is_contiguous(memory_format=p.memory_format), name
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_every_instruction_set_is_exact(instruction_set: str) -> None:
+    @settings(max_examples=60)
+    @given(p=problems())
+    def check(p: ConvProblem) -> None:
+        tensors = operands(p, 1 if p.dtype.itemsize == 2 else 3)
+        expected = reference(p, *tensors)
+        for name, result in everything(p, *tensors):
+            assert torch.equal(result, expected[name]), (instruction_set, name)
+
+    check()
+
+
+@pytest.mark.parametrize("pass_", ["forward", "grad_input"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("multiplier", [1, 2])
+def test_bias_is_added(pass_: str, layout: torch.memory_format, multiplier: int) -> None:
+    p = ConvProblem(2, 11, 11 * multiplier, 11, (9, 8), (3, 3), (2, 1), ((1, 1),) * 2, (1, 1), (5, 8), has_bias=True)
+    p = p.replace(memory_format=layout, origin="plain" if pass_ == "forward" else "transposed")
+    tensors = operands(p)
+    bias = torch.arange(float(p.shape_of(p.bias_slot)[1]))
+    a = tensors[0] if pass_ == "forward" else tensors[2]
+    result = BACKEND.run(p, pass_, a, tensors[1], bias)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(result, reference(p, *tensors)[pass_] + bias.view(-1, 1, 1))
+
+
+def test_reasons_name_what_is_missing() -> None:
+    p = ConvProblem(1, 4, 4, 4, (5,), (3,), (1,), ((1, 1),), (1,), (5,))
+    outputs: tuple[Output, ...] = ("forward",)
+    assert BACKEND.reasons_against(p, outputs, CPU) == []
+    assert "on cuda" in BACKEND.reasons_against(p, outputs, torch.device("cuda"))[0]
+    assert "depthwise" in BACKEND.reasons_against(p.replace(groups=2), outputs, CPU)[0]
+    assert "int64" in BACKEND.reasons_against(p.replace(dtype=torch.int64), outputs, CPU)[0]
+
+
+def test_a_workspace_that_is_too_small_is_refused() -> None:
+    p = ConvProblem(1, 4, 4, 4, (5,), (3,), (1,), ((1, 1),), (1,), (5,))
+    x, w, _ = operands(p)
+    with pytest.raises(ValueError, match="workspace must have"):
+        BACKEND.run(p, "forward", x, w, workspace=torch.empty(8, dtype=torch.uint8))
+
+
+def test_without_a_library_there_is_a_reason(tmp_path: Path) -> None:
+    code = (
+        "import torch; from convgrad.problem import ConvProblem; from convgrad.backends.native import NativeBackend\n"
+        "p = ConvProblem(1, 4, 4, 4, (5,), (3,), (1,), ((1, 1),), (1,), (5,))\n"
+        "print(NativeBackend().reasons_against(p, ('forward',), torch.device('cpu')))"
+    )
+    environment = os.environ | {"CONVGRAD_NATIVE_LIBRARY": str(tmp_path / "none.so"), "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "not installed" in done.stdout
