@@ -48,7 +48,8 @@ DTYPES: Final[dict[str, torch.dtype]] = {
 }
 WORDS: Final = frozenset((*DTYPES, "channels_last", "transposed", "bias"))
 
-_FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d{1,18})?_*")
+_MOST_DIGITS: Final = 18
+_FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d+)?_*")
 _NAME: Final = re.compile(r'n(?:"([^"]*)"|(\S*))(?=\s|$)')
 
 
@@ -111,7 +112,8 @@ def parse(text: str, *, transposed: bool = False) -> ConvProblem:
 
 
 def _error(text: str, position: int, what: str) -> ValueError:
-    return ValueError(f"{what}, at position {position} of the problem {text!r}; an example: {EXAMPLE}")
+    shown = text if len(text) <= 200 else text[:200] + "..."
+    return ValueError(f"{what}, at position {position} of the problem {shown!r}; an example: {EXAMPLE}")
 
 
 def _read_fields(text: str) -> tuple[dict[str, int], str, int]:
@@ -130,6 +132,8 @@ def _read_fields(text: str) -> tuple[dict[str, int], str, int]:
         key, value = found[1], found[2]
         if value is None:
             raise _error(text, at, f"field {key!r} has no number")
+        if len(value) > _MOST_DIGITS:
+            raise _error(text, at, f"field {key!r} has {len(value)} digits")
         least = {"g": 1, "s": 1}.get(key[0], 0)
         if int(value) < least and key[0] != "p":
             raise _error(text, at, f"field {key!r} must be at least {least}, got {value}")

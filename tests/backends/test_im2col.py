@@ -1,0 +1,147 @@
+"""im2col: pieces of any size give the same, buffers may be the caller's, and the memory bound holds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from convgrad.backends import columns, im2col
+from convgrad.backends.im2col import Im2colBackend
+from convgrad.backends.reference import ReferenceBackend
+from convgrad.engine.bounds import error_bound, reduction_length
+from convgrad.engine.watch import PeakMemory
+from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
+from convgrad.testing import problems
+
+REFERENCE, BACKEND = ReferenceBackend(), Im2colBackend()
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.complex64)
+
+
+def integers(p: ConvProblem) -> dict[Slot, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    names: tuple[Slot, ...] = ("input", "weight", "grad_output")
+    return {s: torch.randint(-2, 3, p.shape_of(s), generator=generator).to(p.dtype) for s in names}
+
+
+@given(problems(dtypes=DTYPES), st.sampled_from([1, 500, 4000, 64 * 2**20]))
+@settings(max_examples=150, deadline=None)
+def test_any_problem_in_pieces_of_any_size(problem: ConvProblem, max_bytes: int) -> None:
+    slots = integers(problem)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "MAX_BYTES", max_bytes)
+        for pass_ in PASSES:
+            a, b = (slots[s] for s in OPERANDS[pass_])
+            size = BACKEND.workspace(problem, (pass_,))
+            workspace = torch.full((size,), 255, dtype=torch.uint8)
+            got = BACKEND.run(problem, pass_, a, b, None, workspace)
+            assert torch.equal(got, REFERENCE.run(problem, pass_, a, b))
+            assert torch.equal(got, BACKEND.run(problem, pass_, a, b))
+
+
+def test_pieces_cover_the_output_once() -> None:
+    p = ConvProblem.parse("mb5ic2ih7iw6oc3kh3kw3")
+    for positions in (1, 3, 4, 8, 20, 45, 10**6):
+        seen = torch.zeros(p.batch, *p.output_size)
+        for piece in columns.pieces(p, positions):
+            seen[(piece.images, *piece.box)] += 1
+            assert math.prod(piece.shape) <= positions
+        assert torch.equal(seen, torch.ones_like(seen))
+
+
+@pytest.mark.parametrize("positions", [1, 7, 1000])
+@pytest.mark.parametrize("text", ["mb3g2ic4ih7oc6kh3ph1sh2 f64", "mb2ic3iw9oc4kw4pw2 bf16"])
+def test_the_callers_buffers_are_used(text: str, positions: int) -> None:
+    p = ConvProblem.parse(text)
+    slots = integers(p)
+    height = p.in_channels * math.prod(p.kernel_size)
+    wide = im2col.accumulate_dtype(p.dtype)
+    held = torch.full((height * positions,), float("nan"), dtype=wide)
+    ones = torch.full((1000,), float("nan"), dtype=wide)
+    bias = torch.arange(p.out_channels).to(p.dtype)
+    x, w, g = slots["input"], slots["weight"], slots["grad_output"]
+
+    output = im2col.forward(p, x, w, bias, columns=held, ones=ones)
+    expected = REFERENCE.run(p, "forward", x, w) + bias.view(-1, *(1,) * p.ndim)
+    assert torch.equal(output, expected)
+    assert not held.isnan().all()
+    assert ones[0] == 1
+    held.fill_(float("nan"))
+    assert torch.equal(im2col.grad_input(p, g, w, columns=held), REFERENCE.run(p, "grad_input", g, w))
+    assert not held.isnan().all()
+    held.fill_(float("nan"))
+    assert torch.equal(im2col.grad_weight(p, g, x, columns=held), REFERENCE.run(p, "grad_weight", g, x))
+    assert not held.isnan().all()
+
+
+def test_buffers_that_do_not_fit_are_refused() -> None:
+    p = ConvProblem.parse("mb1ic2iw8oc3kw3")
+    x, w = torch.zeros(p.input_shape), torch.zeros(p.weight_shape)
+    with pytest.raises(ValueError, match=r"at least 6 elements .*36 for the fewest pieces.* got .* 5 elements"):
+        im2col.forward(p, x, w, columns=torch.empty(5))
+    with pytest.raises(ValueError, match=r"columns must be .*torch\.float32.* got torch\.float64"):
+        im2col.grad_weight(p, torch.zeros(p.output_shape), x, columns=torch.empty(60, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"ones must be a contiguous tensor .* at least 6 elements, got .* 2 elements"):
+        im2col.forward(p, x, w, torch.zeros(3), ones=torch.empty(2))
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mb8ic16ih32oc16kh5ph2",
+        "mb2ic8id12oc8kd3pd1 f64",
+        "mb4g64ic64ih32oc64kh3ph1 bf16 channels_last",
+        "mb1ic4iw20000oc4kw9pw4",
+    ],
+)
+def test_memory_stays_under_the_bound(text: str, pass_: Pass, monkeypatch: pytest.MonkeyPatch) -> None:
+    p = ConvProblem.parse(text)
+    monkeypatch.setattr(columns, "MAX_BYTES", 2**20)
+    item = im2col.accumulate_dtype(p.dtype).itemsize
+    declared = BACKEND.workspace(p, (pass_,))
+    beside = math.prod(p.weight_shape)
+    if item > p.dtype.itemsize and pass_ == "grad_input":
+        beside += math.prod(p.input_shape)
+    assert declared <= 2**20 + item * (beside + 200)
+    columns_in_one = item * p.in_channels * math.prod(p.kernel_size) * p.batch * math.prod(p.output_size)
+    assert columns_in_one > 2 * 2**20  # or the bound would bound nothing
+
+    slots = integers(p)
+    a, b = (slots[s].contiguous(memory_format=p.memory_format) for s in OPERANDS[pass_])
+    with PeakMemory() as watch:
+        watch.ignore(a, b)
+        result = BACKEND.run(p, pass_, a, b)  # without a workspace it allocates what it needs
+    used = watch.peak - result.untyped_storage().nbytes()
+    assert used <= declared
+    assert used > 2**20 // 4
+
+
+def test_sums_of_16_bit_numbers_are_kept_in_32_bits() -> None:
+    p = ConvProblem.parse("mb4ic64ih8oc8kh3ph1 f16")
+    generator = torch.Generator().manual_seed(0)
+    for pass_ in PASSES:
+        a, b = (torch.randn(p.shape_of(s), generator=generator).half() for s in OPERANDS[pass_])
+        wide = p.replace(dtype=torch.float64)
+        exact = REFERENCE.run(wide, pass_, a.double(), b.double())
+        size = REFERENCE.run(wide, pass_, a.double().abs(), b.double().abs())
+        length = reduction_length(p, pass_)
+        error = (BACKEND.run(p, pass_, a, b).double() - exact).abs()
+        assert (error <= error_bound("direct", p.dtype, length, exact, size)).all()
+        in_16_bits = error_bound("low-precision accumulation", p.dtype, length, exact, size)
+        assert (in_16_bits > 50 * error).all()  # a sum kept in 16 bits would be held to far less
+
+
+def test_what_it_refuses() -> None:
+    cuda = torch.device("cuda")
+    p = ConvProblem.parse("ic2iw5oc2kw3")
+    assert BACKEND.reasons_against(p, ("forward",), cuda) == []
+    assert "int64" in BACKEND.reasons_against(p.replace(dtype=torch.int64), ("forward",), cuda)[0]
+    assert BACKEND.reasons_against(p.replace(dtype=torch.int64), ("forward",), torch.device("cpu")) == []
+    assert BACKEND.reasons_against(p.replace(dtype=torch.float8_e4m3fn), ("forward",), torch.device("cpu"))
+    transposed = p.replace(origin="transposed")
+    assert "bias" in BACKEND.reasons_against(transposed, ("grad_weight", "grad_bias"), cuda)[0]

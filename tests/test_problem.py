@@ -1,0 +1,94 @@
+"""ConvProblem: derived values against their definition, the canonical form, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from convgrad.backends.reference import ReferenceBackend
+from convgrad.problem import OPERANDS, PASSES, RESULT, ConvProblem, output_length
+from convgrad.testing import problems
+
+PLAIN = ConvProblem(2, 4, 6, 2, (9, 8), (3, 2), (2, 1), ((1, 1), (0, 1)), (1, 2), (5, 7))
+
+
+def test_derived_values() -> None:
+    p = PLAIN
+    assert p.ndim == 2
+    assert (p.input_shape, p.weight_shape, p.output_shape) == ((2, 4, 9, 8), (6, 2, 3, 2), (2, 6, 5, 7))
+    assert p.flops == 2 * (2 * 6 * 5 * 7) * (2 * 3 * 2)
+    assert p.least_bytes == 4 * (2 * 4 * 9 * 8 + 6 * 2 * 3 * 2 + 2 * 6 * 5 * 7)
+    assert not p.depthwise
+    assert p.replace(in_channels=2, out_channels=4).depthwise
+    assert not p.replace(in_channels=2, out_channels=4).replace(groups=1).depthwise
+    assert not p.symmetric
+    assert not p.pointwise
+    assert ConvProblem.parse("ic2iw3oc4kw1").pointwise
+    assert (p.bias_slot, p.bias_pass) == ("grad_output", "forward")
+    t = p.replace(origin="transposed")
+    assert (t.bias_slot, t.bias_pass) == ("input", "grad_input")
+    assert p.replace(batch=0).empty
+    assert not p.empty
+
+
+def test_64_bit_offsets() -> None:
+    assert not ConvProblem.parse("mb1ic1iw2147483647oc1kw1").needs_int64
+    assert ConvProblem.parse("mb1ic1iw2147483648oc1kw1").needs_int64
+
+
+def test_shapes_are_those_of_pytorch() -> None:
+    p = PLAIN.replace(padding=((1, 1), (1, 1)), output_size=(5, 8))
+    x, w = torch.empty(p.input_shape, device="meta"), torch.empty(p.weight_shape, device="meta")
+    assert tuple(torch.conv2d(x, w, None, p.stride, (1, 1), p.dilation, p.groups).shape) == p.output_shape
+
+
+@given(problems())
+@settings(max_examples=200, deadline=None)
+def test_canonical_is_idempotent_and_the_same_form(problem: ConvProblem) -> None:
+    low, high = problem.padding[0]
+    rest = problem.stride[0] - 1
+    wider = (
+        problem.replace(padding=((low, high + rest), *problem.padding[1:]))
+        if (
+            output_length(
+                problem.input_size[0], problem.kernel_size[0], problem.stride[0], low, high + rest, problem.dilation[0]
+            )
+            == problem.output_size[0]
+        )
+        else problem
+    )
+    assert wider.canonical() == problem.canonical() == problem.canonical().canonical()
+    reference = ReferenceBackend()
+    generator = torch.Generator().manual_seed(0)
+    slots = {
+        s: torch.randint(-3, 4, problem.shape_of(s), generator=generator).to(torch.float64)
+        for s in ("input", "weight", "grad_output")
+    }
+    plain = {"dtype": torch.float64, "memory_format": torch.contiguous_format}
+    for pass_ in PASSES:
+        a, b = (slots[s] for s in OPERANDS[pass_])
+        mine = reference.run(wider.replace(**plain), pass_, a, b)
+        assert torch.equal(mine, reference.run(wider.canonical().replace(**plain), pass_, a, b))
+        assert tuple(mine.shape) == problem.shape_of(RESULT[pass_])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_size": (9,)}, "1, 2 or 3 spatial dimensions"),
+        ({"groups": 3}, "multiples of groups=3"),
+        ({"output_size": (5, 8)}, r"output_size\[1\]=8 does not follow"),
+        ({"kernel_size": (30, 2), "output_size": (-5, 7)}, r"output_size\[0\]"),
+    ],
+)
+def test_sizes_that_do_not_belong_together(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PLAIN.replace(**changes)
+
+
+def test_the_name_takes_no_part_in_comparisons() -> None:
+    named = PLAIN.replace(name="layer 1")
+    assert named == PLAIN
+    assert hash(named) == hash(PLAIN)
+    assert 'n"layer 1"' in str(named)
