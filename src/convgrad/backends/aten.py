@@ -18,7 +18,7 @@ from ..problem import ConvProblem, Output, Pass, effective_kernel
 from .base import Arithmetic, Backend
 from .padding import pad_input, padded, unpad_input
 
-__all__ = ["AtenBackend"]
+__all__ = ["AtenBackend", "statable", "statable_arguments"]
 
 _backward: Any = torch.ops.aten.convolution_backward.default
 _MASKS: dict[str, tuple[bool, bool, bool]] = {
@@ -110,8 +110,8 @@ class AtenBackend(Backend):
     def bind_sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
         if problem.dtype.is_complex:
             return partial(self._complex_sweep, problem, outputs)
-        p, n = _statable(problem), len(outputs)
-        arguments = (*_arguments(p), (True, True, "grad_bias" in outputs))
+        p, n = statable(problem), len(outputs)
+        arguments = (*statable_arguments(p), (True, True, "grad_bias" in outputs))
         if p is not problem:
             return partial(_padded_sweep, problem, p, arguments, n)
         channels = [p.shape_of(p.bias_slot)[1]]
@@ -161,7 +161,7 @@ def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
     )
 
 
-def _statable(problem: ConvProblem) -> ConvProblem:
+def statable(problem: ConvProblem) -> ConvProblem:
     """The problem itself where PyTorch's arguments can state it, else the one over a padded input."""
     if not problem.transposed:
         return problem if problem.symmetric else padded(problem)
@@ -173,7 +173,8 @@ def _statable(problem: ConvProblem) -> ConvProblem:
     return padded(problem).replace(origin="plain")
 
 
-def _arguments(problem: ConvProblem) -> tuple[Any, ...]:
+def statable_arguments(problem: ConvProblem) -> tuple[Any, ...]:
+    """Stride, padding, dilation, transposed, output_padding and groups with which PyTorch states a `statable` problem."""
     op = _output_padding(problem) if problem.transposed else (0,) * problem.ndim
     padding = tuple(low for low, _ in problem.padding)
     return (problem.stride, padding, problem.dilation, problem.transposed, op, problem.groups)
@@ -181,8 +182,8 @@ def _arguments(problem: ConvProblem) -> tuple[Any, ...]:
 
 def _operator(problem: ConvProblem) -> Callable[..., Tensor]:
     """What the user called: a convolution, or for a transposed problem its pass ``grad_input``."""
-    p = _statable(problem)
-    arguments = _arguments(p)
+    p = statable(problem)
+    arguments = statable_arguments(p)
     if p is problem:
         return lambda a, b, bias=None, workspace=None: torch.convolution(a, b, bias, *arguments)
     if not problem.transposed:
@@ -198,8 +199,8 @@ def _operator(problem: ConvProblem) -> Callable[..., Tensor]:
 
 def _gradient(problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
     """One gradient of what the user called."""
-    p = _statable(problem)
-    arguments = _arguments(p)
+    p = statable(problem)
+    arguments = statable_arguments(p)
     if problem.transposed and p is problem:
         return _transposed_gradient(problem, pass_)
     if pass_ == "forward":
@@ -222,7 +223,7 @@ def _gradient(problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
 
 def _transposed_gradient(problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
     """PyTorch's names for a transposed problem: its grad_output is our slot input, its input our slot grad_output."""
-    arguments = _arguments(problem)
+    arguments = statable_arguments(problem)
     if pass_ == "forward":
         return lambda a, b, bias=None, workspace=None: _backward(
             a, _unread(problem, problem.output_shape, a), b, None, *arguments, _MASKS["grad_input"]
