@@ -60,6 +60,26 @@ struct Axis {
   static int64_t gcd(int64_t a, int64_t b) { return b ? gcd(b, a % b) : a; }
 };
 
+// The part of a reach that meets [low, high), for the first of some equally spaced positions, and for how many of
+// them (at most `most_positions`) it stays the same. The first position's reach starts at `base`.
+struct Zone {
+  Reach reach;
+  int64_t positions;
+};
+inline Zone zone_at(const Reach& r, int64_t base, int64_t step, int64_t low, int64_t high, int64_t most_positions) {
+  Zone z = {{r.first, r.step, r.offset, r.offset_step, 0}, most_positions};
+  for (int64_t t = 0; t < r.count; ++t) {
+    const int64_t at = base + r.offset + t * r.offset_step;
+    if (at < low) {
+      z.positions = least(z.positions, (low - at + step - 1) / step);
+    } else if (at < high) {
+      if (z.reach.count++ == 0) z.reach.first = r.first + t * r.step, z.reach.offset = r.offset + t * r.offset_step;
+      z.positions = least(z.positions, (high - 1 - at) / step + 1);
+    }
+  }
+  return z;
+}
+
 // The ranges of one tile along one dimension.
 struct Span {
   Range output;       // computed by forward, summed by grad_weight
@@ -74,6 +94,7 @@ struct Plan {
   bool channels_last;
   int outputs, threads;
 
+  bool direct;           // kernels read the tensors where they lie; nothing is packed
   int64_t lanes;         // channels in a block, rounded up to whole vectors: the pitch of a pixel in scratch memory
   int64_t images;        // images in a block: 1, or several where the channels do not fill a vector
   int64_t lane_blocks;   // blocks of channels
@@ -90,9 +111,9 @@ struct Plan {
   int64_t units() const { return image_blocks * tiles; }
   int64_t weight_size() const { return multiplier * kernel_elements * lanes; }
   int64_t sums_size() const { return weight_size() + multiplier * lanes; }  // grad_weight, then grad_bias
-  int64_t input_size() const { return needs_input() ? input_extent[0] * input_extent[1] * input_extent[2] * lanes : 0; }
+  int64_t input_size() const { return needs_input() && !direct ? input_extent[0] * input_extent[1] * input_extent[2] * lanes : 0; }
   int64_t output_size() const {
-    return needs_grad_output() ? output_extent[0] * output_extent[1] * output_extent[2] * lanes : 0;
+    return needs_grad_output() && !direct ? output_extent[0] * output_extent[1] * output_extent[2] * lanes : 0;
   }
 
   Span span(int d, int64_t band) const {
@@ -153,7 +174,16 @@ inline void choose_bands(Plan& p, int64_t budget, int64_t least_tiles) {
   }
 }
 
-inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element_bytes) {
+// Whether to read channels_last tensors directly. Near the border the kernel elements change from column to column, which
+// costs more than packing does, unless the kernel is small or the image wide.
+inline bool reads_directly(const Plan& p, int64_t vector) {
+  if (!p.channels_last || p.multiplier != 1 || p.channels < vector) return false;
+  const Axis& w = p.axis[2];
+  const int64_t border = (w.kernel - 1) * w.dilation / w.stride;
+  return p.kernel_elements <= 9 || (p.kernel_elements <= 27 && w.output >= 4 * border);
+}
+
+inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element_bytes, bool converts) {
   Plan p = {};
   p.batch = q.batch, p.channels = q.channels, p.multiplier = q.multiplier, p.kernel_elements = 1;
   for (int d = 0; d < 3; ++d) {
@@ -164,7 +194,10 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element
   p.outputs = q.outputs, p.threads = q.threads;
 
   const int64_t budget = kTileBytes / element_bytes;
-  if (p.channels_last) {
+  p.direct = !converts && reads_directly(p, vector);
+  if (p.direct) {
+    p.images = 1, p.lanes = round_up(p.channels, vector);
+  } else if (p.channels_last) {
     // All channels of a pixel lie together: take them all, as long as a tile of some rows fits.
     const int64_t line = most(vector, 64 / element_bytes);
     p.images = 1, p.lanes = round_up(p.channels, vector);

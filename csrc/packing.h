@@ -1,0 +1,162 @@
+// Packing: tiles of a tensor in either layout and any storage type, to and from scratch memory [pixel][lane] of the
+// arithmetic type. Positions outside the tensor are packed as zeros. A lane is a channel of an image.
+#pragma once
+
+#include "plan.h"
+#include "vector.h"
+
+namespace {
+
+// The lanes of a work unit: channels of one image, or all channels of several images.
+struct Block {
+  int64_t channel, image;      // the first ones
+  int64_t live;                // lanes in use
+  int64_t lanes;               // pitch of a pixel
+  int64_t channels_per_image;  // of the lanes
+};
+
+// A tensor of the problem: `width` channels, of which every `step`-th from `first` on takes part.
+struct Tensor {
+  int64_t size[3], width, first, step;
+  int64_t pixels() const { return size[0] * size[1] * size[2]; }
+};
+
+// S: storage, T: arithmetic, N: lanes of a vector.
+template <class S, class T, int N>
+struct Packing {
+  // Where each lane's image plane begins. Lanes that are not in use repeat the first: they may be read, and count as 0.
+  template <class P>
+  static void planes(P* base, const Tensor& x, const Block& b, P** lane) {
+    for (int64_t l = 0; l < N; ++l) {
+      const int64_t used = l < b.live ? l : 0;
+      const int64_t image = b.image + used / b.channels_per_image, channel = b.channel + used % b.channels_per_image;
+      lane[l] = base + (image * x.width + channel * x.step + x.first) * x.pixels();
+    }
+  }
+
+  // `count` pixels from `pixel` on; they fill rows of `width` pixels that lie `row` elements apart.
+  static void pack_planes(T* to, S* const* lane, int64_t live, int64_t pixel, int64_t count, int64_t width, int64_t row) {
+    for (int64_t done = 0; done < count;) {
+      const int64_t at = count < N ? done : least(done, count - N);  // the last piece overlaps the one before
+      int64_t column = at % width;
+      T* at_row = to + at / width * row;
+      if (count < N) {
+        for (int64_t l = 0; l < N; ++l) at_row[column * N + l] = l < live ? load_one<T>(lane[l] + pixel + at) : T(0);
+        ++done;
+        continue;
+      }
+      Vec<T, N> v[N];
+#pragma GCC unroll 16
+      for (int l = 0; l < N; ++l) v[l] = load<T, N>(lane[l] + pixel + at);
+      for (int64_t l = live; l < N; ++l) v[l] = Vec<T, N>{};
+      transpose<T, N>(v);
+      if (column + N <= width) {
+#pragma GCC unroll 16
+        for (int l = 0; l < N; ++l) store<T, N>(at_row + (column + l) * N, v[l]);
+      } else {
+        for (int l = 0; l < N; ++l) {
+          store<T, N>(at_row + column * N, v[l]);
+          if (++column == width) column = 0, at_row += row;
+        }
+      }
+      done = at + N;
+    }
+  }
+
+  static void unpack_planes(const T* from, S* const* lane, int64_t live, int64_t pixel, int64_t count) {
+    for (int64_t done = 0; done < count;) {
+      if (count < N) {
+        for (int64_t l = 0; l < live; ++l) store_one<T>(lane[l] + pixel + done, from[done * N + l]);
+        ++done;
+        continue;
+      }
+      const int64_t at = least(done, count - N);
+      Vec<T, N> v[N];
+#pragma GCC unroll 16
+      for (int l = 0; l < N; ++l) v[l] = load<T, N>(from + (at + l) * N);
+      transpose<T, N>(v);
+      if (live == N) {
+#pragma GCC unroll 16
+        for (int l = 0; l < N; ++l) store<T, N>(lane[l] + pixel + at, v[l]);
+      } else {
+        for (int64_t l = 0; l < live; ++l) store<T, N>(lane[l] + pixel + at, v[l]);
+      }
+      done = at + N;
+    }
+  }
+
+  static void pack_pixels(T* to, const S* from, const Tensor& x, const Block& b, int64_t count) {
+    for (; count > 0; --count, to += b.lanes, from += x.width) {
+      if (x.step == 1) {
+        int64_t c = 0;
+        for (; c + N <= b.live; c += N) store<T, N>(to + c, load<T, N>(from + c));
+        if (c < b.live) store<T, N>(to + c, load_first<T, N>(from + c, b.live - c));
+      } else {
+        for (int64_t c = 0; c < b.live; ++c) to[c] = load_one<T>(from + c * x.step);
+        for (int64_t c = b.live; c < least(b.lanes, round_up(b.live, N)); ++c) to[c] = 0;
+      }
+    }
+  }
+
+  static void zero(T* to, int64_t pixels, const Block& b) {
+    if (pixels > 0) memset(to, 0, sizeof(T) * static_cast<size_t>(pixels * b.lanes));
+  }
+
+  // The tile `r` of a tensor, as rows of `extent` pixels.
+  static void pack(T* to, const int64_t extent[3], S* from, const Tensor& x, const Block& b, const Range r[3],
+                   bool channels_last) {
+    const Range w = {most(r[2].low, 0), least(r[2].high, x.size[2])};
+    S* lane[N];
+    if (channels_last)
+      from += b.image * x.pixels() * x.width + b.channel * x.step + x.first;
+    else
+      planes(from, x, b, lane);
+    const int64_t row = extent[2] * b.lanes, width = r[2].size();
+    const bool whole_rows = w.low == 0 && w.high == x.size[2];
+    for (int64_t d = r[0].low; d < r[0].high; ++d) {
+      T* slice = to + (d - r[0].low) * extent[1] * row;
+      const bool outside = d < 0 || d >= x.size[0] || w.low >= w.high;
+      const Range h = {outside ? r[1].high : least(most(r[1].low, 0), r[1].high),
+                       outside ? r[1].high : most(least(r[1].high, x.size[1]), r[1].low)};
+      for (int64_t i = r[1].low; i < r[1].high; ++i) {
+        T* at = slice + (i - r[1].low) * row;
+        if (i < h.low || i >= h.high) {
+          zero(at, width, b);
+          continue;
+        }
+        zero(at, w.low - r[2].low, b);
+        zero(at + (w.high - r[2].low) * b.lanes, r[2].high - w.high, b);
+      }
+      T* first = slice + (w.low - r[2].low) * b.lanes;
+      const int64_t pixel = (d * x.size[1]) * x.size[2] + w.low;
+      if (!channels_last && whole_rows && h.low < h.high) {  // rows follow one another in the tensor
+        pack_planes(first + (h.low - r[1].low) * row, lane, b.live, pixel + h.low * x.size[2],
+                    (h.high - h.low) * x.size[2], x.size[2], row);
+        continue;
+      }
+      for (int64_t i = h.low; i < h.high; ++i) {
+        T* at = first + (i - r[1].low) * row;
+        const int64_t begin = pixel + i * x.size[2], count = w.high - w.low;
+        if (channels_last)
+          pack_pixels(at, from + begin * x.width, x, b, count);
+        else
+          pack_planes(at, lane, b.live, begin, count, count, row);
+      }
+    }
+  }
+
+  // `count` pixels that follow one another in the tensor, from scratch memory [pixel][lane].
+  static void unpack(S* to, const T* from, const Tensor& x, const Block& b, int64_t pixel, int64_t count,
+                     bool channels_last) {
+    if (!channels_last) {
+      S* lane[N];
+      planes(to, x, b, lane);
+      return unpack_planes(from, lane, b.live, pixel, count);
+    }
+    to += (b.image * x.pixels() + pixel) * x.width + b.channel * x.step + x.first;
+    for (; count > 0; --count, to += x.width, from += b.lanes)
+      for (int64_t c = 0; c < b.live; ++c) store_one<T>(to + c * x.step, from[c]);
+  }
+};
+
+}  // namespace
