@@ -11,6 +11,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["_build"]
+default_role = "code"
 html_theme = "furo"
 html_title = f"convgrad {release}"
 autodoc_member_order = "bysource"

@@ -13,83 +13,27 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from digits import BATCH, TESTS, Digits, network
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import convgrad
 from convgrad.engine.timing import Comparison, compare, conditions, keep_memory
 
-WIDTH, CLASSES, BATCH, TESTS, SEED = 32, 10, 32, 360, 0
 WARM_UP = 5  # steps that are not timed: they allocate and plan
 CHECK_EVERY = 16  # steps
 ROUNDING = 2.0**-24  # the largest relative error of one float32 operation
 
-console = Console(width=None if sys.stdout.isatty() else 118, highlight=False)
-
-
-# ---- data and network -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Digits:
-    """1797 handwritten digits: [n, 1, 64, 64] images and [n] labels, shuffled once."""
-
-    images: Tensor
-    labels: Tensor
-    test_images: Tensor
-    test_labels: Tensor
-
-    @classmethod
-    def load(cls) -> Digits:
-        raw = load_digits()
-        images = torch.tensor(raw.images, dtype=torch.float32)[:, None]  # [1797, 1, 8, 8]
-        images = F.interpolate(images, size=(64, 64), mode="bilinear", align_corners=False)
-        images = (images - images.mean()) / images.std()
-        labels = torch.tensor(raw.target)
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SEED))
-        test, train = order[:TESTS], order[TESTS:]
-        return cls(images[train], labels[train], images[test], labels[test])
-
-    def batches(self, epochs: int) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = torch.Generator().manual_seed(SEED)
-        for _ in range(epochs):
-            order = torch.randperm(len(self.labels), generator=generator)
-            for batch in order.split(BATCH)[: len(self.labels) // BATCH]:
-                yield self.images[batch], self.labels[batch]
-
-
-def network(conv: Callable[..., nn.Module]) -> nn.Sequential:
-    """The same network from any class with the constructor of torch.nn.Conv2d."""
-
-    def layer(*sizes: int, **options: object) -> list[nn.Module]:
-        return [conv(*sizes, bias=False, **options), nn.BatchNorm2d(sizes[1]), nn.ReLU()]
-
-    def separable(c_in: int, c_out: int, kernel: int, stride: int) -> list[nn.Module]:
-        depthwise = layer(c_in, c_in, kernel, stride=stride, padding=kernel // 2, groups=c_in)
-        return [*depthwise, *layer(c_in, c_out, 1)]
-
-    torch.manual_seed(SEED)
-    w = WIDTH
-    return nn.Sequential(
-        *layer(1, w, 3, stride=2, padding=1),  # [N, 32, 32, 32]
-        *separable(w, 2 * w, 3, 1),  # [N, 64, 32, 32]
-        *separable(2 * w, 4 * w, 5, 2),  # [N, 128, 16, 16]
-        *separable(4 * w, 4 * w, 7, 1),  # [N, 128, 16, 16]
-        *separable(4 * w, 8 * w, 3, 2),  # [N, 256, 8, 8]
-        *separable(8 * w, 8 * w, 5, 1),  # [N, 256, 8, 8]
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8 * w, CLASSES),
-    )
+console = Console(width=None if sys.stdout.isatty() else 132, highlight=False)
 
 
 # ---- training -------------------------------------------------------------------------------------
@@ -238,23 +182,19 @@ def _rows_of(name: str, layer: nn.Conv2d, x: Tensor, needs_input_grad: bool) -> 
     weight = layer.weight.detach()
     geometry = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
 
-    def forward(namespace: object) -> Tensor:
-        return namespace.convolution(x, weight, None, *geometry)  # pyright: ignore
-
-    grad_output = torch.randn_like(forward(torch.ops.aten))
-
-    def backward(namespace: object, mask: tuple[bool, bool, bool]) -> object:
-        return namespace.convolution_backward(grad_output, x, weight, None, *geometry, mask)  # pyright: ignore
-
-    def row(call: Callable[[object], object]) -> Iterator[Row]:
+    grad_output = torch.randn_like(torch.convolution(x, weight, None, *geometry))
+    mask = (needs_input_grad, True, False)
+    forward = (convgrad.convolution, torch.convolution), (x, weight, None, *geometry)
+    backward = (
+        (convgrad.convolution_backward, torch.ops.aten.convolution_backward),
+        (grad_output, x, weight, None, *geometry, mask),
+    )
+    for (ours, stock), arguments in (forward, backward):
         with convgrad.trace() as trace:
-            call(torch.ops.convgrad)
-        calls = {"convgrad": lambda: call(torch.ops.convgrad), "PyTorch": lambda: call(torch.ops.aten)}
-        times = compare(calls, "PyTorch", seconds=0.15)
+            ours(*arguments)
+        calls = {"convgrad": partial(ours, *arguments), "PyTorch": partial(stock, *arguments)}
+        times = compare(calls, "PyTorch", seconds=0.2)
         yield Row(name, tuple((r.outputs, r.backend, r.reason) for r in trace), times)
-
-    yield from row(forward)
-    yield from row(lambda namespace: backward(namespace, (needs_input_grad, True, False)))
 
 
 # ---- what is shown --------------------------------------------------------------------------------

@@ -1,0 +1,46 @@
+"""What a user installs: the library and nothing that he did not ask for."""
+
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from email.parser import HeaderParser
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def required(lines: list[str]) -> set[str]:
+    """Names of the unconditional requirements among ``Requires-Dist`` lines."""
+    return {re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line}
+
+
+def test_the_library_requires_torch_and_nothing_else():
+    assert required(metadata.requires("convgrad") or []) == {"torch"}
+
+
+@pytest.mark.slow
+def test_sdist_and_wheel_hold_what_they_should(tmp_path):
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path)]
+    script = "from setuptools import build_meta; import sys; print(build_meta.build_sdist(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, check=True, capture_output=True)
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        inside = {name.split("/", 1)[-1] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "src/convgrad/py.typed"} <= inside
+    assert {f"csrc/{p.name}" for p in (ROOT / "csrc").glob("*.*")} <= inside
+
+    subprocess.run([*build, str(sdist)], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (meta,) = (n for n in names if n.endswith(".dist-info/METADATA"))
+        header = HeaderParser().parsestr(archive.read(meta).decode())
+    assert required(header.get_all("Requires-Dist", [])) == {"torch"}
+    assert "convgrad/py.typed" in names
+    assert not [n for n in names if not n.startswith("convgrad")]
+    assert not [n for n in names if "libgomp" in n]
