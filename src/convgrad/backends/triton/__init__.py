@@ -70,7 +70,7 @@ class TritonBackend(Backend):
         if problem.dtype not in _DTYPES:
             reasons.append(f"it has no kernel for {str(problem.dtype).removeprefix('torch.')}")
         if len(outputs) > 1:
-            reasons.extend(_against_sweep(problem, outputs))
+            reasons.extend(against_sweep(problem, outputs))
         elif "grad_bias" in outputs:
             reasons.append("grad_bias alone is a sum, which the engine does")
         return reasons
@@ -155,7 +155,7 @@ class TritonBackend(Backend):
         self._trusted.add(key)
 
 
-def _against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
+def against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
     if outputs not in (_BOTH, _ALL):
         return ["its one sweep computes grad_input and grad_weight, with or without grad_bias"]
     reasons: list[str] = []

@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -19,10 +20,10 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ...problem import OPERANDS, PASSES, ConvProblem
+from ...problem import OPERANDS, PASSES, ConvProblem, Output
 from . import launch
 
-__all__ = ["TARGETS", "Resources", "compile_call", "launches", "resources"]
+__all__ = ["TARGETS", "Resources", "compile_call", "launches", "main", "resources", "table"]
 
 #: Name, target, and the shared memory in bytes that one program may take there.
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
@@ -39,7 +40,7 @@ _POINTERS = {
 
 
 class Resources(NamedTuple):
-    """What one compiled kernel takes; a spill is a register kept in memory, in bytes (NVIDIA) or registers (AMD)."""
+    """What one compiled kernel takes; spills are registers kept in memory, in bytes a thread."""
 
     registers: int
     spills: int
@@ -100,7 +101,8 @@ def resources(compiled: Any, target: GPUTarget) -> Resources:
     else:
         text = compiled.asm["amdgcn"]
         registers = _number(r"\.vgpr_count:\s+(\d+)", text)
-        spills = _number(r"\.vgpr_spill_count:\s+(\d+)", text) + _number(r"\.sgpr_spill_count:\s+(\d+)", text)
+        # Scratch memory. A scalar register that is kept in lanes of a vector register costs none, and is not counted.
+        spills = _number(r"\.private_segment_fixed_size:\s+(\d+)", text)
     return Resources(registers, spills, compiled.metadata.shared, shuffles)
 
 
@@ -117,3 +119,56 @@ def _nvidia(cubin: bytes) -> tuple[int, int]:
         text = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
     # Without local arrays in the source, a stack holds nothing but spilled registers.
     return _number(r"REG:(\d+)", text), _number(r"STACK:(\d+)", text)
+
+
+def _line(cells: list[Any], widths: tuple[int, ...]) -> str:
+    return "| " + " | ".join(f"{c!s:<{w}}" for c, w in zip(cells, widths, strict=True)) + " |"
+
+
+def table(problems: Iterable[str], names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Compile every pass of every problem for every target: lines of a table, and what is wrong (or "")."""
+    widths = (46, 11, 13, 6, 4, 6, 6, 3)
+    yield _line(["problem", "what", "kernel", "target", "reg.", "spills", "shared", "cv."], widths), ""
+    yield _line(["-" * w for w in widths], widths), ""
+    for text in problems:
+        problem = ConvProblem.parse(text)
+        for what in (*PASSES, "sweep", "sweep+bias"):
+            if what not in PASSES and _against_sweep(problem, what):
+                continue
+            for call in launches(problem, what):
+                for name in names:
+                    target, limit = TARGETS[name]
+                    found = resources(compile_call(call, target), target)
+                    fault = ""
+                    if found.spills:
+                        fault = f"{text} {what}: {call.kernel.__name__} spills on {name}"
+                    elif found.shared > limit:
+                        fault = f"{text} {what}: {found.shared} bytes of shared memory, {name} has {limit}"
+                    yield _line([text, what, call.kernel.__name__, name, *found], widths), fault
+
+
+def _against_sweep(problem: ConvProblem, what: str) -> list[str]:
+    from . import against_sweep
+
+    outputs: tuple[Output, ...] = ("grad_input", "grad_weight")
+    return against_sweep(problem, outputs if what == "sweep" else (*outputs, "grad_bias"))
+
+
+def main(arguments: list[str]) -> int:
+    """``python -m convgrad.backends.triton.aot [--targets sm_90,gfx942] PROBLEM...`` prints the table."""
+    names = list(TARGETS)
+    if arguments and arguments[0] == "--targets":
+        names = arguments[1].split(",")
+        arguments = arguments[2:]
+    faults: list[str] = []
+    for line, fault in table(arguments, names):
+        print(line, flush=True)
+        faults += [fault] if fault else []
+    print("\n".join(f"FAULT: {fault}" for fault in faults))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.exit(main(sys.argv[1:]))

@@ -99,7 +99,7 @@ def _registers(g: Geometry, use: Use, rows: int, each: int, taps: tuple[int, int
         sums = taps[0] * taps[1] * taps[2]
         kept, room = (
             sums + rows * (2 if use == "sweep" else 1) + loaded,
-            120 if sums <= 9 else 88 if use == "sum" else 72,
+            120 if sums <= 9 else 88 if use == "sum" else 66,
         )
     return each * kept * (2 if g.double else 1) / room
 
@@ -120,7 +120,7 @@ def fixed(g: Geometry, use: Use) -> Tile:
         elif each > 1:
             each //= 2
         elif rows > 1:
-            rows = (rows + 1) // 2
+            rows -= 1
         else:
             break
     return _fit(g, rows, lanes, each, taps)

@@ -1,0 +1,149 @@
+"""Runs under Triton's interpreter, in the process that `test_interpreter` starts; pytest alone does not collect it.
+
+The interpreter runs one program after the other in numpy, some tens of milliseconds each. So problems are tiny: what
+they vary is everything that selects another path through a kernel. Its bfloat16 store truncates, which integers
+that bfloat16 holds do not notice.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from convgrad.backends.reference import ReferenceBackend
+from convgrad.backends.triton import TritonBackend, tiles
+from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
+from convgrad.testing import check_problem
+
+assert os.environ.get("TRITON_INTERPRET") == "1"
+
+# Fewer shares of a sum than on a GPU, but more than one: each is a program to interpret.
+tiles._WARPS = 16
+
+CPU = torch.device("cpu")
+SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")
+
+#: 1-D, 2-D, 3-D; every stride, dilation, multiplier, uneven and negative padding, even kernels, loops around kernels.
+EXACT = """
+g3mb2ic3iw17oc3ow17kw4pw3
+g3mb2ic3iw17oc6ow4kw4sw3pw-1dw1 float64
+g2mb1ic2iw21oc2kw11pw5
+g3mb2ic3ih9iw11oc3kh3kw3ph1pw1
+g3mb2ic3ih9iw11oc3kh3kw3ph1pw1 channels_last
+g3mb1ic3ih9iw11oc3oh5ow6kh3kw3sh2sw2ph1pw0
+g3mb2ic3ih9iw11oc3oh5ow6kh3kw3sh2sw2ph1pw0 channels_last bfloat16
+g2mb1ic2ih9iw8oc4kh3kw2sh2sw4ph1pw1dh1dw2 float16
+g2mb2ic2ih5iw9oc6kh2kw3ph0pw1 channels_last
+g2mb1ic2ih9iw8oc2oh7ow9kh4kw2sh1sw1ph0pw1
+g2mb1ic2id4ih5iw6oc2kd3kh2kw3sd1sh2sw1pd1ph0pw1
+g2mb1ic2id4ih5iw6oc2kd3kh3kw3sd2sh1sw2pd1ph1pw1 channels_last float16
+mb1ic1ih11iw9oc1kh9kw7ph4pw3
+mb1ic1ih9iw11oc1kh9kw7ph4pw3 channels_last
+mb2ic1ih1iw1oc1kh1kw1
+g4mb3ic4ih1iw1oc4kh3kw3ph1pw1 channels_last
+g2mb1ic2ih17iw1oc2kh3kw1ph1pw0
+""".strip().splitlines()
+
+#: Kernels that need more than one chunk of unrolled positions, many phases.
+EXACT_SLOW = """
+mb1ic1ih12iw34oc1kh3kw33ph1pw16
+mb1ic1ih34iw9oc1kh33kw3ph16pw1
+mb1ic1ih34iw9oc1kh33kw3ph16pw1 channels_last
+mb1ic1ih16iw16oc1kh13kw13ph6pw6 float64
+g2mb1ic2ih21iw20oc2kh7kw7sh4sw3ph3pw3dh1dw0
+g2mb2ic2id5ih7iw6oc4kd3kh3kw3sd2sh2sw2pd1ph1pw1
+""".strip().splitlines()
+
+#: For the whole conformance suite: alignment, poison, strides of zero, NaN, repeated bits.
+CONFORM = ["g2mb2ic2ih4iw5oc2kh2kw3ph1pw1", "g2mb2ic2iw9oc2ow9kw3pw2"]
+CONFORM_SLOW = [
+    "g3mb2ic3ih6iw5oc3kh3kw3ph1pw1 channels_last",
+    "g2mb1ic2ih7iw5oc4kh3kw2sh2sw2ph1pw0dh0dw1",
+    "g2mb1ic2id3ih3iw4oc2kd2kh2kw2sd1sh2sw1pd1ph0pw1 float64 channels_last",
+    "g2mb1ic2ih4iw4oc2oh8ow8kh4kw4sh2sw2ph1pw1 transposed",
+]
+
+
+def integers(problem: ConvProblem, slot: str) -> torch.Tensor:
+    tensor = torch.randint(-2, 3, problem.shape_of(slot)).to(problem.dtype)  # type: ignore[arg-type]
+    return tensor if slot == "weight" else tensor.contiguous(memory_format=problem.memory_format)
+
+
+def all_marked(quick: list[str], slow: list[str]) -> list[object]:
+    return [*quick, *(pytest.param(text, marks=pytest.mark.slow) for text in slow)]
+
+
+@pytest.mark.parametrize("text", all_marked(EXACT, EXACT_SLOW))
+def test_exact(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    backend, reference = TritonBackend(), ReferenceBackend()
+    given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
+    expected = {p: reference.run(problem, p, *(given[s] for s in OPERANDS[p])) for p in PASSES}
+    for pass_ in PASSES:
+        assert not backend.reasons_against(problem, (pass_,), CPU)
+        got = backend.run(problem, pass_, *(given[slot] for slot in OPERANDS[pass_]))
+        assert torch.equal(got, expected[pass_]), pass_
+    outputs: tuple[Output, ...] = (*SWEEP, "grad_bias")
+    if backend.reasons_against(problem, outputs, CPU):
+        outputs = SWEEP
+    if not backend.reasons_against(problem, outputs, CPU):
+        got = backend.sweep(problem, outputs, given["grad_output"], given["input"], given["weight"])
+        sums = given["grad_output"].double().sum(dim=(0, *range(2, 2 + problem.ndim))).to(problem.dtype)
+        for output, tensor in zip(outputs, got, strict=True):
+            assert torch.equal(tensor, sums if output == "grad_bias" else expected[output]), output
+
+
+@pytest.mark.parametrize("text", all_marked(CONFORM, CONFORM_SLOW))
+@pytest.mark.parametrize("output", [*PASSES, "grad_bias"])
+def test_conforms(text: str, output: Output) -> None:
+    results = check_problem(TritonBackend(), text, output, repeats=2)
+    assert not [str(r) for r in results if r.status == "failed"]
+
+
+@pytest.mark.parametrize(("size", "channels"), [((13,), 6), ((5, 7), 6)])
+def test_channel_lanes_of_a_contiguous_problem(size: tuple[int, ...], channels: int) -> None:
+    """grad_weight has no layout of its own: operands with their channels together are read as they lie."""
+    text = f"g{channels}mb2ic{channels}" + "".join(f"i{d}{n}" for d, n in zip("hw"[-len(size) :], size, strict=True))
+    text += f"oc{channels}" + "".join(f"k{d}3p{d}1" for d in "hw"[-len(size) :])
+    problem = ConvProblem.parse(text)
+    given = {slot: integers(problem, slot) for slot in ("input", "grad_output")}
+    apart = {slot: tensor.movedim(1, -1).contiguous().movedim(-1, 1) for slot, tensor in given.items()}
+    got = TritonBackend().run(problem, "grad_weight", apart["grad_output"], apart["input"])
+    expected = ReferenceBackend().run(problem, "grad_weight", given["grad_output"], given["input"])
+    assert torch.equal(got, expected)
+
+
+def test_offsets_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels with 64-bit offsets, on a problem that fits into an interpreter."""
+    from convgrad.backends.triton import launch
+
+    monkeypatch.setattr(launch, "needs_wide", lambda *_: True)
+    for layout in ("", " channels_last"):
+        problem = ConvProblem.parse("g2mb1ic2ih5iw6oc2kh3kw3ph1pw1sh2sw1" + layout)
+        given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
+        for pass_ in PASSES:
+            operands = [given[slot] for slot in OPERANDS[pass_]]
+            expected = ReferenceBackend().run(problem, pass_, *operands)
+            assert torch.equal(TritonBackend().run(problem, pass_, *operands), expected)
+
+
+@pytest.mark.parametrize(("what", "layout", "strided"), [("forward", False, True), ("sweep", True, False)])
+def test_the_check_of_first_use(what: str, layout: bool, strided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds nothing wrong with these kernels, and one wrong element of another."""
+    from convgrad.backends.triton import launch, selfcheck
+
+    assert selfcheck.first_fault(what, torch.float32, layout, strided, CPU) is None
+    name = "sweep" if what == "sweep" else "output"
+    right = getattr(launch, name)
+
+    def wrong(*args: object) -> object:
+        result = right(*args)
+        (result[1] if what == "sweep" else result).view(-1)[-1] += 1
+        return result
+
+    monkeypatch.setattr(launch, name, wrong)
+    fault = selfcheck.first_fault(what, torch.float32, layout, strided, CPU)
+    assert fault is not None
+    assert "1 of" in fault

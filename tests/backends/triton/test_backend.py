@@ -1,0 +1,127 @@
+"""What the backend says of itself, with or without triton, with or without a GPU."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+
+from convgrad.backends.triton import TritonBackend, selfcheck
+from convgrad.backends.triton.geometry import geometry
+from convgrad.backends.triton.tiles import candidates, fixed, parts
+from convgrad.errors import BackendError
+from convgrad.problem import ConvProblem
+from convgrad.testing import problems
+
+CUDA = torch.device("cuda", 0)
+DEPTHWISE = ConvProblem.parse("g32mb4ic32ih28oc32kh3ph1")
+
+
+def reasons(problem: ConvProblem, *outputs: str, device: torch.device = CUDA) -> str:
+    return "; ".join(TritonBackend().reasons_against(problem, outputs or ("forward",), device))  # type: ignore[arg-type]
+
+
+def test_importing_it_imports_no_triton() -> None:
+    code = "import sys, convgrad, convgrad.backends.triton; sys.exit('triton' in sys.modules)"
+    assert subprocess.run([sys.executable, "-W", "error", "-c", code], check=False).returncode == 0
+
+
+def test_reasons() -> None:
+    pytest.importorskip("triton")
+    assert not reasons(DEPTHWISE)
+    assert not reasons(DEPTHWISE, "grad_input", "grad_weight", "grad_bias")
+    assert not reasons(DEPTHWISE, device=torch.device("xpu"))
+    assert "not on cpu" in reasons(DEPTHWISE, device=torch.device("cpu"))
+    assert "depthwise" in reasons(ConvProblem.parse("ic32ih28oc32kh3ph1"))
+    assert "int32" in reasons(DEPTHWISE.replace(dtype=torch.int32))
+    assert "sum" in reasons(DEPTHWISE, "grad_bias")
+
+
+def test_reasons_against_a_sweep() -> None:
+    pytest.importorskip("triton")
+    both = ("grad_input", "grad_weight")
+    assert "one output channel" in reasons(ConvProblem.parse("g8ic8ih9oc16kh3ph1"), *both)
+    assert "at most 49" in reasons(ConvProblem.parse("g8ic8ih20oc8kh9ph4"), *both)
+    assert "sum of its own" in reasons(ConvProblem.parse("g8ic8ih20oc8kh3ph1sh2"), *both, "grad_bias")
+    assert "one sweep" in reasons(DEPTHWISE, "forward", "grad_input")
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("convgrad.backends.triton._installed", lambda: False)
+    assert "not installed" in reasons(DEPTHWISE)
+
+
+@pytest.mark.parametrize("fault", [None, "its forward kernel is wrong"])
+def test_trust(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel is checked once on each device, and a wrong one bans the backend there."""
+    pytest.importorskip("triton")
+    from convgrad.backends.triton import launch
+
+    asked: list[str] = []
+
+    def first_fault(what: str, *_: object) -> str | None:
+        asked.append(what)
+        return fault
+
+    monkeypatch.setattr(selfcheck, "first_fault", first_fault)
+    monkeypatch.setattr(launch, "capturing", lambda device: False)
+    backend = TritonBackend()
+    for _ in range(2):
+        if fault is None:
+            backend._trust(DEPTHWISE, "forward", CUDA)
+        else:
+            with pytest.raises(BackendError, match=fault):
+                backend._trust(DEPTHWISE, "forward", CUDA)
+    assert asked == ["forward"]
+    assert backend.reasons_against(DEPTHWISE, ("forward",), CUDA) == ([] if fault is None else [fault])
+    assert not backend.reasons_against(DEPTHWISE, ("forward",), torch.device("cuda", 1))
+
+
+def depthwise(problem: ConvProblem) -> ConvProblem:
+    """The nearest depthwise problem."""
+    multiplier = max(1, problem.out_channels // problem.groups)
+    return problem.replace(in_channels=problem.groups, out_channels=problem.groups * multiplier)
+
+
+@given(problems())
+def test_every_kernel_position_belongs_to_one_phase(problem: ConvProblem) -> None:
+    """The phases of grad_input share out the kernel positions, and a result reads where the definition says."""
+    g = geometry(depthwise(problem), adjoint=True, channel_lanes=problem.channels_last)
+    for axis in g.axes:
+        seen: list[int] = []
+        for phase in range(axis.phases):
+            hit = [k for k in range(axis.kernel) if (phase + axis.low - k * axis.dilation) % axis.stride == 0]
+            assert len(hit) <= axis.taps
+            steps = {b - a for a, b in pairwise(hit)}
+            assert steps <= {axis.tap_stride}
+            offsets = [(phase + axis.low - k * axis.dilation) // axis.stride for k in hit]
+            assert {b - a for a, b in pairwise(offsets)} <= {axis.tap_step}
+            seen += hit
+        assert sorted(seen) == list(range(axis.kernel))
+
+
+@given(problems())
+def test_tiles(problem: ConvProblem) -> None:
+    """Powers of two where triton wants them, and shares that the declared workspace holds."""
+    problem = depthwise(problem)
+    for channel_lanes in (False, True):
+        for use, adjoint in (("result", False), ("result", True), ("sum", False), ("sweep", True)):
+            g = geometry(problem, adjoint=adjoint, channel_lanes=channel_lanes)
+            chosen = candidates(g, use)  # type: ignore[arg-type]
+            assert chosen[0] == fixed(g, use)  # type: ignore[arg-type]
+            for tile in chosen:
+                for n in (tile.items, tile.lanes, tile.warps):
+                    assert n & (n - 1) == 0
+                    assert n >= 1
+                assert tile.rows >= 1
+                assert 1 <= tile.th <= g.axes[1].taps
+                assert 1 <= tile.tw <= g.axes[2].taps
+            if use == "sum":
+                count = parts(g, chosen[0])
+                held = TritonBackend().workspace(problem, ("grad_weight",))
+                width = 8 if problem.dtype == torch.float64 else 4
+                assert count == 1 or count * g.channels * g.kernel_elements * width <= held

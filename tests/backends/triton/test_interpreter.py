@@ -1,0 +1,29 @@
+"""`interpreted` in a process of its own: the interpreter must be on before a kernel is imported, and stays on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+CASES = Path(__file__).with_name("interpreted.py")
+
+
+def run_cases(selection: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", str(CASES), "-m", selection, "-p", "no:cacheprovider", "-n", "2"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_interpreted() -> None:
+    run_cases("not slow")
+
+
+@pytest.mark.slow
+def test_interpreted_slow() -> None:
+    run_cases("slow")
