@@ -51,7 +51,7 @@ def test_reasons_against_a_sweep() -> None:
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("convgrad.backends.triton._installed", lambda: False)
+    monkeypatch.setattr(sys.modules[TritonBackend.__module__], "_installed", lambda: False)
     assert "not installed" in reasons(DEPTHWISE)
 
 
