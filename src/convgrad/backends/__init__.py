@@ -6,7 +6,11 @@ ATen comes first: among backends that expect the same speed, the earlier one is 
 from __future__ import annotations
 
 from .aten import AtenBackend
+from .aten_direct_gpu import AtenCudnnBackend, AtenMiopenBackend
+from .aten_direct_mkldnn import AtenMkldnnBackend
+from .aten_direct_native import AtenNativeBackend
 from .base import Arithmetic, Backend, Layout
+from .im2col import Im2colBackend
 from .reference import ReferenceBackend
 
 __all__ = ["Arithmetic", "Backend", "Layout", "built_in"]
@@ -14,4 +18,9 @@ __all__ = ["Arithmetic", "Backend", "Layout", "built_in"]
 
 def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
-    return [AtenBackend(), ReferenceBackend()]
+    return [AtenBackend(), Im2colBackend(), ReferenceBackend(), *_aten_by_name()]
+
+
+def _aten_by_name() -> list[Backend]:
+    """ATen's own backends, used only where they are asked for."""
+    return [AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend()]

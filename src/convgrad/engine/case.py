@@ -167,6 +167,10 @@ class Case:
         ):
             if got != expected:
                 raise Failed(f"the result has {what} {got}, the problem asks for {expected}")
+        if "any" in self.backend.layouts:
+            # It passes its operands on to ATen, whose layout follows from them. So does the engine's for a problem, by
+            # the same rule; but here problems come with a layout of their own.
+            return result
         memory_format = torch.contiguous_format if output == "grad_bias" else p.memory_format
         if not result.is_contiguous(memory_format=memory_format):
             raise Failed(f"the result has strides {result.stride()}, the problem asks for {memory_format}")

@@ -1,0 +1,35 @@
+"""Every registered backend, held to the public suite: ``pytest -k im2col`` runs all that concerns im2col."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from convgrad.engine.registry import backends
+from convgrad.problem import ConvProblem, Output
+from convgrad.testing import check_problem, default_problems, outputs_of
+
+torch.set_num_threads(2)
+CASES = [
+    pytest.param(name, output, id=f"{name}-{output}") for name, b in backends().items() for output in outputs_of(b)
+]
+
+
+def run(name: str, output: Output, problems: list[ConvProblem]) -> None:
+    results = [r for p in problems for r in check_problem(name, p, output, repeats=5)]
+    failures = [r for r in results if r.status == "failed"]
+    assert not failures, "\n".join(str(f) for f in failures[:3])
+    if not any(r.status == "passed" for r in results):
+        pytest.skip("; ".join({r.message for r in results}))
+
+
+@pytest.mark.parametrize(("name", "output"), CASES)
+@pytest.mark.parametrize("ndim", [1, 2, 3])
+def test_some_of_the_default_problems(name: str, output: Output, ndim: int) -> None:
+    run(name, output, list(default_problems(ndim))[:: {1: 4, 2: 8, 3: 4}[ndim]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "output"), CASES)
+def test_all_default_problems(name: str, output: Output) -> None:
+    run(name, output, list(default_problems()))
