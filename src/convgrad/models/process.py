@@ -1,0 +1,229 @@
+"""`takeover`: every convolution of the process through convgrad, for as long as a block lasts.
+
+The kernels of aten::convolution and aten::convolution_backward are exchanged at the dispatch keys of the devices, below
+autograd, autocast, functorch and every mode. So whatever ends in these two operators is caught: modules, functional
+calls, transposed convolutions, double backward, scripted models, compiled code. One router serves the whole process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.profiler import record_function
+
+from .._compat import profiler_enabled
+from ..engine.observe import Event, observers
+from .dispatch import Override, original_kernel
+from .routes import Route, backward_route, forward_route
+
+__all__ = ["takeover", "watch_stock"]
+
+Ints = Sequence[int]
+Original = Callable[..., Any]
+
+
+class _Thread(threading.local):
+    """Whether this thread is inside one of our computations, whose own convolutions are PyTorch's."""
+
+    inside: bool = False
+
+
+_thread = _Thread()
+
+
+class _Router:
+    """The one owner of the exchanged kernels: there from the first block that opens until the last one closes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open = {"ours": 0, "stock": 0}
+        self._override: Override | None = None
+        self.taking = False
+
+    def open(self, kind: str) -> None:
+        with self._lock:
+            self._open[kind] += 1
+            self.taking = self._open["ours"] > 0
+            if self._override is None:
+                self._override = self._put()
+
+    def close(self, kind: str) -> None:
+        with self._lock:
+            self._open[kind] -= 1
+            self.taking = self._open["ours"] > 0
+            if not any(self._open.values()) and self._override is not None:
+                self._override.undo()
+                self._override = None
+
+    def _put(self) -> Override:
+        override = Override()
+        try:
+            for key in _keys():
+                forward = _forward_kernel(self, original_kernel("convolution", key))
+                backward = _backward_kernel(self, original_kernel("convolution_backward", key))
+                override.put("convolution", key, forward)
+                override.put("convolution_backward", key, backward)
+        except BaseException:
+            override.undo()
+            raise
+        return override
+
+
+def _keys() -> tuple[str, ...]:
+    """The dispatch keys of the devices for which this PyTorch was built."""
+    gpu = torch.version.cuda is not None or torch.version.hip is not None
+    return ("CPU", "CUDA") if gpu else ("CPU",)
+
+
+# ---- the kernels ---------------------------------------------------------------------------------
+
+
+def _forward_kernel(router: _Router, original: Original) -> Callable[..., Tensor]:
+    def convolution(
+        keyset: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        transposed: bool,
+        output_padding: Ints,
+        groups: int,
+    ) -> Tensor:
+        def stock() -> Tensor:
+            return original(keyset, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+        watched = observers or profiler_enabled()
+        if _thread.inside or not (router.taking or watched):
+            return stock()
+        arguments = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+        _thread.inside = True
+        try:
+            route = forward_route(router.taking, input, weight, bias, arguments)
+            if route is not None and route.plan is not None:
+                operands = (input, weight)
+                with torch.no_grad():
+                    return route.plan.contract(*operands, bias)
+            return _observed(route, input.device, stock) if watched and route is not None else stock()
+        finally:
+            _thread.inside = False
+
+    return convolution
+
+
+def _backward_kernel(router: _Router, original: Original) -> Callable[..., Any]:
+    def convolution_backward(
+        keyset: Any,
+        grad_output: Tensor,
+        input: Tensor,
+        weight: Tensor,
+        bias_sizes: Ints | None,
+        stride: Ints,
+        padding: Ints,
+        dilation: Ints,
+        transposed: bool,
+        output_padding: Ints,
+        groups: int,
+        output_mask: Sequence[bool],
+    ) -> Any:
+        def stock() -> Any:
+            sizes = bias_sizes
+            if sizes is None and output_mask[2]:  # an empty batch would end the process
+                sizes = [weight.shape[1] * groups if transposed else weight.shape[0]]
+            rest = (stride, padding, dilation, transposed, output_padding, groups, output_mask)
+            return original(keyset, grad_output, input, weight, sizes, *rest)
+
+        watched = observers or profiler_enabled()
+        if _thread.inside or not (router.taking or watched):
+            return stock()
+        arguments = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
+        sizes = None if bias_sizes is None else tuple(bias_sizes)
+        _thread.inside = True
+        try:
+            route = backward_route(router.taking, grad_output, input, weight, sizes, arguments, tuple(output_mask))
+            if route is not None and route.plan is not None:
+                return _gradients(route, grad_output, input, weight, transposed)
+            return _observed(route, input.device, stock) if watched and route is not None else stock()
+        finally:
+            _thread.inside = False
+
+    return convolution_backward
+
+
+def _gradients(route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, transposed: bool) -> Any:
+    """Our plan's gradients in the order of ATen; None where the mask does not ask."""
+    assert route.plan is not None
+    data, result = (grad_output, input) if transposed else (input, grad_output)
+    with torch.no_grad():
+        found = route.plan.gradients({"grad_output": result, "input": data, "weight": weight})
+    first = found.get("forward" if transposed else "grad_input")
+    return first, found.get("grad_weight"), found.get("grad_bias")
+
+
+def _observed(route: Route, device: torch.device, stock: Callable[[], Any]) -> Any:
+    """PyTorch's own kernel, with a label for the profiler and a word to everybody who watches."""
+    wait = device.type == "cuda" and any(o.synchronize for o in observers)
+    with record_function(f"convgrad::{'+'.join(route.outputs)}[aten]"):
+        if wait:
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        result = stock()
+        if wait:
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - start
+    event = Event(route.problem, route.outputs, "aten", str(device), "PyTorch's own kernel", (), seconds)
+    for observer in tuple(observers):
+        observer(event)
+    return result
+
+
+# ---- blocks --------------------------------------------------------------------------------------
+
+_router = _Router()
+
+
+@contextmanager
+def takeover() -> Iterator[None]:
+    """Compute every convolution of this process with convgrad while the block lasts; undone exactly when it ends.
+
+    Blocks may be nested and may be open in several threads; the last one to close undoes it. It concerns all threads,
+    for PyTorch has one table of kernels. Where PyTorch's own kernel is the best choice it runs, and so it does for what
+    convgrad does not compute: quantised, sparse, mkldnn, meta and complex tensors. Not caught: jit-traced models,
+    AOTInductor packages and other processes.
+
+    Raises:
+        BackendError: at a convolution that a backend asked for by name (`use_backend`) cannot compute.
+        ShapeError: at a gradient whose sizes do not belong to input and weight; PyTorch does not look at them.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3)
+        >>> with convgrad.takeover(), convgrad.use_backend("reference"):
+        ...     torch.nn.functional.conv2d(x, w).item()
+        9.0
+    """
+    _router.open("ours")
+    try:
+        yield
+    finally:
+        _router.close("ours")
+
+
+@contextmanager
+def watch_stock() -> Iterator[None]:
+    """Change nothing, but report PyTorch's own convolutions to those who watch, while the block lasts.
+
+    An open `takeover` goes before it.
+    """
+    _router.open("stock")
+    try:
+        yield
+    finally:
+        _router.close("stock")

@@ -1,0 +1,184 @@
+"""Where a call of aten::convolution or aten::convolution_backward goes: to a plan of ours, or to PyTorch's own kernel.
+
+The same call always goes the same way, so a route is found once and looked up from then on. PyTorch keeps its own
+kernel where it was chosen, and for everything that is not a dense real convolution that we validate and plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import settings
+from .._compat import aten_memory_format
+from ..engine.cache import BoundedCache
+from ..engine.plan import Plan, plan_for
+from ..engine.request import active
+from ..errors import BackendError, ConvgradError
+from ..problem import ConvProblem, Output
+from ..shapes import (
+    Geometry,
+    check_backward,
+    check_operands,
+    conv_geometry,
+    convolution_shape,
+    problem_of,
+)
+
+__all__ = ["Route", "backward_route", "forward_route"]
+
+Ints = Sequence[int]
+
+
+class Route(NamedTuple):
+    """What a call computes, and the plan that does; without a plan PyTorch's own kernel does."""
+
+    problem: ConvProblem
+    outputs: tuple[Output, ...]
+    plan: Plan | None
+
+
+_routes: Any = BoundedCache()
+#: Remembered for calls that PyTorch must see as they are.
+_LEFT: Any = object()
+
+
+def _key(first: Tensor, second: Tensor, arguments: tuple[Any, ...], more: Any) -> tuple[Any, ...]:
+    return (
+        first.shape,
+        first.stride(),
+        first.dtype,
+        first.device,
+        second.shape,
+        second.stride(),
+        second.dtype,
+        second.device,
+        arguments,
+        more,
+        active(),
+        settings.key(first),
+    )
+
+
+def forward_route(
+    taking: bool, input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple[Any, ...]
+) -> Route | None:
+    """The route of a forward; None where PyTorch must see the call as it is.
+
+    Args:
+        taking: whether ours may compute; otherwise the route only says what PyTorch's own kernel computes.
+        arguments: stride, padding, dilation, transposed, output_padding, groups, as tuples.
+
+    Raises:
+        BackendError: a backend that was asked for by name cannot.
+    """
+    key = _key(input, weight, arguments, (taking, None if bias is None else (bias.shape, bias.dtype, bias.device)))
+    route = _routes.get(key)
+    if route is None:
+        route = _routes[key] = _plan_forward(taking, input, weight, bias, arguments) or _LEFT
+    return None if route is _LEFT else route
+
+
+def _plan_forward(
+    taking: bool, input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple[Any, ...]
+) -> Route | None:
+    try:
+        g = _geometry(weight, arguments)
+        shape = convolution_shape(input.shape, weight.shape, None if bias is None else bias.shape, g)
+        check_operands(("input", input), ("weight", weight), ("bias", bias))
+    except ConvgradError:
+        return None  # PyTorch says in its own words what is wrong
+    if 0 in shape or input.shape[1] == 0:
+        return None
+    layout = _layout(input, weight, bias, arguments)
+    problem = problem_of(
+        input.shape, weight.shape, shape, g, dtype=input.dtype, memory_format=layout, has_bias=bias is not None
+    )
+    return _route(taking, problem, (problem.bias_pass,), input.device)
+
+
+def backward_route(
+    taking: bool,
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: tuple[int, ...] | None,
+    arguments: tuple[Any, ...],
+    mask: tuple[bool, ...],
+) -> Route | None:
+    """The route of a backward; None where PyTorch must see the call as it is.
+
+    Raises:
+        ShapeError: a grad_output or bias_sizes that PyTorch's own kernel would not check before it reads memory.
+        BackendError: a backend that was asked for by name cannot.
+    """
+    more = (taking, bias_sizes, mask, grad_output.shape, grad_output.dtype, grad_output.device)
+    key = _key(input, weight, arguments, more)
+    route = _routes.get(key)
+    if route is None:
+        found = _plan_backward(taking, grad_output, input, weight, bias_sizes, arguments, mask)
+        route = _routes[key] = found or _LEFT
+    return None if route is _LEFT else route
+
+
+def _plan_backward(
+    taking: bool,
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: tuple[int, ...] | None,
+    arguments: tuple[Any, ...],
+    mask: tuple[bool, ...],
+) -> Route | None:
+    try:
+        g = _geometry(weight, arguments)
+        check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
+    except ConvgradError:
+        return None
+    # Autograd states the sizes of a missing bias as [0]: they mean something only where its gradient is asked for.
+    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes if mask[2] else None, g, mask)
+    if grad_output.numel() == 0 or input.numel() == 0 or not any(mask):
+        return None
+    layout = _layout(input, weight, None, arguments)
+    problem = problem_of(input.shape, weight.shape, grad_output.shape, g, dtype=input.dtype, memory_format=layout)
+    outputs: tuple[Output, ...] = tuple(o for o, wanted in zip(_outputs(g.transposed), mask, strict=True) if wanted)
+    return _route(taking, problem, outputs, input.device)
+
+
+def _outputs(transposed: bool) -> tuple[Output, Output, Output]:
+    """The engine's names for the user's grad_input, grad_weight and grad_bias."""
+    return ("forward" if transposed else "grad_input", "grad_weight", "grad_bias")
+
+
+def _geometry(weight: Tensor, arguments: tuple[Any, ...]) -> Geometry:
+    """The arguments as ATen reads them: it knows no padding whose low and high sides differ.
+
+    Raises:
+        ShapeError: arguments that ATen refuses.
+    """
+    d = weight.dim() - 2
+    padding = arguments[1]
+    if len(padding) not in (1, d):
+        raise ConvgradError("left to PyTorch")
+    return conv_geometry(weight.shape, *arguments)
+
+
+def _layout(input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple[Any, ...]) -> torch.memory_format:
+    return aten_memory_format(input, weight, bias, *arguments)
+
+
+def _route(taking: bool, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Route:
+    """Ours where a step of the plan is not ATen's; else PyTorch's own kernel, with nothing in between."""
+    if not taking or problem.dtype.is_complex:
+        return Route(problem, outputs, None)
+    try:
+        plan = plan_for(problem, outputs, device)
+    except BackendError:
+        if active() is not None:
+            raise
+        return Route(problem, outputs, None)
+    ours = any(step.backend.name != "aten" for step in plan.steps)
+    return Route(problem, outputs, plan if ours else None)

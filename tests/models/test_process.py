@@ -1,0 +1,390 @@
+"""`takeover`: what it catches, what it leaves, and that nothing of it stays."""
+
+import contextlib
+import copy
+import itertools
+import threading
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import convgrad
+from convgrad.engine.observe import observers
+from convgrad.engine.trace import Trace
+from convgrad.models import takeover, watch_stock
+
+OURS = "im2col"  # a backend of ours that is there on every machine
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
+
+
+def stock_kernel() -> str:
+    return torch._C._dispatch_dump_table("aten::convolution")
+
+
+@pytest.fixture
+def ours():
+    """Everything taken over and computed by a backend that is not ATen; the trace says that it was."""
+    before = stock_kernel()
+    with Trace() as seen, takeover(), convgrad.use_backend(OURS):
+        yield seen
+    assert stock_kernel() == before
+
+
+def computed(trace) -> list[str]:
+    return [r.outputs for r in trace if r.backend == OURS]
+
+
+def operands(groups=2, d=2, dtype=torch.float32, requires_grad=False):
+    x = torch.randn(2, 4, *(6, 5, 4)[:d], dtype=dtype, requires_grad=requires_grad)
+    w = torch.randn(6, 4 // groups, *(3,) * d, dtype=dtype, requires_grad=requires_grad)
+    b = torch.randn(6, dtype=dtype, requires_grad=requires_grad)
+    return x, w, b
+
+
+# ---- what is caught ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_functional_calls_forward_and_backward(d, ours):
+    conv = getattr(F, f"conv{d}d")
+    x, w, b = operands(d=d, requires_grad=True)
+    y = conv(x, w, b, padding=1, groups=2)
+    g = torch.randn_like(y)
+    got = (y, *torch.autograd.grad(y, (x, w, b), g))
+    assert computed(ours) == ["forward", "grad_input", "grad_weight"]
+    with convgrad.use_backend("aten"):
+        y = conv(x, w, b, padding=1, groups=2)
+        torch.testing.assert_close(got, (y, *torch.autograd.grad(y, (x, w, b), g)), **TOLERANCE)
+
+
+def test_transposed(ours):
+    x, w = torch.randn(2, 4, 5, 5, requires_grad=True), torch.randn(4, 3, 3, 3, requires_grad=True)
+    y = F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)
+    got = (y, *torch.autograd.grad(y.square().sum(), (x, w)))
+    assert computed(ours) == ["grad_input", "forward", "grad_weight"]
+    with convgrad.use_backend("aten"):
+        y = F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)
+        torch.testing.assert_close(got, (y, *torch.autograd.grad(y.square().sum(), (x, w))), rtol=1e-4, atol=1e-3)
+
+
+def test_only_the_gradients_asked_for(ours):
+    x, w, b = operands(requires_grad=True)
+    y = F.conv2d(x, w.detach(), b.detach(), groups=2)
+    torch.autograd.grad(y.sum(), x)
+    assert computed(ours) == ["forward", "grad_input"]
+
+
+def test_double_backward(ours):
+    x = torch.randn(1, 2, 3, 2, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4, 1, 2, 2, dtype=torch.float64, requires_grad=True)
+    b = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda *a: F.conv2d(*a, padding=1, groups=2), (x, w, b))
+    assert torch.autograd.gradgradcheck(lambda *a: F.conv2d(*a, padding=1, groups=2), (x, w, b))
+    assert {"forward", "grad_input", "grad_weight"} <= set(computed(ours))
+
+
+def test_inference_mode_and_no_grad(ours):
+    x, w, b = operands(requires_grad=True)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert not F.conv2d(x, w, b, groups=2).requires_grad
+    assert computed(ours) == ["forward"] * 2
+
+
+def test_autocast_casts_before_it(ours):
+    x, w, b = operands()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.conv2d(x, w, b, groups=2).dtype is torch.bfloat16
+    assert computed(ours) == ["forward"]
+    assert "bfloat16" in ours.records[0].problem or "bf16" in ours.records[0].problem
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, which PyTorch itself imports here
+def test_functorch(ours):
+    x, w, _ = operands(dtype=torch.float64)
+
+    def loss(w, x):
+        return F.conv2d(x[None], w, groups=2).square().sum()
+
+    got = torch.func.vmap(torch.func.grad(loss), (None, 0))(w, x)
+    hessian = torch.func.jvp(torch.func.grad(lambda w: loss(w, x[0])), (w,), (w,))[1]
+    assert {"forward", "grad_weight"} <= set(computed(ours))
+    with convgrad.use_backend("aten"):
+        torch.testing.assert_close(got, torch.func.vmap(torch.func.grad(loss), (None, 0))(w, x))
+        want = torch.func.jvp(torch.func.grad(lambda w: loss(w, x[0])), (w,), (w,))[1]
+    torch.testing.assert_close(hessian, want)
+
+
+def test_scripted_models(ours):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = torch.jit.script(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()))
+    model(torch.randn(1, 3, 5, 5)).sum().backward()
+    assert computed(ours) == ["forward", "grad_weight"]
+
+
+def test_a_process_group_of_one(ours, tmp_path):
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.parallel.DistributedDataParallel(nn.Conv2d(3, 4, 3))
+        model(torch.randn(1, 3, 5, 5)).sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert computed(ours) == ["forward", "grad_weight"]
+    assert all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compiled_code_when_it_runs(ours):
+    x, w, b = operands(requires_grad=True)
+    compiled = torch.compile(lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=2).relu(), fullgraph=True)
+    compiled(x, w, b).sum().backward()
+    assert {"forward", "grad_input", "grad_weight"} <= set(computed(ours))
+
+
+def test_the_profiler_sees_who_ran(ours):
+    x, w, b = operands()
+    with torch.profiler.profile() as p:
+        F.conv2d(x, w, b, groups=2)
+    assert f"convgrad::forward[{OURS}]" in {e.key for e in p.key_averages()}
+
+
+# ---- what is left --------------------------------------------------------------------------------
+
+
+def left(call) -> bool:
+    """Whether a call gives under takeover, bit for bit, what it gives without."""
+    want = call()
+    with Trace() as seen, takeover():
+        got = call()
+    return torch.equal(got.to_dense() if got.is_mkldnn else got, want.to_dense() if want.is_mkldnn else want) and not [
+        r for r in seen if r.backend != "aten"
+    ]
+
+
+def test_meta_and_mkldnn_and_complex_and_integers_stay():
+    x, w, _ = operands()
+    with takeover():
+        assert F.conv2d(x.to("meta"), w.to("meta"), groups=2).shape == (2, 6, 4, 3)
+    assert left(lambda: F.conv2d(x.to_mkldnn(), w.to_mkldnn(), groups=2))
+    assert left(lambda: F.conv2d(x.to(torch.complex64), w.to(torch.complex64), groups=2))
+    assert left(lambda: F.conv2d(x.long(), w.long(), groups=2))
+
+
+@pytest.mark.filterwarnings("ignore:.*quantized tensor creation", "ignore::DeprecationWarning")
+def test_quantised_stays():
+    x = torch.quantize_per_tensor(torch.randn(1, 4, 5, 5), 0.1, 64, torch.quint8)
+    conv = torch.ao.nn.quantized.Conv2d(4, 4, 3)
+    assert torch.equal((want := conv(x)).dequantize(), want.dequantize())
+    with takeover():
+        assert torch.equal(conv(x).dequantize(), want.dequantize())
+
+
+def test_empty_batch_and_no_bias_sizes_do_not_end_the_process():
+    x, w = torch.zeros(0, 3, 4, 4), torch.zeros(2, 3, 3, 3)
+    args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    with takeover():
+        grads = torch.ops.aten.convolution_backward(torch.zeros(0, 2, 2, 2), x, w, None, *args, [True, True, True])
+    assert [tuple(g.shape) for g in grads] == [(0, 3, 4, 4), (2, 3, 3, 3), (2,)]
+    assert not grads[2].any()
+
+
+def test_a_wrong_call_gets_the_words_of_pytorch():
+    x, w = torch.randn(1, 3, 4, 4), torch.randn(2, 4, 3, 3)
+
+    def message() -> str:
+        with pytest.raises(RuntimeError) as error:
+            F.conv2d(x, w)
+        return str(error.value)
+
+    want = message()
+    with takeover():
+        assert message() == want
+
+
+def test_padding_of_two_sides_stays_an_error():
+    with takeover(), pytest.raises(RuntimeError, match="padding"):
+        torch.ops.aten.convolution(
+            torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3), None, [1], [1, 0, 1, 0], [1], False, [0], 1
+        )
+
+
+def test_a_gradient_of_another_size_is_refused_before_it_is_read():
+    x, w = torch.zeros(64, 3, 4, 4, dtype=torch.float64), torch.zeros(2, 3, 3, 3, dtype=torch.float64)
+    args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
+    with takeover(), pytest.raises(convgrad.ShapeError, match="grad_output"):
+        torch.ops.aten.convolution_backward(torch.zeros(1, 2, 2, 2, dtype=torch.float64), x, w, None, *args)
+
+
+def test_autograd_states_a_missing_bias_as_zero(ours):
+    x, w, _ = operands()
+    g = torch.randn(2, 6, 4, 3)
+    args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 2, [True, True, False])
+    got = torch.ops.aten.convolution_backward(g, x, w, [0], *args)
+    assert got[0].shape == x.shape
+    assert got[2] is None
+
+
+def test_a_backend_that_cannot_is_named():
+    x, w = torch.ones(1, 1, 5, 5, dtype=torch.int32), torch.ones(1, 1, 3, 3, dtype=torch.int32)
+    with takeover(), convgrad.use_backend("aten"), pytest.raises(convgrad.BackendError, match="no integers but int64"):
+        F.conv2d(x, w, dilation=2)
+
+
+# ---- layouts -------------------------------------------------------------------------------------
+
+
+def strides_that_matter(t):
+    return [s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]
+
+
+@settings(max_examples=60)
+@given(
+    d=st.sampled_from([1, 2, 3]),
+    channels=st.sampled_from([(1, 1, 1), (1, 4, 1), (4, 1, 1), (4, 4, 4), (4, 8, 2)]),
+    size=st.integers(3, 6),
+    kernel=st.sampled_from([1, 3]),
+    stride=st.integers(1, 2),
+    last=st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    transposed=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    groups_first=st.booleans(),
+)
+def test_results_lie_in_memory_as_pytorchs(d, channels, size, kernel, stride, last, transposed, dtype, groups_first):
+    c_in, c_out, groups = channels
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+    def lay(t, channels_last):
+        return t.contiguous(memory_format=formats[d]) if channels_last and d > 1 else t
+
+    x = lay(torch.randn(2, c_in, *(size,) * d, dtype=dtype), last[0])
+    w_shape = (c_in, c_out // groups) if transposed else (c_out, c_in // groups)
+    w = lay(torch.randn(*w_shape, *(kernel,) * d, dtype=dtype), last[1])
+    args = ([stride] * d, [0] * d, [1] * d, transposed, [0] * d, groups)
+    y = torch.convolution(x, w, None, *args)
+    g = lay(torch.randn(y.shape, dtype=dtype), last[2])
+    want = (y, *torch.ops.aten.convolution_backward(g, x, w, [0], *args, [True, True, False])[:2])
+    with takeover(), convgrad.use_backend(OURS):
+        y = torch.convolution(x, w, None, *args)
+        got = (y, *torch.ops.aten.convolution_backward(g, x, w, [0], *args, [True, True, False])[:2])
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.shape == theirs.shape
+        assert strides_that_matter(ours) == strides_that_matter(theirs)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+# ---- coming and going ----------------------------------------------------------------------------
+
+
+def test_nested_blocks_and_an_error_leave_nothing():
+    before = stock_kernel()
+    inside = []
+    with contextlib.suppress(KeyError), takeover(), takeover():
+        inside.append(stock_kernel())
+        raise KeyError
+    assert inside != [before]
+    assert stock_kernel() == before
+
+
+def test_the_last_of_several_threads_undoes_it():
+    before, opened, close = stock_kernel(), threading.Barrier(4), threading.Event()
+
+    def work():
+        with takeover():
+            opened.wait()
+            close.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for t in threads:
+        t.start()
+    opened.wait()
+    with takeover():
+        pass
+    assert stock_kernel() != before
+    close.set()
+    for t in threads:
+        t.join()
+    assert stock_kernel() == before
+
+
+def test_opening_and_closing_while_other_threads_compute():
+    x, w, b = operands()
+    want = F.conv2d(x, w, b, groups=2)
+    stop, wrong = threading.Event(), []
+
+    def work():
+        try:
+            while not stop.is_set():
+                if not torch.equal(F.conv2d(x, w, b, groups=2), want):
+                    wrong.append("a wrong result")
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for _ in range(1500):
+        with watch_stock():
+            pass
+    stop.set()
+    for t in threads:
+        t.join()
+    assert wrong == []
+
+
+def test_as_a_decorator():
+    @takeover()
+    def call():
+        return stock_kernel()
+
+    assert call() != stock_kernel()
+
+
+def test_watching_changes_nothing_and_sees_everything():
+    x, w, b = operands(requires_grad=True)
+    want = F.conv2d(x, w, b, groups=2)
+    with Trace() as seen, watch_stock():
+        y = F.conv2d(x, w, b, groups=2)
+        y.sum().backward()
+    assert torch.equal(y, want)
+    assert [(r.outputs, r.backend) for r in seen] == [
+        ("forward", "aten"),
+        ("grad_input+grad_weight+grad_bias", "aten"),
+    ]
+    assert observers == []
+
+
+def test_a_taken_over_process_sees_pytorchs_own_choices_too():
+    x, w, b = operands()
+    with Trace() as seen, takeover(), convgrad.use_backend("aten"):
+        F.conv2d(x, w, b, groups=2)
+    assert [r.backend for r in seen] == ["aten"]
+
+
+def test_training_a_model_gives_what_stock_gives():
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=8), nn.ConvTranspose2d(8, 2, 2)
+    ).double()
+    x = torch.randn(4, 3, 8, 8, dtype=torch.float64)
+
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        losses = []
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    want = train(copy.deepcopy(model))
+    with takeover(), convgrad.use_backend(OURS):
+        assert train(model) == pytest.approx(want, rel=1e-9)
+    assert all(a > b for a, b in itertools.pairwise(want))
