@@ -12,13 +12,14 @@ from .aten_direct_native import AtenNativeBackend
 from .base import Arithmetic, Backend, Layout
 from .im2col import Im2colBackend
 from .reference import ReferenceBackend
+from .triton import TritonBackend
 
 __all__ = ["Arithmetic", "Backend", "Layout", "built_in"]
 
 
 def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
-    return [AtenBackend(), Im2colBackend(), ReferenceBackend(), *_aten_by_name()]
+    return [AtenBackend(), TritonBackend(), Im2colBackend(), ReferenceBackend(), *_aten_by_name()]
 
 
 def _aten_by_name() -> list[Backend]:
