@@ -431,4 +431,7 @@ def test_outputs_and_aspects() -> None:
     assert outputs_of(Im2colBackend()) == ("forward", "grad_input", "grad_weight", "grad_bias")
     results = check_problem("reference", TEXT, "forward")
     assert [r.aspect for r in results] == list(ASPECTS)
+    chosen = ("bound", "exact")
+    assert [r.aspect for r in check_problem("reference", TEXT, "forward", aspects=chosen)] == list(chosen)
+    assert {r.aspect for r in check_backend("reference", [TEXT], aspects=chosen).results} == set(chosen)
     assert isinstance(CheckReport("x", tuple(results)).results[0], CheckResult)

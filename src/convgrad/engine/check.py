@@ -42,6 +42,7 @@ def check_problem(
     device: torch.device | str = "cpu",
     seed: int = 0,
     repeats: int = 20,
+    aspects: Iterable[str] | None = None,
 ) -> list[CheckResult]:
     """Check one output of one problem in every aspect.
 
@@ -52,6 +53,7 @@ def check_problem(
         device: where to run.
         seed: of the operands.
         repeats: how many runs must agree bit by bit.
+        aspects: which to check, names out of ``ASPECTS``; all of them if not given.
 
     Returns:
         One result for each aspect; a single skipped one where the backend has reasons against the problem.
@@ -67,7 +69,7 @@ def check_problem(
     reasons = case.reasons_against()
     if reasons:
         return [_result(case, "usable", "skipped", message="; ".join(reasons))]
-    return [_check_aspect(case, name, aspect) for name, aspect in ASPECTS.items()]
+    return [_check_aspect(case, name, ASPECTS[name]) for name in (ASPECTS if aspects is None else aspects)]
 
 
 def _check_aspect(case: Case, name: str, aspect: Callable[[Case], tuple[float, float]]) -> CheckResult:
@@ -109,6 +111,7 @@ def check_backend(
     progress: Callable[[int, int, ConvProblem], None] | None = None,
     seed: int = 0,
     repeats: int = 20,
+    aspects: Iterable[str] | None = None,
 ) -> CheckReport:
     """Check a backend on many problems.
 
@@ -121,6 +124,7 @@ def check_backend(
         progress: called with (problems done, problems in all, the next problem).
         seed: of the operands.
         repeats: how many runs must agree bit by bit.
+        aspects: which to check, names out of ``ASPECTS``; all of them if not given.
 
     Equivalent to:
         >>> report = check_backend("reference", ["ic2iw5oc3kw3", "g2ic2ih4oc4kh3ph1 float64"])
@@ -133,6 +137,7 @@ def check_backend(
         for p in (default_problems() if problems is None else problems)
     ]
     asked = tuple(outputs) if outputs is not None else outputs_of(backend)
+    chosen = None if aspects is None else tuple(aspects)
     end = None if seconds is None else time.monotonic() + seconds
     results: list[CheckResult] = []
     for done, problem in enumerate(todo):
@@ -141,5 +146,7 @@ def check_backend(
         if progress is not None:
             progress(done, len(todo), problem)
         for output in asked:
-            results += check_problem(backend, problem, output, device=device, seed=seed, repeats=repeats)
+            results += check_problem(
+                backend, problem, output, device=device, seed=seed, repeats=repeats, aspects=chosen
+            )
     return CheckReport(backend.name, tuple(results))
