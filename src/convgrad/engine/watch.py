@@ -110,7 +110,7 @@ class PeakMemory(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and not tensor.is_mkldnn:  # oneDNN's own tensors have no storage to ask
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self._known:
                     self._live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
