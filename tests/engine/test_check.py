@@ -288,6 +288,25 @@ def test_a_wrong_bias_and_a_wrong_sweep() -> None:
     assert aspects_that_fail(Sweeps(), "grad_bias") == set()
 
 
+def test_a_bias_gradient_is_held_to_the_declared_sums() -> None:
+    class Coarse(Im2colBackend):
+        def sweep(self, problem, outputs, grad_output, input, weight, workspace=None):
+            grad_weight, _ = super().sweep(problem, outputs, grad_output, input, weight, workspace)
+            terms = grad_output.transpose(0, 1).flatten(1)
+            total = torch.zeros(problem.out_channels, dtype=problem.dtype)
+            for i in range(terms.shape[1]):
+                total += terms[:, i]
+            return grad_weight, total
+
+    class Declared(Coarse):
+        def arithmetic(self, problem, pass_, device):
+            return "low-precision accumulation"
+
+    text = "mb4ic2iw40oc4kw3 bf16"
+    assert aspects_that_fail(Coarse(), "grad_bias", text) == {"sweeps"}
+    assert aspects_that_fail(Declared(), "grad_bias", text) == set()
+
+
 def test_more_memory_than_declared() -> None:
     text = "mb4ic16ih20oc4kh3ph1"
 

@@ -77,7 +77,11 @@ class Case:
 
     @property
     def arithmetic(self) -> Arithmetic:
-        return self.backend.arithmetic(self.problem, self.pass_, self.device)
+        """How the output is summed; a bias gradient has no products to round or transform, only a sum."""
+        if self.output != "grad_bias":
+            return self.backend.arithmetic(self.problem, self.output, self.device)
+        low = "low-precision accumulation"
+        return low if self.backend.arithmetic(self.problem, "grad_weight", self.device) == low else "direct"
 
     def reasons_against(self) -> list[str]:
         """Why the backend computes this output neither alone nor in a sweep; empty if it does."""
@@ -201,9 +205,7 @@ class Case:
             added = bias.to(expected.dtype).view(-1, *(1,) * self.problem.ndim)
             expected, size, length = expected + added, size + added.abs(), length + 1
         got = result.detach().cpu().to(expected.dtype)
-        arithmetic: Arithmetic = "direct"
-        if self.output in self.backend.passes:
-            arithmetic = self.arithmetic
+        arithmetic = self.arithmetic
         if integers and arithmetic != "transform" and size.amax() <= exact_limit(self.problem.dtype):
             self._equal(got, expected, where)
             return 0.0, 0.0
