@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from . import functional, nn
+from .cpp import include_path
+from .custom import register, unregister
 from .engine import backends, set_default_backend, use_backend
 from .errors import BackendError, CheckError, ConvgradError, DtypeError, ShapeError, UnsupportedError
 from .functional import *  # noqa: F403
@@ -21,8 +23,11 @@ __all__ = [  # noqa: PLE0604
     "UnsupportedError",
     "backends",
     "functional",
+    "include_path",
     "nn",
+    "register",
     "set_default_backend",
+    "unregister",
     "use_backend",
     *_functions,
 ]

@@ -50,6 +50,10 @@ class Backend(ABC):
     capture_safe: bool = True
     #: Operand layouts that it takes; the engine copies any other into the problem's memory format.
     layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
+    #: The conformance suite has passed; a user's kernel may be registered without it.
+    verified: bool = True
+    #: The rules take it wherever it is usable: a user registered it for that.
+    preferred: bool = False
 
     @abstractmethod
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:

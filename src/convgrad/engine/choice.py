@@ -53,6 +53,8 @@ def choose(
     if len(passes) == 1:
         return (_single(problem, passes[0], device, settings, request),)
     steps = tuple(_single(problem, p, device, settings, request) for p in passes)
+    if any(s.backend.preferred for s in steps):
+        return steps
     apart = _Candidate(_harmonic([_speedup(s, problem, device) for s in steps]), steps)
     together = _sweeps(problem, outputs, device, settings, request)
     return max([*together, apart], key=lambda c: c.speedup).steps
@@ -64,10 +66,15 @@ def _single(problem: ConvProblem, pass_: Pass, device: torch.device, settings: S
         against = reasons_against(get(name), problem, (pass_,), device, settings)
         if against:
             raise BackendError(_refusal(f"backend {name!r}", problem, pass_, device, settings))
-        return Step(get(name), (pass_,), "asked for by name")
+        unchecked = "" if get(name).verified else ", not verified"
+        return Step(get(name), (pass_,), f"asked for by name{unchecked}")
     usable = [b for b in backends().values() if not reasons_against(b, problem, (pass_,), device, settings)]
     if not usable:
         raise BackendError(_refusal("no backend", problem, pass_, device, settings))
+    preferred = [b for b in usable if b.preferred]
+    if preferred:
+        unchecked = "" if preferred[-1].verified else ", not verified"
+        return Step(preferred[-1], (pass_,), f"registered by the user{unchecked}")
     best = max(usable, key=lambda b: b.expected_speedup(problem, (pass_,), device))
     return Step(best, (pass_,), _why(best.expected_speedup(problem, (pass_,), device), len(usable)))
 

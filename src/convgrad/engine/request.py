@@ -35,11 +35,20 @@ def active() -> Request | None:
 
 
 def _request(name: str | None, forward: str | None, grad_input: str | None, grad_weight: str | None) -> Request | None:
-    names = (forward or name, grad_input or name, grad_weight or name)
-    for n in names:
+    for n in (name, forward, grad_input, grad_weight):
         if n is not None:
             registry.get(n)
+    names = (forward or _having(name, "forward"), grad_input or _having(name, "grad_input"))
+    names += (grad_weight or _having(name, "grad_weight"),)
     return Request(*names) if any(names) else None
+
+
+def _having(name: str | None, pass_: Pass) -> str | None:
+    """The name for a pass that its backend has; the engine does what a user's kernel leaves out."""
+    if name is None:
+        return None
+    backend = registry.get(name)
+    return name if pass_ in backend.passes or any(pass_ in sweep for sweep in backend.sweeps) else None
 
 
 @contextmanager
@@ -52,7 +61,7 @@ def use_backend(
 ) -> Generator[None, None, None]:
     """Compute with the named backend inside this block, in this thread and async task only.
 
-    ``name`` counts for all three passes, the keywords for one each; ``use_backend(None)`` leaves the choice to the engine
+    ``name`` counts for all passes that it has, the keywords for one each; ``use_backend(None)`` leaves the choice to the engine
     inside an outer block. A backward pass uses the request under which its forward ran, unless it runs in a
     block of its own. The passes are those of the problem: for a transposed convolution, what the user calls
     output is the pass ``grad_input``.
