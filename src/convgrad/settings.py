@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-__all__ = ["Settings", "current", "key"]
+__all__ = ["Settings", "cpu_flags", "current", "device_flags", "key"]
 
 
 class Settings(NamedTuple):
@@ -56,8 +57,16 @@ _deterministic = torch._C._get_deterministic_algorithms
 _mkldnn = torch._C._get_mkldnn_enabled
 
 
-def key(device: torch.device) -> object:
-    """A cheap hashable value that changes whenever the flags that matter on this device do."""
-    if device.type == "cpu":
-        return (_deterministic(), _mkldnn())
-    return current()
+def cpu_flags() -> int:
+    """A cheap number that changes whenever the flags that matter on a CPU do."""
+    return 2 * _deterministic() + _mkldnn()
+
+
+def device_flags(*tensors: Tensor | None) -> object:
+    """The devices of the tensors and all flags, hashable."""
+    return (*(None if t is None else t.device for t in tensors), current())
+
+
+def key(like: Tensor) -> object:
+    """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
+    return cpu_flags() if like.is_cpu else current()

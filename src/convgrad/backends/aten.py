@@ -20,7 +20,7 @@ from .padding import pad_input, padded, unpad_input
 
 __all__ = ["AtenBackend", "statable", "statable_arguments"]
 
-_backward: Any = torch.ops.aten.convolution_backward.default
+_backward: Any = torch.ops.aten.convolution_backward.default._op  # without a Python frame of its own
 _MASKS: dict[str, tuple[bool, bool, bool]] = {
     "grad_input": (True, False, False),
     "grad_weight": (False, True, False),
@@ -38,7 +38,7 @@ class AtenBackend(Backend):
         ("forward", "grad_weight"),
         ("forward", "grad_weight", "grad_bias"),
     )
-    layouts = ("strided",)
+    layouts = ("any",)
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         wanted = {o for o in outputs if o != "grad_bias"}
@@ -74,8 +74,8 @@ class AtenBackend(Backend):
             from ..settings import cudnn_allows_tf32
 
             return "tf32" if cudnn_allows_tf32() else "transform"
-        if problem.dtype is torch.float16 and device.type == "cpu":
-            return "low-precision accumulation"  # its grad_weight exceeds a bound that assumes float32 sums
+        if problem.dtype in (torch.float16, torch.bfloat16) and device.type == "cpu":
+            return "low-precision accumulation"  # its gradients exceed a bound that assumes float32 sums
         return "direct" if device.type == "cpu" else "transform"
 
     def run(

@@ -25,8 +25,9 @@ __all__ = ["Arithmetic", "Backend", "Layout"]
 Arithmetic = Literal["direct", "tf32", "transform", "low-precision accumulation"]
 
 #: The engine hands operands over in the problem's memory format where it is among these, else in the one that is;
-#: ``strided`` means as they are: any strides, even overlapping ones.
-Layout = Literal["contiguous", "channels_last", "strided"]
+#: ``strided`` means as they lie in memory: any strides, even overlapping ones. ``any`` means as they are, lazily
+#: conjugated or negated too: for a backend that is made of torch operators alone.
+Layout = Literal["contiguous", "channels_last", "strided", "any"]
 
 
 class Backend(ABC):

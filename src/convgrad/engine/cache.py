@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["BoundedCache", "forget"]
+__all__ = ["BoundedCache", "epoch", "forget"]
 
 _caches: list[BoundedCache] = []
+#: Counts how often everything was forgotten, for those who keep a plan outside of a cache.
+epoch: list[int] = [0]
 
 
 class BoundedCache(dict[Any, Any]):
@@ -31,5 +33,6 @@ class BoundedCache(dict[Any, Any]):
 
 def forget() -> None:
     """Empty every cache: a backend came, went or was banned, so every choice must be made again."""
+    epoch[0] += 1
     for cache in _caches:
         cache.clear()

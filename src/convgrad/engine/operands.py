@@ -13,7 +13,7 @@ __all__ = ["is_prepared", "operand_format", "prepare"]
 
 def operand_format(backend: Backend, problem: ConvProblem) -> torch.memory_format | None:
     """The one layout in which the backend receives this problem's operands; None where any strides will do."""
-    if "strided" in backend.layouts:
+    if "strided" in backend.layouts or "any" in backend.layouts:
         return None
     if problem.channels_last and "channels_last" in backend.layouts:
         return problem.memory_format
@@ -24,6 +24,8 @@ def operand_format(backend: Backend, problem: ConvProblem) -> torch.memory_forma
 
 def is_prepared(backend: Backend, problem: ConvProblem, tensor: Tensor) -> bool:
     """Whether the backend takes this tensor as it lies in memory."""
+    if "any" in backend.layouts:
+        return True
     if tensor.is_conj() or tensor.is_neg():
         return False
     memory_format = operand_format(backend, problem)
@@ -44,6 +46,8 @@ def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
         >>> prepare(ReferenceBackend(), ConvProblem.parse("mb1ic3iw4oc1kw1"), x) is x
         True
     """
+    if "any" in backend.layouts:
+        return tensor
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     memory_format = operand_format(backend, problem)

@@ -35,7 +35,7 @@ class Plan:
         steps: the calls of backends, each with its reason. A ``grad_bias`` that no step yields is a sum.
     """
 
-    __slots__ = ("_bound", "device", "outputs", "problem", "steps")
+    __slots__ = ("_bound", "_first", "_whole", "device", "outputs", "problem", "steps")
 
     def __init__(
         self,
@@ -49,6 +49,9 @@ class Plan:
         self.device = device
         self.steps = () if problem.empty else steps
         self._bound = [_bind(problem, step) for step in self.steps]
+        self._first = self._bound[0] if self._bound else None
+        #: One sweep yields everything.
+        self._whole = len(self.steps) == 1 and self.steps[0].outputs == outputs and len(outputs) > 1
 
     def contract(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         """Run a plan of a single pass.
@@ -57,11 +60,21 @@ class Plan:
             - a, b: the operands of the pass, in the order of ``Backend.run``.
             - result: the slot that the pass yields.
         """
-        if not self._bound:
+        if observers or profiler_enabled() or self._first is None:
+            return self._contract(a, b, bias)
+        return self._first(a, b, bias)
+
+    def _contract(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+        if self._first is None:
             return _empty_result(self.problem, self.outputs[0], a, bias)
-        if observers or profiler_enabled():
-            return self._observed(0, (a, b), (a, b, bias))
-        return self._bound[0](a, b, bias)
+        return self._observed(0, (a, b), (a, b, bias))
+
+    def all(self, grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        """Run a plan of several outputs on all three slots; the results in the order of ``outputs``."""
+        if self._whole and not observers and not profiler_enabled():
+            return self._bound[0](grad_output, input, weight)
+        results = self.gradients({"grad_output": grad_output, "input": input, "weight": weight})
+        return tuple(results[o] for o in self.outputs)
 
     def gradients(self, slots: dict[Slot, Tensor]) -> dict[Output, Tensor]:
         """Run a plan of any outputs.
@@ -122,6 +135,7 @@ def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
     """One function that lays out the operands, gives a workspace, adds the bias where the backend does not."""
     backend = step.backend
     size = backend.workspace(problem, step.outputs)
+    as_they_are = "any" in backend.layouts and not size
 
     def scratch(like: Tensor) -> Tensor | None:
         return torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
@@ -134,7 +148,7 @@ def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
             slots = [prepare(backend, problem, t) for t in (grad_output, input, weight)]
             return sweep(*slots, scratch(weight))
 
-        return run_sweep
+        return sweep if as_they_are else run_sweep
     pass_: Pass = passes[0]  # pyright: ignore[reportAssignmentType]
     run = backend.bind(problem, pass_)
     fused = backend.fuses_bias(problem)
@@ -146,7 +160,7 @@ def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
             return run(a, b, bias, scratch(a))
         return run(a, b, None, scratch(a)).add_(bias.view(channels))
 
-    return run_pass
+    return run if as_they_are and fused else run_pass
 
 
 def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tensor | None) -> Tensor:
@@ -167,10 +181,11 @@ def plan_for(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.de
     Raises:
         BackendError: a requested backend cannot compute the outputs, or none can.
     """
-    key = (problem, outputs, device, active(), settings.key(device))
+    flags = settings.current()
+    key = (problem, outputs, device, active(), flags)
     plan = _plans.get(key)
     if plan is None:
         outputs = tuple(o for o in OUTPUTS if o in outputs)
-        steps = () if problem.empty else choose(problem, outputs, device, settings.current(), active())
+        steps = () if problem.empty else choose(problem, outputs, device, flags, active())
         plan = _plans[key] = Plan(problem, outputs, device, steps)
     return plan

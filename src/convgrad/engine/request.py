@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
 from ..problem import Pass
 from . import registry
+from .cache import forget
 
-__all__ = ["Request", "active", "resume", "set_default_backend", "use_backend"]
+__all__ = ["Request", "active", "asked", "resume", "set_default_backend", "use_backend"]
 
 
 class Request(NamedTuple):
@@ -27,6 +28,10 @@ class Request(NamedTuple):
 
 _task: ContextVar[Request | None] = ContextVar("convgrad_request", default=None)
 _default: Request | None = None
+
+
+#: The request of this thread or task, without the process default.
+asked: Callable[[], Request | None] = _task.get
 
 
 def active() -> Request | None:
@@ -62,8 +67,7 @@ def use_backend(
     """Compute with the named backend inside this block, in this thread and async task only.
 
     ``name`` counts for all passes that it has, the keywords for one each; ``use_backend(None)`` leaves the choice to the engine
-    inside an outer block. A backward pass uses the request under which its forward ran, unless it runs in a
-    block of its own. The passes are those of the problem: for a transposed convolution, what the user calls
+    inside an outer block. A backward pass uses the request under which its forward ran. The passes are those of the problem: for a transposed convolution, what the user calls
     output is the pass ``grad_input``.
 
     Raises:
@@ -86,11 +90,8 @@ def use_backend(
 
 @contextmanager
 def resume(request: Request | None) -> Generator[None, None, None]:
-    """The request of a forward, for its backward; a request that is active here wins."""
-    if request is None or _task.get() is not None:
-        yield
-        return
-    token = _task.set(request)
+    """The request under which a forward ran, for its backward."""
+    token = _task.set(request or Request())
     try:
         yield
     finally:
@@ -110,3 +111,4 @@ def set_default_backend(name: str | None) -> None:
     """
     global _default  # noqa: PLW0603
     _default = _request(name, None, None, None)
+    forget()

@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from ..calculus import Form, sum_of_bias
+from .._compat import profiler_enabled
+from ..calculus import sum_of_bias
+from ..engine.cache import BoundedCache
+from ..engine.observe import observers
+from ..engine.request import asked
 from ..errors import ShapeError
 from ..ops import kernels
 from ..ops.autograd import apply
-from ..ops.eager import is_eager
+from ..ops.eager import EagerCall, is_eager
+from ..settings import device_flags
+from ..settings import key as flags
 from ..shapes import check_rank
 
 __all__ = ["Ints", "convolution", "convolution_backward", "grad_bias", "grad_input", "grad_weight"]
@@ -56,65 +62,92 @@ def _paddings(
     return tuple(p for total in totals for p in (total // 2, total - total // 2))
 
 
-def _apply(input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple[Any, ...]) -> Tensor:
-    """The operator, without the dispatcher where nobody stands between us and the kernel."""
-    if not is_eager(input, weight, bias):
-        return ops.convolution(input, weight, bias, *arguments)
-    call = kernels.convolution_call(input, weight, bias, arguments)
-    if torch.is_grad_enabled() and (
-        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
-        return apply(call, "output", Form(input.shape, weight.shape, arguments), input, weight, bias)
-    return call(input, weight, bias)
+def conv_arguments(
+    d: int, weight_size: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, groups: int
+) -> tuple[Any, ...]:
+    s, dil = _ints(stride, d), _ints(dilation, d)
+    return (s, _paddings(padding, weight_size, s, dil), dil, False, (0,) * d, groups)
 
 
-def conv(
-    name: str,
+def transpose_arguments(
     d: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Ints,
-    padding: Ints | str,
-    dilation: Ints,
-    groups: int,
-) -> Tensor:
-    if weight.dim() != d + 2:
-        _refuse_rank(d, input, weight)
-    stride, dilation = _ints(stride, d), _ints(dilation, d)
-    if isinstance(padding, str):
-        padding = _paddings(padding, weight.shape, stride, dilation)
-    arguments = (stride, _ints(padding, d), dilation, False, (0,) * d, groups)
-    if input.dim() == d + 2:
-        return _apply(input, weight, bias, arguments)
-    return _unbatched(name, d, input, lambda x: _apply(x, weight, bias, arguments))
-
-
-def conv_transpose(
-    name: str,
-    d: int,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    weight_size: Sequence[int],
     stride: Ints,
     padding: Ints,
     output_padding: Ints,
     groups: int,
     dilation: Ints,
+) -> tuple[Any, ...]:
+    return (_ints(stride, d), _ints(padding, d), _ints(dilation, d), True, _ints(output_padding, d), groups)
+
+
+# ---- from a call to its operator -------------------------------------------------------------------
+
+_calls = BoundedCache()
+stock = torch.convolution
+
+
+def run(
+    name: str,
+    d: int,
+    complete: Callable[..., tuple[Any, ...]],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    written: tuple[Any, ...],
 ) -> Tensor:
+    """Compute one call: by the short way of `ops.eager` where it is open, else through the operator.
+
+    Args:
+        name: what the user called, for messages.
+        complete: makes the operator's arguments of (d, weight size, *written).
+        written: the arguments as the user wrote them; a call that was seen before only compares them.
+    """
+    key = None
+    eager = is_eager(input, weight, bias)
+    if eager:
+        try:
+            key = (
+                complete,
+                written,
+                input.shape,
+                weight.shape,
+                input.stride(),
+                weight.stride(),
+                input.dtype,
+                None if bias is None else (bias.shape, bias.dtype, bias.is_cpu),
+                asked(),
+                None if input.is_cpu and weight.is_cpu else device_flags(input, weight, bias),
+            )
+            call = _calls.get(key)
+        except (TypeError, RuntimeError):  # a list among the arguments, a tensor without strides
+            key = call = None
+        if call is not None and weight.dtype is call.dtype:
+            if call.stock is not None and not observers and not profiler_enabled():
+                moves = input.requires_grad
+                if weight.requires_grad is moves and (bias is None or bias.requires_grad is moves):
+                    return stock(input, weight, bias, *call.stock)
+            if call.flags == flags(input):
+                return _contract(call, input, weight, bias)
     if weight.dim() != d + 2:
         _refuse_rank(d, input, weight)
-    arguments = (
-        _ints(stride, d),
-        _ints(padding, d),
-        _ints(dilation, d),
-        True,
-        _ints(output_padding, d),
-        groups,
-    )
-    if input.dim() == d + 2:
-        return _apply(input, weight, bias, arguments)
-    return _unbatched(name, d, input, lambda x: _apply(x, weight, bias, arguments))
+    if input.dim() != d + 2:
+        return _unbatched(name, d, input, lambda x: run(name, d, complete, x, weight, bias, written))
+    arguments = complete(d, weight.shape, *written)
+    call = kernels.eager_call(input, weight, bias, arguments) if eager else None
+    if call is None:
+        return ops.convolution(input, weight, bias, *arguments)
+    if key is not None:
+        _calls[key] = call
+    return _contract(call, input, weight, bias)
+
+
+def _contract(call: EagerCall, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if torch.is_grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return apply(call, input, weight, bias)
+    return call.below(input, weight, bias)
 
 
 def _refuse_rank(d: int, input: Tensor, weight: Tensor) -> None:
@@ -167,9 +200,12 @@ def convolution(
         True
     """
     d = weight.dim() - 2
-    s, dil = _ints(stride, d), _ints(dilation, d)
-    arguments = (s, _paddings(padding, weight.shape, s, dil), dil, transposed, _ints(output_padding, d), groups)
-    return _apply(input, weight, bias, arguments)
+    if input.dim() != d + 2 or d < 1:
+        check_rank(input.shape, weight.shape)
+    if transposed:
+        written = (stride, padding, output_padding, groups, dilation)
+        return run("convolution", d, transpose_arguments, input, weight, bias, written)
+    return run("convolution", d, conv_arguments, input, weight, bias, (stride, padding, dilation, groups))
 
 
 def grad_input(
@@ -306,4 +342,4 @@ def convolution_backward(
 
 
 def _moves(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return is_grad_enabled() and any(t.requires_grad for t in tensors)

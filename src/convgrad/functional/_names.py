@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._convolution import Ints, conv, conv_transpose
+from ._convolution import Ints, conv_arguments, run, transpose_arguments
 
 
 def conv1d(
@@ -32,7 +32,7 @@ def conv1d(
         >>> torch.equal(convgrad.conv1d(x, w, padding=1), torch.nn.functional.conv1d(x, w, padding=1))
         True
     """
-    return conv("conv1d", 1, input, weight, bias, stride, padding, dilation, groups)
+    return run("conv1d", 1, conv_arguments, input, weight, bias, (stride, padding, dilation, groups))
 
 
 def conv2d(
@@ -60,7 +60,7 @@ def conv2d(
         >>> torch.equal(convgrad.conv2d(x, w, padding=1), torch.nn.functional.conv2d(x, w, padding=1))
         True
     """
-    return conv("conv2d", 2, input, weight, bias, stride, padding, dilation, groups)
+    return run("conv2d", 2, conv_arguments, input, weight, bias, (stride, padding, dilation, groups))
 
 
 def conv3d(
@@ -88,7 +88,7 @@ def conv3d(
         >>> torch.equal(convgrad.conv3d(x, w, padding=1), torch.nn.functional.conv3d(x, w, padding=1))
         True
     """
-    return conv("conv3d", 3, input, weight, bias, stride, padding, dilation, groups)
+    return run("conv3d", 3, conv_arguments, input, weight, bias, (stride, padding, dilation, groups))
 
 
 def conv_transpose1d(
@@ -117,7 +117,8 @@ def conv_transpose1d(
         >>> torch.equal(convgrad.conv_transpose1d(x, w, stride=2), torch.nn.functional.conv_transpose1d(x, w, stride=2))
         True
     """
-    return conv_transpose("conv_transpose1d", 1, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    written = (stride, padding, output_padding, groups, dilation)
+    return run("conv_transpose1d", 1, transpose_arguments, input, weight, bias, written)
 
 
 def conv_transpose2d(
@@ -146,7 +147,8 @@ def conv_transpose2d(
         >>> torch.equal(convgrad.conv_transpose2d(x, w, stride=2), torch.nn.functional.conv_transpose2d(x, w, stride=2))
         True
     """
-    return conv_transpose("conv_transpose2d", 2, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    written = (stride, padding, output_padding, groups, dilation)
+    return run("conv_transpose2d", 2, transpose_arguments, input, weight, bias, written)
 
 
 def conv_transpose3d(
@@ -175,4 +177,5 @@ def conv_transpose3d(
         >>> torch.equal(convgrad.conv_transpose3d(x, w, stride=2), torch.nn.functional.conv_transpose3d(x, w, stride=2))
         True
     """
-    return conv_transpose("conv_transpose3d", 3, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    written = (stride, padding, output_padding, groups, dilation)
+    return run("conv_transpose3d", 3, transpose_arguments, input, weight, bias, written)

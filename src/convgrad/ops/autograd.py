@@ -7,7 +7,8 @@ functorch transform, and knows which gradients the running backward pass really 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,64 +24,68 @@ from .._compat import (
     will_execute,
 )
 from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
-from ..engine.request import active, resume
+from ..engine.request import Request, active, resume
 from ..shapes import check_backward, conv_geometry, convolution_shape
 from . import flops, guests, kernels
-from .eager import is_eager
+from .eager import EagerCall
 
-__all__ = ["Contraction", "apply", "convolution", "convolution_backward", "grad_input", "grad_weight"]
+__all__ = ["Call", "Contraction", "apply", "convolution", "convolution_backward", "grad_input", "grad_weight"]
+
+
+class Call(NamedTuple):
+    """One call of an operator, as `Contraction` needs it."""
+
+    below: Callable[..., Tensor]
+    yields: Role
+    form: Form
+    request: Request | None
+    #: A functorch level or a forward-mode level is active.
+    transformed: bool = False
+    eager: None = None
 
 
 class Contraction(torch.autograd.Function):
     """Any operator that yields one role, with its derivatives of every order by the calculus."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        below: Callable[..., Tensor],
-        yields: Role,
-        form: Form,
-        first: Tensor,
-        second: Tensor,
-        bias: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, call: Call | EagerCall, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
         """Compute, and keep of the two operands only the one that a derivative will contract."""
-        _, _, _, first_moves, second_moves, _ = ctx.needs_input_grad
-        if yields == "output" and first_moves != second_moves:
-            form = _with_layout(form, first, second)  # the other operand will not be there to ask
-        ctx.yields, ctx.form, ctx.request = yields, form, active()
-        ctx.save_for_backward(first if second_moves else None, second if first_moves else None)
-        ctx.set_materialize_grads(False)
-        if functorch_active():
-            ctx.save_for_forward(first, second)
-            with inner_transforms():
-                return below(first, second, bias)
-        if forward_ad_active():
-            ctx.save_for_forward(first, second)
-        return below(first, second, bias)
+        ctx.call = call
+        if first.requires_grad and second.requires_grad:
+            ctx.save_for_backward(first, second)
+        else:
+            _, first_moves, second_moves, _ = ctx.needs_input_grad
+            ctx.save_for_backward(first if second_moves else None, second if first_moves else None)
+        if not call.transformed:
+            return call.below(first, second, bias)
+        ctx.save_for_forward(first, second)
+        with inner_transforms():
+            return call.below(first, second, bias)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
         """One contraction for each gradient that the running backward pass needs."""
         (cotangent,) = cotangents
-        needs = _needed(ctx)
-        if cotangent is None or not any(needs):
-            return (None,) * 6
+        call, needs = ctx.call, _needed(ctx)
         first, second = ctx.saved_tensors
-        with resume(ctx.request):
-            return (None, None, None, *_gradients(ctx.form, ctx.yields, cotangent, first, second, needs))
+        if call.eager is not None and call.eager.still_holds(cotangent):
+            return (None, *call.eager.gradients(cotangent, first, second, needs))
+        if not any(needs):
+            return (None,) * 4
+        with resume(call.request):
+            return (None, *_gradients(call.form, call.yields, cotangent, first, second, needs))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         """Forward mode: by linearity in each operand."""
-        *_, first, second, bias = tangents
-        roles = OPERANDS[ctx.yields]
-        tensors = ctx.saved_tensors
+        _, first, second, bias = tangents
+        form, yields, tensors = ctx.call.form, ctx.call.yields, ctx.saved_tensors
+        roles = OPERANDS[yields]
         operands = dict(zip(roles, tensors, strict=True))
-        moved = tangent(ctx.form, ctx.yields, operands, dict(zip(roles, (first, second), strict=True)))
+        moved = tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
         if bias is not None:
             column = bias.view(-1, *(1,) * (tensors[0].dim() - 2))
-            return column.expand(_output_shape(ctx.form)).clone() if moved is None else moved + column
+            return column.expand(_output_shape(form)).clone() if moved is None else moved + column
         assert moved is not None
         return moved
 
@@ -90,12 +95,15 @@ apply: Callable[..., Any] = super(torch.autograd.Function, Contraction).apply  #
 
 def _needed(ctx: Any) -> tuple[bool, bool, bool]:
     """Which of (first, second, bias) the running backward pass needs: also right for ``autograd.grad(y, x)``."""
-    needs = tuple(ctx.needs_input_grad[3:])
-    if not functorch_active() and not torch.compiler.is_compiling():
-        nodes = [node for node, _ in ctx.next_functions]  # one for each tensor argument, in their order
-        nodes += [None] * (3 - len(nodes))  # a bias that is None has no node
-        needs = tuple(need and will_execute(node) for need, node in zip(needs, nodes, strict=True))
-    return needs  # pyright: ignore[reportReturnType]
+    _, first, second, bias = ctx.needs_input_grad
+    if functorch_active() or torch.compiler.is_compiling():
+        return first, second, bias
+    nodes = ctx.next_functions  # one for each tensor argument, in their order
+    return (
+        first and will_execute(nodes[0][0]),
+        second and will_execute(nodes[1][0]),
+        bias and will_execute(nodes[2][0]),
+    )
 
 
 def _with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
@@ -131,10 +139,10 @@ def _gradients(
 def _both(form: Form, cotangent: Tensor, input: Tensor, weight: Tensor, bias: bool) -> Any:
     if input.is_complex():
         input, weight = input.conj(), weight.conj()
-    args = (cotangent, input, weight, [cotangent.shape[1]] if bias else None, *form.arguments, [True, True, bias])
-    if not torch.is_grad_enabled() and is_eager(cotangent, input, weight):
-        return kernels.convolution_backward(*args)
-    return torch.ops.convgrad.convolution_backward.default(*args)
+    sizes = [cotangent.shape[1]] if bias else None
+    return torch.ops.convgrad.convolution_backward.default(
+        cotangent, input, weight, sizes, *form.arguments, [True, True, bias]
+    )
 
 
 # ---- kernels at the key --------------------------------------------------------------------------
@@ -161,12 +169,15 @@ def _through(
                 return plain(*args, *rest, **options)
             return op.redispatch(keyset & after_autograd, *args, *rest, **options)
 
-    if functorch_active():
-        with single_level():
-            return apply(below, yields, form, *operands)
-    if _moves(*operands) or forward_ad_active():
-        return apply(below, yields, form, *operands)
-    return below(*operands)
+    transformed = functorch_active() or forward_ad_active()
+    if not transformed and not _moves(*operands):
+        return below(*operands)
+    first, second, bias = operands
+    if yields == "output" and not (first.requires_grad and second.requires_grad):
+        form = _with_layout(form, first, second)  # the other operand will not be there to ask
+    call = Call(below, yields, form, active(), transformed)
+    with single_level() if functorch_active() else nullcontext():
+        return apply(call, *operands)
 
 
 def _moves(*tensors: Tensor | None) -> bool:

@@ -1,37 +1,137 @@
-"""When a call may skip the dispatcher: plain tensors, and nobody between the caller and the kernel."""
+"""The short way of a plain eager call: no dispatcher, one look-up, and a backward that plans once.
+
+It is open where nobody stands between the caller and the kernel: plain tensors, no functorch transform, no dispatch or
+function mode, no forward-mode level, no autocast, no compiler. A call that was seen before costs one look-up with a key
+that holds everything that validation and choice depend on.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from .._compat import (
-    any_autocast,
-    dispatch_modes,
-    forward_ad_active,
-    function_modes,
-    functorch_active,
-    jit_tracing,
-)
+from .. import settings
+from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active
+from ..calculus import Form, Role, sum_of_bias
+from ..engine.cache import epoch
+from ..engine.plan import Plan, plan_for
+from ..engine.request import Request, active, resume
+from ..problem import ConvProblem, Output
 
-__all__ = ["is_eager"]
+__all__ = ["EagerCall", "is_eager"]
 
-_PLAIN = frozenset((Tensor, Parameter))
+_dynamo = torch.compiler.is_dynamo_compiling
 
 
 def is_eager(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool:
-    """No tensor subclass, functorch transform, dispatch or function mode, forward AD, autocast, trace or compiler."""
+    """Whether a call on these operands may skip the dispatcher."""
     return (
-        type(first) in _PLAIN
-        and type(second) in _PLAIN
-        and (third is None or type(third) in _PLAIN)
+        not _dynamo()  # first: the compiler folds it, and traces nothing of what follows
+        and (first.__class__ is Tensor or first.__class__ is Parameter)
+        and (second.__class__ is Parameter or second.__class__ is Tensor)
+        and (third is None or third.__class__ is Parameter or third.__class__ is Tensor)
         and not functorch_active()
         and not dispatch_modes()
         and not function_modes()
-        and not forward_ad_active()
+        and forward_ad._current_level < 0
         and not any_autocast()
-        and not torch.compiler.is_compiling()
-        and jit_tracing() is None
-        and first.device.type != "meta"
     )
+
+
+class EagerCall:
+    """A validated convolution whose plan is known, and whose backward plans are made once and kept.
+
+    Attributes:
+        below: (input, weight, bias) -> output.
+        form: the trilinear form, for derivatives that take the long way.
+        request: the `use_backend` request under which it was planned.
+        flags: the settings under which it was planned.
+        stock: arguments of ``torch.convolution``, where ATen is chosen for every output: then PyTorch's own
+            autograd is the same computation without a Python frame. Not for groups, where its second derivatives
+            take a number of kernel calls that grows with them.
+    """
+
+    __slots__ = (
+        "_epoch",
+        "_plans",
+        "below",
+        "device",
+        "dtype",
+        "eager",
+        "flags",
+        "form",
+        "problem",
+        "request",
+        "stock",
+    )
+
+    yields: Role = "output"
+    transformed = False
+
+    def __init__(self, below: Callable[..., Tensor], form: Form, problem: ConvProblem, like: Tensor) -> None:
+        self.below = below
+        self.form = form
+        self.problem = problem.replace(has_bias=False)
+        self.device, self.dtype = like.device, like.dtype
+        self.request: Request | None = active()
+        self.eager = self
+        self.flags, self._epoch = settings.key(like), epoch[0]
+        self._plans: dict[Any, Plan] = {}
+        self.stock = form.arguments if self._is_stock(form.arguments) else None
+
+    def _is_stock(self, arguments: tuple[Any, ...]) -> bool:
+        p = self.problem
+        if self.request is not None or p.groups > 1 or not p.dtype.is_floating_point or p.empty:
+            return False
+        if any(len(a) == 2 * p.ndim for a in arguments[1:2]):
+            return False  # PyTorch cannot state this padding
+        plans = [plan_for(p, (p.bias_pass,), self.device)]
+        plans += [self._plan(n) for n in ((True, True, False), (True, True, True))]
+        return all(step.backend.name == "aten" for plan in plans for step in plan.steps)
+
+    def still_holds(self, cotangent: Tensor) -> bool:
+        """Whether a backward pass may take the short way: nothing has changed, and nobody differentiates it."""
+        return (
+            not torch.is_grad_enabled()
+            and type(cotangent) is Tensor
+            and epoch[0] == self._epoch
+            and not functorch_active()
+            and not dispatch_modes()
+            and not _dynamo()
+            and settings.key(cotangent) == self.flags
+            and not cotangent.is_complex()
+        )
+
+    def gradients(
+        self, cotangent: Tensor, input: Tensor | None, weight: Tensor | None, needs: tuple[bool, bool, bool]
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """The gradients that are needed. Autograd has checked that the cotangent is like the output."""
+        plan = self._plans.get(needs)
+        if plan is None:
+            plan = self._plans[needs] = self._plan(needs)
+        transposed = self.problem.transposed
+        if needs[0] and needs[1]:
+            data = (input, cotangent) if transposed else (cotangent, input)
+            grads = plan.all(*data, weight)  # pyright: ignore[reportArgumentType]
+            return grads if needs[2] else (*grads, None)  # pyright: ignore[reportReturnType]
+        one = two = None
+        if needs[0]:
+            one = plan.contract(cotangent, weight)  # pyright: ignore[reportArgumentType]
+        elif needs[1]:
+            data = (input, cotangent) if transposed else (cotangent, input)
+            two = plan.contract(*data)  # pyright: ignore[reportArgumentType]
+        return one, two, sum_of_bias(cotangent) if needs[2] else None
+
+    def _plan(self, needs: tuple[bool, bool, bool]) -> Plan:
+        first: Output = "forward" if self.problem.transposed else "grad_input"
+        names: tuple[Output, ...] = (first, "grad_weight", "grad_bias")
+        outputs = tuple(o for o, need in zip(names, needs, strict=True) if need)
+        if not (needs[0] and needs[1]):
+            outputs = tuple(o for o in outputs if o != "grad_bias")
+        with resume(self.request):
+            return plan_for(self.problem, outputs, self.device)

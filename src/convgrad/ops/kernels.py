@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import settings
 from .._compat import aten_memory_format
 from ..engine.cache import BoundedCache
+from ..calculus import Form
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
 from ..problem import Output, Slot
@@ -29,7 +30,9 @@ from ..shapes import (
     problem_of,
 )
 
-__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight", "layout_of"]
+from .eager import EagerCall
+
+__all__ = ["convolution", "convolution_backward", "eager_call", "grad_input", "grad_weight", "layout_of"]
 
 Ints = Sequence[int]
 _calls = BoundedCache()
@@ -50,7 +53,7 @@ def _key(op: str, first: Tensor, second: Tensor, arguments: tuple[Any, ...]) -> 
             second.device,
             arguments,
             active(),
-            settings.key(first.device),
+            settings.key(first),
         )
     except RuntimeError:
         return None
@@ -105,6 +108,15 @@ def convolution_call(
         if key is not None:
             _calls[key] = call
     return call
+
+
+def eager_call(input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple[Any, ...]) -> EagerCall | None:
+    """The call for the short way; None where it is not open (no problem behind it, or no device)."""
+    contract = convolution_call(input, weight, bias, arguments)
+    plan = getattr(contract, "__self__", None)
+    if not isinstance(plan, Plan) or input.device.type == "meta":
+        return None
+    return EagerCall(contract, Form(input.shape, weight.shape, arguments), plan.problem, input)
 
 
 def _plan_convolution(
