@@ -1,0 +1,180 @@
+"""Explanations: of problems, operands, modules and models, here and on machines that are not."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from convgrad.engine import use_backend
+from convgrad.engine.ask import ModelExplanation, explain
+from convgrad.engine.capture import _run, capture
+from convgrad.engine.explain import Explanation, explain_problem
+from convgrad.engine.registry import backends
+from convgrad.errors import ShapeError
+from convgrad.pipeline import Machine, TensorSpec
+from convgrad.problem import OUTPUTS, ConvProblem
+
+P = ConvProblem.parse("g8mb2ic8ih9oc8kh7ph3")
+H100 = "h100 cudnn 9.10"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path))
+
+
+def test_every_output_has_one_chosen_backend_and_every_backend_a_reason() -> None:
+    e = explain_problem(P)
+    assert tuple(e.chosen()) == OUTPUTS
+    for output in OUTPUTS[:3]:
+        rows = [r for r in e.rows if r.output == output]
+        assert {r.backend for r in rows} == set(backends())
+        assert rows[0].chosen
+        assert sum(r.chosen for r in rows) == 1
+    assert all(r.reasons for r in e.rows)
+    assert e.limits is None
+    assert "limit is not known" in str(e)
+
+
+def test_a_request_is_explained() -> None:
+    with use_backend("reference"):
+        e = explain_problem(P, ["grad_weight"])
+    assert e.chosen() == {"grad_weight": "reference"}
+    assert e.rows[0].reasons[0].startswith("asked for by name")
+
+
+def test_what_aten_runs_inside() -> None:
+    row = next(r for r in explain_problem(P, device=H100).rows if r.output == "grad_weight" and r.backend == "aten")
+    assert row.runs == "CudaDepthwise2d (conv_depthwise2d_backward)"
+    e = explain_problem(P.replace(memory_format=torch.channels_last, dtype=torch.bfloat16), device=H100)
+    assert e.aten.gradient_backend.answer == "Cudnn"
+    assert e.limits is not None
+    assert e.limit_seconds == e.limits.seconds(e.problem)
+    assert "datasheet of the H100" in e.summary
+
+
+def test_measuring() -> None:
+    e = explain_problem(P, ["grad_weight"], measure=True)
+    chosen = e.rows[0]
+    assert chosen.seconds is not None
+    part = e.of_limit(chosen)
+    assert part is not None
+    assert 0 < part < 5
+    assert "measured on this CPU" in str(e)
+    if torch.backends.mkldnn.is_available():
+        aten = next(r for r in e.rows if r.backend == "aten")
+        assert "backward_weights" in aten.runs
+    with pytest.raises(ValueError, match="is not here"):
+        explain_problem(P, device=H100, measure=True)
+
+
+def test_an_empty_problem() -> None:
+    e = explain_problem(P.replace(batch=0), measure=True)
+    assert set(e.chosen().values()) == {"engine"}
+
+
+def test_operands() -> None:
+    x = torch.empty(2, 8, 9, 9).to(memory_format=torch.channels_last)
+    e = explain(x, torch.empty(8, 1, 7, 7), padding=3, groups=8)
+    assert isinstance(e, Explanation)
+    assert e.problem == P.replace(memory_format=torch.channels_last)
+    spec = TensorSpec((2, 8, 9, 9))
+    assert explain(spec, TensorSpec((8, 1, 7, 7)), padding=3, groups=8, device=H100).problem == P
+    assert explain(str(P)).problem == P
+    assert explain(torch.empty(2, 4, 9), torch.empty(4, 3, 4), transposed=True, stride=2).problem.transposed
+    with pytest.raises(ShapeError, match="to have 8 channels"):
+        explain(x[:, :7], torch.empty(8, 1, 7, 7), groups=8)
+    with pytest.raises(TypeError, match="a problem says everything itself"):
+        explain(P, torch.empty(1))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=2)
+        self.norm = nn.BatchNorm2d(8)
+        self.blocks = nn.ModuleList(nn.Conv2d(8, 8, 7, padding=3, groups=8) for _ in range(3))
+        self.weight = nn.Parameter(torch.randn(8, 4, 2, 2))
+        self.drop = nn.Dropout()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.drop(self.norm(self.stem(x)))
+        for block in self.blocks:
+            x = x + block(x)
+        return nn.functional.conv_transpose2d(x, self.weight, stride=2)
+
+
+def test_a_model() -> None:
+    net, x = Net(), torch.randn(2, 3, 19, 19)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    torch.manual_seed(0)
+    wanted = torch.rand(1)
+    torch.manual_seed(0)
+    e = explain(net, x)
+    assert torch.equal(torch.rand(1), wanted)
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert isinstance(e, ModelExplanation)
+    assert [(x.names, x.problem.kernel_size) for x in e] == [
+        (("stem",), (3, 3)), (("blocks.0", "blocks.1", "blocks.2"), (7, 7)), (("",), (2, 2))]  # fmt: skip
+    assert [len(e.select(s)) for s in ("7x7", "depthwise", "blocks.1", "stem 3x3", "transposed")] == [1] * 5
+    with pytest.raises(ValueError, match="no convolution of this model matches '9x9'"):
+        e.select("9x9")
+    assert "5 convolutions, 3 different" in str(e)
+    assert "<table>" in e._repr_html_()
+    assert json.loads(json.dumps(e.to_dict()))["layers"][1]["names"] == ["blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_a_layer() -> None:
+    e = explain(nn.Conv2d(8, 8, 7, padding=3, groups=8), torch.randn(2, 8, 9, 9))
+    assert isinstance(e, Explanation)
+    assert e.problem == P.replace(has_bias=True)
+    with pytest.raises(ValueError, match="no convolution ran in this Linear"):
+        explain(nn.Linear(3, 3), torch.randn(3))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("mkldnn", [False, True])
+def test_layouts_on_the_way_are_those_of_a_real_run(last: bool, mkldnn: bool) -> None:
+    net, x = Net(), torch.randn(2, 3, 19, 19)
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(mkldnn)
+    try:
+        here = Machine.here()
+        described = [c.operands.problem(here) for c in capture(net, (x,), {}, here)]
+        real = [c.operands.problem(here) for c in _run(net, (x,), {}, None)]
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+    assert described == real
+
+
+class NeedsAValue(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(2, 2, 3)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(x)) if x.sum().item() > -1e9 else x
+
+
+def test_a_model_that_needs_values_runs_for_real_and_keeps_its_state() -> None:
+    net = NeedsAValue()
+    before = net.norm.running_mean.clone()  # pyright: ignore[reportOptionalMemberAccess]
+    e = explain(net, torch.randn(2, 2, 9))
+    assert [x.names for x in e] == [("conv",)]  # pyright: ignore[reportGeneralTypeIssues]
+    assert torch.equal(net.norm.running_mean, before)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="cannot run on the meta device"):
+        explain(net, torch.randn(2, 2, 9, device="meta"))
+
+
+def test_data_and_notebook() -> None:
+    e = explain_problem(P, ["grad_input"], device=H100)
+    data = json.loads(json.dumps(e.to_dict()))
+    assert data["rows"][0]["output"] == "grad_input"
+    assert data["limit"]["bound"] == "memory"
+    assert "<table>" in e._repr_html_()
