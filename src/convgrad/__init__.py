@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from . import functional, nn
-from .cpp import include_path
-from .custom import register, unregister
 from .engine import backends, set_default_backend, use_backend
 from .errors import BackendError, CheckError, ConvgradError, DtypeError, ShapeError, UnsupportedError
 from .functional import *  # noqa: F403
 from .functional import __all__ as _functions
 from .problem import ConvProblem
+
+if TYPE_CHECKING:
+    from .cpp import include_path
+    from .custom import register, unregister
+    from .engine.ask import explain
+    from .engine.trace import trace
+    from .models import accelerate_, takeover
 
 __version__ = "0.1.0"
 
@@ -21,13 +28,41 @@ __all__ = [  # noqa: PLE0604
     "DtypeError",
     "ShapeError",
     "UnsupportedError",
+    "accelerate_",
     "backends",
+    "explain",
     "functional",
     "include_path",
     "nn",
     "register",
     "set_default_backend",
+    "takeover",
+    "trace",
     "unregister",
     "use_backend",
     *_functions,
 ]
+
+#: Loaded when first used: name -> the room where it lives.
+_LATER = {
+    "accelerate_": "models",
+    "explain": "engine.ask",
+    "include_path": "cpp",
+    "register": "custom",
+    "takeover": "models",
+    "trace": "engine.trace",
+    "unregister": "custom",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

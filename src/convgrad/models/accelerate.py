@@ -1,0 +1,163 @@
+"""`accelerate_`: the convolutions of a model computed by convgrad, in place."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from .classes import accelerated_class, give_back, is_convolution, reason_against
+from .gains import may_gain, takes
+from .layout import convert_inputs, rule, turn_weights
+from .report import Report
+from .trial import NO_COPY, faster_in_channels_last, shapes_seen
+
+__all__ = ["accelerate_"]
+
+
+def accelerate_(
+    model: nn.Module,
+    memory_format: str | torch.memory_format | None = None,
+    *,
+    example_inputs: Any = None,
+    only_gains: bool = True,
+) -> Report:
+    """Let convgrad compute the convolutions of a model, in place and layer by layer.
+
+    Each layer stays the same object with the same parameters, hooks and name; only its class changes. Which kernel runs
+    is decided at each call from the sizes that come, and is PyTorch's own wherever that is expected to be the fastest.
+    A layer that would never gain keeps its class, so that it costs nothing: with ``example_inputs`` this is decided by
+    the sizes that its layers see, otherwise over a grid of usual sizes.
+
+    Args:
+        memory_format: None leaves the layout alone. ``"channels_last"`` turns the weights of the convolutions and, by a
+            hook on the model, its inputs. ``"auto"`` does so where it is expected to pay; with ``example_inputs`` it is
+            measured.
+        example_inputs: what the model is called with: a tensor, a tuple of arguments, or a dict of keyword arguments.
+            A copy of the model runs on it once, without gradients.
+        only_gains: False replaces every layer that can be, whatever the engine would choose.
+
+    Returns:
+        A `Report`; its ``restore()`` undoes everything.
+
+    Raises:
+        TypeError: ``model`` is not a module.
+        ValueError: a ``memory_format`` that is none of the above.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, groups=4), torch.nn.ReLU())
+        >>> report = convgrad.accelerate_(model, only_gains=False)
+        >>> list(report.replaced), type(model[0]) is convgrad.nn.Conv2d
+        (['0'], True)
+        >>> report.restore()
+        >>> type(model[0]) is torch.nn.Conv2d
+        True
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"accelerate_ takes a torch.nn.Module, got {type(model).__name__}")
+    wanted = _wanted_format(memory_format)
+    seen = None if example_inputs is None else shapes_seen(model, example_inputs)
+    report = Report()
+    _turn(model, wanted, example_inputs, report)
+    for name, module in model.named_modules():
+        if is_convolution(module):
+            reason = _stays(module, None if seen is None else seen.get(name, []), only_gains)
+        elif _is_quantised(module):
+            reason = "it is quantised"
+        else:
+            continue
+        reason = reason or _replace(module, report)
+        if reason is None:
+            report.replaced[name] = f"{type(module).__name__}({module.extra_repr()})"
+        else:
+            report.left[name] = reason
+    return report
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+def _is_quantised(module: nn.Module) -> bool:
+    """One of torch's quantised convolutions, which are no subclasses of the others."""
+    cls = type(module)
+    return "Conv" in cls.__name__ and cls.__module__.startswith(
+        ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quant")
+    )
+
+
+def _stays(module: Any, seen: list[tuple[int, ...]] | None, only_gains: bool) -> str | None:
+    """Why a convolution keeps its class; None where it may gain."""
+    reason = reason_against(module)
+    if reason is not None:
+        return reason
+    if nn.parameter.is_lazy(module.weight):
+        return None  # its sizes are not known; the choice is made at each call
+    reason = takes(module)
+    if reason is None and only_gains and not may_gain(module, seen, module.weight.device, module.weight.dtype):
+        return _no_gain(seen)
+    return reason
+
+
+def _no_gain(seen: list[tuple[int, ...]] | None) -> str:
+    if seen is None:
+        return "nothing here is expected to be faster than PyTorch's own kernels at any usual size"
+    if not seen:
+        return "the example inputs never reached it"
+    sizes = ", ".join(dict.fromkeys("x".join(map(str, s)) for s in seen))
+    return f"nothing here is expected to be faster than PyTorch's own kernels for inputs of {sizes}"
+
+
+def _replace(module: nn.Module, report: Report) -> str | None:
+    """Give a module its accelerated class; the reason where that is not possible."""
+    before = type(module)
+    try:
+        after = accelerated_class(before)
+        module.__class__ = after
+    except TypeError as error:
+        return f"Python cannot give it another class: {error}"
+
+    report._undo.append(partial(give_back, module, before, after))
+    return None
+
+
+# ---- layout --------------------------------------------------------------------------------------
+
+
+def _wanted_format(memory_format: str | torch.memory_format | None) -> str | None:
+    known = {"channels_last", "auto"}
+    if isinstance(memory_format, torch.memory_format):
+        names = {torch.channels_last: "channels_last", torch.channels_last_3d: "channels_last"}
+        memory_format = names.get(memory_format, str(memory_format))
+    if memory_format is not None and memory_format not in known:
+        raise ValueError(f"memory_format is None, 'channels_last' or 'auto', got {memory_format!r}")
+    return memory_format
+
+
+def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Report) -> None:
+    """Turn the layout where that was asked for, or pays."""
+    if wanted is None:
+        return
+    convolutions = [m for m in model.modules() if is_convolution(m)]
+    pays, why = rule(convolutions)
+    spatial = [m for m in convolutions if len(m.kernel_size) > 1]  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    if wanted == "channels_last":
+        pays, why = bool(spatial), "" if spatial else why
+    elif pays and example_inputs is not None:
+        pays, why = faster_in_channels_last(model, _prepare, example_inputs) or (pays, f"{why}; {NO_COPY}")
+    report.layout = why
+    if pays:
+        report.memory_format = "channels_last"
+        report._undo.append(turn_weights(spatial))
+        report._undo.append(model.register_forward_pre_hook(convert_inputs, prepend=True, with_kwargs=True).remove)
+
+
+def _prepare(model: nn.Module, memory_format: str | None) -> None:
+    """A copy that is only timed: every convolution replaced that can be."""
+    report = Report()
+    _turn(model, memory_format, None, report)
+    for module in model.modules():
+        if is_convolution(module) and reason_against(module) is None:
+            _replace(module, report)

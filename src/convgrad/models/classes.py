@@ -1,0 +1,204 @@
+"""Which class computes a module's convolution with convgrad, and the way back.
+
+A module is accelerated by giving it another class: nothing of the instance changes, a call costs nothing more, and the
+old class brings the old module back. A plain ``torch.nn`` module gets its namesake of `convgrad.nn`. A subclass of a
+user gets a class made of both, in which ``super()`` finds convgrad's computation behind the user's own methods.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import CodeType
+from typing import Any
+from weakref import WeakValueDictionary
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from .. import nn as ours
+
+__all__ = ["accelerated_class", "give_back", "is_convolution", "is_ours", "reason_against", "stock_class"]
+
+_OURS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv1d: ours.Conv1d,
+    nn.Conv2d: ours.Conv2d,
+    nn.Conv3d: ours.Conv3d,
+    nn.ConvTranspose1d: ours.ConvTranspose1d,
+    nn.ConvTranspose2d: ours.ConvTranspose2d,
+    nn.ConvTranspose3d: ours.ConvTranspose3d,
+}
+_STOCK = {value: key for key, value in _OURS.items()}
+_LAZY = {
+    nn.LazyConv1d,
+    nn.LazyConv2d,
+    nn.LazyConv3d,
+    nn.LazyConvTranspose1d,
+    nn.LazyConvTranspose2d,
+    nn.LazyConvTranspose3d,
+}
+_made: WeakValueDictionary[type, type] = WeakValueDictionary()
+
+
+def is_convolution(module: nn.Module) -> bool:
+    """Whether a module is one of torch's convolutions or of a class derived from one."""
+    return isinstance(module, tuple(_OURS))
+
+
+def is_ours(module: nn.Module) -> bool:
+    """Whether convgrad computes this module already."""
+    return isinstance(module, tuple(_STOCK))
+
+
+def _base_of(cls: type) -> type[nn.Module]:
+    """The torch.nn convolution that a class is derived from."""
+    return next(c for c in cls.__mro__ if c in _OURS)
+
+
+# ---- there ---------------------------------------------------------------------------------------
+
+
+def accelerated_class(cls: type) -> type:
+    """The class that computes what ``cls`` computes, with convgrad.
+
+    Raises:
+        TypeError: Python cannot build it (bases that cannot be ordered, a metaclass that refuses).
+    """
+    if cls in _OURS:
+        return _OURS[cls]
+    if _is_parametrized(cls):
+        return _with_base(cls, accelerated_class(cls.__bases__[0]))
+    made = _made.get(cls)
+    if made is None:
+        made = _made[cls] = _derive(cls)
+    return made
+
+
+def _derive(cls: type) -> type:
+    def reduce(self: nn.Module, protocol: int) -> Any:
+        """Pickled as "the accelerated class of that class": the class itself has no place that pickle could name."""
+        make, args, *rest = super(made, self).__reduce_ex__(protocol)
+        if args and args[0] is made:
+            return (_remake, (make, cls, *args[1:]), *rest)
+        return (make, args, *rest)
+
+    body: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__reduce_ex__": reduce,
+        "_asking": _asking,
+        "_convgrad_stock": cls,
+    }
+    if cls in _LAZY:  # it turns into this class when it first sees an input
+        body["cls_to_become"] = _OURS[_base_of(cls)]
+    bases = (cls, _OURS[_base_of(cls)])
+    made = types.new_class(cls.__name__, bases, {}, lambda namespace: namespace.update(body))
+    return made
+
+
+def _asking(self: nn.Module) -> Any:
+    """No request: an attribute ``backend`` of a user's class is the user's."""
+    return nullcontext()
+
+
+def _remake(make: Any, stock: type, *args: Any) -> Any:
+    return make(accelerated_class(stock), *args)
+
+
+# ---- back ----------------------------------------------------------------------------------------
+
+
+def give_back(module: nn.Module, before: type, after: type) -> None:
+    """Undo the change of a module's class from ``before`` to ``after``.
+
+    It may have changed since: a lazy module that has seen an input, a parametrization that was added or removed.
+    """
+    now = type(module)
+    same = now is after and _properties(after) == _properties(before)
+    module.__class__ = before if same else stock_class(now)
+
+
+def _properties(cls: type) -> set[str]:
+    return {k for k, v in cls.__dict__.items() if isinstance(v, property)} if _is_parametrized(cls) else set()
+
+
+def stock_class(cls: type) -> type:
+    """The class that an accelerated class was made for; a class that is not accelerated itself."""
+    if cls in _STOCK:
+        return _STOCK[cls]
+    if "_convgrad_stock" in cls.__dict__:
+        return cls.__dict__["_convgrad_stock"]
+    if _is_parametrized(cls):
+        base = stock_class(cls.__bases__[0])
+        return cls if base is cls.__bases__[0] else _with_base(cls, base)
+    return cls
+
+
+# ---- parametrized modules ------------------------------------------------------------------------
+
+
+def _is_parametrized(cls: type) -> bool:
+    """Whether torch made this class for one module, to compute its weight from other parameters.
+
+    It removes its parametrization by giving the module the class's first base, so ours has to be that base.
+    """
+    return (
+        cls.__name__.startswith("Parametrized")
+        and len(cls.__bases__) == 1
+        and "__getstate__" in cls.__dict__
+        and any(isinstance(v, property) for v in cls.__dict__.values())
+    )
+
+
+def _with_base(cls: type, base: type) -> type:
+    """The same class over another base."""
+    body = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
+    return type(cls)(cls.__name__, (base,), body)
+
+
+# ---- who is left ---------------------------------------------------------------------------------
+
+
+def reason_against(module: nn.Module) -> str | None:
+    """Why a convolution cannot be accelerated by its class; None where it can."""
+    if is_ours(module):
+        return "convgrad computes it already"
+    if "forward" in vars(module) or "_conv_forward" in vars(module):
+        return "its forward was replaced on the instance"
+    cls = type(module)
+    if parametrize.is_parametrized(module) and _is_parametrized(cls):
+        cls = cls.__bases__[0]
+    if cls in _OURS or cls in _LAZY:
+        return None
+    if type(cls).__name__ == "ScriptMeta":
+        return "it is scripted; convgrad.takeover() computes it"
+    return _own_computation(cls)
+
+
+def _own_computation(cls: type) -> str | None:
+    """A method of a user's class that never hands the computation on to torch's class, if there is one."""
+    for klass in cls.__mro__[: cls.__mro__.index(_base_of(cls))]:
+        for name in ("forward", "_conv_forward"):
+            if name in klass.__dict__ and not _hands_on(klass.__dict__[name], name):
+                return f"its class computes the convolution itself in {klass.__name__}.{name}; takeover() reaches it"
+    return None
+
+
+def _hands_on(method: Any, name: str) -> bool:
+    function = inspect.unwrap(method)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return False
+    names = set(_names(code))
+    return "_conv_forward" in names or (name == "forward" and "forward" in names)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Every attribute and global that a function and the functions inside it mention."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

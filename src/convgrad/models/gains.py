@@ -1,0 +1,109 @@
+"""Whether a layer may gain: asked of the engine's choice, without measuring.
+
+Where the sizes that a layer sees are known, it gains if the choice gives any of its outputs to another backend than
+ATen. Where they are not, the question is asked over a grid of sizes; a layer that gains at none of them stays stock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import settings
+from .._compat import channels_last_of
+from ..engine.choice import choose
+from ..engine.request import active
+from ..errors import ConvgradError
+from ..problem import OUTPUTS, ConvProblem, Output
+from ..shapes import conv_geometry, convolution_shape, problem_of
+
+__all__ = ["may_gain", "problem_of_module"]
+
+Shape = Sequence[int]
+
+#: Sizes of images, sequences and volumes that are asked about where nobody has said which ones come.
+_BATCHES = (1, 32)
+_SIZES = {1: (64, 1024, 16384), 2: (7, 14, 56, 224), 3: (7, 28, 112)}
+
+
+def problem_of_module(
+    module: Any,
+    input_shape: Shape,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> ConvProblem:
+    """The problem that a convolution module computes for an input of this shape, batch included.
+
+    Raises:
+        ShapeError: an input that does not fit the module.
+    """
+    d, transposed = len(module.kernel_size), module.transposed
+    padding: Sequence[int] = module.padding
+    if not transposed and (isinstance(padding, str) or module.padding_mode != "zeros"):
+        sides = module._reversed_padding_repeated_twice  # torch.nn.functional.pad's order: last dimension first
+        pairs = [(sides[2 * i], sides[2 * i + 1]) for i in reversed(range(d))]
+        padding = [p for pair in pairs for p in pair]
+        if module.padding_mode != "zeros":
+            spatial = (n + low + high for n, (low, high) in zip(input_shape[2:], pairs, strict=True))
+            input_shape, padding = (*input_shape[:2], *spatial), [0] * d
+    weight_shape = (module.in_channels, module.out_channels // module.groups)
+    if not transposed:
+        weight_shape = (module.out_channels, module.in_channels // module.groups)
+    weight_shape = (*weight_shape, *module.kernel_size)
+    arguments = (module.stride, padding, module.dilation, transposed, module.output_padding, module.groups)
+    g = conv_geometry(weight_shape, *arguments)
+    shape = convolution_shape(input_shape, weight_shape, None, g)
+    has_bias = module.bias is not None
+    return problem_of(input_shape, weight_shape, shape, g, dtype=dtype, memory_format=memory_format, has_bias=has_bias)
+
+
+def may_gain(module: Any, seen: Iterable[Shape] | None, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether any output of a layer is given to another backend than ATen.
+
+    Args:
+        seen: the shapes of its inputs, batch included; None where they are not known.
+    """
+    shapes = _grid(module) if seen is None else seen
+    d = len(module.kernel_size)
+    formats = dict.fromkeys((torch.contiguous_format, channels_last_of(d)))
+    for shape in shapes:
+        for memory_format in formats:
+            try:
+                problem = problem_of_module(module, shape, dtype, memory_format)
+            except ConvgradError:
+                continue  # this size is too small for the kernel
+            if not problem.empty and _any_but_aten(problem, device):
+                return True
+    return False
+
+
+def _grid(module: Any) -> Iterator[Shape]:
+    d = len(module.kernel_size)
+    for batch in _BATCHES:
+        for size in _SIZES[d]:
+            yield (batch, module.in_channels, *(size,) * d)
+
+
+def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:
+    backward: list[Output] = [o for o in OUTPUTS if o != problem.bias_pass and (problem.has_bias or o != "grad_bias")]
+    forward: tuple[Output, ...] = (problem.bias_pass,)
+    calls = [forward, tuple(backward), *((o,) for o in backward if o != "grad_bias")]
+    for outputs in calls:
+        try:
+            steps = choose(problem.replace(has_bias=False), outputs, device, settings.current(), active())
+        except ConvgradError:
+            continue
+        if any(step.backend.name != "aten" for step in steps):
+            return True
+    return False
+
+
+def takes(module: nn.Module) -> str | None:
+    """Why the dtype of a module's weight rules it out; None where it does not."""
+    dtype = module.weight.dtype  # pyright: ignore[reportAttributeAccessIssue]
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:
+        return None
+    return f"its weight is {dtype}"

@@ -1,0 +1,74 @@
+"""The memory layout of a whole model: weights turned once, inputs at the root, everything between follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+__all__ = ["convert_inputs", "rule", "turn_weights"]
+
+
+def _last(t: Tensor) -> torch.memory_format | None:
+    return {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim())
+
+
+def _turned(value: Any) -> Any:
+    """An image or volume in channels_last; anything else as it is."""
+    if isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided:
+        memory_format = _last(value)
+        if memory_format is not None:
+            return value.contiguous(memory_format=memory_format)
+    return value
+
+
+def convert_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The forward pre-hook of the root: its images come in channels_last, wherever they are in the arguments."""
+    return tree_map(_turned, (args, kwargs))
+
+
+def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
+    seen: set[int] = set()
+    for module in modules:
+        for t in (*module.parameters(), *module.buffers()):
+            if id(t) not in seen and _last(t) is not None and not nn.parameter.is_lazy(t):
+                seen.add(id(t))
+                yield t
+
+
+def turn_weights(modules: Iterable[nn.Module]) -> Callable[[], None]:
+    """Lay the weights of these modules out in channels_last; the objects stay the same.
+
+    Returns:
+        A function that lays them out as they were, with the values that they have by then.
+    """
+    before = [(t, t.stride()) for t in _tensors(modules)]
+    for t, _ in before:
+        t.data = t.data.contiguous(memory_format=_last(t))  # pyright: ignore[reportArgumentType]
+
+    def back() -> None:
+        for t, strides in before:
+            if len(strides) == t.dim() and t.stride() != strides:
+                old = torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device)
+                t.data = old.copy_(t.data)
+
+    return back
+
+
+def rule(convolutions: list[nn.Module]) -> tuple[bool, str]:
+    """Whether channels_last is expected to pay, and why, without measuring."""
+    spatial = [m for m in convolutions if len(m.kernel_size) > 1]  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    if not spatial:
+        return False, "no 2-d or 3-d convolution whose layout could be turned"
+    weights: list[Tensor] = [m.weight for m in spatial]  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
+    if all(w.dtype is torch.float64 for w in weights):
+        return False, "PyTorch computes float64 in the contiguous layout"
+    if weights[0].is_cuda and all(w.dtype is torch.float32 for w in weights):
+        from ..settings import cudnn_allows_tf32
+
+        if not cudnn_allows_tf32():
+            return False, "tensor cores, which channels_last serves, are not used for float32 here"
+    return True, "oneDNN and tensor cores compute in channels_last, and every layer between keeps it"

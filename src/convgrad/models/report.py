@@ -1,0 +1,55 @@
+"""What `accelerate_` did, as a table, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from html import escape
+
+__all__ = ["Report"]
+
+
+@dataclass
+class Report:
+    """The layers that were replaced and those that were left, each with the reason.
+
+    Attributes:
+        replaced: name of the layer -> what it is.
+        left: name of the layer -> why it stays as it is.
+        memory_format: the layout into which the model was turned, or None.
+        layout: why it was, or was not.
+    """
+
+    replaced: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    memory_format: str | None = None
+    layout: str = ""
+    _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
+
+    def restore(self) -> None:
+        """Give every object of the model back its class, layout and hooks; a second call does nothing."""
+        while self._undo:
+            self._undo.pop()()
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """(layer, computed by, what it is or why it stays) for each convolution of the model."""
+        rows = [(name or "(the model)", "convgrad", what) for name, what in self.replaced.items()]
+        return rows + [(name or "(the model)", "as it was", why) for name, why in self.left.items()]
+
+    def __str__(self) -> str:
+        lines = [("layer", "computed by", ""), *self.rows()]
+        widths = [max(len(line[i]) for line in lines) for i in range(2)]
+        table = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in lines]
+        return "\n".join([*table, self.summary])
+
+    @property
+    def summary(self) -> str:
+        """One line."""
+        count = len(self.replaced)
+        text = f"{count} of {count + len(self.left)} convolutions replaced"
+        return f"{text}; layout: {self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
+
+    def _repr_html_(self) -> str:
+        rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in self.rows())
+        head = "<tr><th>layer</th><th>computed by</th><th></th></tr>"
+        return f"<table>{head}{rows}</table><p>{escape(self.summary)}</p>"

@@ -1,0 +1,126 @@
+"""A model tried out on example inputs: which sizes its layers see, which layout is faster. No trace of it stays."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ..engine.timing import compare
+from .classes import is_convolution
+
+__all__ = ["NO_COPY", "faster_in_channels_last", "shapes_seen"]
+
+Shapes = dict[str, list[tuple[int, ...]]]
+
+NO_COPY = "not measured, for the model cannot be copied"
+
+
+def _copied(model: nn.Module) -> nn.Module | None:
+    """A copy; None of a model that has none (a module that keeps a computed tensor, as the older weight_norm does)."""
+    try:
+        return copy.deepcopy(model)
+    except (RuntimeError, TypeError, copy.Error):
+        return None
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, (tuple, list)) else model(inputs)
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
+
+
+# ---- sizes ---------------------------------------------------------------------------------------
+
+
+def shapes_seen(model: nn.Module, inputs: Any) -> Shapes:
+    """The shapes that reach each convolution, batch included, by the name of the layer."""
+    seen: Shapes = {}
+    twin = _copied(model)
+    with _quietly(model if twin is None else twin) as tried:
+        handles = [
+            module.register_forward_pre_hook(_noting(seen.setdefault(name, [])))
+            for name, module in tried.named_modules()
+            if is_convolution(module)
+        ]
+        try:
+            _call(tried, inputs)
+        finally:
+            for handle in handles:
+                handle.remove()
+    return seen
+
+
+def _noting(shapes: list[tuple[int, ...]]) -> Callable[..., None]:
+    def hook(module: Any, args: tuple[Any, ...]) -> None:
+        if args and isinstance(args[0], Tensor):
+            shape = tuple(args[0].shape)
+            shapes.append((1, *shape) if len(shape) == len(module.kernel_size) + 1 else shape)
+
+    return hook
+
+
+@contextmanager
+def _quietly(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in evaluation, without gradients; afterwards its modes, buffers and the random state are as before."""
+    device = _device(model)
+    modes = [(m, m.training) for m in model.modules()]
+    buffers = [(b, b.clone()) for b in model.buffers() if not nn.parameter.is_lazy(b)]
+    try:
+        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield model.eval()
+            for buffer, value in buffers:
+                buffer.copy_(value)
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+# ---- layouts -------------------------------------------------------------------------------------
+
+
+def faster_in_channels_last(
+    model: nn.Module, prepare: Callable[[nn.Module, str | None], None], inputs: Any
+) -> tuple[bool, str] | None:
+    """Whether forward and backward are faster in channels_last, timed alternately on two copies, and the finding.
+
+    Args:
+        prepare: accelerates a copy, in a layout or as it is.
+
+    Returns:
+        None where the model cannot be copied.
+    """
+    as_it_was, turned = _copied(model), _copied(model)
+    if as_it_was is None or turned is None:
+        return None
+    prepare(as_it_was, None)
+    prepare(turned, "channels_last")
+    device = _device(model)
+    calls = {"as it was": _step(as_it_was, inputs), "channels_last": _step(turned, inputs)}
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        seen = compare(calls, "as it was", seconds=2.0, device=device)
+    return (
+        seen.fastest == "channels_last",
+        f"measured, channels_last against as it was: {seen.speedup('channels_last')}",
+    )
+
+
+def _step(model: nn.Module, inputs: Any) -> Callable[[], None]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def step() -> None:
+        result = _call(model, inputs)
+        total = sum(t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad)
+        if isinstance(total, Tensor):
+            torch.autograd.grad(total, parameters, allow_unused=True)
+
+    return step
