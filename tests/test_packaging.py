@@ -41,6 +41,6 @@ def test_sdist_and_wheel_hold_what_they_should(tmp_path):
         (meta,) = (n for n in names if n.endswith(".dist-info/METADATA"))
         header = HeaderParser().parsestr(archive.read(meta).decode())
     assert required(header.get_all("Requires-Dist", [])) == {"torch"}
-    assert "convgrad/py.typed" in names
+    assert {"convgrad/py.typed", "convgrad/include/convgrad.h"} <= set(names)
     assert not [n for n in names if not n.startswith("convgrad")]
     assert not [n for n in names if "libgomp" in n]

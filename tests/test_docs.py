@@ -1,0 +1,138 @@
+"""Everything that the documentation shows is run, and what it says about the rooms is compared with the code.
+
+In the Markdown pages a ```python block is executed; the blocks of one page share their names, from top to bottom.
+A ```pycon block is compared with what it prints. Other languages (sh, text) are not code of ours.
+"""
+
+import ast
+import doctest
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "convgrad"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+OPTIONAL = {"matplotlib", "rich", "transformers", "triton", "typer"}
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def snippets(page: Path) -> list[tuple[int, str, str]]:
+    """(line, language, code) of each block of a page."""
+    text = page.read_text(encoding="utf-8")
+    found = [(text.count("\n", 0, m.start()) + 1, m[1], m[2]) for m in FENCE.finditer(text)]
+    return [f for f in found if f[1] in ("python", "pycon")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {"__name__": "__snippet__"}
+    for line, language, code in snippets(page):
+        place = f"{page.name}, line {line}"
+        if language == "python":
+            exec(compile("\n" * line + code, str(page), "exec"), names)
+        else:
+            test = doctest.DocTestParser().get_doctest(code, names, place, str(page), line)
+            run_doctest(test, clear=False)
+            names = test.globs
+
+
+def modules() -> list[str]:
+    """Every module of the package, from its files: nothing is imported for it."""
+    files = (p.relative_to(SOURCE.parent).with_suffix("") for p in sorted(SOURCE.rglob("*.py")))
+    names = (".".join(f.parts).removesuffix(".__init__") for f in files)
+    return [n for n in names if not n.endswith("__main__")]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_the_examples_in_docstrings_run(module):
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as missing:
+        if missing.name in OPTIONAL:
+            pytest.skip(f"{missing.name} is not installed")
+        raise
+    for test in doctest.DocTestFinder(exclude_empty=True).find(loaded, module):
+        if test.examples:
+            run_doctest(test)
+
+
+def run_doctest(test: doctest.DocTest, clear: bool = True) -> None:
+    report: list[str] = []
+    doctest.DocTestRunner(optionflags=FLAGS, verbose=False).run(test, out=report.append, clear_globs=clear)
+    assert not report, "".join(report)
+
+
+# ---- the rooms --------------------------------------------------------------------------------------
+
+
+def floors() -> dict[str, int]:
+    """Room -> floor, from the table of docs/architecture.md."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    found = {}
+    for floor, rooms in re.findall(r"^\| (\d) \| ([^|]+) \|", text, re.MULTILINE):
+        for room in re.findall(r"`([\w/.]+)`", rooms):
+            found[room.removesuffix(".py").rstrip("/")] = int(floor)
+    return found
+
+
+def rooms() -> set[str]:
+    """What lies in the package's folder: modules and packages with at least one module."""
+    files = {p.stem for p in SOURCE.glob("*.py")} - {"__init__"}
+    return files | {p.name for p in SOURCE.iterdir() if p.is_dir() and any(p.rglob("*.py"))}
+
+
+def imports() -> list[tuple[str, str, str, str]]:
+    """(file, room that imports, room imported, name imported) over the whole package."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        here = path.relative_to(SOURCE)
+        room = here.parts[0].removesuffix(".py")
+        package = ["convgrad", *here.parts[:-1]]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets: list[tuple[list[str], str]] = []
+            if isinstance(node, ast.ImportFrom):
+                base = package[: len(package) - node.level + 1] if node.level else []
+                module = base + (node.module.split(".") if node.module else [])
+                targets = [(module, alias.name) for alias in node.names]
+            elif isinstance(node, ast.Import):
+                targets = [(alias.name.split("."), "") for alias in node.names]
+            for module, name in targets:
+                if module[0] == "convgrad":
+                    target = module[1] if len(module) > 1 else name
+                    found.append((str(here), room, target, name))
+    return found
+
+
+def test_the_page_names_every_room_and_no_other():
+    assert set(floors()) == rooms()
+
+
+def test_a_room_imports_only_from_its_floor_or_below():
+    floor = floors()
+    upwards = [
+        f"{file} (floor {floor[room]}) imports {target} (floor {floor[target]})"
+        for file, room, target, _ in imports()
+        if room in floor and target in floor and floor[target] > floor[room]
+    ]
+    assert upwards == []
+
+
+def test_no_room_imports_a_private_name_of_another():
+    private = [
+        f"{file} imports {target}.{name}"
+        for file, room, target, name in imports()
+        if target != room and name.startswith("_") and not name.startswith("__") and name not in rooms()
+    ]
+    assert private == []
+
+
+def test_the_walk_over_the_imports_finds_them():
+    # Guards the three above against a walk that finds nothing.
+    found = imports()
+    assert ("problem_text.py", "problem_text", "problem", "ConvProblem") in found
+    assert any(file.startswith("engine/") and target == "backends" for file, _, target, _ in found)
