@@ -58,11 +58,24 @@ class Operands:
         Raises:
             ShapeError: a weight with fewer than three dimensions.
         """
-        specs = [
-            None if t is None else t if isinstance(t, TensorSpec) else TensorSpec.of(t) for t in (input, weight, bias)
-        ]
-        lists = [tuple(v) if not isinstance(v, int) else (v,) for v in (stride, padding, dilation, output_padding)]
-        return cls(specs[0], specs[1], specs[2], lists[0], lists[1], lists[2], transposed, lists[3], groups)  # pyright: ignore[reportArgumentType]
+
+        def spec(t: Tensor | TensorSpec) -> TensorSpec:
+            return t if isinstance(t, TensorSpec) else TensorSpec.of(t)
+
+        def ints(v: int | tuple[int, ...]) -> tuple[int, ...]:
+            return (v,) if isinstance(v, int) else tuple(v)
+
+        return cls(
+            spec(input),
+            spec(weight),
+            None if bias is None else spec(bias),
+            ints(stride),
+            ints(padding),
+            ints(dilation),
+            transposed,
+            ints(output_padding),
+            groups,
+        )
 
     def problem(self, machine: Machine, name: str = "") -> ConvProblem:
         """The problem that these operands state on a machine, whose rules decide the layout of the result.

@@ -1,4 +1,4 @@
-"""`explain`: for each output, every backend: chosen or why not, layout, workspace, and how far from the machine's limit."""
+"""`Explanation`: for each output, every backend: chosen or why not, layout, workspace, and how far from the limit."""
 
 from __future__ import annotations
 

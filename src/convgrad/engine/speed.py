@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from ..pipeline import Machine
-from ..problem import OPERANDS, ConvProblem, Pass, Slot
+from ..problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
 from .choice import Step
 from .explain import Row, with_seconds
 from .onednn import OneDNNLog
@@ -41,11 +41,10 @@ def times(problem: ConvProblem, rows: list[Row], device: torch.device) -> list[R
     if problem.empty or problem.least_bytes > _MOST_BYTES:
         return rows
     names: tuple[Slot, ...] = ("input", "weight", "grad_output")
-    slots = {s: _random(problem.shape_of(s), problem, device) for s in names}
+    slots: dict[Slot, torch.Tensor] = {s: _random(problem.shape_of(s), problem, device) for s in names}
     found = list(rows)
-    for output in dict.fromkeys(r.output for r in rows):
-        if output == "grad_bias":
-            continue
+    passes: list[Pass] = [p for p in PASSES if any(r.output == p for r in rows)]
+    for output in passes:
         mine = {r.backend: i for i, r in enumerate(found) if r.output == output and (r.chosen or _usable_aten(r))}
         calls = {name: _call(problem, output, name, slots, device) for name in mine}
         seconds = _seconds(calls, device)
