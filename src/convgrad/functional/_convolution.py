@@ -22,6 +22,7 @@ from ..ops.eager import EagerCall, is_eager
 from ..settings import device_flags
 from ..settings import key as flags
 from ..shapes import check_rank
+from ._feedback import through_other_weights
 
 __all__ = ["Ints", "convolution", "convolution_backward", "grad_bias", "grad_input", "grad_weight"]
 
@@ -179,12 +180,19 @@ def convolution(
     transposed: bool = False,
     output_padding: Ints = 0,
     groups: int = 1,
+    *,
+    backward_weight: Tensor | None = None,
+    backward_weight_grad: bool = False,
 ) -> Tensor:
     """An N-d convolution, or with ``transposed=True`` an N-d transposed convolution.
 
+    Args:
+        backward_weight: compute grad_input with this weight (feedback alignment); no second derivative then.
+        backward_weight_grad: give backward_weight the gradient of weight (Kolen-Pollack) instead of none.
+
     Shape:
         - input: (N, C_in, *in) with D = 1, 2 or 3 spatial dimensions
-        - weight: (C_out, C_in/groups, *k); transposed: (C_in, C_out/groups, *k)
+        - weight, backward_weight: (C_out, C_in/groups, *k); transposed: (C_in, C_out/groups, *k)
         - bias: (C_out,)
         - result: (N, C_out, *out)
 
@@ -192,6 +200,7 @@ def convolution(
         ShapeError: sizes that do not belong together (a RuntimeError, worded as PyTorch's).
         DtypeError: operands of different dtypes or devices (a RuntimeError).
         BackendError: a backend that was asked for cannot (a RuntimeError).
+        UnsupportedError: a convolution with backward_weight is differentiated twice.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -202,6 +211,11 @@ def convolution(
     d = weight.dim() - 2
     if input.dim() != d + 2 or d < 1:
         check_rank(input.shape, weight.shape)
+    if backward_weight is not None:
+        s, dil = _ints(stride, d), _ints(dilation, d)
+        pads = _paddings(padding, weight.shape, s, dil)
+        arguments = (s, pads, dil, transposed, _ints(output_padding, d), groups)
+        return through_other_weights(input, weight, bias, backward_weight, backward_weight_grad, arguments)
     if transposed:
         written = (stride, padding, output_padding, groups, dilation)
         return run("convolution", d, transpose_arguments, input, weight, bias, written)
