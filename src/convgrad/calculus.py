@@ -1,7 +1,7 @@
 """The derivative table of convolution, and nothing else.
 
-A convolution is one trilinear form in three **roles**, ``input``, ``weight`` and ``output``. Each operator contracts two of
-them and yields the third:
+A convolution is one trilinear form in three **roles**, ``input``, ``weight`` and ``output``. Each operator contracts two
+of them and yields the third:
 
 =============  =======================  ==========
 operator       contracts                yields

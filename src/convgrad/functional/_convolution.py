@@ -356,4 +356,4 @@ def convolution_backward(
 
 
 def _moves(*tensors: Tensor) -> bool:
-    return is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)

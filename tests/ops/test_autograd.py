@@ -1,0 +1,245 @@
+"""Derivatives of every order from every operator, and only the work that they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+
+import convgrad
+from convgrad import engine
+from convgrad.backends import Backend, ReferenceBackend
+from convgrad.problem import ConvProblem, Output, Pass
+
+from .forms import EVERY, Case, case, identify, quick
+
+ops = torch.ops.convgrad
+
+
+def functions(c: Case) -> dict[str, tuple[Callable[..., Any], tuple[Tensor, ...]]]:
+    """Each operator as a function of the tensors that it is differentiated by."""
+    x, w, b = (t.clone().requires_grad_() for t in (c.input, c.weight, c.bias))
+    g = torch.randn_like(c.output).requires_grad_()
+    a = c.arguments
+    return {
+        "convolution": (lambda x, w, b: ops.convolution(x, w, b, *a), (x, w, b)),
+        "convolution_backward": (
+            lambda g, x, w: ops.convolution_backward(g, x, w, [b.shape[0]], *a, [True] * 3),
+            (g, x, w),
+        ),
+        "grad_input": (lambda g, w: ops.grad_input(g, w, x.shape, *a), (g, w)),
+        "grad_weight": (lambda g, x: ops.grad_weight(g, x, w.shape, *a), (g, x)),
+    }
+
+
+def check(d: int, transposed: bool, kind: str, geometry: str) -> None:
+    for function, tensors in functions(case(d, transposed, kind, geometry)).values():
+        assert gradcheck(
+            function,
+            tensors,
+            nondet_tol=0.0,
+            check_forward_ad=True,
+            check_batched_grad=True,
+            check_batched_forward_grad=True,
+        )
+        assert gradgradcheck(
+            function, tensors, nondet_tol=0.0, check_fwd_over_rev=True, check_rev_over_rev=True, check_batched_grad=True
+        )
+
+
+@pytest.mark.parametrize("arguments", [e for e in EVERY if quick(*e)], ids=lambda e: "-".join(map(identify, e)))
+def test_derivatives(arguments: tuple[Any, ...]) -> None:
+    check(*arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [e for e in EVERY if not quick(*e)], ids=lambda e: "-".join(map(identify, e)))
+def test_derivatives_everywhere(arguments: tuple[Any, ...]) -> None:
+    check(*arguments)
+
+
+def test_third_order() -> None:
+    c = case(1, False, "depthwise", "strided")
+    x, w = c.input.requires_grad_(), c.weight.requires_grad_()
+
+    def second(x: Tensor, w: Tensor) -> Tensor:
+        y = ops.convolution(x, w, None, *c.arguments)
+        (gw,) = torch.autograd.grad(y.pow(3).sum(), w, create_graph=True)
+        return gw
+
+    assert gradgradcheck(second, (x, w))
+
+
+def test_complex_derivatives_conjugate() -> None:
+    x = torch.randn(2, 2, 5, dtype=torch.complex128, requires_grad=True)
+    w = torch.randn(4, 1, 3, dtype=torch.complex128, requires_grad=True)
+    b = torch.randn(4, dtype=torch.complex128, requires_grad=True)
+
+    def ours(*t: Tensor) -> Tensor:
+        return convgrad.conv1d(*t, stride=2, padding=1, groups=2)
+
+    assert gradcheck(ours, (x, w, b), check_forward_ad=True)
+    assert gradgradcheck(ours, (x, w, b))
+    y = torch.nn.functional.conv1d(x, w, b, stride=2, padding=1, groups=2)
+    g = torch.randn_like(y)
+    want = torch.autograd.grad(y, (x, w), g)
+    gi = convgrad.conv1d_input(x.shape, w.detach(), g, stride=2, padding=1, groups=2)
+    gw = convgrad.conv1d_weight(x.detach(), w.shape, g, stride=2, padding=1, groups=2)
+    torch.testing.assert_close((gi, gw), want)
+
+
+# ---- only what is needed -------------------------------------------------------------------------
+
+
+class Counting(Backend):
+    """The reference, and a list of what it was asked for."""
+
+    name = "counting"
+    layouts = ("strided",)
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.inner = ReferenceBackend()
+
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        return self.inner.reasons_against(problem, outputs, device)
+
+    def run(
+        self,
+        problem: ConvProblem,
+        pass_: Pass,
+        a: Tensor,
+        b: Tensor,
+        bias: Tensor | None = None,
+        workspace: Tensor | None = None,
+    ) -> Tensor:
+        self.calls.append(pass_)
+        return self.inner.run(problem, pass_, a, b, bias, workspace)
+
+
+@pytest.fixture
+def counting() -> Any:
+    backend = Counting()
+    engine.register(backend)
+    yield backend
+    engine.unregister("counting")
+
+
+def operands(groups: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    return (
+        torch.randn(2, 4, 6, 6, requires_grad=True),
+        torch.randn(4, 4 // groups, 3, 3, requires_grad=True),
+        torch.randn(4, requires_grad=True),
+    )
+
+
+def test_each_gradient_is_one_call(counting: Counting) -> None:
+    x, w, b = operands()
+    with convgrad.use_backend("counting"):
+        y = convgrad.conv2d(x, w, b)
+        assert counting.calls == ["forward"]
+        counting.calls.clear()
+        y.sum().backward()
+    assert sorted(counting.calls) == ["grad_input", "grad_weight"]
+
+
+@pytest.mark.parametrize("wanted", [("input",), ("weight",), ("bias",), ("input", "bias"), ("weight", "bias")])
+def test_only_the_gradients_asked_for(counting: Counting, wanted: tuple[str, ...]) -> None:
+    tensors = dict(zip(("input", "weight", "bias"), operands(), strict=True))
+    with convgrad.use_backend("counting"):
+        y = convgrad.conv2d(*tensors.values())
+    counting.calls.clear()
+    grads = torch.autograd.grad(y.sum(), [tensors[n] for n in wanted])
+    assert counting.calls == [f"grad_{n}" for n in wanted if n != "bias"]
+    want = torch.autograd.grad(torch.nn.functional.conv2d(*tensors.values()).sum(), [tensors[n] for n in wanted])
+    torch.testing.assert_close(grads, want)
+
+
+def test_the_operator_too_computes_only_what_is_asked_for(counting: Counting) -> None:
+    x, w, _ = operands()
+    with convgrad.use_backend("counting"):
+        y = ops.convolution(x, w, None, [1], [0], [1], False, [0], 1)
+        counting.calls.clear()
+        torch.autograd.grad(y.sum(), x)
+    assert counting.calls == ["grad_input"]
+
+
+def kept_elements(x: Tensor, w: Tensor) -> list[tuple[int, ...]]:
+    kept: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        y = convgrad.conv2d(x, w, padding=1)
+    y.sum().backward()
+    return kept
+
+
+def test_nothing_is_kept_that_is_not_needed() -> None:
+    x, w = torch.randn(2, 3, 8, 8), torch.randn(5, 3, 3, 3)
+    assert kept_elements(x.clone().requires_grad_(), w) == [w.shape]  # frozen weight: no input
+    assert kept_elements(x, w.clone().requires_grad_()) == [x.shape]  # no gradient for the input: no weight
+
+
+def test_a_frozen_weight_frees_the_input() -> None:
+    import weakref
+
+    w = torch.randn(5, 3, 3, 3)
+    x = torch.randn(2, 3, 8, 8, requires_grad=True) * 1
+    y = convgrad.conv2d(x, w)
+    seen = weakref.ref(x)
+    del x
+    assert seen() is None
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("groups", [1, 4, 64])
+def test_second_derivatives_take_as_many_calls_for_any_number_of_groups(counting: Counting, groups: int) -> None:
+    x = torch.randn(1, 64, 5, 5, requires_grad=True)
+    w = torch.randn(64, 64 // groups, 3, 3, requires_grad=True)
+    with convgrad.use_backend("counting"):
+        y = convgrad.conv2d(x, w, groups=groups)
+        gx, gw = torch.autograd.grad(y.pow(2).sum(), (x, w), create_graph=True)
+        counting.calls.clear()
+        (gx.sum() + gw.pow(2).sum()).backward()
+    assert len(counting.calls) <= 8
+
+
+def test_a_depthwise_double_backward_has_no_loop_over_channels() -> None:
+    calls: list[int] = []
+    for channels in (4, 64):
+        x = torch.randn(1, channels, 6, 6, requires_grad=True)
+        w = torch.randn(channels, 1, 3, 3, requires_grad=True)
+        with convgrad.trace() as t:
+            y = convgrad.conv2d(x, w, groups=channels)
+            gx, gw = torch.autograd.grad(y.pow(2).sum(), (x, w), create_graph=True)
+            (gx.pow(2).sum() + gw.pow(2).sum()).backward()
+        calls.append(len(t.records))
+    assert calls[0] == calls[1]
+    assert calls[0] > 3
+
+
+# ---- forward mode --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moved", [(True, False, False), (False, True, False), (False, False, True), (True, True, True)])
+def test_forward_mode(moved: tuple[bool, ...]) -> None:
+    tensors = [t.detach().double() for t in operands()]
+    tangents = [torch.randn_like(t) for t in tensors]
+    results = []
+    for conv in (convgrad.conv2d, torch.nn.functional.conv2d):
+        with forward_ad.dual_level():
+            duals = [forward_ad.make_dual(t, v) if m else t for t, v, m in zip(tensors, tangents, moved, strict=True)]
+            primal, tangent = forward_ad.unpack_dual(conv(*duals))
+            results.append((primal, tangent))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_the_request_of_the_forward_governs_the_backward(counting: Counting) -> None:
+    x, w, b = operands()
+    with convgrad.use_backend("counting"):
+        y = convgrad.conv2d(x, w, b)
+    counting.calls.clear()
+    y.sum().backward()
+    assert sorted(counting.calls) == ["grad_input", "grad_weight"]
