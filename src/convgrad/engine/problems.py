@@ -68,6 +68,8 @@ mb1g6ic6ih7iw6oc6oh14ow12kh4kw4sh2sw2ph1pw1 transposed
 mb2g2ic4ih4iw5oc2oh9ow11kh3kw3sh2sw2ph0pw0 transposed
 mb1ic16ih1iw1oc8kh1kw1
 mb4ic7ih4iw4oc33kh3kw3ph1pw1
+mb2ic3ih7iw9oc4kh1kw5ph0pw2
+mb1ic4ih9iw6oc3kh4kw1sh2sw1ph1pw0
 """
 
 _THREE = """
