@@ -3,5 +3,7 @@
 from .accelerate import accelerate_
 from .process import takeover, watch_stock
 from .report import Report
+from .script import run_script
+from .usage import Usage
 
-__all__ = ["Report", "accelerate_", "takeover", "watch_stock"]
+__all__ = ["Report", "Usage", "accelerate_", "run_script", "takeover", "watch_stock"]

@@ -1,0 +1,145 @@
+"""Which kernel ran, how often and for how long: everything that happened, summed by convolution and output."""
+
+from __future__ import annotations
+
+import csv
+import io
+import threading
+from dataclasses import dataclass
+
+import torch
+
+from ..engine.limits import Limits, limits_of
+from ..engine.observe import Event, observers
+from ..pipeline import Machine, select_conv_backend
+from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass, Slot
+
+__all__ = ["Row", "Usage"]
+
+_HEAD = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
+
+
+@dataclass
+class Row:
+    """All calls of one backend for the same outputs of the same convolution."""
+
+    problem: ConvProblem
+    outputs: tuple[Output, ...]
+    backend: str
+    device: str
+    calls: int = 0
+    seconds: float = 0.0
+
+    @property
+    def layout(self) -> str:
+        """The layout of the results."""
+        return str(self.problem.memory_format).removeprefix("torch.").removesuffix("_format")
+
+    def least_seconds(self, limits: Limits) -> float:
+        """The least time of one call: every operand read once, every result written once, every product formed."""
+        passes: list[Pass] = [o for o in self.outputs if o != "grad_bias"]
+        read: set[Slot] = {slot for p in passes for slot in OPERANDS[p]}
+        written: list[Slot] = [RESULT[p] for p in passes]
+        elements = sum(torch.Size(self.problem.shape_of(s)).numel() for s in (*read, *written))
+        moved = elements * self.problem.dtype.itemsize / limits.bytes_per_second
+        return max(moved, len(passes) * self.problem.flops / limits.flops_per_second)
+
+
+class Usage:
+    """Watches the engine and adds up; a context manager."""
+
+    synchronize = True
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[object, ...], Row] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Usage:
+        observers.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        observers.remove(self)
+
+    def __call__(self, event: Event) -> None:
+        """Take note of one call; the engine calls this."""
+        key = (event.problem, event.outputs, event.backend, event.device)
+        with self._lock:
+            row = self._rows.get(key)
+            if row is None:
+                name = _full_name(event)
+                row = self._rows[key] = Row(event.problem, event.outputs, name, event.device)
+            row.calls += 1
+            row.seconds += event.seconds
+
+    @property
+    def rows(self) -> list[Row]:
+        """The most expensive first."""
+        return sorted(self._rows.values(), key=lambda r: -r.seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Time in all convolutions."""
+        return sum(r.seconds for r in self._rows.values())
+
+    # ---- as text ---------------------------------------------------------------------------------
+
+    def cells(self, *, measure: bool = True) -> list[tuple[str, ...]]:
+        """A table of texts, its head first.
+
+        Args:
+            measure: measure the machine's limit where it is not known yet.
+        """
+        known: dict[object, Limits | None] = {}
+        lines: list[tuple[str, ...]] = [_HEAD]
+        for row in self.rows:
+            key = (row.device, row.problem.dtype)
+            if key not in known:
+                known[key] = _limits(row, measure)
+            limits = known[key]
+            of_limit = "" if limits is None else f"{row.least_seconds(limits) * row.calls / row.seconds:.0%}"
+            share = row.seconds / self.seconds if self.seconds else 0.0
+            mean = row.seconds / row.calls
+            lines.append(
+                (str(row.calls), "+".join(row.outputs), row.backend, row.layout, f"{row.seconds * 1e3:.2f}",
+                 f"{mean * 1e3:.4f}", f"{share:.1%}", of_limit, str(row.problem))
+            )  # fmt: skip
+        return lines
+
+    def table(self, *, measure: bool = True) -> str:
+        """One line for each convolution and output, the most expensive first."""
+        lines = self.cells(measure=measure)
+        if len(lines) == 1:
+            return "no convolution ran"
+        keep = [i for i in range(len(_HEAD)) if any(line[i] for line in lines[1:])]
+        widths = {i: max(len(line[i]) for line in lines) for i in keep}
+        numbers = {_HEAD.index(h) for h in ("calls", "total ms", "mean ms", "share", "of limit")}
+        return "\n".join(
+            "  ".join(line[i].rjust(widths[i]) if i in numbers else line[i].ljust(widths[i]) for i in keep).rstrip()
+            for line in lines
+        )
+
+    def to_csv(self, *, measure: bool = True) -> str:
+        """The table as CSV."""
+        out = io.StringIO()
+        csv.writer(out, lineterminator="\n").writerows(self.cells(measure=measure))
+        return out.getvalue()
+
+
+def _full_name(event: Event) -> str:
+    """The backend's name, and behind ATen's the one of its own backends that it chooses for this problem."""
+    if event.backend != "aten":
+        return event.backend
+    backward = event.outputs != (event.problem.bias_pass,)
+    try:
+        chosen = select_conv_backend(event.problem, device=torch.device(event.device), need_backward=backward).backend
+    except (ValueError, RuntimeError):  # a device that the model of PyTorch's choice does not know
+        return "aten"
+    return f"aten {chosen}"
+
+
+def _limits(row: Row, measure: bool) -> Limits | None:
+    try:
+        return limits_of(Machine.here(torch.device(row.device)), row.problem.dtype, measured=measure)
+    except (ValueError, RuntimeError):
+        return None

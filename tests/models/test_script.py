@@ -1,0 +1,165 @@
+"""`run_script`: the script notices nothing, its caller learns everything."""
+
+import csv
+import io
+import pickle
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import convgrad
+from convgrad.models import run_script
+from convgrad.models.usage import Row, Usage
+
+TRAIN = """
+import sys
+import torch
+from beside import CHANNELS
+assert __name__ == "__main__"
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Conv2d(CHANNELS, 4, 3), torch.nn.ReLU(), torch.nn.Conv2d(4, 4, 3, groups=4))
+x = torch.randn(2, CHANNELS, 8, 8)
+for _ in range(int(sys.argv[1])):
+    loss = model(x).square().mean()
+    loss.backward()
+print("loss", loss.item())
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "beside.py").write_text("CHANNELS = 3\n")
+    (tmp_path / "train.py").write_text(TRAIN)
+    return str(tmp_path / "train.py")
+
+
+def lines(script, *args, **options) -> tuple[int, list[dict[str, str]], str]:
+    """Exit status, the rows of the CSV, and the text of the report."""
+    target, out = script + ".csv", io.StringIO()
+    status = run_script(script, args, csv=target, out=out, measure=False, **options)
+    with open(target, encoding="utf-8") as file:
+        return status, list(csv.DictReader(file)), out.getvalue()
+
+
+@pytest.mark.parametrize("stock", [False, True], ids=["taken over", "stock"])
+def test_a_training_script_is_counted(script, stock, capsys):
+    argv, path, main = sys.argv[:], sys.path[:], sys.modules["__main__"]
+    with convgrad.use_backend(None if stock else "im2col"):
+        status, rows, text = lines(script, "3", stock=stock)
+    assert status == 0
+    assert (sys.argv, sys.path, sys.modules["__main__"]) == (argv, path, main)
+    assert capsys.readouterr().out.startswith("loss ")
+    assert {r["calls"] for r in rows} == {"3"}
+    outputs = sorted(r["output"] for r in rows)
+    if stock:
+        assert outputs == ["forward", "forward", "grad_input+grad_weight+grad_bias", "grad_weight+grad_bias"]
+        assert {r["backend"] for r in rows} == {"aten Mkldnn"}
+        assert "PyTorch's own choice: 12 calls" in text
+    else:
+        assert outputs == ["forward", "forward", "grad_input", "grad_weight", "grad_weight"]
+        assert {r["backend"] for r in rows} == {"im2col"}
+    assert sum(float(r["share"].rstrip("%")) for r in rows) == pytest.approx(100, abs=0.3)
+    assert text.count("g4mb2ic4ih6oc4oh4kh3") == (2 if stock else 3)
+
+
+def test_both_ways_give_the_same_loss(script, capsys):
+    losses = []
+    for stock in (False, True):
+        lines(script, "2", stock=stock)
+        losses.append(float(capsys.readouterr().out.split()[1]))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "err"),
+    [
+        ("raise SystemExit(7)", 7, ""),
+        ("import sys; sys.exit('no data')", 1, "no data\n"),
+        ("import sys; sys.exit()", 0, ""),
+        ("raise KeyboardInterrupt", 130, ""),
+    ],
+)
+def test_the_exit_status_is_the_scripts(tmp_path, capsys, body, status, err):
+    path = tmp_path / "script.py"
+    path.write_text(body)
+    assert run_script(str(path), measure=False, out=io.StringIO()) == status
+    assert capsys.readouterr().err == err
+
+
+def test_an_exception_is_shown_from_the_script_on_and_the_report_follows(tmp_path, capsys):
+    path = tmp_path / "script.py"
+    path.write_text("import torch\ntorch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))\n1 / 0\n")
+    assert run_script(str(path), measure=False) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback (most recent call last):\n  File ")
+    assert err.splitlines()[1].endswith('script.py", line 3, in <module>')
+    assert "runpy" not in err
+    assert "1 calls" in err.split("ZeroDivisionError")[1]
+
+
+def test_without_a_convolution_or_a_script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text("pass")
+    out = io.StringIO()
+    assert run_script(str(path), out=out) == 0
+    assert "no convolution ran" in out.getvalue()
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        run_script("nowhere.py")
+
+
+def test_a_module(tmp_path, monkeypatch, capsys):
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__init__.py").write_text("")
+    (tmp_path / "pack" / "work.py").write_text("import sys\nprint(__name__, sys.argv[1:])")
+    monkeypatch.chdir(tmp_path)
+    assert run_script("pack.work", ["a", "-b"], module=True, out=io.StringIO()) == 0
+    assert capsys.readouterr().out == "__main__ ['a', '-b']\n"
+
+
+def test_what_a_script_pickles_from_itself(tmp_path):
+    path = tmp_path / "script.py"
+    target = tmp_path / "out.pkl"
+    path.write_text(
+        "import pickle, sys\nclass A: pass\n"
+        f"with open({str(target)!r}, 'wb') as f: pickle.dump(A(), f)\n"
+        f"with open({str(target)!r}, 'rb') as f: assert type(pickle.load(f)) is A\n"
+    )
+    assert run_script(str(path), out=io.StringIO()) == 0
+    with pytest.raises(AttributeError), open(target, "rb") as f:
+        pickle.load(f)
+
+
+def test_the_least_time_of_a_sweep_reads_each_operand_once():
+    from convgrad.engine.limits import Limits
+
+    p = convgrad.ConvProblem.parse("mb1ic1iw4oc1kw1")
+    limits = Limits(4.0, 1e30, "float32", "made up")  # one float32 a second
+    assert Row(p, ("forward",), "a", "cpu").least_seconds(limits) == 4 + 1 + 4
+    assert Row(p, ("grad_input", "grad_weight", "grad_bias"), "a", "cpu").least_seconds(limits) == 9 + 5
+    slow = Limits(1e30, 1.0, "float32", "made up")
+    assert Row(p, ("grad_input", "grad_weight"), "a", "cpu").least_seconds(slow) == 2 * p.flops
+
+
+def test_the_part_of_the_limit_is_shown_where_it_is_known(monkeypatch):
+    from convgrad.engine.limits import Limits
+    from convgrad.models import usage
+
+    monkeypatch.setattr(usage, "limits_of", lambda *_, **__: Limits(1e30, 1.0, "float32", "made up"))
+    with Usage() as seen, convgrad.models.takeover(), convgrad.use_backend("im2col"):
+        torch.conv1d(torch.ones(1, 1, 4), torch.ones(1, 1, 1))
+    (row,) = seen.rows
+    row.seconds = 16.0
+    assert seen.cells()[1][7] == "50%"
+    row.seconds = 32.0
+    assert seen.cells()[1][7] == "25%"
+
+
+@pytest.mark.slow
+def test_as_a_process_of_its_own(script):
+    code = f"import sys; from convgrad.models import run_script; sys.exit(run_script({script!r}, ['1']))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("loss ")
+    assert "of limit" in done.stderr
