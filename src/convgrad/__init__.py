@@ -12,6 +12,7 @@ from .functional import __all__ as _functions
 from .problem import ConvProblem
 
 if TYPE_CHECKING:
+    from . import direct
     from .cpp import include_path
     from .custom import register, unregister
     from .engine.ask import explain
@@ -30,6 +31,7 @@ __all__ = [  # noqa: PLE0604
     "UnsupportedError",
     "accelerate_",
     "backends",
+    "direct",
     "explain",
     "functional",
     "include_path",
@@ -55,14 +57,20 @@ _LATER = {
 }
 
 
+#: Rooms that are loaded when first named.
+_ROOMS = ("direct",)
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _ROOMS:
+        return import_module(f".{name}", __name__)
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(f".{_LATER[name]}", __name__), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted({*globals(), *_LATER, *_ROOMS})
