@@ -86,7 +86,15 @@ class ModelExplanation:
             least = "" if e.limit_seconds is None else f"{n * e.limit_seconds * 1e3:.3g} ms"
             name = layer.names[0] or layer.kind
             rows.append(
-                (name, str(n), f"{n * p.flops / 1e9:.3f}", f"{n * p.least_bytes / 1e6:.1f}", least, *cells, str(p))
+                (
+                    name,
+                    str(n),
+                    f"{n * p.flops / 1e9:.3f}",
+                    f"{n * p.least_bytes / 1e6:.1f}",
+                    least,
+                    *cells,
+                    str(p.replace(name="")),
+                )
             )
         return rows
 

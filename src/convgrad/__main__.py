@@ -1,0 +1,23 @@
+"""``python -m convgrad`` and the command ``convgrad``."""
+
+from __future__ import annotations
+
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line; without its packages, say in one line how to get them."""
+    try:
+        import rich  # noqa: F401
+        import typer  # noqa: F401
+    except ImportError as error:
+        sys.exit(f"convgrad: the command line needs {error.name}; install it with: pip install 'convgrad[cli]'")
+    from .cli.app import run
+
+    sys.exit(run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The command line: info, explain, check. Needs ``convgrad[cli]``; see ``convgrad --help``."""

@@ -1,0 +1,81 @@
+"""The commands, their options and their errors: one line each, with a hint."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from ..errors import ConvgradError
+
+__all__ = ["RequestError", "app", "fail", "out", "run"]
+
+app = typer.Typer(
+    name="convgrad",
+    help="Every gradient of a convolution: which kernel, why, how fast, and whether it is right.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+#: Modules of this package that add commands when they are imported; one that is not there adds none.
+_COMMANDS = ("info", "explain", "check", "bench", "tune", "report", "run", "names")
+
+
+def out() -> Console:
+    """Standard output, as wide as a table needs where it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 400, highlight=False, soft_wrap=True, markup=False)
+
+
+#: What typer raises for arguments that it does not understand: click's class, or that of the click which it carries.
+_UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+
+class RequestError(Exception):
+    """Something that the user can put right."""
+
+
+def fail(message: str, hint: str = "") -> Exception:
+    """An error for the user: one line and a hint; raise what it returns."""
+    line = " ".join(message.split())
+    return RequestError(f"{line} (hint: {hint})" if hint else line)
+
+
+def _load_commands() -> None:
+    for name in _COMMANDS:
+        full = f"{__package__}.{name}"
+        try:
+            importlib.import_module(full)
+        except ModuleNotFoundError as error:
+            if error.name != full:
+                raise
+
+
+def run(args: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit status: 0 well, 1 a failed check, 2 not understood, 130 interrupted."""
+    _load_commands()
+    command: Any = typer.main.get_command(app)
+    try:
+        status = command.main(args=None if args is None else list(args), prog_name="convgrad", standalone_mode=False)
+    except typer.Exit as error:
+        return error.exit_code
+    except _UsageError as error:
+        text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
+        print(f"convgrad: {text} (hint: see convgrad --help)", file=sys.stderr)
+        return 2
+    except (typer.Abort, KeyboardInterrupt):
+        print("convgrad: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0
+    except (RequestError, ConvgradError, ValueError, KeyError, OSError) as error:
+        text = error.args[0] if isinstance(error, KeyError) and error.args else error
+        print(f"convgrad: {' '.join(str(text).split())}", file=sys.stderr)
+        return 2
+    return int(status or 0)

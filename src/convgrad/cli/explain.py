@@ -1,0 +1,161 @@
+"""``convgrad explain``: which kernel, which layout, why, and how far from the limit; here and on other machines."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import nn
+
+from ..engine.ask import ModelExplanation, explain
+from ..engine.explain import Explanation, explain_problem
+from ..pipeline import Machine
+from ..problem import OUTPUTS, ConvProblem, Output
+from ..problem_text import DTYPES
+from .app import app, fail, out
+from .models import build, example_input
+
+__all__ = ["explain_command"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A machine, and the dtype and layout in which it is asked."""
+
+    machine: Machine
+    dtype: torch.dtype | None
+    channels_last: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Place:
+        """Read ``"h100 bfloat16 channels_last"``: dtype and layout may stand among the words of the description."""
+        words = text.replace(",", " ").split()
+        dtype = next((DTYPES[w] for w in words if w in DTYPES and w not in ("bf16", "fp16")), None)
+        rest = [w for w in words if w != "channels_last" and (w not in DTYPES or w in ("bf16", "fp16"))]
+        machine = Machine.here() if rest in ([], ["here"], ["cpu"]) else Machine.parse(" ".join(rest))
+        return cls(machine, dtype, "channels_last" in words)
+
+
+def _is_problem(text: str) -> bool:
+    return re.match(r"(g|mb|ic)\d", text.strip()) is not None
+
+
+@app.command("explain")
+def explain_command(
+    what: Annotated[str, typer.Argument(metavar="PROBLEM|MODEL", help="A problem, a model's name, or module:factory.")],
+    device: Annotated[
+        list[str] | None,
+        typer.Option("--device", "-d", help="A machine, with dtype and channels_last if wanted; may be repeated."),
+    ] = None,
+    output: Annotated[list[str] | None, typer.Option("--output", "-o", help="forward, grad_input, ...")] = None,
+    layer: Annotated[str, typer.Option("--layer", "-l", help="Part of a layer's name, 7x7, depthwise, ...")] = "",
+    dtype: Annotated[str, typer.Option(help="Dtype of the model, where the device says none.")] = "float32",
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Run the model in channels_last.")] = False,
+    shape: Annotated[str, typer.Option("--input", help="Shape of the model's input, 8x3x224x224.")] = "",
+    measure: Annotated[bool | None, typer.Option("--measure/--no-measure", help="Time what is here.")] = None,
+    rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
+) -> None:
+    """Which kernel computes each output, in which layout, why, and how far from the machine's limit.
+
+    One layer is measured here unless --no-measure; a whole model is a table of its convolutions.
+
+    Examples:
+
+        convgrad explain g96mb8ic96ih56oc96kh7ph3
+
+        convgrad explain "g96ic96ih56oc96kh7ph3 bfloat16 channels_last" --device "h100 cudnn 9.10"
+
+        convgrad explain convnext
+
+        convgrad explain convnext --layer 7x7 -o grad_weight -d here -d "h100 bfloat16 channels_last"
+
+        convgrad explain mypackage.nets:make_model --input 4x3x512x512
+    """
+    places = [Place.parse(text) for text in device or ["here"]]
+    outputs = _outputs(output)
+    if dtype not in DTYPES:
+        raise fail(f"unknown dtype {dtype!r}", "float32, float64, bfloat16 or float16")
+    answers: list[Explanation] | list[ModelExplanation]
+    if _is_problem(what):
+        answers = [_one(ConvProblem.parse(what), p, outputs, measure) for p in places]
+    else:
+        models = [_model(what, p, DTYPES[dtype], channels_last, shape, outputs) for p in places]
+        models = [m.select(layer) for m in models] if layer else models
+        answers = _details(models, outputs, measure) if layer else models
+    if as_json:
+        print(json.dumps([a.to_dict() for a in answers], indent=2))
+        return
+    _print(answers, rules)
+
+
+def _outputs(names: list[str] | None) -> tuple[Output, ...] | None:
+    for name in names or ():
+        if name not in OUTPUTS:
+            raise fail(f"unknown output {name!r}", f"one of {', '.join(OUTPUTS)}")
+    return tuple(o for o in OUTPUTS if o in names) if names else None
+
+
+def _one(problem: ConvProblem, place: Place, outputs: tuple[Output, ...] | None, measure: bool | None) -> Explanation:
+    if place.dtype is not None:
+        problem = problem.replace(dtype=place.dtype)
+    if place.channels_last and problem.ndim > 1:
+        problem = problem.replace(memory_format=torch.channels_last if problem.ndim == 2 else torch.channels_last_3d)
+    here = place.machine == Machine.here()
+    return explain_problem(problem, outputs, place.machine, measure=here if measure is None else measure and here)
+
+
+def _model(
+    name: str, place: Place, dtype: torch.dtype, channels_last: bool, shape: str, outputs: tuple[Output, ...] | None
+) -> ModelExplanation:
+    """A model on a machine; the same definition may be asked for in another dtype and layout."""
+    dtype, last = place.dtype or dtype, place.channels_last or channels_last
+    net: nn.Module = build(name).to(dtype=dtype)
+    x: Any = example_input(name, shape, dtype, last)
+    if last:
+        net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    found = explain(net, x, device=place.machine, outputs=outputs)
+    return found if isinstance(found, ModelExplanation) else _as_model(found, name)
+
+
+def _as_model(found: Explanation, name: str) -> ModelExplanation:
+    from ..engine.ask import Layer
+
+    return ModelExplanation(found.machine, (Layer((name,), name, found),))
+
+
+def _details(
+    models: list[ModelExplanation], outputs: tuple[Output, ...] | None, measure: bool | None
+) -> list[Explanation]:
+    """Layer by layer, every machine after the other."""
+    answers: list[Explanation] = []
+    for layers in zip(*models, strict=False):
+        for layer in layers:
+            e = layer.explanation
+            here = e.machine == Machine.here()
+            wanted = here if measure is None else measure and here
+            answers.append(explain_problem(e.problem, outputs, e.machine, measure=True) if wanted else e)
+    return answers
+
+
+def _print(answers: list[Explanation] | list[ModelExplanation], rules: bool) -> None:
+    console = out()
+    for i, answer in enumerate(answers):
+        if i:
+            console.print()
+        console.print(str(answer))
+        if rules and isinstance(answer, Explanation):
+            walked = answer.aten
+            console.print("why PyTorch itself runs what it runs:")
+            decision = walked.gradient_backend if _only_gradients(answer) else walked.backend
+            console.print("  " + str(decision).replace("\n", "\n  "))
+            for rule in walked.memory_format.rules:
+                console.print(f"  {'yes' if rule.holds else 'no '}  layout: {rule.text}: {rule.value}")
+
+
+def _only_gradients(answer: Explanation) -> bool:
+    return all(r.output != answer.problem.bias_pass for r in answer.rows)

@@ -1,0 +1,104 @@
+"""``convgrad info``: versions, device, backends with their reasons, settings in force, paths."""
+
+from __future__ import annotations
+
+import json
+import platform
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from .. import __version__, settings
+from ..engine.limits import cache_file
+from ..engine.registry import backends, reasons_against
+from ..pipeline import MODELLED_VERSIONS, Machine
+from ..problem import PASSES, ConvProblem
+from .app import app, out
+
+__all__ = ["gather", "info"]
+
+#: What a backend is asked about: an everyday depthwise and an everyday dense layer.
+_SAMPLES = {"depthwise": "g32mb1ic32ih56oc32kh3ph1", "dense": "mb1ic32ih56oc32kh3ph1"}
+
+
+def gather() -> dict[str, Any]:
+    """Everything that `info` shows, as plain data."""
+    from ..engine.timing import conditions
+
+    machine = Machine.here()
+    devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    flags = settings.current()
+    return {
+        "versions": {
+            "convgrad": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "triton": _version("triton"),
+            "cudnn": str(torch.backends.cudnn.version()) if torch.cuda.is_available() else "none",
+            "pipeline models torch": f"{MODELLED_VERSIONS[0]} to {MODELLED_VERSIONS[-1]}"
+            + ("" if machine.modelled else f"; {machine.torch_version} is unknown to it"),
+        },
+        "machine": {"here": conditions("cpu"), "pipeline": str(machine), "devices": devices},
+        "backends": {name: _backend(name, devices) for name in backends()},
+        "settings": {name: bool(value) for name, value in flags._asdict().items()},
+        "paths": {"package": str(_package()), "limits": str(cache_file())},
+    }
+
+
+def _backend(name: str, devices: list[str]) -> dict[str, Any]:
+    backend = backends()[name]
+    place = torch.device(devices[-1].split(":")[0])
+    flags = settings.current()
+    found = {}
+    for kind, text in _SAMPLES.items():
+        problem = ConvProblem.parse(text)
+        reasons = {p: reasons_against(backend, problem, (p,), place, flags) for p in PASSES}
+        usable = [p for p, against in reasons.items() if not against]
+        first = next((against for against in reasons.values() if against), [])
+        found[f"{kind} on {place.type}"] = ", ".join(usable) or f"no: {'; '.join(first)}"
+    return {"summary": backend.summary, **found}
+
+
+def _version(module: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(module)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _package() -> str:
+    from pathlib import Path
+
+    return str(Path(__file__).parent.parent)
+
+
+@app.command()
+def info(
+    as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
+) -> None:
+    """Versions, device, backends with their reasons, settings in force, paths.
+
+    Examples:
+
+        convgrad info
+
+        convgrad info --json
+    """
+    data = gather()
+    if as_json:
+        print(json.dumps(data, indent=2))
+        return
+    console = out()
+    for title, part in data.items():
+        console.print(title)
+        width = max(len(name) for name in part)
+        for name, value in part.items():
+            if isinstance(value, dict):
+                console.print(f"  {name:<{width}}  {value.pop('summary')}")
+                for what, answer in value.items():
+                    console.print(f"  {'':<{width}}    {what}: {answer}")
+            else:
+                console.print(f"  {name:<{width}}  {', '.join(value) if isinstance(value, list) else value}")

@@ -1,0 +1,90 @@
+"""Models by name: a function of the user's own (``module:factory``), or a definition of transformers."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .app import fail
+
+__all__ = ["KNOWN", "build", "example_input"]
+
+#: Names of transformers' configurations by the name that people use, and the size of an example input.
+KNOWN: dict[str, tuple[str, tuple[int, ...]]] = {
+    "convnext": ("ConvNextConfig", (3, 224, 224)),
+    "convnextv2": ("ConvNextV2Config", (3, 224, 224)),
+    "mobilenet_v1": ("MobileNetV1Config", (3, 224, 224)),
+    "mobilenet_v2": ("MobileNetV2Config", (3, 224, 224)),
+    "efficientnet": ("EfficientNetConfig", (3, 224, 224)),
+    "resnet": ("ResNetConfig", (3, 224, 224)),
+    "regnet": ("RegNetConfig", (3, 224, 224)),
+    "segformer": ("SegformerConfig", (3, 224, 224)),
+    "focalnet": ("FocalNetConfig", (3, 224, 224)),
+    "wav2vec2": ("Wav2Vec2Config", (16000,)),
+}
+
+
+def build(name: str) -> nn.Module:
+    """The model, on the meta device: without memory and without a download.
+
+    Raises:
+        an error for the user: no such model, or its package is not installed.
+    """
+    with torch.device("meta"):
+        return _factory(name)()
+
+
+def _factory(name: str) -> Callable[[], nn.Module]:
+    if ":" in name:
+        return _own(name)
+    key = re.sub(r"[-\s]", "_", name.lower())
+    key = next((k for k in KNOWN if k.replace("_", "") == key.replace("_", "")), key)
+    if key not in KNOWN:
+        raise fail(f"{name!r} is neither a problem nor a model", f"models: {', '.join(KNOWN)}, or module:factory")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError:
+        raise fail(f"the model {name!r} is a definition of transformers", "pip install 'convgrad[models]'") from None
+    config = getattr(transformers, KNOWN[key][0])
+    return lambda: transformers.AutoModel.from_config(config())
+
+
+def _own(name: str) -> Callable[[], nn.Module]:
+    module, _, attribute = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise fail(f"cannot get {name!r}: {error}", "module:factory, where factory() returns an nn.Module") from None
+    finally:
+        sys.path.remove(os.getcwd())
+    if isinstance(found, nn.Module):
+        return lambda: found
+    if not callable(found):
+        raise fail(f"{name!r} is a {type(found).__name__}", "module:factory, where factory() returns an nn.Module")
+    return found  # pyright: ignore[reportReturnType]
+
+
+def example_input(name: str, shape: str, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
+    """An input on the meta device: the shape given as ``1x3x224x224``, or the model's usual one with batch 1."""
+    if shape:
+        if not re.fullmatch(r"\d+(x\d+)+", shape):
+            raise fail(f"--input {shape!r} is no shape", "for example --input 8x3x224x224")
+        sizes = tuple(int(n) for n in shape.split("x"))
+    else:
+        key = name.lower().replace("-", "").replace("_", "")
+        usual = {k.replace("_", ""): size for k, (_, size) in KNOWN.items()}
+        sizes = (1, *usual.get(key, (3, 224, 224)))
+    x = torch.empty(sizes, dtype=dtype, device="meta")
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.to(memory_format=formats[len(sizes)]) if channels_last and len(sizes) in formats else x

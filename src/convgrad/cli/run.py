@@ -1,0 +1,43 @@
+"""``convgrad run``: an unmodified script with every convolution taken over or watched, and which kernel ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import app, fail
+
+__all__ = ["run_command"]
+
+
+@app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def run_command(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or with -m a module's name.")],
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What the script gets.")] = None,
+    stock: Annotated[bool, typer.Option("--stock", help="PyTorch's own kernels compute; show which.")] = False,
+    csv: Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.")] = None,
+    module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,
+    measure: Annotated[bool, typer.Option("--limit/--no-limit", help="Measure the machine's limit if unknown.")] = True,
+) -> None:
+    """Run a training script unmodified; at the end, say for each convolution which kernel ran, how often, how long.
+
+    Options of convgrad stand before the script, those of the script behind it. The table goes to standard error; the
+    exit status is the script's.
+
+    Examples:
+
+        convgrad run train.py --epochs 3
+
+        convgrad run --stock --csv kernels.csv train.py
+    """
+    from ..models import run_script
+
+    if csv is not None and not csv.parent.is_dir():
+        raise fail(f"there is no folder {str(csv.parent)!r} to write {csv.name!r} to")
+    try:
+        status = run_script(script, args or (), stock=stock, csv=csv, module=module, measure=measure)
+    except FileNotFoundError as error:
+        raise fail(str(error), "convgrad's own options stand before the script") from None
+    raise typer.Exit(status)

@@ -1,0 +1,289 @@
+"""The command line as a user meets it: what it prints, its exit status, its errors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("typer")
+
+from convgrad.backends import Backend
+from convgrad.backends.reference import ReferenceBackend
+from convgrad.cli.app import run
+from convgrad.engine import register, unregister
+from convgrad.problem import ConvProblem
+
+SMALL = "g4mb2ic4ih6oc4kh3ph1"
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def call(capsys, *args: str) -> tuple[int, str, str]:
+    status = run(args)
+    got = capsys.readouterr()
+    return status, got.out, got.err
+
+
+def refused(capsys, *args: str) -> str:
+    """The one line of an error."""
+    status, printed, error = call(capsys, *args)
+    assert status == 2
+    assert printed == ""
+    assert error.startswith("convgrad: ")
+    assert len(error.splitlines()) == 1
+    return error
+
+
+# ---- info ----------------------------------------------------------------------------------------
+
+
+def test_info(capsys) -> None:
+    status, printed, _ = call(capsys, "info")
+    assert status == 0
+    for words in ("versions", torch.__version__, "backends", "reference", "depthwise on", "mkldnn_enabled", "limits"):
+        assert words in printed
+    status, printed, _ = call(capsys, "info", "--json")
+    data = json.loads(printed)
+    assert status == 0
+    assert data["versions"]["torch"] == torch.__version__
+    assert set(data["backends"]["aten"]) >= {"summary"}
+
+
+# ---- explain -------------------------------------------------------------------------------------
+
+
+def test_explain_a_problem_here_and_there(capsys) -> None:
+    status, printed, _ = call(
+        capsys, "explain", SMALL, "-o", "grad_weight", "-d", "here", "-d", "h100 cudnn 9.10 bfloat16 channels_last"
+    )
+    assert status == 0
+    here, there = printed.split("\n\n")
+    assert "on this CPU" in here
+    assert " ms" in here.split("grad_weight")[1]  # measured
+    assert "bfloat16 channels_last" in there
+    assert "Cudnn (cudnn_convolution_backward)" in there
+    assert "yes    input or weight suggests channels_last" in there
+    assert "datasheet of the H100" in there
+
+
+def test_explain_without_measuring_or_rules(capsys) -> None:
+    status, printed, _ = call(capsys, "explain", SMALL, "--no-measure", "--no-rules")
+    assert status == 0
+    assert " ms" not in printed
+    assert "why PyTorch" not in printed
+
+
+def test_explain_as_data(capsys) -> None:
+    _, printed, _ = call(capsys, "explain", SMALL, "--json", "-d", "xpu")
+    (data,) = json.loads(printed)
+    assert {r["output"] for r in data["rows"]} == {"forward", "grad_input", "grad_weight", "grad_bias"}
+
+
+FACTORY = """
+import torch
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = torch.nn.Conv2d(3, 8, 4, stride=4)
+        self.mix = torch.nn.Conv2d(8, 8, 7, padding=3, groups=8)
+    def forward(self, x):
+        return self.mix(self.stem(x))
+def make():
+    return Block()
+number = 3
+"""
+
+
+def test_explain_a_model_of_ones_own(capsys, tmp_path, monkeypatch) -> None:
+    (tmp_path / "my_factory_module.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    shape = ("--input", "2x3x32x32")
+    status, printed, _ = call(capsys, "explain", "my_factory_module:make", *shape)
+    assert status == 0
+    assert "2 convolutions, 2 different" in printed
+    status, printed, _ = call(
+        capsys, "explain", "my_factory_module:make", *shape, "-l", "7x7", "-o", "grad_weight", "-d", "a100 float16"
+    )
+    assert status == 0
+    assert "g8mb2ic8ih8oc8oh8kh7sh1ph3dh0" in printed
+    assert "CudaDepthwise2d (conv_depthwise2d_backward)" in printed
+    assert "no convolution of this model" in refused(capsys, "explain", "my_factory_module:make", *shape, "-l", "9x9")
+    assert "is a int" in refused(capsys, "explain", "my_factory_module:number")
+    assert "cannot get" in refused(capsys, "explain", "my_factory_module:nothing")
+    assert "is no shape" in refused(capsys, "explain", "my_factory_module:make", "--input", "3,4")
+
+
+def test_explain_a_known_model(capsys) -> None:
+    pytest.importorskip("transformers")
+    status, printed, _ = call(capsys, "explain", "convnext", "-d", "h100 cudnn 9.10 bfloat16 channels_last")
+    assert status == 0
+    assert "22 convolutions" in printed
+    assert "aten [Cudnn]" in printed
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("explain", "g96ic96zz"), "unrecognized field 'zz'"),
+        (("explain", "convnet"), "neither a problem nor a model"),
+        (("explain", SMALL, "-d", "h10"), "did you mean 'h100'"),
+        (("explain", SMALL, "-o", "grad"), "unknown output 'grad'"),
+        (("explain", "resnet", "--dtype", "float"), "unknown dtype"),
+        (("explain",), "Missing argument"),
+        (("explian",), "No such command"),
+        (("check", "--bad"), "No such option"),
+        (("check", SMALL, "-b", "nope"), "no backend is called 'nope'"),
+        (("check", SMALL, "--aspect", "nope"), "unknown aspect"),
+        (("check", "no/such/file"), "is no file"),
+        (("names", "cudnn_convolutoin"), "near it: cudnn_convolution"),
+    ],
+)
+def test_errors_are_one_line_with_a_hint(capsys, args: tuple[str, ...], words: str) -> None:
+    assert words in refused(capsys, *args)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here")
+def test_check_on_a_device_that_is_not_here(capsys) -> None:
+    assert "cannot run on 'cuda'" in refused(capsys, "check", SMALL, "--device", "cuda")
+
+
+def test_names(capsys) -> None:
+    status, printed, _ = call(capsys, "names", "conv2d")
+    assert status == 0
+    assert "backward: convolution_backward" in printed
+
+
+@pytest.mark.parametrize("command", ["info", "explain", "check", "names"])
+def test_help_has_examples(capsys, command: str) -> None:
+    status, printed, _ = call(capsys, command, "--help")
+    assert status == 0
+    assert "Examples:" in printed
+    assert f"convgrad {command}" in printed
+
+
+# ---- check ---------------------------------------------------------------------------------------
+
+
+class Wrong(ReferenceBackend):
+    name = "wrong"
+
+    def run(self, problem, pass_, a, b, bias=None, workspace=None):
+        return super().run(problem, pass_, a, b, bias, workspace) + 1
+
+    def bind(self, problem, pass_):
+        return lambda a, b, bias=None, workspace=None: self.run(problem, pass_, a, b, bias, workspace)
+
+
+@pytest.fixture
+def _wrong():
+    backend: Backend = Wrong()
+    register(backend)
+    yield
+    unregister("wrong")
+
+
+def test_check_one_problem_in_every_aspect(capsys) -> None:
+    status, printed, _ = call(capsys, "check", SMALL, "-b", "reference")
+    assert status == 0
+    assert "0 failed (exact, again, bound, memory" in printed
+
+
+@pytest.mark.usefixtures("_wrong")
+def test_a_failure_prints_the_command_that_repeats_it(capsys) -> None:
+    status, printed, _ = call(capsys, "check", SMALL, "-b", "wrong", "-o", "grad_weight", "--aspect", "exact")
+    assert status == 1
+    (line,) = (x for x in printed.splitlines() if "repeat: " in x)
+    import shlex
+
+    program, *args = shlex.split(line.split("repeat: ")[1])
+    assert program == "convgrad"
+    status, again, _ = call(capsys, *args)
+    assert status == 1
+    assert "wrong grad_weight" in again
+
+
+FILE = """
+# as benchdnn has them
+--reset --dir=FWD_B
+mb2ic3ih8oc4kh3ph1n"one"
+mb256g512ic512ih56oc512oh56kh3ph1n"large*1"
+ic2zz9
+mb1ic4iw40oc4kw5pw2 bfloat16
+"""
+
+
+def test_check_a_file(capsys, tmp_path: Path) -> None:
+    path = tmp_path / "shapes_some"
+    path.write_text(FILE)
+    status, printed, _ = call(capsys, "check", str(path), "-b", "reference")
+    assert "3 of 3 problems" in printed
+    assert "1 problems were checked at a reduced size" in printed
+    assert f"{path}:6" in printed  # the line that cannot be read, and therefore not 0
+    assert status == 1
+    path.write_text(FILE.replace("ic2zz9", ""))
+    status, printed, _ = call(capsys, "check", str(path), "--transposed", "-b", "reference")
+    assert status == 0
+    assert "(exact, bound;" in printed
+
+
+def test_check_stops_when_time_is_up(capsys, tmp_path: Path) -> None:
+    path = tmp_path / "shapes"
+    path.write_text("ic2iw9oc2kw3\n" * 50)
+    status, printed, _ = call(capsys, "check", str(path), "--seconds", "0")
+    assert status == 1  # nothing was checked
+    assert printed.startswith("stopped: time was up after 0 of 50 problems")
+
+
+def test_interrupted_with_a_partial_summary(capsys, tmp_path: Path, monkeypatch) -> None:
+    from convgrad.cli import check
+
+    path = tmp_path / "shapes"
+    path.write_text("ic2iw9oc2kw3\nic2iw9oc2kw4\n")
+    real = check.check_problem
+
+    def interrupted(name: str, problem: ConvProblem, *args, **kwargs):
+        if problem.kernel_size == (4,):
+            raise KeyboardInterrupt
+        return real(name, problem, *args, **kwargs)
+
+    monkeypatch.setattr(check, "check_problem", interrupted)
+    status, printed, _ = call(capsys, "check", str(path))
+    assert status == 130
+    assert printed.startswith("interrupted after 1 of 2 problems: 6 checks passed")
+
+
+def test_an_empty_problem_is_not_checked(capsys) -> None:
+    status, printed, _ = call(capsys, "check", "mb0ic2iw9oc2kw3")
+    assert status == 1
+    assert "nothing could be checked" in printed
+
+
+# ---- the process ---------------------------------------------------------------------------------
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+def process(code: str) -> subprocess.CompletedProcess[str]:
+    lines = f"import sys; sys.path.insert(0, {SOURCE!r})\n{code}"
+    return subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_importing_the_package_loads_no_command_line() -> None:
+    done = process("import convgrad; print([m for m in ('typer', 'rich', 'click') if m in sys.modules])")
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_without_the_packages_one_line_says_what_to_install() -> None:
+    done = process("sys.modules['typer'] = None\nfrom convgrad.__main__ import main\nmain()")
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        "convgrad: the command line needs typer; install it with: pip install 'convgrad[cli]'"
+    )

@@ -1,0 +1,52 @@
+"""Reduced problems: small enough, and of the same kind."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from convgrad.cli.shrink import shrunk
+from convgrad.problem import ConvProblem
+from convgrad.testing import problems
+
+LARGE = [
+    "mb256ic64ih56oc64oh56kh3ph1",
+    "mb64g512ic512ih112oc512oh56kh3sh2ph1",
+    "mb2ic2048ih7oc2048kh1",
+    "mb1ic64id32ih112iw112oc64kd3kh3kw3pd1ph1pw1",
+    "mb8g128ic128ih32oc128oh32kh31ph15",
+    "mb1g1536ic1536iw8192oc1536ow8192kw4pw3",
+    "mb8ic256ih32oc256oh64kh4sh2ph1 transposed",
+    "mb4g4ic256ih31iw67oc512kh3kw5sh3sw2ph2pw0dh1dw2",
+]
+
+
+@pytest.mark.parametrize("text", LARGE)
+def test_large_ones_become_small_and_stay_of_their_kind(text: str) -> None:
+    p = ConvProblem.parse(text)
+    q = shrunk(p, 2_000_000)
+    assert q.flops <= 2_000_000
+    for name in (
+        "kernel_size",
+        "stride",
+        "dilation",
+        "dtype",
+        "memory_format",
+        "origin",
+        "ndim",
+        "depthwise",
+        "pointwise",
+    ):
+        assert getattr(q, name) == getattr(p, name)
+    assert [low for low, _ in q.padding] == [low for low, _ in p.padding]
+    assert (q.groups > 1) == (p.groups > 1)
+    assert ConvProblem.parse(str(q)) == q
+
+
+@given(problems(), st.integers(1, 10_000))
+def test_any_problem_stays_a_problem(p: ConvProblem, most: int) -> None:
+    q = shrunk(p, most)
+    assert q.flops <= p.flops
+    assert q.kernel_size == p.kernel_size
+    assert shrunk(p, p.flops) == p
