@@ -23,7 +23,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .kernels import UNSPECIALIZED, first_tap, mask_of, place_tile
+from .kernels import UNSPECIALIZED, first_tap, mask_of, place_tile, within
 
 
 @triton.jit
@@ -38,39 +38,16 @@ def load_rows(ptrs, row_stride, first, rows, ok, ACC: tl.constexpr, R: tl.conste
 
 @triton.jit
 def sum_column(
-    sums,
-    acc,
-    bias,
-    centre,
-    ptrs,
-    row,
-    row_stride,
-    rows,
-    ok,
-    first,
-    result_rows,
-    weight,
-    weight_stride,
-    weight_ok,
-    kh,
-    KH: tl.constexpr,
-    ACC: tl.constexpr,
-    R: tl.constexpr,
-    TAPS: tl.constexpr,
-    SRC_STEP: tl.constexpr,
-    TAP_STEP: tl.constexpr,
-    TAP_STRIDE: tl.constexpr,
-    PHASES: tl.constexpr,
-    CHECK: tl.constexpr,
-    EXACT: tl.constexpr,
-    SWEEP: tl.constexpr,
-    BIAS_TAP: tl.constexpr,
-):
+    sums, acc, bias, centre, ptrs, row, row_stride, rows, ok, first, result_rows, weight, weight_stride,
+    weight_ok, kh, KH: tl.constexpr, ACC: tl.constexpr, R: tl.constexpr, TAPS: tl.constexpr,
+    SRC_STEP: tl.constexpr, TAP_STEP: tl.constexpr, TAP_STRIDE: tl.constexpr, PHASES: tl.constexpr,
+    CHECK: tl.constexpr, EXACT: tl.constexpr, SWEEP: tl.constexpr, BIAS_TAP: tl.constexpr,
+):  # fmt: skip
     """For one column of the kernel: sums[t] += source * centre[j], acc[j] += source * weight[t]."""
     LOW: tl.constexpr = (TAPS - 1) * TAP_STEP if TAP_STEP < 0 else 0
     HIGH: tl.constexpr = (R - 1) * SRC_STEP + ((TAPS - 1) * TAP_STEP if TAP_STEP > 0 else 0)
     for i in tl.static_range(LOW, HIGH + 1):
-        in_rows = (row + i >= 0) & (row + i < rows)
+        in_rows = within(row + i, rows)
         x = tl.load(ptrs + (row + i) * row_stride, mask=mask_of(ok & in_rows), other=0.0).to(ACC)
         new_sums = ()
         for t in tl.static_range(TAPS):
@@ -114,67 +91,15 @@ def sum_column(
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def correlate_sum(
-    src,
-    centre,
-    weight,
-    out,
-    shares,
-    bias_shares,
-    batch,
-    channels,
-    depth,
-    height,
-    width,
-    src_depth,
-    src_height,
-    src_width,
-    src_n,
-    src_c,
-    src_d,
-    src_h,
-    src_w,
-    centre_n,
-    centre_c,
-    centre_d,
-    centre_h,
-    centre_w,
-    out_n,
-    out_c,
-    out_d,
-    out_h,
-    out_w,
-    weight_c,
-    weight_k,
-    share_c,
-    share_k,
-    pad_d,
-    pad_h,
-    pad_w,
-    zero,
-    parts,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    DILATION: tl.constexpr,
-    PHASES: tl.constexpr,
-    TAPS: tl.constexpr,
-    TAP_STRIDE: tl.constexpr,
-    SRC_STEP: tl.constexpr,
-    TAP_STEP: tl.constexpr,
-    ADJOINT: tl.constexpr,
-    MULTIPLIER: tl.constexpr,
-    CHANNEL_LANES: tl.constexpr,
-    WIDE: tl.constexpr,
-    ACC: tl.constexpr,
-    SWEEP: tl.constexpr,
-    BIAS_TAP: tl.constexpr,
-    EXACT: tl.constexpr,
-    R: tl.constexpr,
-    BM: tl.constexpr,
-    BL: tl.constexpr,
-    TD: tl.constexpr,
-    TH: tl.constexpr,
-    TW: tl.constexpr,
-):
+    src, centre, weight, out, shares, bias_shares, batch, channels, depth, height, width, src_depth,
+    src_height, src_width, src_n, src_c, src_d, src_h, src_w, centre_n, centre_c, centre_d, centre_h, centre_w,
+    out_n, out_c, out_d, out_h, out_w, weight_c, weight_k, share_c, share_k, pad_d, pad_h, pad_w, zero, parts,
+    KERNEL: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, PHASES: tl.constexpr,
+    TAPS: tl.constexpr, TAP_STRIDE: tl.constexpr, SRC_STEP: tl.constexpr, TAP_STEP: tl.constexpr,
+    ADJOINT: tl.constexpr, MULTIPLIER: tl.constexpr, CHANNEL_LANES: tl.constexpr, WIDE: tl.constexpr,
+    ACC: tl.constexpr, SWEEP: tl.constexpr, BIAS_TAP: tl.constexpr, EXACT: tl.constexpr, R: tl.constexpr,
+    BM: tl.constexpr, BL: tl.constexpr, TD: tl.constexpr, TH: tl.constexpr, TW: tl.constexpr,
+):  # fmt: skip
     """shares[part, c, k] = a part of the sum over n, q of centre * source; with SWEEP out = grad_input as well.
 
     The host launches chunks x phases x channels (or blocks of them) x parts programs, in this order from the fastest. A
@@ -288,7 +213,7 @@ def correlate_sum(
                     group * (R * SRC_STEP[1]) + h0 + th0 * TAP_STEP[1],
                     src_h,
                     src_height,
-                    ok & in_depth & in_kernel & (ds >= 0) & (ds < src_depth) & (ws >= 0) & (ws < src_width),
+                    ok & in_depth & in_kernel & within(ds, src_depth) & within(ws, src_width),
                     first,
                     height,
                     weight + c * weight_c + (kd * (KH * KW) + kw) * weight_k + spread,
@@ -344,17 +269,9 @@ def correlate_sum(
 
 @triton.jit(do_not_specialize=("parts", "count"))
 def add_shares(
-    shares,
-    out,
-    parts,
-    count,
-    share_c,
-    share_k,
-    ELEMENTS: tl.constexpr,
-    ACC: tl.constexpr,
-    BP: tl.constexpr,
+    shares, out, parts, count, share_c, share_k, ELEMENTS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr,
     BN: tl.constexpr,
-):
+):  # fmt: skip
     """out[c, k] = sum of shares[part, c, k] over the parts, in an order that depends on nothing but their number."""
     at = tl.program_id(0) * BN + tl.arange(0, BN)
     offset = at // ELEMENTS * share_c + at % ELEMENTS * share_k

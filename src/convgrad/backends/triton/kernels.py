@@ -26,21 +26,16 @@ import triton.language as tl
 #: Sizes that must not select another compiled kernel. Columns carry one of them on purpose (pads, zero): if the
 #: compiler knew which columns are aligned, it would give every load a layout of its own and shuffle between them.
 UNSPECIALIZED = (
-    *("batch", "channels", "depth", "height", "width", "src_depth", "src_height", "src_width"),
+    *("batch", "depth", "height", "width", "src_depth", "src_height", "src_width"),
     *("pad_d", "pad_h", "pad_w", "zero", "parts"),
 )
 
 
 @triton.jit
 def first_tap(
-    phase,
-    pad,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    DILATION: tl.constexpr,
-    TAP_STRIDE: tl.constexpr,
+    phase, pad, KERNEL: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, TAP_STRIDE: tl.constexpr,
     ADJOINT: tl.constexpr,
-):
+):  # fmt: skip
     """First kernel position that results of a phase read, and where in the source the result 0 reads it."""
     if ADJOINT:
         first = phase * 0 + KERNEL  # no kernel position
@@ -55,6 +50,15 @@ def first_tap(
 
 
 @triton.jit
+def within(index, size):
+    """0 <= index < size; in one comparison where that is cheap, for a negative index is a large unsigned one."""
+    if index.dtype == tl.int32:
+        return index.to(tl.uint32, bitcast=True) < size.to(tl.uint32)
+    else:
+        return (index >= 0) & (index < size)
+
+
+@triton.jit
 def mask_of(condition):
     """The same condition: where a scalar meets a tile, Triton's interpreter holds integers until they are compared."""
     return condition != 0
@@ -62,17 +66,9 @@ def mask_of(condition):
 
 @triton.jit
 def place_tile(
-    block,
-    inner,
-    channels,
-    depths,
-    groups,
-    columns,
-    BM: tl.constexpr,
-    BL: tl.constexpr,
-    CHANNEL_LANES: tl.constexpr,
-    OVER_CHANNELS: tl.constexpr,
-):
+    block, inner, channels, depths, groups, columns, BM: tl.constexpr, BL: tl.constexpr,
+    CHANNEL_LANES: tl.constexpr, OVER_CHANNELS: tl.constexpr,
+):  # fmt: skip
     """Batch, channel, depth, row group and column of a tile's lanes; without OVER_CHANNELS the channel is not in it."""
     lane = inner * BL + tl.arange(0, BL)[None, :]
     if BM == 1:
@@ -97,32 +93,38 @@ def place_tile(
 
 
 @triton.jit
+def load_row(ptrs, row, rows, ok, MASK: tl.constexpr):
+    """A row of the source. MASK: 2 where the row may lie outside, 1 where only columns may, 0 where nothing does."""
+    if MASK == 2:
+        return tl.load(ptrs, mask=mask_of(ok & within(row, rows)), other=0.0)
+    elif MASK == 1:
+        return tl.load(ptrs, mask=mask_of(ok), other=0.0)
+    else:
+        return tl.load(ptrs)
+
+
+@triton.jit
+def span_within(first, last, SRC_STEP: tl.constexpr, TAPS: tl.constexpr, TAP_STEP: tl.constexpr, size):
+    """Whether results whose tap 0 reads from ``first`` to ``last`` read nothing outside the source with any tap."""
+    LOW: tl.constexpr = (TAPS - 1) * TAP_STEP if TAP_STEP < 0 else 0
+    HIGH: tl.constexpr = (TAPS - 1) * TAP_STEP if TAP_STEP > 0 else 0
+    return (first + LOW >= 0) & (last + HIGH < size)
+
+
+@triton.jit
 def add_column(
-    acc,
-    ptrs,
-    row,
-    row_stride,
-    rows,
-    ok,
-    weight,
-    weight_stride,
-    weight_ok,
-    kh,
-    KH: tl.constexpr,
-    ACC: tl.constexpr,
-    R: tl.constexpr,
-    TAPS: tl.constexpr,
-    SRC_STEP: tl.constexpr,
-    TAP_STEP: tl.constexpr,
-    TAP_STRIDE: tl.constexpr,
-    CHECK: tl.constexpr,
-):
-    """acc[j] += sum over t of source[row + j * SRC_STEP + t * TAP_STEP] * weight[kh + t * TAP_STRIDE]."""
+    acc, ptrs, row, row_stride, rows, ok, weight, weight_stride, weight_ok, kh, KH: tl.constexpr,
+    ACC: tl.constexpr, R: tl.constexpr, TAPS: tl.constexpr, SRC_STEP: tl.constexpr, TAP_STEP: tl.constexpr,
+    TAP_STRIDE: tl.constexpr, CHECK: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """acc[j] += sum over t of source[row + j * SRC_STEP + t * TAP_STEP] * weight[kh + t * TAP_STRIDE].
+
+    ``ptrs`` stand at the source's row ``row``, in the right column.
+    """
     LOW: tl.constexpr = (TAPS - 1) * TAP_STEP if TAP_STEP < 0 else 0
     HIGH: tl.constexpr = (R - 1) * SRC_STEP + ((TAPS - 1) * TAP_STEP if TAP_STEP > 0 else 0)
     for i in tl.static_range(LOW, HIGH + 1):
-        in_rows = (row + i >= 0) & (row + i < rows)
-        x = tl.load(ptrs + (row + i) * row_stride, mask=mask_of(ok & in_rows), other=0.0).to(ACC)
+        x = load_row(ptrs + i * row_stride, row + i, rows, ok, MASK).to(ACC)
         new = ()
         for j in tl.static_range(R):
             if (
@@ -143,56 +145,81 @@ def add_column(
     return acc
 
 
+@triton.jit
+def accumulate(
+    acc, n, c, d, group, w, ok, src, weight, channels, src_depth, src_height, src_width, src_n, src_c, src_d,
+    src_h, src_w, weight_c, weight_k, kd0, d0, kh0, h0, kw0, w0, KERNEL: tl.constexpr, TAPS: tl.constexpr,
+    TAP_STRIDE: tl.constexpr, SRC_STEP: tl.constexpr, TAP_STEP: tl.constexpr, ADJOINT: tl.constexpr,
+    MULTIPLIER: tl.constexpr, ACC: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
+    TH: tl.constexpr, TW: tl.constexpr, CHECK_H: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """All the taps of a tile, chunk after chunk of unrolled kernel positions."""
+    KD: tl.constexpr = KERNEL[0]
+    KH: tl.constexpr = KERNEL[1]
+    KW: tl.constexpr = KERNEL[2]
+    TAPS_D: tl.constexpr = TAPS[0]
+    TAPS_H: tl.constexpr = TAPS[1]
+    TAPS_W: tl.constexpr = TAPS[2]
+    MODULATED: tl.constexpr = MULTIPLIER if ADJOINT else 1
+    # A weight that differs between the rows of a tile gets the tile's shape, and with it the layout of the other loads.
+    spread = tl.zeros((BM, BL), tl.int32) if BM > 1 else 0
+    for m in range(MODULATED):
+        if ADJOINT:
+            cs = c * MULTIPLIER + m
+            cw = cs
+        else:
+            cs = c // MULTIPLIER
+            cw = c
+        # What a loop adds to this pointer is the same for all lanes: an offset in the load instruction at best.
+        base = src + n * src_n + cs * src_c + (w * SRC_STEP[2] + w0) * src_w
+        weights = weight + cw * weight_c + spread
+        for td in range(TAPS_D):
+            kd = kd0 + td * TAP_STRIDE[0]
+            ds = d * SRC_STEP[0] + d0 + td * TAP_STEP[0]
+            in_depth = within(ds, src_depth) & (kd < KD)
+            for th in range(0, TAPS_H, TH):
+                row = group * (R * SRC_STEP[1]) + h0 + th * TAP_STEP[1]
+                rows = base + ds * src_d + row * src_h
+                for tw0 in range(0, TAPS_W, TW):
+                    for t in tl.static_range(TW):
+                        tw = tw0 + t
+                        kw = kw0 + tw * TAP_STRIDE[2]
+                        ws = w * SRC_STEP[2] + w0 + tw * TAP_STEP[2]
+                        in_kernel = (kw < KW) & (kd < KD)
+                        acc = add_column(
+                            acc,
+                            rows + tw * TAP_STEP[2] * src_w,
+                            row,
+                            src_h,
+                            src_height,
+                            ok & in_depth & in_kernel & within(ws, src_width),
+                            weights + (kd * (KH * KW) + kw) * weight_k,
+                            KW * weight_k,
+                            (c < channels) & in_kernel,
+                            kh0 + th * TAP_STRIDE[1],
+                            KH,
+                            ACC,
+                            R,
+                            TH,
+                            SRC_STEP[1],
+                            TAP_STEP[1],
+                            TAP_STRIDE[1],
+                            CHECK_H,
+                            MASK,
+                        )
+    return acc
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def correlate(
-    src,
-    weight,
-    bias,
-    out,
-    batch,
-    channels,
-    depth,
-    height,
-    width,
-    src_depth,
-    src_height,
-    src_width,
-    src_n,
-    src_c,
-    src_d,
-    src_h,
-    src_w,
-    out_n,
-    out_c,
-    out_d,
-    out_h,
-    out_w,
-    weight_c,
-    weight_k,
-    pad_d,
-    pad_h,
-    pad_w,
-    zero,
-    KERNEL: tl.constexpr,
-    STRIDE: tl.constexpr,
-    DILATION: tl.constexpr,
-    PHASES: tl.constexpr,
-    TAPS: tl.constexpr,
-    TAP_STRIDE: tl.constexpr,
-    SRC_STEP: tl.constexpr,
-    TAP_STEP: tl.constexpr,
-    ADJOINT: tl.constexpr,
-    MULTIPLIER: tl.constexpr,
-    CHANNEL_LANES: tl.constexpr,
-    WIDE: tl.constexpr,
-    ACC: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    R: tl.constexpr,
-    BM: tl.constexpr,
-    BL: tl.constexpr,
-    TH: tl.constexpr,
-    TW: tl.constexpr,
-):
+    src, weight, bias, out, batch, channels, depth, height, width, src_depth, src_height, src_width, src_n,
+    src_c, src_d, src_h, src_w, out_n, out_c, out_d, out_h, out_w, weight_c, weight_k, pad_d, pad_h, pad_w,
+    zero, KERNEL: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, PHASES: tl.constexpr,
+    TAPS: tl.constexpr, TAP_STRIDE: tl.constexpr, SRC_STEP: tl.constexpr, TAP_STEP: tl.constexpr,
+    ADJOINT: tl.constexpr, MULTIPLIER: tl.constexpr, CHANNEL_LANES: tl.constexpr, WIDE: tl.constexpr,
+    ACC: tl.constexpr, HAS_BIAS: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
+    TH: tl.constexpr, TW: tl.constexpr,
+):  # fmt: skip
     """out[n, c, q] = bias[c] + sum over taps of source * weight, for R rows of a [BM, BL] tile.
 
     The host launches phases x (column blocks or channel blocks) x item blocks programs, in this order from the fastest.
@@ -210,7 +237,9 @@ def correlate(
     # Kernel positions may be visited that do not exist: in phases that have fewer of them, in the last of several
     # unrolled chunks.
     CHECK_H: tl.constexpr = (ADJOINT and STRIDE[1] > 1) or TAPS_H % TH != 0
-    MODULATED: tl.constexpr = MULTIPLIER if ADJOINT else 1
+    PLAIN: tl.constexpr = PD * PH * PW == 1 and TAPS_H % TH == 0 and TAPS_W % TW == 0
+    BRANCH: tl.constexpr = PLAIN and BM == 1 and not CHANNEL_LANES
+    FLAT: tl.constexpr = R == 1 and TAPS_H == 1 and TAPS_D == 1
 
     pid = tl.program_id(0)
     if WIDE:
@@ -236,54 +265,41 @@ def correlate(
     acc = ()
     for _ in tl.static_range(R):
         acc = acc + (tl.zeros((BM, BL), ACC),)
-    # A weight that differs between the rows of a tile gets the tile's shape, and with it the layout of the other loads.
-    spread = tl.zeros((BM, BL), tl.int32) if BM > 1 else 0
-    for m in range(MODULATED):
-        if ADJOINT:
-            cs = c * MULTIPLIER + m
-            cw = cs
+    # A tile inside the source needs no masks, and most are: all of a long sequence, the inner rows of an image.
+    if BRANCH:
+        top = group * (R * SRC_STEP[1]) + h0
+        inside = span_within(top, top + (R - 1) * SRC_STEP[1], SRC_STEP[1], TAPS_H, TAP_STEP[1], src_height)
+        if FLAT:
+            left = (pid % inner) * (BL * SRC_STEP[2]) + w0
+            right = left + (BL - 1) * SRC_STEP[2]
+            inside = inside & span_within(left, right, SRC_STEP[2], TAPS_W, TAP_STEP[2], src_width)
+            inside = inside & (n < batch) & within(d * SRC_STEP[0] + d0, src_depth)
+        if inside:
+            acc = accumulate(
+                acc, n, c, d, group, w, ok, src, weight, channels, src_depth, src_height, src_width,
+                src_n, src_c, src_d, src_h, src_w, weight_c, weight_k, kd0, d0, kh0, h0, kw0, w0,
+                KERNEL, TAPS, TAP_STRIDE, SRC_STEP, TAP_STEP, ADJOINT, MULTIPLIER, ACC, R, BM, BL, TH, TW, CHECK_H,
+                0 if FLAT else 1,
+            )  # fmt: skip
         else:
-            cs = c // MULTIPLIER
-            cw = c
-        base = src + n * src_n + cs * src_c
-        weights = weight + cw * weight_c + spread
-        for td in range(TAPS_D):
-            kd = kd0 + td * TAP_STRIDE[0]
-            ds = d * SRC_STEP[0] + d0 + td * TAP_STEP[0]
-            in_depth = (ds >= 0) & (ds < src_depth) & (kd < KD)
-            for th in range(0, TAPS_H, TH):
-                kh = kh0 + th * TAP_STRIDE[1]
-                row = group * (R * SRC_STEP[1]) + h0 + th * TAP_STEP[1]
-                for tw0 in range(0, TAPS_W, TW):
-                    for t in tl.static_range(TW):
-                        tw = tw0 + t
-                        kw = kw0 + tw * TAP_STRIDE[2]
-                        ws = w * SRC_STEP[2] + w0 + tw * TAP_STEP[2]
-                        in_kernel = (kw < KW) & (kd < KD)
-                        acc = add_column(
-                            acc,
-                            base + ds * src_d + ws * src_w,
-                            row,
-                            src_h,
-                            src_height,
-                            ok & in_depth & in_kernel & (ws >= 0) & (ws < src_width),
-                            weights + (kd * (KH * KW) + kw) * weight_k,
-                            KW * weight_k,
-                            (c < channels) & in_kernel,
-                            kh,
-                            KH,
-                            ACC,
-                            R,
-                            TH,
-                            SRC_STEP[1],
-                            TAP_STEP[1],
-                            TAP_STRIDE[1],
-                            CHECK_H,
-                        )
+            acc = accumulate(
+                acc, n, c, d, group, w, ok, src, weight, channels, src_depth, src_height, src_width,
+                src_n, src_c, src_d, src_h, src_w, weight_c, weight_k, kd0, d0, kh0, h0, kw0, w0,
+                KERNEL, TAPS, TAP_STRIDE, SRC_STEP, TAP_STEP, ADJOINT, MULTIPLIER, ACC, R, BM, BL, TH, TW, CHECK_H,
+                2,
+            )  # fmt: skip
+    else:
+        acc = accumulate(
+            acc, n, c, d, group, w, ok, src, weight, channels, src_depth, src_height, src_width,
+            src_n, src_c, src_d, src_h, src_w, weight_c, weight_k, kd0, d0, kh0, h0, kw0, w0,
+            KERNEL, TAPS, TAP_STRIDE, SRC_STEP, TAP_STEP, ADJOINT, MULTIPLIER, ACC, R, BM, BL, TH, TW, CHECK_H,
+            2,
+        )  # fmt: skip
 
     target = out + n * out_n + c * out_c + (d * PD + phase_d) * out_d + out_column * out_w
     ok = ok & (d * PD + phase_d < depth)
     if HAS_BIAS:
+        spread = tl.zeros((BM, BL), tl.int32) if BM > 1 else 0
         added = tl.load(bias + c + spread, mask=mask_of(c < channels), other=0.0).to(ACC)
     for j in tl.static_range(R):
         h = (group * R + j) * PH + phase_h

@@ -222,6 +222,27 @@ def _strides(prefix: str, strides: Iterable[int]) -> dict[str, int]:
     return {f"{prefix}_{axis}": stride for axis, stride in zip("ncdhw", strides, strict=True)}
 
 
+class Prepared(NamedTuple):
+    """All that a problem fixes: what is left for a call is tensors and their strides."""
+
+    geometry: Geometry
+    tile: Tile
+    parts: int
+    arguments: dict[str, Any]
+
+
+@lru_cache(maxsize=4096)
+def _prepared(problem: ConvProblem, use: Use, adjoint: bool, channel_lanes: bool, wide: bool) -> Prepared:
+    g = geometry(problem, adjoint=adjoint, channel_lanes=channel_lanes, wide=wide)
+    tile = fixed(g, use)
+    arguments: dict[str, Any] = {**_sizes(g), **constants(g)}
+    count = 0
+    if use != "result":
+        count = parts(g, tile)
+        arguments |= {"parts": count, "SWEEP": use == "sweep", "EXACT": exact(g, tile)}
+    return Prepared(g, tile, count, arguments)
+
+
 # ---- the passes ------------------------------------------------------------------------------------
 
 
@@ -230,21 +251,20 @@ def _correlate(problem: ConvProblem, source: Tensor, weight: Tensor, bias: Tenso
     source = _ready(problem, source, lanes)
     out = _empty(problem, problem.input_shape if adjoint else problem.output_shape, source)
     flat, weight_c, weight_k = _filter(weight, lanes)
-    g = geometry(problem, adjoint=adjoint, channel_lanes=lanes, wide=needs_wide(source))
+    g, tile, _, known = _prepared(problem, "result", adjoint, lanes, needs_wide(source))
     arguments = {
+        **known,
         "src": source,
         "weight": flat,
         "bias": flat if bias is None else bias.contiguous(),
         "out": out,
-        **_sizes(g),
         **_strides("src", view_5d(g, source)),
         **_strides("out", view_5d(g, out)),
         "weight_c": weight_c,
         "weight_k": weight_k,
-        **constants(g),
         "HAS_BIAS": bias is not None,
     }
-    _launch(g, "result", arguments, fixed(g, "result"), 0, source.device)
+    _launch(g, "result", arguments, tile, 0, source.device)
     return out
 
 
@@ -270,9 +290,7 @@ def _sum(
     """grad_input (for a sweep), grad_weight and grad_bias."""
     lanes = problem.channels_last if use == "sweep" else _channel_lanes(problem, source, centre)
     source, centre = _ready(problem, source, lanes), _ready(problem, centre, lanes)
-    g = geometry(problem, adjoint=use == "sweep", channel_lanes=lanes, wide=needs_wide(source, centre))
-    tile = fixed(g, use)
-    count = parts(g, tile)
+    g, tile, count, known = _prepared(problem, use, use == "sweep", lanes, needs_wide(source, centre))
     elements = g.kernel_elements
 
     result = torch.empty(problem.weight_shape, dtype=problem.dtype, device=source.device)  # [C_out, 1, *k]
@@ -293,13 +311,13 @@ def _sum(
     out = _empty(problem, problem.input_shape, source) if use == "sweep" else source
     flat, weight_c, weight_k = (source, 0, 0) if weight is None else _filter(weight, lanes)
     arguments = {
+        **known,
         "src": source,
         "centre": centre,
         "weight": flat,
         "out": out,
         "shares": shares,
         "bias_shares": bias_shares,
-        **_sizes(g),
         **_strides("src", view_5d(g, source)),
         **_strides("centre", view_5d(g, centre)),
         **_strides("out", view_5d(g, out)),
@@ -307,11 +325,7 @@ def _sum(
         "weight_k": weight_k,
         "share_c": share_c,
         "share_k": share_k,
-        "parts": count,
-        **constants(g),
-        "SWEEP": use == "sweep",
         "BIAS_TAP": g.field("whole_tap") if with_bias else (-1, -1, -1),
-        "EXACT": exact(g, tile),
     }
     _launch(g, use, arguments, tile, count, source.device)
     if count > 1:

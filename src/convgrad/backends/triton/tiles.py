@@ -44,10 +44,10 @@ def _power_of_2(n: int) -> int:
 
 
 def _least_waste(size: int, options: tuple[int, ...]) -> int:
-    """The first option that covers ``size`` with the fewest surplus elements, within an eighth."""
+    """The first option that covers ``size`` with the fewest surplus elements, within a quarter."""
     covered = {option: -(-size // option) * option for option in options}
     least = min(covered.values())
-    return next(option for option in options if covered[option] <= least * 9 // 8)
+    return next(option for option in options if covered[option] <= least * 5 // 4)
 
 
 def _rows(g: Geometry) -> int:
@@ -78,14 +78,15 @@ def _taps(g: Geometry, use: Use) -> tuple[int, int, int]:
     return 1, th, -(-width // chunks)
 
 
-def _lanes(g: Geometry) -> int:
+def _lanes(g: Geometry, use: Use) -> int:
     if g.channel_lanes:
         size, widest = g.channels, 128
     else:
-        size, widest = g.axes[2].per_phase, 1024 if g.axes[1].per_phase == 1 else 128
+        sequence = 2048 if use == "result" else 1024
+        size, widest = g.axes[2].per_phase, sequence if g.axes[1].per_phase == 1 else 128
     if size <= 32:
         return _power_of_2(size)
-    return _least_waste(size, tuple(w for w in (1024, 512, 256, 128, 64, 32) if w <= widest))
+    return _least_waste(size, tuple(w for w in (2048, 1024, 512, 256, 128, 64, 32) if w <= widest))
 
 
 def _registers(g: Geometry, use: Use, rows: int, each: int, taps: tuple[int, int, int]) -> float:
@@ -107,11 +108,11 @@ def _registers(g: Geometry, use: Use, rows: int, each: int, taps: tuple[int, int
 def fixed(g: Geometry, use: Use) -> Tile:
     """The tile that is used unless tuning is asked for."""
     taps = _taps(g, use)
-    rows, lanes = _rows(g), _lanes(g)
+    rows, lanes = _rows(g), _lanes(g, use)
     if g.channel_lanes:
         each = max(1, min(4, 16 // g.itemsize))
     elif rows == 1:
-        each = 8
+        each = 16 if use == "result" else 8
     else:
         each = 2 if use == "result" else 4
     while _registers(g, use, rows, each, taps) > 1:
@@ -161,7 +162,7 @@ def candidates(g: Geometry, use: Use) -> list[Tile]:
     taps = (chosen.td, chosen.th, chosen.tw)
     found = [chosen]
     for rows in dict.fromkeys((chosen.rows, 8, 4, 2)):
-        for each in (4, 2, 1) if rows > 1 else (8, 4, 2):
+        for each in (4, 2, 1) if rows > 1 else (16, 8, 4):
             for warps in (4, 8):
                 if rows <= g.axes[1].per_phase and _registers(g, use, rows, each, taps) <= 1:
                     found.append(_fit(g, rows, chosen.lanes, each, taps, warps))
