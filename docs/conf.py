@@ -1,5 +1,9 @@
 """Sphinx: MyST Markdown pages, the furo theme; `make docs` treats every warning as an error."""
 
+import re
+
+from sphinx.application import Sphinx
+
 import convgrad
 
 project = "convgrad"
@@ -19,3 +23,14 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_google_docstring = True
 napoleon_custom_sections = [("Shape", "params_style"), ("Equivalent to", "examples_style")]
+
+
+def escape_starred_sizes(
+    _app: object, _what: str, _name: str, _object: object, _options: object, lines: list[str]
+) -> None:
+    """Shapes are written as in the code, (N, C, *size); to reStructuredText a star opens emphasis."""
+    lines[:] = [s if s.lstrip().startswith((">>>", "...")) else re.sub(r"(?<=[ (,])\*(?=\w)", r"\\*", s) for s in lines]
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("autodoc-process-docstring", escape_starred_sizes, priority=100)

@@ -82,7 +82,7 @@ def floors() -> dict[str, int]:
 
 def rooms() -> set[str]:
     """What lies in the package's folder: modules and packages with at least one module."""
-    files = {p.stem for p in SOURCE.glob("*.py")} - {"__init__"}
+    files = {p.stem for p in SOURCE.glob("*.py")} - {"__init__", "__main__"}
     return files | {p.name for p in SOURCE.iterdir() if p.is_dir() and any(p.rglob("*.py"))}
 
 
