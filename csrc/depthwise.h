@@ -27,6 +27,8 @@ struct Depthwise {
   static constexpr bool kConverts = sizeof(S) != sizeof(T);
   static constexpr auto kRuns = std::make_integer_sequence<int, kMostSums>();
   static constexpr auto kTaps = std::make_integer_sequence<int, kMostTaps>();
+  // From this kernel width on, grad_weight takes one kernel row at a time.
+  static constexpr int64_t kWideKernel = 5;
   // Pixels of a row group: enough to amortise a call, few enough for the first-level cache.
   static constexpr int64_t kGroupPixels = 64;
 
@@ -39,8 +41,7 @@ struct Depthwise {
     int64_t pixels;  // of the phase
     int64_t source;  // element offset of the first one's source position
     Reach reach;
-    Tap* taps;
-    int64_t count;
+    const Tap* taps;
   };
   // Scratch memory of one thread.
   struct Scratch {
@@ -70,7 +71,12 @@ struct Depthwise {
     Packing<const S, T, N>::pack(scratch, extent, static_cast<const S*>(tensor), x, b, r, p.channels_last);
     s.step[2] = b.lanes, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
     s.data = scratch;
-    for (int d = 0; d < 3; ++d) s.range[d] = r[d], s.data -= r[d].low * s.step[d];
+    for (int d = 0; d < 3; ++d) {
+      s.range[d] = r[d], s.data -= r[d].low * s.step[d];
+      // Rows of zeros are left out of the sums, except where they let grad_weight run over whole tiles.
+      const bool skip = d < 2 && (!p.wants(CONVGRAD_GRAD_WEIGHT) || p.axis[2].kernel >= kWideKernel);
+      if (skip) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
+    }
     return s;
   }
 
@@ -91,13 +97,14 @@ struct Depthwise {
       }
   }
 
-  // The taps of a zone, from the reaches of its three dimensions, and of all multipliers of the source.
+  // The taps of a zone, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows come
+  // outermost: the taps of fewer kernel rows are a part of the list.
   int64_t list_taps(Tap* taps, const Reach& d, const Reach& h, const Reach& w, const int64_t step[3],
                     int64_t multiplier) const {
     int64_t n = 0;
-    for (int64_t m = 0; m < multiplier; ++m)
-      for (int64_t i = 0; i < d.count; ++i)
-        for (int64_t j = 0; j < h.count; ++j) {
+    for (int64_t j = 0; j < h.count; ++j)
+      for (int64_t m = 0; m < multiplier; ++m)
+        for (int64_t i = 0; i < d.count; ++i) {
           const int64_t row = m * p.output_size() + (d.offset + i * d.offset_step) * step[0] +
                               (h.offset + j * h.offset_step) * step[1];
           const int64_t element = (((m * p.axis[0].kernel + d.first + i * d.step) * p.axis[1].kernel) + h.first +
@@ -121,26 +128,27 @@ struct Depthwise {
       int64_t base = backward ? a.quotient(w) : w * a.stride, left = ceil_div(result.size() - phase, phases);
       for (int64_t at = phase; left > 0;) {
         const Zone z = zone_at(reach, base, step, source.range[2].low, source.range[2].high, left);
-        columns[n++] = {at, z.positions, base * source.step[2], z.reach, nullptr, 0};
+        columns[n++] = {at, z.positions, base * source.step[2], z.reach, nullptr};
         at += z.positions * phases, base += z.positions * step, left -= z.positions;
       }
     }
     return n;
   }
 
-  // One position of the depth or row dimension: what reaches it, and where in the source.
+  // One position of the depth or row dimension: what could reach it, what does, and where in the source.
   struct Line {
-    Reach reach;
+    Reach all, reach;
     int64_t source;
-    bool same_taps(const Line& o) const {
-      return reach.first == o.reach.first && reach.offset == o.reach.offset && reach.count == o.reach.count;
-    }
+    int64_t skipped() const { return reach.count ? (reach.first - all.first) / all.step : 0; }
   };
+  static bool same(const Reach& a, const Reach& b) {
+    return a.first == b.first && a.offset == b.offset && a.count == b.count;
+  }
   Line line(int d, int64_t position, const Source<T>& source, bool backward) const {
     const Axis& a = p.axis[d];
     const int64_t base = backward ? a.quotient(position) : position * a.stride;
-    const Reach reach = backward ? a.backward_reach(a.remainder(position)) : a.forward_reach();
-    return {zone_at(reach, base, 1, source.range[d].low, source.range[d].high, 1).reach, base * source.step[d]};
+    const Reach all = backward ? a.backward_reach(a.remainder(position)) : a.forward_reach();
+    return {all, zone_at(all, base, 1, source.range[d].low, source.range[d].high, 1).reach, base * source.step[d]};
   }
 
   void correlate_tile(const Scratch& s, const Block& b, const Range result[3], bool backward, int64_t m,
@@ -149,6 +157,7 @@ struct Depthwise {
     const bool in_place = p.channels_last && x.step == 1;  // results are stored where they belong
     const int64_t width = result[2].size(), phases = backward ? least(p.axis[2].stride, width) : 1;
     const int64_t zones = list_columns(s.columns, result[2], source, backward);
+    const int64_t multiplier = backward ? p.multiplier : 1;
     const int64_t group = width == x.size[2] ? most(1, kGroupPixels / width) : 1;
     Line last_d = {}, last_h = {};
     bool listed = false;
@@ -156,26 +165,30 @@ struct Depthwise {
       const Line in_d = line(0, d, source, backward);
       for (int64_t h = result[1].low; h < result[1].high; ++h) {
         const Line in_h = line(1, h, source, backward);
-        if (!listed || !in_d.same_taps(last_d) || !in_h.same_taps(last_h)) {
+        if (!listed || !same(in_d.reach, last_d.reach) || !same(in_h.all, last_h.all)) {
           Tap* taps = s.taps;
-          for (Columns* c = s.columns; c != s.columns + zones; taps += c->count, ++c)
-            c->taps = taps, c->count = list_taps(taps, in_d.reach, in_h.reach, c->reach, source.step,
-                                                 backward ? p.multiplier : 1);
+          for (Columns* c = s.columns; c != s.columns + zones; ++c) {
+            c->taps = taps;
+            taps += list_taps(taps, in_d.reach, in_h.all, c->reach, source.step, multiplier);
+          }
           last_d = in_d, last_h = in_h, listed = true;
         }
+        const int64_t per_column = in_d.reach.count * multiplier;  // taps of one kernel row, for each kernel column
         const int64_t pixel = (d * x.size[1] + h) * x.size[2] + result[2].low;
         const int64_t row = (h - result[1].low) % group;
         const T *from = source.data + in_d.source + in_h.source, *weight = s.weight + m * p.kernel_elements * p.lanes;
         const T* start = s.start + m * p.lanes;
         for (const Columns* c = s.columns; c != s.columns + zones; ++c) {
+          const Tap* taps = c->taps + in_h.skipped() * per_column * c->reach.count;
+          const int64_t count = in_h.reach.count * per_column * c->reach.count;
           if (in_place) {
             S* to = out + (b.image * x.pixels() + pixel + c->first) * x.width + b.channel;
             correlate_all<T, N, S>({to, phases * x.width, from + c->source, source_step(backward) * source.step[2],
-                                    weight, start, c->taps, c->count}, c->pixels, b.live, p.direct, kRuns);
+                                    weight, start, taps, count}, c->pixels, b.live, p.direct, kRuns);
           } else {
             T* to = s.result + (row * width + c->first) * b.lanes;
             correlate_all<T, N, T>({to, phases * b.lanes, from + c->source, source_step(backward) * source.step[2],
-                                    weight, start, c->taps, c->count}, c->pixels, round_up(b.live, N), false, kRuns);
+                                    weight, start, taps, count}, c->pixels, round_up(b.live, N), false, kRuns);
           }
         }
         if (!in_place && (row == group - 1 || h == result[1].high - 1))
@@ -191,38 +204,86 @@ struct Depthwise {
                        const Source<T>& input) const {
     const Axis* a = p.axis;
     const int64_t group = most(1, kGroupPixels / most(1, o[2].size()));
-    T* sums = s.sums + m * p.kernel_elements * p.lanes;
     Rows<T> rows;
     rows.grad_slice = grad.step[0], rows.grad_row = grad.step[1], rows.grad_pixel = grad.step[2];
     rows.input_slice = a[0].stride * input.step[0], rows.input_row = a[1].stride * input.step[1];
     rows.input_pixel = a[2].stride * input.step[2];
-    for (int64_t d = o[0].low; d < o[0].high; d += rows.depth) {
-      const Zone in_d = zone(0, d, o[0].high, input);
-      rows.depth = in_d.positions;
-      for (int64_t h = o[1].low; h < o[1].high; h += rows.rows) {
-        const Zone in_h = zone(1, h, least(o[1].high, h + group), input);
-        rows.rows = in_h.positions;
-        for (int64_t w = o[2].low; w < o[2].high; w += rows.pixels) {
-          const Zone in_w = zone(2, w, o[2].high, input);
-          rows.pixels = in_w.positions;
-          const int64_t count = list_taps(s.taps, in_d.reach, in_h.reach, in_w.reach, input.step, 1);
-          const T* grad_at = grad.data + m * p.output_size() + d * grad.step[0] + h * grad.step[1] + w * grad.step[2];
-          const T* input_at = input.data + d * rows.input_slice + h * rows.input_row + w * rows.input_pixel;
-          for (int64_t lane = 0; lane < b.live; lane += N) {
-            const int64_t at = p.direct ? least(lane, b.live - N) : lane;  // see `channel_of_lane`
-            rows.grad = grad_at + at, rows.input = input_at + at;
-            accumulate_all<T, N>(sums + lane, s.taps, count, rows, kTaps);
-            if (p.wants(CONVGRAD_GRAD_BIAS)) sum_rows<T, N>(s.sums + p.weight_size() + m * p.lanes + lane, rows);
-          }
-        }
+    for (int64_t h = o[1].low; h < o[1].high; h += group) {
+      const Range in_group = {h, least(o[1].high, h + group)};
+      if (a[2].kernel >= kWideKernel)
+        each_kernel_row(o[0], in_group, input, [&](Range d, Range r, const Reach& kd, const Reach& kh) {
+          accumulate_columns(s, b, rows, d, r, o[2], kd, kh, m, grad, input);
+        });
+      else
+        each_zone(o[0], in_group, input, [&](Range d, Range r, const Reach& kd, const Reach& kh) {
+          accumulate_columns(s, b, rows, d, r, o[2], kd, kh, m, grad, input);
+        });
+    }
+    if (p.wants(CONVGRAD_GRAD_BIAS)) {
+      rows.depth = o[0].size(), rows.rows = o[1].size(), rows.pixels = o[2].size();
+      const T* at = grad.data + m * p.output_size() + o[0].low * grad.step[0] + o[1].low * grad.step[1] +
+                    o[2].low * grad.step[2];
+      for (int64_t lane = 0; lane < b.live; lane += N) {
+        rows.grad = at + vector_at(b, lane);
+        sum_rows<T, N>(s.sums + p.weight_size() + m * p.lanes + lane, rows);
       }
     }
   }
+
+  // Rows that the same kernel elements reach, with all of these at once.
+  template <class Function>
+  void each_zone(Range od, Range oh, const Source<T>& input, Function&& function) const {
+    for (Zone d; od.low < od.high; od.low += d.positions) {
+      d = zone(0, od.low, od.high, input);
+      Range r = oh;
+      for (Zone h; r.low < r.high; r.low += h.positions) {
+        h = zone(1, r.low, r.high, input);
+        function(Range{od.low, od.low + d.positions}, Range{r.low, r.low + h.positions}, d.reach, h.reach);
+      }
+    }
+  }
+
+  // Kernel rows, each with all rows of the image that it reaches: better for wide kernels, whose sums fill the registers.
+  template <class Function>
+  void each_kernel_row(Range od, Range oh, const Source<T>& input, Function&& function) const {
+    const Axis *ad = &p.axis[0], *ah = &p.axis[1];
+    for (int64_t kd = 0; kd < ad->kernel; ++kd) {
+      const Range d = ad->output_reached_by(kd, input.range[0], od);
+      for (int64_t kh = 0; kh < ah->kernel && d.size(); ++kh) {
+        const Range h = ah->output_reached_by(kh, input.range[1], oh);
+        if (h.size())
+          function(d, h, Reach{kd, 1, kd * ad->dilation - ad->padding, 0, 1},
+                   Reach{kh, 1, kh * ah->dilation - ah->padding, 0, 1});
+      }
+    }
+  }
+
+  void accumulate_columns(const Scratch& s, const Block& b, Rows<T>& rows, Range d, Range h, Range w, const Reach& kd,
+                          const Reach& kh, int64_t m, const Source<T>& grad, const Source<T>& input) const {
+    T* sums = s.sums + m * p.kernel_elements * p.lanes;
+    rows.depth = d.size(), rows.rows = h.size();
+    for (; w.low < w.high; w.low += rows.pixels) {
+      const Zone in_w = zone(2, w.low, w.high, input);
+      rows.pixels = in_w.positions;
+      const int64_t count = list_taps(s.taps, kd, kh, in_w.reach, input.step, 1);
+      const T* grad_at =
+          grad.data + m * p.output_size() + d.low * grad.step[0] + h.low * grad.step[1] + w.low * grad.step[2];
+      const T* input_at = input.data + d.low * rows.input_slice + h.low * rows.input_row + w.low * rows.input_pixel;
+      for (int64_t lane = 0; lane < b.live; lane += N) {
+        rows.grad = grad_at + vector_at(b, lane), rows.input = input_at + vector_at(b, lane);
+        accumulate_all<T, N>(sums + lane, s.taps, count, rows, kTaps);
+      }
+    }
+  }
+
   Zone zone(int d, int64_t position, int64_t end, const Source<T>& input) const {
     const Axis& a = p.axis[d];
     return zone_at(a.forward_reach(), position * a.stride, a.stride, input.range[d].low, input.range[d].high,
                    end - position);
   }
+
+  // The channel with which the vector at a lane begins: read directly, the last vector ends with the last channel.
+  int64_t vector_at(const Block& b, int64_t lane) const { return p.direct ? least(lane, b.live - N) : lane; }
 
   // In which lane of the sums a block's channel is. Read directly, the last vector ends with the last channel, and
   // repeats channels of the vector before where the channels are no multiple of it.

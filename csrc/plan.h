@@ -41,6 +41,12 @@ struct Axis {
     return {o.low * stride - padding, (o.high - 1) * stride - padding + (kernel - 1) * dilation + 1};
   }
 
+  // The outputs in `o` whose kernel element k reads an input position in `in`.
+  Range output_reached_by(int64_t k, Range in, Range o) const {
+    const int64_t shift = k * dilation - padding;  // o * stride + shift is read
+    return {most(o.low, -floor_div(shift - in.low, stride)), least(o.high, floor_div(in.high - 1 - shift, stride) + 1)};
+  }
+
   // grad_input: input position i = q * stride + r - padding reads output q - (k * dilation - r) / stride, for those k
   // whose k * dilation leaves the remainder r. Each remainder is a convolution of stride 1 of its own.
   int64_t quotient(int64_t i) const { return floor_div(i + padding, stride); }
