@@ -39,8 +39,8 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/cpu.py --short $(ARGS)
+	$(BIN)/python benchmarks/overhead.py
 
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
