@@ -39,14 +39,8 @@ profiler_enabled = getattr(_C, "_autograd", torch.autograd)._profiler_enabled
 
 def suggests_channels_last(t: Tensor) -> bool:
     """PyTorch's suggest_memory_format for a 4-d or 5-d tensor: strides that order it channels_last."""
-    if t.dim() == 4:
-        return t.is_contiguous(memory_format=torch.channels_last) or _strides_like_channels_last(t)
-    if t.dim() == 5:
-        return t.is_contiguous(memory_format=torch.channels_last_3d) or _strides_like_channels_last(t)
-    return False
-
-
-def _strides_like_channels_last(t: Tensor) -> bool:
+    if t.dim() not in (4, 5):
+        return False
     from torch._prims_common import suggest_memory_format
 
     return suggest_memory_format(t) is not torch.contiguous_format
