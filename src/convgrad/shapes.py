@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .errors import DtypeError, ShapeError
+from .errors import DtypeError, ShapeError, UnsupportedError
 from .problem import ConvProblem, effective_kernel, output_length
 
 __all__ = [
@@ -327,8 +327,10 @@ def check_operands(first: tuple[str, Tensor], *others: tuple[str, Tensor | None]
 
     Raises:
         DtypeError: an mkldnn or sparse layout, a dtype or device that differs from the first operand's.
+        UnsupportedError: boolean tensors.
     """
     name, tensor = first
+    require(tensor.dtype is not torch.bool, lambda: "\"convolution\" not implemented for 'Bool'", UnsupportedError)
     for label, t in (first, *others):
         if t is None:
             continue

@@ -223,7 +223,9 @@ def test_a_depthwise_double_backward_has_no_loop_over_channels() -> None:
 # ---- forward mode --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("moved", [(True, False, False), (False, True, False), (False, False, True), (True, True, True)])
+@pytest.mark.parametrize(
+    "moved", [(True, False, False), (False, True, False), (False, False, True), (True, True, True)]
+)
 def test_forward_mode(moved: tuple[bool, ...]) -> None:
     tensors = [t.detach().double() for t in operands()]
     tangents = [torch.randn_like(t) for t in tensors]

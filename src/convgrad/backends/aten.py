@@ -17,6 +17,7 @@ from torch import Tensor
 from ..problem import ConvProblem, Output, Pass, effective_kernel
 from .base import Arithmetic, Backend
 from .padding import pad_input, padded, unpad_input
+from .strides import tidied
 
 __all__ = ["AtenBackend", "statable", "statable_arguments"]
 
@@ -57,6 +58,8 @@ class AtenBackend(Backend):
             return [f"PyTorch has no integer convolution on {device.type}"]
         if dtype is torch.bool:
             return ["PyTorch has no convolution for torch.bool"]
+        if statable(problem) is not problem and problem.transposed:
+            return ["PyTorch cannot state this padding of a transposed convolution, and has no gradients for integers"]
         if wanted - {problem.bias_pass}:
             return ["PyTorch's CPU convolution has no gradients for integers"]
         if dtype is not torch.int64 and (problem.transposed or any(d > 1 for d in problem.dilation)):
@@ -92,9 +95,8 @@ class AtenBackend(Backend):
     def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
         if problem.dtype.is_complex:
             return partial(_complex, self.bind(_real(problem), pass_))
-        if pass_ == problem.bias_pass:
-            return _operator(problem)
-        return _gradient(problem, pass_)
+        call = _operator(problem) if pass_ == problem.bias_pass else _gradient(problem, pass_)
+        return tidied(call) if _reads_every_stride(problem) else call
 
     def sweep(
         self,
@@ -115,6 +117,9 @@ class AtenBackend(Backend):
         if p is not problem:
             return partial(_padded_sweep, problem, p, arguments, n)
         channels = [p.shape_of(p.bias_slot)[1]]
+        if _reads_every_stride(problem):
+            both = (lambda g, x, w: (x, g, w)) if problem.transposed else (lambda g, x, w: (g, x, w))
+            return tidied(lambda g, x, w, workspace=None: _backward(*both(g, x, w), channels, *arguments)[:n])
         if problem.transposed:  # PyTorch's grad_output is our slot input, its input our slot grad_output
             return lambda grad_output, input, weight, workspace=None: _backward(
                 input, grad_output, weight, channels, *arguments
@@ -258,6 +263,11 @@ def _padded_sweep(
         return (forward, grad_weight, grad_bias)[:n]
     grads = _backward(grad_output, pad_input(problem, input), weight, [p.out_channels], *arguments)
     return (unpad_input(problem, grads[0]), *grads[1:])[:n]
+
+
+def _reads_every_stride(problem: ConvProblem) -> bool:
+    """Whether PyTorch's result may depend on strides of dimensions of size 1, which it should not."""
+    return problem.groups > 1 and problem.ndim > 1 and 1 in (*problem.weight_shape, *problem.output_shape)
 
 
 def _real(problem: ConvProblem) -> ConvProblem:

@@ -27,6 +27,7 @@ from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
 from ..engine.request import Request, active, resume
 from ..shapes import check_backward, conv_geometry, convolution_shape
 from . import flops, guests, kernels
+from .asked import traced_overload
 from .eager import EagerCall
 
 __all__ = ["Call", "Contraction", "apply", "convolution", "convolution_backward", "grad_input", "grad_weight"]
@@ -139,7 +140,9 @@ def _gradients(
 def _both(form: Form, cotangent: Tensor, input: Tensor, weight: Tensor, bias: bool) -> Any:
     if input.is_complex():
         input, weight = input.conj(), weight.conj()
-    sizes = [cotangent.shape[1]] if bias else None
+    transposed, groups = form.arguments[3], form.arguments[5]
+    channels = form.weight_size[1] * groups if transposed else form.weight_size[0]
+    sizes = [channels] if bias else None
     return torch.ops.convgrad.convolution_backward.default(
         cotangent, input, weight, sizes, *form.arguments, [True, True, bias]
     )
@@ -160,7 +163,7 @@ def _through(
     """Call the operator below autograd, through `Contraction` where a derivative may be asked for."""
     if dispatch_modes():
         flops.register()
-    plain = guests.traced_operator(op, operands, rest)
+    plain = guests.traced_operator(op, operands, rest) or traced_overload(op, operands[0])
 
     def below(first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
         args = (first, second, bias) if yields == "output" else (first, second)
@@ -235,7 +238,7 @@ def convolution_backward(
     *rest, mask = arguments
     tensors = (grad_output, input, weight)
     if not (functorch_active() or forward_ad_active() or _moves(*tensors)):
-        plain = guests.traced_operator(op, tensors, (bias_sizes, *arguments))
+        plain = guests.traced_operator(op, tensors, (bias_sizes, *arguments)) or traced_overload(op, grad_output)
         with AutoDispatchBelowAutograd():
             if plain is not None:
                 return plain(*tensors, bias_sizes, *arguments)

@@ -146,8 +146,9 @@ def convolution_backward(
             info, ops.grad_weight.default, grad_weight, (g, x), grad_output, input, _shape(weight, w), rest
         )
     if mask[2]:
-        total = sum_of_bias if g is None else torch.func.vmap(sum_of_bias, in_dims=g)
-        results[2], dims[2] = total(grad_output), None if g is None else 0
+        dims[2] = None if g is None else 0
+        rows = grad_output if g is None else grad_output.movedim(g, 0).transpose(1, 2)  # [B, C, N, *out]
+        results[2] = sum_of_bias(rows) if g is None else rows.flatten(2).sum(2)
     return tuple(results), tuple(dims)
 
 

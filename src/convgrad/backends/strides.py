@@ -1,0 +1,38 @@
+"""Strides that no index ever multiplies: a dimension of size 1 may have any, and some libraries read them all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._compat import suggests_channels_last
+
+__all__ = ["tidied", "tidy"]
+
+
+def tidy(t: Tensor) -> Tensor:
+    """The same memory with ordinary strides in its dimensions of size 1; the tensor itself where they are ordinary.
+
+    PyTorch 2.13 (oneDNN, groups, a channels_last weight) returns wrong numbers for others, silently.
+    """
+    if t.dim() < 4 or 1 not in t.shape:
+        return t
+    channels_last = torch.channels_last if t.dim() == 4 else torch.channels_last_3d
+    if suggests_channels_last(t):
+        layout = channels_last
+    elif t.is_contiguous():
+        layout = torch.contiguous_format
+    else:  # channels_last but for a stride of size 1, which PyTorch does not see as channels_last
+        return t.clone(memory_format=torch.contiguous_format) if t.is_contiguous(memory_format=channels_last) else t
+    usual = torch.empty(t.shape, dtype=t.dtype, device="meta", memory_format=layout).stride()
+    if t.stride() == usual or not t.is_contiguous(memory_format=layout):
+        return t
+    return t.as_strided(t.shape, usual)
+
+
+def tidied(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors that sees only ordinary strides."""
+    return lambda *args: call(*(tidy(a) if isinstance(a, Tensor) else a for a in args))

@@ -1,0 +1,63 @@
+"""A request for a backend inside a compiled graph.
+
+`use_backend` counts while a call runs, but a graph runs long after it was traced. So a module that asks for a backend
+puts an overload of the operator into the graph, ``convgrad::convolution.asked`` for one, that carries the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._compat import is_traced
+from ..engine.request import Request, active, request_for, resume
+
+__all__ = ["call_asking", "define", "traced_overload"]
+
+
+def define(library: torch.library.Library, name: str, schema: str, kernel: Any, fake: Any) -> None:
+    """Add the overload ``asked`` of an operator: one more keyword, below autograd only."""
+    arguments, result = schema.split(") -> ")
+    star = "" if " *, " in arguments else " *,"
+    library.define(f"{name}.asked{arguments},{star} str asked) -> {result}", tags=(torch.Tag.pt2_compliant_tag,))
+
+    def run(*args: Any, asked: str, **options: Any) -> Any:
+        with resume(_decode(asked)):
+            return kernel(*args, **options)
+
+    def without_data(*args: Any, asked: str, **options: Any) -> Any:
+        return fake(*args, **options)
+
+    library.impl(f"{name}.asked", run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"convgrad::{name}.asked", without_data, lib=library)
+
+
+def traced_overload(op: Any, first: Tensor | None) -> Callable[..., Any] | None:
+    """The overload in place of the operator, where a graph is traced inside a module that asks for a backend."""
+    request = active()
+    if request is None or not request.fixed or first is None or not is_traced(first):
+        return None
+    return partial(
+        getattr(torch.ops.convgrad, op._schema.name.removeprefix("convgrad::")).asked, asked=_encode(request)
+    )
+
+
+@torch.compiler.allow_in_graph
+def call_asking(backend: str, name: str, *args: Any) -> Tensor:
+    """Call a function of `convgrad.functional` with a request that stays in the graph, also for its backward."""
+    from .. import functional
+
+    with resume(request_for(backend)._replace(fixed=True)):
+        return getattr(functional, name)(*args)
+
+
+def _encode(request: Request) -> str:
+    return ",".join(name or "" for name in (request.forward, request.grad_input, request.grad_weight))
+
+
+def _decode(text: str) -> Request:
+    return Request(*(name or None for name in text.split(",")))

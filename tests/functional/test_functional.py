@@ -1,0 +1,182 @@
+"""The functions against PyTorch's: all samples and all errors of its own OpInfos, gradients by torch.nn.grad."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing._internal.common_methods_invocations import op_db
+
+import convgrad
+
+NAMES = [f"{kind}{d}d" for kind in ("conv", "conv_transpose") for d in (1, 2, 3)]
+INFOS = {i.name.rsplit(".", maxsplit=1)[-1]: i for i in op_db if i.name.startswith("nn.functional.conv")}
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128, torch.int64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_sample_of_pytorch(name: str, dtype: torch.dtype) -> None:
+    if dtype not in INFOS[name].dtypes:
+        pytest.skip("PyTorch has no samples of this dtype")
+    ours, theirs = getattr(convgrad, name), getattr(F, name)
+    for s in INFOS[name].sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Using padding='same' with even kernel")
+            want = theirs(s.input, *s.args, **s.kwargs)
+        got = ours(s.input, *s.args, **s.kwargs)
+        exact = {} if dtype.is_complex else {"rtol": 0, "atol": 0}
+        torch.testing.assert_close(got, want, **exact)
+        assert got.stride() == want.stride()
+        if want.requires_grad:
+            moved = [t for t in (s.input, *s.args) if isinstance(t, torch.Tensor) and t.requires_grad]
+            g = torch.randn_like(want)
+            torch.testing.assert_close(torch.autograd.grad(got, moved, g), torch.autograd.grad(want, moved, g))
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d"])
+def test_every_error_of_pytorch(name: str) -> None:
+    found = 0
+    for e in INFOS[name].error_inputs("cpu"):
+        s = e.sample_input
+        with pytest.raises(e.error_type, match=e.error_regex):
+            getattr(convgrad, name)(s.input, *s.args, **s.kwargs)
+        found += 1
+    assert found >= 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signatures_are_pytorchs(name: str) -> None:
+    """Positional arguments mean the same: each gets a value that only its own meaning accepts."""
+    d = int(name[-2])
+    x, w, b = torch.randn(2, 4, *[9] * d), torch.randn(4, 2, *[3] * d), torch.randn(4)
+    args = (3, 2, 2, 2, 4) if "transpose" in name else (3, 2, 2, 2)
+    torch.testing.assert_close(
+        getattr(convgrad, name)(x, w, b, *args), getattr(F, name)(x, w, b, *args), rtol=0, atol=0
+    )
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_gradients_have_the_signatures_of_torch_nn_grad(d: int, groups: int) -> None:
+    x, w = torch.randn(2, 4, *[7] * d).double(), torch.randn(4, 4 // groups, *[3] * d).double()
+    g = torch.randn_like(getattr(F, f"conv{d}d")(x, w, None, 2, 1, 1, groups))
+    args = (g, 2, 1, 1, groups)
+    want = getattr(torch.nn.grad, f"conv{d}d_input")(x.shape, w, *args)
+    torch.testing.assert_close(getattr(convgrad, f"conv{d}d_input")(x.shape, w, *args), want)
+    want = getattr(torch.nn.grad, f"conv{d}d_weight")(x, w.shape, *args)
+    torch.testing.assert_close(getattr(convgrad, f"conv{d}d_weight")(x, w.shape, *args), want)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("unbatched", [False, True])
+def test_gradients_of_transposed_convolutions(d: int, unbatched: bool) -> None:
+    x = torch.randn(*([] if unbatched else [2]), 4, *[4] * d).double().requires_grad_()
+    w = torch.randn(4, 3, *[3] * d).double().requires_grad_()
+    args = (2, 1, 1, 2, 1)  # stride, padding, output_padding, groups, dilation
+    y = getattr(F, f"conv_transpose{d}d")(x, w, None, *args)
+    g = torch.randn_like(y)
+    want = torch.autograd.grad(y, (x, w), g)
+    got = getattr(convgrad, f"conv_transpose{d}d_input")(x.shape, w, g, *args)
+    torch.testing.assert_close(got, want[0])
+    got = getattr(convgrad, f"conv_transpose{d}d_weight")(x, w.shape, g, *args)
+    torch.testing.assert_close(got, want[1])
+
+
+def test_the_functions_are_differentiable() -> None:
+    x, w = torch.randn(2, 4, 6).double(), torch.randn(4, 2, 3).double()
+    g = torch.randn(2, 4, 4).double()
+    for function, tensors in {
+        (lambda w, g: convgrad.conv1d_input(x.shape, w, g, groups=2)): (w, g),
+        (lambda x, g: convgrad.conv1d_weight(x, w.shape, g, groups=2)): (x, g),
+    }.items():
+        assert torch.autograd.gradcheck(function, [t.clone().requires_grad_() for t in tensors])
+
+
+@settings(max_examples=60)
+@given(
+    d=st.integers(1, 3), low=st.integers(-1, 2), high=st.integers(-1, 3), k=st.integers(1, 3), stride=st.integers(1, 2)
+)
+def test_one_sided_padding_is_a_pad_in_front(d: int, low: int, high: int, k: int, stride: int) -> None:
+    x, w = torch.randn(1, 2, *[5] * d).double(), torch.randn(3, 2, *[k] * d).double()
+    x.requires_grad_()
+    w.requires_grad_()
+    got = convgrad.convolution(x, w, None, stride, [low, high] * d)
+    padded = F.pad(x, [low, high] * d)
+    want = getattr(F, f"conv{d}d")(padded, w, None, stride)
+    torch.testing.assert_close(got, want)
+    g = torch.randn_like(want)
+    torch.testing.assert_close(torch.autograd.grad(got, (x, w), g), torch.autograd.grad(want, (x, w), g))
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize("k", [2, 3, 4])
+@pytest.mark.parametrize("dilation", [1, 2, 3])
+def test_string_padding(padding: str, k: int, dilation: int) -> None:
+    x, w = torch.randn(2, 3, 11, 12), torch.randn(4, 3, k, k)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using padding='same' with even kernel")
+        want = F.conv2d(x, w, padding=padding, dilation=dilation)
+    torch.testing.assert_close(convgrad.conv2d(x, w, padding=padding, dilation=dilation), want)
+    grad = convgrad.conv2d_input(x.shape, w, torch.ones_like(want), padding=padding, dilation=dilation)
+    y = convgrad.conv2d(x.requires_grad_(), w, padding=padding, dilation=dilation)
+    torch.testing.assert_close(grad, torch.autograd.grad(y.sum(), x)[0])
+
+
+def test_lists_and_numbers_mean_the_same_as_tuples() -> None:
+    x, w = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3)
+    want = F.conv2d(x, w, stride=2, padding=1)
+    for stride, padding in ((2, 1), ([2, 2], [1, 1]), ((2,), (1,)), (torch.Size([2, 2]), 1)):
+        for _ in range(2):  # the second call takes the short way
+            assert torch.equal(convgrad.conv2d(x, w, stride=stride, padding=padding), want)
+
+
+@pytest.mark.parametrize("bad", [{"stride": 1.5}, {"padding": "foo"}, {"padding": (1, 2, 3)}, {"groups": 3}])
+def test_bad_arguments_raise_the_same_class_as_pytorch(bad: dict[str, Any]) -> None:
+    x, w = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3)
+    with pytest.raises((TypeError, RuntimeError)) as theirs:
+        F.conv2d(x, w, **bad)
+    with pytest.raises(theirs.type):
+        convgrad.conv2d(x, w, **bad)
+
+
+def test_integers_and_lazy_conjugates() -> None:
+    x, w = torch.randint(-3, 4, (2, 4, 6)), torch.randint(-3, 4, (4, 2, 3))
+    assert torch.equal(convgrad.conv1d(x, w, groups=2), F.conv1d(x, w, groups=2))
+    g = torch.randint(-3, 4, (2, 4, 4))
+    want = convgrad.conv1d_weight(x.double(), w.shape, g.double(), groups=2)
+    assert torch.equal(convgrad.conv1d_weight(x, w.shape, g, groups=2).double(), want)
+    z, v = torch.randn(2, 4, 6, dtype=torch.complex64), torch.randn(4, 4, 3, dtype=torch.complex64)
+    torch.testing.assert_close(convgrad.conv1d(z.conj(), v), F.conv1d(z.conj().resolve_conj(), v))
+    torch.testing.assert_close(convgrad.conv1d(z.conj().imag, v.real), F.conv1d(-z.imag, v.real))
+
+
+def test_messages_name_what_was_got() -> None:
+    x, w, g = torch.randn(2, 4, 6), torch.randn(4, 4, 3), torch.randn(2, 4, 5)
+    with pytest.raises(RuntimeError, match=re.escape("the output [2, 4, 4], but got grad_output of size [2, 4, 5]")):
+        convgrad.conv1d_input(x.shape, w, g)
+
+
+def test_the_short_way_notices_what_changes() -> None:
+    """A look-up must not return the plan of another call."""
+    x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    convgrad.conv2d(x, w)
+    assert convgrad.conv2d(x.double(), w.double()).dtype == torch.float64
+    with pytest.raises(RuntimeError, match="should be the same"):
+        convgrad.conv2d(x, w.double())
+    with pytest.raises(RuntimeError, match="same device"):
+        convgrad.conv2d(x, w.to("meta"))
+    with pytest.raises(RuntimeError, match="same device"):
+        convgrad.conv2d(x.to("meta"), w)
+    assert convgrad.conv2d(x.to("meta"), w.to("meta")).device.type == "meta"
+    y = convgrad.conv2d(x.contiguous(memory_format=torch.channels_last), w)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    with convgrad.use_backend("reference"), convgrad.trace() as t:
+        convgrad.conv2d(x, w)
+    assert [r.backend for r in t.records] == ["reference"]

@@ -1,0 +1,62 @@
+"""Modules: torch's constructor, repr and state_dict, and the same numbers."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+import convgrad
+
+MODES = ("zeros", "circular", "reflect", "replicate")
+
+
+def pair(name: str, *args: Any, **kwargs: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
+    ours, theirs = getattr(convgrad.nn, name)(*args, **kwargs), getattr(torch.nn, name)(*args, **kwargs)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_convolution(d: int, mode: str, padding: Any) -> None:
+    ours, theirs = pair(f"Conv{d}d", 4, 6, 3, padding=padding, groups=2, padding_mode=mode)
+    x = torch.randn(2, 4, *[6] * d)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+    torch.testing.assert_close(ours(x[0]), theirs(x[0]))
+    assert repr(ours) == repr(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours(x).pow(2).sum().backward()
+    theirs(x).pow(2).sum().backward()
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_transposed(d: int) -> None:
+    ours, theirs = pair(f"ConvTranspose{d}d", 4, 6, 3, stride=2, padding=1, groups=2)
+    x = torch.randn(2, 4, *[5] * d)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+    size = [10] * d
+    assert ours(x, output_size=size).shape[2:] == theirs(x, output_size=size).shape[2:] == torch.Size(size)
+    torch.testing.assert_close(ours(x, output_size=size), theirs(x, output_size=size), rtol=0, atol=0)
+    assert repr(ours) == repr(theirs)
+
+
+def test_a_module_may_ask_for_a_backend() -> None:
+    layer = convgrad.nn.Conv2d(2, 2, 3, backend="im2col")
+    with convgrad.trace() as t:
+        layer(torch.randn(1, 2, 5, 5)).sum().backward()
+    assert {r.backend for r in t.records} == {"im2col"}
+
+
+def test_copies_and_pickles() -> None:
+    layer = convgrad.nn.Conv2d(2, 2, 3, backend="im2col")
+    x = torch.randn(1, 2, 5, 5)
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert other.backend == "im2col"
+        torch.testing.assert_close(other(x), layer(x))

@@ -1,0 +1,305 @@
+"""The operators as PyTorch sees them: opcheck, fake tensors, functorch, compile, export, autocast, FLOPs, guests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import convgrad
+
+from .forms import case
+
+ops = torch.ops.convgrad
+SAMPLES = [
+    (1, False, "dense", "plain"),
+    (2, False, "depthwise x2", "strided"),
+    (2, True, "grouped", "strided"),
+    (2, False, "dense", "one-sided"),
+    (3, True, "depthwise", "dilated"),
+]
+
+
+def calls(dtype: torch.dtype = torch.float32) -> list[Any]:
+    """(operator, arguments, options) for each operator and sample."""
+    found = []
+    for sample in SAMPLES:
+        c = case(*sample, dtype=dtype)
+        x, w, b = (t.requires_grad_() for t in (c.input, c.weight, c.bias))
+        g = torch.randn_like(c.output).requires_grad_()
+        found += [
+            pytest.param(ops.convolution.default, (x, w, b, *c.arguments), {}, id=f"convolution {c.name}"),
+            pytest.param(
+                ops.convolution_backward.default,
+                (g, x, w, [b.shape[0]], *c.arguments, [True] * 3),
+                {},
+                id=f"convolution_backward {c.name}",
+            ),
+            pytest.param(ops.grad_input.default, (g, w, list(x.shape), *c.arguments), {}, id=f"grad_input {c.name}"),
+            pytest.param(ops.grad_weight.default, (g, x, list(w.shape), *c.arguments), {}, id=f"grad_weight {c.name}"),
+        ]
+    return found
+
+
+@pytest.mark.parametrize(("op", "args", "options"), calls())
+def test_opcheck(op: Any, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    results = torch.library.opcheck(op, args, options)
+    assert set(results.values()) == {"SUCCESS"}
+    assert len(results) == 4
+
+
+def test_schemas_are_those_of_aten() -> None:
+    for name in ("convolution", "convolution_backward"):
+        ours = str(getattr(ops, name).default._schema).removeprefix("convgrad::")
+        assert ours == str(getattr(torch.ops.aten, name).default._schema).removeprefix("aten::")
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    "shape", [((2, 4, 6, 6), (6, 4, 3, 3)), ((2, 1, 6, 6), (6, 1, 1, 1)), ((2, 4, 6, 6), (6, 4, 1, 1))]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_fake_strides_are_the_real_ones_and_atens(
+    shape: tuple[tuple[int, ...], tuple[int, ...]], channels_last: bool, dtype: torch.dtype
+) -> None:
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    x, w = (torch.randn(s, dtype=dtype).contiguous(memory_format=layout) for s in shape)
+    args = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+    want = torch.convolution(x, w, None, *args)
+    got = ops.convolution(x, w, None, *args)
+    with FakeTensorMode() as mode:
+        fake = ops.convolution(mode.from_tensor(x), mode.from_tensor(w), None, *args)
+    assert got.stride() == want.stride() == fake.stride()
+    grads = torch.ops.aten.convolution_backward(want, x, w, None, *args, [True, True, False])
+    ours = ops.convolution_backward(want, x, w, None, *args, [True, True, False])
+    for a, b in zip(grads[:2], ours[:2], strict=True):
+        significant = [(s, t) for n, s, t in zip(a.shape, a.stride(), b.stride(), strict=True) if n > 1]
+        assert all(s == t for s, t in significant)
+        assert torch.equal(a, b)
+
+
+# ---- functorch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    "dims", [(0, None, None), (None, 0, None), (0, 0, None), (2, 1, 0), (None, None, 0), (1, None, 0)]
+)
+def test_vmap(groups: int, transposed: bool, dims: tuple[int | None, ...]) -> None:
+    x, b = torch.randn(2, 4, 6, 5), torch.randn(4)
+    w = torch.randn(4, 4 // groups, 3, 2)
+    args = ([2, 1], [1, 0], [1, 1], transposed, [1, 0] if transposed else [0, 0], groups)
+    tensors = [
+        t if d is None else torch.stack([t * i for i in (1, 2, 3)], d) for t, d in zip((x, w, b), dims, strict=True)
+    ]
+
+    def ours(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return ops.convolution(x, w, b, *args)
+
+    got = torch.func.vmap(ours, in_dims=dims)(*tensors)
+    rows = [[t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)] for i in range(3)]
+    torch.testing.assert_close(got, torch.stack([ours(*r) for r in rows]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dims", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0), (0, 1, None)])
+def test_vmap_of_convolution_backward(dims: tuple[int | None, ...]) -> None:
+    args = ([1], [1], [1], False, [0], 2)
+    x, w = torch.randn(2, 4, 6), torch.randn(6, 2, 3)
+    g = torch.randn(2, 6, 6)
+    tensors = [
+        t if d is None else torch.stack([t * i for i in (1, 2, 3)], d) for t, d in zip((g, x, w), dims, strict=True)
+    ]
+
+    def ours(g: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return ops.convolution_backward(g, x, w, [6], *args, [True] * 3)
+
+    got = torch.func.vmap(ours, in_dims=dims)(*tensors)
+    rows = [[t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)] for i in range(3)]
+    for k in range(3):
+        torch.testing.assert_close(got[k], torch.stack([ours(*r)[k] for r in rows]), rtol=1e-4, atol=1e-4)
+
+
+def loss(conv: Callable[..., Tensor], x: Tensor) -> Callable[..., Tensor]:
+    return lambda w, b: conv(x, w, b, stride=2, padding=1, groups=2).pow(2).sum()
+
+
+def test_per_sample_gradients_are_one_grouped_contraction() -> None:
+    x, w, b = torch.randn(5, 4, 8, 8), torch.randn(6, 2, 3, 3), torch.randn(6)
+
+    def one(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        return loss(convgrad.conv2d, x[None])(w, b)
+
+    with convgrad.trace() as t:
+        got = torch.func.vmap(torch.func.grad(one, argnums=(0, 1)), in_dims=(None, None, 0))(w, b, x)
+    want = [torch.func.grad(loss(F.conv2d, xi[None]), argnums=(0, 1))(w, b) for xi in x]
+    for k in range(2):
+        torch.testing.assert_close(got[k], torch.stack([r[k] for r in want]), rtol=1e-4, atol=1e-3)
+    assert len(t.records) < 5  # not one for each sample
+
+
+def test_func_transforms_agree_with_pytorch() -> None:
+    x, w, b = torch.randn(2, 2, 5, 5).double(), torch.randn(4, 1, 3, 3).double(), torch.randn(4).double()
+    for transform in (torch.func.jacrev, torch.func.jacfwd, torch.func.hessian):
+        got = transform(loss(convgrad.conv2d, x))(w, b)
+        torch.testing.assert_close(got, transform(loss(F.conv2d, x))(w, b))
+    tangents = (torch.randn_like(w), torch.randn_like(b))
+    torch.testing.assert_close(
+        torch.func.jvp(loss(convgrad.conv2d, x), (w, b), tangents), torch.func.jvp(loss(F.conv2d, x), (w, b), tangents)
+    )
+
+
+# ---- guests --------------------------------------------------------------------------------------
+
+
+class Logging(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_sees_our_operators() -> None:
+    x, w = torch.randn(1, 2, 5, requires_grad=True), torch.randn(2, 2, 3, requires_grad=True)
+    with Logging() as log:
+        convgrad.conv1d(x, w).sum().backward()
+    assert "convgrad.convolution.default" in log.seen
+    assert "convgrad.convolution_backward.default" in log.seen
+
+
+class Wrapper(Tensor):
+    """A subclass that knows aten only."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Wrapper:
+        self = Tensor._make_wrapper_subclass(  # pyright: ignore[reportAttributeAccessIssue]
+            cls, inner.shape, strides=inner.stride(), dtype=inner.dtype, requires_grad=inner.requires_grad
+        )
+        self.inner = inner.detach()
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace != "aten":
+            raise NotImplementedError(f"{func} is not an operator that I know")
+        unwrapped = torch.utils._pytree.tree_map_only(Wrapper, lambda t: t.inner, (args, kwargs or {}))
+        return torch.utils._pytree.tree_map_only(Tensor, Wrapper, func(*unwrapped[0], **unwrapped[1]))
+
+
+@pytest.mark.parametrize("padding", [1, (1, 0, 2, 1)])
+def test_an_unknown_subclass_gets_atens_operator(padding: Any) -> None:
+    x, w = torch.randn(1, 2, 5, 5, requires_grad=True), torch.randn(2, 2, 3, 3, requires_grad=True)
+    y = convgrad.conv2d(Wrapper(x), w, padding=padding)
+    assert isinstance(y, Wrapper)
+    torch.testing.assert_close(y.inner, convgrad.conv2d(x, w, padding=padding).detach())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: torch.dtype) -> None:
+    x, w, b = torch.randn(2, 4, 8), torch.randn(4, 4, 3, requires_grad=True), torch.randn(4, requires_grad=True)
+    with torch.autocast("cpu", dtype=dtype):
+        ours, theirs = convgrad.conv1d(x, w, b), F.conv1d(x, w, b)
+        assert ours.dtype == theirs.dtype == dtype
+        assert convgrad.conv1d_input(x.shape, w, theirs.float()).dtype == dtype
+        assert convgrad.conv1d(x.double(), w.double()).dtype == torch.float64
+    torch.testing.assert_close(ours, theirs)
+    ours.float().sum().backward()
+    assert w.grad is not None
+    assert w.grad.dtype == torch.float32
+
+
+def test_flops() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x, w = torch.randn(2, 4, 8, 8, requires_grad=True), torch.randn(6, 2, 3, 3, requires_grad=True)
+    problem = convgrad.ConvProblem.parse("g2mb2ic4ih8oc6kh3ph1sh2")
+    with FlopCounterMode(display=False) as counter:
+        convgrad.conv2d(x, w, padding=1, stride=2, groups=2).sum().backward()
+    assert counter.get_total_flops() == 3 * problem.flops
+    with FlopCounterMode(display=False) as counter:
+        convgrad.conv_transpose2d(x, torch.randn(4, 3, 3, 3), groups=2)
+    assert counter.get_total_flops() == 2 * x.numel() * 3 * 9
+
+
+# ---- the compiler --------------------------------------------------------------------------------
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = convgrad.nn.Conv2d(3, 8, 3, padding=1)
+        self.depthwise = convgrad.nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.up = convgrad.nn.ConvTranspose2d(8, 4, 2, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.up(self.depthwise(self.stem(x).relu()))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("request_", [None, "im2col"])
+def test_compile_with_dynamic_shapes(backend: str, request_: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    # A graph keeps the choice that was made when it was traced, and Inductor's caches bring back earlier graphs.
+    monkeypatch.setattr("torch.compiler.config.force_disable_caches", True)
+    net = Net()
+    compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=backend)
+    with convgrad.use_backend(request_):
+        for size in (8, 12):
+            x = torch.randn(2, 3, size, size)
+            want = net(x)
+            with convgrad.trace() as t:
+                got = compiled(x)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+            grads = [torch.autograd.grad(y.pow(2).sum(), list(net.parameters())) for y in (got, want)]
+            torch.testing.assert_close(grads[0], grads[1], rtol=1e-3, atol=1e-3)
+    assert [r.backend for r in t.records] == [request_] * (3 if request_ else 0)
+
+
+def graph_of(**options: Any) -> str:
+    torch.compiler.reset()
+    graphs: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(graph.code)
+        return make_boxed_func(graph.forward)
+
+    from functorch.compile import aot_function, make_boxed_func
+
+    x, w = torch.randn(1, 2, 8, 8, requires_grad=True), torch.randn(2, 2, 3, 3, requires_grad=True)
+    aot_function(lambda x, w: convgrad.conv2d(x, w, **options), fw_compiler=keep, bw_compiler=keep)(
+        x, w
+    ).sum().backward()
+    return "\n".join(graphs)
+
+
+def test_a_choice_of_aten_is_aten_in_the_graph() -> None:
+    code = graph_of(padding=1)
+    assert "aten.convolution.default" in code
+    assert "aten.convolution_backward.default" in code
+    assert "convgrad" not in code
+
+
+def test_any_other_choice_stays_ours_in_the_graph() -> None:
+    with convgrad.use_backend("im2col"):
+        code = graph_of(padding=1)
+    assert "convgrad.convolution.default" in code
+    assert "convgrad.convolution.default" in graph_of(padding=(1, 0, 0, 1))
+
+
+def test_export() -> None:
+    net = Net().eval()
+    x = torch.randn(2, 3, 8, 8)
+    program = torch.export.export(net, (x,), dynamic_shapes={"x": {0: torch.export.Dim("n", min=1, max=64)}})
+    other = torch.randn(5, 3, 8, 8)
+    torch.testing.assert_close(program.module()(other), net(other))
