@@ -96,7 +96,7 @@ def test_an_exception_is_shown_from_the_script_on_and_the_report_follows(tmp_pat
     assert err.startswith("Traceback (most recent call last):\n  File ")
     assert err.splitlines()[1].endswith('script.py", line 3, in <module>')
     assert "runpy" not in err
-    assert "1 calls" in err.split("ZeroDivisionError")[1]
+    assert "1 call," in err.split("ZeroDivisionError")[1]
 
 
 def test_without_a_convolution_or_a_script(tmp_path):

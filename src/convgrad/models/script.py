@@ -113,7 +113,8 @@ def _report(
     who = "PyTorch's own choice" if stock else "convgrad's choice"
     share = usage.seconds / wall if wall else 0.0
     calls = sum(r.calls for r in usage.rows)
-    print(f"\n{who}: {calls} calls, {usage.seconds:.3f} s of {wall:.3f} s ({share:.0%}) in convolutions", file=out)
+    times = "1 call" if calls == 1 else f"{calls} calls"
+    print(f"\n{who}: {times}, {usage.seconds:.3f} s of {wall:.3f} s ({share:.0%}) in convolutions", file=out)
     print(usage.table(measure=measure), file=out)
     if csv is not None:
         Path(csv).write_text(usage.to_csv(measure=measure), encoding="utf-8")

@@ -1,0 +1,51 @@
+"""``convgrad run``: its own options stand before the script, everything behind belongs to the script."""
+
+import csv
+
+import pytest
+
+pytest.importorskip("typer", reason="the extra [cli] brings typer")
+
+from convgrad.cli.app import run
+
+SCRIPT = """
+import sys
+import torch
+torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))
+print(sys.argv[1:])
+sys.exit(5)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return str(path)
+
+
+def test_the_script_gets_its_arguments_and_gives_its_status(script, tmp_path, capsys):
+    table = tmp_path / "kernels.csv"
+    options = ["--stock", "--no-limit", "--csv", str(table)]
+    assert run(["run", *options, script, "--epochs", "3", "--stock", "-h", "data"]) == 5
+    out, err = capsys.readouterr()
+    assert out == "['--epochs', '3', '--stock', '-h', 'data']\n"
+    assert "PyTorch's own choice: 1 call," in err
+    with open(table, encoding="utf-8") as file:
+        (row,) = csv.DictReader(file)
+    assert row["output"] == "forward"
+    assert row["backend"].startswith("aten ")
+
+
+def test_without_stock_it_is_taken_over(script, capsys):
+    assert run(["run", "--no-limit", script]) == 5
+    assert "convgrad's choice: 1 call," in capsys.readouterr().err
+
+
+def test_what_cannot_be_run_is_said_in_one_line(script, capsys):
+    assert run(["run", "nowhere.py"]) == 2
+    assert run(["run", "--csv", "no/such/folder/x.csv", script]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert "nowhere.py" in lines[0]
+    assert "no/such/folder" in lines[1]
