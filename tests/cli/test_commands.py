@@ -50,8 +50,10 @@ def test_info(capsys) -> None:
     assert status == 0
     for words in ("versions", torch.__version__, "backends", "reference", "depthwise on", "mkldnn_enabled", "limits"):
         assert words in printed
-    status, printed, _ = call(capsys, "info", "--json")
+    assert "not measured yet" in printed
+    status, printed, _ = call(capsys, "info", "--json", "--measure")
     data = json.loads(printed)
+    assert "GB/s" in data["machine"]["limits"]
     assert status == 0
     assert data["versions"]["torch"] == torch.__version__
     assert set(data["backends"]["aten"]) >= {"summary"}

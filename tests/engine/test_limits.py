@@ -39,6 +39,13 @@ def test_measured_once_and_kept(monkeypatch) -> None:
     assert limits.limits_of(here, torch.float32, measured=True) == found
 
 
+def test_measuring_again_only_raises() -> None:
+    fast = Limits(1e18, 1e21, "float32", "measured before")
+    limits._store(torch.float32, fast)
+    again = limits.measure(torch.float32)
+    assert (again.bytes_per_second, again.flops_per_second) == (1e18, 1e21)
+
+
 def test_a_broken_or_unwritable_cache_is_no_error(monkeypatch, tmp_path) -> None:
     path = limits.cache_file()
     path.parent.mkdir(parents=True)

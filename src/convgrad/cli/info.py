@@ -10,7 +10,7 @@ import torch
 import typer
 
 from .. import __version__, settings
-from ..engine.limits import cache_file
+from ..engine.limits import cache_file, limits_of, measure
 from ..engine.registry import backends, reasons_against
 from ..pipeline import MODELLED_VERSIONS, Machine
 from ..problem import PASSES, ConvProblem
@@ -39,7 +39,12 @@ def gather() -> dict[str, Any]:
             "pipeline models torch": f"{MODELLED_VERSIONS[0]} to {MODELLED_VERSIONS[-1]}"
             + ("" if machine.modelled else f"; {machine.torch_version} is unknown to it"),
         },
-        "machine": {"here": conditions("cpu"), "pipeline": str(machine), "devices": devices},
+        "machine": {
+            "here": conditions("cpu"),
+            "pipeline": str(machine),
+            "limits": str(limits_of(machine, torch.float32) or "not measured yet (convgrad info --measure)"),
+            "devices": devices,
+        },
         "backends": {name: _backend(name, devices) for name in backends()},
         "settings": {name: bool(value) for name, value in flags._asdict().items()},
         "paths": {"package": str(_package()), "limits": str(cache_file())},
@@ -78,6 +83,7 @@ def _package() -> str:
 @app.command()
 def info(
     as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
+    again: Annotated[bool, typer.Option("--measure", help="Measure this machine's limits first.")] = False,
 ) -> None:
     """Versions, device, backends with their reasons, settings in force, paths.
 
@@ -86,7 +92,11 @@ def info(
         convgrad info
 
         convgrad info --json
+
+        convgrad info --measure
     """
+    if again:
+        measure(torch.float32)
     data = gather()
     if as_json:
         print(json.dumps(data, indent=2))
