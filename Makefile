@@ -39,7 +39,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/cpu.py --short $(ARGS)
+	$(if $(wildcard benchmarks/cpu.py),$(BIN)/python benchmarks/cpu.py --short $(ARGS))
 	$(BIN)/python benchmarks/overhead.py
 
 docs: $(VENV)/.installed-docs
