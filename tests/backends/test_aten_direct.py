@@ -1,0 +1,247 @@
+"""ATen's own backends by name: forced rightly, bit-equal where PyTorch would pick the same, refused with reasons."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from tests.standins import install
+
+from convgrad.backends.aten import AtenBackend
+from convgrad.backends.aten_direct import CUDNN, MKLDNN, NATIVE, AtenDirect, aten_choice
+from convgrad.backends.aten_direct_gpu import AtenCudnnBackend, AtenMiopenBackend, Flags
+from convgrad.backends.aten_direct_mkldnn import AtenMkldnnBackend
+from convgrad.backends.aten_direct_native import AtenNativeBackend
+from convgrad.backends.reference import ReferenceBackend
+from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
+from convgrad.settings import current
+from convgrad.testing import default_problems, problems
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+BY_NAME = [AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend]
+
+
+def operands(problem: ConvProblem, pass_: Pass) -> list[torch.Tensor]:
+    """Small integers, so that every order of summation gives the same bits."""
+    return [
+        torch.randint(-2, 3, problem.shape_of(s)).to(problem.dtype).contiguous(memory_format=problem.memory_format)
+        for s in OPERANDS[pass_]
+    ]
+
+
+def bias_of(problem: ConvProblem, pass_: Pass) -> torch.Tensor | None:
+    if pass_ != problem.bias_pass:
+        return None
+    return torch.randint(-2, 3, (problem.shape_of(problem.bias_slot)[1],)).to(problem.dtype)
+
+
+def assert_right(backend: AtenDirect, problem: ConvProblem, pass_: Pass) -> None:
+    a, b = operands(problem, pass_)
+    bias = bias_of(problem, pass_)
+    got = backend.run(problem, pass_, a, b, bias)
+    want = ReferenceBackend().run(problem, pass_, a, b).to(torch.float64)
+    if bias is not None:
+        want = want + bias.double().view(-1, *(1,) * problem.ndim)
+    assert got.dtype == problem.dtype
+    assert got.is_contiguous(memory_format=problem.memory_format)
+    assert torch.equal(got.double(), want), f"{backend.name} {pass_} of {problem}"
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("backend", [AtenNativeBackend(), AtenMkldnnBackend()], ids=lambda b: b.name)
+@given(problem=problems(dtypes=(torch.float32,), largest=8))
+@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_operators_themselves_are_right(backend, pass_, problem, monkeypatch):
+    with monkeypatch.context() as patch:  # also where PyTorch would take the way to them itself
+        patch.setattr(AtenDirect, "picked", lambda self, problem, device: False)
+        assert_right(backend, problem, pass_)
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+@pytest.mark.parametrize("backend", [AtenCudnnBackend(), AtenMiopenBackend()], ids=lambda b: b.name)
+@given(problem=problems(dtypes=(torch.float64,), largest=8))
+@hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_gpu_libraries_are_called_rightly(backend, pass_, problem, monkeypatch):
+    with monkeypatch.context() as patch:
+        calls = install(patch)
+        if backend.reasons_against(problem, (pass_,), CPU):
+            assert backend.name == "aten:miopen"  # grouped and dilated
+            return
+        assert_right(backend, problem, pass_)
+        assert len(calls) == 1
+        assert calls[0].name.startswith(backend.name.removeprefix("aten:"))
+        assert calls[0].name.endswith("_transpose") == (pass_ == "grad_input")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_bit_equal_to_aten_where_pytorch_would_pick_the_same(dtype):
+    picked = 0
+    for problem in default_problems(all_dtypes=False):
+        p = problem.replace(dtype=dtype)
+        choice = aten_choice(p, CPU)
+        backend = next((b() for b in BY_NAME if choice in b.kinds), None)
+        assert backend is not None, f"PyTorch picks {choice} for {p}"
+        if backend.reasons_against(p, ("forward",), CPU):
+            continue
+        for pass_ in PASSES:
+            a, b = (torch.randn_like(t) for t in operands(p, pass_))
+            assert torch.equal(backend.run(p, pass_, a, b), AtenBackend().run(p, pass_, a, b)), (backend.name, p)
+            picked += 1
+    assert picked > 100
+
+
+def test_a_pick_is_forced_where_pytorch_would_pick_another():
+    small = ConvProblem.parse("mb1ic2ih5oc3kh3ph1")
+    assert aten_choice(small.replace(dtype=torch.float64), CPU) in NATIVE
+    large = ConvProblem.parse("mb16ic8ih9oc8kh3ph1")
+    assert aten_choice(large, CPU) in MKLDNN
+    assert aten_choice(large, CPU) not in CUDNN
+    native = AtenNativeBackend()
+    a, b = (torch.randn_like(t) for t in operands(large, "forward"))
+    own = torch.ops.aten._slow_conv2d_forward(a, b, [3, 3], None, [1, 1], [1, 1])
+    assert torch.equal(native.run(large, "forward", a, b), own)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_native_takes_the_integers_that_pytorch_takes(dtype):
+    native = AtenNativeBackend()
+    p = ConvProblem.parse("mb2g2ic4ih6oc4kh3ph1").replace(dtype=dtype)
+    assert native.reasons_against(p, ("forward",), CPU) == []
+    a, b = (torch.randint(0, 3, p.shape_of(s)).to(dtype) for s in OPERANDS["forward"])
+    assert torch.equal(native.run(p, "forward", a, b), torch.conv2d(a, b, padding=1, groups=2))
+    assert native.reasons_against(p, ("grad_weight",), CPU)
+
+
+def test_an_odd_stride_where_the_size_is_one_does_no_harm():
+    p = ConvProblem.parse("g3mb1ic6ih8iw5oc3kh3kw3sh2sw2ph1pw1 float64 channels_last")
+    a, b = operands(p, "grad_weight")
+    odd = b.as_strided(b.shape, (7919, *b.stride()[1:]))
+    native = AtenNativeBackend()
+    want = ReferenceBackend().run(p, "grad_weight", a, b)
+    assert torch.equal(native.run(p, "grad_weight", a, odd), want)
+
+
+# ---- reasons ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "reason"),
+    [
+        (AtenCudnnBackend(), CPU, "cuDNN needs a CUDA device, got cpu"),
+        (AtenMiopenBackend(), CPU, "MIOpen needs a ROCm device (PyTorch calls it cuda), got cpu"),
+        (AtenMkldnnBackend(), CUDA, "oneDNN needs the CPU, got cuda"),
+        (AtenNativeBackend(), torch.device("mps"), "PyTorch has kernels of its own for the CPU and for CUDA, got mps"),
+    ],
+)
+def test_the_wrong_device_is_a_reason(backend, device, reason):
+    assert reason in backend.reasons_against(ConvProblem.parse("ic1iw3oc1kw1"), ("forward",), device)
+
+
+def test_a_library_that_pytorch_was_built_without_is_a_reason(monkeypatch):
+    p = ConvProblem.parse("ic1iw3oc1kw1")
+    monkeypatch.setattr(torch.backends.cudnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert AtenCudnnBackend().reasons_against(p, ("forward",), CUDA) == ["this PyTorch was built without cuDNN"]
+    assert AtenMiopenBackend().reasons_against(p, ("forward",), CUDA) == ["this PyTorch was built without MIOpen"]
+    assert AtenMkldnnBackend().reasons_against(p, ("forward",), CPU) == ["this PyTorch was built without oneDNN"]
+
+
+@pytest.mark.parametrize("backend", [b() for b in BY_NAME], ids=lambda b: b.name)
+def test_a_complex_problem_is_refused(backend):
+    p = ConvProblem.parse("ic1iw3oc1kw1").replace(dtype=torch.complex64)
+    assert any("complex" in r for r in backend.reasons_against(p, ("forward",), CPU))
+
+
+def test_onednn_says_which_dtypes_it_computes():
+    p = ConvProblem.parse("ic1iw3oc1kw1 float64")
+    assert "got torch.float64" in " ".join(AtenMkldnnBackend().reasons_against(p, ("forward",), CPU))
+
+
+def test_onednn_switched_off_leaves_its_forward():
+    p, mkldnn = ConvProblem.parse("mb2ic2ih5oc3kh3"), AtenMkldnnBackend()
+    torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns where there is no Intel GPU
+    try:
+        assert mkldnn.reasons_against(p, ("forward",), CPU) == []
+        assert_right(mkldnn, p, "forward")
+        for pass_ in ("grad_input", "grad_weight"):
+            (reason,) = mkldnn.reasons_against(p, (pass_,), CPU)
+            assert "torch.backends.mkldnn is switched off" in reason
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
+def test_a_weight_gradient_that_pytorch_gives_to_another_backend_is_refused(monkeypatch):
+    install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    p = ConvProblem.parse("mb2ic2ih5oc3kh3 float64")  # asked about the CPU, where PyTorch picks its own kernels
+    assert AtenCudnnBackend().reasons_against(p, ("forward",), CPU) == []
+    assert AtenCudnnBackend().reasons_against(p, ("grad_input",), CPU) == []
+    (reason,) = AtenCudnnBackend().reasons_against(p, ("grad_weight",), CPU)
+    assert reason == (
+        "cuDNN's gradient of the weight is reached only through convolution_backward, "
+        "which picks its own kernels for this problem under the flags in force"
+    )
+
+
+def test_a_weight_gradient_that_pytorch_would_give_to_the_library_is_pytorchs_own(monkeypatch):
+    calls = install(monkeypatch)
+    monkeypatch.setattr(AtenDirect, "picked", lambda self, problem, device: True)
+    assert_right(AtenCudnnBackend(), ConvProblem.parse("mb2ic2ih5oc3kh3 float64"), "grad_weight")
+    assert calls == []
+
+
+# ---- flags -----------------------------------------------------------------------------------------
+
+
+def test_flags_that_are_not_given_are_pytorchs():
+    assert Flags().in_force() == (
+        torch.backends.cudnn.benchmark,
+        torch.backends.cudnn.deterministic,
+        current().cudnn_tf32,
+    )
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True, allow_tf32=False):
+        assert Flags().in_force() == (True, True, False)
+        assert Flags(benchmark=False, allow_tf32=True).in_force() == (False, True, True)
+
+
+def test_flags_are_part_of_the_name_and_of_the_calls(monkeypatch):
+    calls = install(monkeypatch)
+    backend = AtenCudnnBackend(Flags(benchmark=False, deterministic=True, allow_tf32=False))
+    assert backend.name == "aten:cudnn[benchmark=0,deterministic=1,allow_tf32=0]"
+    before = current()
+    for pass_ in PASSES:
+        assert_right(backend, ConvProblem.parse("mb2g2ic4ih6oc6kh3sh2ph1"), pass_)
+    assert current() == before
+    assert [c.name for c in calls] == ["cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution"]
+    for call in calls:
+        flags = [call.arguments[f] for f in ("benchmark", "deterministic", "allow_tf32")]
+        assert flags == [False, True, False]
+
+
+def test_only_flags_that_forbid_more_than_pytorch_change_the_way_to_the_weight_gradient():
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=True):
+        assert Flags(deterministic=True).stricter_than_pytorch(torch.float16)
+        assert Flags(allow_tf32=False).stricter_than_pytorch(torch.float32)
+        assert not Flags(allow_tf32=False).stricter_than_pytorch(torch.float64)
+        assert not Flags(True, False, True).stricter_than_pytorch(torch.float32)
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        assert not Flags(True, True, False).stricter_than_pytorch(torch.float32)
+
+
+def test_a_backend_whose_flags_do_not_ask_for_it_is_not_deterministic():
+    assert AtenCudnnBackend().deterministic
+    assert AtenCudnnBackend(Flags(deterministic=True)).deterministic
+    assert not AtenCudnnBackend(Flags(deterministic=False)).deterministic
+
+
+def test_miopen_refuses_what_pytorch_does_not_give_it(monkeypatch):
+    install(monkeypatch)
+    dilated = ConvProblem.parse("g2ic2ih7oc2kh3dh1")
+    assert "grouped and dilated" in AtenMiopenBackend().reasons_against(dilated, ("forward",), CPU)[0]
+    strided = ConvProblem.parse("g2ic2ih7oc2kh3sh2")
+    assert AtenMiopenBackend().reasons_against(strided, ("forward",), CPU) == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    strict = AtenMiopenBackend(Flags(deterministic=True))
+    assert "grouped and strided" in strict.reasons_against(strided, ("grad_weight",), CPU)[0]
