@@ -19,6 +19,7 @@ class Settings(NamedTuple):
     cudnn_deterministic: bool
     cudnn_tf32: bool
     mkldnn_enabled: bool
+    threads: int
 
     @property
     def must_be_deterministic(self) -> bool:
@@ -50,16 +51,18 @@ def current() -> Settings:
         cudnn_deterministic=torch.backends.cudnn.deterministic,
         cudnn_tf32=cudnn_allows_tf32(),
         mkldnn_enabled=torch._C._get_mkldnn_enabled(),
+        threads=torch.get_num_threads(),
     )
 
 
 _deterministic = torch._C._get_deterministic_algorithms
 _mkldnn = torch._C._get_mkldnn_enabled
+_threads = torch.get_num_threads
 
 
 def cpu_flags() -> int:
     """A cheap number that changes whenever the flags that matter on a CPU do."""
-    return 2 * _deterministic() + _mkldnn()
+    return 4 * _threads() + 2 * _deterministic() + _mkldnn()
 
 
 def device_flags(*tensors: Tensor | None) -> object:

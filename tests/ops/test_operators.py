@@ -246,15 +246,15 @@ class Net(torch.nn.Module):
         return self.up(self.depthwise(self.stem(x).relu()))
 
 
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("request_", [None, "im2col"])
-def test_compile_with_dynamic_shapes(backend: str, request_: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_with_dynamic_shapes(backend: str, request_: str | None) -> None:
     torch.compiler.reset()
     # A graph keeps the choice that was made when it was traced, and Inductor's caches bring back earlier graphs.
-    monkeypatch.setattr("torch.compiler.config.force_disable_caches", True)
     net = Net()
     compiled = torch.compile(net, fullgraph=True, dynamic=True, backend=backend)
-    with convgrad.use_backend(request_):
+    with convgrad.use_backend(request_), torch.compiler.config.patch(force_disable_caches=True):
         for size in (8, 12):
             x = torch.randn(2, 3, size, size)
             want = net(x)
