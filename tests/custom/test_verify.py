@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,14 +12,6 @@ from torch import Tensor
 
 import convgrad
 from convgrad import CheckError, ConvProblem
-
-
-@pytest.fixture(autouse=True)
-def _clean() -> Iterator[None]:
-    before = set(convgrad.backends())
-    yield
-    for name in set(convgrad.backends()) - before:
-        convgrad.unregister(name)
 
 
 def right(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:

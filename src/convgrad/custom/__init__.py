@@ -12,7 +12,7 @@ import torch
 from ..backends.base import Arithmetic, Layout
 from ..engine import registry
 from ..problem import PASSES, ConvProblem, Pass
-from . import origin
+from . import graphs, origin
 from . import verify as _verify
 from .backend import Accepts, CustomBackend
 from .recipe import Recipe, by_expressions, by_names, native
@@ -138,10 +138,14 @@ def unregister(name: str) -> None:
         KeyError: `register` made none of this name.
     """
     with _lock:
-        if not isinstance(registry.backends().get(name), CustomBackend):
-            mine = [n for n, b in registry.backends().items() if isinstance(b, CustomBackend)]
-            raise KeyError(f"no backend called {name!r} was registered; there are {', '.join(mine) or 'none'}")
+        if name not in _mine():
+            raise KeyError(f"no backend called {name!r} was registered; there are {', '.join(_mine()) or 'none'}")
         registry.unregister(name)
+        graphs.mark(_mine().values())
+
+
+def _mine() -> dict[str, CustomBackend]:
+    return {n: b for n, b in registry.backends().items() if isinstance(b, CustomBackend)}
 
 
 def repeat(name: str, problem: str, output: Pass = "forward", device: str = "cpu", seed: int = 0) -> bool:
@@ -166,6 +170,7 @@ def _install(
     with _lock:
         _check_name(backend.name)
         registry.register(backend)
+        graphs.mark(_mine().values())
     return backend
 
 

@@ -50,7 +50,7 @@ class CustomBackend(Backend):
         self.layouts: tuple[Layout, ...] = layouts
         self.deterministic, self.capture_safe, self.preferred = deterministic, capture_safe, prefer
         self.verified, self.note = False, "not verified"
-        self.version = _version([f for f, _ in functions.values()])
+        self.version = _version([*(f for f, _ in functions.values()), *(a for a in accepts.values() if a is not None)])
         self._functions, self._accepts = dict(functions), dict(accepts)
         self.devices, self._dtypes = devices, dtypes
         self._arithmetic: Arithmetic = arithmetic

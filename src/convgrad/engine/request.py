@@ -11,7 +11,7 @@ from ..problem import Pass
 from . import registry
 from .cache import forget
 
-__all__ = ["Request", "active", "asked", "resume", "set_default_backend", "use_backend"]
+__all__ = ["Request", "active", "asked", "request_for", "resume", "set_default_backend", "use_backend"]
 
 
 class Request(NamedTuple):
@@ -20,6 +20,8 @@ class Request(NamedTuple):
     forward: str | None = None
     grad_input: str | None = None
     grad_weight: str | None = None
+    #: Part of the program, so that a compiled graph carries it.
+    fixed: bool = False
 
     def of(self, pass_: Pass) -> str | None:
         """The backend asked for in one pass."""
@@ -37,6 +39,15 @@ asked: Callable[[], Request | None] = _task.get
 def active() -> Request | None:
     """The request in force here, or None."""
     return _task.get() or _default
+
+
+def request_for(name: str) -> Request:
+    """What ``use_backend(name)`` asks for.
+
+    Raises:
+        KeyError: no backend has this name.
+    """
+    return _request(name, None, None, None) or Request()
 
 
 def _request(name: str | None, forward: str | None, grad_input: str | None, grad_weight: str | None) -> Request | None:
@@ -66,9 +77,9 @@ def use_backend(
 ) -> Generator[None, None, None]:
     """Compute with the named backend inside this block, in this thread and async task only.
 
-    ``name`` counts for all passes that it has, the keywords for one each; ``use_backend(None)`` leaves the choice to the engine
-    inside an outer block. A backward pass uses the request under which its forward ran. The passes are those of the problem: for a transposed convolution, what the user calls
-    output is the pass ``grad_input``.
+    ``name`` counts for all passes that it has, the keywords for one each; ``use_backend(None)`` leaves the choice to
+    the engine inside an outer block. A backward pass uses the request under which its forward ran. The passes are those
+    of the problem: for a transposed convolution, what the user calls output is the pass ``grad_input``.
 
     Raises:
         KeyError: no backend has this name.

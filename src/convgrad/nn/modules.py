@@ -6,7 +6,6 @@ Padding modes other than zeros are a pad in front of a zero-padded problem, as i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 
 from ..engine.request import use_backend
 from ..functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from ..ops.asked import call_asking
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -28,28 +28,31 @@ class _Chosen:
         super().__init__(*args, **kwargs)
         self.backend = backend
 
-    def _asking(self) -> Any:
-        return nullcontext() if self.backend is None else use_backend(self.backend)
+    _function: Callable[..., Tensor]
+
+    def _compute(self, *args: Any) -> Tensor:
+        function = type(self)._function
+        if self.backend is None:
+            return function(*args)
+        if torch.compiler.is_compiling():
+            return call_asking(self.backend, function.__name__, *args)
+        with use_backend(self.backend):
+            return function(*args)
 
 
 class _Conv(_Chosen):
     """The forward that the three convolutions share."""
-
-    _function: Callable[..., Tensor]
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
             padding = 0
-        with self._asking():
-            return type(self)._function(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        return self._compute(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
 class _ConvTranspose(_Chosen):
     """The forward that the three transposed convolutions share."""
-
-    _function: Callable[..., Tensor]
 
     def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the module; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
@@ -62,10 +65,9 @@ class _ConvTranspose(_Chosen):
             len(self.kernel_size),
             self.dilation,
         )
-        with self._asking():
-            return type(self)._function(
-                input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation
-            )
+        return self._compute(
+            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation
+        )
 
 
 class Conv1d(_Conv, torch.nn.Conv1d):

@@ -60,4 +60,5 @@ def _encode(request: Request) -> str:
 
 
 def _decode(text: str) -> Request:
-    return Request(*(name or None for name in text.split(",")))
+    forward, grad_input, grad_weight = (name or None for name in text.split(","))
+    return Request(forward, grad_input, grad_weight)
