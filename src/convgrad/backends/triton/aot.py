@@ -7,9 +7,11 @@ would have been launched, specialized in the same way.
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -125,14 +127,14 @@ def _line(cells: list[Any], widths: tuple[int, ...]) -> str:
     return "| " + " | ".join(f"{c!s:<{w}}" for c, w in zip(cells, widths, strict=True)) + " |"
 
 
-def table(problems: Iterable[str], names: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Compile every pass of every problem for every target: lines of a table, and what is wrong (or "")."""
+def table(problems: Iterable[str], names: Sequence[str], passes: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Compile passes of every problem for every target: lines of a table, and what is wrong (or "")."""
     widths = (46, 11, 13, 6, 4, 6, 6, 3)
     yield _line(["problem", "what", "kernel", "target", "reg.", "spills", "shared", "cv."], widths), ""
     yield _line(["-" * w for w in widths], widths), ""
     for text in problems:
         problem = ConvProblem.parse(text)
-        for what in (*PASSES, "sweep", "sweep+bias"):
+        for what in passes:
             if what not in PASSES and _against_sweep(problem, what):
                 continue
             for call in launches(problem, what):
@@ -154,14 +156,15 @@ def _against_sweep(problem: ConvProblem, what: str) -> list[str]:
     return against_sweep(problem, outputs if what == "sweep" else (*outputs, "grad_bias"))
 
 
-def main(arguments: list[str]) -> int:
-    """``python -m convgrad.backends.triton.aot [--targets sm_90,gfx942] PROBLEM...`` prints the table."""
-    names = list(TARGETS)
-    if arguments and arguments[0] == "--targets":
-        names = arguments[1].split(",")
-        arguments = arguments[2:]
+def main(arguments: list[str] | None = None) -> int:
+    """``python -m convgrad.backends.triton.aot PROBLEM...`` prints the table; the exit status is 1 for a fault."""
+    parser = argparse.ArgumentParser(prog="python -m convgrad.backends.triton.aot")
+    parser.add_argument("problems", nargs="+")
+    parser.add_argument("--targets", default=",".join(TARGETS))
+    parser.add_argument("--passes", default=",".join((*PASSES, "sweep", "sweep+bias")))
+    given = parser.parse_args(arguments)
     faults: list[str] = []
-    for line, fault in table(arguments, names):
+    for line, fault in table(given.problems, given.targets.split(","), given.passes.split(",")):
         print(line, flush=True)
         faults += [fault] if fault else []
     print("\n".join(f"FAULT: {fault}" for fault in faults))
@@ -169,6 +172,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    import sys
-
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
