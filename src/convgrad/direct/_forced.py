@@ -125,7 +125,7 @@ def grad_weight_of_transposed(
 
 
 def also_with_bias(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Let a bias (a tensor or None) stand third, as it did in these functions before PyTorch 1.5."""
+    """Let a bias (a tensor or None) stand third, as it did in these functions in PyTorch's early releases."""
 
     @wraps(function)
     def either(*args: Any, **kwargs: Any) -> Tensor:
