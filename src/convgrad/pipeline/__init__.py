@@ -11,7 +11,8 @@ the device at hand and for one that is only described. No tensor needs memory: a
     'CudaDepthwise2d'
 """
 
-from .call import Call
+from .backward import check_backward, unchecked
+from .call import Call, make_call
 from .compute import Copy, Step, Walk, walk
 from .layouts import LAYOUT_RULES
 from .machine import MODELLED_VERSIONS, Machine
@@ -35,9 +36,12 @@ __all__ = [
     "TensorSpec",
     "Walk",
     "backward_of",
+    "check_backward",
     "determine_backend_memory_format",
     "forward_of",
     "kernel_of",
+    "make_call",
     "select_conv_backend",
+    "unchecked",
     "walk",
 ]

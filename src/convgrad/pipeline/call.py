@@ -97,17 +97,17 @@ def _expand(value: Ints, name: str, count: int) -> tuple[int, ...]:
     return values
 
 
-def make_call(  # noqa: PLR0917
+def make_call(
     input: TensorSpec | torch.Tensor,
     weight: TensorSpec | torch.Tensor,
-    bias: TensorSpec | torch.Tensor | None,
-    stride: Ints,
-    padding: Ints,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-    need_backward: bool | None,
+    bias: TensorSpec | torch.Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    dilation: Ints = 1,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    need_backward: bool | None = None,
 ) -> Call:
     """Describe the operands, expand the parameters, and check everything as PyTorch does.
 

@@ -118,7 +118,7 @@ class Walk:
         return "\n".join(lines)
 
 
-def walk(  # noqa: PLR0917
+def walk(
     input: TensorSpec | torch.Tensor | ConvProblem,
     weight: TensorSpec | torch.Tensor | None = None,
     bias: TensorSpec | torch.Tensor | None = None,
@@ -240,7 +240,7 @@ def _group_copies(c: Call, fmt: torch.memory_format, backward: bool) -> list[Cop
     return [*copies, Copy(result, "they are concatenated", nbytes)]
 
 
-def temporary_bytes(backend: str, c: Call, *, backward: bool) -> int | None:  # noqa: PLR0911, one per kernel
+def temporary_bytes(backend: str, c: Call, *, backward: bool) -> int | None:
     """Bytes of the largest scratch tensor of one call of PyTorch's own CPU kernels; None where a library decides."""
     if backend not in (*NO_GROUPS, "Slow3d"):
         return 0 if backend in ("Empty", "MkldnnEmpty", "CudaDepthwise2d", "CudaDepthwise3d") else None

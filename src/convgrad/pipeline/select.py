@@ -57,7 +57,7 @@ def machine_of(device: DeviceLike, found_on: str = "cpu") -> Machine:
     return Machine.here(found_on) if device is None else Machine.parse(device)
 
 
-def select_conv_backend(  # noqa: PLR0917
+def select_conv_backend(
     input: TensorSpec | torch.Tensor | ConvProblem,
     weight: TensorSpec | torch.Tensor | None = None,
     bias: TensorSpec | torch.Tensor | None = None,
@@ -142,7 +142,7 @@ def _notes(call: Call, machine: Machine) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _select(t: Trail, c: Call, m: Machine) -> str:  # noqa: PLR0911, one per backend
+def _select(t: Trail, c: Call, m: Machine) -> str:
     transposed = "Transpose" if c.transposed else ""
     shape = c.input.shape
     if t.ask("the batch or the channels are empty", 0 in shape[:2], f"batch {shape[0]}, {shape[1]} channels"):
@@ -168,7 +168,7 @@ def _select(t: Trail, c: Call, m: Machine) -> str:  # noqa: PLR0911, one per bac
     return _select_own(t, c, m, transposed)
 
 
-def _select_own(t: Trail, c: Call, m: Machine, transposed: str) -> str:  # noqa: PLR0911, one per backend
+def _select_own(t: Trail, c: Call, m: Machine, transposed: str) -> str:
     """PyTorch's own kernels, where no library takes the call."""
     kind, ndim = c.input.device_type, c.input.ndim
     plain_3d = ndim == 5 and not c.transposed and not c.dilated
