@@ -22,6 +22,9 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 # Fewer shares of a sum than on a GPU, but more than one: each is a program to interpret.
 tiles._WARPS = 16
 
+# numpy warns where an infinity meets a zero, also in lanes whose value is not taken.
+pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
+
 CPU = torch.device("cpu")
 SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")
 
@@ -61,12 +64,11 @@ g2mb2ic2id5ih7iw6oc4kd3kh3kw3sd2sh2sw2pd1ph1pw1
 
 #: For the whole conformance suite: alignment, poison, strides of zero, NaN, repeated bits.
 CONFORM = [
-    "g2mb2ic2ih4iw5oc2kh2kw3ph1pw1",
     "g2mb2ic2iw9oc2ow9kw3pw2",
-    "g3mb2ic3ih6iw5oc3kh3kw3ph1pw1 channels_last",
-    "g2mb1ic2ih7iw5oc4kh3kw2sh2sw2ph1pw0dh0dw1",
+    "g3mb2ic3ih6iw5oc3kh3kw2ph1pw1 channels_last",
+    "g2mb1ic2ih5iw4oc4kh3kw2sh2sw1ph1pw0dh0dw1",
     "g2mb1ic2id3ih3iw4oc2kd2kh2kw2sd1sh2sw1pd1ph0pw1 float64 channels_last",
-    "g2mb1ic2ih4iw4oc2oh8ow8kh4kw4sh2sw2ph1pw1 transposed",
+    "g2mb1ic2iw4oc2ow8kw4sw2pw1 transposed",
 ]
 
 
