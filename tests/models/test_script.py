@@ -88,7 +88,8 @@ def test_the_exit_status_is_the_scripts(tmp_path, capsys, body, status, err):
     assert capsys.readouterr().err == err
 
 
-def test_an_exception_is_shown_from_the_script_on_and_the_report_follows(tmp_path, capsys):
+def test_an_exception_is_shown_from_the_script_on_and_the_report_follows(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch.distributed leaves its own
     path = tmp_path / "script.py"
     path.write_text("import torch\ntorch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))\n1 / 0\n")
     assert run_script(str(path), measure=False) == 1

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Iterator
-from contextlib import nullcontext
 from types import CodeType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -84,24 +83,24 @@ def _derive(cls: type) -> type:
             return (_remake, (make, cls, *args[1:]), *rest)
         return (make, args, *rest)
 
+    base: Any = _OURS[_base_of(cls)]
+
+    def compute(self: nn.Module, *args: Any) -> Any:
+        """Without a request: an attribute ``backend`` of a user's class is the user's."""
+        return base._function(*args)
+
     body: dict[str, Any] = {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__reduce_ex__": reduce,
-        "_asking": _asking,
+        "_compute": compute,
         "_convgrad_stock": cls,
     }
     if cls in _LAZY:  # it turns into this class when it first sees an input
         body["cls_to_become"] = _OURS[_base_of(cls)]
-    bases = (cls, _OURS[_base_of(cls)])
-    made = types.new_class(cls.__name__, bases, {}, lambda namespace: namespace.update(body))
+    made = types.new_class(cls.__name__, (cls, base), {}, lambda namespace: namespace.update(body))
     return made
-
-
-def _asking(self: nn.Module) -> Any:
-    """No request: an attribute ``backend`` of a user's class is the user's."""
-    return nullcontext()
 
 
 def _remake(make: Any, stock: type, *args: Any) -> Any:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,21 +21,12 @@ from torch.autograd.profiler import record_function
 from .._compat import profiler_enabled
 from ..engine.observe import Event, observers
 from .dispatch import Override, original_kernel
-from .routes import Route, backward_route, forward_route
+from .routes import Route, backward_route, forward_route, inside, thread
 
 __all__ = ["takeover", "watch_stock"]
 
 Ints = Sequence[int]
 Original = Callable[..., Any]
-
-
-class _Thread(threading.local):
-    """Whether this thread is inside one of our computations, whose own convolutions are PyTorch's."""
-
-    inside: bool = False
-
-
-_thread = _Thread()
 
 
 class _Router:
@@ -82,77 +74,47 @@ def _keys() -> tuple[str, ...]:
 
 
 # ---- the kernels ---------------------------------------------------------------------------------
+# Positional arguments are passed on as one tuple: these two functions are paid for at every call.
 
 
 def _forward_kernel(router: _Router, original: Original) -> Callable[..., Tensor]:
-    def convolution(
-        keyset: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Ints,
-        padding: Ints,
-        dilation: Ints,
-        transposed: bool,
-        output_padding: Ints,
-        groups: int,
-    ) -> Tensor:
-        def stock() -> Tensor:
-            return original(keyset, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-
+    def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
         watched = observers or profiler_enabled()
-        if _thread.inside or not (router.taking or watched):
-            return stock()
+        if thread.inside or not (router.taking or watched):
+            return original(keyset, input, weight, bias, *rest)
+        stride, padding, dilation, transposed, output_padding, groups = rest
         arguments = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
-        _thread.inside = True
-        try:
-            route = forward_route(router.taking, input, weight, bias, arguments)
-            if route is not None and route.plan is not None:
-                operands = (input, weight)
-                with torch.no_grad():
-                    return route.plan.contract(*operands, bias)
-            return _observed(route, input.device, stock) if watched and route is not None else stock()
-        finally:
-            _thread.inside = False
+        route = forward_route(router.taking, input, weight, bias, arguments)
+        if route is None or (route.plan is None and not watched and not route.calls_itself):
+            return original(keyset, input, weight, bias, *rest)
+        with inside():
+            if route.plan is not None:
+                return route.plan.contract(input, weight, bias)
+            return _observed(route, input.device, partial(original, keyset, input, weight, bias, *rest))
 
     return convolution
 
 
 def _backward_kernel(router: _Router, original: Original) -> Callable[..., Any]:
     def convolution_backward(
-        keyset: Any,
-        grad_output: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        bias_sizes: Ints | None,
-        stride: Ints,
-        padding: Ints,
-        dilation: Ints,
-        transposed: bool,
-        output_padding: Ints,
-        groups: int,
-        output_mask: Sequence[bool],
+        keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Ints | None, *rest: Any
     ) -> Any:
-        def stock() -> Any:
-            sizes = bias_sizes
-            if sizes is None and output_mask[2]:  # an empty batch would end the process
-                sizes = [weight.shape[1] * groups if transposed else weight.shape[0]]
-            rest = (stride, padding, dilation, transposed, output_padding, groups, output_mask)
-            return original(keyset, grad_output, input, weight, sizes, *rest)
-
+        stride, padding, dilation, transposed, output_padding, groups, mask = rest
+        if bias_sizes is None and mask[2]:  # without them an empty batch would end the process
+            bias_sizes = [weight.shape[1] * groups if transposed else weight.shape[0]]
         watched = observers or profiler_enabled()
-        if _thread.inside or not (router.taking or watched):
-            return stock()
+        if thread.inside or not (router.taking or watched):
+            return original(keyset, grad_output, input, weight, bias_sizes, *rest)
         arguments = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
-        sizes = None if bias_sizes is None else tuple(bias_sizes)
-        _thread.inside = True
-        try:
-            route = backward_route(router.taking, grad_output, input, weight, sizes, arguments, tuple(output_mask))
-            if route is not None and route.plan is not None:
+        sizes = tuple(bias_sizes or ()) if mask[2] else None  # autograd states the sizes of a missing bias as [0]
+        route = backward_route(router.taking, grad_output, input, weight, sizes, arguments, tuple(mask))
+        if route is None or (route.plan is None and not watched and not route.calls_itself):
+            return original(keyset, grad_output, input, weight, bias_sizes, *rest)
+        with inside():
+            if route.plan is not None:
                 return _gradients(route, grad_output, input, weight, transposed)
-            return _observed(route, input.device, stock) if watched and route is not None else stock()
-        finally:
-            _thread.inside = False
+            stock = partial(original, keyset, grad_output, input, weight, bias_sizes, *rest)
+            return _observed(route, input.device, stock)
 
     return convolution_backward
 
@@ -161,8 +123,7 @@ def _gradients(route: Route, grad_output: Tensor, input: Tensor, weight: Tensor,
     """Our plan's gradients in the order of ATen; None where the mask does not ask."""
     assert route.plan is not None
     data, result = (grad_output, input) if transposed else (input, grad_output)
-    with torch.no_grad():
-        found = route.plan.gradients({"grad_output": result, "input": data, "weight": weight})
+    found = route.plan.gradients({"grad_output": result, "input": data, "weight": weight})
     first = found.get("forward" if transposed else "grad_input")
     return first, found.get("grad_weight"), found.get("grad_bias")
 
@@ -170,7 +131,8 @@ def _gradients(route: Route, grad_output: Tensor, input: Tensor, weight: Tensor,
 def _observed(route: Route, device: torch.device, stock: Callable[[], Any]) -> Any:
     """PyTorch's own kernel, with a label for the profiler and a word to everybody who watches."""
     wait = device.type == "cuda" and any(o.synchronize for o in observers)
-    with record_function(f"convgrad::{'+'.join(route.outputs)}[aten]"):
+    label = f"convgrad::{'+'.join(route.outputs)}[aten]"
+    with record_function(label) if profiler_enabled() else nullcontext():
         if wait:
             torch.cuda.synchronize(device)
         start = time.perf_counter()

@@ -6,7 +6,9 @@ kernel where it was chosen, and for everything that is not a dense real convolut
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +30,7 @@ from ..shapes import (
     problem_of,
 )
 
-__all__ = ["Route", "backward_route", "forward_route"]
+__all__ = ["Route", "backward_route", "forward_route", "inside", "thread"]
 
 Ints = Sequence[int]
 
@@ -39,6 +41,31 @@ class Route(NamedTuple):
     problem: ConvProblem
     outputs: tuple[Output, ...]
     plan: Plan | None
+
+    @property
+    def calls_itself(self) -> bool:
+        """Whether PyTorch's kernel is made of other convolutions, which are then not ours to take."""
+        return self.problem.dtype.is_complex
+
+
+class _Thread(threading.local):
+    """Whether this thread is inside one of our computations, whose own convolutions are PyTorch's."""
+
+    inside: bool = False
+
+
+thread = _Thread()
+
+
+@contextmanager
+def inside() -> Iterator[None]:
+    """Convolutions in this block are PyTorch's own, and nothing is recorded for autograd, which lies above."""
+    thread.inside = True
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        thread.inside = False
 
 
 _routes: Any = BoundedCache()
@@ -78,7 +105,8 @@ def forward_route(
     key = _key(input, weight, arguments, (taking, None if bias is None else (bias.shape, bias.dtype, bias.device)))
     route = _routes.get(key)
     if route is None:
-        route = _routes[key] = _plan_forward(taking, input, weight, bias, arguments) or _LEFT
+        with inside():
+            route = _routes[key] = _plan_forward(taking, input, weight, bias, arguments) or _LEFT
     return None if route is _LEFT else route
 
 
@@ -119,7 +147,8 @@ def backward_route(
     key = _key(input, weight, arguments, more)
     route = _routes.get(key)
     if route is None:
-        found = _plan_backward(taking, grad_output, input, weight, bias_sizes, arguments, mask)
+        with inside():
+            found = _plan_backward(taking, grad_output, input, weight, bias_sizes, arguments, mask)
         route = _routes[key] = found or _LEFT
     return None if route is _LEFT else route
 
@@ -138,8 +167,7 @@ def _plan_backward(
         check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
     except ConvgradError:
         return None
-    # Autograd states the sizes of a missing bias as [0]: they mean something only where its gradient is asked for.
-    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes if mask[2] else None, g, mask)
+    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, g, mask)
     if grad_output.numel() == 0 or input.numel() == 0 or not any(mask):
         return None
     layout = _layout(input, weight, None, arguments)
