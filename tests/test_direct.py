@@ -134,6 +134,23 @@ def test_a_kernel_size_that_is_not_the_weights_is_one_clear_error():
         direct.slow_conv2d(leaf(1, 1, 4, 4), leaf(1, 1, 3, 3), [3, 2])
 
 
+def test_something_else_in_a_tensors_place_is_one_clear_error():
+    with pytest.raises(TypeError, match=r"direct.slow_conv2d: expected a Tensor, but got list"):
+        direct.slow_conv2d([1.0], leaf(1, 1, 3, 3), 3)  # pyright: ignore[reportArgumentType]
+
+
+def test_they_compose_with_vmap_and_forward_mode():
+    x, w = leaf(5, 2, 3, 6, 5), leaf(4, 3, 3, 3)
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        return direct.slow_conv2d(x, w, 3, None, 1, 1).pow(2).sum()
+
+    each = torch.stack([grad(loss(w, v), w)[0] for v in x])
+    assert torch.equal(torch.func.vmap(torch.func.grad(loss), (None, 0))(w, x), each)
+    value, tangent = torch.func.jvp(lambda w: direct.slow_conv2d(x[0], w, 3, None, 2, 1), (w,), (w,))
+    assert torch.equal(value, tangent)
+
+
 # ---- oneDNN --------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from convgrad.backends.aten_direct_gpu import AtenCudnnBackend, AtenMiopenBacken
 from convgrad.backends.aten_direct_mkldnn import AtenMkldnnBackend
 from convgrad.backends.aten_direct_native import AtenNativeBackend
 from convgrad.backends.reference import ReferenceBackend
+from convgrad.backends.strides import usual_strides
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
 from convgrad.settings import current
 from convgrad.testing import default_problems, problems
@@ -245,3 +246,12 @@ def test_miopen_refuses_what_pytorch_does_not_give_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     strict = AtenMiopenBackend(Flags(deterministic=True))
     assert "grouped and strided" in strict.reasons_against(strided, ("grad_weight",), CPU)[0]
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 4, 5), (3, 1, 1, 7), (2, 3, 1, 4), (0, 3, 2, 2), (1, 2, 3, 1, 5)])
+def test_usual_strides_are_those_of_a_new_tensor(shape):
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    assert usual_strides(shape, channels_last=False) == torch.empty(shape).stride()
+    if len(shape) in formats:
+        new = torch.empty(shape, memory_format=formats[len(shape)])
+        assert usual_strides(shape, channels_last=True) == new.stride()

@@ -25,6 +25,7 @@ from ..problem import ConvProblem, Output, Pass, effective_kernel
 from .aten import AtenBackend, statable, statable_arguments
 from .base import Backend
 from .padding import pad_input, padded, unpad_input
+from .strides import usual_strides
 
 __all__ = ["AtenDirect", "Contract", "aten_choice", "grad_weight_as_convolution", "name_of", "output_padding"]
 
@@ -153,13 +154,8 @@ def _plain(problem: ConvProblem, t: Tensor) -> Tensor:
     """The same tensor with the usual stride where its size is 1: PyTorch's kernels have read it and gone wrong."""
     if 1 not in t.shape:
         return t
-    n = t.dim()
-    inner_first = [1, *range(n - 1, 1, -1), 0] if problem.channels_last else range(n - 1, -1, -1)
-    usual, step = [0] * n, 1
-    for i in inner_first:
-        usual[i] = step
-        step *= t.shape[i]
-    return t if t.stride() == tuple(usual) else t.as_strided(t.shape, usual)
+    usual = usual_strides(t.shape, problem.channels_last)
+    return t if t.stride() == usual else t.as_strided(t.shape, usual)
 
 
 def _with_padding(problem: ConvProblem, pass_: Pass, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

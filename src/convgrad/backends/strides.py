@@ -1,8 +1,8 @@
-"""Strides that no index ever multiplies: a dimension of size 1 may have any, and some libraries read them all the same."""
+"""Strides that no index multiplies: a dimension of size 1 may have any, and some libraries read them all the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,18 @@ from torch import Tensor
 
 from .._compat import suggests_channels_last
 
-__all__ = ["tidied", "tidy"]
+__all__ = ["tidied", "tidy", "usual_strides"]
+
+
+def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
+    """The strides of a new tensor. (A meta tensor would say the same, but is seen by whoever watches allocations.)"""
+    n = len(shape)
+    inner_first = [1, *range(n - 1, 1, -1), 0] if channels_last else range(n - 1, -1, -1)
+    strides, step = [0] * n, 1
+    for i in inner_first:
+        strides[i] = step
+        step *= max(shape[i], 1)
+    return tuple(strides)
 
 
 def tidy(t: Tensor) -> Tensor:
@@ -27,7 +38,7 @@ def tidy(t: Tensor) -> Tensor:
         layout = torch.contiguous_format
     else:  # channels_last but for a stride of size 1, which PyTorch does not see as channels_last
         return t.clone(memory_format=torch.contiguous_format) if t.is_contiguous(memory_format=channels_last) else t
-    usual = torch.empty(t.shape, dtype=t.dtype, device="meta", memory_format=layout).stride()
+    usual = usual_strides(t.shape, layout is channels_last)
     if t.stride() == usual or not t.is_contiguous(memory_format=layout):
         return t
     return t.as_strided(t.shape, usual)

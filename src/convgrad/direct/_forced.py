@@ -40,7 +40,11 @@ def forced(function: str, backend: Backend, *tensors: Tensor) -> Generator[None,
 
     Raises:
         BackendError: the library is not here; the message says why not, and what there is.
+        TypeError: something else in a tensor's place.
     """
+    for t in tensors:
+        if not isinstance(t, Tensor):
+            raise TypeError(f"convgrad.direct.{function}: expected a Tensor, but got {type(t).__name__}")
     absent = getattr(backend, "absent", None)
     device = next(t.device for t in tensors)
     against = absent(device) if absent is not None else []
