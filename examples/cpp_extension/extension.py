@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 @cache
 def load() -> ModuleType:
-    """Compile (about half a minute, once) and import it."""
+    """Compile (about a minute, once) and import it."""
     cuda = torch.cuda.is_available() and cpp_extension.CUDA_HOME is not None
     return cpp_extension.load(
         name="convgrad_example_cuda" if cuda else "convgrad_example",

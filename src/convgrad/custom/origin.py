@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import runpy
+import shlex
 import sys
 from contextvars import ContextVar
 from pathlib import Path
@@ -32,7 +33,7 @@ class _Found(BaseException):
 
 
 class Origin(NamedTuple):
-    """The file or module whose top level registers, or None where a function or a notebook does."""
+    """The script that registers, or the module whose top level does; None for a notebook or a function elsewhere."""
 
     source: str | None
 
@@ -40,7 +41,7 @@ class Origin(NamedTuple):
         """What repeats a check, with the places {problem}, {output} and {device} left open."""
         if self.source is None:
             return f'convgrad.custom.repeat("{name}", "{{problem}}", "{{output}}", device="{{device}}")'
-        source = self.source.replace("{", "{{").replace("}", "}}")
+        source = shlex.quote(self.source).replace("{", "{{").replace("}", "}}")
         return (
             f'python -m convgrad.custom {source} "{{problem}}" --backend {name} --output {{output}} --device {{device}}'
         )
@@ -52,13 +53,12 @@ def caller() -> Origin:
     package = str(Path(__file__).parent)
     while frame is not None and frame.f_code.co_filename.startswith(package):
         frame = frame.f_back
-    if frame is None or frame.f_code.co_name != "<module>" or not Path(frame.f_code.co_filename).is_file():
+    if frame is None or not Path(frame.f_code.co_filename).is_file():
         return Origin(None)
-    module = frame.f_globals.get("__name__", "__main__")
-    spec = frame.f_globals.get("__spec__")
-    if module != "__main__" and spec is not None and sys.modules.get(module) is not None:
-        return Origin(module)
-    return Origin(os.path.relpath(frame.f_code.co_filename))
+    module = frame.f_globals.get("__name__")
+    if module == "__main__":
+        return Origin(os.path.relpath(frame.f_code.co_filename))
+    return Origin(module if module in sys.modules and frame.f_code.co_name == "<module>" else None)
 
 
 def seen(backend: CustomBackend) -> None:

@@ -1,0 +1,129 @@
+"""The header, from C++: the example is built and trained with."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import convgrad
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "cpp_extension"
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which("ninja") is None or all(shutil.which(c) is None for c in ("c++", "g++", "clang++")),
+    reason="no C++ compiler, or no ninja",
+)
+
+
+def test_the_header_is_there() -> None:
+    assert (Path(convgrad.include_path()) / "convgrad.h").is_file()
+
+
+@pytest.fixture(scope="module")
+def example() -> Any:
+    """The example's modules; the build takes a minute."""
+    sys.path.insert(0, str(EXAMPLE))
+    try:
+        import train
+
+        train.load()
+        yield train
+    finally:
+        sys.path.remove(str(EXAMPLE))
+        sys.modules.pop("train", None)
+        sys.modules.pop("extension", None)
+
+
+@pytest.fixture(scope="module")
+def extension(example: Any) -> ModuleType:
+    return example.load()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning:torch.utils.cpp_extension")
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_gradients(extension: ModuleType, dtype: torch.dtype, stride: int) -> None:
+    x = torch.randn(2, 6, 9, 11, dtype=dtype, requires_grad=True)
+    w = torch.randn(6, 1, 5, 5, dtype=dtype, requires_grad=True)
+    y, expected = extension.depthwise(x, w, stride), F.conv2d(x, w, stride=stride, padding=2, groups=6)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(extension.reference(x, w, stride), expected)
+    g = torch.randn_like(y)
+    for a, b in zip(torch.autograd.grad(y, (x, w), g), torch.autograd.grad(expected, (x, w), g), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_derivatives_of_the_gradients(extension: ModuleType) -> None:
+    """The header's operators are differentiable themselves, so a backward written with them is too."""
+    x = torch.randn(1, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(2, 1, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w: extension.depthwise(x, w, 2), (x, w))
+    assert torch.autograd.gradgradcheck(lambda x, w: extension.depthwise(x, w, 2), (x, w))
+    assert torch.autograd.gradgradcheck(lambda x, w: extension.reference(x, w, 2), (x, w))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_only_the_gradients_asked_for(extension: ModuleType) -> None:
+    from convgrad.engine.trace import trace
+
+    x, w = torch.randn(2, 6, 9, 11), torch.randn(6, 1, 5, 5, requires_grad=True)
+    with trace() as seen:
+        extension.depthwise(x, w, 1).sum().backward()
+    assert [r.outputs for r in seen] == ["grad_weight"]
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_bad_sizes_are_one_clear_error(extension: ModuleType) -> None:
+    with pytest.raises(RuntimeError, match="weight of size"):
+        extension.reference(torch.randn(1, 3, 5, 5), torch.randn(4, 1, 3, 3), 1)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_training(example: Any) -> None:
+    """Both ways train, and alike."""
+    example.register()
+    try:
+        models = [example.network(way) for way in (True, False)]
+        models[1].load_state_dict(models[0].state_dict())
+        losses = [example.train(model) for model in models]
+    finally:
+        convgrad.unregister("extension")
+    assert losses[0][-1] < losses[0][0]
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]))
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_before_the_import(extension: ModuleType) -> None:
+    """The built library without the Python package: the error says what to do."""
+    program = (
+        "import importlib.util, torch\n"
+        f"spec = importlib.util.spec_from_file_location({extension.__name__!r}, {extension.__file__!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "try:\n"
+        "    module.reference(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3), 1)\n"
+        "except RuntimeError as e:\n"
+        "    print(str(e).splitlines()[0])\n"
+    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == (
+        "the operator convgrad::convolution is not registered: import convgrad in Python before the first call from C++"
+    )
