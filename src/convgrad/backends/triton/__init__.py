@@ -19,7 +19,7 @@ from ...errors import BackendError
 from ...problem import ConvProblem, Output, Pass
 from ..base import Backend
 from .geometry import geometry
-from .tiles import UNROLLED, share_elements
+from .tiles import UNROLLED, UNROLLED_CHANNELS, share_elements
 
 __all__ = ["TritonBackend"]
 
@@ -163,8 +163,9 @@ def against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str
         reasons.append("its sweep is for one output channel per input channel")
     elif problem.in_channels == problem.groups:
         g = geometry(problem, adjoint=True, channel_lanes=problem.channels_last)
-        if prod(axis.taps for axis in g.axes) > UNROLLED:
-            reasons.append(f"its sweep keeps at most {UNROLLED} kernel positions in registers")
+        most = UNROLLED if not problem.channels_last else UNROLLED_CHANNELS
+        if prod(axis.taps for axis in g.axes) > most:
+            reasons.append(f"its sweep keeps at most {most} kernel positions in registers")
         if "grad_bias" in outputs and (problem.transposed or min(g.field("whole_tap")) < 0):
             reasons.append("no kernel position reads all of grad_output: grad_bias needs a sum of its own")
     return reasons
