@@ -22,11 +22,10 @@ from .miopen_depthwise import *  # noqa: F403
 from .mkldnn import *  # noqa: F403
 from .thnn import *  # noqa: F403
 
-__all__ = [  # noqa: PLE0604
-    *cudnn.__all__,
-    *miopen.__all__,
-    *miopen_depthwise.__all__,
-    *mkldnn.__all__,
-    *thnn.__all__,
-    *extension.__all__,
-]
+__all__: list[str] = []
+__all__ += cudnn.__all__
+__all__ += miopen.__all__
+__all__ += miopen_depthwise.__all__
+__all__ += mkldnn.__all__
+__all__ += thnn.__all__
+__all__ += extension.__all__
