@@ -68,14 +68,14 @@ struct Depthwise {
       for (int d = 0; d < 3; ++d) s.range[d] = {0, x.size[d]};
       return s;
     }
-    Packing<const S, T, N>::pack(scratch, extent, static_cast<const S*>(tensor), x, b, r, p.channels_last);
+    // Rows of zeros are left out of the sums, except where they let grad_weight run over whole tiles.
+    const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.axis[2].kernel >= kWideKernel;
+    Packing<const S, T, N>::pack(scratch, extent, static_cast<const S*>(tensor), x, b, r, p.channels_last, !skip);
     s.step[2] = b.lanes, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
     s.data = scratch;
     for (int d = 0; d < 3; ++d) {
       s.range[d] = r[d], s.data -= r[d].low * s.step[d];
-      // Rows of zeros are left out of the sums, except where they let grad_weight run over whole tiles.
-      const bool skip = d < 2 && (!p.wants(CONVGRAD_GRAD_WEIGHT) || p.axis[2].kernel >= kWideKernel);
-      if (skip) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
+      if (skip && d < 2) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
     }
     return s;
   }

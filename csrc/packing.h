@@ -99,12 +99,12 @@ struct Packing {
   }
 
   static void zero(T* to, int64_t pixels, const Block& b) {
-    if (pixels > 0) memset(to, 0, sizeof(T) * static_cast<size_t>(pixels * b.lanes));
+    for (const T* end = to + pixels * b.lanes; to < end; to += N) store<T, N>(to, Vec<T, N>{});
   }
 
-  // The tile `r` of a tensor, as rows of `extent` pixels.
+  // The tile `r` of a tensor, as rows of `extent` pixels. `rows_of_zeros`: also those that lie outside the tensor.
   static void pack(T* to, const int64_t extent[3], S* from, const Tensor& x, const Block& b, const Range r[3],
-                   bool channels_last) {
+                   bool channels_last, bool rows_of_zeros) {
     const Range w = {most(r[2].low, 0), least(r[2].high, x.size[2])};
     S* lane[N];
     if (channels_last)
@@ -118,7 +118,8 @@ struct Packing {
       const bool outside = d < 0 || d >= x.size[0] || w.low >= w.high;
       const Range h = {outside ? r[1].high : least(most(r[1].low, 0), r[1].high),
                        outside ? r[1].high : most(least(r[1].high, x.size[1]), r[1].low)};
-      for (int64_t i = r[1].low; i < r[1].high; ++i) {
+      const Range borders = rows_of_zeros || w.low >= w.high ? r[1] : h;
+      for (int64_t i = borders.low; i < borders.high; ++i) {
         T* at = slice + (i - r[1].low) * row;
         if (i < h.low || i >= h.high) {
           zero(at, width, b);

@@ -49,9 +49,10 @@ struct Axis {
 
   // grad_input: input position i = q * stride + r - padding reads output q - (k * dilation - r) / stride, for those k
   // whose k * dilation leaves the remainder r. Each remainder is a convolution of stride 1 of its own.
-  int64_t quotient(int64_t i) const { return floor_div(i + padding, stride); }
+  int64_t quotient(int64_t i) const { return stride == 1 ? i + padding : floor_div(i + padding, stride); }
   int64_t remainder(int64_t i) const { return i + padding - quotient(i) * stride; }
   Reach backward_reach(int64_t r) const {
+    if (stride == 1) return {0, 1, 0, -dilation, kernel};
     const int64_t g = gcd(stride, dilation), period = stride / g;
     for (int64_t k = 0; k < least(kernel, period); ++k)
       if (k * dilation % stride == r)
@@ -73,6 +74,9 @@ struct Zone {
   int64_t positions;
 };
 inline Zone zone_at(const Reach& r, int64_t base, int64_t step, int64_t low, int64_t high, int64_t most_positions) {
+  const int64_t one = base + r.offset, other = one + (r.count - 1) * r.offset_step;
+  if (r.count && least(one, other) >= low && most(one, other) + (most_positions - 1) * step < high)
+    return {r, most_positions};  // nothing is cut off
   Zone z = {{r.first, r.step, r.offset, r.offset_step, 0}, most_positions};
   for (int64_t t = 0; t < r.count; ++t) {
     const int64_t at = base + r.offset + t * r.offset_step;
@@ -84,6 +88,11 @@ inline Zone zone_at(const Reach& r, int64_t base, int64_t step, int64_t low, int
     }
   }
   return z;
+}
+
+// Piece `i` of `n` nearly equal ones. Divisions cost as much as a few pixels: small images come in one piece.
+inline Range share(int64_t size, int64_t i, int64_t n) {
+  return n == 1 ? Range{0, size} : Range{size * i / n, size * (i + 1) / n};
 }
 
 // The ranges of one tile along one dimension.
@@ -127,13 +136,13 @@ struct Plan {
     const int64_t n = bands[d];
     Span s = {};
     if (wants(CONVGRAD_GRAD_INPUT)) {
-      s.grad_input = {a.input * band / n, a.input * (band + 1) / n};
+      s.grad_input = share(a.input, band, n);
       s.grad_output = a.output_read_by(s.grad_input);
       // grad_weight sums the outputs whose first kernel element lies in this band, so that one packed tile serves both
       s.output.low = band == 0 ? 0 : clamp(a, s.grad_input.low);
       s.output.high = band == n - 1 ? a.output : clamp(a, s.grad_input.high);
     } else {
-      s.output = {a.output * band / n, a.output * (band + 1) / n};
+      s.output = share(a.output, band, n);
     }
     if (needs_input()) s.input = a.input_read_by(s.output);
     if (wants(CONVGRAD_GRAD_WEIGHT)) s.grad_output = join(s.grad_output, s.output);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,8 @@ def reference(p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor
     """Everything in float64 by PyTorch, with the padding made explicit."""
     x, w = input.double().requires_grad_(), weight.double().requires_grad_()
     pads = list(itertools.chain.from_iterable(reversed(p.padding)))
-    padded = torch.nn.functional.pad(x, pads)
+    padded = torch.nn.functional.pad(x, [max(v, 0) for v in pads])
+    padded = torch.nn.functional.pad(padded, [min(v, 0) for v in pads])  # PyTorch crops before it pads
     y = torch.convolution(padded, w, None, p.stride, [0] * p.ndim, p.dilation, False, [0] * p.ndim, p.groups)
     grads = torch.autograd.grad(y, (x, w), grad_output.double())
     exact = {"forward": y.detach(), "grad_input": grads[0], "grad_weight": grads[1]}
@@ -180,3 +182,63 @@ def test_without_a_library_there_is_a_reason(tmp_path: Path) -> None:
     environment = os.environ | {"CONVGRAD_NATIVE_LIBRARY": str(tmp_path / "none.so"), "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert "not installed" in done.stdout
+
+
+@settings(max_examples=60)
+@given(p=problems((torch.float32, torch.bfloat16)))
+def test_nothing_outside_the_operands_is_read(p: ConvProblem) -> None:
+    def in_poison(x: Tensor) -> Tensor:
+        buffer = torch.full((x.numel() + 128,), torch.nan, dtype=x.dtype)
+        inner = buffer[64 : 64 + x.numel()].as_strided(x.shape, x.stride())
+        return inner.copy_(x)
+
+    tensors = tuple(in_poison(x) for x in operands(p, 1))
+    poisoned = torch.full((BACKEND.workspace(p, ("grad_input", "grad_weight")),), 255, dtype=torch.uint8)  # NaN
+    results = everything(p, *tensors)
+    results += [("swept", r) for r in BACKEND.sweep(p, ("grad_input", "grad_weight"), *swap(tensors), poisoned)]
+    for name, result in results:
+        assert not result.isnan().any(), name
+
+
+def swap(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    input, weight, grad_output = tensors
+    return grad_output, input, weight
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_infinity_and_nan_pass_through(layout: torch.memory_format, value: float) -> None:
+    p = ConvProblem(2, 11, 11, 11, (9, 8), (3, 3), (1, 1), ((1, 1),) * 2, (1, 1), (9, 8), memory_format=layout)
+    x, w, g = operands(p)
+    x[0, 3, 4, 5] = g[1, 2, 3, 3] = value
+    expected = reference(p, x, w, g)
+    for name, result in everything(p, x, w, g):
+        torch.testing.assert_close(result, expected[name], rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+def test_a_forked_child_does_not_hang() -> None:
+    code = (
+        "import os, torch; from convgrad.problem import ConvProblem\n"
+        "from convgrad.backends.native import NativeBackend\n"
+        "torch.set_num_threads(2)\n"
+        "p = ConvProblem(8, 64, 64, 64, (64,), (3,), (1,), ((1, 1),), (1,), (64,))\n"
+        "x, w = torch.ones(p.input_shape), torch.ones(p.weight_shape)\n"
+        "y = NativeBackend().run(p, 'forward', x, w)\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(0 if y.equal(NativeBackend().run(p, 'forward', x, w)) else 3)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_sanitizers_find_nothing(tmp_path: Path) -> None:
+    flags = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fopenmp"]
+    flags += ["-DCONVGRAD_VARIANT=baseline"]
+    sources = [str(ROOT / "csrc" / name) for name in ("variant.cpp", "dispatch.cpp", "tests/driver.cpp")]
+    driver = tmp_path / "driver"
+    subprocess.run(["g++", *flags, *sources, "-o", str(driver)], check=True)
+    subprocess.run([str(driver), "500"], check=True, timeout=300)

@@ -1,0 +1,230 @@
+"""Depthwise convolutions on the CPU: ours against the better of PyTorch as given and PyTorch through channels_last.
+
+Each result is checked against PyTorch's before it is timed. All sides are timed alternately in one process and keep
+freed memory (`keep_memory`), conversions between layouts count, and a ratio is the median over rounds.
+
+    python benchmarks/cpu.py                      the table and 100 random problems, all threads, both layouts
+    python benchmarks/cpu.py --short              a few problems, a few seconds
+    python benchmarks/cpu.py --threads 1 --dtype bfloat16 --problem mb32g144ic144ih56oc144kh3ph1
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from convgrad.backends.native import NativeBackend
+from convgrad.engine.timing import Comparison, compare, conditions, keep_memory
+from convgrad.problem import ConvProblem, Output, output_length
+
+TABLE = (
+    "mb32g32ic32ih112oc32kh3ph1",
+    "mb32g96ic96ih112oc96kh3sh2ph1",
+    "mb32g144ic144ih56oc144kh3ph1",
+    "mb32g192ic192ih28oc192kh3ph1",
+    "mb32g576ic576ih14oc576kh3ph1",
+    "mb32g960ic960ih7oc960kh3ph1",
+    "mb32g240ic240ih28oc240kh5ph2",
+    "mb32g672ic672ih14oc672kh5ph2",
+    "mb32g96ic96ih56oc96kh7ph3",
+    "mb32g384ic384ih14oc384kh7ph3",
+    "mb32g768ic768ih7oc768kh7ph3",
+    "mb8g128ic128ih32oc128kh13ph6",
+    "mb8g128ic128ih32oc128kh31ph15",
+    "mb8g768ic768iw2048oc768ow2048kw4pw3",
+    "mb1g1536ic1536iw8192oc1536ow8192kw4pw3",
+    "mb2g96ic96id16ih56iw56oc96kd3kh3kw3pd1ph1pw1",
+    "mb2g64ic64id8ih28iw28oc64kd5kh5kw5pd2ph2pw2",
+    "mb8g256ic256ih32oc256oh64kh4sh2ph1 transposed",
+)
+SHORT = ("mb32g144ic144ih56oc144kh3ph1", "mb32g768ic768ih7oc768kh7ph3", "mb8g768ic768iw2048oc768ow2048kw4pw3")
+ASKED: dict[str, tuple[Output, ...]] = {
+    "forward": ("forward",),
+    "grad_input": ("grad_input",),
+    "grad_weight": ("grad_weight",),
+    "both": ("grad_input", "grad_weight"),
+}
+FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+Results = tuple[Tensor, ...]
+
+
+def random_problem(rng: random.Random) -> ConvProblem:
+    """Any stride, dilation, odd size, kernel and multiplier; channels that fit no vector; 1 to 20 million elements."""
+    while True:
+        ndim = rng.choice([1, 2, 2, 2, 3])
+        longest = {1: 20000, 2: 150, 3: 40}[ndim]
+        size = tuple(round(math.exp(rng.uniform(math.log(5), math.log(longest)))) for _ in range(ndim))
+        kernel = tuple(rng.choice([1, 2, 3, 3, 3, 4, 5, 7, 9, 11][: 7 if ndim == 3 else 10]) for _ in range(ndim))
+        stride = tuple(rng.choice([1, 1, 1, 2, 2, 3]) for _ in range(ndim))
+        dilation = tuple(rng.choice([1, 1, 1, 2, 3]) for _ in range(ndim))
+        padding = tuple((rng.randint(0, k // 2 * d),) * 2 for k, d in zip(kernel, dilation, strict=True))
+        axes = zip(size, kernel, stride, padding, dilation, strict=True)
+        output = tuple(output_length(i, k, s, *p, d) for i, k, s, p, d in axes)
+        channels, multiplier = rng.randint(2, 400), rng.choice([1, 1, 1, 1, 2, 3])
+        batch = rng.choice([1, 2, 4, 8, 16, 32])
+        elements = batch * channels * math.prod(size)
+        if min(output) >= 1 and 1e5 <= elements <= 2e7 and elements * math.prod(kernel) < 5e8:
+            return ConvProblem(
+                batch, channels, channels * multiplier, channels, size, kernel, stride, padding, dilation, output
+            )
+
+
+def symmetric(p: ConvProblem, x: Tensor) -> tuple[Tensor, list[int]]:
+    """The input as PyTorch's convolution takes it: with the padding that it cannot state made explicit."""
+    if p.symmetric:
+        return x, [low for low, _ in p.padding]
+    return torch.nn.functional.pad(x, [v for pair in reversed(p.padding) for v in pair]), [0] * p.ndim
+
+
+def pytorch(p: ConvProblem, asked: tuple[Output, ...], x: Tensor, w: Tensor, g: Tensor) -> Results:
+    """The same results by PyTorch's own operators, on operands in any layout."""
+    padded, padding = symmetric(p, x)
+    zeros = [0] * p.ndim
+    if asked == ("forward",):
+        return (torch.convolution(padded, w, None, p.stride, padding, p.dilation, False, zeros, p.groups),)
+    mask = ["grad_input" in asked, "grad_weight" in asked, False]
+    grads = torch.ops.aten.convolution_backward(
+        g, padded, w, None, p.stride, padding, p.dilation, False, zeros, p.groups, mask
+    )
+    found = [grads[i] for i in range(2) if mask[i]]
+    if mask[0] and not p.symmetric:
+        found[0] = torch.nn.functional.pad(found[0], [-v for pair in reversed(p.padding) for v in pair])
+    return tuple(found)
+
+
+def through_channels_last(p: ConvProblem, asked: tuple[Output, ...], x: Tensor, w: Tensor, g: Tensor) -> Results:
+    """PyTorch on channels_last copies, results copied back; a sequence is an image of one row."""
+    q = p
+    if p.ndim == 1:
+        q = ConvProblem(
+            p.batch, p.in_channels, p.out_channels, p.groups, (1, *p.input_size), (1, *p.kernel_size), (1, *p.stride),
+            ((0, 0), *p.padding), (1, *p.dilation), (1, *p.output_size), dtype=p.dtype,
+        )  # fmt: skip
+        x, w, g = x.unsqueeze(2), w.unsqueeze(2), g.unsqueeze(2)
+    copies = (t.contiguous(memory_format=FORMATS[q.ndim]) for t in (x, w, g))
+    found = tuple(t.contiguous() for t in pytorch(q, asked, *copies))
+    return tuple(t.squeeze(2) for t in found) if p.ndim == 1 else found
+
+
+def calls(p: ConvProblem, asked: tuple[Output, ...]) -> dict[str, Callable[[], Results]]:
+    """What is compared, checked: ours first."""
+    ours = NativeBackend()
+
+    def operand(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape).to(p.dtype).contiguous(memory_format=p.memory_format)
+
+    x, w, g = operand(p.input_shape), operand(p.weight_shape), operand(p.output_shape)
+    workspace = torch.empty(ours.workspace(p, asked), dtype=torch.uint8)
+
+    def native() -> Results:
+        if len(asked) > 1:
+            return ours.sweep(p, asked, g, x, w, workspace)
+        a, b = {"forward": (x, w), "grad_input": (g, w), "grad_weight": (g, x)}[asked[0]]
+        return (ours.run(p, asked[0], a, b, None, workspace),)  # pyright: ignore[reportArgumentType]
+
+    found = {"ours": native, "pytorch": lambda: pytorch(p, asked, x, w, g)}
+    if not p.channels_last:
+        found["through channels_last"] = lambda: through_channels_last(p, asked, x, w, g)
+    tolerance = {torch.float64: 1e-11, torch.float32: 1e-4}.get(p.dtype, 3e-2)
+    for mine, theirs in zip(native(), found["pytorch"](), strict=True):
+        error = (mine.double() - theirs.double()).norm() / theirs.double().norm().clamp_min(1e-30)
+        if not error < tolerance:
+            raise AssertionError(f"{asked} of {p}: relative difference {error:.2g} from PyTorch")
+    return found
+
+
+def against_best(seen: Comparison) -> float:
+    """How many times faster ours is than the better of PyTorch's ways, median over rounds."""
+    theirs = min((name for name in seen.samples if name != "ours"), key=seen.median)
+    return statistics.median(t / o for t, o in zip(seen.samples[theirs], seen.samples["ours"], strict=True))
+
+
+def layouts(problems: list[ConvProblem]) -> Iterator[tuple[str, list[ConvProblem]]]:
+    yield "contiguous", problems
+    yield "channels_last", [p.replace(memory_format=FORMATS[p.ndim]) for p in problems if p.ndim in FORMATS]
+
+
+def table(title: str, problems: list[ConvProblem], seconds: float) -> None:
+    """One table a layout: ours / the best of PyTorch in ms, and their ratio; below it the summary."""
+    for layout, chosen in layouts(problems):
+        ratios: dict[str, list[tuple[float, float, ConvProblem]]] = {name: [] for name in ASKED}
+        print(f"\n## {title}, {layout}\n")
+        print("| problem | " + " | ".join(f"{n} ms" for n in ASKED) + " | of the roofline |\n|---|" + "---|" * 5)
+        for p in chosen:
+            cells = []
+            for name, asked in ASKED.items():
+                seen = compare(calls(p, asked), "pytorch", seconds=seconds)
+                best = min(seen.median(n) for n in seen.samples if n != "ours")
+                ratio = against_best(seen)
+                expected = NativeBackend().expected_speedup(p, asked, torch.device("cpu"))
+                ratios[name].append((ratio, expected, p))
+                mark = "" if expected > 1 else " *"
+                cells.append(f"{seen.median('ours') * 1e3:.2f} / {best * 1e3:.2f} = **{ratio:.2f}x**{mark}")
+                if name == "forward":
+                    share = roofline(p) / seen.median("ours")
+            print(f"| `{p}` | " + " | ".join(cells) + f" | {share:.0%} |", flush=True)
+        print("\n| | geometric mean | worst | worst where chosen | slower where chosen |\n|---|---|---|---|---|")
+        for name, seen in ratios.items():
+            values = [r for r, _, _ in seen]
+            taken = [r for r, e, _ in seen if e > 1]
+            worst = f"{min(taken):.2f}x" if taken else "-"
+            print(
+                f"| {name} | {statistics.geometric_mean(values):.2f}x | {min(values):.2f}x | {worst} "
+                f"| {sum(r < 0.95 for r in taken)} of {len(taken)} |",
+                flush=True,
+            )
+
+
+def limits() -> tuple[float, float]:
+    """Bytes per second of a copy, and multiply-adds per second of a matrix product, as measured now."""
+    a, b = torch.empty(16 << 20), torch.randn(16 << 20)
+    m = torch.randn(1024, 1024)
+    copy = compare({"copy": lambda: a.copy_(b)}, seconds=0.5)
+    product = compare({"product": lambda: m @ m}, seconds=0.5)
+    return 2 * 4 * a.numel() / min(copy.samples["copy"]), 2 * 1024**3 / min(product.samples["product"])
+
+
+LIMITS: list[float] = []
+
+
+def roofline(p: ConvProblem) -> float:
+    """Seconds that one pass must take on this machine."""
+    if not LIMITS:
+        LIMITS.extend(limits())
+    return max(p.least_bytes / LIMITS[0], p.flops / LIMITS[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--short", action="store_true", help="a few problems, a few seconds")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16", "float16"])
+    parser.add_argument("--seconds", type=float, default=0.4, help="for each number")
+    parser.add_argument("--random", type=int, default=100, help="how many random problems")
+    parser.add_argument("--seed", type=int, default=0, help="of the random problems")
+    parser.add_argument("--no-table", action="store_true", help="only the random problems")
+    parser.add_argument("--problem", action="append", help="only these, instead of the tables")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_memory()
+    if reasons := NativeBackend().reasons_against(ConvProblem.parse(SHORT[0]), ("forward",), torch.device("cpu")):
+        raise SystemExit(f"nothing to measure: {'; '.join(reasons)}")
+    texts = arguments.problem or (SHORT if arguments.short else TABLE)
+    problems = [ConvProblem.parse(text).replace(dtype=getattr(torch, arguments.dtype)) for text in texts]
+    print(f"{conditions()}. Ours / PyTorch's best in milliseconds; * where the rules of choice take PyTorch.")
+    if not arguments.no_table:
+        table("The table", problems, min(arguments.seconds, 0.2) if arguments.short else arguments.seconds)
+    if not (arguments.short or arguments.problem) and arguments.random:
+        rng = random.Random(arguments.seed)
+        drawn = [random_problem(rng).replace(dtype=problems[0].dtype) for _ in range(arguments.random)]
+        table("Random problems", drawn, arguments.seconds / 4)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+// Runs the kernels on random problems without Python, so that they can be built with sanitizers. Buffers have exactly
+// the size of their tensors and come from the heap: a read or write one element outside is an error. Results start as
+// NaN, so that an element that is never written is seen; they are compared with plain loops over integers.
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "../convgrad_native.h"
+
+namespace {
+
+using Integers = std::vector<int64_t>;
+
+struct Case {
+  convgrad_problem p;
+  int64_t in_pixels() const { return p.input[0] * p.input[1] * p.input[2]; }
+  int64_t out_pixels() const { return p.output[0] * p.output[1] * p.output[2]; }
+  int64_t elements() const { return p.kernel[0] * p.kernel[1] * p.kernel[2]; }
+  int64_t out_channels() const { return p.channels * p.multiplier; }
+  int64_t at(int64_t n, int64_t c, int64_t pixel, int64_t channels, int64_t pixels) const {
+    return p.layout == CONVGRAD_CONTIGUOUS ? (n * channels + c) * pixels + pixel : (n * pixels + pixel) * channels + c;
+  }
+};
+
+Case draw(std::mt19937_64& rng) {
+  auto pick = [&](int64_t low, int64_t high) { return low + int64_t(rng() % uint64_t(high - low + 1)); };
+  Case c = {};
+  c.p.batch = pick(1, 3), c.p.channels = pick(2, 40), c.p.multiplier = pick(0, 3) ? 1 : pick(2, 3);
+  c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, 1)), c.p.threads = 1;
+  const int dims = int(pick(1, 3));
+  for (int d = 0; d < 3; ++d) {
+    const bool used = d >= 3 - dims;
+    for (;;) {
+      c.p.kernel[d] = used ? pick(1, dims == 1 ? 11 : 7 - dims) : 1;
+      c.p.stride[d] = used ? pick(1, 4) : 1, c.p.dilation[d] = used ? pick(1, 3) : 1;
+      c.p.padding[d] = used ? pick(-2, 5) : 0;
+      c.p.input[d] = used ? pick(1, dims == 1 ? 150 : dims == 2 ? 20 : 8) : 1;
+      const int64_t room = c.p.input[d] + c.p.padding[d] + (used ? pick(-2, 5) : 0) -
+                           (c.p.dilation[d] * (c.p.kernel[d] - 1) + 1);
+      c.p.output[d] = room >= 0 ? room / c.p.stride[d] + 1 : 0;
+      if (c.p.output[d] > 0) break;
+    }
+  }
+  return c;
+}
+
+// Everything at once, by the definition.
+void reference(const Case& c, const Integers& x, const Integers& w, const Integers& g, Integers& y, Integers& gx,
+               Integers& gw, Integers& gb) {
+  const convgrad_problem& p = c.p;
+  for (int64_t n = 0; n < p.batch; ++n)
+    for (int64_t o = 0; o < c.out_channels(); ++o)
+      for (int64_t pixel = 0; pixel < c.out_pixels(); ++pixel) {
+        const int64_t out = c.at(n, o, pixel, c.out_channels(), c.out_pixels());
+        gb[o] += g[out];
+        const int64_t od = pixel / (p.output[1] * p.output[2]), oh = pixel / p.output[2] % p.output[1];
+        const int64_t position[3] = {od, oh, pixel % p.output[2]};
+        for (int64_t k = 0; k < c.elements(); ++k) {
+          const int64_t kernel[3] = {k / (p.kernel[1] * p.kernel[2]), k / p.kernel[2] % p.kernel[1], k % p.kernel[2]};
+          int64_t from = 0;
+          bool inside = true;
+          for (int d = 0; d < 3; ++d) {
+            const int64_t i = position[d] * p.stride[d] - p.padding[d] + kernel[d] * p.dilation[d];
+            inside = inside && i >= 0 && i < p.input[d];
+            from = from * p.input[d] + i;
+          }
+          if (!inside) continue;
+          const int64_t in = c.at(n, o / p.multiplier, from, p.channels, c.in_pixels());
+          y[out] += x[in] * w[o * c.elements() + k];
+          gx[in] += g[out] * w[o * c.elements() + k];
+          gw[o * c.elements() + k] += g[out] * x[in];
+        }
+      }
+}
+
+template <class T>
+struct Buffer {
+  std::unique_ptr<T[]> data;
+  explicit Buffer(const Integers& from) : data(new T[from.size()]) {
+    for (size_t i = 0; i < from.size(); ++i) data[i] = T(from[i]);
+  }
+  explicit Buffer(size_t size) : data(new T[size]) {
+    for (size_t i = 0; i < size; ++i) data[i] = T(__builtin_nan(""));
+  }
+};
+
+template <class T>
+bool equal(const char* name, const Buffer<T>& got, const Integers& expected) {
+  for (size_t i = 0; i < expected.size(); ++i)
+    if (!(got.data[i] == T(expected[i]))) {
+      fprintf(stderr, "%s[%zu] is %g, not %lld\n", name, i, double(got.data[i]), static_cast<long long>(expected[i]));
+      return false;
+    }
+  return true;
+}
+
+template <class T>
+bool check(Case c, std::mt19937_64& rng) {
+  auto fill = [&](int64_t size) {
+    Integers v(static_cast<size_t>(size));
+    for (int64_t& e : v) e = int64_t(rng() % 7) - 3;
+    return v;
+  };
+  const Integers x = fill(c.p.batch * c.p.channels * c.in_pixels()), w = fill(c.out_channels() * c.elements());
+  const Integers g = fill(c.p.batch * c.out_channels() * c.out_pixels());
+  Integers y(g.size()), gx(x.size()), gw(w.size()), gb(static_cast<size_t>(c.out_channels()));
+  reference(c, x, w, g, y, gx, gw, gb);
+  const Buffer<T> bx(x), bw(w), bg(g);
+  const int asked[] = {CONVGRAD_FORWARD, CONVGRAD_GRAD_INPUT, CONVGRAD_GRAD_WEIGHT,
+                       CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT | CONVGRAD_GRAD_BIAS,
+                       CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT};
+  for (int outputs : asked) {
+    c.p.outputs = outputs;
+    Buffer<T> ry(y.size()), rx(gx.size()), rw(gw.size()), rb(gb.size());
+    const bool needs_x = outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT);
+    const bool needs_w = outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
+    const bool needs_g = outputs & (CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT);
+    const convgrad_tensors t = {needs_x ? bx.data.get() : nullptr,
+                                needs_w ? bw.data.get() : nullptr,
+                                needs_g ? bg.data.get() : nullptr,
+                                nullptr,
+                                outputs & CONVGRAD_FORWARD ? ry.data.get() : nullptr,
+                                outputs & CONVGRAD_GRAD_INPUT ? rx.data.get() : nullptr,
+                                outputs & CONVGRAD_GRAD_WEIGHT ? rw.data.get() : nullptr,
+                                outputs & CONVGRAD_GRAD_BIAS ? rb.data.get() : nullptr};
+    const int64_t bytes = convgrad_depthwise_workspace(&c.p);
+    std::unique_ptr<char[]> workspace(new char[static_cast<size_t>(bytes)]);
+    if (convgrad_depthwise(&c.p, &t, workspace.get(), bytes - 1) != 1) return false;
+    if (convgrad_depthwise(&c.p, &t, workspace.get(), bytes) != 0) return false;
+    if ((t.forward && !equal("forward", ry, y)) || (t.grad_input && !equal("grad_input", rx, gx)) ||
+        (t.grad_weight && !equal("grad_weight", rw, gw)) || (t.grad_bias && !equal("grad_bias", rb, gb)))
+      return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  const int cases = count > 1 ? atoi(arguments[1]) : 300;
+  std::mt19937_64 rng(count > 2 ? strtoull(arguments[2], nullptr, 10) : 0);
+  for (const char* set : {"baseline", "x86-64-v3", "x86-64-v4"}) {
+    if (convgrad_select(set)) continue;
+    for (int i = 0; i < cases; ++i) {
+      const Case c = draw(rng);
+      if (!(c.p.dtype == CONVGRAD_FLOAT64 ? check<double>(c, rng) : check<float>(c, rng))) {
+        const convgrad_problem& p = c.p;
+        fprintf(stderr, "%s, case %d: batch %d channels %d multiplier %d layout %d dtype %d outputs %d\n", set, i,
+                int(p.batch), int(p.channels), int(p.multiplier), p.layout, p.dtype, p.outputs);
+        for (int d = 0; d < 3; ++d)
+          fprintf(stderr, "  input %d kernel %d stride %d padding %d dilation %d output %d\n", int(p.input[d]),
+                  int(p.kernel[d]), int(p.stride[d]), int(p.padding[d]), int(p.dilation[d]), int(p.output[d]));
+        return 1;
+      }
+    }
+    printf("%s: %d cases\n", set, cases);
+  }
+  return 0;
+}
