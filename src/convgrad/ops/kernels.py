@@ -14,8 +14,8 @@ from torch import Tensor
 
 from .. import settings
 from .._compat import aten_memory_format
-from ..engine.cache import BoundedCache
 from ..calculus import Form
+from ..engine.cache import BoundedCache
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
 from ..problem import Output, Slot
@@ -29,7 +29,6 @@ from ..shapes import (
     convolution_shape,
     problem_of,
 )
-
 from .eager import EagerCall
 
 __all__ = ["convolution", "convolution_backward", "eager_call", "grad_input", "grad_weight", "layout_of"]
@@ -60,8 +59,12 @@ def _key(op: str, first: Tensor, second: Tensor, arguments: tuple[Any, ...]) -> 
 
 
 def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format:
-    """The layout in which PyTorch would return the results of this convolution."""
-    padding = tuple(max(low, 0) for low, _ in g.padding)
+    """The layout in which PyTorch would return the results of this convolution.
+
+    PyTorch is asked with the same padding on both sides, chosen so that the kernel still fits and the output is not empty.
+    """
+    wider = min if g.transposed else max
+    padding = tuple(max(wider(low, high), 0) for low, high in g.padding)
     return aten_memory_format(
         input, weight, None, g.stride, padding, g.dilation, g.transposed, g.output_padding, g.groups
     )
