@@ -29,7 +29,7 @@ def case(d: int, transposed: bool, kind: str, geometry: str, dtype: torch.dtype 
     groups, channels, outputs = GROUPS[kind]
     stride, padding, dilation = {
         "plain": ([1] * d, [0] * d, [1] * d),
-        "strided": ([2] + [1] * (d - 1), [1] * d, [1] * d),
+        "strided": ([2] + [1] * (d - 1), [1, 1, 0][:d], [1] * d),
         "dilated": ([1] * d, [1] + [0] * (d - 1), [2] + [1] * (d - 1)),
         "one-sided": ([2] + [1] * (d - 1), [1, 0] * d, [1] * d),
     }[geometry]

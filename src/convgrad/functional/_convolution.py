@@ -22,7 +22,6 @@ from ..ops.eager import EagerCall, is_eager
 from ..settings import device_flags
 from ..settings import key as flags
 from ..shapes import check_rank
-from ._feedback import through_other_weights
 
 __all__ = ["Ints", "convolution", "convolution_backward", "grad_bias", "grad_input", "grad_weight"]
 
@@ -212,6 +211,8 @@ def convolution(
     if input.dim() != d + 2 or d < 1:
         check_rank(input.shape, weight.shape)
     if backward_weight is not None:
+        from ._feedback import through_other_weights  # it tells the compiler of itself, which loads the compiler
+
         s, dil = _ints(stride, d), _ints(dilation, d)
         pads = _paddings(padding, weight.shape, s, dil)
         arguments = (s, pads, dil, transposed, _ints(output_padding, d), groups)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..engine.request import use_backend
 from ..functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from ..ops.asked import call_asking
+from ..functional._asked import call_asking
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -35,7 +35,7 @@ class _Chosen:
         if self.backend is None:
             return function(*args)
         if torch.compiler.is_compiling():
-            return call_asking(self.backend, function.__name__, *args)
+            return call_asking(self.backend, isinstance(self, _ConvTranspose), *args)
         with use_backend(self.backend):
             return function(*args)
 

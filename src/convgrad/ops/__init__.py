@@ -41,7 +41,7 @@ for _name, _schema in SCHEMAS.items():
     torch.library.register_fake(f"convgrad::{_name}", getattr(fake, _name), lib=_library)
     torch.library.register_vmap(f"convgrad::{_name}", getattr(batching, _name), lib=_library)
     _library.impl(_name, getattr(autograd, _name), "Autograd", with_keyset=True)
-    asked.define(_library, _name, _schema, getattr(kernels, _name), getattr(fake, _name))
+    asked.define(_library, _name, _schema, *(getattr(room, _name) for room in (kernels, fake, autograd)))
 
 autocast.register(_library)
 flops.register()

@@ -16,11 +16,11 @@ from torch import Tensor
 from .._compat import is_traced
 from ..engine.request import Request, active, request_for, resume
 
-__all__ = ["call_asking", "define", "traced_overload"]
+__all__ = ["define", "traced_overload"]
 
 
-def define(library: torch.library.Library, name: str, schema: str, kernel: Any, fake: Any) -> None:
-    """Add the overload ``asked`` of an operator: one more keyword, below autograd only."""
+def define(library: torch.library.Library, name: str, schema: str, kernel: Any, fake: Any, autograd: Any) -> None:
+    """Add the overload ``asked`` of an operator: one more keyword, the name of a backend or of one for each pass."""
     arguments, result = schema.split(") -> ")
     star = "" if " *, " in arguments else " *,"
     library.define(f"{name}.asked{arguments},{star} str asked) -> {result}", tags=(torch.Tag.pt2_compliant_tag,))
@@ -32,7 +32,12 @@ def define(library: torch.library.Library, name: str, schema: str, kernel: Any, 
     def without_data(*args: Any, asked: str, **options: Any) -> Any:
         return fake(*args, **options)
 
+    def with_derivatives(keyset: Any, *args: Any, asked: str, **options: Any) -> Any:
+        with resume(_decode(asked)):
+            return autograd(keyset, *args, **options)
+
     library.impl(f"{name}.asked", run, "CompositeExplicitAutograd")
+    library.impl(f"{name}.asked", with_derivatives, "Autograd", with_keyset=True)
     torch.library.register_fake(f"convgrad::{name}.asked", without_data, lib=library)
 
 
@@ -46,19 +51,12 @@ def traced_overload(op: Any, first: Tensor | None) -> Callable[..., Any] | None:
     )
 
 
-@torch.compiler.allow_in_graph
-def call_asking(backend: str, name: str, *args: Any) -> Tensor:
-    """Call a function of `convgrad.functional` with a request that stays in the graph, also for its backward."""
-    from .. import functional
-
-    with resume(request_for(backend)._replace(fixed=True)):
-        return getattr(functional, name)(*args)
-
-
 def _encode(request: Request) -> str:
     return ",".join(name or "" for name in (request.forward, request.grad_input, request.grad_weight))
 
 
 def _decode(text: str) -> Request:
+    if "," not in text:
+        return request_for(text)._replace(fixed=True)
     forward, grad_input, grad_weight = (name or None for name in text.split(","))
     return Request(forward, grad_input, grad_weight)
