@@ -61,7 +61,7 @@ def _key(op: str, first: Tensor, second: Tensor, arguments: tuple[Any, ...]) -> 
 def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format:
     """The layout in which PyTorch would return the results of this convolution.
 
-    PyTorch is asked with the same padding on both sides, chosen so that the kernel still fits and the output is not empty.
+    PyTorch is asked with the same padding on both sides, one that leaves room for the kernel and for an output.
     """
     wider = min if g.transposed else max
     padding = tuple(max(wider(low, high), 0) for low, high in g.padding)
@@ -71,7 +71,7 @@ def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format
 
 
 def layout_like(shape: Ints, like: Tensor) -> Tensor:
-    """An untouched tensor of this shape in the layout that another suggests: it stands in where only a layout is asked."""
+    """An untouched tensor of this shape in the layout that another suggests, for a question about layouts alone."""
     from .._compat import channels_last_of, suggests_channels_last
 
     memory_format = torch.contiguous_format
