@@ -101,7 +101,7 @@ def _registers(g: Geometry, use: Use, rows: int, each: int, taps: tuple[int, int
         sums = taps[0] * taps[1] * taps[2]
         kept, room = (
             sums + rows * (2 if use == "sweep" else 1) + loaded,
-            120 if sums <= 9 else 88 if use == "sum" else 66,
+            120 if sums <= 9 else 78 if use == "sum" else 66,
         )
     return each * kept * (2 if g.double else 1) / room
 
