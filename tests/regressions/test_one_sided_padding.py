@@ -1,4 +1,4 @@
-"""A kernel that fits thanks to the high padding alone: PyTorch, asked for the layout with the low side only, refused it."""
+"""A kernel that fits thanks to the high padding alone: PyTorch, asked for the layout with the low side only, refused."""
 
 from __future__ import annotations
 
