@@ -76,3 +76,17 @@ def test_of_a_notebook(capsys: pytest.CaptureFixture[str]) -> None:
     convgrad.register("kept", forward=lambda x, w, p: x, accepts=lambda p: p.pointwise, verify=False)
     assert not convgrad.custom.repeat("kept", "ic2ih5oc2kh1")
     assert capsys.readouterr().out.startswith("failed: exact: ")
+
+
+def test_the_command_line_loads_kernels(tmp_path: Path) -> None:
+    """Every command of convgrad sees them, with what was checked."""
+    pytest.importorskip("typer")
+    (tmp_path / "mine.py").write_text(SCRIPT.replace("symmetric)", "symmetric, verify=False)").rsplit("raise", 1)[0])
+    main = "import sys; from convgrad.cli.app import run; sys.exit(run())"
+    shown = run(sys.executable, "-c", main, "--kernels", "mine.py", "info", cwd=tmp_path)
+    assert "registered by the user for forward; not verified: registered with verify=False" in shown.stdout, shown
+    checked = run(
+        *(sys.executable, "-c", main, "-k", "mine.py", "check", "ic2ih9oc2kh3sh2", "--backend", "mine"), cwd=tmp_path
+    )
+    assert checked.returncode == 1
+    assert "failed: mine forward of" in checked.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -23,6 +23,20 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@app.callback()
+def main(
+    kernels: Annotated[
+        list[str] | None, typer.Option("--kernels", "-k", help="A script or module that registers kernels; repeatable.")
+    ] = None,
+) -> None:
+    """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""
+    for source in kernels or ():
+        from ..custom.origin import load_kernels
+
+        load_kernels(source)
+
 
 #: Modules of this package that add commands when they are imported; one that is not there adds none.
 _COMMANDS = ("info", "explain", "check", "bench", "tune", "report", "run", "names")

@@ -167,6 +167,7 @@ def _install(
     else:
         backend.note = _verify.verify(backend, problems, seconds, where.command(backend.name))
         backend.verified = backend.note.startswith("verified")
+    backend.summary += f"; {backend.note}"
     with _lock:
         _check_name(backend.name)
         registry.register(backend)

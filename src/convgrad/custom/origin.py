@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from .backend import CustomBackend
 
-__all__ = ["Origin", "caller", "latest", "load", "seen"]
+__all__ = ["Origin", "caller", "latest", "load", "load_kernels", "seen"]
 
 #: The last kernel of each name, registered or refused: for a notebook, which no command can run.
 _seen: dict[str, CustomBackend] = {}
@@ -88,16 +88,30 @@ def load(source: str, name: str) -> CustomBackend:
         KeyError: it ends without registering one of this name.
     """
     token = _wanted.set(name)
-    folder = str(Path(source).parent) if source.endswith(".py") else os.getcwd()
-    sys.path.insert(0, folder)
     try:
-        if source.endswith(".py"):
-            runpy.run_path(source, run_name="__main__")
-        else:
-            importlib.import_module(source)
+        _execute(source, "__main__")
     except _Found as found:
         return found.backend
     finally:
         _wanted.reset(token)
-        sys.path.remove(folder)
     raise KeyError(f"{source} registers no backend called {name!r}")
+
+
+def load_kernels(source: str) -> None:
+    """Run a script (``path/to/file.py``) or import a module for all kernels that it registers.
+
+    A script's ``if __name__ == "__main__"`` part is left out; each kernel is checked as it asks to be.
+    """
+    _execute(source, "__kernels__")
+
+
+def _execute(source: str, name: str) -> None:
+    folder = str(Path(source).parent) if source.endswith(".py") else os.getcwd()
+    sys.path.insert(0, folder)
+    try:
+        if source.endswith(".py"):
+            runpy.run_path(source, run_name=name)
+        else:
+            importlib.import_module(source)
+    finally:
+        sys.path.remove(folder)
