@@ -1,4 +1,4 @@
-"""A kernel that fits thanks to the high padding alone: PyTorch, asked for the layout with the low side only, refused."""
+"""A kernel that fits thanks to the high padding: PyTorch, asked for the layout with the low side only, refused it."""
 
 from __future__ import annotations
 
