@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 def compiler() -> list[str]:
     """The C++ compiler: $CXX, or the first of the usual names that runs."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and subprocess.run([*name.split(), "--version"], capture_output=True, check=False).returncode == 0:
+        if name and shutil.which(name.split()[0]):
             return name.split()
     raise FileNotFoundError("no C++ compiler: set CXX, or install g++ or clang++")
 

@@ -2,7 +2,7 @@
 // as a list of offsets ("taps"); neither knows a dimension, a border or a layout.
 //
 // Each does one multiply-add per load. Two loads a cycle are therefore the limit of the arithmetic (the same as two
-// multiply-adds a cycle), and the memory's bandwidth is the limit of small kernels.
+// multiply-adds a cycle), and the memory's bandwidth is the limit of small kernels. What is reached: docs/performance.md.
 #pragma once
 
 #include "plan.h"

@@ -166,6 +166,14 @@ def test_reasons_name_what_is_missing() -> None:
     assert "int64" in BACKEND.reasons_against(p.replace(dtype=torch.int64), outputs, CPU)[0]
 
 
+def test_pytorch_keeps_what_it_does_as_fast() -> None:
+    image = ConvProblem(32, 96, 96, 96, (56, 56), (3, 3), (1, 1), ((1, 1),) * 2, (1, 1), (56, 56))
+    last = image.replace(memory_format=torch.channels_last)
+    assert BACKEND.expected_speedup(last, ("forward",), CPU) < 1 < BACKEND.expected_speedup(image, ("forward",), CPU)
+    assert BACKEND.expected_speedup(last, ("grad_input", "grad_weight"), CPU) > 1
+    assert BACKEND.expected_speedup(image.replace(dtype=torch.float64), ("forward",), CPU) > 1
+
+
 def test_a_workspace_that_is_too_small_is_refused() -> None:
     p = ConvProblem(1, 4, 4, 4, (5,), (3,), (1,), ((1, 1),), (1,), (5,))
     x, w, _ = operands(p)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -77,6 +78,43 @@ class NativeBackend(Backend):
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
+
+    def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
+        """What `benchmarks/cpu.py` found, as a rule: PyTorch's CPU convolution has a fast path for plain float32
+        images, and nothing comparable for the weight gradient of a wide kernel, for sequences, volumes, dilation,
+        multipliers and the other dtypes.
+        """
+        one_to_one = problem.dtype is torch.float32 and problem.in_channels == problem.out_channels
+        if outputs == ("forward",) and problem.channels_last and one_to_one:
+            return 1.2 if prod(problem.kernel_size) > 100 else 0.9  # at any dilation, and in volumes too
+        if _off_the_fast_path(problem):
+            return 3.0
+        wide = prod(problem.kernel_size) >= 16
+        both = "grad_weight" in outputs and "grad_input" in outputs
+        small = prod(problem.output_size) < 256
+        if problem.channels_last:
+            # PyTorch's channels_last kernels are as fast as memory: only the weight gradient is worth a change.
+            if "grad_weight" in outputs:
+                return 3.0 if wide else 1.2
+            return 1.2 if prod(problem.kernel_size) > 100 else 0.9
+        if "grad_weight" in outputs:
+            if wide:
+                return 3.0
+            tiny = prod(problem.output_size) < 100
+            return 1.5 if not small else 1.1 if both and not tiny else 0.9
+        return 0.7 if small and outputs == ("forward",) else 1.2
+
+
+def _off_the_fast_path(p: ConvProblem) -> bool:
+    """Whether PyTorch has no fast CPU kernels for any pass of this depthwise problem."""
+    fast = (
+        p.dtype is torch.float32
+        and p.ndim == 2
+        and p.in_channels == p.out_channels
+        and all(d == 1 for d in p.dilation)
+        and p.symmetric
+    )
+    return not fast
 
 
 @dataclass(frozen=True)
