@@ -111,7 +111,7 @@ def _failure(failures: list[CheckResult], checked: int, command: str) -> str:
             lines[-1] += f"\n    {f'{r.worst:.0f} where 0 are allowed' if r.bound == 0 else what}"
     if {r.aspect for r in failures} == {"bound"}:  # right on integers, so only the rounding is in question
         lines.append(f"  {_ROUNDING}")
-    elif first.problem.channels_last:
+    elif first.problem.channels_last and "it raised" not in first.message:
         lines.append(
             "  this problem is in channels_last; a function that needs contiguous tensors says so: "
             'layouts=("contiguous",)'
