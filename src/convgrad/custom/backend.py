@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -113,8 +114,9 @@ class CustomBackend(Backend):
         shape, dtype, memory_format = problem.shape_of(RESULT[pass_]), problem.dtype, problem.memory_format
 
         def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-            a, b = a.detach(), b.detach()  # nobody differentiates through the function: its derivatives are passes
-            with torch.no_grad():
+            # Nobody differentiates through the function: its derivatives are passes.
+            a, b = a.detach() if a.requires_grad else a, b.detach() if b.requires_grad else b
+            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
                 result = call(a, b, None if bias is None else bias.detach())
             if isinstance(result, (tuple, list)) and len(result) == 1:  # extensions return a vector of one tensor
                 result = result[0]
@@ -125,7 +127,7 @@ class CustomBackend(Backend):
                     f"{pass_} of {self.name!r} returned {tuple(result.shape)} {result.dtype} on {result.device}, "
                     f"{problem} asks for {shape} {dtype} on {a.device}"
                 )
-            result = result.detach().contiguous(memory_format=memory_format)
+            result = (result.detach() if result.requires_grad else result).contiguous(memory_format=memory_format)
             # The engine adds a bias in place, and autograd may keep the operands: the result has memory of its own.
             start = result.untyped_storage().data_ptr()
             mine = start != a.untyped_storage().data_ptr() and start != b.untyped_storage().data_ptr()
