@@ -107,7 +107,7 @@ WRONG_GRADS = [
 @pytest.mark.parametrize(("grad", "sizes"), WRONG_GRADS)
 def test_every_size_of_grad_output_is_checked(grad: Any, sizes: Any, dtype: torch.dtype, mode: str) -> None:
     g, x, w = (t.to(dtype) for t in tensors(mode, grad, (2, 4, 6, 6), (4, 4, 3, 3)) if t is not None)
-    with pytest.raises(convgrad.ShapeError, match="grad_output|bias_sizes"):
+    with pytest.raises(convgrad.ShapeError, match=r"grad_output|bias_sizes"):
         ops.convolution_backward(g, x, w, sizes, *PLAIN, [True] * 3)
     if sizes is None:
         with pytest.raises(convgrad.ShapeError, match="grad_output"):
@@ -124,7 +124,7 @@ def test_dtypes_devices_and_layouts() -> None:
         convgrad.conv2d(x, w, torch.randn(4).double())
     with pytest.raises(convgrad.DtypeError, match=r"Expected input to be a dense tensor.*_mkldnn.*to_dense"):
         convgrad.conv2d(x.to_mkldnn(), w)
-    with pytest.raises(convgrad.DtypeError, match="Expected weight to be a dense tensor"):
+    with pytest.raises(convgrad.DtypeError, match=r"Expected weight to be a dense tensor"):
         convgrad.conv2d(x, w.to_sparse())
     with pytest.raises(convgrad.DtypeError, match="same device"):
         convgrad.conv2d(x, w.to("meta"))

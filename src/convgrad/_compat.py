@@ -34,7 +34,7 @@ __all__ = [
 _C: Any = torch._C
 
 functorch_active = _C._are_functorch_transforms_active
-profiler_enabled = getattr(_C, "_autograd", torch.autograd)._profiler_enabled
+profiler_enabled: Callable[[], bool] = _C._autograd._profiler_enabled
 
 
 def suggests_channels_last(t: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """The derivative table of convolution, and nothing else.
 
-A convolution is one trilinear form in three **roles**, ``input``, ``weight`` and ``output``. Each operator contracts two
-of them and yields the third:
+A convolution is one trilinear form in three **roles**, ``input``, ``weight`` and ``output``. Each operator contracts
+two of them and yields the third:
 
 =============  =======================  ==========
 operator       contracts                yields
@@ -16,10 +16,10 @@ The form is linear in each role. Hence the whole table is one rule:
     The derivative of an operator with respect to one of its arguments is the operator that yields this argument,
     with the cotangent in the place of the result.
 
-For instance, the derivative of ``grad_weight(grad_output, input)`` with respect to ``grad_output`` yields the role output:
-``convolution(input, cotangent)``. Applied to its own results, the rule gives derivatives of every order; a transposed
-convolution obeys it unchanged, since it is the same form read the other way round. For complex tensors the other
-argument is conjugated, as PyTorch's convention for gradients asks.
+For instance, the derivative of ``grad_weight(grad_output, input)`` with respect to ``grad_output`` yields the role
+output: ``convolution(input, cotangent)``. Applied to its own results, the rule gives derivatives of every order; a
+transposed convolution obeys it unchanged, since it is the same form read the other way round. For complex tensors the
+other argument is conjugated, as PyTorch's convention for gradients asks.
 
 Forward-mode derivatives follow from linearity: the sum, over the arguments, of the operator itself with that
 argument replaced by its tangent.
@@ -77,8 +77,9 @@ def derivative(
     form: Form, yields: Role, argument: Role, cotangent: Tensor, operands: Mapping[Role, Tensor | None]
 ) -> Tensor:
     """The rule: yield the argument, with the cotangent in the place of the result."""
-    others = {role: _conj(t) for role, t in operands.items() if role != argument and t is not None}
-    return contract(form, argument, {**others, yields: cotangent})
+    others: dict[Role, Tensor] = {role: _conj(t) for role, t in operands.items() if role != argument and t is not None}
+    others[yields] = cotangent
+    return contract(form, argument, others)
 
 
 def tangent(

@@ -12,6 +12,7 @@ therefore the plain problem, with ``origin="transposed"`` as a hint: the tensor 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from math import prod
 from typing import Final, Literal
@@ -26,7 +27,9 @@ __all__ = [
     "Pass",
     "Slot",
     "effective_kernel",
+    "in_order",
     "output_length",
+    "passes_of",
 ]
 
 Pass = Literal["forward", "grad_input", "grad_weight"]
@@ -52,6 +55,16 @@ RESULT: Final[dict[Pass, Slot]] = {
 }
 
 INT32_MAX: Final = 2**31 - 1
+
+
+def passes_of(outputs: Collection[str]) -> tuple[Pass, ...]:
+    """The passes among some outputs, in order: all but ``grad_bias``."""
+    return tuple(p for p in PASSES if p in outputs)
+
+
+def in_order(outputs: Collection[str]) -> tuple[Output, ...]:
+    """The outputs in the one order in which they are written."""
+    return tuple(o for o in OUTPUTS if o in outputs)
 
 
 def effective_kernel(kernel: int, dilation: int) -> int:

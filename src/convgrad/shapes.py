@@ -223,10 +223,7 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[
         for _, _, s, _, dil, op in dims:
             require(op < s or op < dil, lambda: _output_padding_message(g))
         out = tuple((n - 1) * s - low - high + effective_kernel(k, dil) + op for n, k, s, (low, high), dil, op in dims)
-        message = lambda: (
-            f"Given input size per channel: ({_by(sizes)}). Calculated output size per channel: ({_by(out)}). "
-            "Output size is too small"
-        )
+        about = f"Given input size per channel: ({_by(sizes)}). "
     else:
         padded = tuple(n + low + high for n, (low, high) in zip(sizes, g.padding, strict=True))
         spans = tuple(effective_kernel(k, dil) for k, dil in zip(kernel, g.dilation, strict=True))
@@ -239,14 +236,14 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[
                 ),
             )
         out = tuple(output_length(n, k, s, low, high, dil) for n, k, s, (low, high), dil, _ in dims)
-        message = lambda: f"Calculated output size per channel: ({_by(out)}). Output size is too small"  # noqa: E731
+        about = ""
     for n in sizes:
         require(
             n > 0,
             lambda: f"Only zero batch or zero channel inputs are supported, but got input shape: {list(input_shape)}",
         )
     for n in out:
-        require(n > 0, message)
+        require(n > 0, lambda: f"{about}Calculated output size per channel: ({_by(out)}). Output size is too small")
     return out
 
 

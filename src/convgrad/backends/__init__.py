@@ -11,6 +11,7 @@ from .aten_direct_mkldnn import AtenMkldnnBackend
 from .aten_direct_native import AtenNativeBackend
 from .base import Arithmetic, Backend, Layout
 from .im2col import Im2colBackend
+from .native import NativeBackend
 from .reference import ReferenceBackend
 from .triton import TritonBackend
 
@@ -19,7 +20,7 @@ __all__ = ["Arithmetic", "Backend", "Layout", "built_in"]
 
 def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
-    return [AtenBackend(), TritonBackend(), Im2colBackend(), ReferenceBackend(), *_aten_by_name()]
+    return [AtenBackend(), NativeBackend(), TritonBackend(), Im2colBackend(), ReferenceBackend(), *_aten_by_name()]
 
 
 def _aten_by_name() -> list[Backend]:

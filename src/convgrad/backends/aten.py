@@ -179,7 +179,7 @@ def statable(problem: ConvProblem) -> ConvProblem:
 
 
 def statable_arguments(problem: ConvProblem) -> tuple[Any, ...]:
-    """Stride, padding, dilation, transposed, output_padding and groups with which PyTorch states a `statable` problem."""
+    """Stride, padding, dilation, transposed, output_padding and groups by which PyTorch states a problem."""
     op = _output_padding(problem) if problem.transposed else (0,) * problem.ndim
     padding = tuple(low for low, _ in problem.padding)
     return (problem.stride, padding, problem.dilation, problem.transposed, op, problem.groups)

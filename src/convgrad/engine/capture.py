@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ShapeError
 from ..pipeline import Machine, TensorSpec, walk
@@ -179,7 +179,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mac
     try:
         return _run(model, args, kwargs, machine)
     except Exception as error:
-        tensors = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if any(t.is_meta for t in (*tensors, *model.parameters())):
             raise ValueError(f"the model cannot run on the meta device ({type(error).__name__}: {error})") from error
         return _run(model, args, kwargs, None)

@@ -13,7 +13,7 @@ import torch
 
 from ..backends.base import Backend
 from ..errors import BackendError
-from ..problem import ConvProblem, Output, Pass
+from ..problem import ConvProblem, Output, Pass, passes_of
 from ..settings import Settings
 from .registry import backends, get, reasons_against
 from .request import Request
@@ -46,7 +46,7 @@ def choose(
     Raises:
         BackendError: a requested backend cannot, or none can; the message holds every backend's reasons.
     """
-    passes: tuple[Pass, ...] = tuple(o for o in outputs if o != "grad_bias")
+    passes = passes_of(outputs)
     request = request or Request()
     if not passes:
         return ()
@@ -87,7 +87,7 @@ def _sweeps(
     request: Request,
 ) -> list[_Candidate]:
     """Every backend that yields all passes in one sweep, with grad_bias where it can; first the widest sweep."""
-    passes: tuple[Pass, ...] = tuple(o for o in outputs if o != "grad_bias")
+    passes = passes_of(outputs)
     found = []
     for backend in backends().values():
         if any(request.of(p) not in (None, backend.name) for p in passes):

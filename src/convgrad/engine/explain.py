@@ -12,7 +12,7 @@ import torch
 from .. import settings
 from ..pipeline import Machine, Walk, kernel_of, walk
 from ..pipeline.select import DeviceLike, machine_of
-from ..problem import OUTPUTS, ConvProblem, Output
+from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .choice import choose
 from .limits import Limits, limits_of
 from .registry import backends, reasons_against
@@ -187,9 +187,9 @@ def explain_problem(
     """
     machine = machine_for(device)
     place = torch.device(machine.device_type)
-    asked = tuple(o for o in OUTPUTS if o in (outputs or OUTPUTS))
-    forward = tuple(o for o in asked if o == problem.bias_pass)
-    backward = tuple(o for o in asked if o != problem.bias_pass)
+    asked = in_order(outputs or OUTPUTS)
+    forward = in_order([o for o in asked if o == problem.bias_pass])
+    backward = in_order([o for o in asked if o != problem.bias_pass])
     rows: list[Row] = []
     inside = _inside_aten(problem, machine)
     for together in (forward, backward):

@@ -15,7 +15,7 @@ from torch.autograd.profiler import record_function
 
 from .. import settings
 from .._compat import profiler_enabled
-from ..problem import OPERANDS, OUTPUTS, RESULT, ConvProblem, Output, Pass, Slot
+from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, in_order, passes_of
 from .cache import BoundedCache
 from .choice import Step, choose
 from .observe import Event, observers
@@ -84,7 +84,7 @@ class Plan:
         """
         results: dict[Output, Tensor] = {}
         for i, step in enumerate(self.steps):
-            passes = [o for o in step.outputs if o != "grad_bias"]
+            passes = passes_of(step.outputs)
             names: tuple[Slot, ...] = OPERANDS[passes[0]] if len(passes) == 1 else ("grad_output", "input", "weight")
             operands = tuple(slots[n] for n in names)
             if observers or profiler_enabled():
@@ -140,7 +140,7 @@ def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
     def scratch(like: Tensor) -> Tensor | None:
         return torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
 
-    passes = [o for o in step.outputs if o != "grad_bias"]
+    passes = passes_of(step.outputs)
     if len(passes) > 1:
         sweep = backend.bind_sweep(problem, step.outputs)
 
@@ -149,8 +149,7 @@ def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
             return sweep(*slots, scratch(weight))
 
         return sweep if as_they_are else run_sweep
-    pass_: Pass = passes[0]  # pyright: ignore[reportAssignmentType]
-    run = backend.bind(problem, pass_)
+    run = backend.bind(problem, next(iter(passes)))
     fused = backend.fuses_bias(problem)
     channels = (-1, *(1,) * problem.ndim)
 
@@ -185,7 +184,7 @@ def plan_for(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.de
     key = (problem, outputs, device, active(), flags)
     plan = _plans.get(key)
     if plan is None:
-        outputs = tuple(o for o in OUTPUTS if o in outputs)
+        outputs = in_order(outputs)
         steps = () if problem.empty else choose(problem, outputs, device, flags, active())
         plan = _plans[key] = Plan(problem, outputs, device, steps)
     return plan

@@ -1,7 +1,7 @@
 """Convolutions and their gradients as functions, in 1, 2 and 3 dimensions, differentiable to any order.
 
-The names and signatures of ``torch.nn.functional`` and ``torch.nn.grad``; N-d functions do the work, the 1-d, 2-d and 3-d
-ones are thin names over them. ``padding`` may also have 2D entries, low and high of each dimension in turn.
+The names and signatures of ``torch.nn.functional`` and ``torch.nn.grad``; N-d functions do the work, the 1-d, 2-d and
+3-d ones are thin names over them. ``padding`` may also have 2D entries, low and high of each dimension in turn.
 """
 
 from ._convolution import convolution, convolution_backward, grad_bias, grad_input, grad_weight

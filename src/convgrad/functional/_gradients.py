@@ -1,4 +1,4 @@
-"""The gradients of the 1-d, 2-d and 3-d names: the signatures of ``torch.nn.grad``, and the same for transposed ones."""
+"""The gradients of the 1-d, 2-d and 3-d names: the signatures of ``torch.nn.grad``; the same for transposed ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The 1-d, 2-d and 3-d names: thin over the N-d functions, with the signatures of torch.nn.functional and torch.nn.grad."""
+"""The 1-d, 2-d and 3-d names: thin over the N-d functions, with the signatures of ``torch.nn.functional``."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def _through(
     transformed = functorch_active() or forward_ad_active()
     if not transformed and not _moves(*operands):
         return below(*operands)
-    first, second, bias = operands
+    first, second, _ = operands
     if yields == "output" and not (first.requires_grad and second.requires_grad):
         form = _with_layout(form, first, second)  # the other operand will not be there to ask
     call = Call(below, yields, form, active(), transformed)

@@ -1,10 +1,11 @@
 """vmap: an added batch dimension B folds into an axis that is there already.
 
-The three roles share axes in pairs: input and output share N, input and weight the input channels of a group (ci), weight
-and output the output channels of a group (co); all three share the groups (g). So
+The three roles share axes in pairs: input and output share N, input and weight the input channels of a group (ci),
+weight and output the output channels of a group (co); all three share the groups (g). So
 
 - if one operand is batched, B folds into the axis that it shares with the result and not with the other operand;
-- if both are, B folds into the groups, since each of the B contractions is independent of the others.
+- if both are, B folds into the groups, since each of the B contractions is independent of the others: groups lead their
+  dimension, so B right before g makes [B, g, c], B times as many groups.
 """
 
 from __future__ import annotations
@@ -72,17 +73,16 @@ def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in
     *arguments, groups = form.arguments
     transposed = arguments[3]
     moved = [t if d is None else t.movedim(d, 0) for t, d in zip(operands, in_dims, strict=True)]
-    which = [r for r, d in zip(roles, in_dims, strict=True) if d is not None]
+    which: list[Role] = [r for r, d in zip(roles, in_dims, strict=True) if d is not None]
     axis = "g" if len(which) == 2 else _SHARED[frozenset((which[0], yields))]
-    folded = {r: _fold(t, r, axis, groups, transposed) if r in which else t for r, t in zip(roles, moved, strict=True)}
-    sizes = {"input": form.input_size, "weight": form.weight_size}
+    folded: dict[Role, Tensor] = {
+        r: _fold(t, r, axis, groups, transposed) if r in which else t for r, t in zip(roles, moved, strict=True)
+    }
+    sizes: dict[Role, Sequence[int]] = {"input": form.input_size, "weight": form.weight_size}
     if yields in sizes:
         sizes[yields] = _folded_size(sizes[yields], yields, axis, transposed, batch)
     wide = Form(sizes["input"], sizes["weight"], (*arguments, groups * batch if axis == "g" else groups))
     return _unfold(contract(wide, yields, folded), yields, axis, groups, transposed, batch)
-
-
-# Groups lead their dimension, so folding B "right before g" makes [B, g, c]: B times as many groups.
 
 
 def convolution(
@@ -96,7 +96,7 @@ def convolution(
     """vmap of convolution: batched input, batched weight, or both; batched bias."""
     dims = in_dims[:2]
     shapes = [_shape(t, d) for t, d in zip((input, weight), dims, strict=True)]
-    form = Form(*shapes, arguments)
+    form = Form(shapes[0], shapes[1], arguments)
     if dims[0] is None and dims[1] is None:
         output = contract(form, "output", {"input": input, "weight": weight})[None]
     else:

@@ -21,7 +21,7 @@ from ..calculus import Form, Role, sum_of_bias
 from ..engine.cache import epoch
 from ..engine.plan import Plan, plan_for
 from ..engine.request import Request, active, resume
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Output, in_order
 
 __all__ = ["EagerCall", "is_eager"]
 
@@ -129,9 +129,8 @@ class EagerCall:
 
     def _plan(self, needs: tuple[bool, bool, bool]) -> Plan:
         first: Output = "forward" if self.problem.transposed else "grad_input"
-        names: tuple[Output, ...] = (first, "grad_weight", "grad_bias")
-        outputs = tuple(o for o, need in zip(names, needs, strict=True) if need)
-        if not (needs[0] and needs[1]):
-            outputs = tuple(o for o in outputs if o != "grad_bias")
+        both = needs[0] and needs[1]
+        wanted = {first: needs[0], "grad_weight": needs[1], "grad_bias": needs[2] and both}
+        outputs = in_order([name for name, need in wanted.items() if need])
         with resume(self.request):
             return plan_for(self.problem, outputs, self.device)

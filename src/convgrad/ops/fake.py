@@ -37,8 +37,8 @@ def convolution_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *arguments: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients that the mask asks for, without data."""
-    *arguments, output_mask = arguments
-    g = conv_geometry(weight.shape, *arguments)
+    *form, output_mask = arguments
+    g = conv_geometry(weight.shape, *form)
     check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, g, output_mask)
     check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
     layout = layout_of(input, weight, g)

@@ -1,7 +1,7 @@
 """FLOP formulas for ``torch.utils.flop_counter``: two operations for each multiply-add of a pass.
 
-That module imports triton, so it is not imported here: the formulas are handed over once somebody else has imported it, at
-the latest when an operator runs under a counter.
+That module imports triton, so it is not imported here: the formulas are handed over once somebody else has imported it,
+at the latest when an operator runs under a counter.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from .. import settings
 from .._compat import hint_of, is_guest, is_traced
 from ..engine.choice import choose
 from ..engine.request import active
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Output, in_order
 from ..shapes import conv_geometry, convolution_shape, problem_of
 from . import fake
 
@@ -103,7 +103,7 @@ def _all_aten(input: Tensor, weight: Tensor, arguments: Sequence[Any], mask: Seq
     outputs: tuple[Output, ...] = (problem.bias_pass,)
     if mask is not None:
         first: Output = "forward" if problem.transposed else "grad_input"
-        outputs = tuple(o for o, m in zip((first, "grad_weight", "grad_bias"), mask, strict=True) if m)
+        outputs = in_order([o for o, m in zip((first, "grad_weight", "grad_bias"), mask, strict=True) if m])
     steps = choose(problem, outputs, input.device, settings.current(), active())
     return all(step.backend.name == "aten" for step in steps)
 

@@ -18,7 +18,7 @@ from ..calculus import Form
 from ..engine.cache import BoundedCache
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
-from ..problem import Output, Slot
+from ..problem import Output, Slot, in_order
 from ..shapes import (
     Geometry,
     check_backward,
@@ -195,7 +195,7 @@ def _plan_backward(
     g = conv_geometry(weight.shape, *arguments)
     check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, g, mask)
     check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
-    outputs = tuple(o for o, wanted in zip(_outputs(g.transposed), mask, strict=True) if wanted)
+    outputs = in_order([o for o, wanted in zip(_outputs(g.transposed), mask, strict=True) if wanted])
     return _plan(outputs, input.shape, weight.shape, grad_output.shape, g, layout_of(input, weight, g), input)
 
 
