@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import functional, nn
-from .engine import backends, set_default_backend, use_backend
+from .engine import backends as list_backends
+from .engine import set_default_backend, use_backend
 from .errors import BackendError, CheckError, ConvgradError, DtypeError, ShapeError, UnsupportedError
 from .functional import *  # noqa: F403
 from .functional import __all__ as _functions
@@ -30,11 +31,11 @@ __all__ = [  # noqa: PLE0604
     "ShapeError",
     "UnsupportedError",
     "accelerate_",
-    "backends",
     "direct",
     "explain",
     "functional",
     "include_path",
+    "list_backends",
     "nn",
     "register",
     "set_default_backend",

@@ -9,7 +9,7 @@ import convgrad
 
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
-    before = set(convgrad.backends())
+    before = set(convgrad.list_backends())
     yield
-    for name in set(convgrad.backends()) - before:
+    for name in set(convgrad.list_backends()) - before:
         convgrad.unregister(name)

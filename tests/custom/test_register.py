@@ -277,7 +277,7 @@ def test_unregister_restores() -> None:
     convgrad.unregister("mine")
     depthwise(x, w)
     assert mine.calls == 1
-    assert "mine" not in convgrad.backends()
+    assert "mine" not in convgrad.list_backends()
     assert explain_problem(DEPTHWISE).chosen() == before
     with pytest.raises(KeyError, match="no backend called 'mine' was registered"):
         convgrad.unregister("mine")
@@ -308,7 +308,7 @@ def test_threads() -> None:
     for t in callers:
         t.join()
     assert not wrong
-    assert not [n for n in convgrad.backends() if n.startswith("t") and n[1:].isdigit()]
+    assert not [n for n in convgrad.list_backends() if n.startswith("t") and n[1:].isdigit()]
 
 
 # ---- the compiler ----------------------------------------------------------------------------------
@@ -376,7 +376,7 @@ def test_decorator_of_a_function() -> None:
         return forward(input, weight, p)
 
     assert mine.__name__ == "mine"
-    assert convgrad.backends()["mine"].passes == ("forward",)
+    assert convgrad.list_backends()["mine"].passes == ("forward",)
 
 
 def test_decorator_of_a_class() -> None:
@@ -386,7 +386,7 @@ def test_decorator_of_a_class() -> None:
         grad_weight = staticmethod(grad_weight)
 
     assert isinstance(Mine, type)
-    assert convgrad.backends()["mine"].passes == ("forward", "grad_weight")
+    assert convgrad.list_backends()["mine"].passes == ("forward", "grad_weight")
 
 
 def test_plain_ints_of_a_mobilenet() -> None:
@@ -497,10 +497,10 @@ def test_a_list_of_one_tensor() -> None:
     ],
 )
 def test_arguments_that_make_no_backend(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
-    before = convgrad.backends()
+    before = convgrad.list_backends()
     with pytest.raises(error, match=message):
         convgrad.register(**{"name": "mine", "forward": forward, "accepts": accepts, **arguments})
-    assert convgrad.backends() == before
+    assert convgrad.list_backends() == before
 
 
 def test_accepts_that_raises_says_no() -> None:

@@ -110,7 +110,7 @@ def test_wrong_kernel(kind: str, narrow: bool) -> None:
     assert concerned(problem), str(caught.value)
     assert accepts(problem)
     assert not narrow or takes(problem)
-    assert "wrong" not in convgrad.backends()
+    assert "wrong" not in convgrad.list_backends()
 
 
 def test_message(capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,7 +200,7 @@ def test_a_refused_kernel_leaves_the_one_before() -> None:
     first = convgrad.register("mine", forward=right, accepts=accepts, seconds=0.2)
     with pytest.raises(CheckError):
         convgrad.register("mine", forward=writing, accepts=accepts)
-    assert convgrad.backends()["mine"] is first
+    assert convgrad.list_backends()["mine"] is first
 
 
 def test_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
