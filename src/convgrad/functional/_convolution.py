@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
 
 from .. import ops
-from .._compat import profiler_enabled
+from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, profiler_enabled
 from ..calculus import sum_of_bias
 from ..engine.cache import BoundedCache
 from ..engine.observe import observers
@@ -83,8 +86,11 @@ def transpose_arguments(
 
 # ---- from a call to its operator -------------------------------------------------------------------
 
+#: Calls that PyTorch computes as they are: (complete, written, sizes, dtype, request) -> its arguments.
+_stock = BoundedCache()
+#: All other plain calls, by everything that validation and choice depend on.
 _calls = BoundedCache()
-stock = torch.convolution
+_strided, _convolution = torch.strided, torch.convolution
 
 
 def run(
@@ -96,39 +102,46 @@ def run(
     bias: Tensor | None,
     written: tuple[Any, ...],
 ) -> Tensor:
-    """Compute one call: by the short way of `ops.eager` where it is open, else through the operator.
+    """Compute one call: as PyTorch's own, or by the short way of `ops.eager`, or through the operator.
 
     Args:
         name: what the user called, for messages.
         complete: makes the operator's arguments of (d, weight size, *written).
         written: the arguments as the user wrote them; a call that was seen before only compares them.
     """
-    key = None
-    eager = is_eager(input, weight, bias)
-    if eager:
+    # `is_eager`, written out: on this line a frame more is a tenth of what a small convolution costs.
+    eager = not is_dynamo_compiling() and (
+        (input.__class__ is Tensor or input.__class__ is Parameter)
+        and (weight.__class__ is Parameter or weight.__class__ is Tensor)
+        and (bias is None or bias.__class__ is Parameter or bias.__class__ is Tensor)
+        and not functorch_active()
+        and not dispatch_modes()
+        and not function_modes()
+        and forward_ad._current_level < 0
+        and not any_autocast()
+    )
+    if eager and not observers and not profiler_enabled():
         try:
-            key = (
-                complete,
-                written,
-                input.shape,
-                weight.shape,
-                input.stride(),
-                weight.stride(),
-                input.dtype,
-                None if bias is None else (bias.shape, bias.dtype, bias.is_cpu),
-                asked(),
-                None if input.is_cpu and weight.is_cpu else device_flags(input, weight, bias),
-            )
-            call = _calls.get(key)
-        except (TypeError, RuntimeError):  # a list among the arguments, a tensor without strides
-            key = call = None
-        if call is not None and weight.dtype is call.dtype:
-            if call.stock is not None and not observers and not profiler_enabled():
-                moves = input.requires_grad
-                if weight.requires_grad is moves and (bias is None or bias.requires_grad is moves):
-                    return stock(input, weight, bias, *call.stock)
-            if call.flags == flags(input):
-                return _contract(call, input, weight, bias)
+            stock = _stock.get((complete, written, input.shape, weight.shape, input.dtype, asked()))
+        except TypeError:  # a list among the arguments
+            stock = None
+        if stock is not None:
+            moves = input.requires_grad
+            if (
+                weight.requires_grad is moves
+                and (bias is None or bias.requires_grad is moves)
+                and input.is_cpu
+                and weight.is_cpu
+                and input.layout is _strided
+                and weight.layout is _strided
+            ):
+                return _convolution(input, weight, bias, *stock)
+    key = call = None
+    if eager:
+        key = _key(complete, input, weight, bias, written)
+        call = None if key is None else _calls.get(key)
+        if call is not None and call.flags == flags(input):
+            return _contract(call, input, weight, bias)
     if weight.dim() != d + 2:
         _refuse_rank(d, input, weight)
     if input.dim() != d + 2:
@@ -139,7 +152,37 @@ def run(
         return ops.convolution(input, weight, bias, *arguments)
     if key is not None:
         _calls[key] = call
+        if call.is_stock():
+            _stock[complete, written, input.shape, weight.shape, input.dtype, asked()] = arguments
     return _contract(call, input, weight, bias)
+
+
+def _key(
+    complete: Callable[..., tuple[Any, ...]],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    written: tuple[Any, ...],
+) -> tuple[Any, ...] | None:
+    """Everything that validation and choice depend on; None for a call that cannot be looked up."""
+    try:
+        key = (
+            complete,
+            written,
+            input.shape,
+            weight.shape,
+            input.stride(),
+            weight.stride(),
+            input.dtype,
+            weight.dtype,
+            None if bias is None else (bias.shape, bias.dtype, bias.is_cpu),
+            asked(),
+            None if input.is_cpu and weight.is_cpu else device_flags(input, weight, bias),
+        )
+        hash(key)
+    except (TypeError, RuntimeError):  # a list among the arguments, a tensor without strides
+        return None
+    return key
 
 
 def _contract(call: EagerCall, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

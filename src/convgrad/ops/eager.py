@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .. import settings
-from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active
+from .._compat import any_autocast, channels_last_of, dispatch_modes, function_modes, functorch_active
 from ..calculus import Form, Role, sum_of_bias
 from ..engine.cache import epoch
 from ..engine.plan import Plan, plan_for
@@ -51,9 +51,6 @@ class EagerCall:
         form: the trilinear form, for derivatives that take the long way.
         request: the `use_backend` request under which it was planned.
         flags: the settings under which it was planned.
-        stock: arguments of ``torch.convolution``, where ATen is chosen for every output: then PyTorch's own
-            autograd is the same computation without a Python frame. Not for groups, where its second derivatives
-            take a number of kernel calls that grows with them.
     """
 
     __slots__ = (
@@ -82,17 +79,30 @@ class EagerCall:
         self.eager = self
         self.flags, self._epoch = settings.key(like), epoch[0]
         self._plans: dict[Any, Plan] = {}
-        self.stock = form.arguments if self._is_stock(form.arguments) else None
 
-    def _is_stock(self, arguments: tuple[Any, ...]) -> bool:
+    def is_stock(self) -> bool:
+        """Whether PyTorch's own convolution, with its own autograd, is the same computation without a Python frame.
+
+        That is where ATen is chosen for every output, in either layout and with or without bias. Not for groups,
+        where PyTorch's second derivatives take a number of kernel calls that grows with them, and not for padding that
+        PyTorch cannot state. A look-up of such a call needs no strides: PyTorch validates the rest itself.
+        """
         p = self.problem
         if self.request is not None or p.groups > 1 or not p.dtype.is_floating_point or p.empty:
             return False
-        if any(len(a) == 2 * p.ndim for a in arguments[1:2]):
-            return False  # PyTorch cannot state this padding
-        plans = [plan_for(p, (p.bias_pass,), self.device)]
-        plans += [self._plan(n) for n in ((True, True, False), (True, True, True))]
-        return all(step.backend.name == "aten" for plan in plans for step in plan.steps)
+        if self.device.type != "cpu" or len(self.form.arguments[1]) == 2 * p.ndim:
+            return False
+        first: Output = "forward" if p.transposed else "grad_input"
+        asked = [(p.bias_pass,), (first, "grad_weight"), (first, "grad_weight", "grad_bias")]
+        return all(
+            step.backend.name == "aten"
+            for layout in (torch.contiguous_format, channels_last_of(p.ndim))
+            for has_bias in (False, True)
+            for outputs in asked
+            for step in plan_for(
+                p.replace(memory_format=layout, has_bias=has_bias), in_order(outputs), self.device
+            ).steps
+        )
 
     def still_holds(self, cotangent: Tensor) -> bool:
         """Whether a backward pass may take the short way: nothing has changed, and nobody differentiates it."""
