@@ -24,13 +24,27 @@ def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
     return tuple(strides)
 
 
+#: (shape, strides) of tensors whose strides are as PyTorch expects them; emptied when full.
+_ordinary: set[Any] = set()
+
+
 def tidy(t: Tensor) -> Tensor:
     """The same memory with ordinary strides in its dimensions of size 1; the tensor itself where they are ordinary.
 
     PyTorch 2.13 (oneDNN, groups, a channels_last weight) returns wrong numbers for others, silently.
     """
-    if t.dim() < 4 or 1 not in t.shape:
+    key = (t.shape, t.stride())
+    if key in _ordinary:
         return t
+    tidied = _tidy(t) if t.dim() >= 4 and 1 in t.shape else t
+    if tidied is t:
+        if len(_ordinary) >= 4096:
+            _ordinary.clear()
+        _ordinary.add(key)
+    return tidied
+
+
+def _tidy(t: Tensor) -> Tensor:
     channels_last = torch.channels_last if t.dim() == 4 else torch.channels_last_3d
     if suggests_channels_last(t):
         layout = channels_last
