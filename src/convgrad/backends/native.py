@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import prod
 
 import torch
@@ -12,7 +12,9 @@ from torch import Tensor
 
 from ..problem import ConvProblem, Output, Pass, Slot
 from . import _native_library as library
+from ._native_library import pack_tensors as pack
 from .base import Backend
+from .strides import usual_strides
 
 __all__ = ["NativeBackend", "use_instruction_set"]
 
@@ -54,12 +56,10 @@ class NativeBackend(Backend):
         bias: Tensor | None = None,
         workspace: Tensor | None = None,
     ) -> Tensor:
-        call = _call(problem, (pass_,), torch.get_num_threads())
-        if pass_ == "forward":
-            return call(workspace, input=a, weight=b, bias=bias)[0]
-        if pass_ == "grad_input":
-            return call(workspace, grad_output=a, weight=b, bias=bias)[0]
-        return call(workspace, grad_output=a, input=b)[0]
+        return self.bind(problem, pass_)(a, b, bias, workspace)
+
+    def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
+        return getattr(_call(problem, (pass_,), torch.get_num_threads()), pass_)
 
     def sweep(
         self,
@@ -70,8 +70,10 @@ class NativeBackend(Backend):
         weight: Tensor,
         workspace: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        call = _call(problem, outputs, torch.get_num_threads())
-        return call(workspace, input=input, weight=weight, grad_output=grad_output)
+        return self.bind_sweep(problem, outputs)(grad_output, input, weight, workspace)
+
+    def bind_sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
+        return _call(problem, outputs, torch.get_num_threads()).sweep
 
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         return _call(problem, outputs, torch.get_num_threads()).workspace_bytes
@@ -117,43 +119,53 @@ def _off_the_fast_path(p: ConvProblem) -> bool:
     return not fast
 
 
-@dataclass(frozen=True)
 class _Call:
-    """Everything about a call that does not change from one to the next."""
+    """Everything about a call that does not change from one to the next; its methods are what a plan keeps."""
 
-    problem: library.Problem
-    address: int
-    function: ctypes._NamedFuncPointer
-    workspace_bytes: int
-    #: (name in the C struct, shape, memory format) of each result
-    results: tuple[tuple[str, tuple[int, ...], torch.memory_format], ...]
-    dtype: torch.dtype
+    def __init__(self, problem: ConvProblem, outputs: tuple[Output, ...], threads: int) -> None:
+        loaded = library.load()
+        if loaded is None:
+            raise RuntimeError(library.why_absent())
+        self._filled = _fill(problem, outputs, threads)  # kept: the address points to it
+        self._address = ctypes.addressof(self._filled)
+        self._function = loaded.convgrad_depthwise
+        self.workspace_bytes: int = loaded.convgrad_depthwise_workspace(self._filled)
+        self._results = [_result(problem, output) for output in outputs]
+        #: Where the results' addresses go in `pack_tensors`: one entry a result of the library.
+        self._places = [outputs.index(output) if output in outputs else None for output in _OUTPUTS]
 
-    def __call__(
-        self,
-        workspace: Tensor | None,
-        input: Tensor | None = None,
-        weight: Tensor | None = None,
-        grad_output: Tensor | None = None,
-        bias: Tensor | None = None,
+    def forward(self, a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        result = a.new_empty_strided(*self._results[0])
+        start = 0 if bias is None else bias.data_ptr()
+        self._run(pack(a.data_ptr(), b.data_ptr(), 0, start, result.data_ptr(), 0, 0, 0), workspace)
+        return result
+
+    def grad_input(self, a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        result = a.new_empty_strided(*self._results[0])
+        start = 0 if bias is None else bias.data_ptr()
+        self._run(pack(0, b.data_ptr(), a.data_ptr(), start, 0, result.data_ptr(), 0, 0), workspace)
+        return result
+
+    def grad_weight(self, a: Tensor, b: Tensor, bias: None = None, workspace: Tensor | None = None) -> Tensor:
+        result = a.new_empty_strided(*self._results[0])
+        self._run(pack(b.data_ptr(), 0, a.data_ptr(), 0, 0, 0, result.data_ptr(), 0), workspace)
+        return result
+
+    def sweep(
+        self, grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
     ) -> tuple[Tensor, ...]:
-        results = tuple(torch.empty(shape, dtype=self.dtype, memory_format=layout) for _, shape, layout in self.results)
-        tensors = library.Tensors(
-            None if input is None else input.data_ptr(),
-            None if weight is None else weight.data_ptr(),
-            None if grad_output is None else grad_output.data_ptr(),
-            None if bias is None else bias.data_ptr(),
-        )
-        for (name, _, _), result in zip(self.results, results, strict=True):
-            setattr(tensors, name, result.data_ptr())
+        results = tuple([weight.new_empty_strided(*like) for like in self._results])
+        found = [0 if place is None else results[place].data_ptr() for place in self._places]
+        self._run(pack(input.data_ptr(), weight.data_ptr(), grad_output.data_ptr(), 0, *found), workspace)
+        return results
+
+    def _run(self, tensors: bytes, workspace: Tensor | None) -> None:
         if workspace is None:
             workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8)
-        failed = self.function(self.address, ctypes.addressof(tensors), workspace.data_ptr(), workspace.numel())
-        if failed:
+        if self._function(self._address, tensors, workspace.data_ptr(), workspace.numel()):
             raise ValueError(
                 f"the workspace must have {self.workspace_bytes} bytes (Backend.workspace), got {workspace.numel()}"
             )
-        return results
 
 
 def use_instruction_set(name: str) -> None:
@@ -166,20 +178,7 @@ def use_instruction_set(name: str) -> None:
     _call.cache_clear()
 
 
-@functools.lru_cache(maxsize=1024)
-def _call(problem: ConvProblem, outputs: tuple[Output, ...], threads: int) -> _Call:
-    loaded = library.load()
-    if loaded is None:
-        raise RuntimeError(library.why_absent())
-    filled = _fill(problem, outputs, threads)
-    return _Call(
-        problem=filled,
-        address=ctypes.addressof(filled),
-        function=loaded.convgrad_depthwise,
-        workspace_bytes=loaded.convgrad_depthwise_workspace(filled),
-        results=tuple(_result(problem, output) for output in outputs),
-        dtype=problem.dtype,
-    )
+_call = functools.lru_cache(maxsize=1024)(_Call)
 
 
 def _fill(problem: ConvProblem, outputs: tuple[Output, ...], threads: int) -> library.Problem:
@@ -202,8 +201,10 @@ def _fill(problem: ConvProblem, outputs: tuple[Output, ...], threads: int) -> li
     return filled
 
 
-def _result(problem: ConvProblem, output: Output) -> tuple[str, tuple[int, ...], torch.memory_format]:
+def _result(problem: ConvProblem, output: Output) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides."""
     if output == "grad_bias":
-        return output, (problem.out_channels,), torch.contiguous_format
+        return (problem.out_channels,), (1,)
     slots: dict[str, Slot] = {"forward": "grad_output", "grad_input": "input", "grad_weight": "weight"}
-    return output, problem.shape_of(slots[output]), problem.memory_format
+    shape = problem.shape_of(slots[output])
+    return shape, usual_strides(shape, problem.channels_last)
