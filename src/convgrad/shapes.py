@@ -1,4 +1,4 @@
-"""The rules of shape and layout, and all validation, as pure functions.
+"""The rules of shape, and the validation of a convolution by them, as pure functions.
 
 Every function takes plain or symbolic integers: a plain condition that is false raises at once, a symbolic one
 becomes a `torch._check`. Messages are PyTorch's where PyTorch has one, followed by the values got.
@@ -12,17 +12,12 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from .errors import DtypeError, ShapeError, UnsupportedError
+from .errors import ShapeError
 from .problem import ConvProblem, effective_kernel, output_length
 
 __all__ = [
     "Geometry",
-    "check_backward",
-    "check_grad_input",
-    "check_grad_weight",
-    "check_operands",
     "check_rank",
     "conv_geometry",
     "convolution_shape",
@@ -147,7 +142,7 @@ def convolution_shape(
     require(
         input_shape[1] == channels,
         lambda: (
-            f"Given {_given(weight_shape, g)}, expected input{list(input_shape)} to have {channels} channels, "
+            f"Given {given(weight_shape, g)}, expected input{list(input_shape)} to have {channels} channels, "
             f"but got {input_shape[1]} channels instead"
         ),
     )
@@ -170,7 +165,7 @@ def convolution_shape(
     return shape
 
 
-def _given(weight_shape: Shape, g: Geometry) -> str:
+def given(weight_shape: Shape, g: Geometry) -> str:
     return f"{'transposed=1' if g.transposed else f'groups={g.groups}'}, weight of size {list(weight_shape)}"
 
 
@@ -256,104 +251,6 @@ def _output_padding_message(g: Geometry) -> str:
         "output padding must be smaller than either stride or dilation, but got "
         f"output_padding={list(g.output_padding)}, stride={list(g.stride)}, dilation={list(g.dilation)}"
     )
-
-
-def check_backward(
-    grad_shape: Shape,
-    input_shape: Shape,
-    weight_shape: Shape,
-    bias_sizes: Shape | None,
-    g: Geometry,
-    output_mask: Sequence[bool],
-) -> None:
-    """Check the operands of `convolution_backward`: every size of grad_output, and bias_sizes.
-
-    Raises:
-        ShapeError: a grad_output that is not of the output's shape, bias_sizes that no bias has.
-    """
-    require(len(output_mask) == 3, lambda: f"expected output_mask to have 3 entries, but got {list(output_mask)}")
-    require(
-        len(grad_shape) == len(input_shape),
-        lambda: (
-            "Expected input and grad_output to have the same number of dimensions, "
-            f"but got: {len(input_shape)} and {len(grad_shape)}"
-        ),
-    )
-    expected = convolution_shape(input_shape, weight_shape, None, g)
-    _check_grad_output(grad_shape, expected, weight_shape, g)
-    if bias_sizes is not None and len(bias_sizes) > 0:
-        channels = weight_shape[1] * g.groups if g.transposed else weight_shape[0]
-        require(
-            len(bias_sizes) == 1 and bias_sizes[0] == channels,
-            lambda: (
-                f"Given {_given(weight_shape, g)}, expected bias_sizes to be [{channels}], "
-                f"but got bias_sizes={list(bias_sizes)}"
-            ),
-        )
-
-
-def _check_grad_output(grad_shape: Shape, expected: Shape, weight_shape: Shape, g: Geometry) -> None:
-    for i, (got, want) in enumerate(zip(grad_shape, expected, strict=True)):
-        if i == 1 and isinstance(want, int) and want == 0 and got == weight_shape[0]:
-            continue  # the output of an input without channels: both spellings of its gradient are accepted
-        require(
-            got == want,
-            lambda: (
-                f"Given {_given(weight_shape, g)}, expected grad_output to have the shape of the output "
-                f"{list(expected)}, but got grad_output of size {list(grad_shape)}"
-            ),
-        )
-
-
-def check_grad_input(grad_shape: Shape, weight_shape: Shape, input_size: Shape, g: Geometry) -> None:
-    """Check the operands of `grad_input` against the size of the input that is asked for."""
-    check_rank(input_size, weight_shape)
-    check_backward(grad_shape, input_size, weight_shape, None, g, (True, False, False))
-
-
-def check_grad_weight(grad_shape: Shape, input_shape: Shape, weight_size: Shape, g: Geometry) -> None:
-    """Check the operands of `grad_weight` against the size of the weight that is asked for."""
-    check_backward(grad_shape, input_shape, weight_size, None, g, (False, True, False))
-
-
-# ---- dtypes, devices, layouts --------------------------------------------------------------------
-
-
-def check_operands(first: tuple[str, Tensor], *others: tuple[str, Tensor | None]) -> None:
-    """Check that all operands are dense, of one dtype and on one device.
-
-    Raises:
-        DtypeError: an mkldnn or sparse layout, a dtype or device that differs from the first operand's.
-        UnsupportedError: boolean tensors.
-    """
-    name, tensor = first
-    require(tensor.dtype is not torch.bool, lambda: "\"convolution\" not implemented for 'Bool'", UnsupportedError)
-    for label, t in (first, *others):
-        if t is None:
-            continue
-        require(
-            t.layout is torch.strided,
-            lambda t=t, label=label: (
-                f"Expected {label} to be a dense tensor, but got layout {t.layout}; "
-                f"call {'.to_dense()' if t.is_mkldnn or t.is_sparse else 'to_padded_tensor or to_dense'} first"
-            ),
-            DtypeError,
-        )
-        require(
-            t.dtype == tensor.dtype,
-            lambda t=t, label=label: (
-                f"{name.capitalize()} type ({tensor.type()}) and {label} type ({t.type()}) should be the same"
-            ),
-            DtypeError,
-        )
-        require(
-            t.device == tensor.device,
-            lambda t=t, label=label: (
-                "Expected all tensors to be on the same device, "
-                f"but found {name} on {tensor.device} and {label} on {t.device}"
-            ),
-            DtypeError,
-        )
 
 
 # ---- problems ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._convolution import conv_arguments, transpose_arguments
+from ._call import conv_arguments, transpose_arguments
 
 __all__ = ["call_asking"]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ._convolution import Ints, grad_input, grad_weight
+from ._call import Ints
+from ._convolution import grad_input, grad_weight
 
 
 def _of_input(d: int, input_size: Sequence[int], weight: Tensor, grad_output: Tensor, *rest: Any) -> Tensor:

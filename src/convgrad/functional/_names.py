@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._convolution import Ints, conv_arguments, run, transpose_arguments
+from ._call import Ints, conv_arguments, run, transpose_arguments
 
 
 def conv1d(

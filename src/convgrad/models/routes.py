@@ -21,14 +21,8 @@ from ..engine.plan import Plan, plan_for
 from ..engine.request import active
 from ..errors import BackendError, ConvgradError
 from ..problem import ConvProblem, Output
-from ..shapes import (
-    Geometry,
-    check_backward,
-    check_operands,
-    conv_geometry,
-    convolution_shape,
-    problem_of,
-)
+from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
+from ..validation import check_backward, check_operands
 
 __all__ = ["Route", "backward_route", "forward_route", "inside", "thread"]
 

@@ -25,7 +25,8 @@ from .._compat import (
 )
 from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
 from ..engine.request import Request, active, resume
-from ..shapes import check_backward, conv_geometry, convolution_shape
+from ..shapes import conv_geometry, convolution_shape
+from ..validation import check_backward
 from . import flops, guests, kernels
 from .asked import traced_overload
 from .eager import EagerCall

@@ -8,14 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..shapes import (
-    check_backward,
-    check_grad_input,
-    check_grad_weight,
-    check_operands,
-    conv_geometry,
-    convolution_shape,
-)
+from ..shapes import conv_geometry, convolution_shape
+from ..validation import check_backward, check_grad_input, check_grad_weight, check_operands
 from .kernels import layout_like, layout_of
 
 __all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]

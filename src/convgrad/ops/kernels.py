@@ -19,16 +19,8 @@ from ..engine.cache import BoundedCache
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
 from ..problem import Output, Slot, in_order
-from ..shapes import (
-    Geometry,
-    check_backward,
-    check_grad_input,
-    check_grad_weight,
-    check_operands,
-    conv_geometry,
-    convolution_shape,
-    problem_of,
-)
+from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
+from ..validation import check_backward, check_grad_input, check_grad_weight, check_operands
 from .eager import EagerCall
 
 __all__ = ["convolution", "convolution_backward", "eager_call", "grad_input", "grad_weight", "layout_of"]

@@ -1,0 +1,210 @@
+"""From a call to its operator: arguments as people write them, and the ways that a call can take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+
+from .. import ops
+from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, profiler_enabled
+from ..engine.cache import BoundedCache
+from ..engine.observe import observers
+from ..engine.request import asked
+from ..errors import ShapeError
+from ..ops import kernels
+from ..ops.autograd import apply
+from ..ops.eager import EagerCall
+from ..settings import device_flags
+from ..settings import key as flags
+from ..shapes import check_rank
+
+__all__ = ["Ints", "conv_arguments", "integers", "paddings", "run", "transpose_arguments"]
+
+Ints = int | Sequence[int]
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def integers(value: Ints, d: int) -> tuple[int, ...]:
+    """One integer for each dimension; lists of another length are left to validation."""
+    if type(value) is int:
+        return (value,) * d
+    if isinstance(value, torch.SymInt):
+        return (value,) * d  # pyright: ignore[reportReturnType]
+    if isinstance(value, (tuple, list)):
+        return tuple([v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value])
+    return (index(value),) * d  # pyright: ignore[reportArgumentType]
+
+
+def paddings(
+    padding: Ints | str, weight_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
+    """Padding as integers; ``same`` keeps the size, with the odd element on the high side."""
+    d = len(weight_size) - 2
+    if not isinstance(padding, str):
+        return integers(padding, d)
+    if padding == "valid":
+        return (0,) * d
+    if padding != "same":
+        raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same'")
+    if any(s != 1 for s in stride):
+        raise ShapeError("padding='same' is not supported for strided convolutions")
+    steps = dilation if len(dilation) == d else tuple(dilation) * d
+    totals = [dil * (k - 1) for k, dil in zip(weight_size[2:], steps, strict=False)]
+    if all(total % 2 == 0 for total in totals):
+        return tuple(total // 2 for total in totals)
+    return tuple(p for total in totals for p in (total // 2, total - total // 2))
+
+
+def conv_arguments(
+    d: int, weight_size: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, groups: int
+) -> tuple[Any, ...]:
+    s, dil = integers(stride, d), integers(dilation, d)
+    return (s, paddings(padding, weight_size, s, dil), dil, False, (0,) * d, groups)
+
+
+def transpose_arguments(
+    d: int,
+    weight_size: Sequence[int],
+    stride: Ints,
+    padding: Ints,
+    output_padding: Ints,
+    groups: int,
+    dilation: Ints,
+) -> tuple[Any, ...]:
+    return (integers(stride, d), integers(padding, d), integers(dilation, d), True, integers(output_padding, d), groups)
+
+
+# ---- from a call to its operator -------------------------------------------------------------------
+
+#: Calls that PyTorch computes as they are: (complete, written, sizes, dtype, request) -> its arguments.
+_stock = BoundedCache()
+#: All other plain calls, by everything that validation and choice depend on.
+_calls = BoundedCache()
+_strided, _convolution = torch.strided, torch.convolution
+
+
+def run(
+    name: str,
+    d: int,
+    complete: Callable[..., tuple[Any, ...]],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    written: tuple[Any, ...],
+) -> Tensor:
+    """Compute one call: as PyTorch's own, or by the short way of `ops.eager`, or through the operator.
+
+    Args:
+        name: what the user called, for messages.
+        complete: makes the operator's arguments of (d, weight size, *written).
+        written: the arguments as the user wrote them; a call that was seen before only compares them.
+    """
+    # `is_eager`, written out: on this line a frame more is a tenth of what a small convolution costs.
+    eager = not is_dynamo_compiling() and (
+        (input.__class__ is Tensor or input.__class__ is Parameter)
+        and (weight.__class__ is Parameter or weight.__class__ is Tensor)
+        and (bias is None or bias.__class__ is Parameter or bias.__class__ is Tensor)
+        and not functorch_active()
+        and not dispatch_modes()
+        and not function_modes()
+        and forward_ad._current_level < 0
+        and not any_autocast()
+    )
+    if eager and not observers and not profiler_enabled():
+        try:
+            dtype = input.dtype
+            stock = _stock.get((complete, written, input.shape, weight.shape, dtype, asked()))
+        except TypeError:  # a list among the arguments
+            dtype = stock = None
+        if stock is not None:
+            moves = input.requires_grad
+            if (
+                weight.requires_grad is moves
+                and weight.dtype is dtype
+                and (bias is None or (bias.requires_grad is moves and bias.dtype is dtype))
+                and input.is_cpu
+                and weight.is_cpu
+                and input.layout is _strided
+                and weight.layout is _strided
+            ):
+                return _convolution(input, weight, bias, *stock)
+    key = call = None
+    if eager:
+        key = _key(complete, input, weight, bias, written)
+        call = None if key is None else _calls.get(key)
+        if call is not None and call.flags == flags(input):
+            return _contract(call, input, weight, bias)
+    if weight.dim() != d + 2:
+        _refuse_rank(d, input, weight)
+    if input.dim() != d + 2:
+        return _unbatched(name, d, input, lambda x: run(name, d, complete, x, weight, bias, written))
+    arguments = complete(d, weight.shape, *written)
+    call = kernels.eager_call(input, weight, bias, arguments) if eager else None
+    if call is None:
+        return ops.convolution(input, weight, bias, *arguments)
+    if key is not None:
+        _calls[key] = call
+        if call.is_stock():
+            _stock[complete, written, input.shape, weight.shape, input.dtype, asked()] = arguments
+    return _contract(call, input, weight, bias)
+
+
+def _key(
+    complete: Callable[..., tuple[Any, ...]],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    written: tuple[Any, ...],
+) -> tuple[Any, ...] | None:
+    """Everything that validation and choice depend on; None for a call that cannot be looked up."""
+    try:
+        key = (
+            complete,
+            written,
+            input.shape,
+            weight.shape,
+            input.stride(),
+            weight.stride(),
+            input.dtype,
+            weight.dtype,
+            None if bias is None else (bias.shape, bias.dtype, bias.is_cpu),
+            asked(),
+            None if input.is_cpu and weight.is_cpu else device_flags(input, weight, bias),
+        )
+        hash(key)
+    except (TypeError, RuntimeError):  # a list among the arguments, a tensor without strides
+        return None
+    return key
+
+
+def _contract(call: EagerCall, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if torch.is_grad_enabled() and (
+        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        return apply(call, input, weight, bias)
+    return call.below(input, weight, bias)
+
+
+def _refuse_rank(d: int, input: Tensor, weight: Tensor) -> None:
+    """A weight of another dimension: the message that PyTorch gives, which speaks of the batched input."""
+    shape = (1, *input.shape) if input.dim() == d + 1 else tuple(input.shape)
+    check_rank(shape, weight.shape)
+    raise ShapeError(f"Expected a {d + 2}-dimensional weight, but got weight of size {list(weight.shape)}")
+
+
+def _unbatched(name: str, d: int, input: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
+    if input.dim() != d + 1:
+        raise ShapeError(
+            f"Expected {d + 1}D (unbatched) or {d + 2}D (batched) input to {name}, "
+            f"but got input of size: {list(input.shape)}"
+        )
+    return call(input.unsqueeze(0)).squeeze(0)

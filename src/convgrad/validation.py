@@ -1,0 +1,114 @@
+"""The validation of gradients and of operands: every size, dtype, device and layout, before any backend.
+
+With `shapes`, this is all of it; the same in eager, fake and meta mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .errors import DtypeError, UnsupportedError
+from .shapes import Geometry, Shape, check_rank, convolution_shape, given, require
+
+__all__ = ["check_backward", "check_grad_input", "check_grad_weight", "check_operands"]
+
+
+def check_backward(
+    grad_shape: Shape,
+    input_shape: Shape,
+    weight_shape: Shape,
+    bias_sizes: Shape | None,
+    g: Geometry,
+    output_mask: Sequence[bool],
+) -> None:
+    """Check the operands of `convolution_backward`: every size of grad_output, and bias_sizes.
+
+    Raises:
+        ShapeError: a grad_output that is not of the output's shape, bias_sizes that no bias has.
+    """
+    require(len(output_mask) == 3, lambda: f"expected output_mask to have 3 entries, but got {list(output_mask)}")
+    require(
+        len(grad_shape) == len(input_shape),
+        lambda: (
+            "Expected input and grad_output to have the same number of dimensions, "
+            f"but got: {len(input_shape)} and {len(grad_shape)}"
+        ),
+    )
+    expected = convolution_shape(input_shape, weight_shape, None, g)
+    _check_grad_output(grad_shape, expected, weight_shape, g)
+    if bias_sizes is not None and len(bias_sizes) > 0:
+        channels = weight_shape[1] * g.groups if g.transposed else weight_shape[0]
+        require(
+            len(bias_sizes) == 1 and bias_sizes[0] == channels,
+            lambda: (
+                f"Given {given(weight_shape, g)}, expected bias_sizes to be [{channels}], "
+                f"but got bias_sizes={list(bias_sizes)}"
+            ),
+        )
+
+
+def _check_grad_output(grad_shape: Shape, expected: Shape, weight_shape: Shape, g: Geometry) -> None:
+    for i, (got, want) in enumerate(zip(grad_shape, expected, strict=True)):
+        if i == 1 and isinstance(want, int) and want == 0 and got == weight_shape[0]:
+            continue  # the output of an input without channels: both spellings of its gradient are accepted
+        require(
+            got == want,
+            lambda: (
+                f"Given {given(weight_shape, g)}, expected grad_output to have the shape of the output "
+                f"{list(expected)}, but got grad_output of size {list(grad_shape)}"
+            ),
+        )
+
+
+def check_grad_input(grad_shape: Shape, weight_shape: Shape, input_size: Shape, g: Geometry) -> None:
+    """Check the operands of `grad_input` against the size of the input that is asked for."""
+    check_rank(input_size, weight_shape)
+    check_backward(grad_shape, input_size, weight_shape, None, g, (True, False, False))
+
+
+def check_grad_weight(grad_shape: Shape, input_shape: Shape, weight_size: Shape, g: Geometry) -> None:
+    """Check the operands of `grad_weight` against the size of the weight that is asked for."""
+    check_backward(grad_shape, input_shape, weight_size, None, g, (False, True, False))
+
+
+# ---- dtypes, devices, layouts --------------------------------------------------------------------
+
+
+def check_operands(first: tuple[str, Tensor], *others: tuple[str, Tensor | None]) -> None:
+    """Check that all operands are dense, of one dtype and on one device.
+
+    Raises:
+        DtypeError: an mkldnn or sparse layout, a dtype or device that differs from the first operand's.
+        UnsupportedError: boolean tensors.
+    """
+    name, tensor = first
+    require(tensor.dtype is not torch.bool, lambda: "\"convolution\" not implemented for 'Bool'", UnsupportedError)
+    for label, t in (first, *others):
+        if t is None:
+            continue
+        require(
+            t.layout is torch.strided,
+            lambda t=t, label=label: (
+                f"Expected {label} to be a dense tensor, but got layout {t.layout}; "
+                f"call {'.to_dense()' if t.is_mkldnn or t.is_sparse else 'to_padded_tensor or to_dense'} first"
+            ),
+            DtypeError,
+        )
+        require(
+            t.dtype == tensor.dtype,
+            lambda t=t, label=label: (
+                f"{name.capitalize()} type ({tensor.type()}) and {label} type ({t.type()}) should be the same"
+            ),
+            DtypeError,
+        )
+        require(
+            t.device == tensor.device,
+            lambda t=t, label=label: (
+                "Expected all tensors to be on the same device, "
+                f"but found {name} on {tensor.device} and {label} on {t.device}"
+            ),
+            DtypeError,
+        )
