@@ -18,7 +18,7 @@ from torch import Tensor
 from convgrad.backends import _native_library as library
 from convgrad.backends.native import NativeBackend, use_instruction_set
 from convgrad.engine.check import check_backend
-from convgrad.problem import ConvProblem, Output, output_length
+from convgrad.problem import ConvProblem, Output, Pass, output_length
 
 ROOT = Path(__file__).parents[2]
 BACKEND = NativeBackend()
@@ -172,6 +172,33 @@ def test_pytorch_keeps_what_it_does_as_fast() -> None:
     assert BACKEND.expected_speedup(last, ("forward",), CPU) < 1 < BACKEND.expected_speedup(image, ("forward",), CPU)
     assert BACKEND.expected_speedup(last, ("grad_input", "grad_weight"), CPU) > 1
     assert BACKEND.expected_speedup(image.replace(dtype=torch.float64), ("forward",), CPU) > 1
+
+
+def test_small_images_are_taken_where_four_threads_share_them() -> None:
+    small = ConvProblem.parse("mb32g576ic576ih14oc576kh3ph1")
+    taken = {}
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            taken[threads] = [BACKEND.expected_speedup(small, (o,), CPU) > 1 for o in ("forward", "grad_weight")]
+    finally:
+        torch.set_num_threads(before)
+    assert taken == {1: [False, False], 2: [False, False], 4: [True, True]}
+
+
+def test_a_bound_function_gives_what_a_call_gives() -> None:
+    p = ConvProblem.parse("mb2g5ic5ih9oc10kh3ph1")
+    x, w, g = operands(p)
+    pairs: tuple[tuple[Pass, Tensor, Tensor], ...] = (("forward", x, w), ("grad_input", g, w), ("grad_weight", g, x))
+    for pass_, a, b in pairs:
+        assert torch.equal(BACKEND.bind(p, pass_)(a, b), BACKEND.run(p, pass_, a, b)), pass_
+    asked = BACKEND.sweeps[1]
+    bound = BACKEND.bind_sweep(p, asked)(g, x, w)
+    for name, result in zip(asked, bound, strict=True):
+        assert torch.equal(result, reference(p, x, w, g)[name]), name
+    with pytest.raises(ValueError, match="workspace"):
+        BACKEND.bind(p, "forward")(x, w, None, torch.empty(1, dtype=torch.uint8))
 
 
 def test_a_workspace_that_is_too_small_is_refused() -> None:

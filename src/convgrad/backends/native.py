@@ -84,27 +84,29 @@ class NativeBackend(Backend):
     def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
         """What `benchmarks/cpu.py` found, as a rule: PyTorch's CPU convolution has a fast path for plain float32
         images, and nothing comparable for the weight gradient of a wide kernel, for sequences, volumes, dilation,
-        multipliers and the other dtypes.
+        multipliers and the other dtypes. Small contiguous images are ours only where four threads share the work.
         """
+        taps, pixels = prod(problem.kernel_size), prod(problem.output_size)
         one_to_one = problem.dtype is torch.float32 and problem.in_channels == problem.out_channels
         if outputs == ("forward",) and problem.channels_last and one_to_one:
-            return 1.2 if prod(problem.kernel_size) > 100 else 0.9  # at any dilation, and in volumes too
+            return 1.2 if taps > 100 else 0.9  # at any dilation, and in volumes too
         if _off_the_fast_path(problem):
             return 3.0
-        wide = prod(problem.kernel_size) >= 16
-        both = "grad_weight" in outputs and "grad_input" in outputs
-        small = prod(problem.output_size) < 256
+        if "grad_weight" in outputs and taps >= 16:
+            return 3.0
+        alone = "grad_input" not in outputs
         if problem.channels_last:
             # PyTorch's channels_last kernels are as fast as memory: only the weight gradient is worth a change.
             if "grad_weight" in outputs:
-                return 3.0 if wide else 1.2
-            return 1.2 if prod(problem.kernel_size) > 100 else 0.9
+                return 0.9 if alone and pixels < 100 else 1.2
+            return 1.2 if taps > 100 else 0.9
+        many = torch.get_num_threads() >= 4
         if "grad_weight" in outputs:
-            if wide:
-                return 3.0
-            tiny = prod(problem.output_size) < 100
-            return 1.5 if not small else 1.1 if both and not tiny else 0.9
-        return 0.7 if small and outputs == ("forward",) else 1.2
+            smallest = (256 if alone else 100) if not many else 100 if alone else 1
+            return 1.5 if pixels >= 256 else 1.1 if pixels >= smallest else 0.9
+        if outputs == ("forward",) and pixels < (100 if many else 256):
+            return 0.7
+        return 1.2
 
 
 def _off_the_fast_path(p: ConvProblem) -> bool:
