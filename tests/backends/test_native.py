@@ -171,6 +171,11 @@ def test_pytorch_keeps_what_it_does_as_fast() -> None:
     last = image.replace(memory_format=torch.channels_last)
     assert BACKEND.expected_speedup(last, ("forward",), CPU) < 1 < BACKEND.expected_speedup(image, ("forward",), CPU)
     assert BACKEND.expected_speedup(last, ("grad_input", "grad_weight"), CPU) > 1
+    volume = ConvProblem.parse("mb2g8ic8id9ih9iw9oc8kd3kh3kw3 channels_last")
+    dilated = ConvProblem.parse("mb2g8ic8id9ih9iw9oc8kd3kh3kw3dd1dh1dw1 channels_last")
+    assert (
+        BACKEND.expected_speedup(volume, ("forward",), CPU) < 1 < BACKEND.expected_speedup(dilated, ("forward",), CPU)
+    )
     assert BACKEND.expected_speedup(image.replace(dtype=torch.float64), ("forward",), CPU) > 1
 
 
