@@ -56,6 +56,7 @@ def test_info(capsys) -> None:
     assert "GB/s" in data["machine"]["limits"]
     assert status == 0
     assert data["versions"]["torch"] == torch.__version__
+    assert data["settings"]["threads"] == torch.get_num_threads()
     assert set(data["backends"]["aten"]) >= {"summary"}
 
 

@@ -46,7 +46,7 @@ def gather() -> dict[str, Any]:
             "devices": devices,
         },
         "backends": {name: _backend(name, devices) for name in backends()},
-        "settings": {name: bool(value) for name, value in flags._asdict().items()},
+        "settings": {**{name: bool(value) for name, value in flags._asdict().items()}, "threads": flags.threads},
         "paths": {"package": str(_package()), "limits": str(cache_file())},
     }
 
