@@ -154,6 +154,32 @@ def test_bad_arguments_raise_the_same_class_as_pytorch(bad: dict[str, Any]) -> N
         convgrad.conv2d(x, w, **bad)
 
 
+@pytest.mark.parametrize("operands", [(None, 1), (1, None), ("x", 1), (1, 1, "b")])
+def test_what_is_no_tensor_is_refused_as_in_pytorch(operands: tuple[Any, ...]) -> None:
+    real = [torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3), torch.randn(2)]
+    mixed = [t if o == 1 else o for o, t in zip(operands, real, strict=False)]
+    with pytest.raises(TypeError, match="must be Tensor, not"):
+        convgrad.conv2d(*mixed)
+
+
+def test_graphs_that_are_traced_see_an_operator() -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = convgrad.nn.Conv2d(4, 4, 3, groups=4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    net, x = Net(), torch.randn(1, 4, 6, 6)
+    graph = torch.fx.symbolic_trace(net)
+    torch.testing.assert_close(graph(x), net(x))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        traced = torch.jit.trace(net, x)
+    torch.testing.assert_close(traced(2 * x), net(2 * x))
+
+
 def test_integers_and_lazy_conjugates() -> None:
     x, w = torch.randint(-3, 4, (2, 4, 6)), torch.randint(-3, 4, (4, 2, 3))
     assert torch.equal(convgrad.conv1d(x, w, groups=2), F.conv1d(x, w, groups=2))

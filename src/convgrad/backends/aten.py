@@ -19,7 +19,7 @@ from .base import Arithmetic, Backend
 from .padding import pad_input, padded, unpad_input
 from .strides import tidied
 
-__all__ = ["AtenBackend", "statable", "statable_arguments"]
+__all__ = ["AtenBackend", "statable", "statable_arguments", "without_slack"]
 
 _backward: Any = torch.ops.aten.convolution_backward.default._op  # without a Python frame of its own
 _MASKS: dict[str, tuple[bool, bool, bool]] = {
@@ -95,6 +95,7 @@ class AtenBackend(Backend):
     def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
         if problem.dtype.is_complex:
             return partial(_complex, self.bind(_real(problem), pass_))
+        problem = without_slack(problem)
         call = _operator(problem) if pass_ == problem.bias_pass else _gradient(problem, pass_)
         return tidied(call) if _reads_every_stride(problem) else call
 
@@ -112,6 +113,7 @@ class AtenBackend(Backend):
     def bind_sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
         if problem.dtype.is_complex:
             return partial(self._complex_sweep, problem, outputs)
+        problem = without_slack(problem)
         p, n = statable(problem), len(outputs)
         arguments = (*statable_arguments(p), (True, True, "grad_bias" in outputs))
         if p is not problem:
@@ -263,6 +265,30 @@ def _padded_sweep(
         return (forward, grad_weight, grad_bias)[:n]
     grads = _backward(grad_output, pad_input(problem, input), weight, [p.out_channels], *arguments)
     return (unpad_input(problem, grads[0]), *grads[1:])[:n]
+
+
+def without_slack(problem: ConvProblem) -> ConvProblem:
+    """The problem itself, or over an input cropped to what its kernel reads where PyTorch would corrupt memory.
+
+    oneDNN (PyTorch 2.13, AVX2) writes past the end in the backward of a strided channels_last 1x1 convolution, if rows
+    or columns are left over behind the last stride and the channels fill no vector: the process dies, sooner or later.
+    """
+    in_danger = (
+        problem.ndim > 1
+        and problem.pointwise
+        and problem.channels_last
+        and problem.dtype.is_floating_point
+        and (problem.in_channels // problem.groups) % 16 != 0
+    )
+    if not in_danger:
+        return problem
+    tight = tuple(
+        (low, (out - 1) * s + 1 - n - low)
+        for n, out, s, (low, _) in zip(
+            problem.input_size, problem.output_size, problem.stride, problem.padding, strict=True
+        )
+    )
+    return problem if tight == problem.padding else problem.replace(padding=tight)
 
 
 def _reads_every_stride(problem: ConvProblem) -> bool:

@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
+from torch.overrides import handle_torch_function, has_torch_function
 
 from .. import ops
-from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, profiler_enabled
+from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, jit_tracing, profiler_enabled
 from ..engine.cache import BoundedCache
 from ..engine.observe import observers
 from ..engine.request import asked
@@ -138,11 +139,14 @@ def run(
             ):
                 return _convolution(input, weight, bias, *stock)
     key = call = None
+    eager = eager and jit_tracing() is None  # a trace must see torch operators
     if eager:
         key = _key(complete, input, weight, bias, written)
         call = None if key is None else _calls.get(key)
         if call is not None and call.flags == flags(input):
             return _contract(call, input, weight, bias)
+    if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
+        return _not_tensors(name, input, weight, bias, written)
     if weight.dim() != d + 2:
         _refuse_rank(d, input, weight)
     if input.dim() != d + 2:
@@ -192,6 +196,22 @@ def _contract(call: EagerCall, input: Tensor, weight: Tensor, bias: Tensor | Non
     ):
         return apply(call, input, weight, bias)
     return call.below(input, weight, bias)
+
+
+def _not_tensors(name: str, input: object, weight: object, bias: object, written: tuple[Any, ...]) -> Any:
+    """What is no tensor may stand for one (a proxy of torch.fx, say); anything else is refused as PyTorch does."""
+    operands = {"input": input, "weight": weight, "bias": bias}
+    if has_torch_function(tuple(operands.values())):
+        from . import _names
+
+        public = getattr(_names, name, None)
+        if public is not None:
+            return handle_torch_function(public, tuple(operands.values()), input, weight, bias, *written)
+    for position, (argument, value) in enumerate(operands.items(), start=1):
+        if not isinstance(value, Tensor) and not (argument == "bias" and value is None):
+            kind = type(value).__name__
+            raise TypeError(f"{name}(): argument '{argument}' (position {position}) must be Tensor, not {kind}")
+    raise TypeError(f"{name}() takes tensors")
 
 
 def _refuse_rank(d: int, input: Tensor, weight: Tensor) -> None:

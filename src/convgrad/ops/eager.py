@@ -17,6 +17,7 @@ from torch.nn import Parameter
 
 from .. import settings
 from .._compat import any_autocast, channels_last_of, dispatch_modes, function_modes, functorch_active
+from ..backends.aten import without_slack
 from ..calculus import Form, Role, sum_of_bias
 from ..engine.cache import epoch
 from ..engine.plan import Plan, plan_for
@@ -92,6 +93,9 @@ class EagerCall:
             return False
         if self.device.type != "cpu" or len(self.form.arguments[1]) == 2 * p.ndim:
             return False
+        last = p.replace(memory_format=channels_last_of(p.ndim))
+        if without_slack(last) is not last:
+            return False  # PyTorch's own call would corrupt memory
         first: Output = "forward" if p.transposed else "grad_input"
         asked = [(p.bias_pass,), (first, "grad_weight"), (first, "grad_weight", "grad_bias")]
         return all(

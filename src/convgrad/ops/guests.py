@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import settings
 from .._compat import hint_of, is_guest, is_traced
+from ..backends.aten import without_slack
 from ..engine.choice import choose
 from ..engine.request import active
 from ..problem import ConvProblem, Output, in_order
@@ -100,6 +101,8 @@ def _all_aten(input: Tensor, weight: Tensor, arguments: Sequence[Any], mask: Seq
     problem = _hinted_problem(input, weight, arguments)
     if problem is None or problem.empty:
         return True
+    if without_slack(problem) is not problem:
+        return False  # aten's own operator would corrupt memory
     outputs: tuple[Output, ...] = (problem.bias_pass,)
     if mask is not None:
         first: Output = "forward" if problem.transposed else "grad_input"

@@ -1,0 +1,155 @@
+"""``convgrad bench``: a backend against the best that PyTorch does, checked first, timed alternately."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import torch
+import typer
+from rich.table import Table
+from torch import Tensor
+
+from .._compat import channels_last_of
+from ..engine import backends
+from ..engine.check import check_problem
+from ..engine.choice import Step, choose
+from ..engine.plan import Plan
+from ..engine.registry import get, reasons_against
+from ..engine.timing import compare, conditions, keep_memory
+from ..problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
+from ..settings import current
+from .app import app, fail, out
+from .shrink import shrunk
+
+__all__ = ["bench"]
+
+_CHECKED_FLOPS = 2_000_000  # the definition is slow: a large problem is checked at a reduced size
+
+
+class _Line(NamedTuple):
+    """One output computed by one backend."""
+
+    output: Pass
+    backend: str
+    milliseconds: float | None
+    pytorch: float | None
+    layout: str
+    note: str
+    wrong: bool = False
+
+
+@app.command()
+def bench(
+    problems: Annotated[list[str], typer.Argument(metavar="PROBLEM...", help="One or more problems.")],
+    backend: Annotated[
+        list[str] | None, typer.Option("--backend", "-b", help="Which; 'all'; else whichever would be chosen.")
+    ] = None,
+    output: Annotated[list[str] | None, typer.Option("--output", "-o", help="forward, grad_input, grad_weight")] = None,
+    device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
+    seconds: Annotated[float, typer.Option(help="For each line of the table.")] = 1.0,
+    keep: Annotated[bool, typer.Option("--keep-memory/--return-memory", help="Freed memory, for both sides.")] = True,
+) -> None:
+    """How fast is a backend? Against the better of PyTorch as given and PyTorch through channels_last and back.
+
+    Each backend is checked first (exactly on integers, and against the error bound); a wrong one gets no time and the
+    exit status 1. Both sides are timed alternately in this process; the interval is that of the ratio, at 95 %.
+
+    Examples:
+
+        convgrad bench g32mb8ic32ih56oc32oh56kh3ph1
+
+        convgrad --kernels my_kernels.py bench g32mb8ic32ih56oc32oh56kh3ph1 --backend mine -o forward
+    """
+    parsed = [ConvProblem.parse(p) for p in problems]
+    passes = _passes(output)
+    if seconds <= 0:
+        raise fail(f"--seconds must be positive, got {seconds}")
+    if keep:
+        keep_memory()
+    wrong = False
+    for problem in parsed:
+        table = Table(title=str(problem), title_justify="left")
+        for column in ("output", "backend", "ms", "PyTorch's best, ms", "in", "speed", ""):
+            table.add_column(column, justify="right" if "ms" in column else "left")
+        for pass_ in passes:
+            for line, speed in _lines(problem, pass_, backend or [], torch.device(device), seconds):
+                wrong |= line.wrong
+                times = ["" if t is None else f"{t:.3f}" for t in (line.milliseconds, line.pytorch)]
+                table.add_row(line.output, line.backend, *times, line.layout, speed, line.note)
+        out().print(table)
+    out().print(conditions(device))
+    raise typer.Exit(1 if wrong else 0)
+
+
+def _passes(names: list[str] | None) -> tuple[Pass, ...]:
+    unknown = [n for n in names or () if n not in PASSES]
+    if unknown:
+        raise fail(f"there is no output {unknown[0]!r}", f"one of {', '.join(PASSES)}")
+    return tuple(p for p in PASSES if not names or p in names)
+
+
+def _lines(
+    problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device, seconds: float
+) -> list[tuple[_Line, str]]:
+    if names == ["all"]:
+        names = [n for n in backends() if not reasons_against(get(n), problem, (pass_,), device, current())]
+    if not names:
+        names = [choose(problem, (pass_,), device, current(), None)[0].backend.name]
+    slots = _operands(problem, pass_, device)
+    return [_line(problem, pass_, name, slots, device, seconds) for name in names]
+
+
+def _line(
+    problem: ConvProblem,
+    pass_: Pass,
+    name: str,
+    slots: tuple[Tensor, Tensor],
+    device: torch.device,
+    seconds: float,
+) -> tuple[_Line, str]:
+    against = reasons_against(get(name), problem, (pass_,), device, current())
+    if against:
+        return _Line(pass_, name, None, None, "", "; ".join(against)), ""
+    small = shrunk(problem, _CHECKED_FLOPS)
+    results = check_problem(name, small, pass_, device=device, aspects=("exact", "bound"))
+    failed = [r for r in results if r.status == "failed"]
+    if failed:
+        return _Line(pass_, name, None, None, "", f"wrong: {failed[0].message}", wrong=True), "not timed"
+    a, b = slots
+    plan = _plan(problem, pass_, name, device)
+    calls: dict[str, Callable[[], object]] = {"mine": lambda: plan.contract(a, b), **_pytorch(problem, pass_, a, b)}
+    rivals = [c for c in calls if c != "mine"]
+    first = compare(calls, rivals[0], seconds=seconds / 2, device=device, least_rounds=5)
+    best = min(rivals, key=first.median)
+    seen = compare({"mine": calls["mine"], best: calls[best]}, best, seconds=seconds / 2, device=device)
+    note = "" if small == problem else "checked at a reduced size"
+    line = _Line(pass_, name, seen.median("mine") * 1e3, seen.median(best) * 1e3, best, note)
+    return line, str(seen.speedup("mine"))
+
+
+def _plan(problem: ConvProblem, pass_: Pass, name: str, device: torch.device) -> Plan:
+    return Plan(problem, (pass_,), device, (Step(get(name), (pass_,), "asked for by name"),))
+
+
+def _pytorch(problem: ConvProblem, pass_: Pass, a: Tensor, b: Tensor) -> dict[str, Callable[[], object]]:
+    """PyTorch as given, and through channels_last with the conversions there and back."""
+    given = _plan(problem, pass_, "aten", a.device)
+    calls: dict[str, Callable[[], object]] = {"as given": lambda: given.contract(a, b)}
+    last = channels_last_of(problem.ndim)
+    if problem.ndim > 1 and not problem.channels_last:
+        other = _plan(problem.replace(memory_format=last), pass_, "aten", a.device)
+        calls["channels_last"] = lambda: other.contract(
+            a.contiguous(memory_format=last), b.contiguous(memory_format=last)
+        ).contiguous()
+    return calls
+
+
+def _operands(problem: ConvProblem, pass_: Pass, device: torch.device) -> tuple[Tensor, Tensor]:
+    def random(slot: Slot) -> Tensor:
+        shape = problem.shape_of(slot)
+        t = torch.randn(shape) if problem.dtype.is_floating_point else torch.randint(-3, 4, shape)
+        return t.to(device, problem.dtype).contiguous(memory_format=problem.memory_format)
+
+    first, second = OPERANDS[pass_]
+    return random(first), random(second)

@@ -1,0 +1,54 @@
+"""``convgrad bench``: checked first, then timed; a wrong backend gets no time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("typer")
+
+from convgrad.backends.reference import ReferenceBackend
+from convgrad.cli.app import run
+from convgrad.engine import register, unregister
+
+SMALL = "g4mb2ic4ih6oc4kh3ph1"
+
+
+def test_a_table_with_a_ratio_and_the_conditions(capsys) -> None:
+    assert run(["bench", SMALL, "--backend", "im2col", "--seconds", "0.05", "--return-memory"]) == 0
+    printed = capsys.readouterr().out
+    for text in ("forward", "grad_input", "grad_weight", "im2col", f"torch {torch.__version__}"):
+        assert text in printed
+    assert "as given" in printed or "channels_last" in printed
+    assert "x [" in printed or "no difference" in printed
+
+
+def test_a_wrong_backend_gets_no_time(capsys) -> None:
+    class Wrong(ReferenceBackend):
+        name = "wrong"
+
+        def run(self, *args, **kwargs):
+            return super().run(*args, **kwargs) + 1
+
+    register(Wrong())
+    try:
+        status = run(["bench", SMALL, "-b", "wrong", "-o", "forward", "--seconds", "0.05", "--return-memory"])
+        printed = capsys.readouterr().out
+    finally:
+        unregister("wrong")
+    assert status == 1
+    assert "not timed" in printed
+    assert "wrong:" in printed
+
+
+def test_reasons_stand_in_the_table(capsys) -> None:
+    assert run(["bench", "mb1ic2ih5oc2kh3", "-b", "native", "-o", "forward", "--return-memory"]) == 0
+    assert "depthwise convolutions only" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("args", [["nonsense"], [SMALL, "-o", "nothing"], [SMALL, "--seconds", "0"]])
+def test_bad_requests_are_one_line(capsys, args: list[str]) -> None:
+    assert run(["bench", *args]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("convgrad: ")
+    assert error.count("\n") == 1

@@ -1,0 +1,42 @@
+"""The backward of a strided channels_last 1x1 convolution with rows left over kills PyTorch 2.13 (oneDNN).
+
+Each way by which the call can reach ATen is tried in a process of its own, since a corrupted heap dies at any time.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import torch, convgrad
+torch.set_num_threads(1)
+d, way = {d}, "{way}"
+layout = torch.channels_last if d == 2 else torch.channels_last_3d
+conv = getattr(convgrad, f"conv{{d}}d")
+if way == "compiled":
+    conv = torch.compile(conv, backend="aot_eager")
+for i in range(60):
+    x = torch.randn(2, 4, *[10] * d).contiguous(memory_format=layout).requires_grad_()
+    w = torch.randn(3, 4, *[1] * d).contiguous(memory_format=layout).requires_grad_()
+    if way == "operator":
+        y = torch.ops.convgrad.convolution(x, w, None, [2] * d, [0] * d, [1] * d, False, [0] * d, 1)
+    else:
+        y = conv(x, w, stride=2)
+    g = torch.randn_like(y)
+    got = torch.autograd.grad(y, (x, w), g)
+    kept = [torch.randn(17 + i) for _ in range(50)]  # the heap is looked at here
+with convgrad.use_backend("reference"):
+    y = getattr(convgrad, f"conv{{d}}d")(x, w, stride=2)
+torch.testing.assert_close(got, torch.autograd.grad(y, (x, w), g), rtol=1e-4, atol=1e-4)
+"""
+
+
+@pytest.mark.parametrize(("d", "way"), [(2, "function"), (2, "operator"), (2, "compiled"), (3, "function")])
+def test_the_process_survives(d: int, way: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(d=d, way=way)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
