@@ -8,7 +8,7 @@
    timed against PyTorch as given (NCHW) and in channels_last with cudnn.benchmark, alternately, behind a flushed cache.
 3. The bars: bytes against the card's copy bandwidth, products against its float32 peak, speed against PyTorch.
 
-Everything goes to gpu.md and gpu.json in DIR (default: $OUT, or benchmarks/results), written anew after every row, so
+Everything goes to gpu.md and gpu.json in DIR (--out, default: benchmarks/results), written anew after every row, so
 that a run that is cut off keeps what it has. ``--device cpu --backend reference`` tries the script itself.
 """
 
@@ -347,7 +347,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "xpu")
     parser.add_argument("--backend", default="triton")
     parser.add_argument("--only", default="", help="words, one of which a problem's name holds")
-    parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "benchmarks/results")))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     args = parser.parse_args()
     device = torch.device(args.device)
     if device.type != "cpu" and not (torch.accelerator.is_available() and torch.accelerator.device_count()):
