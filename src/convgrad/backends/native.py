@@ -105,7 +105,7 @@ class NativeBackend(Backend):
         if "grad_weight" in outputs:
             smallest = (256 if alone else 100) if not many else 100 if alone else 1
             return 1.5 if pixels >= 256 else 1.1 if pixels >= smallest else 0.9
-        if outputs == ("forward",) and pixels < (100 if many else 256):
+        if outputs == ("forward",) and pixels < (100 if many else 300):
             return 0.7
         return 1.2
 
