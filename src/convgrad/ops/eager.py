@@ -59,13 +59,11 @@ class EagerCall:
         "_plans",
         "below",
         "device",
-        "dtype",
         "eager",
         "flags",
         "form",
         "problem",
         "request",
-        "stock",
     )
 
     yields: Role = "output"
@@ -75,7 +73,7 @@ class EagerCall:
         self.below = below
         self.form = form
         self.problem = problem.replace(has_bias=False)
-        self.device, self.dtype = like.device, like.dtype
+        self.device = like.device
         self.request: Request | None = active()
         self.eager = self
         self.flags, self._epoch = settings.key(like), epoch[0]
