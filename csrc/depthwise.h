@@ -26,11 +26,11 @@ template <class S, class T, int N>
 struct Depthwise {
   static constexpr bool kConverts = sizeof(S) != sizeof(T);
   static constexpr auto kRuns = std::make_integer_sequence<int, kMostSums>();
-  static constexpr auto kTaps = std::make_integer_sequence<int, kMostTaps>();
+  static constexpr auto kTaps = std::make_integer_sequence<int, kMostTaps * kMostTaps>();
   // From this kernel width on, grad_weight takes one kernel row at a time.
   static constexpr int64_t kWideKernel = 5;
   // Pixels of a row group: enough to amortise a call, few enough for the first-level cache.
-  static constexpr int64_t kGroupPixels = 64;
+  static constexpr int64_t kGroupPixels = 64, kGroupVectors = 256;
 
   const Plan& p;
   const convgrad_tensors& t;
@@ -43,12 +43,20 @@ struct Depthwise {
     Reach reach;
     const Tap* taps;
   };
+  // The zones of a row and the taps of each, kept from unit to unit: small images would spend their time on them.
+  struct Listed {
+    Columns* columns;
+    Tap* taps;
+    int64_t zones, band;  // of the columns; band -1: not listed yet
+    Reach depth, row;     // that the taps belong to; row.count -1: not listed yet
+  };
   // Scratch memory of one thread.
   struct Scratch {
     T *input, *grad_output, *weight, *start, *sums, *result;
-    Columns* columns;
-    Tap* taps;
+    Tap* taps;  // of accumulate
+    Listed listed;
     int64_t packed_weight;  // the first channel of the block that `weight` holds
+    int64_t tile;           // that the packed operands belong to
   };
 
   // ---- operands ----
@@ -58,9 +66,10 @@ struct Depthwise {
     return {{p.axis[0].output, p.axis[1].output, p.axis[2].output}, p.channels * p.multiplier, m, p.multiplier};
   }
 
-  // Pack a tile, or look at the tensor itself.
+  // Pack a tile, or look at the tensor itself. `again`: the scratch memory holds the same tile of another image or block,
+  // and so its borders.
   Source<T> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
-                   const Range r[3]) const {
+                   const Range r[3], bool again) const {
     Source<T> s;
     if (p.direct) {
       s.step[2] = x.width, s.step[1] = x.size[2] * s.step[2], s.step[0] = x.size[1] * s.step[1];
@@ -70,7 +79,9 @@ struct Depthwise {
     }
     // Rows of zeros are left out of the sums, except where they let grad_weight run over whole tiles.
     const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.axis[2].kernel >= kWideKernel;
-    Packing<const S, T, N>::pack(scratch, extent, static_cast<const S*>(tensor), x, b, r, p.channels_last, !skip);
+    using Pack = Packing<const S, T, N>;
+    const auto zeros = again ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
+    Pack::pack(scratch, extent, static_cast<const S*>(tensor), x, b, r, p.channels_last, zeros);
     s.step[2] = b.lanes, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
     s.data = scratch;
     for (int d = 0; d < 3; ++d) {
@@ -98,7 +109,7 @@ struct Depthwise {
   }
 
   // The taps of a zone, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows come
-  // outermost: the taps of fewer kernel rows are a part of the list.
+  // outermost: the taps of fewer kernel rows are a part of the list. Within a row they ascend in the source.
   int64_t list_taps(Tap* taps, const Reach& d, const Reach& h, const Reach& w, const int64_t step[3],
                     int64_t multiplier) const {
     int64_t n = 0;
@@ -109,8 +120,10 @@ struct Depthwise {
                               (h.offset + j * h.offset_step) * step[1];
           const int64_t element = (((m * p.axis[0].kernel + d.first + i * d.step) * p.axis[1].kernel) + h.first +
                                    j * h.step) * p.axis[2].kernel;
-          for (int64_t k = 0; k < w.count; ++k)
+          for (int64_t i = 0; i < w.count; ++i) {
+            const int64_t k = w.offset_step < 0 ? w.count - 1 - i : i;
             taps[n++] = {row + (w.offset + k * w.offset_step) * step[2], (element + w.first + k * w.step) * p.lanes};
+          }
         }
     return n;
   }
@@ -118,85 +131,123 @@ struct Depthwise {
   // ---- forward and grad_input, on one tile ----
 
   // The zones of a row: for grad_input, each remainder of the column by the stride has its own.
-  int64_t list_columns(Columns* columns, Range result, const Source<T>& source, bool backward) const {
+  void list_columns(Listed& listed, Range result, const Source<T>& source, bool backward) const {
     const Axis& a = p.axis[2];
+    Columns* columns = listed.columns;
     const int64_t phases = backward ? least(a.stride, result.size()) : 1, step = backward ? 1 : a.stride;
-    int64_t n = 0;
     for (int64_t phase = 0; phase < phases; ++phase) {
       const int64_t w = result.low + phase;
       const Reach reach = backward ? a.backward_reach(a.remainder(w)) : a.forward_reach();
       int64_t base = backward ? a.quotient(w) : w * a.stride, left = ceil_div(result.size() - phase, phases);
       for (int64_t at = phase; left > 0;) {
         const Zone z = zone_at(reach, base, step, source.range[2].low, source.range[2].high, left);
-        columns[n++] = {at, z.positions, base * source.step[2], z.reach, nullptr};
+        *columns++ = {at, z.positions, base * source.step[2], z.reach, nullptr};
         at += z.positions * phases, base += z.positions * step, left -= z.positions;
       }
     }
-    return n;
+    listed.zones = columns - listed.columns;
   }
 
-  // One position of the depth or row dimension: what could reach it, what does, and where in the source.
+  // Positions of the depth or row dimension, `step` apart, that the same kernel elements reach: what could reach them,
+  // what does, how many they are, and where in the source.
   struct Line {
     Reach all, reach;
-    int64_t source;
+    int64_t positions, source, source_step;
     int64_t skipped() const { return reach.count ? (reach.first - all.first) / all.step : 0; }
   };
   static bool same(const Reach& a, const Reach& b) {
-    return a.first == b.first && a.offset == b.offset && a.count == b.count;
+    return a.first == b.first && a.step == b.step && a.offset == b.offset && a.count == b.count;
   }
-  Line line(int d, int64_t position, const Source<T>& source, bool backward) const {
+  Line line(int d, int64_t position, int64_t positions, const Source<T>& source, bool backward) const {
     const Axis& a = p.axis[d];
-    const int64_t base = backward ? a.quotient(position) : position * a.stride;
+    const int64_t base = backward ? a.quotient(position) : position * a.stride, step = backward ? 1 : a.stride;
     const Reach all = backward ? a.backward_reach(a.remainder(position)) : a.forward_reach();
-    return {all, zone_at(all, base, 1, source.range[d].low, source.range[d].high, 1).reach, base * source.step[d]};
+    const Zone z = zone_at(all, base, step, source.range[d].low, source.range[d].high, positions);
+    return {all, z.reach, z.positions, base * source.step[d], step * source.step[d]};
   }
 
-  void correlate_tile(const Scratch& s, const Block& b, const Range result[3], bool backward, int64_t m,
+  // Results of one slice of a tile.
+  struct Slice {
+    const Source<T>& source;
+    const T* from;  // where the slice's kernel elements begin in the source, but for the row and the column
+    bool backward;
+    int64_t m, pixel, step, row;  // steps of the results, in elements: column, column of a zone, row of a zone
+    Reach depth;
+  };
+
+  void correlate_tile(Scratch& s, const Block& b, const Range result[3], int64_t band, bool backward, int64_t m,
                       const Source<T>& source, S* out, const Tensor& x) const {
     if (result[0].size() == 0 || result[1].size() == 0 || result[2].size() == 0) return;
     const bool in_place = p.channels_last && x.step == 1;  // results are stored where they belong
-    const int64_t width = result[2].size(), phases = backward ? least(p.axis[2].stride, width) : 1;
-    const int64_t zones = list_columns(s.columns, result[2], source, backward);
-    const int64_t multiplier = backward ? p.multiplier : 1;
-    const int64_t group = width == x.size[2] ? most(1, kGroupPixels / width) : 1;
-    Line last_d = {}, last_h = {};
-    bool listed = false;
+    const Axis* a = p.axis;
+    const int64_t width = result[2].size(), pitch = in_place ? x.width : b.lanes;
+    const bool whole_rows = in_place ? !backward || a[1].stride == 1 : width == x.size[2];
+    const int64_t group = !whole_rows ? 1 : in_place ? result[1].size() : most(1, kGroupVectors / p.lanes * N / width);
+    if (s.listed.band != band) s.listed.band = band, s.listed.row.count = -1, list_columns(s.listed, result[2], source, backward);
+    Slice slice = {source, nullptr, backward, m, pitch, pitch * (backward ? least(a[2].stride, width) : 1), 0, {}};
     for (int64_t d = result[0].low; d < result[0].high; ++d) {
-      const Line in_d = line(0, d, source, backward);
-      for (int64_t h = result[1].low; h < result[1].high; ++h) {
-        const Line in_h = line(1, h, source, backward);
-        if (!listed || !same(in_d.reach, last_d.reach) || !same(in_h.all, last_h.all)) {
-          Tap* taps = s.taps;
-          for (Columns* c = s.columns; c != s.columns + zones; ++c) {
-            c->taps = taps;
-            taps += list_taps(taps, in_d.reach, in_h.all, c->reach, source.step, multiplier);
-          }
-          last_d = in_d, last_h = in_h, listed = true;
-        }
-        const int64_t per_column = in_d.reach.count * multiplier;  // taps of one kernel row, for each kernel column
-        const int64_t pixel = (d * x.size[1] + h) * x.size[2] + result[2].low;
-        const int64_t row = (h - result[1].low) % group;
-        const T *from = source.data + in_d.source + in_h.source, *weight = s.weight + m * p.kernel_elements * p.lanes;
-        const T* start = s.start + m * p.lanes;
-        for (const Columns* c = s.columns; c != s.columns + zones; ++c) {
-          const Tap* taps = c->taps + in_h.skipped() * per_column * c->reach.count;
-          const int64_t count = in_h.reach.count * per_column * c->reach.count;
+      const Line depth = line(0, d, 1, source, backward);
+      slice.depth = depth.reach, slice.from = source.data + depth.source;
+      for (int64_t low = result[1].low; low < result[1].high; low += group) {
+        const int64_t high = least(result[1].high, low + group);
+        const int64_t pixel = (d * x.size[1] + low) * x.size[2] + result[2].low;
+        // For grad_input, each remainder of the row by the stride is a convolution of its own.
+        const int64_t phases = backward ? least(a[1].stride, high - low) : 1;
+        for (int64_t phase = 0; phase < phases; ++phase) {
+          const Range rows = {low + phase, high};
+          slice.row = phases * pitch * (in_place ? x.size[2] : width);
           if (in_place) {
-            S* to = out + (b.image * x.pixels() + pixel + c->first) * x.width + b.channel;
-            correlate_all<T, N, S>({to, phases * x.width, from + c->source, source_step(backward) * source.step[2],
-                                    weight, start, taps, count}, c->pixels, b.live, p.direct, kRuns);
+            S* to = out + (b.image * x.pixels() + pixel + phase * x.size[2]) * pitch + b.channel;
+            correlate_rows(s, slice, rows, phases, to, b.live, p.direct);
           } else {
-            T* to = s.result + (row * width + c->first) * b.lanes;
-            correlate_all<T, N, T>({to, phases * b.lanes, from + c->source, source_step(backward) * source.step[2],
-                                    weight, start, taps, count}, c->pixels, round_up(b.live, N), false, kRuns);
+            correlate_rows(s, slice, rows, phases, s.result + phase * width * pitch, round_up(b.live, N), false);
           }
         }
-        if (!in_place && (row == group - 1 || h == result[1].high - 1))
-          Packing<S, T, N>::unpack(out, s.result, x, b, pixel - row * width, (row + 1) * width, p.channels_last);
+        if (!in_place)
+          Packing<S, T, N>::unpack(out, s.result, x, b, pixel, (high - low) * width, p.channels_last);
       }
     }
   }
-  int64_t source_step(bool backward) const { return backward ? 1 : p.axis[2].stride; }
+
+  // Every `step`-th row of a range.
+  template <class To>
+  void correlate_rows(Scratch& s, const Slice& slice, Range rows, int64_t step, To* to, int64_t live, bool whole) const {
+    const int64_t multiplier = slice.backward ? p.multiplier : 1;
+    const int64_t per_column = slice.depth.count * multiplier;  // taps of one kernel row, for each kernel column
+    Run<T, To> run;
+    run.result_step = slice.step, run.result_row = slice.row;
+    const int64_t source_step = slice.backward ? 1 : p.axis[2].stride;  // in columns
+    run.source_step = source_step * slice.source.step[2];
+    run.weight = s.weight + slice.m * p.kernel_elements * p.lanes, run.start = s.start + slice.m * p.lanes;
+    Line h;
+    for (; rows.low < rows.high; rows.low += h.positions * step) {
+      h = line(1, rows.low, ceil_div(rows.high - rows.low, step), slice.source, slice.backward);
+      list_taps(s.listed, slice, h.all, multiplier);
+      // Where a row holds other lanes too, rows are taken one by one, as they lie in memory.
+      run.rows = p.lanes == N ? h.positions : 1, run.source_row = h.source_step;
+      for (int64_t i = 0; i < h.positions; i += run.rows, to += run.rows * slice.row) {
+        const T* from = slice.from + h.source + i * h.source_step;
+        for (const Columns* c = s.listed.columns; c != s.listed.columns + s.listed.zones; ++c) {
+          run.result = to + c->first * slice.pixel, run.source = from + c->source;
+          run.taps = c->taps + h.skipped() * per_column * c->reach.count;
+          run.count = h.reach.count * per_column * c->reach.count;
+          run.along = c->reach.offset_step * c->reach.offset_step == source_step * source_step ? c->reach.count : 1;
+          correlate_all<T, N, To>(run, c->pixels, live, whole, kRuns);
+        }
+      }
+    }
+  }
+
+  // The taps of all zones of a row, unless they are listed already.
+  void list_taps(Listed& listed, const Slice& slice, const Reach& row, int64_t multiplier) const {
+    if (same(listed.row, row) && same(listed.depth, slice.depth)) return;
+    listed.row = row, listed.depth = slice.depth;
+    Tap* taps = listed.taps;
+    for (Columns* c = listed.columns; c != listed.columns + listed.zones; ++c) {
+      c->taps = taps;
+      taps += list_taps(taps, slice.depth, row, c->reach, slice.source.step, multiplier);
+    }
+  }
 
   // ---- grad_weight, on one tile ----
 
@@ -207,7 +258,7 @@ struct Depthwise {
     Rows<T> rows;
     rows.grad_slice = grad.step[0], rows.grad_row = grad.step[1], rows.grad_pixel = grad.step[2];
     rows.input_slice = a[0].stride * input.step[0], rows.input_row = a[1].stride * input.step[1];
-    rows.input_pixel = a[2].stride * input.step[2];
+    rows.input_pixel = a[2].stride * input.step[2], rows.tap_step = a[2].dilation * input.step[2];
     for (int64_t h = o[1].low; h < o[1].high; h += group) {
       const Range in_group = {h, least(o[1].high, h + group)};
       if (a[2].kernel >= kWideKernel)
@@ -265,13 +316,13 @@ struct Depthwise {
     for (; w.low < w.high; w.low += rows.pixels) {
       const Zone in_w = zone(2, w.low, w.high, input);
       rows.pixels = in_w.positions;
-      const int64_t count = list_taps(s.taps, kd, kh, in_w.reach, input.step, 1);
+      const int64_t count = list_taps(s.taps, kd, kh, in_w.reach, input.step, 1), along = in_w.reach.count;
       const T* grad_at =
           grad.data + m * p.output_size() + d.low * grad.step[0] + h.low * grad.step[1] + w.low * grad.step[2];
       const T* input_at = input.data + d.low * rows.input_slice + h.low * rows.input_row + w.low * rows.input_pixel;
       for (int64_t lane = 0; lane < b.live; lane += N) {
         rows.grad = grad_at + vector_at(b, lane), rows.input = input_at + vector_at(b, lane);
-        accumulate_all<T, N>(sums + lane, s.taps, count, rows, kTaps);
+        accumulate_all<T, N>(sums + lane, s.taps, count / most(1, along), along, rows, kTaps);
       }
     }
   }
@@ -295,6 +346,9 @@ struct Depthwise {
 
   void run_unit(Scratch& s, Block b, int64_t unit) const {
     b.image = unit / p.tiles * p.images;
+    const int64_t band = unit % p.tiles % p.bands[2];
+    const bool again = s.tile == unit % p.tiles;
+    s.tile = unit % p.tiles;
     b.live = p.images > 1 ? least(p.images, p.batch - b.image) * p.channels : least(p.lanes, p.channels - b.channel);
     Range output[3], input_result[3], input[3], grad_output[3];
     int64_t tile = unit % p.tiles;
@@ -306,17 +360,18 @@ struct Depthwise {
     }
     if (p.needs_weight()) pack_weight(s, b);
     Source<T> x = {}, g = {};
-    if (p.needs_input()) x = source(t.input, input_tensor(), b, s.input, p.input_extent, input);
+    if (p.needs_input()) x = source(t.input, input_tensor(), b, s.input, p.input_extent, input, again);
     if (p.needs_grad_output())
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
-        g = source(t.grad_output, output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent, grad_output);
+        g = source(t.grad_output, output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent, grad_output,
+                   again);
     for (int64_t m = 0; m < p.multiplier; ++m) {
       if (p.wants(CONVGRAD_FORWARD))
-        correlate_tile(s, b, output, false, m, x, static_cast<S*>(t.forward), output_tensor(m));
+        correlate_tile(s, b, output, band, false, m, x, static_cast<S*>(t.forward), output_tensor(m));
       if (p.wants(CONVGRAD_GRAD_WEIGHT)) accumulate_tile(s, b, output, m, g, x);
     }
     if (p.wants(CONVGRAD_GRAD_INPUT))
-      correlate_tile(s, b, input_result, true, 0, g, static_cast<S*>(t.grad_input), input_tensor());
+      correlate_tile(s, b, input_result, band, true, 0, g, static_cast<S*>(t.grad_input), input_tensor());
   }
 
   // A lane block and a share of its units; `partial` receives the item's sums.
@@ -355,13 +410,13 @@ struct Depthwise {
 
   static constexpr int64_t kAlign = 64;
   struct Sizes {
-    int64_t input, grad_output, weight, start, result, columns, taps, thread, partial, total;
+    int64_t input, grad_output, weight, start, result, columns, listed, taps, thread, partial, total;
   };
   static Sizes sizes(const Plan& p) {
     auto bytes = [](int64_t elements, int64_t size) { return round_up(elements * size, kAlign); };
     Sizes z;
     const Axis& w = p.axis[2];
-    const int64_t row = most(most(w.input, w.output), kGroupPixels);
+    const int64_t row = most(most(w.input, w.output), kGroupVectors / p.lanes * N);
     // A border of the source changes the zone at most twice a kernel element and phase.
     const int64_t phases = least(w.stride, w.input), zones = most(1, phases) + (p.direct ? 2 * w.kernel : 0);
     z.input = bytes(p.input_size(), sizeof(T));
@@ -370,8 +425,9 @@ struct Depthwise {
     z.start = p.needs_weight() ? bytes(p.multiplier * p.lanes, sizeof(T)) : 0;
     z.result = p.needs_weight() && !p.direct ? bytes(row * p.lanes, sizeof(T)) : 0;
     z.columns = p.needs_weight() ? bytes(zones, sizeof(Columns)) : 0;
-    z.taps = bytes(p.multiplier * p.kernel_elements * (p.direct ? zones : 1), sizeof(Tap));
-    z.thread = z.input + z.grad_output + z.weight + z.start + z.result + z.columns + z.taps;
+    z.listed = p.needs_weight() ? bytes(p.multiplier * p.kernel_elements * (p.direct ? zones : 1), sizeof(Tap)) : 0;
+    z.taps = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.kernel_elements, sizeof(Tap)) : 0;
+    z.thread = z.input + z.grad_output + z.weight + z.start + z.result + z.columns + z.listed + z.taps;
     z.partial = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.lane_blocks * p.segments * p.sums_size(), sizeof(T)) : 0;
     z.total = z.thread * p.threads + z.partial + kAlign;
     return z;
@@ -396,9 +452,11 @@ struct Depthwise {
       s.weight = reinterpret_cast<T*>(at), at += z.weight;
       s.start = reinterpret_cast<T*>(at), at += z.start;
       s.result = reinterpret_cast<T*>(at), at += z.result;
-      s.columns = reinterpret_cast<Columns*>(at), at += z.columns;
+      s.listed.columns = reinterpret_cast<Columns*>(at), at += z.columns;
+      s.listed.taps = reinterpret_cast<Tap*>(at), at += z.listed;
+      s.listed.band = -1;
       s.taps = reinterpret_cast<Tap*>(at);
-      s.packed_weight = -1;
+      s.packed_weight = s.tile = -1;
       return s;
     };
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);

@@ -19,43 +19,77 @@ struct Tap {
 constexpr int kMostSums = 12;
 constexpr int kMostTaps = 10;
 
+// The same pointer, about which the compiler knows nothing. Else it keeps a sum of pointer and offset for every tap, more
+// than there are registers, and each multiply-add waits for one of them.
+template <class T>
+inline const T* opaque(const T* pointer) {
+  asm("" : "+r"(pointer));
+  return pointer;
+}
+
 // ---- correlate ------------------------------------------------------------------------------------------------------
 
-// A run of result pixels that the same kernel elements reach.
+// Rows of result pixels that the same kernel elements reach.
 template <class T, class S>
 struct Run {
   S* result;
-  int64_t result_step;  // from pixel to pixel
+  int64_t result_step, result_row;  // from pixel to pixel, from row to row
   const T* source;
-  int64_t source_step;
+  int64_t source_step, source_row;
   const T* weight;
   const T* start;  // what the sums start from: the bias, or zeros
   const Tap* taps;
   int64_t count;  // of the taps
+  int64_t along;  // as many taps, and then the next as many, lie one source step apart; 1 where none do
+  int64_t rows;
 };
 
-// result[p] = start + sum over taps of source[p * source_step + tap] * weight[tap], for P pixels of one vector.
-template <class T, int N, class S, int P>
+// sum[p] += source[(p + g) * step] * weight[taps[g]] for P pixels and G taps that lie one step apart: each source pixel
+// is loaded once for all of them.
+template <class T, int N, int P, int G>
+inline void add_taps(Vec<T, N>* sum, const T* source, int64_t step, const T* weight, const Tap* taps) {
+  Vec<T, N> w[G];
+#pragma GCC unroll 4
+  for (int g = 0; g < G; ++g) w[g] = load<T, N>(weight + taps[g].weight);
+  source += taps->source;
+#pragma GCC unroll 16
+  for (int i = 0; i < P + G - 1; ++i) {
+    const Vec<T, N> x = load<T, N>(source + i * step);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g)
+      if (i >= g && i - g < P) sum[i - g] += w[g] * x;
+  }
+}
+
+// result[p] = start + sum over taps of source[p * source_step + tap] * weight[tap], for P pixels of one vector in each
+// row. Step: source_step where it is known when compiled, else 0. G: so many taps are taken at once.
+template <class T, int N, class S, int P, int Step, int G>
 void correlate(const Run<T, S>& run, int64_t lane, int64_t live) {
-  Vec<T, N> sum[P];
+  const int64_t step = Step ? Step : run.source_step;
   const Vec<T, N> start = load<T, N>(run.start + lane);
   const T *source = run.source + lane, *weight = run.weight + lane;
-  const int64_t step = run.source_step;
-#pragma GCC unroll 12
-  for (int p = 0; p < P; ++p) sum[p] = start;
-  for (const Tap *tap = run.taps, *end = tap + run.count; tap != end; ++tap) {
-    const Vec<T, N> w = load<T, N>(weight + tap->weight);
-    const T* from = source + tap->source;
-#pragma GCC unroll 12
-    for (int p = 0; p < P; ++p) sum[p] += w * load<T, N>(from + p * step);
-  }
+  const Tap *const taps = run.taps, *const end = taps + run.count;
   S* to = run.result + lane;
-  if (live >= N) {
+  for (int64_t row = 0; row < run.rows; ++row, source += run.source_row, to += run.result_row) {
+    Vec<T, N> sum[P];
 #pragma GCC unroll 12
-    for (int p = 0; p < P; ++p) store<T, N>(to + p * run.result_step, sum[p]);
-  } else {
+    for (int p = 0; p < P; ++p) sum[p] = start;
+    for (const Tap* tap = taps; tap != end;) {
+      if constexpr (G == 1) {
+        add_taps<T, N, P, 1>(sum, source, step, weight, tap++);
+      } else {
+        int64_t left = run.along;
+        for (; left >= G; left -= G, tap += G) add_taps<T, N, P, G>(sum, source, step, weight, tap);
+        for (; left > 0; --left) add_taps<T, N, P, 1>(sum, source, step, weight, tap++);
+      }
+    }
+    if (live >= N) {
 #pragma GCC unroll 12
-    for (int p = 0; p < P; ++p) store_first<T, N>(to + p * run.result_step, sum[p], live);
+      for (int p = 0; p < P; ++p) store<T, N>(to + p * run.result_step, sum[p]);
+    } else {
+#pragma GCC unroll 12
+      for (int p = 0; p < P; ++p) store_first<T, N>(to + p * run.result_step, sum[p], live);
+    }
   }
 }
 
@@ -64,10 +98,13 @@ void correlate(const Run<T, S>& run, int64_t lane, int64_t live) {
 template <class T, int N, class S, int... P>
 void correlate_all(Run<T, S> run, int64_t pixels, int64_t live, bool whole, std::integer_sequence<int, P...>) {
   using Kernel = void (*)(const Run<T, S>&, int64_t, int64_t);
-  static constexpr Kernel kernels[] = {correlate<T, N, S, P + 1>...};
+  static constexpr Kernel kernels[3][sizeof...(P)] = {{correlate<T, N, S, P + 1, 0, 1>...},
+                                                      {correlate<T, N, S, P + 1, 0, 3>...},
+                                                      {correlate<T, N, S, P + 1, N, 3>...}};
+  const Kernel* const of_size = kernels[run.along < 3 ? 0 : run.source_step == N ? 2 : 1];
   for (int64_t pieces = ceil_div(pixels, kMostSums); pieces > 0; --pieces) {
-    const int64_t now = ceil_div(pixels, pieces);
-    const Kernel kernel = kernels[now - 1];
+    const int64_t now = pieces == 1 ? pixels : ceil_div(pixels, pieces);
+    const Kernel kernel = of_size[now - 1];
     for (int64_t lane = 0; lane < live; lane += N) {
       const int64_t at = whole ? least(lane, live - N) : lane;
       kernel(run, at, live - at);
@@ -85,39 +122,57 @@ struct Rows {
   int64_t depth, rows, pixels;                  // extent
   int64_t grad_slice, grad_row, grad_pixel;     // steps in elements
   int64_t input_slice, input_row, input_pixel;
+  int64_t tap_step;  // from a kernel element to the next of its row
 };
 
-// sums[tap] += sum over pixels of grad * input[tap], for K kernel elements. Few elements take U pixels at once, so that
-// enough independent sums hide the latency of an addition.
-template <class T, int N, int K>
-void accumulate(T* sums, const Tap* taps, const Rows<T>& r) {
-  constexpr int U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1;
-  Vec<T, N> sum[U][K] = {};
-  int64_t offset[K];
+// sum[u][j * W + k] += grad[v] * input[v + k of row j] for V pixels v, u = v % U. Sliding: taps lie as far apart as pixels, so
+// that an input pixel is loaded once for all taps of a row.
+template <class T, int N, int R, int W, int U, int V, bool Sliding>
+inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const T* grad, const T* input, int64_t step,
+                       const Rows<T>& r) {
+  Vec<T, N> g[V];
+#pragma GCC unroll 8
+  for (int v = 0; v < V; ++v) g[v] = load<T, N>(grad + v * r.grad_pixel);
 #pragma GCC unroll 10
-  for (int k = 0; k < K; ++k) offset[k] = taps[k].source;
+  for (int j = 0; j < R; ++j) {
+    const T* row = opaque(input + offset[j]);
+    if constexpr (Sliding) {
+#pragma GCC unroll 18
+      for (int i = 0; i < V + W - 1; ++i) {
+        const Vec<T, N> x = load<T, N>(row + i * step);
+#pragma GCC unroll 10
+        for (int k = 0; k < W; ++k)
+          if (i >= k && i - k < V) sum[(i - k) % U][j * W + k] += g[i - k] * x;
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 10
+        for (int k = 0; k < W; ++k) sum[v % U][j * W + k] += g[v] * load<T, N>(row + v * r.input_pixel + k * step);
+      }
+    }
+  }
+}
+
+// sums[tap] += sum over pixels of grad * input[tap], for R kernel rows of W taps that lie one step apart. Step: that
+// step where it is known when compiled, else 0. Few taps have U sums each, enough of them to hide an addition's latency.
+template <class T, int N, int R, int W, int Step, bool Sliding>
+void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<T>& r) {
+  constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1, V = K == 1 ? 8 : Sliding || K == 2 ? 4 : U;
+  const int64_t step = Step ? Step : r.tap_step;
+  Vec<T, N> sum[U][K] = {};
+  int64_t offset[R];
+#pragma GCC unroll 10
+  for (int j = 0; j < R; ++j) offset[j] = taps[j * along].source;
   for (int64_t d = 0; d < r.depth; ++d) {
     for (int64_t h = 0; h < r.rows; ++h) {
       const T* grad = r.grad + d * r.grad_slice + h * r.grad_row;
       const T* input = r.input + d * r.input_slice + h * r.input_row;
       int64_t left = r.pixels;
-      for (; left >= U; left -= U) {
-#pragma GCC unroll 8
-        for (int u = 0; u < U; ++u) {
-          const Vec<T, N> g = load<T, N>(grad);
-#pragma GCC unroll 10
-          for (int k = 0; k < K; ++k) sum[u][k] += g * load<T, N>(input + offset[k]);
-          grad += r.grad_pixel, input += r.input_pixel;
-        }
-      }
-      if constexpr (U > 1) {
-        for (; left > 0; --left) {
-          const Vec<T, N> g = load<T, N>(grad);
-#pragma GCC unroll 10
-          for (int k = 0; k < K; ++k) sum[0][k] += g * load<T, N>(input + offset[k]);
-          grad += r.grad_pixel, input += r.input_pixel;
-        }
-      }
+      for (; left >= V; left -= V, grad += V * r.grad_pixel, input += V * r.input_pixel)
+        add_pixels<T, N, R, W, U, V, Sliding>(sum, offset, grad, input, step, r);
+      for (; V > 1 && left > 0; --left, grad += r.grad_pixel, input += r.input_pixel)
+        add_pixels<T, N, R, W, U, 1, false>(sum, offset, grad, input, step, r);
     }
   }
 #pragma GCC unroll 10
@@ -125,20 +180,41 @@ void accumulate(T* sums, const Tap* taps, const Rows<T>& r) {
     Vec<T, N> total = sum[0][k];
 #pragma GCC unroll 8
     for (int u = 1; u < U; ++u) total += sum[u][k];
-    T* to = sums + taps[k].weight;
+    T* to = sums + taps[k / W * along + k % W].weight;
     store<T, N>(to, load<T, N>(to) + total);
   }
 }
 
-// Any number of kernel elements, in pieces of nearly equal size.
-template <class T, int N, int... K>
-void accumulate_all(T* sums, const Tap* taps, int64_t count, const Rows<T>& rows, std::integer_sequence<int, K...>) {
-  using Kernel = void (*)(T*, const Tap*, const Rows<T>&);
-  static constexpr Kernel kernels[] = {accumulate<T, N, K + 1>...};
-  for (int64_t pieces = ceil_div(count, kMostTaps); pieces > 0; --pieces) {
-    const int64_t now = ceil_div(count, pieces);
-    kernels[now - 1](sums, taps, rows);
-    taps += now, count -= now;
+// The kernels by rows and by taps in a row; null where these are more than the registers hold.
+template <class T, int N, int R, int W, int Step, bool Sliding>
+constexpr auto accumulate_kernel() {
+  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<T>&);
+  if constexpr (R * W <= kMostTaps)
+    return static_cast<Kernel>(accumulate<T, N, R, W, Step, Sliding>);
+  else
+    return static_cast<Kernel>(nullptr);
+}
+
+// `rows` kernel rows of `along` taps, in pieces of nearly equal size.
+template <class T, int N, int... I>
+void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<T>& r,
+                    std::integer_sequence<int, I...>) {
+  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<T>&);
+  constexpr int M = kMostTaps;
+  static constexpr Kernel kernels[3][sizeof...(I)] = {{accumulate_kernel<T, N, I / M + 1, I % M + 1, 0, false>()...},
+                                                      {accumulate_kernel<T, N, I / M + 1, I % M + 1, 0, true>()...},
+                                                      {accumulate_kernel<T, N, I / M + 1, I % M + 1, N, true>()...}};
+  const Kernel* const of_size = kernels[r.tap_step != r.input_pixel ? 0 : r.tap_step == N ? 2 : 1];
+  const int64_t most_along = most(1, least(along, M)), most_rows = M / most_along;
+  for (int64_t row_pieces = ceil_div(rows, most_rows); row_pieces > 0; --row_pieces) {
+    const int64_t rows_now = row_pieces == 1 ? rows : ceil_div(rows, row_pieces);
+    int64_t left = along;
+    for (int64_t pieces = ceil_div(along, most_along); pieces > 0; --pieces) {
+      const int64_t now = pieces == 1 ? left : ceil_div(left, pieces);
+      of_size[(rows_now - 1) * M + now - 1](sums, taps + along - left, along, r);
+      left -= now;
+    }
+    taps += rows_now * along, rows -= rows_now;
   }
 }
 

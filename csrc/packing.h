@@ -27,40 +27,55 @@ struct Packing {
   // Where each lane's image plane begins. Lanes that are not in use repeat the first: they may be read, and count as 0.
   template <class P>
   static void planes(P* base, const Tensor& x, const Block& b, P** lane) {
-    for (int64_t l = 0; l < N; ++l) {
-      const int64_t used = l < b.live ? l : 0;
-      const int64_t image = b.image + used / b.channels_per_image, channel = b.channel + used % b.channels_per_image;
-      lane[l] = base + (image * x.width + channel * x.step + x.first) * x.pixels();
+    const int64_t pixels = x.pixels(), to_channel = x.step * pixels, to_image = x.width * pixels;
+    base += b.image * to_image + (b.channel * x.step + x.first) * pixels;
+    P* at = base;
+    for (int64_t l = 0, left = b.channels_per_image; l < N; ++l) {
+      lane[l] = l < b.live ? at : base;
+      at += to_channel;
+      if (--left == 0) left = b.channels_per_image, at += to_image - b.channels_per_image * to_channel;
     }
   }
 
   // `count` pixels from `pixel` on; they fill rows of `width` pixels that lie `row` elements apart.
   static void pack_planes(T* to, S* const* lane, int64_t live, int64_t pixel, int64_t count, int64_t width, int64_t row) {
-    for (int64_t done = 0; done < count;) {
-      const int64_t at = count < N ? done : least(done, count - N);  // the last piece overlaps the one before
-      int64_t column = at % width;
-      T* at_row = to + at / width * row;
-      if (count < N) {
-        for (int64_t l = 0; l < N; ++l) at_row[column * N + l] = l < live ? load_one<T>(lane[l] + pixel + at) : T(0);
-        ++done;
-        continue;
-      }
+    if (count < N) return pack_few(to, lane, live, pixel, count, width, row);
+    int64_t column = 0;
+    T* at_row = to;
+    for (int64_t done = 0;;) {
       Vec<T, N> v[N];
 #pragma GCC unroll 16
-      for (int l = 0; l < N; ++l) v[l] = load<T, N>(lane[l] + pixel + at);
-      for (int64_t l = live; l < N; ++l) v[l] = Vec<T, N>{};
+      for (int l = 0; l < N; ++l) v[l] = load<T, N>(lane[l] + pixel + done);
+      if (live < N) {  // indices known when compiled, here and below: else the vectors would live in memory
+#pragma GCC unroll 16
+        for (int l = 0; l < N; ++l) v[l] = l < live ? v[l] : Vec<T, N>{};
+      }
       transpose<T, N>(v);
       if (column + N <= width) {
 #pragma GCC unroll 16
         for (int l = 0; l < N; ++l) store<T, N>(at_row + (column + l) * N, v[l]);
+        column += N;
       } else {
+#pragma GCC unroll 16
         for (int l = 0; l < N; ++l) {
-          store<T, N>(at_row + column * N, v[l]);
-          if (++column == width) column = 0, at_row += row;
+          if (column == width) column = 0, at_row += row;
+          store<T, N>(at_row + column++ * N, v[l]);
         }
       }
-      done = at + N;
+      if (done == count - N) return;
+      done += N;
+      if (done > count - N) {  // the last piece overlaps the one before
+        for (column -= done - (count - N); column < 0; column += width) at_row -= row;
+        done = count - N;
+      }
     }
+  }
+
+  // The same for less than a vector of pixels.
+  static void pack_few(T* to, S* const* lane, int64_t live, int64_t pixel, int64_t count, int64_t width, int64_t row) {
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t l = 0; l < N; ++l)
+        to[i / width * row + i % width * N + l] = l < live ? load_one<T>(lane[l] + pixel + i) : T(0);
   }
 
   static void unpack_planes(const T* from, S* const* lane, int64_t live, int64_t pixel, int64_t count) {
@@ -79,7 +94,9 @@ struct Packing {
 #pragma GCC unroll 16
         for (int l = 0; l < N; ++l) store<T, N>(lane[l] + pixel + at, v[l]);
       } else {
-        for (int64_t l = 0; l < live; ++l) store<T, N>(lane[l] + pixel + at, v[l]);
+#pragma GCC unroll 16
+        for (int l = 0; l < N; ++l)
+          if (l < live) store<T, N>(lane[l] + pixel + at, v[l]);
       }
       done = at + N;
     }
@@ -102,9 +119,12 @@ struct Packing {
     for (const T* end = to + pixels * b.lanes; to < end; to += N) store<T, N>(to, Vec<T, N>{});
   }
 
-  // The tile `r` of a tensor, as rows of `extent` pixels. `rows_of_zeros`: also those that lie outside the tensor.
+  // Which positions outside the tensor are packed, as zeros: none (they are there already), the columns, or rows too.
+  enum Borders { kNoBorders, kColumns, kColumnsAndRows };
+
+  // The tile `r` of a tensor, as rows of `extent` pixels.
   static void pack(T* to, const int64_t extent[3], S* from, const Tensor& x, const Block& b, const Range r[3],
-                   bool channels_last, bool rows_of_zeros) {
+                   bool channels_last, Borders zeros) {
     const Range w = {most(r[2].low, 0), least(r[2].high, x.size[2])};
     S* lane[N];
     if (channels_last)
@@ -118,8 +138,8 @@ struct Packing {
       const bool outside = d < 0 || d >= x.size[0] || w.low >= w.high;
       const Range h = {outside ? r[1].high : least(most(r[1].low, 0), r[1].high),
                        outside ? r[1].high : most(least(r[1].high, x.size[1]), r[1].low)};
-      const Range borders = rows_of_zeros || w.low >= w.high ? r[1] : h;
-      for (int64_t i = borders.low; i < borders.high; ++i) {
+      const Range borders = zeros == kColumnsAndRows || w.low >= w.high ? r[1] : h;
+      for (int64_t i = borders.low; i < borders.high && zeros; ++i) {
         T* at = slice + (i - r[1].low) * row;
         if (i < h.low || i >= h.high) {
           zero(at, width, b);

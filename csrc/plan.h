@@ -10,9 +10,10 @@ namespace {
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }  // a >= 0, b > 0
+// Most divisors are 1, and a division costs as much as a few pixels.
+inline int64_t ceil_div(int64_t a, int64_t b) { return b == 1 ? a : (a + b - 1) / b; }  // a >= 0, b > 0
 inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
-inline int64_t floor_div(int64_t a, int64_t b) { return a >= 0 ? a / b : -ceil_div(-a, b); }  // b > 0
+inline int64_t floor_div(int64_t a, int64_t b) { return b == 1 ? a : a >= 0 ? a / b : -ceil_div(-a, b); }  // b > 0
 
 struct Range {
   int64_t low, high;  // [low, high)
@@ -49,7 +50,7 @@ struct Axis {
 
   // grad_input: input position i = q * stride + r - padding reads output q - (k * dilation - r) / stride, for those k
   // whose k * dilation leaves the remainder r. Each remainder is a convolution of stride 1 of its own.
-  int64_t quotient(int64_t i) const { return stride == 1 ? i + padding : floor_div(i + padding, stride); }
+  int64_t quotient(int64_t i) const { return floor_div(i + padding, stride); }
   int64_t remainder(int64_t i) const { return i + padding - quotient(i) * stride; }
   Reach backward_reach(int64_t r) const {
     if (stride == 1) return {0, 1, 0, -dilation, kernel};
@@ -81,16 +82,16 @@ inline Zone zone_at(const Reach& r, int64_t base, int64_t step, int64_t low, int
   for (int64_t t = 0; t < r.count; ++t) {
     const int64_t at = base + r.offset + t * r.offset_step;
     if (at < low) {
-      z.positions = least(z.positions, (low - at + step - 1) / step);
+      z.positions = least(z.positions, ceil_div(low - at, step));
     } else if (at < high) {
       if (z.reach.count++ == 0) z.reach.first = r.first + t * r.step, z.reach.offset = r.offset + t * r.offset_step;
-      z.positions = least(z.positions, (high - 1 - at) / step + 1);
+      z.positions = least(z.positions, floor_div(high - 1 - at, step) + 1);
     }
   }
   return z;
 }
 
-// Piece `i` of `n` nearly equal ones. Divisions cost as much as a few pixels: small images come in one piece.
+// Piece `i` of `n` nearly equal ones.
 inline Range share(int64_t size, int64_t i, int64_t n) {
   return n == 1 ? Range{0, size} : Range{size * i / n, size * (i + 1) / n};
 }
