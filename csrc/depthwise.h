@@ -27,6 +27,8 @@ struct Depthwise {
   static constexpr bool kConverts = sizeof(S) != sizeof(T);
   static constexpr auto kRuns = std::make_integer_sequence<int, kMostSums>();
   static constexpr auto kTaps = std::make_integer_sequence<int, kMostTaps * kMostTaps>();
+  // Larger blocks of planes are left to the processor's own prefetching.
+  static constexpr int64_t kPrefetchBytes = 16 * 1024;
   // From this kernel width on, grad_weight takes one kernel row at a time.
   static constexpr int64_t kWideKernel = 5;
   // Pixels of a row group: enough to amortise a call, few enough for the first-level cache.
@@ -97,15 +99,23 @@ struct Depthwise {
     s.packed_weight = b.channel;
     const S *from = static_cast<const S*>(t.weight), *bias = static_cast<const S*>(t.bias);
     const int64_t bias_step = p.wants(CONVGRAD_FORWARD) ? p.multiplier : 1;
-    for (int64_t m = 0; m < p.multiplier; ++m)
-      for (int64_t l = 0; l < p.lanes; ++l) {
-        const int64_t c = b.channel + l % b.channels_per_image;
-        const bool live = c < p.channels;
-        const S* w = from + (c * p.multiplier + m) * p.kernel_elements;
-        T* to = s.weight + m * p.kernel_elements * p.lanes + l;
-        for (int64_t k = 0; k < p.kernel_elements; ++k) to[k * p.lanes] = live ? load_one<T>(w + k) : T(0);
-        s.start[m * p.lanes + l] = bias && live ? load_one<T>(bias + c * bias_step + m % bias_step) : T(0);
+    const int64_t live = p.images > 1 ? p.images * p.channels : least(p.lanes, p.channels - b.channel);
+    for (int64_t m = 0; m < p.multiplier; ++m) {
+      T *to = s.weight + m * p.kernel_elements * p.lanes, *start = s.start + m * p.lanes;
+      if (p.lanes == N) {  // a channel's weights are packed like a plane of pixels, the same one for each image
+        const S* lane[N];
+        const Tensor weights = {{1, 1, p.kernel_elements}, 0, m, p.multiplier};
+        Packing<const S, T, N>::planes(from, weights, {b.channel, 0, live, N, b.channels_per_image}, lane);
+        Packing<const S, T, N>::pack_planes(to, lane, live, 0, p.kernel_elements, p.kernel_elements, 0);
       }
+      for (int64_t l = 0; l < p.lanes; ++l) {
+        const int64_t c = b.channel + (p.images > 1 ? l % b.channels_per_image : l);
+        const S* w = from + (c * p.multiplier + m) * p.kernel_elements;
+        for (int64_t k = 0; k < p.kernel_elements && p.lanes > N; ++k)
+          to[k * p.lanes + l] = l < live ? load_one<T>(w + k) : T(0);
+        start[l] = bias && l < live ? load_one<T>(bias + c * bias_step + m % bias_step) : T(0);
+      }
+    }
   }
 
   // The taps of a zone, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows come
@@ -344,20 +354,34 @@ struct Depthwise {
 
   // ---- units, items, threads ----
 
-  void run_unit(Scratch& s, Block b, int64_t unit) const {
-    b.image = unit / p.tiles * p.images;
-    const int64_t band = unit % p.tiles % p.bands[2];
-    const bool again = s.tile == unit % p.tiles;
-    s.tile = unit % p.tiles;
+  // A work unit: which lanes of which images, which tile of them.
+  struct Unit {
+    int64_t block, images, tile;
+  };
+
+  // The unit after this one. grad_weight stays with a block, whose sums it keeps; else units come as they lie in memory.
+  Unit after(Unit u) const {
+    if (++u.tile < p.tiles) return u;
+    u.tile = 0;
+    if (p.wants(CONVGRAD_GRAD_WEIGHT)) return {u.block, u.images + 1, 0};
+    if (++u.block < p.lane_blocks) return u;
+    return {0, u.images + 1, 0};
+  }
+
+  void run_unit(Scratch& s, const Unit& unit) const {
+    Block b = {unit.block * p.lanes, unit.images * p.images, 0, p.lanes, p.images > 1 ? p.channels : p.lanes};
     b.live = p.images > 1 ? least(p.images, p.batch - b.image) * p.channels : least(p.lanes, p.channels - b.channel);
     Range output[3], input_result[3], input[3], grad_output[3];
-    int64_t tile = unit % p.tiles;
+    const int64_t band = p.tiles == 1 ? 0 : unit.tile % p.bands[2];
+    int64_t tile = unit.tile;
     for (int d = 2; d >= 0; --d) {
-      const Span span = p.span(d, tile % p.bands[d]);
+      const Span span = p.span(d, p.tiles == 1 ? 0 : tile % p.bands[d]);
       output[d] = span.output, input_result[d] = span.grad_input;
       input[d] = span.input, grad_output[d] = span.grad_output;
-      tile /= p.bands[d];
+      if (p.tiles > 1) tile /= p.bands[d];
     }
+    const bool again = s.tile == unit.tile;
+    s.tile = unit.tile;
     if (p.needs_weight()) pack_weight(s, b);
     Source<T> x = {}, g = {};
     if (p.needs_input()) x = source(t.input, input_tensor(), b, s.input, p.input_extent, input, again);
@@ -365,6 +389,7 @@ struct Depthwise {
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = source(t.grad_output, output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent, grad_output,
                    again);
+    prefetch(after(unit));
     for (int64_t m = 0; m < p.multiplier; ++m) {
       if (p.wants(CONVGRAD_FORWARD))
         correlate_tile(s, b, output, band, false, m, x, static_cast<S*>(t.forward), output_tensor(m));
@@ -374,16 +399,39 @@ struct Depthwise {
       correlate_tile(s, b, input_result, band, true, 0, g, static_cast<S*>(t.grad_input), input_tensor());
   }
 
-  // A lane block and a share of its units; `partial` receives the item's sums.
+  // Planes of a few lines are too short for the processor to see that they follow one another: ask for the next unit's,
+  // to read and to write, before this one's arithmetic.
+  void prefetch(const Unit& next) const {
+    if (p.channels_last || p.tiles > 1 || next.images >= p.image_blocks) return;
+    if (p.needs_input()) ask_for<0>(t.input, input_tensor(), next);
+    if (p.needs_grad_output()) ask_for<0>(t.grad_output, output_tensor(0), next);
+    if (p.wants(CONVGRAD_FORWARD)) ask_for<1>(t.forward, output_tensor(0), next);
+    if (p.wants(CONVGRAD_GRAD_INPUT)) ask_for<1>(t.grad_input, input_tensor(), next);
+  }
+  template <int Write>
+  void ask_for(const void* tensor, const Tensor& x, const Unit& unit) const {
+    const int64_t channel = unit.block * p.lanes, image = unit.images * p.images;
+    const int64_t channels = p.images > 1 ? p.channels * least(p.images, p.batch - image) : least(p.lanes, p.channels - channel);
+    const int64_t plane = x.pixels() * x.step * int64_t(sizeof(S)), bytes = channels * plane;
+    if (bytes > kPrefetchBytes) return;
+    const char* at = static_cast<const char*>(tensor) + (image * p.channels + channel) * plane;
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, Write);
+    asm volatile("");  // else the compiler finds that nothing here has an effect, and leaves it out
+  }
+
+  // Units that follow one another. For grad_weight they are of one lane block, and `partial` receives the item's sums.
   void run_item(Scratch& s, int64_t item, T* partial) const {
-    const int64_t block = item / p.segments, segment = item % p.segments;
-    const Block b = {block * p.lanes, 0, 0, p.lanes, p.images > 1 ? p.channels : p.lanes};
-    if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
+    const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
+    const int64_t block = sums ? item / p.segments : 0, segment = sums ? item % p.segments : item;
+    if (sums) {
       s.sums = partial + item * p.sums_size();
       memset(s.sums, 0, sizeof(T) * static_cast<size_t>(p.sums_size()));
     }
-    const int64_t last = p.units() * (segment + 1) / p.segments;
-    for (int64_t unit = p.units() * segment / p.segments; unit < last; ++unit) run_unit(s, b, unit);
+    const int64_t units = p.units() * (sums ? 1 : p.lane_blocks);
+    const int64_t first = units * segment / p.segments, last = units * (segment + 1) / p.segments;
+    Unit unit = {block, first / p.tiles, first % p.tiles};
+    if (!sums) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
+    for (int64_t i = first; i < last; ++i, unit = after(unit)) run_unit(s, unit);
   }
 
   // Add a lane block's partial sums, always in the same order, and write them in the weight's layout.
@@ -442,7 +490,7 @@ struct Depthwise {
     memory += (kAlign - reinterpret_cast<uintptr_t>(memory) % kAlign) % kAlign;
     const Depthwise call = {p, t};
     T* partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
-    const int64_t items = p.lane_blocks * p.segments;
+    const int64_t items = p.items();
     const int threads = static_cast<int>(least(p.threads, items));
     auto scratch = [&](int thread) {
       char* at = memory + z.thread * thread;

@@ -117,14 +117,16 @@ struct Plan {
   int64_t image_blocks;  // blocks of images
   int64_t bands[3];      // pieces along each dimension
   int64_t tiles;
-  int64_t segments;      // pieces of the units of one lane block: the parallel work items, and grad_weight's partial sums
+  int64_t segments;      // the parallel work items: pieces of all units, or for grad_weight, which adds up a piece's
+                         // sums, of the units of each lane block
   int64_t input_extent[3], output_extent[3];  // of the packed tiles, the largest of all tiles
 
   bool wants(int output) const { return outputs & output; }
   bool needs_input() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT); }
   bool needs_grad_output() const { return wants(CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT); }
   bool needs_weight() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT); }
-  int64_t units() const { return image_blocks * tiles; }
+  int64_t units() const { return image_blocks * tiles; }  // of one lane block
+  int64_t items() const { return segments * (wants(CONVGRAD_GRAD_WEIGHT) ? lane_blocks : 1); }
   int64_t weight_size() const { return multiplier * kernel_elements * lanes; }
   int64_t sums_size() const { return weight_size() + multiplier * lanes; }  // grad_weight, then grad_bias
   int64_t input_size() const { return needs_input() && !direct ? input_extent[0] * input_extent[1] * input_extent[2] * lanes : 0; }
@@ -236,7 +238,9 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element
       p.input_extent[d] = most(p.input_extent[d], s.input.size());
       p.output_extent[d] = most(p.output_extent[d], s.grad_output.size());
     }
-  p.segments = least(p.units(), ceil_div(p.threads == 1 ? 1 : 8 * p.threads, p.lane_blocks));
+  const int64_t items = p.threads == 1 ? 1 : 8 * p.threads;
+  p.segments = p.wants(CONVGRAD_GRAD_WEIGHT) ? least(p.units(), ceil_div(items, p.lane_blocks))
+                                             : least(p.units() * p.lane_blocks, items);
   return p;
 }
 
