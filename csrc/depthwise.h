@@ -30,7 +30,7 @@ struct Depthwise {
   // Larger blocks of planes are left to the processor's own prefetching.
   static constexpr int64_t kPrefetchBytes = 16 * 1024;
   // From this kernel width on, grad_weight takes one kernel row at a time.
-  static constexpr int64_t kWideKernel = 5;
+  static constexpr int64_t kWideKernel = 6;
   // Pixels of a row group: enough to amortise a call, few enough for the first-level cache.
   static constexpr int64_t kGroupPixels = 64, kGroupVectors = 256;
 
@@ -264,7 +264,8 @@ struct Depthwise {
   void accumulate_tile(const Scratch& s, const Block& b, const Range o[3], int64_t m, const Source<T>& grad,
                        const Source<T>& input) const {
     const Axis* a = p.axis;
-    const int64_t group = most(1, kGroupPixels / most(1, o[2].size()));
+    const int64_t pixels = most(1, o[2].size() * least(o[0].size(), 4));
+    const int64_t group = most(1, (p.lanes == N ? kGroupVectors : kGroupPixels) / pixels);
     Rows<T> rows;
     rows.grad_slice = grad.step[0], rows.grad_row = grad.step[1], rows.grad_pixel = grad.step[2];
     rows.input_slice = a[0].stride * input.step[0], rows.input_row = a[1].stride * input.step[1];

@@ -158,7 +158,7 @@ inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const T* 
 // step where it is known when compiled, else 0. Few taps have U sums each, enough of them to hide an addition's latency.
 template <class T, int N, int R, int W, int Step, bool Sliding>
 void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<T>& r) {
-  constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1, V = K == 1 ? 8 : Sliding || K == 2 ? 4 : U;
+  constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1, V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;
   const int64_t step = Step ? Step : r.tap_step;
   Vec<T, N> sum[U][K] = {};
   int64_t offset[R];
