@@ -19,6 +19,7 @@ struct Source {
   const T* data;  // of position 0, which need not be among them
   Range range[3];
   int64_t step[3];
+  int64_t lane;  // from lane to lane: a whole vector lies together, the next one where this says
 };
 
 // S: storage, T: arithmetic, N: lanes of a vector.
@@ -76,6 +77,7 @@ struct Depthwise {
     if (p.direct) {
       s.step[2] = x.width, s.step[1] = x.size[2] * s.step[2], s.step[0] = x.size[1] * s.step[1];
       s.data = static_cast<const T*>(tensor) + b.image * x.size[0] * s.step[0];
+      s.lane = 1;
       for (int d = 0; d < 3; ++d) s.range[d] = {0, x.size[d]};
       return s;
     }
@@ -84,8 +86,8 @@ struct Depthwise {
     using Pack = Packing<const S, T, N>;
     const auto zeros = again ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
     Pack::pack(scratch, extent, static_cast<const S*>(tensor), x, b, r, p.channels_last, zeros);
-    s.step[2] = b.lanes, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
-    s.data = scratch;
+    s.step[2] = N, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
+    s.lane = Plan::tile_pixels(extent), s.data = scratch;
     for (int d = 0; d < 3; ++d) {
       s.range[d] = r[d], s.data -= r[d].low * s.step[d];
       if (skip && d < 2) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
@@ -93,7 +95,13 @@ struct Depthwise {
     return s;
   }
 
-  // Weights of a block, [multiplier][kernel element][lane], and what sums start from, [multiplier][lane].
+  // Weights and sums of a block are rows of lanes, [multiplier][kernel element][lane], as the operands are pixels of
+  // lanes: in tensors all lanes of a row lie together, in scratch memory all rows of a vector of lanes do.
+  int64_t pitch() const { return p.direct ? p.lanes : N; }
+  int64_t rows_of_sums() const { return p.multiplier * (p.kernel_elements + 1); }  // grad_weight, then grad_bias
+  int64_t lane_in(int64_t rows, int64_t lane) const { return p.direct ? lane : lane / N * rows * N + lane % N; }
+
+  // Weights, and what sums start from, [multiplier][lane].
   void pack_weight(Scratch& s, const Block& b) const {
     if (s.packed_weight == b.channel) return;
     s.packed_weight = b.channel;
@@ -101,7 +109,7 @@ struct Depthwise {
     const int64_t bias_step = p.wants(CONVGRAD_FORWARD) ? p.multiplier : 1;
     const int64_t live = p.images > 1 ? p.images * p.channels : least(p.lanes, p.channels - b.channel);
     for (int64_t m = 0; m < p.multiplier; ++m) {
-      T *to = s.weight + m * p.kernel_elements * p.lanes, *start = s.start + m * p.lanes;
+      T *to = s.weight + m * p.kernel_elements * pitch(), *start = s.start + m * p.lanes;
       if (p.lanes == N) {  // a channel's weights are packed like a plane of pixels, the same one for each image
         const S* lane[N];
         const Tensor weights = {{1, 1, p.kernel_elements}, 0, m, p.multiplier};
@@ -112,7 +120,7 @@ struct Depthwise {
         const int64_t c = b.channel + (p.images > 1 ? l % b.channels_per_image : l);
         const S* w = from + (c * p.multiplier + m) * p.kernel_elements;
         for (int64_t k = 0; k < p.kernel_elements && p.lanes > N; ++k)
-          to[k * p.lanes + l] = l < live ? load_one<T>(w + k) : T(0);
+          to[k * pitch() + lane_in(p.multiplier * p.kernel_elements, l)] = l < live ? load_one<T>(w + k) : T(0);
         start[l] = bias && l < live ? load_one<T>(bias + c * bias_step + m % bias_step) : T(0);
       }
     }
@@ -132,7 +140,7 @@ struct Depthwise {
                                    j * h.step) * p.axis[2].kernel;
           for (int64_t i = 0; i < w.count; ++i) {
             const int64_t k = w.offset_step < 0 ? w.count - 1 - i : i;
-            taps[n++] = {row + (w.offset + k * w.offset_step) * step[2], (element + w.first + k * w.step) * p.lanes};
+            taps[n++] = {row + (w.offset + k * w.offset_step) * step[2], (element + w.first + k * w.step) * pitch()};
           }
         }
     return n;
@@ -185,14 +193,18 @@ struct Depthwise {
     Reach depth;
   };
 
+  // Rows of a tile that stay in the first-level cache while every vector of lanes is taken in turn.
+  static int64_t rows_together(int64_t pixels) { return most(1, kGroupVectors / most(1, pixels)); }
+
   void correlate_tile(Scratch& s, const Block& b, const Range result[3], int64_t band, bool backward, int64_t m,
                       const Source<T>& source, S* out, const Tensor& x) const {
     if (result[0].size() == 0 || result[1].size() == 0 || result[2].size() == 0) return;
     const bool in_place = p.channels_last && x.step == 1;  // results are stored where they belong
     const Axis* a = p.axis;
     const int64_t width = result[2].size(), pitch = in_place ? x.width : b.lanes;
-    const bool whole_rows = in_place ? !backward || a[1].stride == 1 : width == x.size[2];
-    const int64_t group = !whole_rows ? 1 : in_place ? result[1].size() : most(1, kGroupVectors / p.lanes * N / width);
+    // Rows taken together. In a tensor they are as many as need no second list of taps.
+    const bool whole_rows = p.direct ? !backward || a[1].stride == 1 : in_place || width == x.size[2];
+    const int64_t group = !whole_rows ? 1 : p.direct ? result[1].size() : rows_together(in_place ? 4 * width : width);
     if (s.listed.band != band) s.listed.band = band, s.listed.row.count = -1, list_columns(s.listed, result[2], source, backward);
     Slice slice = {source, nullptr, backward, m, pitch, pitch * (backward ? least(a[2].stride, width) : 1), 0, {}};
     for (int64_t d = result[0].low; d < result[0].high; ++d) {
@@ -228,13 +240,14 @@ struct Depthwise {
     run.result_step = slice.step, run.result_row = slice.row;
     const int64_t source_step = slice.backward ? 1 : p.axis[2].stride;  // in columns
     run.source_step = source_step * slice.source.step[2];
-    run.weight = s.weight + slice.m * p.kernel_elements * p.lanes, run.start = s.start + slice.m * p.lanes;
+    run.weight = s.weight + slice.m * p.kernel_elements * pitch(), run.start = s.start + slice.m * p.lanes;
+    run.source_lane = slice.source.lane, run.weight_lane = p.direct ? 1 : p.multiplier * p.kernel_elements;
     Line h;
     for (; rows.low < rows.high; rows.low += h.positions * step) {
       h = line(1, rows.low, ceil_div(rows.high - rows.low, step), slice.source, slice.backward);
       list_taps(s.listed, slice, h.all, multiplier);
-      // Where a row holds other lanes too, rows are taken one by one, as they lie in memory.
-      run.rows = p.lanes == N ? h.positions : 1, run.source_row = h.source_step;
+      // In a tensor rows are taken one by one, as they lie in memory.
+      run.rows = p.direct ? 1 : h.positions, run.source_row = h.source_step;
       for (int64_t i = 0; i < h.positions; i += run.rows, to += run.rows * slice.row) {
         const T* from = slice.from + h.source + i * h.source_step;
         for (const Columns* c = s.listed.columns; c != s.listed.columns + s.listed.zones; ++c) {
@@ -265,29 +278,33 @@ struct Depthwise {
                        const Source<T>& input) const {
     const Axis* a = p.axis;
     const int64_t pixels = most(1, o[2].size() * least(o[0].size(), 4));
-    const int64_t group = most(1, (p.lanes == N ? kGroupVectors : kGroupPixels) / pixels);
+    const int64_t group = p.direct ? most(1, kGroupPixels / pixels) : rows_together(pixels);
     Rows<T> rows;
     rows.grad_slice = grad.step[0], rows.grad_row = grad.step[1], rows.grad_pixel = grad.step[2];
     rows.input_slice = a[0].stride * input.step[0], rows.input_row = a[1].stride * input.step[1];
     rows.input_pixel = a[2].stride * input.step[2], rows.tap_step = a[2].dilation * input.step[2];
-    for (int64_t h = o[1].low; h < o[1].high; h += group) {
-      const Range in_group = {h, least(o[1].high, h + group)};
-      if (a[2].kernel >= kWideKernel)
-        each_kernel_row(o[0], in_group, input, [&](Range d, Range r, const Reach& kd, const Reach& kh) {
-          accumulate_columns(s, b, rows, d, r, o[2], kd, kh, m, grad, input);
-        });
-      else
-        each_zone(o[0], in_group, input, [&](Range d, Range r, const Reach& kd, const Reach& kh) {
-          accumulate_columns(s, b, rows, d, r, o[2], kd, kh, m, grad, input);
-        });
+    // In a tensor all lanes of a pixel lie together, in scratch memory all pixels of a vector do.
+    const int64_t together = p.direct ? b.live : N;
+    for (Range lanes = {0, 0}; lanes.low < b.live; lanes.low = lanes.high) {
+      lanes.high = least(b.live, lanes.low + together);
+      auto add = [&](Range d, Range r, const Reach& kd, const Reach& kh) {
+        accumulate_columns(s, b, lanes, rows, d, r, o[2], kd, kh, m, grad, input);
+      };
+      for (int64_t h = o[1].low; h < o[1].high; h += group) {
+        const Range in_group = {h, least(o[1].high, h + group)};
+        if (a[2].kernel >= kWideKernel)
+          each_kernel_row(o[0], in_group, input, add);
+        else
+          each_zone(o[0], in_group, input, add);
+      }
     }
     if (p.wants(CONVGRAD_GRAD_BIAS)) {
       rows.depth = o[0].size(), rows.rows = o[1].size(), rows.pixels = o[2].size();
       const T* at = grad.data + m * p.output_size() + o[0].low * grad.step[0] + o[1].low * grad.step[1] +
                     o[2].low * grad.step[2];
       for (int64_t lane = 0; lane < b.live; lane += N) {
-        rows.grad = at + vector_at(b, lane);
-        sum_rows<T, N>(s.sums + p.weight_size() + m * p.lanes + lane, rows);
+        rows.grad = at + vector_at(b, lane) * grad.lane;
+        sum_rows<T, N>(s.sums + (p.multiplier * p.kernel_elements + m) * pitch() + lane_in(rows_of_sums(), lane), rows);
       }
     }
   }
@@ -320,9 +337,9 @@ struct Depthwise {
     }
   }
 
-  void accumulate_columns(const Scratch& s, const Block& b, Rows<T>& rows, Range d, Range h, Range w, const Reach& kd,
-                          const Reach& kh, int64_t m, const Source<T>& grad, const Source<T>& input) const {
-    T* sums = s.sums + m * p.kernel_elements * p.lanes;
+  void accumulate_columns(const Scratch& s, const Block& b, Range lanes, Rows<T>& rows, Range d, Range h, Range w,
+                          const Reach& kd, const Reach& kh, int64_t m, const Source<T>& grad, const Source<T>& input) const {
+    T* sums = s.sums + m * p.kernel_elements * pitch();
     rows.depth = d.size(), rows.rows = h.size();
     for (; w.low < w.high; w.low += rows.pixels) {
       const Zone in_w = zone(2, w.low, w.high, input);
@@ -331,9 +348,9 @@ struct Depthwise {
       const T* grad_at =
           grad.data + m * p.output_size() + d.low * grad.step[0] + h.low * grad.step[1] + w.low * grad.step[2];
       const T* input_at = input.data + d.low * rows.input_slice + h.low * rows.input_row + w.low * rows.input_pixel;
-      for (int64_t lane = 0; lane < b.live; lane += N) {
-        rows.grad = grad_at + vector_at(b, lane), rows.input = input_at + vector_at(b, lane);
-        accumulate_all<T, N>(sums + lane, s.taps, count / most(1, along), along, rows, kTaps);
+      for (int64_t lane = lanes.low; lane < lanes.high; lane += N) {
+        rows.grad = grad_at + vector_at(b, lane) * grad.lane, rows.input = input_at + vector_at(b, lane) * input.lane;
+        accumulate_all<T, N>(sums + lane_in(rows_of_sums(), lane), s.taps, count / most(1, along), along, rows, kTaps);
       }
     }
   }
@@ -346,12 +363,6 @@ struct Depthwise {
 
   // The channel with which the vector at a lane begins: read directly, the last vector ends with the last channel.
   int64_t vector_at(const Block& b, int64_t lane) const { return p.direct ? least(lane, b.live - N) : lane; }
-
-  // In which lane of the sums a block's channel is. Read directly, the last vector ends with the last channel, and
-  // repeats channels of the vector before where the channels are no multiple of it.
-  int64_t lane_of_channel(int64_t c, int64_t live) const {
-    return p.direct && c >= live / N * N ? c + round_up(live, N) - live : c;
-  }
 
   // ---- units, items, threads ----
 
@@ -435,20 +446,25 @@ struct Depthwise {
     for (int64_t i = first; i < last; ++i, unit = after(unit)) run_unit(s, unit);
   }
 
-  // Add a lane block's partial sums, always in the same order, and write them in the weight's layout.
-  void reduce(int64_t block, const T* partial) const {
+  // Add the partial sums of a vector of lanes, always in the same order, and write them in the weight's layout.
+  void reduce(int64_t block, int64_t lane, const T* partial) const {
     const int64_t first = block * p.lanes, live = least(p.images > 1 ? p.channels : p.lanes, p.channels - first);
+    // Read directly, the last vector begins early enough to be full, and repeats channels of the vector before.
+    const int64_t begin = p.direct ? least(lane, live - N) : lane, channels = least(live - lane, N);
     S *weight = static_cast<S*>(t.grad_weight), *bias = static_cast<S*>(t.grad_bias);
     const int64_t elements = p.multiplier * p.kernel_elements, rows = elements + (bias ? p.multiplier : 0);
+    partial += block * p.segments * p.sums_size() + lane_in(rows_of_sums(), lane);
     for (int64_t row = 0; row < rows; ++row) {
+      Vec<T, N> total = {};
+      for (int64_t segment = 0; segment < p.segments; ++segment)
+        total += load<T, N>(partial + segment * p.sums_size() + row * pitch());
+      T sums[N];
+      store<T, N>(sums, total);
       const int64_t m = row < elements ? row / p.kernel_elements : row - elements;
-      for (int64_t c = 0; c < live; ++c) {
-        T sum = 0;
-        for (int64_t segment = 0; segment < p.segments; ++segment)
-          for (int64_t image = 0; image < p.images; ++image)
-            sum += partial[(block * p.segments + segment) * p.sums_size() + row * p.lanes + image * live +
-                           lane_of_channel(c, live)];
-        const int64_t channel = (first + c) * p.multiplier + m;
+      for (int64_t c = 0; c < channels; ++c) {
+        T sum = sums[lane - begin + c];
+        for (int64_t image = 1; image < p.images; ++image) sum += sums[image * p.channels + c];
+        const int64_t channel = (first + lane + c) * p.multiplier + m;
         store_one<T>(row < elements ? weight + channel * p.kernel_elements + row % p.kernel_elements : bias + channel,
                      sum);
       }
@@ -465,7 +481,7 @@ struct Depthwise {
     auto bytes = [](int64_t elements, int64_t size) { return round_up(elements * size, kAlign); };
     Sizes z;
     const Axis& w = p.axis[2];
-    const int64_t row = most(most(w.input, w.output), kGroupVectors / p.lanes * N);
+    const int64_t row = most(most(w.input, w.output), kGroupVectors);
     // A border of the source changes the zone at most twice a kernel element and phase.
     const int64_t phases = least(w.stride, w.input), zones = most(1, phases) + (p.direct ? 2 * w.kernel : 0);
     z.input = bytes(p.input_size(), sizeof(T));
@@ -509,10 +525,11 @@ struct Depthwise {
       return s;
     };
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
+    const int64_t in_block = p.lanes / N, vectors = ceil_div(p.channels, N);  // only the last block may lack some
     if (threads == 1) {  // no parallel region: also safe in a forked child
       Scratch s = scratch(0);
       for (int64_t item = 0; item < items; ++item) call.run_item(s, item, partial);
-      for (int64_t block = 0; sums && block < p.lane_blocks; ++block) call.reduce(block, partial);
+      for (int64_t i = 0; sums && i < vectors; ++i) call.reduce(i / in_block, i % in_block * N, partial);
       return 0;
     }
 #pragma omp parallel num_threads(threads)
@@ -522,7 +539,7 @@ struct Depthwise {
       for (int64_t item = 0; item < items; ++item) call.run_item(s, item, partial);
       if (sums) {
 #pragma omp for schedule(static)
-        for (int64_t block = 0; block < p.lane_blocks; ++block) call.reduce(block, partial);
+        for (int64_t i = 0; i < vectors; ++i) call.reduce(i / in_block, i % in_block * N, partial);
       }
     }
     return 0;

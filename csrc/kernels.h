@@ -39,6 +39,7 @@ struct Run {
   const T* weight;
   const T* start;  // what the sums start from: the bias, or zeros
   const Tap* taps;
+  int64_t source_lane, weight_lane;  // from lane to lane: a whole vector lies together, the next one where these say
   int64_t count;  // of the taps
   int64_t along;  // as many taps, and then the next as many, lie one source step apart; 1 where none do
   int64_t rows;
@@ -67,7 +68,7 @@ template <class T, int N, class S, int P, int Step, int G>
 void correlate(const Run<T, S>& run, int64_t lane, int64_t live) {
   const int64_t step = Step ? Step : run.source_step;
   const Vec<T, N> start = load<T, N>(run.start + lane);
-  const T *source = run.source + lane, *weight = run.weight + lane;
+  const T *source = run.source + lane * run.source_lane, *weight = run.weight + lane * run.weight_lane;
   const Tap *const taps = run.taps, *const end = taps + run.count;
   S* to = run.result + lane;
   for (int64_t row = 0; row < run.rows; ++row, source += run.source_row, to += run.result_row) {
@@ -93,10 +94,10 @@ void correlate(const Run<T, S>& run, int64_t lane, int64_t live) {
   }
 }
 
-// All lanes of a run of any number of pixels, in pieces of nearly equal size. `whole`: the last vector may start
-// earlier, so that it is full; else it has lanes beyond `live`, which are not stored.
+// Some lanes, from `lane` on, of a run of any number of pixels, in pieces of nearly equal size.
 template <class T, int N, class S, int... P>
-void correlate_all(Run<T, S> run, int64_t pixels, int64_t live, bool whole, std::integer_sequence<int, P...>) {
+void correlate_pixels(Run<T, S> run, int64_t pixels, int64_t lane, int64_t end, int64_t last,
+                      std::integer_sequence<int, P...>) {
   using Kernel = void (*)(const Run<T, S>&, int64_t, int64_t);
   static constexpr Kernel kernels[3][sizeof...(P)] = {{correlate<T, N, S, P + 1, 0, 1>...},
                                                       {correlate<T, N, S, P + 1, 0, 3>...},
@@ -104,13 +105,19 @@ void correlate_all(Run<T, S> run, int64_t pixels, int64_t live, bool whole, std:
   const Kernel* const of_size = kernels[run.along < 3 ? 0 : run.source_step == N ? 2 : 1];
   for (int64_t pieces = ceil_div(pixels, kMostSums); pieces > 0; --pieces) {
     const int64_t now = pieces == 1 ? pixels : ceil_div(pixels, pieces);
-    const Kernel kernel = of_size[now - 1];
-    for (int64_t lane = 0; lane < live; lane += N) {
-      const int64_t at = whole ? least(lane, live - N) : lane;
-      kernel(run, at, live - at);
-    }
+    for (int64_t l = lane; l < end; l += N) of_size[now - 1](run, least(l, last), end - least(l, last));
     run.result += now * run.result_step, run.source += now * run.source_step, pixels -= now;
   }
+}
+
+// All lanes of a run. Where pixels lie in a tensor, its lanes are taken together; where vectors of lanes lie apart, one
+// after the other. In a tensor the last vector starts early enough to be full; else it has lanes beyond `live`, which
+// are not stored.
+template <class T, int N, class S, class Sizes>
+void correlate_all(const Run<T, S>& run, int64_t pixels, int64_t live, bool in_tensor, Sizes sizes) {
+  if (in_tensor) return correlate_pixels<T, N>(run, pixels, 0, live, live - N, sizes);
+  for (int64_t lane = 0; lane < live; lane += N)
+    correlate_pixels<T, N>(run, pixels, lane, least(live, lane + N), lane, sizes);
 }
 
 // ---- accumulate -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
-// Packing: tiles of a tensor in either layout and any storage type, to and from scratch memory [pixel][lane] of the
-// arithmetic type. Positions outside the tensor are packed as zeros. A lane is a channel of an image.
+// Packing: tiles of a tensor in either layout and any storage type, to scratch memory [vector][pixel][lane] of the
+// arithmetic type, and results from scratch memory [pixel][lane]. Positions outside the tensor are packed as zeros. A
+// lane is a channel of an image.
 #pragma once
 
 #include "plan.h"
@@ -11,7 +12,7 @@ namespace {
 struct Block {
   int64_t channel, image;      // the first ones
   int64_t live;                // lanes in use
-  int64_t lanes;               // pitch of a pixel
+  int64_t lanes;               // rounded up to whole vectors
   int64_t channels_per_image;  // of the lanes
 };
 
@@ -102,27 +103,30 @@ struct Packing {
     }
   }
 
-  static void pack_pixels(T* to, const S* from, const Tensor& x, const Block& b, int64_t count) {
-    for (; count > 0; --count, to += b.lanes, from += x.width) {
+  static void pack_pixels(T* to, const S* from, const Tensor& x, const Block& b, int64_t count, int64_t vector) {
+    for (; count > 0; --count, to += N, from += x.width) {
+      T* at = to;
+      int64_t c = 0;
       if (x.step == 1) {
-        int64_t c = 0;
-        for (; c + N <= b.live; c += N) store<T, N>(to + c, load<T, N>(from + c));
-        if (c < b.live) store<T, N>(to + c, load_first<T, N>(from + c, b.live - c));
+        for (; c + N <= b.live; c += N, at += vector) store<T, N>(at, load<T, N>(from + c));
+        if (c < b.live) store<T, N>(at, load_first<T, N>(from + c, b.live - c));
       } else {
-        for (int64_t c = 0; c < b.live; ++c) to[c] = load_one<T>(from + c * x.step);
-        for (int64_t c = b.live; c < least(b.lanes, round_up(b.live, N)); ++c) to[c] = 0;
+        for (; c < b.live; c += N, at += vector)
+          for (int64_t l = 0; l < N; ++l) at[l] = c + l < b.live ? load_one<T>(from + (c + l) * x.step) : T(0);
       }
     }
   }
 
-  static void zero(T* to, int64_t pixels, const Block& b) {
-    for (const T* end = to + pixels * b.lanes; to < end; to += N) store<T, N>(to, Vec<T, N>{});
+  static void zero(T* to, int64_t pixels, const Block& b, int64_t vector) {
+    if (pixels <= 0) return;
+    for (int64_t lane = 0; lane < b.lanes; lane += N, to += vector)
+      for (int64_t i = 0; i < pixels; ++i) store<T, N>(to + i * N, Vec<T, N>{});
   }
 
   // Which positions outside the tensor are packed, as zeros: none (they are there already), the columns, or rows too.
   enum Borders { kNoBorders, kColumns, kColumnsAndRows };
 
-  // The tile `r` of a tensor, as rows of `extent` pixels.
+  // The tile `r` of a tensor, as rows of `extent` pixels of a vector; the other vectors of lanes follow.
   static void pack(T* to, const int64_t extent[3], S* from, const Tensor& x, const Block& b, const Range r[3],
                    bool channels_last, Borders zeros) {
     const Range w = {most(r[2].low, 0), least(r[2].high, x.size[2])};
@@ -131,7 +135,7 @@ struct Packing {
       from += b.image * x.pixels() * x.width + b.channel * x.step + x.first;
     else
       planes(from, x, b, lane);
-    const int64_t row = extent[2] * b.lanes, width = r[2].size();
+    const int64_t row = extent[2] * N, vector = Plan::tile_pixels(extent) * N, width = r[2].size();
     const bool whole_rows = w.low == 0 && w.high == x.size[2];
     for (int64_t d = r[0].low; d < r[0].high; ++d) {
       T* slice = to + (d - r[0].low) * extent[1] * row;
@@ -142,13 +146,13 @@ struct Packing {
       for (int64_t i = borders.low; i < borders.high && zeros; ++i) {
         T* at = slice + (i - r[1].low) * row;
         if (i < h.low || i >= h.high) {
-          zero(at, width, b);
+          zero(at, width, b, vector);
           continue;
         }
-        zero(at, w.low - r[2].low, b);
-        zero(at + (w.high - r[2].low) * b.lanes, r[2].high - w.high, b);
+        zero(at, w.low - r[2].low, b, vector);
+        zero(at + (w.high - r[2].low) * N, r[2].high - w.high, b, vector);
       }
-      T* first = slice + (w.low - r[2].low) * b.lanes;
+      T* first = slice + (w.low - r[2].low) * N;
       const int64_t pixel = (d * x.size[1]) * x.size[2] + w.low;
       if (!channels_last && whole_rows && h.low < h.high) {  // rows follow one another in the tensor
         pack_planes(first + (h.low - r[1].low) * row, lane, b.live, pixel + h.low * x.size[2],
@@ -159,7 +163,7 @@ struct Packing {
         T* at = first + (i - r[1].low) * row;
         const int64_t begin = pixel + i * x.size[2], count = w.high - w.low;
         if (channels_last)
-          pack_pixels(at, from + begin * x.width, x, b, count);
+          pack_pixels(at, from + begin * x.width, x, b, count, vector);
         else
           pack_planes(at, lane, b.live, begin, count, count, row);
       }

@@ -111,7 +111,7 @@ struct Plan {
   int outputs, threads;
 
   bool direct;           // kernels read the tensors where they lie; nothing is packed
-  int64_t lanes;         // channels in a block, rounded up to whole vectors: the pitch of a pixel in scratch memory
+  int64_t lanes;         // channels in a block, rounded up to whole vectors
   int64_t images;        // images in a block: 1, or several where the channels do not fill a vector
   int64_t lane_blocks;   // blocks of channels
   int64_t image_blocks;  // blocks of images
@@ -129,10 +129,10 @@ struct Plan {
   int64_t items() const { return segments * (wants(CONVGRAD_GRAD_WEIGHT) ? lane_blocks : 1); }
   int64_t weight_size() const { return multiplier * kernel_elements * lanes; }
   int64_t sums_size() const { return weight_size() + multiplier * lanes; }  // grad_weight, then grad_bias
-  int64_t input_size() const { return needs_input() && !direct ? input_extent[0] * input_extent[1] * input_extent[2] * lanes : 0; }
-  int64_t output_size() const {
-    return needs_grad_output() && !direct ? output_extent[0] * output_extent[1] * output_extent[2] * lanes : 0;
-  }
+  // Pixels of a packed tile, an odd number: vectors a power of two apart would share a few places of the cache.
+  static int64_t tile_pixels(const int64_t extent[3]) { return extent[0] * extent[1] * extent[2] | 1; }
+  int64_t input_size() const { return needs_input() && !direct ? tile_pixels(input_extent) * lanes : 0; }
+  int64_t output_size() const { return needs_grad_output() && !direct ? tile_pixels(output_extent) * lanes : 0; }
 
   Span span(int d, int64_t band) const {
     const Axis& a = axis[d];
