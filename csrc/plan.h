@@ -159,7 +159,7 @@ struct Plan {
 };
 
 // Bytes of scratch memory per thread for packed tiles; half of a second-level cache of 512 KiB.
-constexpr int64_t kTileBytes = 192 * 1024;
+constexpr int64_t kTileBytes = 256 * 1024;
 
 // Elements of the packed tiles if the dimensions were cut into these bands; an estimate from the first full band.
 inline int64_t packed_pixels(const Plan& p, const int64_t bands[3]) {
@@ -216,14 +216,17 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element
   if (p.direct) {
     p.images = 1, p.lanes = round_up(p.channels, vector);
   } else if (p.channels_last) {
-    // All channels of a pixel lie together: take them all, as long as a tile of some rows fits.
-    const int64_t line = most(vector, 64 / element_bytes);
-    p.images = 1, p.lanes = round_up(p.channels, vector);
-    for (;;) {
-      choose_bands(p, budget, 1);
-      if (p.lanes <= 4 * line || packed_pixels(p, p.bands) * p.lanes <= budget) break;
+    // All channels of a pixel lie together: take as many lines of them as let whole images fit, because the rows between
+    // two tiles are packed twice; where not even two lines do, as many as let some rows fit.
+    const int64_t line = most(vector, 64 / element_bytes), all = round_up(p.channels, vector), whole[3] = {1, 1, 1};
+    p.images = 1, p.lanes = all;
+    while (p.lanes > 2 * line && packed_pixels(p, whole) * p.lanes > budget)
       p.lanes = round_up(ceil_div(p.lanes, 2), line);
-    }
+    if (packed_pixels(p, whole) * p.lanes > budget)
+      for (p.lanes = all;; p.lanes = round_up(ceil_div(p.lanes, 2), line)) {
+        choose_bands(p, budget, 1);
+        if (p.lanes <= 4 * line || packed_pixels(p, p.bands) * p.lanes <= budget) break;
+      }
   } else {
     p.lanes = vector;
     p.images = p.channels < vector ? least(vector / p.channels, p.batch) : 1;
