@@ -23,6 +23,9 @@ from setuptools.command.build_ext import build_ext
 SOURCES = Path("csrc")
 LIBRARY = "convgrad.backends.libconvgrad_native"
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"]
+# "-Werror=unknown-pragmas": an OpenMP pragma would be left out in silence, and the loop run on one thread
+FLAGS += ["-Werror=unknown-pragmas"]
+SHARED = ["-shared", *(["-Wl,-undefined,dynamic_lookup"] if sys.platform == "darwin" else [])]
 # name of the object -> (compiler flag, macro that tells the dispatcher); the first one must compile, the others may not
 VARIANTS = {"baseline": ("", "")}
 if platform.machine().lower() in ("x86_64", "amd64"):
@@ -51,8 +54,7 @@ def build_library(target: Path, extra: list[str] | None = None) -> list[str]:
     def compile_variant(name: str, folder: str) -> Path | None:
         march, _ = VARIANTS[name]
         out = Path(folder, f"{name}.o")
-        # OpenMP's calls stay open: PyTorch's runtime answers them, so that there is one pool of threads.
-        command = [*cxx, *flags, "-fopenmp", *march.split(), f"-DCONVGRAD_VARIANT={name}"]
+        command = [*cxx, *flags, *march.split(), f"-DCONVGRAD_VARIANT={name}"]
         try:
             run([*command, "-c", str(SOURCES / "variant.cpp"), "-o", str(out)])
         except OSError:
@@ -68,9 +70,9 @@ def build_library(target: Path, extra: list[str] | None = None) -> list[str]:
         macros = [f"-D{VARIANTS[name][1]}" for name in built if VARIANTS[name][1]]
         target.parent.mkdir(parents=True, exist_ok=True)
         linked = Path(folder, "library")
-        # Linked without -fopenmp: naming libgomp here would load a second one beside PyTorch's.
+        # No OpenMP is linked: PyTorch's runtime, already loaded, answers the calls of csrc/parallel.h.
         parts = [str(objects[name]) for name in built]
-        run([*cxx, *flags, *macros, "-shared", str(SOURCES / "dispatch.cpp"), *parts, "-o", str(linked)])
+        run([*cxx, *flags, *macros, *SHARED, str(SOURCES / "dispatch.cpp"), *parts, "-o", str(linked)])
         target.write_bytes(linked.read_bytes())
         target.chmod(0o755)
     return built

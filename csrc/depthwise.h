@@ -10,6 +10,7 @@
 
 #include "kernels.h"
 #include "packing.h"
+#include "parallel.h"
 
 namespace {
 
@@ -388,7 +389,7 @@ struct Depthwise {
     T* partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
     const int64_t items = p.lane_blocks * p.segments;
     const int threads = static_cast<int>(least(p.threads, items));
-    auto scratch = [&](int thread) {
+    auto scratch = [&](int64_t thread) {
       char* at = memory + z.thread * thread;
       Scratch s = {};
       s.input = reinterpret_cast<T*>(at), at += z.input;
@@ -408,16 +409,15 @@ struct Depthwise {
       for (int64_t block = 0; sums && block < p.lane_blocks; ++block) call.reduce(block, partial);
       return 0;
     }
-#pragma omp parallel num_threads(threads)
-    {
-      Scratch s = scratch(omp_get_thread_num());
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t item = 0; item < items; ++item) call.run_item(s, item, partial);
-      if (sums) {
-#pragma omp for schedule(static)
-        for (int64_t block = 0; block < p.lane_blocks; ++block) call.reduce(block, partial);
-      }
-    }
+    Queue queue(items);
+    on_threads(threads, [&](const Member& me) {
+      Scratch s = scratch(me.number);
+      for (int64_t item; queue.take(&item);) call.run_item(s, item, partial);
+      if (!sums) return;
+      me.wait_for_all();
+      const Range blocks = me.share_of(p.lane_blocks);
+      for (int64_t block = blocks.low; block < blocks.high; ++block) call.reduce(block, partial);
+    });
     return 0;
   }
 };
