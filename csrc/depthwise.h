@@ -50,6 +50,9 @@ struct Depthwise {
     Columns* columns;
     Tap* taps;
     int64_t packed_weight;  // the first channel of the block that `weight` holds
+    bool infinite_weight, infinite_sums;
+    // Infinity times a zero of the padding is NaN: where there may be one, the sums leave the padding out.
+    bool careful() const { return infinite_weight || infinite_sums; }
   };
 
   // ---- operands ----
@@ -61,7 +64,7 @@ struct Depthwise {
 
   // Pack a tile, or look at the tensor itself.
   Source<T> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
-                   const Range r[3]) const {
+                   const Range r[3], bool careful) const {
     Source<T> s;
     if (p.direct) {
       s.step[2] = x.width, s.step[1] = x.size[2] * s.step[2], s.step[0] = x.size[1] * s.step[1];
@@ -76,7 +79,7 @@ struct Depthwise {
     s.data = scratch;
     for (int d = 0; d < 3; ++d) {
       s.range[d] = r[d], s.data -= r[d].low * s.step[d];
-      if (skip && d < 2) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
+      if (careful || (skip && d < 2)) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
     }
     return s;
   }
@@ -96,6 +99,7 @@ struct Depthwise {
         for (int64_t k = 0; k < p.kernel_elements; ++k) to[k * p.lanes] = live ? load_one<T>(w + k) : T(0);
         s.start[m * p.lanes + l] = bias && live ? load_one<T>(bias + c * bias_step + m % bias_step) : T(0);
       }
+    s.infinite_weight = !p.direct && !all_finite<T, N>(s.weight, p.weight_size());
   }
 
   // The taps of a zone, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows come
@@ -166,7 +170,7 @@ struct Depthwise {
       const Line in_d = line(0, d, source, backward);
       for (int64_t h = result[1].low; h < result[1].high; ++h) {
         const Line in_h = line(1, h, source, backward);
-        if (!listed || !same(in_d.reach, last_d.reach) || !same(in_h.all, last_h.all)) {
+        if (!s.careful() && (!listed || !same(in_d.reach, last_d.reach) || !same(in_h.all, last_h.all))) {
           Tap* taps = s.taps;
           for (Columns* c = s.columns; c != s.columns + zones; ++c) {
             c->taps = taps;
@@ -181,6 +185,7 @@ struct Depthwise {
         const T* start = s.start + m * p.lanes;
         for (const Columns* c = s.columns; c != s.columns + zones; ++c) {
           const Tap* taps = c->taps + in_h.skipped() * per_column * c->reach.count;
+          if (s.careful()) list_taps(s.taps, in_d.reach, in_h.reach, c->reach, source.step, multiplier), taps = s.taps;
           const int64_t count = in_h.reach.count * per_column * c->reach.count;
           if (in_place) {
             S* to = out + (b.image * x.pixels() + pixel + c->first) * x.width + b.channel;
@@ -307,10 +312,11 @@ struct Depthwise {
     }
     if (p.needs_weight()) pack_weight(s, b);
     Source<T> x = {}, g = {};
-    if (p.needs_input()) x = source(t.input, input_tensor(), b, s.input, p.input_extent, input);
+    if (p.needs_input()) x = source(t.input, input_tensor(), b, s.input, p.input_extent, input, s.careful());
     if (p.needs_grad_output())
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
-        g = source(t.grad_output, output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent, grad_output);
+        g = source(t.grad_output, output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent, grad_output,
+                   s.careful());
     for (int64_t m = 0; m < p.multiplier; ++m) {
       if (p.wants(CONVGRAD_FORWARD))
         correlate_tile(s, b, output, false, m, x, static_cast<S*>(t.forward), output_tensor(m));
@@ -324,12 +330,17 @@ struct Depthwise {
   void run_item(Scratch& s, int64_t item, T* partial) const {
     const int64_t block = item / p.segments, segment = item % p.segments;
     const Block b = {block * p.lanes, 0, 0, p.lanes, p.images > 1 ? p.channels : p.lanes};
-    if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
-      s.sums = partial + item * p.sums_size();
-      memset(s.sums, 0, sizeof(T) * static_cast<size_t>(p.sums_size()));
+    const int64_t first = p.units() * segment / p.segments, last = p.units() * (segment + 1) / p.segments;
+    s.infinite_sums = false;
+    for (;;) {
+      if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
+        s.sums = partial + item * p.sums_size();
+        memset(s.sums, 0, sizeof(T) * static_cast<size_t>(p.sums_size()));
+      }
+      for (int64_t unit = first; unit < last; ++unit) run_unit(s, b, unit);
+      if (p.direct || s.careful() || !p.wants(CONVGRAD_GRAD_WEIGHT) || all_finite<T, N>(s.sums, p.sums_size())) return;
+      s.infinite_sums = true;  // once more
     }
-    const int64_t last = p.units() * (segment + 1) / p.segments;
-    for (int64_t unit = p.units() * segment / p.segments; unit < last; ++unit) run_unit(s, b, unit);
   }
 
   // Add a lane block's partial sums, always in the same order, and write them in the weight's layout.
@@ -364,7 +375,7 @@ struct Depthwise {
     const Axis& w = p.axis[2];
     const int64_t row = most(most(w.input, w.output), kGroupPixels);
     // A border of the source changes the zone at most twice a kernel element and phase.
-    const int64_t phases = least(w.stride, w.input), zones = most(1, phases) + (p.direct ? 2 * w.kernel : 0);
+    const int64_t phases = least(w.stride, w.input), zones = most(1, phases) + 2 * w.kernel;
     z.input = bytes(p.input_size(), sizeof(T));
     z.grad_output = bytes(p.output_size() * p.multiplier, sizeof(T));
     z.weight = p.needs_weight() ? bytes(p.weight_size(), sizeof(T)) : 0;

@@ -108,11 +108,12 @@ struct Short {
 
 template <class T>
 struct Buffer {
+  size_t size;
   std::unique_ptr<T[]> data;
-  explicit Buffer(const Integers& from) : data(new T[from.size()]) {
-    for (size_t i = 0; i < from.size(); ++i) data[i] = T(from[i]);
+  explicit Buffer(const Integers& from) : size(from.size()), data(new T[size]) {
+    for (size_t i = 0; i < size; ++i) data[i] = T(from[i]);
   }
-  explicit Buffer(size_t size) : data(new T[size]) { memset(data.get(), 255, size * sizeof(T)); }  // NaN in every dtype
+  explicit Buffer(size_t n) : size(n), data(new T[n]) { memset(data.get(), 255, n * sizeof(T)); }  // NaN in every dtype
 };
 
 template <class T>
@@ -138,7 +139,7 @@ bool check(Case& c, std::mt19937_64& rng) {
   Integers y(g.size()), gx(x.size()), gw(w.size()), gb(static_cast<size_t>(c.out_channels()));
   reference(c, x, w, g, y, gx, gw, gb);
   const Integers biases[] = {fill(c.out_channels()), fill(c.p.channels)};  // of forward and of grad_input
-  const Buffer<T> bx(x), bw(w), bg(g), bb[] = {Buffer<T>(biases[0]), Buffer<T>(biases[1])};
+  const Buffer<T> bb[] = {Buffer<T>(biases[0]), Buffer<T>(biases[1])};
   auto plus_bias = [&](Integers sums, const Integers& bias, int64_t channels, int64_t pixels) {
     for (int64_t n = 0; n < c.p.batch; ++n)
       for (int64_t b = 0; b < channels; ++b)
@@ -150,9 +151,15 @@ bool check(Case& c, std::mt19937_64& rng) {
   const int asked[] = {CONVGRAD_FORWARD, CONVGRAD_GRAD_INPUT, CONVGRAD_GRAD_WEIGHT,
                        CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT | CONVGRAD_GRAD_BIAS,
                        CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT};
-  for (int outputs : asked) {
+  // Once more with a NaN in every operand, for the kernels' second way at borders: no comparison, the sanitizers watch.
+  for (int run = 0; run < 2 * int(sizeof(asked) / sizeof(asked[0])); ++run) {
+    const int outputs = asked[run / 2];
+    const bool compared = run % 2 == 0;
     c.p.outputs = outputs;
     const bool forward = outputs == CONVGRAD_FORWARD, bias = forward || outputs == CONVGRAD_GRAD_INPUT;
+    Buffer<T> bx(x), bw(w), bg(g);
+    if (!compared)
+      for (auto* b : {&bx, &bw, &bg}) memset(&b->data[rng() % b->size], 255, sizeof(T));
     Buffer<T> ry(y.size()), rx(gx.size()), rw(gw.size()), rb(gb.size());
     const bool needs_x = outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT);
     const bool needs_w = outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
@@ -169,6 +176,7 @@ bool check(Case& c, std::mt19937_64& rng) {
     std::unique_ptr<char[]> workspace(new char[static_cast<size_t>(bytes)]);
     if (convgrad_depthwise(&c.p, &t, workspace.get(), bytes - 1) != 1) return false;
     if (convgrad_depthwise(&c.p, &t, workspace.get(), bytes) != 0) return false;
+    if (!compared) continue;
     if ((t.forward && !equal("forward", ry, bias ? biased_y : y)) ||
         (t.grad_input && !equal("grad_input", rx, bias ? biased_gx : gx)) ||
         (t.grad_weight && !equal("grad_weight", rw, gw)) || (t.grad_bias && !equal("grad_bias", rb, gb)))
