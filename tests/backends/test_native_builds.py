@@ -3,8 +3,11 @@ compares random problems with plain loops over integers."""
 
 from __future__ import annotations
 
+import platform
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,3 +81,34 @@ def test_aarch64(tmp_path: Path) -> None:
     compiler, emulator = first_found("aarch64-linux-gnu-g++"), first_found("qemu-aarch64-static", "qemu-aarch64")
     driver = build_driver(tmp_path, compiler, "-O3", "-static", *PORTABLE)
     assert "300 cases" in run(emulator, driver, "300")
+
+
+def innermost_loops(object_file: Path) -> Iterator[tuple[str, list[str]]]:
+    """Name of the function and instructions of each loop that multiplies and adds, and holds no other loop."""
+    listing = run(first_found("objdump"), "-d", "-C", "--no-show-raw-insn", str(object_file))
+    for function in re.split(r"\n\n", listing):
+        name, *lines = function.strip().splitlines()
+        matches = (re.match(r"\s*([0-9a-f]+):\s+(.*)", line) for line in lines)
+        code = [(int(m[1], 16), m[2]) for m in matches if m]
+        jumps = [(at, re.match(r"j\w+ +([0-9a-f]+)", text)) for at, text in code]
+        loops = [(int(m[1], 16), at) for at, m in jumps if m and code[0][0] <= int(m[1], 16) <= at]
+        for first, last in loops:
+            if not any((first, last) != (a, b) and first <= a and b <= last for a, b in loops):
+                body = [text for at, text in code if first <= at <= last]
+                if any("fmadd" in text for text in body):
+                    yield name, body
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("march", "register"), [("x86-64-v4", "zmm"), ("x86-64-v3", "ymm")])
+def test_inner_loops_keep_their_sums_in_whole_registers(tmp_path: Path, march: str, register: str) -> None:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("not this processor's registers")
+    compiled = tmp_path / "variant.o"
+    flags = ["-std=c++17", "-O3", "-fPIC", f"-march={march}", "-DCONVGRAD_VARIANT=looked_at"]
+    run(first_found("g++"), *flags, "-c", SOURCES[0], "-o", str(compiled))
+    loops = [(name, body) for name, body in innermost_loops(compiled) if re.search(r"correlate<|accumulate<", name)]
+    assert len(loops) > 40
+    for name, body in loops:
+        assert all(register in text for text in body if "fmadd" in text), name
+        assert not [text for text in body if "mm" in text and re.search(r"%r[sb]p", text)], f"{name} spills"
