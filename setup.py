@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,16 +36,20 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 def compiler() -> list[str]:
     """The C++ compiler: $CXX, or the first of the usual names that runs."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and shutil.which(name.split()[0]):
-            return name.split()
-    raise FileNotFoundError("no C++ compiler: set CXX, or install g++ or clang++")
+        command = shlex.split(name or "")
+        if command and shutil.which(command[0]):
+            return command
+    raise FileNotFoundError("no C++ compiler was found")
 
 
 def run(command: list[str]) -> None:
-    """Run a compiler; its messages become the exception's text."""
+    """Run a compiler; its messages become the exception's text, the first line for people in a hurry."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise OSError(f"{' '.join(command)}\n{done.stderr}")
+        complaint = next((line for line in done.stderr.splitlines() if "error" in line), f"exit {done.returncode}")
+        raise OSError(
+            f"the C++ compiler {command[0]} failed ({complaint.strip()})\n{shlex.join(command)}\n{done.stderr}"
+        )
 
 
 def build_library(target: Path, extra: list[str] | None = None) -> list[str]:
@@ -86,17 +91,25 @@ class BuildLibrary(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name))
+        reason = target.with_suffix(".txt")  # read by convgrad/backends/_native_library.py
         try:
             built = build_library(target)
         except OSError as error:
             target.unlink(missing_ok=True)
+            reason.parent.mkdir(parents=True, exist_ok=True)
+            reason.write_text(str(error).partition("\n")[0] + "\n", encoding="utf-8")
             print(f"convgrad: the compiled CPU kernels are left out: {error}", file=sys.stderr)
         else:
+            reason.unlink(missing_ok=True)
             print(f"convgrad: compiled CPU kernels for {', '.join(built)}")
 
     def copy_extensions_to_source(self) -> None:
-        if Path(self.build_lib, self.get_ext_filename(LIBRARY)).exists():
-            super().copy_extensions_to_source()
+        built = Path(self.build_lib, self.get_ext_filename(LIBRARY))
+        source = Path(self.get_finalized_command("build_py").get_package_dir(LIBRARY.rpartition(".")[0]), built.name)
+        for suffix in (".so", ".txt"):  # one of the two is there
+            source.with_suffix(suffix).unlink(missing_ok=True)
+            if built.with_suffix(suffix).exists():
+                self.copy_file(str(built.with_suffix(suffix)), str(source.with_suffix(suffix)))
 
 
 class PlatformWheel(bdist_wheel):
