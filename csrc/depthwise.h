@@ -225,14 +225,18 @@ struct Depthwise {
           accumulate_columns(s, b, rows, d, r, o[2], kd, kh, m, grad, input);
         });
     }
-    if (p.wants(CONVGRAD_GRAD_BIAS)) {
-      rows.depth = o[0].size(), rows.rows = o[1].size(), rows.pixels = o[2].size();
-      const T* at = grad.data + m * p.output_size() + o[0].low * grad.step[0] + o[1].low * grad.step[1] +
-                    o[2].low * grad.step[2];
-      for (int64_t lane = 0; lane < b.live; lane += N) {
-        rows.grad = at + vector_at(b, lane);
-        sum_rows<T, N>(s.sums + p.weight_size() + m * p.lanes + lane, rows);
-      }
+    if (p.wants(CONVGRAD_GRAD_BIAS)) sum_tile(s, b, o, m, grad.data + m * p.output_size(), grad.step);
+  }
+
+  // The bias gradient of one tile: a sum over pixels.
+  void sum_tile(const Scratch& s, const Block& b, const Range r[3], int64_t m, const T* data, const int64_t step[3]) const {
+    Rows<T> rows = {};
+    rows.depth = r[0].size(), rows.rows = r[1].size(), rows.pixels = r[2].size();
+    rows.grad_slice = step[0], rows.grad_row = step[1], rows.grad_pixel = step[2];
+    data += r[0].low * step[0] + r[1].low * step[1] + r[2].low * step[2];
+    for (int64_t lane = 0; lane < b.live; lane += N) {
+      rows.grad = data + vector_at(b, lane);
+      sum_rows<T, N>(s.sums + p.weight_size() + m * p.lanes + lane, rows);
     }
   }
 
@@ -302,12 +306,12 @@ struct Depthwise {
   void run_unit(Scratch& s, Block b, int64_t unit) const {
     b.image = unit / p.tiles * p.images;
     b.live = p.images > 1 ? least(p.images, p.batch - b.image) * p.channels : least(p.lanes, p.channels - b.channel);
-    Range output[3], input_result[3], input[3], grad_output[3];
+    Range output[3], input_result[3], input[3], grad_output[3], summed[3];
     int64_t tile = unit % p.tiles;
     for (int d = 2; d >= 0; --d) {
       const Span span = p.span(d, tile % p.bands[d]);
       output[d] = span.output, input_result[d] = span.grad_input;
-      input[d] = span.input, grad_output[d] = span.grad_output;
+      input[d] = span.input, grad_output[d] = span.grad_output, summed[d] = span.summed;
       tile /= p.bands[d];
     }
     if (p.needs_weight()) pack_weight(s, b);
@@ -317,6 +321,7 @@ struct Depthwise {
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = source(t.grad_output, output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent, grad_output,
                    s.careful());
+    if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) sum_tile(s, b, summed, 0, x.data, x.step);
     for (int64_t m = 0; m < p.multiplier; ++m) {
       if (p.wants(CONVGRAD_FORWARD))
         correlate_tile(s, b, output, false, m, x, static_cast<S*>(t.forward), output_tensor(m));
@@ -347,7 +352,9 @@ struct Depthwise {
   void reduce(int64_t block, const T* partial) const {
     const int64_t first = block * p.lanes, live = least(p.images > 1 ? p.channels : p.lanes, p.channels - first);
     S *weight = static_cast<S*>(t.grad_weight), *bias = static_cast<S*>(t.grad_bias);
-    const int64_t elements = p.multiplier * p.kernel_elements, rows = elements + (bias ? p.multiplier : 0);
+    const int64_t elements = p.multiplier * p.kernel_elements;
+    const int64_t biases = p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS) ? 1 : p.multiplier;  // of a channel
+    const int64_t rows = elements + (bias ? biases : 0);
     for (int64_t row = 0; row < rows; ++row) {
       const int64_t m = row < elements ? row / p.kernel_elements : row - elements;
       for (int64_t c = 0; c < live; ++c) {
@@ -356,9 +363,10 @@ struct Depthwise {
           for (int64_t image = 0; image < p.images; ++image)
             sum += partial[(block * p.segments + segment) * p.sums_size() + row * p.lanes + image * live +
                            lane_of_channel(c, live)];
-        const int64_t channel = (first + c) * p.multiplier + m;
-        store_one<T>(row < elements ? weight + channel * p.kernel_elements + row % p.kernel_elements : bias + channel,
-                     sum);
+        if (row < elements)
+          store_one<T>(weight + ((first + c) * p.multiplier + m) * p.kernel_elements + row % p.kernel_elements, sum);
+        else
+          store_one<T>(bias + (first + c) * biases + m, sum);
       }
     }
   }

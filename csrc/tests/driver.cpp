@@ -146,11 +146,17 @@ bool check(Case& c, std::mt19937_64& rng) {
         for (int64_t i = 0; i < pixels; ++i) sums[c.at(n, b, i, channels, pixels)] += bias[b];
     return sums;
   };
+  Integers input_sums(static_cast<size_t>(c.p.channels));
+  for (int64_t n = 0; n < c.p.batch; ++n)
+    for (int64_t b = 0; b < c.p.channels; ++b)
+      for (int64_t i = 0; i < c.in_pixels(); ++i) input_sums[b] += x[c.at(n, b, i, c.p.channels, c.in_pixels())];
   const Integers biased_y = plus_bias(y, biases[0], c.out_channels(), c.out_pixels());
   const Integers biased_gx = plus_bias(gx, biases[1], c.p.channels, c.in_pixels());
   const int asked[] = {CONVGRAD_FORWARD, CONVGRAD_GRAD_INPUT, CONVGRAD_GRAD_WEIGHT,
                        CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT | CONVGRAD_GRAD_BIAS,
-                       CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT};
+                       CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT,
+                       CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT | CONVGRAD_TRANSPOSED_GRAD_BIAS,
+                       CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT | CONVGRAD_TRANSPOSED_GRAD_BIAS};
   // Once more with a NaN in every operand, for the kernels' second way at borders: no comparison, the sanitizers watch.
   for (int run = 0; run < 2 * int(sizeof(asked) / sizeof(asked[0])); ++run) {
     const int outputs = asked[run / 2];
@@ -160,7 +166,9 @@ bool check(Case& c, std::mt19937_64& rng) {
     Buffer<T> bx(x), bw(w), bg(g);
     if (!compared)
       for (auto* b : {&bx, &bw, &bg}) memset(&b->data[rng() % b->size], 255, sizeof(T));
-    Buffer<T> ry(y.size()), rx(gx.size()), rw(gw.size()), rb(gb.size());
+    Buffer<T> ry(y.size()), rx(gx.size()), rw(gw.size());
+    const Integers& sums = outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS ? input_sums : gb;
+    Buffer<T> rb(sums.size());
     const bool needs_x = outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT);
     const bool needs_w = outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
     const bool needs_g = outputs & (CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT);
@@ -171,7 +179,7 @@ bool check(Case& c, std::mt19937_64& rng) {
                                 outputs & CONVGRAD_FORWARD ? ry.data.get() : nullptr,
                                 outputs & CONVGRAD_GRAD_INPUT ? rx.data.get() : nullptr,
                                 outputs & CONVGRAD_GRAD_WEIGHT ? rw.data.get() : nullptr,
-                                outputs & CONVGRAD_GRAD_BIAS ? rb.data.get() : nullptr};
+                                outputs & (CONVGRAD_GRAD_BIAS | CONVGRAD_TRANSPOSED_GRAD_BIAS) ? rb.data.get() : nullptr};
     const int64_t bytes = convgrad_depthwise_workspace(&c.p);
     std::unique_ptr<char[]> workspace(new char[static_cast<size_t>(bytes)]);
     if (convgrad_depthwise(&c.p, &t, workspace.get(), bytes - 1) != 1) return false;
@@ -179,7 +187,7 @@ bool check(Case& c, std::mt19937_64& rng) {
     if (!compared) continue;
     if ((t.forward && !equal("forward", ry, bias ? biased_y : y)) ||
         (t.grad_input && !equal("grad_input", rx, bias ? biased_gx : gx)) ||
-        (t.grad_weight && !equal("grad_weight", rw, gw)) || (t.grad_bias && !equal("grad_bias", rb, gb)))
+        (t.grad_weight && !equal("grad_weight", rw, gw)) || (t.grad_bias && !equal("grad_bias", rb, sums)))
       return false;
   }
   return true;

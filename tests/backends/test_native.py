@@ -159,6 +159,22 @@ def test_bias_is_added(pass_: str, layout: torch.memory_format, multiplier: int)
     assert torch.equal(result, reference(p, *tensors)[pass_] + bias.view(-1, 1, 1))
 
 
+@settings(max_examples=100)
+@given(p=problems(), threads=st.sampled_from([1, 3]))
+def test_the_bias_gradient_of_a_transposed_convolution_sums_the_input(p: ConvProblem, threads: int) -> None:
+    x, w, g = operands(p, 1 if p.dtype.itemsize == 2 else 3)
+    expected = reference(p, x, w, g)
+    expected["grad_bias"] = x.double().sum((0, *range(2, p.ndim + 2))).to(p.dtype)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for sweep in BACKEND.sweeps:
+            for name, result in zip(sweep, BACKEND.sweep(p.replace(origin="transposed"), sweep, g, x, w), strict=True):
+                assert torch.equal(result, expected[name]), name
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_reasons_name_what_is_missing() -> None:
     p = ConvProblem(1, 4, 4, 4, (5,), (3,), (1,), ((1, 1),), (1,), (5,))
     outputs: tuple[Output, ...] = ("forward",)
@@ -307,3 +323,26 @@ def test_a_forked_child_does_not_hang() -> None:
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     subprocess.run([sys.executable, "-c", code], env=environment, timeout=60, check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_more_elements_than_32_bits_count(layout: torch.memory_format) -> None:
+    p = ConvProblem(2, 4, 4, 4, (16500, 16500), (1, 3), (1, 1), ((0, 0), (1, 1)), (1, 1), (16500, 16500))
+    p = p.replace(dtype=torch.bfloat16, memory_format=layout)
+    assert p.needs_int64
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 14 * 2**30:
+        pytest.skip("needs 14 GB of free memory")
+    x = torch.zeros(p.input_shape, dtype=p.dtype).contiguous(memory_format=layout)  # zero but for the last rows
+    x[1, 3, -3:], x[1, 2, -1, -5:] = 1, 2
+    w = torch.tensor([1.0, 2.0, 3.0], dtype=p.dtype).repeat(4, 1, 1, 1)
+    end = x[1:, :, -4:].double()
+    near = [torch.nn.functional.pad(end, (1, 1))[..., k : k + 16500] for k in range(3)]
+    for pass_, taps in (("forward", (1, 2, 3)), ("grad_input", (3, 2, 1))):
+        result = BACKEND.run(p, pass_, x, w)  # pyright: ignore[reportArgumentType]
+        assert torch.equal(result[1:, :, -4:].double(), sum(t * n for t, n in zip(taps, near, strict=True))), pass_
+        assert not result[0].any(), pass_
+        assert not result[1, :, :-4].any(), pass_
+        del result
+    sums = torch.stack([(n * end).sum((0, 2, 3)) for n in near], 1)
+    assert torch.equal(BACKEND.run(p, "grad_weight", x, x)[:, 0, 0], sums.to(p.dtype))

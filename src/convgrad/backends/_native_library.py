@@ -11,7 +11,7 @@ from pathlib import Path
 __all__ = ["ABI", "Problem", "load", "pack_tensors", "select", "why_absent"]
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 1
+ABI = 2
 
 _SIZES = ctypes.c_int64 * 3
 
