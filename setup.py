@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,9 @@ from setuptools.command.build_ext import build_ext
 SOURCES = Path("csrc")
 LIBRARY = "convgrad.backends.libconvgrad_native"
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti"]
+# "-Werror=unknown-pragmas": an OpenMP pragma would be left out in silence, and the loop run on one thread
+FLAGS += ["-Werror=unknown-pragmas"]
+SHARED = ["-shared", *(["-Wl,-undefined,dynamic_lookup"] if sys.platform == "darwin" else [])]
 # name of the object -> (compiler flag, macro that tells the dispatcher); the first one must compile, the others may not
 VARIANTS = {"baseline": ("", "")}
 if platform.machine().lower() in ("x86_64", "amd64"):
@@ -32,16 +36,20 @@ if platform.machine().lower() in ("x86_64", "amd64"):
 def compiler() -> list[str]:
     """The C++ compiler: $CXX, or the first of the usual names that runs."""
     for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        if name and shutil.which(name.split()[0]):
-            return name.split()
-    raise FileNotFoundError("no C++ compiler: set CXX, or install g++ or clang++")
+        command = shlex.split(name or "")
+        if command and shutil.which(command[0]):
+            return command
+    raise FileNotFoundError("no C++ compiler was found")
 
 
 def run(command: list[str]) -> None:
-    """Run a compiler; its messages become the exception's text."""
+    """Run a compiler; its messages become the exception's text, the first line for people in a hurry."""
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise OSError(f"{' '.join(command)}\n{done.stderr}")
+        complaint = next((line for line in done.stderr.splitlines() if "error" in line), f"exit {done.returncode}")
+        raise OSError(
+            f"the C++ compiler {command[0]} failed ({complaint.strip()})\n{shlex.join(command)}\n{done.stderr}"
+        )
 
 
 def build_library(target: Path, extra: list[str] | None = None) -> list[str]:
@@ -51,8 +59,7 @@ def build_library(target: Path, extra: list[str] | None = None) -> list[str]:
     def compile_variant(name: str, folder: str) -> Path | None:
         march, _ = VARIANTS[name]
         out = Path(folder, f"{name}.o")
-        # OpenMP's calls stay open: PyTorch's runtime answers them, so that there is one pool of threads.
-        command = [*cxx, *flags, "-fopenmp", *march.split(), f"-DCONVGRAD_VARIANT={name}"]
+        command = [*cxx, *flags, *march.split(), f"-DCONVGRAD_VARIANT={name}"]
         try:
             run([*command, "-c", str(SOURCES / "variant.cpp"), "-o", str(out)])
         except OSError:
@@ -68,9 +75,9 @@ def build_library(target: Path, extra: list[str] | None = None) -> list[str]:
         macros = [f"-D{VARIANTS[name][1]}" for name in built if VARIANTS[name][1]]
         target.parent.mkdir(parents=True, exist_ok=True)
         linked = Path(folder, "library")
-        # Linked without -fopenmp: naming libgomp here would load a second one beside PyTorch's.
+        # No OpenMP is linked: PyTorch's runtime, already loaded, answers the calls of csrc/parallel.h.
         parts = [str(objects[name]) for name in built]
-        run([*cxx, *flags, *macros, "-shared", str(SOURCES / "dispatch.cpp"), *parts, "-o", str(linked)])
+        run([*cxx, *flags, *macros, *SHARED, str(SOURCES / "dispatch.cpp"), *parts, "-o", str(linked)])
         target.write_bytes(linked.read_bytes())
         target.chmod(0o755)
     return built
@@ -84,17 +91,25 @@ class BuildLibrary(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name))
+        reason = target.with_suffix(".txt")  # read by convgrad/backends/_native_library.py
         try:
             built = build_library(target)
         except OSError as error:
             target.unlink(missing_ok=True)
+            reason.parent.mkdir(parents=True, exist_ok=True)
+            reason.write_text(str(error).partition("\n")[0] + "\n", encoding="utf-8")
             print(f"convgrad: the compiled CPU kernels are left out: {error}", file=sys.stderr)
         else:
+            reason.unlink(missing_ok=True)
             print(f"convgrad: compiled CPU kernels for {', '.join(built)}")
 
     def copy_extensions_to_source(self) -> None:
-        if Path(self.build_lib, self.get_ext_filename(LIBRARY)).exists():
-            super().copy_extensions_to_source()
+        built = Path(self.build_lib, self.get_ext_filename(LIBRARY))
+        source = Path(self.get_finalized_command("build_py").get_package_dir(LIBRARY.rpartition(".")[0]), built.name)
+        for suffix in (".so", ".txt"):  # one of the two is there
+            source.with_suffix(suffix).unlink(missing_ok=True)
+            if built.with_suffix(suffix).exists():
+                self.copy_file(str(built.with_suffix(suffix)), str(source.with_suffix(suffix)))
 
 
 class PlatformWheel(bdist_wheel):

@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Raised whenever the struct or a signature changes; the loader refuses another number. */
-#define CONVGRAD_ABI 1
+#define CONVGRAD_ABI 2
 
 #ifdef __cplusplus
 extern "C" {
@@ -23,7 +23,8 @@ enum {
   CONVGRAD_FORWARD = 1,
   CONVGRAD_GRAD_INPUT = 2,
   CONVGRAD_GRAD_WEIGHT = 4,
-  CONVGRAD_GRAD_BIAS = 8 /* the sum of grad_output; only together with CONVGRAD_GRAD_WEIGHT */
+  CONVGRAD_GRAD_BIAS = 8,            /* the sum of grad_output; only together with CONVGRAD_GRAD_WEIGHT */
+  CONVGRAD_TRANSPOSED_GRAD_BIAS = 16 /* the sum of input instead, `channels` values: a transposed convolution's */
 };
 
 /* A depthwise convolution. Spatial dimensions that a problem lacks come first, with size, kernel and stride 1. */

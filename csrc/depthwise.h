@@ -10,6 +10,7 @@
 
 #include "kernels.h"
 #include "packing.h"
+#include "parallel.h"
 
 namespace {
 
@@ -60,6 +61,9 @@ struct Depthwise {
     Listed listed;
     int64_t packed_weight;  // the first channel of the block that `weight` holds
     int64_t tile;           // that the packed operands belong to
+    bool infinite_weight, infinite_sums;
+    // Infinity times a zero of the padding is NaN: where there may be one, the sums leave the padding out.
+    bool careful() const { return infinite_weight || infinite_sums; }
   };
 
   // ---- operands ----
@@ -72,7 +76,7 @@ struct Depthwise {
   // Pack a tile, or look at the tensor itself. `again`: the scratch memory holds the same tile of another image or block,
   // and so its borders.
   Source<T> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
-                   const Range r[3], bool again) const {
+                   const Range r[3], bool again, bool careful) const {
     Source<T> s;
     if (p.direct) {
       s.step[2] = x.width, s.step[1] = x.size[2] * s.step[2], s.step[0] = x.size[1] * s.step[1];
@@ -90,7 +94,7 @@ struct Depthwise {
     s.lane = Plan::tile_pixels(extent), s.data = scratch;
     for (int d = 0; d < 3; ++d) {
       s.range[d] = r[d], s.data -= r[d].low * s.step[d];
-      if (skip && d < 2) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
+      if (careful || (skip && d < 2)) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
     }
     return s;
   }
@@ -124,6 +128,7 @@ struct Depthwise {
         start[l] = bias && l < live ? load_one<T>(bias + c * bias_step + m % bias_step) : T(0);
       }
     }
+    s.infinite_weight = !p.direct && !all_finite<T, N>(s.weight, p.weight_size());
   }
 
   // The taps of a zone, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows come
@@ -205,7 +210,10 @@ struct Depthwise {
     // Rows taken together. In a tensor they are as many as need no second list of taps.
     const bool whole_rows = p.direct ? !backward || a[1].stride == 1 : in_place || width == x.size[2];
     const int64_t group = !whole_rows ? 1 : p.direct ? result[1].size() : rows_together(in_place ? 4 * width : width);
-    if (s.listed.band != band) s.listed.band = band, s.listed.row.count = -1, list_columns(s.listed, result[2], source, backward);
+    if (s.listed.band != band || s.careful()) {
+      list_columns(s.listed, result[2], source, backward);
+      s.listed.band = s.careful() ? -1 : band, s.listed.row.count = -1;
+    }
     Slice slice = {source, nullptr, backward, m, pitch, pitch * (backward ? least(a[2].stride, width) : 1), 0, {}};
     for (int64_t d = result[0].low; d < result[0].high; ++d) {
       const Line depth = line(0, d, 1, source, backward);
@@ -245,14 +253,16 @@ struct Depthwise {
     Line h;
     for (; rows.low < rows.high; rows.low += h.positions * step) {
       h = line(1, rows.low, ceil_div(rows.high - rows.low, step), slice.source, slice.backward);
-      list_taps(s.listed, slice, h.all, multiplier);
+      if (!s.careful()) list_taps(s.listed, slice, h.all, multiplier);
       // In a tensor rows are taken one by one, as they lie in memory.
       run.rows = p.direct ? 1 : h.positions, run.source_row = h.source_step;
       for (int64_t i = 0; i < h.positions; i += run.rows, to += run.rows * slice.row) {
         const T* from = slice.from + h.source + i * h.source_step;
         for (const Columns* c = s.listed.columns; c != s.listed.columns + s.listed.zones; ++c) {
           run.result = to + c->first * slice.pixel, run.source = from + c->source;
-          run.taps = c->taps + h.skipped() * per_column * c->reach.count;
+          if (s.careful())  // no more zones than these fit the list
+            list_taps(s.listed.taps, slice.depth, h.reach, c->reach, slice.source.step, multiplier);
+          run.taps = s.careful() ? s.listed.taps : c->taps + h.skipped() * per_column * c->reach.count;
           run.count = h.reach.count * per_column * c->reach.count;
           run.along = c->reach.offset_step * c->reach.offset_step == source_step * source_step ? c->reach.count : 1;
           correlate_all<T, N, To>(run, c->pixels, live, whole, kRuns);
@@ -298,14 +308,19 @@ struct Depthwise {
           each_zone(o[0], in_group, input, add);
       }
     }
-    if (p.wants(CONVGRAD_GRAD_BIAS)) {
-      rows.depth = o[0].size(), rows.rows = o[1].size(), rows.pixels = o[2].size();
-      const T* at = grad.data + m * p.output_size() + o[0].low * grad.step[0] + o[1].low * grad.step[1] +
-                    o[2].low * grad.step[2];
-      for (int64_t lane = 0; lane < b.live; lane += N) {
-        rows.grad = at + vector_at(b, lane) * grad.lane;
-        sum_rows<T, N>(s.sums + (p.multiplier * p.kernel_elements + m) * pitch() + lane_in(rows_of_sums(), lane), rows);
-      }
+    if (p.wants(CONVGRAD_GRAD_BIAS)) sum_tile(s, b, o, m, grad, grad.data + m * p.output_size());
+  }
+
+  // The bias gradient of one tile: a sum over pixels.
+  void sum_tile(const Scratch& s, const Block& b, const Range r[3], int64_t m, const Source<T>& source, const T* data) const {
+    Rows<T> rows = {};
+    rows.depth = r[0].size(), rows.rows = r[1].size(), rows.pixels = r[2].size();
+    rows.grad_slice = source.step[0], rows.grad_row = source.step[1], rows.grad_pixel = source.step[2];
+    data += r[0].low * source.step[0] + r[1].low * source.step[1] + r[2].low * source.step[2];
+    T* sums = s.sums + (p.multiplier * p.kernel_elements + m) * pitch();
+    for (int64_t lane = 0; lane < b.live; lane += N) {
+      rows.grad = data + vector_at(b, lane) * source.lane;
+      sum_rows<T, N>(sums + lane_in(rows_of_sums(), lane), rows);
     }
   }
 
@@ -383,24 +398,25 @@ struct Depthwise {
   void run_unit(Scratch& s, const Unit& unit) const {
     Block b = {unit.block * p.lanes, unit.images * p.images, 0, p.lanes, p.images > 1 ? p.channels : p.lanes};
     b.live = p.images > 1 ? least(p.images, p.batch - b.image) * p.channels : least(p.lanes, p.channels - b.channel);
-    Range output[3], input_result[3], input[3], grad_output[3];
+    Range output[3], input_result[3], input[3], grad_output[3], summed[3];
     const int64_t band = p.tiles == 1 ? 0 : unit.tile % p.bands[2];
     int64_t tile = unit.tile;
     for (int d = 2; d >= 0; --d) {
       const Span span = p.span(d, p.tiles == 1 ? 0 : tile % p.bands[d]);
       output[d] = span.output, input_result[d] = span.grad_input;
-      input[d] = span.input, grad_output[d] = span.grad_output;
+      input[d] = span.input, grad_output[d] = span.grad_output, summed[d] = span.summed;
       if (p.tiles > 1) tile /= p.bands[d];
     }
     const bool again = s.tile == unit.tile;
     s.tile = unit.tile;
     if (p.needs_weight()) pack_weight(s, b);
     Source<T> x = {}, g = {};
-    if (p.needs_input()) x = source(t.input, input_tensor(), b, s.input, p.input_extent, input, again);
+    if (p.needs_input()) x = source(t.input, input_tensor(), b, s.input, p.input_extent, input, again, s.careful());
     if (p.needs_grad_output())
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = source(t.grad_output, output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent, grad_output,
-                   again);
+                   again, s.careful());
+    if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) sum_tile(s, b, summed, 0, x, x.data);
     prefetch(after(unit));
     for (int64_t m = 0; m < p.multiplier; ++m) {
       if (p.wants(CONVGRAD_FORWARD))
@@ -435,15 +451,20 @@ struct Depthwise {
   void run_item(Scratch& s, int64_t item, T* partial) const {
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     const int64_t block = sums ? item / p.segments : 0, segment = sums ? item % p.segments : item;
-    if (sums) {
-      s.sums = partial + item * p.sums_size();
-      memset(s.sums, 0, sizeof(T) * static_cast<size_t>(p.sums_size()));
-    }
     const int64_t units = p.units() * (sums ? 1 : p.lane_blocks);
     const int64_t first = units * segment / p.segments, last = units * (segment + 1) / p.segments;
-    Unit unit = {block, first / p.tiles, first % p.tiles};
-    if (!sums) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
-    for (int64_t i = first; i < last; ++i, unit = after(unit)) run_unit(s, unit);
+    s.infinite_sums = false;
+    for (;;) {
+      if (sums) {
+        s.sums = partial + item * p.sums_size();
+        memset(s.sums, 0, sizeof(T) * static_cast<size_t>(p.sums_size()));
+      }
+      Unit unit = {block, first / p.tiles, first % p.tiles};
+      if (!sums) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
+      for (int64_t i = first; i < last; ++i, unit = after(unit)) run_unit(s, unit);
+      if (!sums || p.direct || s.careful() || all_finite<T, N>(s.sums, p.sums_size())) return;
+      s.infinite_sums = true;  // once more
+    }
   }
 
   // Add the partial sums of a vector of lanes, always in the same order, and write them in the weight's layout.
@@ -452,7 +473,9 @@ struct Depthwise {
     // Read directly, the last vector begins early enough to be full, and repeats channels of the vector before.
     const int64_t begin = p.direct ? least(lane, live - N) : lane, channels = least(live - lane, N);
     S *weight = static_cast<S*>(t.grad_weight), *bias = static_cast<S*>(t.grad_bias);
-    const int64_t elements = p.multiplier * p.kernel_elements, rows = elements + (bias ? p.multiplier : 0);
+    const int64_t elements = p.multiplier * p.kernel_elements;
+    const int64_t biases = p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS) ? 1 : p.multiplier;  // of a channel
+    const int64_t rows = elements + (bias ? biases : 0);
     partial += block * p.segments * p.sums_size() + lane_in(rows_of_sums(), lane);
     for (int64_t row = 0; row < rows; ++row) {
       Vec<T, N> total = {};
@@ -464,9 +487,11 @@ struct Depthwise {
       for (int64_t c = 0; c < channels; ++c) {
         T sum = sums[lane - begin + c];
         for (int64_t image = 1; image < p.images; ++image) sum += sums[image * p.channels + c];
-        const int64_t channel = (first + lane + c) * p.multiplier + m;
-        store_one<T>(row < elements ? weight + channel * p.kernel_elements + row % p.kernel_elements : bias + channel,
-                     sum);
+        const int64_t channel = first + lane + c;
+        if (row < elements)
+          store_one<T>(weight + (channel * p.multiplier + m) * p.kernel_elements + row % p.kernel_elements, sum);
+        else
+          store_one<T>(bias + channel * biases + m, sum);
       }
     }
   }
@@ -483,7 +508,7 @@ struct Depthwise {
     const Axis& w = p.axis[2];
     const int64_t row = most(most(w.input, w.output), kGroupVectors);
     // A border of the source changes the zone at most twice a kernel element and phase.
-    const int64_t phases = least(w.stride, w.input), zones = most(1, phases) + (p.direct ? 2 * w.kernel : 0);
+    const int64_t phases = least(w.stride, w.input), zones = most(1, phases) + 2 * w.kernel;
     z.input = bytes(p.input_size(), sizeof(T));
     z.grad_output = bytes(p.output_size() * p.multiplier, sizeof(T));
     z.weight = p.needs_weight() ? bytes(p.weight_size(), sizeof(T)) : 0;
@@ -509,7 +534,7 @@ struct Depthwise {
     T* partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
     const int64_t items = p.items();
     const int threads = static_cast<int>(least(p.threads, items));
-    auto scratch = [&](int thread) {
+    auto scratch = [&](int64_t thread) {
       char* at = memory + z.thread * thread;
       Scratch s = {};
       s.input = reinterpret_cast<T*>(at), at += z.input;
@@ -532,16 +557,15 @@ struct Depthwise {
       for (int64_t i = 0; sums && i < vectors; ++i) call.reduce(i / in_block, i % in_block * N, partial);
       return 0;
     }
-#pragma omp parallel num_threads(threads)
-    {
-      Scratch s = scratch(omp_get_thread_num());
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t item = 0; item < items; ++item) call.run_item(s, item, partial);
-      if (sums) {
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < vectors; ++i) call.reduce(i / in_block, i % in_block * N, partial);
-      }
-    }
+    Queue queue(items);
+    on_threads(threads, [&](const Member& me) {
+      Scratch s = scratch(me.number);
+      for (int64_t item; queue.take(&item);) call.run_item(s, item, partial);
+      if (!sums) return;
+      me.wait_for_all();
+      const Range mine = me.share_of(vectors);
+      for (int64_t i = mine.low; i < mine.high; ++i) call.reduce(i / in_block, i % in_block * N, partial);
+    });
     return 0;
   }
 };

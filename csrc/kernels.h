@@ -228,12 +228,19 @@ void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const
 // sums += sum over pixels of grad.
 template <class T, int N>
 void sum_rows(T* sums, const Rows<T>& r) {
-  Vec<T, N> total[2] = {};
-  for (int64_t d = 0; d < r.depth; ++d)
-    for (int64_t h = 0; h < r.rows; ++h)
-      for (int64_t w = 0; w < r.pixels; ++w)
-        total[w & 1] += load<T, N>(r.grad + d * r.grad_slice + h * r.grad_row + w * r.grad_pixel);
-  store<T, N>(sums, load<T, N>(sums) + (total[0] + total[1]));
+  Vec<T, N> total[4] = {};  // enough to hide the latency of an addition
+  for (int64_t d = 0; d < r.depth; ++d) {
+    for (int64_t h = 0; h < r.rows; ++h) {
+      const T* grad = r.grad + d * r.grad_slice + h * r.grad_row;
+      int64_t left = r.pixels;
+      for (; left >= 4; left -= 4) {
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; ++u, grad += r.grad_pixel) total[u] += load<T, N>(grad);
+      }
+      for (; left > 0; --left, grad += r.grad_pixel) total[0] += load<T, N>(grad);
+    }
+  }
+  store<T, N>(sums, load<T, N>(sums) + ((total[0] + total[1]) + (total[2] + total[3])));
 }
 
 }  // namespace

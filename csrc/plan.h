@@ -101,6 +101,7 @@ struct Span {
   Range output;       // computed by forward, summed by grad_weight
   Range grad_input;   // computed by grad_input
   Range input;        // packed of input
+  Range summed;       // of input, by the bias gradient of a transposed convolution
   Range grad_output;  // packed of grad_output
 };
 
@@ -148,6 +149,7 @@ struct Plan {
       s.output = share(a.output, band, n);
     }
     if (needs_input()) s.input = a.input_read_by(s.output);
+    if (wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) s.summed = share(a.input, band, n), s.input = join(s.input, s.summed);
     if (wants(CONVGRAD_GRAD_WEIGHT)) s.grad_output = join(s.grad_output, s.output);
     return s;
   }

@@ -1,6 +1,4 @@
 // The kernels for one instruction set. This file is compiled once for each, with its own -march and name.
-#include <omp.h>
-
 #include "depthwise.h"
 
 #ifndef CONVGRAD_VARIANT

@@ -16,7 +16,9 @@
 
 namespace {
 
-#if defined(__AVX512F__)
+#if defined(CONVGRAD_VECTOR_BYTES)  // tests: any width runs on any processor, if slowly
+constexpr int kVectorBytes = CONVGRAD_VECTOR_BYTES;
+#elif defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
 #elif defined(__AVX2__)
 constexpr int kVectorBytes = 32;
@@ -166,6 +168,16 @@ inline void store_one(S* to, T value) {
     Vec<T, 4> v = {value, 0, 0, 0};
     to->bits = narrow<4>(v, S{})[0];
   }
+}
+
+// Whether none of `count` elements, a multiple of N, is an infinity or NaN.
+template <class T, int N>
+inline bool all_finite(const T* from, int64_t count) {
+  Vec<T, N> sum = {};
+  for (const T* end = from + count; from < end; from += N) sum += load<T, N>(from) * T(0);
+  bool finite = true;
+  for (int i = 0; i < N; ++i) finite = finite && sum[i] == T(0);
+  return finite;
 }
 
 // ---- transposition ------------------------------------------------------------------------------------------------

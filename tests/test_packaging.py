@@ -1,6 +1,8 @@
 """What a user installs: the library and nothing that he did not ask for."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -44,3 +46,25 @@ def test_sdist_and_wheel_hold_what_they_should(tmp_path):
     assert {"convgrad/py.typed", "convgrad/include/convgrad.h"} <= set(names)
     assert not [n for n in names if not n.startswith("convgrad")]
     assert not [n for n in names if "libgomp" in n]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("compiler", "reason"), [("/bin/false", "/bin/false failed"), ("", "no C++ compiler")])
+def test_without_a_working_compiler_the_wheel_holds_the_reason(tmp_path, compiler, reason):
+    source, path = tmp_path / "a tree", tmp_path / "no compiler"  # both names have a space
+    path.mkdir()
+    keep = shutil.ignore_patterns("*.so", "build", ".*", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=keep)
+    environment = {name: value for name, value in os.environ.items() if name != "CXX"}
+    environment |= {"PATH": str(path), "PIP_NO_BUILD_ISOLATION": "1", **({"CXX": compiler} if compiler else {})}
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(tmp_path), str(source)]
+    subprocess.run(build, env=environment, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [n for n in archive.namelist() if n.endswith(".so")]
+        archive.extractall(tmp_path / "installed")
+    code = "from convgrad.backends._native_library import why_absent; print(why_absent())"
+    environment |= {"PYTHONPATH": str(tmp_path / "installed")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert reason in done.stdout
+    assert "g++ or clang++" in done.stdout

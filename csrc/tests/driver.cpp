@@ -1,8 +1,10 @@
 // Runs the kernels on random problems without Python, so that they can be built with sanitizers. Buffers have exactly
 // the size of their tensors and come from the heap: a read or write one element outside is an error. Results start as
-// NaN, so that an element that is never written is seen; they are compared with plain loops over integers.
+// NaN, so that an element that is never written is seen; they are compared with plain loops over integers. Threads come
+// from threads.cpp.
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <memory>
 #include <random>
@@ -28,8 +30,9 @@ struct Case {
 Case draw(std::mt19937_64& rng) {
   auto pick = [&](int64_t low, int64_t high) { return low + int64_t(rng() % uint64_t(high - low + 1)); };
   Case c = {};
-  c.p.batch = pick(1, 3), c.p.channels = pick(2, 40), c.p.multiplier = pick(0, 3) ? 1 : pick(2, 3);
-  c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, 1)), c.p.threads = 1;
+  c.p.batch = pick(1, 5), c.p.channels = pick(0, 3) ? pick(1, 17) : pick(18, 70);
+  c.p.multiplier = pick(0, 3) ? 1 : pick(2, 3);
+  c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, 3)), c.p.threads = int32_t(pick(1, 4));
   const int dims = int(pick(1, 3));
   for (int d = 0; d < 3; ++d) {
     const bool used = d >= 3 - dims;
@@ -76,21 +79,47 @@ void reference(const Case& c, const Integers& x, const Integers& w, const Intege
       }
 }
 
+// 16-bit storage: sign, exponent and kMantissa bits. Only integers are encoded here, rounded to the nearest, ties to even.
+template <int kMantissa>
+struct Short {
+  static constexpr int kBias = kMantissa == 7 ? 127 : 15;
+  uint16_t bits;
+  Short() = default;
+  explicit Short(int64_t value) : bits(0) {
+    uint64_t size = uint64_t(value < 0 ? -value : value), exponent = 0;
+    if (size == 0) return;
+    while (size >> (exponent + 1)) ++exponent;
+    if (exponent <= kMantissa) {
+      size <<= kMantissa - exponent;
+    } else {
+      const uint64_t unit = uint64_t(1) << (exponent - kMantissa), rest = size % unit, odd = size / unit % 2;
+      size = size / unit + (rest * 2 + odd > unit);
+    }
+    // The leading bit of `size` adds 1 to the exponent; so does a carry into the bit above.
+    bits = uint16_t((value < 0 ? 0x8000 : 0) + ((exponent + kBias - 1) << kMantissa) + size);
+  }
+  explicit operator double() const {
+    const int exponent = bits << 1 >> (kMantissa + 1) & (kMantissa == 7 ? 255 : 31);
+    const double size = (bits & ((1 << kMantissa) - 1)) + (exponent ? 1 << kMantissa : 0);
+    if (exponent == (kMantissa == 7 ? 255 : 31)) return __builtin_nan("");  // or an infinity: never expected
+    return (bits & 0x8000 ? -1 : 1) * __builtin_ldexp(size, (exponent ? exponent : 1) - kBias - kMantissa);
+  }
+};
+
 template <class T>
 struct Buffer {
+  size_t size;
   std::unique_ptr<T[]> data;
-  explicit Buffer(const Integers& from) : data(new T[from.size()]) {
-    for (size_t i = 0; i < from.size(); ++i) data[i] = T(from[i]);
+  explicit Buffer(const Integers& from) : size(from.size()), data(new T[size]) {
+    for (size_t i = 0; i < size; ++i) data[i] = T(from[i]);
   }
-  explicit Buffer(size_t size) : data(new T[size]) {
-    for (size_t i = 0; i < size; ++i) data[i] = T(__builtin_nan(""));
-  }
+  explicit Buffer(size_t n) : size(n), data(new T[n]) { memset(data.get(), 255, n * sizeof(T)); }  // NaN in every dtype
 };
 
 template <class T>
 bool equal(const char* name, const Buffer<T>& got, const Integers& expected) {
   for (size_t i = 0; i < expected.size(); ++i)
-    if (!(got.data[i] == T(expected[i]))) {
+    if (!(double(got.data[i]) == double(T(expected[i])))) {
       fprintf(stderr, "%s[%zu] is %g, not %lld\n", name, i, double(got.data[i]), static_cast<long long>(expected[i]));
       return false;
     }
@@ -98,43 +127,79 @@ bool equal(const char* name, const Buffer<T>& got, const Integers& expected) {
 }
 
 template <class T>
-bool check(Case c, std::mt19937_64& rng) {
+bool check(Case& c, std::mt19937_64& rng) {
   auto fill = [&](int64_t size) {
     Integers v(static_cast<size_t>(size));
-    for (int64_t& e : v) e = int64_t(rng() % 7) - 3;
+    const int64_t most = sizeof(T) == 2 ? 1 : 3;
+    for (int64_t& e : v) e = int64_t(rng() % uint64_t(2 * most + 1)) - most;
     return v;
   };
   const Integers x = fill(c.p.batch * c.p.channels * c.in_pixels()), w = fill(c.out_channels() * c.elements());
   const Integers g = fill(c.p.batch * c.out_channels() * c.out_pixels());
   Integers y(g.size()), gx(x.size()), gw(w.size()), gb(static_cast<size_t>(c.out_channels()));
   reference(c, x, w, g, y, gx, gw, gb);
-  const Buffer<T> bx(x), bw(w), bg(g);
+  const Integers biases[] = {fill(c.out_channels()), fill(c.p.channels)};  // of forward and of grad_input
+  const Buffer<T> bb[] = {Buffer<T>(biases[0]), Buffer<T>(biases[1])};
+  auto plus_bias = [&](Integers sums, const Integers& bias, int64_t channels, int64_t pixels) {
+    for (int64_t n = 0; n < c.p.batch; ++n)
+      for (int64_t b = 0; b < channels; ++b)
+        for (int64_t i = 0; i < pixels; ++i) sums[c.at(n, b, i, channels, pixels)] += bias[b];
+    return sums;
+  };
+  Integers input_sums(static_cast<size_t>(c.p.channels));
+  for (int64_t n = 0; n < c.p.batch; ++n)
+    for (int64_t b = 0; b < c.p.channels; ++b)
+      for (int64_t i = 0; i < c.in_pixels(); ++i) input_sums[b] += x[c.at(n, b, i, c.p.channels, c.in_pixels())];
+  const Integers biased_y = plus_bias(y, biases[0], c.out_channels(), c.out_pixels());
+  const Integers biased_gx = plus_bias(gx, biases[1], c.p.channels, c.in_pixels());
   const int asked[] = {CONVGRAD_FORWARD, CONVGRAD_GRAD_INPUT, CONVGRAD_GRAD_WEIGHT,
                        CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT | CONVGRAD_GRAD_BIAS,
-                       CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT};
-  for (int outputs : asked) {
+                       CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT,
+                       CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT | CONVGRAD_TRANSPOSED_GRAD_BIAS,
+                       CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT | CONVGRAD_TRANSPOSED_GRAD_BIAS};
+  // Once more with a NaN in every operand, for the kernels' second way at borders: no comparison, the sanitizers watch.
+  for (int run = 0; run < 2 * int(sizeof(asked) / sizeof(asked[0])); ++run) {
+    const int outputs = asked[run / 2];
+    const bool compared = run % 2 == 0;
     c.p.outputs = outputs;
-    Buffer<T> ry(y.size()), rx(gx.size()), rw(gw.size()), rb(gb.size());
+    const bool forward = outputs == CONVGRAD_FORWARD, bias = forward || outputs == CONVGRAD_GRAD_INPUT;
+    Buffer<T> bx(x), bw(w), bg(g);
+    if (!compared)
+      for (auto* b : {&bx, &bw, &bg}) memset(&b->data[rng() % b->size], 255, sizeof(T));
+    Buffer<T> ry(y.size()), rx(gx.size()), rw(gw.size());
+    const Integers& sums = outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS ? input_sums : gb;
+    Buffer<T> rb(sums.size());
     const bool needs_x = outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT);
     const bool needs_w = outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
     const bool needs_g = outputs & (CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT);
     const convgrad_tensors t = {needs_x ? bx.data.get() : nullptr,
                                 needs_w ? bw.data.get() : nullptr,
                                 needs_g ? bg.data.get() : nullptr,
-                                nullptr,
+                                bias ? bb[forward ? 0 : 1].data.get() : nullptr,
                                 outputs & CONVGRAD_FORWARD ? ry.data.get() : nullptr,
                                 outputs & CONVGRAD_GRAD_INPUT ? rx.data.get() : nullptr,
                                 outputs & CONVGRAD_GRAD_WEIGHT ? rw.data.get() : nullptr,
-                                outputs & CONVGRAD_GRAD_BIAS ? rb.data.get() : nullptr};
+                                outputs & (CONVGRAD_GRAD_BIAS | CONVGRAD_TRANSPOSED_GRAD_BIAS) ? rb.data.get() : nullptr};
     const int64_t bytes = convgrad_depthwise_workspace(&c.p);
     std::unique_ptr<char[]> workspace(new char[static_cast<size_t>(bytes)]);
     if (convgrad_depthwise(&c.p, &t, workspace.get(), bytes - 1) != 1) return false;
     if (convgrad_depthwise(&c.p, &t, workspace.get(), bytes) != 0) return false;
-    if ((t.forward && !equal("forward", ry, y)) || (t.grad_input && !equal("grad_input", rx, gx)) ||
-        (t.grad_weight && !equal("grad_weight", rw, gw)) || (t.grad_bias && !equal("grad_bias", rb, gb)))
+    if (!compared) continue;
+    if ((t.forward && !equal("forward", ry, bias ? biased_y : y)) ||
+        (t.grad_input && !equal("grad_input", rx, bias ? biased_gx : gx)) ||
+        (t.grad_weight && !equal("grad_weight", rw, gw)) || (t.grad_bias && !equal("grad_bias", rb, sums)))
       return false;
   }
   return true;
+}
+
+bool check(Case& c, std::mt19937_64& rng) {
+  switch (c.p.dtype) {
+    case CONVGRAD_FLOAT64: return check<double>(c, rng);
+    case CONVGRAD_BFLOAT16: return check<Short<7>>(c, rng);
+    case CONVGRAD_FLOAT16: return check<Short<10>>(c, rng);
+    default: return check<float>(c, rng);
+  }
 }
 
 }  // namespace
@@ -145,11 +210,11 @@ int main(int count, char** arguments) {
   for (const char* set : {"baseline", "x86-64-v3", "x86-64-v4"}) {
     if (convgrad_select(set)) continue;
     for (int i = 0; i < cases; ++i) {
-      const Case c = draw(rng);
-      if (!(c.p.dtype == CONVGRAD_FLOAT64 ? check<double>(c, rng) : check<float>(c, rng))) {
+      Case c = draw(rng);
+      if (!check(c, rng)) {
         const convgrad_problem& p = c.p;
-        fprintf(stderr, "%s, case %d: batch %d channels %d multiplier %d layout %d dtype %d outputs %d\n", set, i,
-                int(p.batch), int(p.channels), int(p.multiplier), p.layout, p.dtype, p.outputs);
+        fprintf(stderr, "%s, case %d: batch %d channels %d multiplier %d layout %d dtype %d outputs %d threads %d\n",
+                set, i, int(p.batch), int(p.channels), int(p.multiplier), p.layout, p.dtype, p.outputs, p.threads);
         for (int d = 0; d < 3; ++d)
           fprintf(stderr, "  input %d kernel %d stride %d padding %d dilation %d output %d\n", int(p.input[d]),
                   int(p.kernel[d]), int(p.stride[d]), int(p.padding[d]), int(p.dilation[d]), int(p.output[d]));

@@ -11,7 +11,7 @@ from pathlib import Path
 __all__ = ["ABI", "Problem", "load", "pack_tensors", "select", "why_absent"]
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 1
+ABI = 2
 
 _SIZES = ctypes.c_int64 * 3
 
@@ -47,13 +47,22 @@ def library_path() -> Path:
     return Path(named) if named else Path(__file__).with_name("libconvgrad_native.so")
 
 
+def _why_not_built(path: Path) -> str:
+    """What the build said: it leaves a line where the library would be."""
+    try:
+        said = path.with_suffix(".txt").read_text(encoding="utf-8").strip()
+    except OSError:
+        return f"there is no {path}"
+    return f"{said} when convgrad was built"
+
+
 @functools.cache
 def _try_load() -> tuple[ctypes.CDLL | None, str]:
     path = library_path()
     if not path.exists():
         return None, (
-            "the compiled CPU kernels are not installed (no C++ compiler was found when convgrad was built); "
-            "install g++ or clang++ and run `pip install --no-binary convgrad --force-reinstall convgrad`"
+            f"the compiled CPU kernels are not installed ({_why_not_built(path)}); install g++ or clang++ and then "
+            "convgrad again (`pip install --force-reinstall --no-deps --no-cache-dir --no-binary convgrad convgrad`)"
         )
     try:
         library = ctypes.CDLL(str(path))

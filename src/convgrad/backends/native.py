@@ -20,6 +20,7 @@ __all__ = ["NativeBackend", "use_instruction_set"]
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _OUTPUTS: dict[Output, int] = {"forward": 1, "grad_input": 2, "grad_weight": 4, "grad_bias": 8}
+_TRANSPOSED_GRAD_BIAS = 16  # the bias of a transposed convolution is added to what the plain problem calls its input
 
 
 class NativeBackend(Backend):
@@ -31,6 +32,7 @@ class NativeBackend(Backend):
         ("grad_input", "grad_weight"),
         ("grad_input", "grad_weight", "grad_bias"),
         ("forward", "grad_weight"),
+        ("forward", "grad_weight", "grad_bias"),
     )
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
@@ -41,8 +43,6 @@ class NativeBackend(Backend):
             reasons.append("it computes depthwise convolutions only (in_channels == groups > 1)")
         if problem.dtype not in _DTYPES:
             reasons.append(f"it has no kernels for {problem.dtype}, only for float32, float64, bfloat16 and float16")
-        if "grad_bias" in outputs and problem.transposed:
-            reasons.append("it sums the bias gradient of plain convolutions only")
         if absent := library.why_absent():
             reasons.append(absent)
         return reasons
@@ -200,6 +200,8 @@ def _fill(problem: ConvProblem, outputs: tuple[Output, ...], threads: int) -> li
     filled.layout = int(problem.channels_last)
     filled.dtype = _DTYPES[problem.dtype]
     filled.outputs = sum(_OUTPUTS[output] for output in outputs)
+    if "grad_bias" in outputs and problem.transposed:
+        filled.outputs += _TRANSPOSED_GRAD_BIAS - _OUTPUTS["grad_bias"]
     filled.threads = threads
     return filled
 
@@ -207,7 +209,7 @@ def _fill(problem: ConvProblem, outputs: tuple[Output, ...], threads: int) -> li
 def _result(problem: ConvProblem, output: Output) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides."""
     if output == "grad_bias":
-        return (problem.out_channels,), (1,)
+        return (problem.shape_of(problem.bias_slot)[1],), (1,)
     slots: dict[str, Slot] = {"forward": "grad_output", "grad_input": "input", "grad_weight": "weight"}
     shape = problem.shape_of(slots[output])
     return shape, usual_strides(shape, problem.channels_last)

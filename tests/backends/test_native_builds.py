@@ -1,0 +1,114 @@
+"""The compiled CPU kernels as other compilers, processors and sanitizers see them: ``csrc/tests/driver.cpp``, which
+compares random problems with plain loops over integers."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CSRC = Path(__file__).parents[2] / "csrc"
+SOURCES = [str(CSRC / name) for name in ("variant.cpp", "dispatch.cpp", "tests/driver.cpp", "tests/threads.cpp")]
+WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi"]  # psabi: GCC remarks on vectors wider than the processor's
+PORTABLE = ["-fno-exceptions", "-fno-rtti", *WARNINGS]
+MEMORY = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+RACES = ["-O1", "-g", "-fsanitize=thread"]
+WIDE = "-DCONVGRAD_VECTOR_BYTES=64"  # the lanes of AVX-512, on a processor that need not have it
+V3 = "-march=x86-64-v3"
+
+
+def first_found(*names: str) -> str:
+    """The first of these programs that is installed; the test is skipped where none is."""
+    for name in names:
+        if found := shutil.which(name):
+            return found
+    pytest.skip(f"no {' or '.join(names)}")
+
+
+def run(*command: str) -> str:
+    """What a program prints; its complaint is the test's failure."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def build_driver(folder: Path, compiler: str, *flags: str) -> str:
+    """The program, for one instruction set."""
+    driver = str(folder / "driver")
+    run(compiler, "-std=c++17", *flags, "-DCONVGRAD_VARIANT=baseline", *SOURCES, "-pthread", "-o", driver)
+    return driver
+
+
+def skip_without_avx2(flags: list[str]) -> None:
+    cpu = Path("/proc/cpuinfo")
+    if V3 in flags and not (cpu.exists() and " avx2 " in cpu.read_text()):
+        pytest.skip("this processor has no AVX2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [[*MEMORY], [*MEMORY, V3], [*MEMORY, WIDE], [*MEMORY, V3, WIDE], [*MEMORY, V3, "-DCONVGRAD_VECTOR_BYTES=16"]],
+    ids=["16 bytes", "32 bytes", "64 bytes of 16", "64 bytes of 32", "16 bytes of 32"],
+)
+def test_memory_and_results_at_every_vector_width(tmp_path: Path, flags: list[str]) -> None:
+    compiler = first_found("g++", "clang++")
+    skip_without_avx2(flags)
+    assert "500 cases" in run(build_driver(tmp_path, compiler, *flags, *WARNINGS), "500")
+
+
+@pytest.mark.slow
+def test_threads_do_not_race(tmp_path: Path) -> None:
+    assert "300 cases" in run(build_driver(tmp_path, first_found("g++", "clang++"), *RACES, *WARNINGS), "300")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", [[], [V3]], ids=["baseline", "v3"])
+@pytest.mark.parametrize("names", [("clang++", *(f"clang++-{n}" for n in range(22, 12, -1))), ("g++-11",), ("g++-14",)])
+def test_other_compilers_agree(tmp_path: Path, names: tuple[str, ...], flags: list[str]) -> None:
+    compiler = first_found(*names)
+    skip_without_avx2(flags)
+    assert "500 cases" in run(build_driver(tmp_path, compiler, "-O3", *flags, *PORTABLE), "500")
+
+
+@pytest.mark.slow
+def test_aarch64(tmp_path: Path) -> None:
+    compiler, emulator = first_found("aarch64-linux-gnu-g++"), first_found("qemu-aarch64-static", "qemu-aarch64")
+    driver = build_driver(tmp_path, compiler, "-O3", "-static", *PORTABLE)
+    assert "300 cases" in run(emulator, driver, "300")
+
+
+def innermost_loops(object_file: Path) -> Iterator[tuple[str, list[str]]]:
+    """Name of the function and instructions of each loop that multiplies and adds, and holds no other loop."""
+    listing = run(first_found("objdump"), "-d", "-C", "--no-show-raw-insn", str(object_file))
+    for function in re.split(r"\n\n", listing):
+        name, *lines = function.strip().splitlines()
+        matches = (re.match(r"\s*([0-9a-f]+):\s+(.*)", line) for line in lines)
+        code = [(int(m[1], 16), m[2]) for m in matches if m]
+        jumps = [(at, re.match(r"j\w+ +([0-9a-f]+)", text)) for at, text in code]
+        loops = [(int(m[1], 16), at) for at, m in jumps if m and code[0][0] <= int(m[1], 16) <= at]
+        for first, last in loops:
+            if not any((first, last) != (a, b) and first <= a and b <= last for a, b in loops):
+                body = [text for at, text in code if first <= at <= last]
+                if any("fmadd" in text for text in body):
+                    yield name, body
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("march", "register"), [("x86-64-v4", "zmm"), ("x86-64-v3", "ymm")])
+def test_inner_loops_keep_their_sums_in_whole_registers(tmp_path: Path, march: str, register: str) -> None:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("not this processor's registers")
+    compiled = tmp_path / "variant.o"
+    flags = ["-std=c++17", "-O3", "-fPIC", f"-march={march}", "-DCONVGRAD_VARIANT=looked_at"]
+    run(first_found("g++"), *flags, "-c", SOURCES[0], "-o", str(compiled))
+    loops = [(name, body) for name, body in innermost_loops(compiled) if re.search(r"correlate<|accumulate<", name)]
+    assert len(loops) > 40
+    for name, body in loops:
+        assert all(register in text for text in body if "fmadd" in text), name
+        assert not [text for text in body if "mm" in text and re.search(r"%r[sb]p", text)], f"{name} spills"
