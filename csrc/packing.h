@@ -130,7 +130,7 @@ struct Packing {
   static void pack(T* to, const int64_t extent[3], S* from, const Tensor& x, const Block& b, const Range r[3],
                    bool channels_last, Borders zeros) {
     const Range w = {most(r[2].low, 0), least(r[2].high, x.size[2])};
-    S* lane[N];
+    S* lane[N] = {};
     if (channels_last)
       from += b.image * x.pixels() * x.width + b.channel * x.step + x.first;
     else
