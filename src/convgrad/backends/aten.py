@@ -17,9 +17,9 @@ from torch import Tensor
 from ..problem import ConvProblem, Output, Pass, effective_kernel
 from .base import Arithmetic, Backend
 from .padding import pad_input, padded, unpad_input
-from .strides import tidied
+from .strides import tidy
 
-__all__ = ["AtenBackend", "statable", "statable_arguments", "without_slack"]
+__all__ = ["AtenBackend", "reads_every_stride", "statable", "statable_arguments", "without_slack"]
 
 _backward: Any = torch.ops.aten.convolution_backward.default._op  # without a Python frame of its own
 _MASKS: dict[str, tuple[bool, bool, bool]] = {
@@ -97,7 +97,9 @@ class AtenBackend(Backend):
             return partial(_complex, self.bind(_real(problem), pass_))
         problem = without_slack(problem)
         call = _operator(problem) if pass_ == problem.bias_pass else _gradient(problem, pass_)
-        return tidied(call) if _reads_every_stride(problem) else call
+        if pass_ == "grad_weight" or not reads_every_stride(problem):
+            return call
+        return lambda a, b, *rest: call(a, tidy(b), *rest)
 
     def sweep(
         self,
@@ -119,15 +121,13 @@ class AtenBackend(Backend):
         if p is not problem:
             return partial(_padded_sweep, problem, p, arguments, n)
         channels = [p.shape_of(p.bias_slot)[1]]
-        if _reads_every_stride(problem):
-            both = (lambda g, x, w: (x, g, w)) if problem.transposed else (lambda g, x, w: (g, x, w))
-            return tidied(lambda g, x, w, workspace=None: _backward(*both(g, x, w), channels, *arguments)[:n])
+        tidied = tidy if reads_every_stride(problem) else _as_it_is
         if problem.transposed:  # PyTorch's grad_output is our slot input, its input our slot grad_output
             return lambda grad_output, input, weight, workspace=None: _backward(
-                input, grad_output, weight, channels, *arguments
+                input, grad_output, tidied(weight), channels, *arguments
             )[:n]
         return lambda grad_output, input, weight, workspace=None: _backward(
-            grad_output, input, weight, channels, *arguments
+            grad_output, input, tidied(weight), channels, *arguments
         )[:n]
 
     def _complex_sweep(
@@ -291,9 +291,16 @@ def without_slack(problem: ConvProblem) -> ConvProblem:
     return problem if tight == problem.padding else problem.replace(padding=tight)
 
 
-def _reads_every_stride(problem: ConvProblem) -> bool:
-    """Whether PyTorch's result may depend on strides of dimensions of size 1, which it should not."""
-    return problem.groups > 1 and problem.ndim > 1 and 1 in (*problem.weight_shape, *problem.output_shape)
+def reads_every_stride(problem: ConvProblem) -> bool:
+    """Whether PyTorch's result may depend on the weight's strides in dimensions of size 1, which it should not.
+
+    Those of the other operands do no harm: `tests/regressions/test_size_one_strides.py` tries them all.
+    """
+    return problem.groups > 1 and problem.ndim > 1 and 1 in problem.weight_shape
+
+
+def _as_it_is(weight: Tensor) -> Tensor:
+    return weight
 
 
 def _real(problem: ConvProblem) -> ConvProblem:

@@ -90,7 +90,7 @@ def transpose_arguments(
 _stock = BoundedCache()
 #: All other plain calls, by everything that validation and choice depend on.
 _calls = BoundedCache()
-_strided, _convolution = torch.strided, torch.convolution
+_strided, _convolution, _recording = torch.strided, torch.convolution, torch.is_grad_enabled
 
 
 def run(
@@ -120,23 +120,26 @@ def run(
         and forward_ad._current_level < 0
         and not any_autocast()
     )
-    if eager and not observers and not profiler_enabled():
+    quiet = eager and not observers and not profiler_enabled()
+    if quiet:
         try:
             dtype = input.dtype
             stock = _stock.get((complete, written, input.shape, weight.shape, dtype, asked()))
         except TypeError:  # a list among the arguments
             dtype = stock = None
-        if stock is not None:
+        if (
+            stock is not None
+            and weight.dtype is dtype
+            and (bias is None or bias.dtype is dtype)
+            and input.is_cpu
+            and weight.is_cpu
+            and input.layout is _strided
+            and weight.layout is _strided
+        ):
             moves = input.requires_grad
             if (
-                weight.requires_grad is moves
-                and weight.dtype is dtype
-                and (bias is None or (bias.requires_grad is moves and bias.dtype is dtype))
-                and input.is_cpu
-                and weight.is_cpu
-                and input.layout is _strided
-                and weight.layout is _strided
-            ):
+                weight.requires_grad is moves and (moves or bias is None or not bias.requires_grad)
+            ) or not _recording():
                 return _convolution(input, weight, bias, *stock)
     key = call = None
     eager = eager and jit_tracing() is None  # a trace must see torch operators
@@ -144,7 +147,7 @@ def run(
         key = _key(complete, input, weight, bias, written)
         call = None if key is None else _calls.get(key)
         if call is not None and call.flags == flags(input):
-            return _contract(call, input, weight, bias)
+            return _contract(call, input, weight, bias, quiet)
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return _not_tensors(name, input, weight, bias, written)
     if weight.dim() != d + 2:
@@ -157,9 +160,9 @@ def run(
         return ops.convolution(input, weight, bias, *arguments)
     if key is not None:
         _calls[key] = call
-        if call.is_stock():
+        if call.stock.any_strides:
             _stock[complete, written, input.shape, weight.shape, input.dtype, asked()] = arguments
-    return _contract(call, input, weight, bias)
+    return _contract(call, input, weight, bias, quiet)
 
 
 def _key(
@@ -190,11 +193,15 @@ def _key(
     return key
 
 
-def _contract(call: EagerCall, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if torch.is_grad_enabled() and (
-        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+def _contract(call: EagerCall, input: Tensor, weight: Tensor, bias: Tensor | None, quiet: bool) -> Tensor:
+    """By PyTorch's own operator, if nobody watches and that is the same; else by the plan, with our autograd."""
+    first, second = input.requires_grad, weight.requires_grad
+    if _recording() and (first or second or (bias is not None and bias.requires_grad)):
+        if quiet and first and second and call.stock.autograd:
+            return _convolution(input, weight, bias, *call.form.arguments)
         return apply(call, input, weight, bias)
+    if quiet and call.stock.forward:
+        return _convolution(input, weight, bias, *call.form.arguments)
     return call.below(input, weight, bias)
 
 

@@ -111,7 +111,7 @@ def eager_call(input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tu
     plan = getattr(contract, "__self__", None)
     if not isinstance(plan, Plan) or input.device.type == "meta":
         return None
-    return EagerCall(contract, Form(input.shape, weight.shape, arguments), plan.problem, input)
+    return EagerCall(contract, Form(input.shape, weight.shape, arguments), plan.problem, input, weight)
 
 
 def _plan_convolution(
