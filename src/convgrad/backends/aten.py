@@ -17,11 +17,12 @@ from torch import Tensor
 from ..problem import ConvProblem, Output, Pass, effective_kernel
 from .base import Arithmetic, Backend
 from .padding import pad_input, padded, unpad_input
-from .strides import tidy
+from .strides import tidy, usual_strides
 
-__all__ = ["AtenBackend", "reads_every_stride", "statable", "statable_arguments", "without_slack"]
+__all__ = ["AtenBackend", "aten_backward", "reads_every_stride", "statable", "statable_arguments", "without_slack"]
 
-_backward: Any = torch.ops.aten.convolution_backward.default._op  # without a Python frame of its own
+#: PyTorch's own backward, without a Python frame of its own.
+aten_backward: Any = torch.ops.aten.convolution_backward.default._op
 _MASKS: dict[str, tuple[bool, bool, bool]] = {
     "grad_input": (True, False, False),
     "grad_weight": (False, True, False),
@@ -123,10 +124,10 @@ class AtenBackend(Backend):
         channels = [p.shape_of(p.bias_slot)[1]]
         tidied = tidy if reads_every_stride(problem) else _as_it_is
         if problem.transposed:  # PyTorch's grad_output is our slot input, its input our slot grad_output
-            return lambda grad_output, input, weight, workspace=None: _backward(
+            return lambda grad_output, input, weight, workspace=None: aten_backward(
                 input, grad_output, tidied(weight), channels, *arguments
             )[:n]
-        return lambda grad_output, input, weight, workspace=None: _backward(
+        return lambda grad_output, input, weight, workspace=None: aten_backward(
             grad_output, input, tidied(weight), channels, *arguments
         )[:n]
 
@@ -216,15 +217,16 @@ def _gradient(problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
 
         def grad_weight(a: Tensor, b: Tensor, bias: object = None, workspace: object = None) -> Tensor:
             input = b if p is problem else pad_input(problem, b)
-            weight = _unread(p, p.weight_shape, a)
-            return _backward(a, input, weight, None, *arguments, _MASKS["grad_weight"])[1]
+            return aten_backward(a, input, a.new_empty_strided(*unread), None, *arguments, _MASKS["grad_weight"])[1]
 
+        unread = _unread(p, p.weight_shape)
         return grad_weight
 
     def grad_input(a: Tensor, b: Tensor, bias: object = None, workspace: object = None) -> Tensor:
-        grad = _backward(a, _unread(p, p.input_shape, a), b, None, *arguments, _MASKS["grad_input"])[0]
+        grad = aten_backward(a, a.new_empty_strided(*unread), b, None, *arguments, _MASKS["grad_input"])[0]
         return grad if p is problem else unpad_input(problem, grad)
 
+    unread = _unread(p, p.input_shape)
     return grad_input
 
 
@@ -232,17 +234,19 @@ def _transposed_gradient(problem: ConvProblem, pass_: Pass) -> Callable[..., Ten
     """PyTorch's names for a transposed problem: its grad_output is our slot input, its input our slot grad_output."""
     arguments = statable_arguments(problem)
     if pass_ == "forward":
-        return lambda a, b, bias=None, workspace=None: _backward(
-            a, _unread(problem, problem.output_shape, a), b, None, *arguments, _MASKS["grad_input"]
+        unread = _unread(problem, problem.output_shape)
+        return lambda a, b, bias=None, workspace=None: aten_backward(
+            a, a.new_empty_strided(*unread), b, None, *arguments, _MASKS["grad_input"]
         )[0]
-    return lambda a, b, bias=None, workspace=None: _backward(
-        b, a, _unread(problem, problem.weight_shape, a), None, *arguments, _MASKS["grad_weight"]
+    unread = _unread(problem, problem.weight_shape)
+    return lambda a, b, bias=None, workspace=None: aten_backward(
+        b, a, a.new_empty_strided(*unread), None, *arguments, _MASKS["grad_weight"]
     )[1]
 
 
-def _unread(problem: ConvProblem, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A tensor that ATen asks for its shape only; its memory is never touched, so no page of it is ever mapped."""
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=problem.memory_format)
+def _unread(problem: ConvProblem, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of a tensor that ATen asks for its shape only; its memory is never touched, nor mapped."""
+    return shape, usual_strides(shape, problem.channels_last)
 
 
 def _padded_sweep(
@@ -260,10 +264,10 @@ def _padded_sweep(
         padded_input = pad_input(problem, input)
         forward = torch.convolution(padded_input, weight, None, *arguments[:-1])
         masks = (False, True, False)
-        grad_weight = _backward(grad_output, padded_input, weight, None, *arguments[:-1], masks)[1]
+        grad_weight = aten_backward(grad_output, padded_input, weight, None, *arguments[:-1], masks)[1]
         grad_bias = input.sum((0, *range(2, problem.ndim + 2)))
         return (forward, grad_weight, grad_bias)[:n]
-    grads = _backward(grad_output, pad_input(problem, input), weight, [p.out_channels], *arguments)
+    grads = aten_backward(grad_output, pad_input(problem, input), weight, [p.out_channels], *arguments)
     return (unpad_input(problem, grads[0]), *grads[1:])[:n]
 
 

@@ -197,11 +197,11 @@ def convolution_backward(
     pads = paddings(padding, weight.shape, s, dil)
     if input.is_complex():
         input, weight = input.conj(), weight.conj()
-    rest = (s, pads, dil, transposed, integers(output_padding, d), groups, list(output_mask))
-    sizes = None if bias_sizes is None else list(bias_sizes)
+    arguments = (s, pads, dil, transposed, integers(output_padding, d), groups)
+    sizes = None if bias_sizes is None else tuple(bias_sizes)
     if is_eager(grad_output, input, weight) and not _moves(grad_output, input, weight):
-        return kernels.convolution_backward(grad_output, input, weight, sizes, *rest)
-    return ops.convolution_backward(grad_output, input, weight, sizes, *rest)
+        return kernels.gradients(grad_output, input, weight, sizes, arguments, tuple(output_mask))
+    return ops.convolution_backward(grad_output, input, weight, sizes, *arguments, output_mask)
 
 
 def _moves(*tensors: Tensor) -> bool:

@@ -98,6 +98,8 @@ apply: Callable[..., Any] = super(torch.autograd.Function, Contraction).apply  #
 def _needed(ctx: Any) -> tuple[bool, bool, bool]:
     """Which of (first, second, bias) the running backward pass needs: also right for ``autograd.grad(y, x)``."""
     _, first, second, bias = ctx.needs_input_grad
+    if first + second + bias == 1:  # else this would not run
+        return first, second, bias
     if functorch_active() or torch.compiler.is_compiling():
         return first, second, bias
     nodes = ctx.next_functions  # one for each tensor argument, in their order

@@ -10,11 +10,11 @@ from torch import Tensor
 from .._compat import channels_last_of
 from ..backends.aten import reads_every_stride, statable, without_slack
 from ..backends.strides import tidy
-from ..engine.plan import plan_for
+from ..engine.plan import Plan, plan_for
 from ..engine.request import active
 from ..problem import ConvProblem, Output, in_order
 
-__all__ = ["Stock", "stock"]
+__all__ = ["Stock", "stock", "stock_backward"]
 
 #: PyTorch's second derivatives of a convolution of groups take a number of kernel calls that grows with the groups.
 #: Up to here they are as fast as ours (0.55x to 1.0x of our time at 2 to 32 groups; 1.1x at 64, 2.3x at 256).
@@ -43,14 +43,33 @@ def stock(problem: ConvProblem, arguments: tuple[Any, ...], weight: Tensor) -> S
         weight: of the call; its strides count.
     """
     p = problem
-    if not p.dtype.is_floating_point or p.empty or len(arguments[1]) == 2 * p.ndim or statable(p) is not p:
+    if not _is_safe(p, arguments, weight):
         return Stock(False, False, False)
-    strides_count = reads_every_stride(p)
-    if without_slack(p) is not p or (strides_count and tidy(weight) is not weight):
-        return Stock(False, False, False)  # PyTorch's own call would corrupt memory, or be wrong
     forward = _all_aten(p, [(p.bias_pass,)], weight.device)
     autograd = forward and _autograd(p, weight.device)
-    return Stock(forward, autograd, autograd and not strides_count)
+    return Stock(forward, autograd, autograd and not reads_every_stride(p))
+
+
+def stock_backward(plan: Plan, arguments: tuple[Any, ...], weight: Tensor) -> bool:
+    """Whether PyTorch's own operator yields the gradients of a plan as they are.
+
+    Args:
+        arguments, weight: as of `stock`.
+    """
+    one_call = len(plan.steps) == 1 and plan.steps[0].backend.name == "aten"
+    return one_call and _is_safe(plan.problem, arguments, weight)
+
+
+def _is_safe(p: ConvProblem, arguments: tuple[Any, ...], weight: Tensor) -> bool:
+    """Whether PyTorch can state this problem, and neither corrupts memory nor is wrong."""
+    return (
+        p.dtype.is_floating_point
+        and not p.empty
+        and len(arguments[1]) != 2 * p.ndim
+        and statable(p) is p
+        and without_slack(p) is p
+        and not (reads_every_stride(p) and tidy(weight) is not weight)
+    )
 
 
 def _autograd(p: ConvProblem, device: torch.device) -> bool:
