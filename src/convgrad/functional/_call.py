@@ -86,7 +86,8 @@ def transpose_arguments(
 
 # ---- from a call to its operator -------------------------------------------------------------------
 
-#: Calls that PyTorch computes as they are: (complete, written, sizes, dtype, request) -> its arguments.
+#: Calls that PyTorch computes as they are, while nobody asks for a backend: (complete, written, sizes, dtype) -> its
+#: arguments.
 _stock = BoundedCache()
 #: All other plain calls, by everything that validation and choice depend on.
 _calls = BoundedCache()
@@ -121,10 +122,10 @@ def run(
         and not any_autocast()
     )
     quiet = eager and not observers and not profiler_enabled()
-    if quiet:
+    if quiet and asked() is None:
         try:
             dtype = input.dtype
-            stock = _stock.get((complete, written, input.shape, weight.shape, dtype, asked()))
+            stock = _stock.get((complete, written, input.shape, weight.shape, dtype))
         except TypeError:  # a list among the arguments
             dtype = stock = None
         if (
@@ -161,8 +162,13 @@ def run(
     if key is not None:
         _calls[key] = call
         if call.stock.any_strides:
-            _stock[complete, written, input.shape, weight.shape, input.dtype, asked()] = arguments
+            _stock[complete, written, input.shape, weight.shape, input.dtype] = tuple(map(_short, arguments))
     return _contract(call, input, weight, bias, quiet)
+
+
+def _short(argument: Any) -> Any:
+    """One integer for all dimensions where they agree, which PyTorch reads faster."""
+    return argument[:1] if isinstance(argument, tuple) and len({*argument}) == 1 else argument
 
 
 def _key(
