@@ -13,20 +13,21 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .. import ops
 from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, jit_tracing, profiler_enabled
 from ..engine.cache import BoundedCache
 from ..engine.observe import observers
 from ..engine.request import asked
 from ..errors import ShapeError
 from ..ops import kernels
+from ..ops.asked import operator
 from ..ops.autograd import apply
 from ..ops.eager import EagerCall
 from ..settings import device_flags
 from ..settings import key as flags
 from ..shapes import check_rank
+from ..validation import refuse_nested
 
-__all__ = ["Ints", "conv_arguments", "integers", "paddings", "run", "transpose_arguments"]
+__all__ = ["Ints", "conv_arguments", "integers", "paddings", "public_functions", "run", "transpose_arguments"]
 
 Ints = int | Sequence[int]
 
@@ -91,6 +92,8 @@ def transpose_arguments(
 _stock = BoundedCache()
 #: All other plain calls, by everything that validation and choice depend on.
 _calls = BoundedCache()
+#: The functions that people call, by name; each file of them adds its own.
+public_functions: dict[str, Callable[..., Tensor]] = {}
 _strided, _convolution, _recording = torch.strided, torch.convolution, torch.is_grad_enabled
 
 
@@ -126,7 +129,7 @@ def run(
         try:
             dtype = input.dtype
             stock = _stock.get((complete, written, input.shape, weight.shape, dtype))
-        except TypeError:  # a list among the arguments
+        except (TypeError, RuntimeError):  # a list among the arguments, a tensor without sizes
             dtype = stock = None
         if (
             stock is not None
@@ -151,6 +154,7 @@ def run(
             return _contract(call, input, weight, bias, quiet)
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return _not_tensors(name, input, weight, bias, written)
+    refuse_nested(input, weight, bias)
     if weight.dim() != d + 2:
         _refuse_rank(d, input, weight)
     if input.dim() != d + 2:
@@ -158,7 +162,7 @@ def run(
     arguments = complete(d, weight.shape, *written)
     call = kernels.eager_call(input, weight, bias, arguments) if eager else None
     if call is None:
-        return ops.convolution(input, weight, bias, *arguments)
+        return operator("convolution")(input, weight, bias, *arguments)
     if key is not None:
         _calls[key] = call
         if call.stock.any_strides:
@@ -215,9 +219,7 @@ def _not_tensors(name: str, input: object, weight: object, bias: object, written
     """What is no tensor may stand for one (a proxy of torch.fx, say); anything else is refused as PyTorch does."""
     operands = {"input": input, "weight": weight, "bias": bias}
     if has_torch_function(tuple(operands.values())):
-        from . import _names
-
-        public = getattr(_names, name, None)
+        public = public_functions.get(name)
         if public is not None:
             return handle_torch_function(public, tuple(operands.values()), input, weight, bias, *written)
     for position, (argument, value) in enumerate(operands.items(), start=1):
