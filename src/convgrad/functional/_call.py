@@ -90,6 +90,7 @@ def transpose_arguments(
 #: Calls that PyTorch computes as they are, while nobody asks for a backend: (complete, written, sizes, dtype) -> its
 #: arguments.
 _stock = BoundedCache()
+_stock_of = _stock.get
 #: All other plain calls, by everything that validation and choice depend on.
 _calls = BoundedCache()
 #: The functions that people call, by name; each file of them adds its own.
@@ -128,7 +129,7 @@ def run(
     if quiet and asked() is None:
         try:
             dtype = input.dtype
-            stock = _stock.get((complete, written, input.shape, weight.shape, dtype))
+            stock = _stock_of((complete, written, input.shape, weight.shape, dtype))
         except (TypeError, RuntimeError):  # a list among the arguments, a tensor without sizes
             dtype = stock = None
         if (
