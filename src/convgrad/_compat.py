@@ -26,6 +26,7 @@ __all__ = [
     "is_traced",
     "jit_tracing",
     "profiler_enabled",
+    "record",
     "single_level",
     "suggests_channels_last",
     "will_execute",
@@ -96,6 +97,8 @@ after_autograd = _C._after_autograd_keyset
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = _C._len_torch_function_stack
 any_autocast: Callable[[], bool] = getattr(_C, "_is_any_autocast_enabled", torch.is_autocast_enabled)
+#: ``torch.set_grad_enabled`` without a block of its own: whether operators are recorded for autograd.
+record: Callable[[bool], None] = _C._set_grad_enabled
 jit_tracing: Callable[[], Any] = _C._get_tracing_state
 
 

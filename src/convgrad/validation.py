@@ -13,7 +13,7 @@ from torch import Tensor
 from .errors import DtypeError, UnsupportedError
 from .shapes import Geometry, Shape, check_rank, convolution_shape, given, require
 
-__all__ = ["check_backward", "check_grad_input", "check_grad_weight", "check_operands"]
+__all__ = ["check_backward", "check_grad_input", "check_grad_weight", "check_operands", "refuse_nested"]
 
 
 def check_backward(
@@ -111,4 +111,17 @@ def check_operands(first: tuple[str, Tensor], *others: tuple[str, Tensor | None]
                 f"but found {name} on {tensor.device} and {label} on {t.device}"
             ),
             DtypeError,
+        )
+
+
+def refuse_nested(*tensors: object) -> None:
+    """Refuse nested tensors that have no shape to look at; jagged ones are guests, and PyTorch answers for them.
+
+    Raises:
+        UnsupportedError: one of them is nested.
+    """
+    if any(isinstance(t, Tensor) and t.is_nested and t.layout is torch.strided for t in tensors):
+        raise UnsupportedError(
+            "a convolution of a nested tensor: only dense ones are computed here; "
+            "torch.nested.to_padded_tensor(x, 0.0) makes it dense"
         )

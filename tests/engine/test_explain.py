@@ -178,3 +178,27 @@ def test_data_and_notebook() -> None:
     assert data["rows"][0]["output"] == "grad_input"
     assert data["limit"]["bound"] == "memory"
     assert "<table>" in e._repr_html_()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here, and answers for itself")
+def test_a_described_gpu_has_the_libraries_of_its_own_build() -> None:
+    text = "g96mb8ic96ih56oc96kh7ph3 bfloat16"
+
+    def reasons(text: str, device: str, backend: str) -> dict[str, str]:
+        e = explain(text, device=device)
+        return {r.output: "; ".join(r.reasons) for r in e.rows if r.backend == backend}
+
+    for device in ("h100", "mi300x"):
+        for backend in ("aten:cudnn", "aten:miopen"):
+            assert not any("this PyTorch" in why for why in reasons(text, device, backend).values())
+    last = reasons(f"{text} channels_last", "h100", "aten:cudnn")
+    assert set(last.values()) == {"usable, expected to be slower"}
+    assert "picks CudaDepthwise2d" in reasons(text, "h100", "aten:cudnn")["grad_weight"]
+    assert reasons(text, "h100", "aten:miopen")["forward"] == "PyTorch has no MIOpen on h100"
+    assert reasons(text, "mi300x", "aten:cudnn")["forward"] == "PyTorch has no cuDNN on mi300x"
+
+
+@pytest.mark.parametrize("word", ["bfloat16", "channels_last"])
+def test_what_belongs_to_the_problem_is_no_machine(word: str) -> None:
+    with pytest.raises(ValueError, match=f"'{word}' belongs to the problem"):
+        explain("g96mb8ic96ih56oc96kh7ph3", device=f"h100 {word}")

@@ -32,7 +32,7 @@ def forward(p: ConvProblem = P) -> None:
 def test_each_call_is_noted_in_order() -> None:
     with trace() as t, use_backend("reference"):
         forward()
-        plan_for(P, ("grad_weight",), torch.device("cpu")).gradients(slots())
+        plan_for(P, ("grad_weight",), torch.device("cpu")).gradients(**slots())
     assert [(r.call, r.outputs, r.backend, r.layout) for r in t] == [
         (0, "forward", "reference", "contiguous"),
         (1, "grad_weight", "reference", "contiguous"),
@@ -43,7 +43,7 @@ def test_each_call_is_noted_in_order() -> None:
 
 def test_a_sweep_is_one_call() -> None:
     with trace() as t, use_backend("aten"):
-        plan_for(P, ("grad_input", "grad_weight"), torch.device("cpu")).gradients(slots())
+        plan_for(P, ("grad_input", "grad_weight"), torch.device("cpu")).gradients(**slots())
     assert [r.outputs for r in t] == ["grad_input+grad_weight"]
 
 

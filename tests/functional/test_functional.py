@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.testing._internal.common_methods_invocations import op_db
 
 import convgrad
@@ -214,3 +216,26 @@ def test_the_short_way_notices_what_changes() -> None:
     with convgrad.use_backend("reference"), convgrad.trace() as t:
         convgrad.conv2d(x, w)
     assert [r.backend for r in t.records] == ["reference"]
+
+
+NESTED: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "conv2d": convgrad.conv2d,
+    "weight": lambda x, w: convgrad.conv2d(torch.ones(1, 3, 5, 5), x),
+    "bias": lambda x, w: convgrad.conv2d(torch.ones(1, 3, 5, 5), w, x),
+    "convolution": convgrad.convolution,
+    "grad_input": lambda x, w: convgrad.grad_input((2, 3, 5, 5), w, x),
+    "grad_weight": lambda x, w: convgrad.grad_weight(x, w.shape, x),
+    "backward": lambda x, w: convgrad.convolution_backward(x, x, w),
+    "operator": lambda x, w: torch.ops.convgrad.convolution(x, w, None, [1], [0], [1], False, [0], 1),
+    "module": lambda x, w: convgrad.nn.Conv2d(3, 4, 3)(x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize("way", NESTED)
+def test_nested_tensors_are_refused_in_words(way: str) -> None:
+    x = torch.nested.nested_tensor([torch.ones(3, 5, 5), torch.ones(3, 5, 6)])
+    with pytest.raises(convgrad.errors.UnsupportedError, match="to_padded_tensor"):
+        NESTED[way](x, torch.ones(4, 3, 3, 3))
+    padded = torch.nested.to_padded_tensor(x, 0.0)
+    assert convgrad.conv2d(padded, torch.ones(4, 3, 3, 3)).shape == (2, 4, 3, 4)

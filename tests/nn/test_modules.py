@@ -60,3 +60,21 @@ def test_copies_and_pickles() -> None:
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert other.backend == "im2col"
         torch.testing.assert_close(other(x), layer(x))
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_scripting_is_refused_in_words(wrapped: bool) -> None:
+    net = torch.nn.Sequential(torch.nn.ReLU(), convgrad.nn.ConvTranspose1d(2, 2, 3))
+    with pytest.raises(convgrad.errors.UnsupportedError, match=r"takeover\(\)"):
+        torch.jit.script(net if wrapped else net[1])
+    assert type(net[1]) is convgrad.nn.ConvTranspose1d
+    assert net(torch.zeros(1, 2, 4)).shape == (1, 2, 6)
+
+
+def test_a_scripted_torch_model_runs_in_takeover() -> None:
+    scripted = torch.jit.script(torch.nn.Conv2d(4, 4, 3, groups=4))
+    x = torch.randn(1, 4, 8, 8)
+    want = scripted(x)
+    with convgrad.takeover(), convgrad.use_backend("reference"), convgrad.trace() as seen:
+        torch.testing.assert_close(scripted(x), want)
+    assert [r.backend for r in seen] == ["reference"]

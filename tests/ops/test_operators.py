@@ -303,3 +303,32 @@ def test_export() -> None:
     program = torch.export.export(net, (x,), dynamic_shapes={"x": {0: torch.export.Dim("n", min=1, max=64)}})
     other = torch.randn(5, 3, 8, 8)
     torch.testing.assert_close(program.module()(other), net(other))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_use_backend_inside_a_compiled_function(fullgraph: bool) -> None:
+    """The graph carries each request, its backward too; nothing of it is left when the function has run."""
+
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with convgrad.use_backend("im2col"):
+            y = convgrad.conv2d(x, w)
+            with convgrad.use_backend(forward="reference"):
+                z = convgrad.conv2d(y, w)
+            return convgrad.grad_input(z.shape, w, convgrad.conv2d(z, w)).sum()
+
+    torch._dynamo.reset()
+    x, w = torch.randn(1, 4, 9, 9, requires_grad=True), torch.randn(4, 4, 3, 3)
+    compiled = torch.compile(function, backend="aot_eager", fullgraph=fullgraph)
+    for _ in range(2):
+        with convgrad.trace() as seen:
+            loss = compiled(x, w)
+            (got,) = torch.autograd.grad(loss, x)
+        forward = [(r.outputs, r.backend) for r in seen][:4]
+        kinds = ["im2col", "reference", "im2col", "im2col"]
+        assert forward == list(zip(["forward"] * 3 + ["grad_input"], kinds, strict=True))
+        assert [r.backend for r in seen][4:].count("im2col") >= 3
+        (want,) = torch.autograd.grad(function(x, w), x)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    with convgrad.trace() as seen:
+        convgrad.conv2d(x, w)
+    assert [r.backend for r in seen] == ["aten"]

@@ -6,6 +6,8 @@ has an odd stride in a dimension of size 1. Found by the check's aspect "layouts
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -29,3 +31,37 @@ def test_a_channels_last_weight_of_groups(backend: str, kernel: tuple[int, ...])
     assert torch.equal(odd, weight)
     with convgrad.use_backend(backend):
         assert torch.equal(conv(input.contiguous(memory_format=layout), odd, groups=2), expected)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("d", [2, 3])
+def test_pytorch_reads_such_strides_of_a_weight_only(d: int, transposed: bool) -> None:
+    """What `reads_every_stride` rests on: odd strides of the other operands never change what PyTorch returns."""
+    last = {2: torch.channels_last, 3: torch.channels_last_3d}[d]
+    generator = torch.Generator().manual_seed(0)
+    kernels = [(1,) * d, (3,) * d, (1, 2, 1)[:d], (2, 1, 1)[:d]]
+    choices = product((1, 2), (1, 3), kernels, (1, 2), (1, 3), (False, True), (False, True), (False, True))
+    for batch, size, kernel, per_in, per_out, *layouts in choices:
+        if size < max(kernel):
+            continue
+        groups = 2
+        shape = (per_in * groups, per_out, *kernel) if transposed else (per_out * groups, per_in, *kernel)
+        x, w = (
+            torch.randint(-3, 4, s, generator=generator).float() for s in ((batch, per_in * groups, *[size] * d), shape)
+        )
+        rest = ([1] * d, [0] * d, [1] * d, transposed, [0] * d, groups)
+        go = torch.randint(-3, 4, torch.convolution(x, w, None, *rest).shape, generator=generator).float()
+        x, w, go = (
+            t.contiguous(memory_format=last) if turn else t for t, turn in zip((x, w, go), layouts, strict=True)
+        )
+        every = [True, True, True]
+        doubles = (t.double().contiguous() for t in (go, x, w))
+        want = torch.ops.aten.convolution_backward(*doubles, [per_out * groups], *rest, every)
+        for a, b in ((_odd(go), x), (go, _odd(x)), (_odd(go), _odd(x))):
+            got = torch.ops.aten.convolution_backward(a, b, w, [per_out * groups], *rest, every)
+            assert all(torch.equal(one.double(), two) for one, two in zip(got, want, strict=True))
+        assert torch.equal(torch.convolution(_odd(x), w, None, *rest), torch.convolution(x, w, None, *rest))
+
+
+def _odd(t: torch.Tensor) -> torch.Tensor:
+    return t.as_strided(t.shape, [123 if n == 1 else s for n, s in zip(t.shape, t.stride(), strict=True)])

@@ -17,11 +17,12 @@ from torch import Tensor
 from ..problem import ConvProblem, Output, Pass, effective_kernel
 from .base import Arithmetic, Backend
 from .padding import pad_input, padded, unpad_input
-from .strides import tidied
+from .strides import tidy, usual_strides
 
-__all__ = ["AtenBackend", "statable", "statable_arguments", "without_slack"]
+__all__ = ["AtenBackend", "aten_backward", "reads_every_stride", "statable", "statable_arguments", "without_slack"]
 
-_backward: Any = torch.ops.aten.convolution_backward.default._op  # without a Python frame of its own
+#: PyTorch's own backward, without a Python frame of its own.
+aten_backward: Any = torch.ops.aten.convolution_backward.default._op
 _MASKS: dict[str, tuple[bool, bool, bool]] = {
     "grad_input": (True, False, False),
     "grad_weight": (False, True, False),
@@ -97,7 +98,9 @@ class AtenBackend(Backend):
             return partial(_complex, self.bind(_real(problem), pass_))
         problem = without_slack(problem)
         call = _operator(problem) if pass_ == problem.bias_pass else _gradient(problem, pass_)
-        return tidied(call) if _reads_every_stride(problem) else call
+        if pass_ == "grad_weight" or not reads_every_stride(problem):
+            return call
+        return lambda a, b, *rest: call(a, tidy(b), *rest)
 
     def sweep(
         self,
@@ -119,15 +122,13 @@ class AtenBackend(Backend):
         if p is not problem:
             return partial(_padded_sweep, problem, p, arguments, n)
         channels = [p.shape_of(p.bias_slot)[1]]
-        if _reads_every_stride(problem):
-            both = (lambda g, x, w: (x, g, w)) if problem.transposed else (lambda g, x, w: (g, x, w))
-            return tidied(lambda g, x, w, workspace=None: _backward(*both(g, x, w), channels, *arguments)[:n])
+        tidied = tidy if reads_every_stride(problem) else _as_it_is
         if problem.transposed:  # PyTorch's grad_output is our slot input, its input our slot grad_output
-            return lambda grad_output, input, weight, workspace=None: _backward(
-                input, grad_output, weight, channels, *arguments
+            return lambda grad_output, input, weight, workspace=None: aten_backward(
+                input, grad_output, tidied(weight), channels, *arguments
             )[:n]
-        return lambda grad_output, input, weight, workspace=None: _backward(
-            grad_output, input, weight, channels, *arguments
+        return lambda grad_output, input, weight, workspace=None: aten_backward(
+            grad_output, input, tidied(weight), channels, *arguments
         )[:n]
 
     def _complex_sweep(
@@ -216,15 +217,16 @@ def _gradient(problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
 
         def grad_weight(a: Tensor, b: Tensor, bias: object = None, workspace: object = None) -> Tensor:
             input = b if p is problem else pad_input(problem, b)
-            weight = _unread(p, p.weight_shape, a)
-            return _backward(a, input, weight, None, *arguments, _MASKS["grad_weight"])[1]
+            return aten_backward(a, input, a.new_empty_strided(*unread), None, *arguments, _MASKS["grad_weight"])[1]
 
+        unread = _unread(p, p.weight_shape)
         return grad_weight
 
     def grad_input(a: Tensor, b: Tensor, bias: object = None, workspace: object = None) -> Tensor:
-        grad = _backward(a, _unread(p, p.input_shape, a), b, None, *arguments, _MASKS["grad_input"])[0]
+        grad = aten_backward(a, a.new_empty_strided(*unread), b, None, *arguments, _MASKS["grad_input"])[0]
         return grad if p is problem else unpad_input(problem, grad)
 
+    unread = _unread(p, p.input_shape)
     return grad_input
 
 
@@ -232,17 +234,19 @@ def _transposed_gradient(problem: ConvProblem, pass_: Pass) -> Callable[..., Ten
     """PyTorch's names for a transposed problem: its grad_output is our slot input, its input our slot grad_output."""
     arguments = statable_arguments(problem)
     if pass_ == "forward":
-        return lambda a, b, bias=None, workspace=None: _backward(
-            a, _unread(problem, problem.output_shape, a), b, None, *arguments, _MASKS["grad_input"]
+        unread = _unread(problem, problem.output_shape)
+        return lambda a, b, bias=None, workspace=None: aten_backward(
+            a, a.new_empty_strided(*unread), b, None, *arguments, _MASKS["grad_input"]
         )[0]
-    return lambda a, b, bias=None, workspace=None: _backward(
-        b, a, _unread(problem, problem.weight_shape, a), None, *arguments, _MASKS["grad_weight"]
+    unread = _unread(problem, problem.weight_shape)
+    return lambda a, b, bias=None, workspace=None: aten_backward(
+        b, a, a.new_empty_strided(*unread), None, *arguments, _MASKS["grad_weight"]
     )[1]
 
 
-def _unread(problem: ConvProblem, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """A tensor that ATen asks for its shape only; its memory is never touched, so no page of it is ever mapped."""
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=problem.memory_format)
+def _unread(problem: ConvProblem, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of a tensor that ATen asks for its shape only; its memory is never touched, nor mapped."""
+    return shape, usual_strides(shape, problem.channels_last)
 
 
 def _padded_sweep(
@@ -260,10 +264,10 @@ def _padded_sweep(
         padded_input = pad_input(problem, input)
         forward = torch.convolution(padded_input, weight, None, *arguments[:-1])
         masks = (False, True, False)
-        grad_weight = _backward(grad_output, padded_input, weight, None, *arguments[:-1], masks)[1]
+        grad_weight = aten_backward(grad_output, padded_input, weight, None, *arguments[:-1], masks)[1]
         grad_bias = input.sum((0, *range(2, problem.ndim + 2)))
         return (forward, grad_weight, grad_bias)[:n]
-    grads = _backward(grad_output, pad_input(problem, input), weight, [p.out_channels], *arguments)
+    grads = aten_backward(grad_output, pad_input(problem, input), weight, [p.out_channels], *arguments)
     return (unpad_input(problem, grads[0]), *grads[1:])[:n]
 
 
@@ -291,9 +295,16 @@ def without_slack(problem: ConvProblem) -> ConvProblem:
     return problem if tight == problem.padding else problem.replace(padding=tight)
 
 
-def _reads_every_stride(problem: ConvProblem) -> bool:
-    """Whether PyTorch's result may depend on strides of dimensions of size 1, which it should not."""
-    return problem.groups > 1 and problem.ndim > 1 and 1 in (*problem.weight_shape, *problem.output_shape)
+def reads_every_stride(problem: ConvProblem) -> bool:
+    """Whether PyTorch's result may depend on the weight's strides in dimensions of size 1, which it should not.
+
+    Those of the other operands do no harm: `tests/regressions/test_size_one_strides.py` tries them all.
+    """
+    return problem.groups > 1 and problem.ndim > 1 and 1 in problem.weight_shape
+
+
+def _as_it_is(weight: Tensor) -> Tensor:
+    return weight
 
 
 def _real(problem: ConvProblem) -> ConvProblem:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._compat import suggests_channels_last
 
-__all__ = ["tidied", "tidy", "usual_strides"]
+__all__ = ["tidy", "usual_strides"]
 
 
 def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
@@ -56,8 +56,3 @@ def _tidy(t: Tensor) -> Tensor:
     if t.stride() == usual or not t.is_contiguous(memory_format=layout):
         return t
     return t.as_strided(t.shape, usual)
-
-
-def tidied(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of tensors that sees only ordinary strides."""
-    return lambda *args: call(*(tidy(a) if isinstance(a, Tensor) else a for a in args))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from .. import settings
+from ..backends.base import Backend
 from ..pipeline import Machine, Walk, kernel_of, walk
 from ..pipeline.select import DeviceLike, machine_of
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
@@ -17,30 +18,12 @@ from .choice import choose
 from .limits import Limits, limits_of
 from .registry import backends, reasons_against
 from .request import active
+from .row import Row
+from .speed import require_here, times
 
 __all__ = ["Explanation", "Row", "explain_problem", "machine_for"]
 
 _HEAD = ("output", "backend", "", "runs", "layout", "workspace", "time", "of the limit", "reason")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One backend's answer for one output.
-
-    Args:
-        runs: what runs inside: ATen's own backend and function, and oneDNN's primitive where it was measured.
-        workspace: bytes of scratch memory that the engine gives it.
-        seconds: measured time of one call; None where nothing was measured.
-    """
-
-    output: Output
-    backend: str
-    chosen: bool
-    reasons: tuple[str, ...]
-    layout: str
-    workspace: int
-    runs: str = ""
-    seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -186,27 +169,22 @@ def explain_problem(
         ValueError: a device description that cannot be read, or ``measure`` for a machine that is not here.
     """
     machine = machine_for(device)
-    place = torch.device(machine.device_type)
     asked = in_order(outputs or OUTPUTS)
     forward = in_order([o for o in asked if o == problem.bias_pass])
     backward = in_order([o for o in asked if o != problem.bias_pass])
     rows: list[Row] = []
     inside = _inside_aten(problem, machine)
     for together in (forward, backward):
-        rows += _rows(problem, together, place, inside)
+        rows += _rows(problem, together, machine, inside)
     if measure:
-        from .speed import require_here, times
-
         require_here(machine)
-        rows = times(problem, rows, place)
+        rows = times(problem, rows, torch.device(machine.device_type))
     return Explanation(problem, machine, tuple(rows), limits_of(machine, problem.dtype, measured=measure))
 
 
-def _rows(
-    problem: ConvProblem, together: tuple[Output, ...], place: torch.device, inside: dict[Output, str]
-) -> list[Row]:
+def _rows(problem: ConvProblem, together: tuple[Output, ...], machine: Machine, inside: dict[Output, str]) -> list[Row]:
     """Every backend's answer for the outputs of one call."""
-    flags = settings.current()
+    place, flags = torch.device(machine.device_type), settings.current()
     steps = () if problem.empty else choose(problem, together, place, flags, active())
     step_of = {o: s for s in steps for o in s.outputs}
     rows: list[Row] = []
@@ -221,6 +199,7 @@ def _rows(
             if output == "grad_bias" and not chosen:
                 continue
             against = [] if output == "grad_bias" else reasons_against(backend, problem, (output,), place, flags)
+            against = _there(backend, output, machine, against, inside)
             why = [step.reason] if chosen else against or ["usable, expected to be slower"]
             space = backend.workspace(problem, step.outputs if chosen else (output,)) if chosen or not against else 0
             layout = "as they lie" if "strided" in backend.layouts else _layout_name(problem)
@@ -229,6 +208,26 @@ def _rows(
     # The chosen one first: it is what most people look for.
     order = {output: i for i, output in enumerate(together)}
     return sorted(rows, key=lambda r: (order[r.output], not r.chosen))
+
+
+def _there(
+    backend: Backend, output: Output, machine: Machine, against: list[str], inside: dict[Output, str]
+) -> list[str]:
+    """The reasons against a GPU library as they hold on a machine that is not here, with another build of PyTorch."""
+    library = getattr(backend, "library", None)
+    if library is None or machine.device_type != "cuda" or torch.cuda.is_available() or output == "grad_bias":
+        return against
+    if (library == "MIOpen") != machine.miopen or (library == "cuDNN" and machine.cudnn is None):
+        return [f"PyTorch has no {library} on {machine.label or 'this machine'}"]
+    of_this_build = backend.absent(torch.device("cuda"))  # pyright: ignore[reportAttributeAccessIssue]
+    against = [reason for reason in against if reason not in of_this_build]
+    picked = inside.get(output, "").split(" ")[0]
+    if output == "grad_weight" and not picked.lower().startswith(library.lower()):
+        against.append(
+            f"{library}'s gradient of the weight is reached only through convolution_backward, "
+            f"which picks {picked} for this problem on this machine"
+        )
+    return against
 
 
 def _inside_aten(problem: ConvProblem, machine: Machine) -> dict[Output, str]:
@@ -251,8 +250,3 @@ def _inside_aten(problem: ConvProblem, machine: Machine) -> dict[Output, str]:
 
 def _layout_name(problem: ConvProblem) -> str:
     return "channels_last" if problem.channels_last else "contiguous"
-
-
-def with_seconds(row: Row, seconds: float, kernel: str = "") -> Row:
-    """The same row with a measured time, and oneDNN's name of what ran."""
-    return replace(row, seconds=seconds, runs=f"{row.runs}: {kernel}" if kernel else row.runs)

@@ -35,7 +35,7 @@ class Plan:
         steps: the calls of backends, each with its reason. A ``grad_bias`` that no step yields is a sum.
     """
 
-    __slots__ = ("_bound", "_first", "_whole", "device", "outputs", "problem", "steps")
+    __slots__ = ("_bound", "_first", "_places", "_program", "_whole", "device", "outputs", "problem", "steps")
 
     def __init__(
         self,
@@ -52,6 +52,13 @@ class Plan:
         self._first = self._bound[0] if self._bound else None
         #: One sweep yields everything.
         self._whole = len(self.steps) == 1 and self.steps[0].outputs == outputs and len(outputs) > 1
+        #: For each step: which slots it reads, and where among the outputs its results belong.
+        self._program = [(_slots_of(step), tuple([outputs.index(o) for o in step.outputs])) for step in self.steps]
+        #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are.
+        self._places = [
+            next((outputs.index(o) for o in names if o in outputs), None)
+            for names in (("forward", "grad_input"), ("grad_weight",), ("grad_bias",))
+        ]
 
     def contract(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         """Run a plan of a single pass.
@@ -69,42 +76,49 @@ class Plan:
             return _empty_result(self.problem, self.outputs[0], a, bias)
         return self._observed(0, (a, b), (a, b, bias))
 
-    def all(self, grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        """Run a plan of several outputs on all three slots; the results in the order of ``outputs``."""
-        if self._whole and not observers and not profiler_enabled():
-            return self._bound[0](grad_output, input, weight)
-        results = self.gradients({"grad_output": grad_output, "input": input, "weight": weight})
-        return tuple(results[o] for o in self.outputs)
-
-    def gradients(self, slots: dict[Slot, Tensor]) -> dict[Output, Tensor]:
-        """Run a plan of any outputs.
+    def all(self, grad_output: Tensor | None, input: Tensor | None, weight: Tensor | None) -> tuple[Tensor, ...]:
+        """Run a plan of any outputs on the three slots; the results in the order of ``outputs``.
 
         Args:
-            slots: the tensors that fill the slots; one that no step reads may be missing.
+            grad_output, input, weight: the slots; one that no step reads may be None.
         """
-        results: dict[Output, Tensor] = {}
-        for i, step in enumerate(self.steps):
-            passes = passes_of(step.outputs)
-            names: tuple[Slot, ...] = OPERANDS[passes[0]] if len(passes) == 1 else ("grad_output", "input", "weight")
-            operands = tuple(slots[n] for n in names)
-            if observers or profiler_enabled():
-                result = self._observed(i, operands, operands)
+        slots = (grad_output, input, weight)
+        watched = observers or profiler_enabled()
+        if self._whole and not watched:
+            return self._bound[0](*slots)
+        results: list[Any] = [None] * len(self.outputs)
+        for i, (reads, places) in enumerate(self._program):
+            operands: Any = tuple([slots[r] for r in reads])
+            result = self._observed(i, operands, operands) if watched else self._bound[i](*operands)
+            if len(places) == 1:
+                results[places[0]] = result
             else:
-                result = self._bound[i](*operands)
-            results.update(zip(step.outputs, (result,) if len(step.outputs) == 1 else result, strict=True))
-        for output in self.outputs:
-            if output not in results:
-                results[output] = self._rest(output, slots)
-        return results
+                for place, one in zip(places, result, strict=True):
+                    results[place] = one
+        for i, result in enumerate(results):
+            if result is None:
+                results[i] = self._rest(self.outputs[i], slots)
+        return tuple(results)
 
-    def _rest(self, output: Output, slots: dict[Slot, Tensor]) -> Tensor:
+    def gradients(self, grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
+        """Run a plan of gradients, in PyTorch's words: (grad_input, grad_weight, grad_bias), None where not asked for.
+
+        Of a transposed problem PyTorch's grad_output is the slot input, and its input the slot grad_output.
+        """
+        both = (input, grad_output) if self.problem.transposed else (grad_output, input)
+        found = self.all(*both, weight)
+        return tuple([None if place is None else found[place] for place in self._places])
+
+    def _rest(self, output: Output, slots: tuple[Tensor | None, ...]) -> Tensor:
+        """What no step yields: the sum that a grad_bias is, or the result of an empty contraction."""
         p = self.problem
-        if output == "grad_bias":
-            tensor = slots[p.bias_slot]
-            if tensor.shape[1] != 0:
-                return tensor.sum((0, *range(2, p.ndim + 2)))
-            return tensor.new_zeros(p.shape_of(p.bias_slot)[1])
-        return _empty_result(p, output, next(iter(slots.values())), None)
+        if output != "grad_bias":
+            return _empty_result(p, output, next(t for t in slots if t is not None), None)
+        tensor = slots[_SLOTS.index(p.bias_slot)]
+        assert tensor is not None
+        if tensor.shape[1] != 0:
+            return tensor.sum((0, *range(2, p.ndim + 2)))
+        return tensor.new_zeros(p.shape_of(p.bias_slot)[1])
 
     # ---- for those who watch ---------------------------------------------------------------------
 
@@ -129,6 +143,15 @@ class Plan:
         for observer in tuple(observers):
             observer(event)
         return result
+
+
+_SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
+
+
+def _slots_of(step: Step) -> tuple[int, ...]:
+    """Which of `_SLOTS` a step reads, in the order in which its backend takes them."""
+    passes = passes_of(step.outputs)
+    return tuple([_SLOTS.index(s) for s in (OPERANDS[passes[0]] if len(passes) == 1 else _SLOTS)])
 
 
 def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:

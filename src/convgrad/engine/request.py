@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
+from torch.compiler import is_dynamo_compiling
+
 from ..problem import Pass
 from . import registry
 from .cache import forget
 
-__all__ = ["Request", "active", "asked", "request_for", "resume", "set_default_backend", "use_backend"]
+__all__ = ["Request", "active", "asked", "request_for", "resume", "set_default_backend", "traced", "use_backend"]
 
 
 class Request(NamedTuple):
@@ -30,6 +32,8 @@ class Request(NamedTuple):
 
 _task: ContextVar[Request | None] = ContextVar("convgrad_request", default=None)
 _default: Request | None = None
+#: The requests of the `use_backend` blocks that the compiler is inside of; empty while anything runs.
+traced: list[Request] = []
 
 
 #: The request of this thread or task, without the process default.
@@ -92,7 +96,15 @@ def use_backend(
         >>> y.item()
         9.0
     """
-    token = _task.set(_request(name, forward, grad_input, grad_weight) or Request())
+    request = _request(name, forward, grad_input, grad_weight) or Request()
+    if is_dynamo_compiling():  # the compiler knows no context variables, but follows a list
+        traced.append(request)
+        try:
+            yield
+        finally:
+            traced.pop()
+        return
+    token = _task.set(request)
     try:
         yield
     finally:

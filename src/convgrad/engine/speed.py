@@ -10,10 +10,10 @@ import torch
 from ..pipeline import Machine
 from ..problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
 from .choice import Step
-from .explain import Row, with_seconds
 from .onednn import OneDNNLog
 from .plan import Plan
 from .registry import get
+from .row import Row
 from .timing import compare
 
 __all__ = ["require_here", "times"]
@@ -50,7 +50,7 @@ def times(problem: ConvProblem, rows: list[Row], device: torch.device) -> list[R
         seconds = _seconds(calls, device)
         kernels = _kernel(calls["aten"], device) if "aten" in calls else ""
         for name, i in mine.items():
-            found[i] = with_seconds(found[i], seconds[name], kernels if name == "aten" else "")
+            found[i] = found[i].with_seconds(seconds[name], kernels if name == "aten" else "")
     return found
 
 

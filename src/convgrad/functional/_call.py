@@ -13,20 +13,21 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function
 
-from .. import ops
 from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, jit_tracing, profiler_enabled
 from ..engine.cache import BoundedCache
 from ..engine.observe import observers
 from ..engine.request import asked
 from ..errors import ShapeError
 from ..ops import kernels
+from ..ops.asked import operator
 from ..ops.autograd import apply
 from ..ops.eager import EagerCall
 from ..settings import device_flags
 from ..settings import key as flags
 from ..shapes import check_rank
+from ..validation import refuse_nested
 
-__all__ = ["Ints", "conv_arguments", "integers", "paddings", "run", "transpose_arguments"]
+__all__ = ["Ints", "conv_arguments", "integers", "paddings", "public_functions", "run", "transpose_arguments"]
 
 Ints = int | Sequence[int]
 
@@ -86,11 +87,15 @@ def transpose_arguments(
 
 # ---- from a call to its operator -------------------------------------------------------------------
 
-#: Calls that PyTorch computes as they are: (complete, written, sizes, dtype, request) -> its arguments.
+#: Calls that PyTorch computes as they are, while nobody asks for a backend: (complete, written, sizes, dtype) -> its
+#: arguments.
 _stock = BoundedCache()
+_stock_of = _stock.get
 #: All other plain calls, by everything that validation and choice depend on.
 _calls = BoundedCache()
-_strided, _convolution = torch.strided, torch.convolution
+#: The functions that people call, by name; each file of them adds its own.
+public_functions: dict[str, Callable[..., Tensor]] = {}
+_strided, _convolution, _recording = torch.strided, torch.convolution, torch.is_grad_enabled
 
 
 def run(
@@ -120,23 +125,26 @@ def run(
         and forward_ad._current_level < 0
         and not any_autocast()
     )
-    if eager and not observers and not profiler_enabled():
+    quiet = eager and not observers and not profiler_enabled()
+    if quiet and asked() is None:
         try:
             dtype = input.dtype
-            stock = _stock.get((complete, written, input.shape, weight.shape, dtype, asked()))
-        except TypeError:  # a list among the arguments
+            stock = _stock_of((complete, written, input.shape, weight.shape, dtype))
+        except (TypeError, RuntimeError):  # a list among the arguments, a tensor without sizes
             dtype = stock = None
-        if stock is not None:
+        if (
+            stock is not None
+            and weight.dtype is dtype
+            and (bias is None or bias.dtype is dtype)
+            and input.is_cpu
+            and weight.is_cpu
+            and input.layout is _strided
+            and weight.layout is _strided
+        ):
             moves = input.requires_grad
             if (
-                weight.requires_grad is moves
-                and weight.dtype is dtype
-                and (bias is None or (bias.requires_grad is moves and bias.dtype is dtype))
-                and input.is_cpu
-                and weight.is_cpu
-                and input.layout is _strided
-                and weight.layout is _strided
-            ):
+                weight.requires_grad is moves and (moves or bias is None or not bias.requires_grad)
+            ) or not _recording():
                 return _convolution(input, weight, bias, *stock)
     key = call = None
     eager = eager and jit_tracing() is None  # a trace must see torch operators
@@ -144,9 +152,10 @@ def run(
         key = _key(complete, input, weight, bias, written)
         call = None if key is None else _calls.get(key)
         if call is not None and call.flags == flags(input):
-            return _contract(call, input, weight, bias)
+            return _contract(call, input, weight, bias, quiet)
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return _not_tensors(name, input, weight, bias, written)
+    refuse_nested(input, weight, bias)
     if weight.dim() != d + 2:
         _refuse_rank(d, input, weight)
     if input.dim() != d + 2:
@@ -154,12 +163,17 @@ def run(
     arguments = complete(d, weight.shape, *written)
     call = kernels.eager_call(input, weight, bias, arguments) if eager else None
     if call is None:
-        return ops.convolution(input, weight, bias, *arguments)
+        return operator("convolution")(input, weight, bias, *arguments)
     if key is not None:
         _calls[key] = call
-        if call.is_stock():
-            _stock[complete, written, input.shape, weight.shape, input.dtype, asked()] = arguments
-    return _contract(call, input, weight, bias)
+        if call.stock.any_strides:
+            _stock[complete, written, input.shape, weight.shape, input.dtype] = tuple(map(_short, arguments))
+    return _contract(call, input, weight, bias, quiet)
+
+
+def _short(argument: Any) -> Any:
+    """One integer for all dimensions where they agree, which PyTorch reads faster."""
+    return argument[:1] if isinstance(argument, tuple) and len({*argument}) == 1 else argument
 
 
 def _key(
@@ -190,11 +204,15 @@ def _key(
     return key
 
 
-def _contract(call: EagerCall, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if torch.is_grad_enabled() and (
-        input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+def _contract(call: EagerCall, input: Tensor, weight: Tensor, bias: Tensor | None, quiet: bool) -> Tensor:
+    """By PyTorch's own operator, if nobody watches and that is the same; else by the plan, with our autograd."""
+    first, second = input.requires_grad, weight.requires_grad
+    if _recording() and (first or second or (bias is not None and bias.requires_grad)):
+        if quiet and first and second and call.stock.autograd:
+            return _convolution(input, weight, bias, *call.form.arguments)
         return apply(call, input, weight, bias)
+    if quiet and call.stock.forward:
+        return _convolution(input, weight, bias, *call.form.arguments)
     return call.below(input, weight, bias)
 
 
@@ -202,9 +220,7 @@ def _not_tensors(name: str, input: object, weight: object, bias: object, written
     """What is no tensor may stand for one (a proxy of torch.fx, say); anything else is refused as PyTorch does."""
     operands = {"input": input, "weight": weight, "bias": bias}
     if has_torch_function(tuple(operands.values())):
-        from . import _names
-
-        public = getattr(_names, name, None)
+        public = public_functions.get(name)
         if public is not None:
             return handle_torch_function(public, tuple(operands.values()), input, weight, bias, *written)
     for position, (argument, value) in enumerate(operands.items(), start=1):

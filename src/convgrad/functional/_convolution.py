@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .. import ops
 from ..calculus import sum_of_bias
 from ..ops import kernels
+from ..ops.asked import operator
 from ..ops.eager import is_eager
 from ..shapes import check_rank
+from ..validation import refuse_nested
 from ._call import Ints, conv_arguments, integers, paddings, run, transpose_arguments
 
 __all__ = ["convolution", "convolution_backward", "grad_bias", "grad_input", "grad_weight"]
@@ -57,6 +58,7 @@ def convolution(
     """
     d = weight.dim() - 2
     if input.dim() != d + 2 or d < 1:
+        refuse_nested(input, weight)
         check_rank(input.shape, weight.shape)
     if backward_weight is not None:
         from ._feedback import through_other_weights  # it tells the compiler of itself, which loads the compiler
@@ -100,6 +102,7 @@ def grad_input(
         >>> torch.allclose(convgrad.grad_input(x.shape, w, g), want, atol=1e-5)
         True
     """
+    refuse_nested(weight, grad_output)
     d = weight.dim() - 2
     s, dil = integers(stride, d), integers(dilation, d)
     pads = paddings(padding, weight.shape, s, dil)
@@ -107,7 +110,7 @@ def grad_input(
     rest = (list(input_size), s, pads, dil, transposed, integers(output_padding, d), groups)
     if is_eager(grad_output, weight) and not _moves(grad_output, weight):
         return kernels.grad_input(grad_output, other, *rest)
-    return ops.grad_input(grad_output, other, *rest)
+    return operator("grad_input")(grad_output, other, *rest)
 
 
 def grad_weight(
@@ -139,6 +142,7 @@ def grad_weight(
         >>> torch.allclose(convgrad.grad_weight(x, w.shape, g), want, atol=1e-5)
         True
     """
+    refuse_nested(input, grad_output)
     d = len(weight_size) - 2
     s, dil = integers(stride, d), integers(dilation, d)
     pads = paddings(padding, weight_size, s, dil)
@@ -146,7 +150,7 @@ def grad_weight(
     rest = (list(weight_size), s, pads, dil, transposed, integers(output_padding, d), groups)
     if is_eager(grad_output, input) and not _moves(grad_output, input):
         return kernels.grad_weight(grad_output, other, *rest)
-    return ops.grad_weight(grad_output, other, *rest)
+    return operator("grad_weight")(grad_output, other, *rest)
 
 
 def grad_bias(grad_output: Tensor) -> Tensor:
@@ -192,16 +196,17 @@ def convolution_backward(
         >>> gi.shape, gw, gb.shape
         (torch.Size([2, 4, 9]), None, torch.Size([6]))
     """
+    refuse_nested(grad_output, input, weight)
     d = weight.dim() - 2
     s, dil = integers(stride, d), integers(dilation, d)
     pads = paddings(padding, weight.shape, s, dil)
     if input.is_complex():
         input, weight = input.conj(), weight.conj()
-    rest = (s, pads, dil, transposed, integers(output_padding, d), groups, list(output_mask))
-    sizes = None if bias_sizes is None else list(bias_sizes)
+    arguments = (s, pads, dil, transposed, integers(output_padding, d), groups)
+    sizes = None if bias_sizes is None else tuple(bias_sizes)
     if is_eager(grad_output, input, weight) and not _moves(grad_output, input, weight):
-        return kernels.convolution_backward(grad_output, input, weight, sizes, *rest)
-    return ops.convolution_backward(grad_output, input, weight, sizes, *rest)
+        return kernels.gradients(grad_output, input, weight, sizes, arguments, tuple(output_mask))
+    return operator("convolution_backward")(grad_output, input, weight, sizes, *arguments, output_mask)
 
 
 def _moves(*tensors: Tensor) -> bool:

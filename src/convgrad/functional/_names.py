@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._call import Ints, conv_arguments, run, transpose_arguments
+from ._call import Ints, conv_arguments, public_functions, run, transpose_arguments
 
 
 def conv1d(
@@ -179,3 +179,7 @@ def conv_transpose3d(
     """
     written = (stride, padding, output_padding, groups, dilation)
     return run("conv_transpose3d", 3, transpose_arguments, input, weight, bias, written)
+
+
+for _function in (conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d):
+    public_functions[_function.__name__] = _function

@@ -85,7 +85,7 @@ def _forward_kernel(router: _Router, original: Original) -> Callable[..., Tensor
         stride, padding, dilation, transposed, output_padding, groups = rest
         arguments = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         route = forward_route(router.taking, input, weight, bias, arguments)
-        if route is None or (route.plan is None and not watched and not route.calls_itself):
+        if route is None or (route.is_stock and not watched):
             return original(keyset, input, weight, bias, *rest)
         with inside():
             if route.plan is not None:
@@ -108,24 +108,15 @@ def _backward_kernel(router: _Router, original: Original) -> Callable[..., Any]:
         arguments = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
         sizes = tuple(bias_sizes or ()) if mask[2] else None  # autograd states the sizes of a missing bias as [0]
         route = backward_route(router.taking, grad_output, input, weight, sizes, arguments, tuple(mask))
-        if route is None or (route.plan is None and not watched and not route.calls_itself):
+        if route is None or (route.is_stock and not watched):
             return original(keyset, grad_output, input, weight, bias_sizes, *rest)
         with inside():
             if route.plan is not None:
-                return _gradients(route, grad_output, input, weight, transposed)
+                return route.plan.gradients(grad_output, input, weight)
             stock = partial(original, keyset, grad_output, input, weight, bias_sizes, *rest)
             return _observed(route, input.device, stock)
 
     return convolution_backward
-
-
-def _gradients(route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, transposed: bool) -> Any:
-    """Our plan's gradients in the order of ATen; None where the mask does not ask."""
-    assert route.plan is not None
-    data, result = (grad_output, input) if transposed else (input, grad_output)
-    found = route.plan.gradients({"grad_output": result, "input": data, "weight": weight})
-    first = found.get("forward" if transposed else "grad_input")
-    return first, found.get("grad_weight"), found.get("grad_bias")
 
 
 def _observed(route: Route, device: torch.device, stock: Callable[[], Any]) -> Any:

@@ -7,20 +7,19 @@ kernel where it was chosen, and for everything that is not a dense real convolut
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .. import settings
-from .._compat import aten_memory_format
+from .._compat import aten_memory_format, record
 from ..engine.cache import BoundedCache
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
 from ..errors import BackendError, ConvgradError
 from ..problem import ConvProblem, Output
+from ..settings import cpu_flags, current
 from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_operands
 
@@ -35,11 +34,8 @@ class Route(NamedTuple):
     problem: ConvProblem
     outputs: tuple[Output, ...]
     plan: Plan | None
-
-    @property
-    def calls_itself(self) -> bool:
-        """Whether PyTorch's kernel is made of other convolutions, which are then not ours to take."""
-        return self.problem.dtype.is_complex
+    #: PyTorch's kernel computes, and is not made of other convolutions, which would then be taken over.
+    is_stock: bool = False
 
 
 class _Thread(threading.local):
@@ -51,37 +47,24 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
-@contextmanager
-def inside() -> Iterator[None]:
+class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator would cost several microseconds more
     """Convolutions in this block are PyTorch's own, and nothing is recorded for autograd, which lies above."""
-    thread.inside = True
-    try:
-        with torch.no_grad():
-            yield
-    finally:
+
+    __slots__ = ("_recorded",)
+
+    def __enter__(self) -> None:
+        thread.inside = True
+        self._recorded = torch.is_grad_enabled()
+        record(False)
+
+    def __exit__(self, *exception: object) -> None:
+        record(self._recorded)
         thread.inside = False
 
 
 _routes: Any = BoundedCache()
 #: Remembered for calls that PyTorch must see as they are.
 _LEFT: Any = object()
-
-
-def _key(first: Tensor, second: Tensor, arguments: tuple[Any, ...], more: Any) -> tuple[Any, ...]:
-    return (
-        first.shape,
-        first.stride(),
-        first.dtype,
-        first.device,
-        second.shape,
-        second.stride(),
-        second.dtype,
-        second.device,
-        arguments,
-        more,
-        active(),
-        settings.key(first),
-    )
 
 
 def forward_route(
@@ -96,7 +79,21 @@ def forward_route(
     Raises:
         BackendError: a backend that was asked for by name cannot.
     """
-    key = _key(input, weight, arguments, (taking, None if bias is None else (bias.shape, bias.dtype, bias.device)))
+    key = (  # no function makes it: this is paid for at every call of the process
+        input.shape,
+        input.stride(),
+        input.dtype,
+        input.device,
+        weight.shape,
+        weight.stride(),
+        weight.dtype,
+        weight.device,
+        None if bias is None else (bias.shape, bias.dtype, bias.device),
+        arguments,
+        taking,
+        active(),
+        cpu_flags() if input.is_cpu else current(),
+    )
     route = _routes.get(key)
     if route is None:
         with inside():
@@ -137,8 +134,25 @@ def backward_route(
         ShapeError: a grad_output or bias_sizes that PyTorch's own kernel would not check before it reads memory.
         BackendError: a backend that was asked for by name cannot.
     """
-    more = (taking, bias_sizes, mask, grad_output.shape, grad_output.dtype, grad_output.device)
-    key = _key(input, weight, arguments, more)
+    key = (
+        grad_output.shape,
+        grad_output.dtype,
+        grad_output.device,
+        input.shape,
+        input.stride(),
+        input.dtype,
+        input.device,
+        weight.shape,
+        weight.stride(),
+        weight.dtype,
+        weight.device,
+        bias_sizes,
+        arguments,
+        mask,
+        taking,
+        active(),
+        cpu_flags() if input.is_cpu else current(),
+    )
     route = _routes.get(key)
     if route is None:
         with inside():
@@ -195,12 +209,12 @@ def _layout(input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tuple
 def _route(taking: bool, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Route:
     """Ours where a step of the plan is not ATen's; else PyTorch's own kernel, with nothing in between."""
     if not taking or problem.dtype.is_complex:
-        return Route(problem, outputs, None)
+        return Route(problem, outputs, None, is_stock=not problem.dtype.is_complex)
     try:
         plan = plan_for(problem, outputs, device)
     except BackendError:
         if active() is not None:
             raise
-        return Route(problem, outputs, None)
+        return Route(problem, outputs, None, is_stock=True)
     ours = any(step.backend.name != "aten" for step in plan.steps)
-    return Route(problem, outputs, plan if ours else None)
+    return Route(problem, outputs, plan if ours else None, is_stock=not ours)

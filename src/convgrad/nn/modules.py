@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..engine.request import use_backend
+from ..errors import UnsupportedError
 from ..functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ..functional._asked import call_asking
 
@@ -38,6 +39,14 @@ class _Chosen:
             return call_asking(self.backend, isinstance(self, _ConvTranspose), *args)
         with use_backend(self.backend):
             return function(*args)
+
+    def __prepare_scriptable__(self) -> None:
+        """What ``torch.jit.script`` calls first; its language has no words for what these modules do."""
+        raise UnsupportedError(
+            f"torch.jit.script of convgrad's {type(self).__name__}: script the model made of torch.nn's modules "
+            "(`restore()` of accelerate_'s report gives them back) and run it inside convgrad.takeover(), "
+            "or use torch.compile, torch.export or torch.jit.trace"
+        )
 
 
 class _Conv(_Chosen):

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from .._compat import is_traced
-from ..engine.request import Request, active, request_for, resume
+from ..engine.request import Request, active, request_for, resume, traced
 
-__all__ = ["define", "traced_overload"]
+__all__ = ["define", "operator", "traced_overload"]
 
 
 def define(library: torch.library.Library, name: str, schema: str, kernel: Any, fake: Any, autograd: Any) -> None:
@@ -41,6 +41,14 @@ def define(library: torch.library.Library, name: str, schema: str, kernel: Any, 
     torch.library.register_fake(f"convgrad::{name}.asked", without_data, lib=library)
 
 
+def operator(name: str) -> Callable[..., Any]:
+    """``torch.ops.convgrad.<name>``; in a `use_backend` block of a function that is being compiled its overload."""
+    packet = getattr(torch.ops.convgrad, name)
+    if torch.compiler.is_dynamo_compiling() and traced:
+        return partial(packet.asked, asked=_encode(traced[-1]))
+    return packet.default
+
+
 def traced_overload(op: Any, first: Tensor | None) -> Callable[..., Any] | None:
     """The overload in place of the operator, where a graph is traced inside a module that asks for a backend."""
     request = active()
@@ -59,4 +67,4 @@ def _decode(text: str) -> Request:
     if "," not in text:
         return request_for(text)._replace(fixed=True)
     forward, grad_input, grad_weight = (name or None for name in text.split(","))
-    return Request(forward, grad_input, grad_weight)
+    return Request(forward, grad_input, grad_weight, fixed=True)

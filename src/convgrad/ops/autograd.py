@@ -26,7 +26,7 @@ from .._compat import (
 from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
 from ..engine.request import Request, active, resume
 from ..shapes import conv_geometry, convolution_shape
-from ..validation import check_backward
+from ..validation import check_backward, refuse_nested
 from . import flops, guests, kernels
 from .asked import traced_overload
 from .eager import EagerCall
@@ -98,6 +98,8 @@ apply: Callable[..., Any] = super(torch.autograd.Function, Contraction).apply  #
 def _needed(ctx: Any) -> tuple[bool, bool, bool]:
     """Which of (first, second, bias) the running backward pass needs: also right for ``autograd.grad(y, x)``."""
     _, first, second, bias = ctx.needs_input_grad
+    if first + second + bias == 1:  # else this would not run
+        return first, second, bias
     if functorch_active() or torch.compiler.is_compiling():
         return first, second, bias
     nodes = ctx.next_functions  # one for each tensor argument, in their order
@@ -190,6 +192,7 @@ def _moves(*tensors: Tensor | None) -> bool:
 
 def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
     """``convgrad::convolution`` with derivatives."""
+    refuse_nested(input, weight, bias)
     if guests.any_guest(input, weight, bias):
         return guests.aten_convolution(input, weight, bias, *arguments)
     form = Form(input.shape, weight.shape, arguments)
@@ -206,6 +209,7 @@ def grad_input(
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
     """``convgrad::grad_input`` with derivatives."""
+    refuse_nested(grad_output, weight)
     form = Form(input_size, weight.shape, arguments)
     op = torch.ops.convgrad.grad_input.default
     operands = (grad_output, weight, None)
@@ -221,6 +225,7 @@ def grad_weight(
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
     """``convgrad::grad_weight`` with derivatives."""
+    refuse_nested(grad_output, input)
     form = Form(input.shape, weight_size, arguments)
     op = torch.ops.convgrad.grad_weight.default
     operands = (grad_output, input, None)
@@ -231,6 +236,7 @@ def convolution_backward(
     keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *arguments: Any
 ) -> Any:
     """``convgrad::convolution_backward``: where derivatives are asked of it, its three gradients one by one."""
+    refuse_nested(grad_output, input, weight)
     if guests.any_guest(grad_output, input, weight):
         return guests.aten_convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
     if dispatch_modes():

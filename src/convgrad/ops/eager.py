@@ -16,13 +16,13 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .. import settings
-from .._compat import any_autocast, channels_last_of, dispatch_modes, function_modes, functorch_active
-from ..backends.aten import without_slack
+from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active
 from ..calculus import Form, Role, sum_of_bias
 from ..engine.cache import epoch
 from ..engine.plan import Plan, plan_for
 from ..engine.request import Request, active, resume
 from ..problem import ConvProblem, Output, in_order
+from .stock import stock
 
 __all__ = ["EagerCall", "is_eager"]
 
@@ -52,6 +52,7 @@ class EagerCall:
         form: the trilinear form, for derivatives that take the long way.
         request: the `use_backend` request under which it was planned.
         flags: the settings under which it was planned.
+        stock: what of it PyTorch's own operator may compute.
     """
 
     __slots__ = (
@@ -64,47 +65,24 @@ class EagerCall:
         "form",
         "problem",
         "request",
+        "stock",
     )
 
     yields: Role = "output"
     transformed = False
 
-    def __init__(self, below: Callable[..., Tensor], form: Form, problem: ConvProblem, like: Tensor) -> None:
+    def __init__(
+        self, below: Callable[..., Tensor], form: Form, problem: ConvProblem, input: Tensor, weight: Tensor
+    ) -> None:
         self.below = below
         self.form = form
         self.problem = problem.replace(has_bias=False)
-        self.device = like.device
+        self.stock = stock(problem, form.arguments, weight)
+        self.device = input.device
         self.request: Request | None = active()
         self.eager = self
-        self.flags, self._epoch = settings.key(like), epoch[0]
+        self.flags, self._epoch = settings.key(input), epoch[0]
         self._plans: dict[Any, Plan] = {}
-
-    def is_stock(self) -> bool:
-        """Whether PyTorch's own convolution, with its own autograd, is the same computation without a Python frame.
-
-        That is where ATen is chosen for every output, in either layout and with or without bias. Not for groups,
-        where PyTorch's second derivatives take a number of kernel calls that grows with them, and not for padding that
-        PyTorch cannot state. A look-up of such a call needs no strides: PyTorch validates the rest itself.
-        """
-        p = self.problem
-        if self.request is not None or p.groups > 1 or not p.dtype.is_floating_point or p.empty:
-            return False
-        if self.device.type != "cpu" or len(self.form.arguments[1]) == 2 * p.ndim:
-            return False
-        last = p.replace(memory_format=channels_last_of(p.ndim))
-        if without_slack(last) is not last:
-            return False  # PyTorch's own call would corrupt memory
-        first: Output = "forward" if p.transposed else "grad_input"
-        asked = [(p.bias_pass,), (first, "grad_weight"), (first, "grad_weight", "grad_bias")]
-        return all(
-            step.backend.name == "aten"
-            for layout in (torch.contiguous_format, channels_last_of(p.ndim))
-            for has_bias in (False, True)
-            for outputs in asked
-            for step in plan_for(
-                p.replace(memory_format=layout, has_bias=has_bias), in_order(outputs), self.device
-            ).steps
-        )
 
     def still_holds(self, cotangent: Tensor) -> bool:
         """Whether a backward pass may take the short way: nothing has changed, and nobody differentiates it."""

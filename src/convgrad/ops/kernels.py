@@ -13,17 +13,20 @@ import torch
 from torch import Tensor
 
 from .. import settings
-from .._compat import aten_memory_format
+from .._compat import aten_memory_format, profiler_enabled
+from ..backends.aten import aten_backward
 from ..calculus import Form
 from ..engine.cache import BoundedCache
+from ..engine.observe import observers
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
-from ..problem import Output, Slot, in_order
+from ..problem import Output, in_order
 from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_grad_input, check_grad_weight, check_operands
 from .eager import EagerCall
+from .stock import stock_backward
 
-__all__ = ["convolution", "convolution_backward", "eager_call", "grad_input", "grad_weight", "layout_of"]
+__all__ = ["convolution", "convolution_backward", "eager_call", "grad_input", "grad_weight", "gradients", "layout_of"]
 
 Ints = Sequence[int]
 _calls = BoundedCache()
@@ -111,7 +114,7 @@ def eager_call(input: Tensor, weight: Tensor, bias: Tensor | None, arguments: tu
     plan = getattr(contract, "__self__", None)
     if not isinstance(plan, Plan) or input.device.type == "meta":
         return None
-    return EagerCall(contract, Form(input.shape, weight.shape, arguments), plan.problem, input)
+    return EagerCall(contract, Form(input.shape, weight.shape, arguments), plan.problem, input, weight)
 
 
 def _plan_convolution(
@@ -153,22 +156,30 @@ def convolution_backward(
     """Up to three gradients at once; None where the mask does not ask."""
     arguments = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
     sizes = None if bias_sizes is None else tuple(bias_sizes)
-    mask = tuple(output_mask)
+    return gradients(grad_output, input, weight, sizes, arguments, tuple(output_mask))
+
+
+def gradients(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    sizes: tuple[int, ...] | None,
+    arguments: tuple[Any, ...],
+    mask: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The same, with everything hashable: by PyTorch's own operator, if nobody watches and that is the same."""
     extra = (arguments, sizes, mask, grad_output.shape, grad_output.dtype, grad_output.device, grad_output.layout)
     key = _key("convolution_backward", input, weight, extra)
-    plan = _calls.get(key)
+    plan, is_stock = _calls.get(key) or (None, False)
     if plan is None:
         plan = _plan_backward(grad_output, input, weight, sizes, arguments, mask)
+        sized = sizes is not None or not mask[2]
+        is_stock = sized and stock_backward(plan, arguments, weight)
         if key is not None:
-            _calls[key] = plan
-    outputs = _outputs(transposed)
-    slots: dict[Slot, Tensor] = {
-        "grad_output": input if transposed else grad_output,
-        "input": grad_output if transposed else input,
-        "weight": weight,
-    }
-    results = plan.gradients(slots)
-    return tuple(results.get(o) for o in outputs)  # pyright: ignore[reportReturnType]
+            _calls[key] = (plan, is_stock)
+    if is_stock and not observers and not profiler_enabled():
+        return aten_backward(grad_output, input, weight, sizes, *arguments, mask)
+    return plan.gradients(grad_output, input, weight)  # pyright: ignore[reportReturnType]
 
 
 def _outputs(transposed: bool) -> tuple[Output, Output, Output]:

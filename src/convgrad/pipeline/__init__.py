@@ -15,11 +15,12 @@ from .backward import check_backward, unchecked
 from .call import Call, make_call
 from .compute import Copy, Step, Walk, walk
 from .layouts import LAYOUT_RULES
-from .machine import MODELLED_VERSIONS, Machine
+from .machine import Machine
 from .names import Function, Kernel, backward_of, forward_of, kernel_of
 from .rules import Decision, Rule
 from .select import BACKENDS, determine_backend_memory_format, select_conv_backend
 from .tensors import TensorSpec
+from .versions import MODELLED_VERSIONS
 
 __all__ = [
     "BACKENDS",

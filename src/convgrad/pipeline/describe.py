@@ -6,9 +6,11 @@ import difflib
 import re
 from typing import Any
 
-from .machine import Machine, cudnn_text_of, torch_minor
+import torch
 
-__all__ = ["parse_machine"]
+from .versions import cudnn_text_of, torch_minor
+
+__all__ = ["fields_of"]
 
 #: cuDNN that the CUDA wheel of a release asks for; used, and said, where a description names none.
 _WHEEL_CUDNN = {"2.11": 91900, "2.12": 92000, "2.13": 92000, "2.14": 92400, "2.15": 92600}
@@ -32,13 +34,13 @@ def _cudnn_number(text: str) -> int:
     return major * 10000 + minor * 100 + patch if major >= 9 else major * 1000 + minor * 100 + patch
 
 
-def parse_machine(text: str) -> Machine:
-    """Read a description; `Machine.parse` says more."""
+def fields_of(text: str) -> dict[str, Any] | None:
+    """The fields of `Machine` that a description states; None where it means the machine at hand."""
     words = re.sub(r"[,;+/]+", " ", text.strip().lower()).split()
     if not words:
         raise ValueError("an empty device description; try 'cuda sm_90 cudnn 9.10', 'rocm gfx942', 'xpu' or 'cpu arm'")
     if words in (["cpu"], ["here"]):
-        return Machine.here("cpu")
+        return None
     found: dict[str, Any] = {"label": text.strip()}
     rest = iter(range(len(words)))
     for i in rest:
@@ -121,17 +123,27 @@ def _read_word(word: str, following: str, found: dict[str, Any]) -> int:
     elif word in _PLAIN_WORDS:
         found.update(_PLAIN_WORDS[word])
     else:
-        known = [*_PLAIN_WORDS, *_NVIDIA, *_AMD, "cudnn", "sm_90", "gfx942", "no", "threads", "torch"]
-        near = difflib.get_close_matches(word, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(
-            f"device description: don't know {word!r}{hint} "
-            "(examples: 'cuda sm_90 cudnn 9.10', 'h100', 'rocm gfx942 miopen', 'xpu', 'mps', 'cpu arm', 'cpu avx512')"
-        )
+        raise ValueError(f"device description: {_unknown(word)}")
     return 1
 
 
-def _finish(found: dict[str, Any]) -> Machine:
+def _unknown(word: str) -> str:
+    """What to say of a word that describes no machine."""
+    if word == "channels_last" or isinstance(getattr(torch, word, None), torch.dtype):
+        return (
+            f"{word!r} belongs to the problem and not to a machine; write it behind the problem, "
+            f"'g96ic96ih56oc96kh7ph3 {word}', or make the operands so"
+        )
+    known = [*_PLAIN_WORDS, *_NVIDIA, *_AMD, "cudnn", "sm_90", "gfx942", "no", "threads", "torch"]
+    near = difflib.get_close_matches(word, known, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return (
+        f"don't know {word!r}{hint} "
+        "(examples: 'cuda sm_90 cudnn 9.10', 'h100', 'rocm gfx942 miopen', 'xpu', 'mps', 'cpu arm', 'cpu avx512')"
+    )
+
+
+def _finish(found: dict[str, Any]) -> dict[str, Any]:
     """Fill in what the description left open, and say what was assumed."""
     assumed: list[str] = []
     arch = found.pop("arch", None)
@@ -147,7 +159,7 @@ def _finish(found: dict[str, Any]) -> Machine:
                 assumed.append(f"cuDNN {cudnn_text_of(found['cudnn'])}")
     if kind == "cpu":
         _finish_cpu(found, arch or "x86", assumed)
-    return Machine(**found, assumed=tuple(assumed))
+    return {**found, "assumed": tuple(assumed)}
 
 
 def _finish_cpu(found: dict[str, Any], arch: str, assumed: list[str]) -> None:

@@ -10,21 +10,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["MODELLED_VERSIONS", "Machine", "cudnn_text_of", "torch_minor"]
+from .describe import fields_of
+from .versions import MODELLED_VERSIONS, cudnn_text_of, torch_minor
 
-#: The releases of PyTorch whose rules were read and are modelled.
-MODELLED_VERSIONS: tuple[str, ...] = ("2.11", "2.12", "2.13", "2.14", "2.15")
-
-
-def torch_minor(version: str = "") -> str:
-    """``"2.13"`` of ``"2.13.0+cpu"``."""
-    return ".".join((version or torch.__version__).split(".")[:2])
-
-
-def cudnn_text_of(number: int) -> str:
-    """91000 -> 9.10.0, 8907 -> 8.9.7."""
-    step = 10000 if number >= 90000 else 1000
-    return f"{number // step}.{number % step // 100}.{number % 100}"
+__all__ = ["Machine"]
 
 
 @dataclass(frozen=True)
@@ -130,9 +119,8 @@ class Machine:
         Raises:
             ValueError: a word that it does not know, with the nearest one that it does.
         """
-        from .describe import parse_machine
-
-        return parse_machine(text)
+        fields = fields_of(text)
+        return cls.here("cpu") if fields is None else cls(**fields)
 
 
 def _version_key(version: str) -> tuple[int, ...]:

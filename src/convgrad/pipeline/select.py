@@ -24,9 +24,10 @@ from .conditions import (
     use_xnnpack,
 )
 from .layouts import layout_of
-from .machine import MODELLED_VERSIONS, Machine
+from .machine import Machine
 from .rules import Decision, Trail
 from .tensors import TensorSpec
+from .versions import MODELLED_VERSIONS
 
 __all__ = [
     "BACKENDS",

@@ -1,0 +1,133 @@
+"""Where a call is PyTorch's own, and where it must not be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import convgrad
+
+
+def is_pytorchs(y: Tensor) -> bool:
+    """Whether PyTorch's own autograd recorded the call."""
+    assert y.grad_fn is not None
+    return y.grad_fn.name() == "ConvolutionBackward0"
+
+
+def operands(groups: int = 1, kernel: int = 3, channels: int = 8) -> tuple[Tensor, Tensor]:
+    x = torch.randn(2, channels, 6, 6, requires_grad=True)
+    return x, torch.randn(channels, channels // groups, kernel, kernel, requires_grad=True)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_what_aten_computes_anyway_is_pytorchs_own(groups: int, kernel: int) -> None:
+    x, w = operands(groups, kernel)
+    for _ in range(3):  # made, looked up, looked up without strides
+        y = convgrad.conv2d(x, w, groups=groups)
+        assert is_pytorchs(y)
+        assert torch.equal(y, torch.conv2d(x, w, groups=groups))
+
+
+def test_what_would_lose_something_is_not() -> None:
+    x, w = operands()
+    assert is_pytorchs(convgrad.conv2d(x, w))
+    assert not is_pytorchs(convgrad.conv2d(x, w.detach()))  # PyTorch keeps the input
+    assert not is_pytorchs(convgrad.conv2d(x.detach(), w))  # and the weight
+    assert not is_pytorchs(convgrad.conv2d(x, w, padding=(0, 1, 0, 1)))  # it cannot state this
+    with convgrad.use_backend("aten"):
+        assert not is_pytorchs(convgrad.conv2d(x, w))  # its backward would not know the request
+    assert not is_pytorchs(convgrad.conv2d(*operands(8), groups=8))  # depthwise: second derivatives
+    assert not is_pytorchs(convgrad.conv2d(*operands(64, channels=128), groups=64))  # for the same reason
+
+
+def test_a_frozen_bias_changes_nothing() -> None:
+    x, w = operands()
+    assert is_pytorchs(convgrad.conv2d(x, w, torch.randn(8)))
+    bias = torch.randn(8, requires_grad=True)
+    y = convgrad.conv2d(x.detach(), w.detach(), bias)
+    assert not is_pytorchs(y)
+    y.sum().backward()
+    assert bias.grad is not None
+    assert bias.grad.tolist() == [y[:, 0].numel()] * 8
+
+
+@pytest.mark.parametrize("groups", [1, 2, 8])
+def test_without_gradients_a_frozen_operand_makes_no_difference(groups: int) -> None:
+    x, w = operands(groups)
+    want = torch.conv2d(x.double(), w.double(), groups=groups).float().detach()
+    with torch.no_grad():
+        for first, second in ((x, w), (x.detach(), w), (x, w.detach())):
+            for _ in range(2):
+                y = convgrad.conv2d(first, second, groups=groups)
+                assert y.grad_fn is None
+                torch.testing.assert_close(y, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("kernel", [(1, 1), (1, 2), (2, 1)], ids=str)
+def test_a_weight_with_odd_strides_is_put_right(kernel: tuple[int, int], layout: torch.memory_format) -> None:
+    """Ordinary first, so that what is remembered for it is there when the odd one comes."""
+    x = torch.randint(-3, 4, (2, 4, 3, 3)).float().contiguous(memory_format=layout).requires_grad_()
+    usual = torch.randint(-3, 4, (4, 2, *kernel)).float().contiguous(memory_format=layout)
+    strides = [123 if n == 1 else s for n, s in zip(usual.shape, usual.stride(), strict=True)]
+    for weight in (usual, usual.as_strided(usual.shape, strides)):
+        w = weight.detach().requires_grad_()
+        assert w.stride() == weight.stride()
+        y = convgrad.conv2d(x, w, groups=2)
+        go = torch.randint(-3, 4, y.shape).float()
+        with convgrad.use_backend("reference"):
+            want = convgrad.conv2d(x, w, groups=2)
+        assert torch.equal(y, want)
+        found = torch.autograd.grad(y, (x, w), go)
+        for a, b in zip(found, torch.autograd.grad(want, (x, w), go), strict=True):
+            assert torch.equal(a, b)
+        with torch.no_grad():
+            assert torch.equal(convgrad.conv2d(x, w, groups=2), want)
+        backward = convgrad.convolution_backward(go, x.detach(), w.detach(), groups=2, output_mask=(True, True, False))
+        for a, b in zip(backward[:2], found, strict=True):
+            assert torch.equal(a, b)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("mask", [(True, True, True), (True, False, False), (False, True, True), (False, False, True)])
+@pytest.mark.parametrize("sizes", [None, [8]])
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_convolution_backward_gives_what_pytorch_gives(
+    mask: tuple[bool, bool, bool], sizes: Any, groups: int, transposed: bool
+) -> None:
+    x, w = (t.detach().double() for t in operands(groups))
+    arguments = ([1, 1], [1, 1], [1, 1], transposed, [0, 0], groups)
+    go = torch.randn_like(torch.convolution(x, w, None, *arguments))
+    want = torch.ops.aten.convolution_backward(go, x, w, [8], *arguments, mask)
+    for _ in range(2):
+        got = convgrad.convolution_backward(go, x, w, sizes, *arguments, mask)  # pyright: ignore[reportArgumentType]
+        for a, b in zip(got, want, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b)
+
+
+def test_who_watches_is_told() -> None:
+    x, w = operands(2)
+    convgrad.conv2d(x, w, groups=2)
+    with convgrad.trace() as seen:
+        convgrad.conv2d(x, w, groups=2).sum().backward()
+        convgrad.convolution_backward(torch.randn(2, 8, 4, 4), x.detach(), w.detach(), groups=2)
+    assert next(r.outputs for r in seen) == "forward"
+    assert len(list(seen)) == 3
+
+
+def test_another_choice_is_noticed() -> None:
+    """A kernel that is registered later computes what was PyTorch's own."""
+    x, w = operands(2)
+    assert is_pytorchs(convgrad.conv2d(x, w, groups=2))
+    convgrad.set_default_backend("reference")
+    try:
+        assert not is_pytorchs(convgrad.conv2d(x, w, groups=2))
+    finally:
+        convgrad.set_default_backend(None)
+    assert is_pytorchs(convgrad.conv2d(x, w, groups=2))
