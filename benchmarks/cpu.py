@@ -1,10 +1,11 @@
-"""Depthwise convolutions on the CPU: ours against the better of PyTorch as given and PyTorch through channels_last.
+"""Depthwise and small-group convolutions on the CPU: ours against PyTorch as given and PyTorch through channels_last.
 
 Each result is checked against PyTorch's before it is timed. All sides are timed alternately in one process and keep
 freed memory (`keep_memory`), conversions between layouts count, and a ratio is the median over rounds.
 
     python benchmarks/cpu.py                      the table and 100 random problems, all threads, both layouts
     python benchmarks/cpu.py --short              a few problems, a few seconds
+    python benchmarks/cpu.py --groups             the same for 2 to 16 channels a group
     python benchmarks/cpu.py --threads 1 --dtype bfloat16 --problem mb32g144ic144ih56oc144kh3ph1
 
 Where other programs keep the cores busy, two threads of a team land on one core and wait for each other, and most
@@ -50,6 +51,24 @@ TABLE = (
     "mb2g64ic64id8ih28iw28oc64kd5kh5kw5pd2ph2pw2",
     "mb8g256ic256ih32oc256oh64kh4sh2ph1 transposed",
 )
+# ResNeXt-50 32x4d (its last stage has 32 channels a group), RegNet's widths of 8 and 16, 2 channels a group, others.
+GROUPS = (
+    "mb16g32ic128ih56oc128kh3ph1",
+    "mb16g32ic256ih56oc256kh3sh2ph1",
+    "mb16g32ic256ih28oc256kh3ph1",
+    "mb16g32ic512ih28oc512kh3sh2ph1",
+    "mb16g32ic512ih14oc512kh3ph1",
+    "mb16g28ic224ih28oc224kh3ph1",
+    "mb16g14ic224ih28oc224kh3ph1",
+    "mb16g64ic128ih56oc128kh3ph1",
+    "mb16g64ic256ih28oc256kh3sh2ph1",
+    "mb16g64ic256ih14oc256kh3ph1",
+    "mb16g128ic512ih14oc512kh3ph1",
+    "mb16g128ic512ih7oc512kh3ph1",
+    "mb16g32ic96ih28oc192kh3ph1",
+    "mb8g16ic64iw2048oc64kw5pw2",
+    "mb2g16ic64id8ih28iw28oc64kd3kh3kw3pd1ph1pw1",
+)
 SHORT = ("mb32g144ic144ih56oc144kh3ph1", "mb32g768ic768ih7oc768kh7ph3", "mb8g768ic768iw2048oc768ow2048kw4pw3")
 ASKED: dict[str, tuple[Output, ...]] = {
     "forward": ("forward",),
@@ -61,7 +80,17 @@ FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
 Results = tuple[Tensor, ...]
 
 
-def random_problem(rng: random.Random) -> ConvProblem:
+def random_channels(rng: random.Random, grouped: bool) -> tuple[int, int, int]:
+    """Input channels, output channels and groups."""
+    if not grouped:
+        channels, multiplier = rng.randint(2, 400), rng.choice([1, 1, 1, 1, 2, 3])
+        return channels, channels * multiplier, channels
+    inputs = rng.choice([2, 2, 3, 4, 4, 4, 6, 8, 8, 16])
+    outputs, groups = rng.choice([inputs, inputs, rng.randint(1, 16)]), max(2, rng.randint(8, 400) // inputs)
+    return groups * inputs, groups * outputs, groups
+
+
+def random_problem(rng: random.Random, grouped: bool = False) -> ConvProblem:
     """Any stride, dilation, odd size, kernel and multiplier; channels that fit no vector; 1 to 20 million elements."""
     while True:
         ndim = rng.choice([1, 2, 2, 2, 3])
@@ -73,13 +102,12 @@ def random_problem(rng: random.Random) -> ConvProblem:
         padding = tuple((rng.randint(0, k // 2 * d),) * 2 for k, d in zip(kernel, dilation, strict=True))
         axes = zip(size, kernel, stride, padding, dilation, strict=True)
         output = tuple(output_length(i, k, s, *p, d) for i, k, s, p, d in axes)
-        channels, multiplier = rng.randint(2, 400), rng.choice([1, 1, 1, 1, 2, 3])
+        channels = random_channels(rng, grouped)
         batch = rng.choice([1, 2, 4, 8, 16, 32])
-        elements = batch * channels * math.prod(size)
-        if min(output) >= 1 and 1e5 <= elements <= 2e7 and elements * math.prod(kernel) < 5e8:
-            return ConvProblem(
-                batch, channels, channels * multiplier, channels, size, kernel, stride, padding, dilation, output
-            )
+        elements = batch * channels[0] * math.prod(size)
+        products = elements * math.prod(kernel) * (channels[1] // channels[2] if grouped else 1)
+        if min(output) >= 1 and 1e5 <= elements <= 2e7 and products < 5e8:
+            return ConvProblem(batch, *channels, size, kernel, stride, padding, dilation, output)
 
 
 def symmetric(p: ConvProblem, x: Tensor) -> tuple[Tensor, list[int]]:
@@ -208,11 +236,11 @@ def table(title: str, problems: list[ConvProblem], wanted: str, measure: Callabl
             values = [r for r, _, _ in seen]
             taken = [r for r, e, _ in seen if e > 1]
             worst = f"{min(taken):.2f}x" if taken else "-"
-            print(
-                f"| {name} | {statistics.geometric_mean(values):.2f}x | {min(values):.2f}x | {worst} "
-                f"| {sum(r < 0.95 for r in taken)} of {len(taken)} |",
-                flush=True,
+            mean, slower = (
+                f"{statistics.geometric_mean(values):.2f}x",
+                f"{sum(r < 0.95 for r in taken)} of {len(taken)}",
             )
+            print(f"| {name} | {mean} | {min(values):.2f}x | {worst} | {slower} |", flush=True)
 
 
 def limits() -> tuple[float, float]:
@@ -252,6 +280,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random problems")
     parser.add_argument("--layout", choices=["contiguous", "channels_last"], help="only this one")
     parser.add_argument("--shared", action="store_true", help="the fastest calls, on a machine that others use")
+    parser.add_argument("--groups", action="store_true", help="small groups instead of depthwise problems")
     parser.add_argument("--no-table", action="store_true", help="only the random problems")
     parser.add_argument("--problem", action="append", help="only these, instead of the tables")
     arguments = parser.parse_args()
@@ -259,21 +288,17 @@ def main() -> None:
     keep_memory()
     if reasons := NativeBackend().reasons_against(ConvProblem.parse(SHORT[0]), ("forward",), torch.device("cpu")):
         raise SystemExit(f"nothing to measure: {'; '.join(reasons)}")
-    texts = arguments.problem or (SHORT if arguments.short else TABLE)
+    texts = arguments.problem or (GROUPS if arguments.groups else SHORT if arguments.short else TABLE)
     problems = [ConvProblem.parse(text).replace(dtype=getattr(torch, arguments.dtype)) for text in texts]
     wanted, measure = arguments.layout or "both", on_a_shared_machine if arguments.shared else on_a_quiet_machine
     print(f"{conditions()}. Ours / PyTorch's best in milliseconds; * where the rules of choice take PyTorch.")
     if not arguments.no_table:
-        table(
-            "The table",
-            problems,
-            wanted,
-            measure,
-            min(arguments.seconds, 0.2) if arguments.short else arguments.seconds,
-        )
+        seconds = min(arguments.seconds, 0.2) if arguments.short else arguments.seconds
+        table("The table", problems, wanted, measure, seconds)
     if not (arguments.short or arguments.problem) and arguments.random:
         rng = random.Random(arguments.seed)
-        drawn = [random_problem(rng).replace(dtype=problems[0].dtype) for _ in range(arguments.random)]
+        drawn = [random_problem(rng, arguments.groups) for _ in range(arguments.random)]
+        drawn = [p.replace(dtype=problems[0].dtype) for p in drawn]
         table("Random problems", drawn, wanted, measure, arguments.seconds / 4)
 
 

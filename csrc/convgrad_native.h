@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Raised whenever the struct or a signature changes; the loader refuses another number. */
-#define CONVGRAD_ABI 2
+#define CONVGRAD_ABI 3
 
 #ifdef __cplusplus
 extern "C" {
@@ -27,15 +27,16 @@ enum {
   CONVGRAD_TRANSPOSED_GRAD_BIAS = 16 /* the sum of input instead, `channels` values: a transposed convolution's */
 };
 
-/* A depthwise convolution. Spatial dimensions that a problem lacks come first, with size, kernel and stride 1. */
+/* A depthwise convolution (more than one group, in_per_group 1) or a grouped one with few channels a group. Spatial
+ * dimensions that a problem lacks come first, with size, kernel and stride 1. The weight has the problem's layout. */
 typedef struct {
-  int64_t batch, channels, multiplier; /* out_channels = channels * multiplier */
+  int64_t batch, groups, in_per_group, out_per_group;
   int64_t input[3], kernel[3], stride[3], padding[3], dilation[3], output[3]; /* padding: the low side */
   int32_t layout, dtype, outputs, threads;
 } convgrad_problem;
 
-/* The tensors; those that the requested outputs do not need may be null. `bias` is added to `forward` (channels *
- * multiplier values) or, where only grad_input is asked for, to `grad_input` (channels values). */
+/* The tensors; those that the requested outputs do not need may be null. `bias` is added to `forward` (a value
+ * an output channel) or, where only grad_input is asked for, to `grad_input` (a value an input channel). */
 typedef struct {
   const void *input, *weight, *grad_output, *bias;
   void *forward, *grad_input, *grad_weight, *grad_bias;
@@ -49,12 +50,12 @@ const char *convgrad_instruction_set(void);
 /* Use another instruction set from now on (for tests); 0 if this build or this processor has it, else 1. */
 int32_t convgrad_select(const char *name);
 
-/* Bytes of scratch memory that `convgrad_depthwise` needs for this problem. */
-int64_t convgrad_depthwise_workspace(const convgrad_problem *problem);
+/* Bytes of scratch memory that `convgrad_convolution` needs for this problem. */
+int64_t convgrad_workspace(const convgrad_problem *problem);
 
 /* Compute the requested outputs; 0 on success, 1 if the workspace is too small. */
-int32_t convgrad_depthwise(const convgrad_problem *problem, const convgrad_tensors *tensors, void *workspace,
-                           int64_t workspace_bytes);
+int32_t convgrad_convolution(const convgrad_problem *problem, const convgrad_tensors *tensors, void *workspace,
+                             int64_t workspace_bytes);
 
 #ifdef __cplusplus
 }

@@ -13,8 +13,8 @@
 #endif
 
 #define CONVGRAD_DECLARE(variant)                                                   \
-  int64_t convgrad_depthwise_workspace_##variant(const convgrad_problem&);          \
-  int32_t convgrad_depthwise_##variant(const convgrad_problem&, const convgrad_tensors&, void*, int64_t)
+  int64_t convgrad_workspace_##variant(const convgrad_problem&);          \
+  int32_t convgrad_convolution_##variant(const convgrad_problem&, const convgrad_tensors&, void*, int64_t)
 
 CONVGRAD_DECLARE(baseline);
 #ifdef CONVGRAD_HAS_V3
@@ -29,8 +29,8 @@ namespace {
 struct InstructionSet {
   const char* name;
   bool (*supported)();
-  int64_t (*depthwise_workspace)(const convgrad_problem&);
-  int32_t (*depthwise)(const convgrad_problem&, const convgrad_tensors&, void*, int64_t);
+  int64_t (*workspace)(const convgrad_problem&);
+  int32_t (*convolution)(const convgrad_problem&, const convgrad_tensors&, void*, int64_t);
 };
 
 // Best first.
@@ -42,16 +42,16 @@ const InstructionSet instruction_sets[] = {
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
               __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
-     convgrad_depthwise_workspace_v4, convgrad_depthwise_v4},
+     convgrad_workspace_v4, convgrad_convolution_v4},
 #endif
 #ifdef CONVGRAD_HAS_V3
     {"x86-64-v3",
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
-     convgrad_depthwise_workspace_v3, convgrad_depthwise_v3},
+     convgrad_workspace_v3, convgrad_convolution_v3},
 #endif
-    {"baseline", [] { return true; }, convgrad_depthwise_workspace_baseline, convgrad_depthwise_baseline},
+    {"baseline", [] { return true; }, convgrad_workspace_baseline, convgrad_convolution_baseline},
 };
 
 const InstructionSet* best() {
@@ -78,17 +78,17 @@ CONVGRAD_EXPORT int32_t convgrad_select(const char* name) {
   return 1;
 }
 
-CONVGRAD_EXPORT int64_t convgrad_depthwise_workspace(const convgrad_problem* problem) {
-  return selected.load()->depthwise_workspace(*problem);
+CONVGRAD_EXPORT int64_t convgrad_workspace(const convgrad_problem* problem) {
+  return selected.load()->workspace(*problem);
 }
 
-CONVGRAD_EXPORT int32_t convgrad_depthwise(const convgrad_problem* problem, const convgrad_tensors* tensors,
+CONVGRAD_EXPORT int32_t convgrad_convolution(const convgrad_problem* problem, const convgrad_tensors* tensors,
                                            void* workspace, int64_t workspace_bytes) {
   if (getpid() != loaded_in && problem->threads > 1) {
     // A forked child has none of its parent's OpenMP threads; starting new ones there may hang.
     convgrad_problem alone = *problem;
     alone.threads = 1;
-    return selected.load()->depthwise(alone, *tensors, workspace, workspace_bytes);
+    return selected.load()->convolution(alone, *tensors, workspace, workspace_bytes);
   }
-  return selected.load()->depthwise(*problem, *tensors, workspace, workspace_bytes);
+  return selected.load()->convolution(*problem, *tensors, workspace, workspace_bytes);
 }

@@ -205,7 +205,7 @@ inline bool reads_directly(const Plan& p, int64_t vector) {
 
 inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element_bytes, bool converts) {
   Plan p = {};
-  p.batch = q.batch, p.channels = q.channels, p.multiplier = q.multiplier, p.kernel_elements = 1;
+  p.batch = q.batch, p.channels = q.groups, p.multiplier = q.out_per_group, p.kernel_elements = 1;
   for (int d = 0; d < 3; ++d) {
     p.axis[d] = {q.input[d], q.kernel[d], q.stride[d], q.padding[d], q.dilation[d], q.output[d]};
     p.kernel_elements *= q.kernel[d];

@@ -1,5 +1,6 @@
 // The kernels for one instruction set. This file is compiled once for each, with its own -march and name.
 #include "depthwise.h"
+#include "grouped.h"
 
 #ifndef CONVGRAD_VARIANT
 #error "compile with -DCONVGRAD_VARIANT=<name>"
@@ -10,25 +11,32 @@
 
 namespace {
 
-template <class Function>
+// The kernels for a problem, as a null pointer of their type.
+template <template <class, class, int> class Kernels, class Function>
 auto by_dtype(int32_t dtype, Function&& function) {
   constexpr int floats = kVectorBytes / 4, doubles = kVectorBytes / 8;
   switch (dtype) {
-    case CONVGRAD_FLOAT64: return function(static_cast<Depthwise<double, double, doubles>*>(nullptr));
-    case CONVGRAD_BFLOAT16: return function(static_cast<Depthwise<bfloat16, float, floats>*>(nullptr));
-    case CONVGRAD_FLOAT16: return function(static_cast<Depthwise<float16, float, floats>*>(nullptr));
-    default: return function(static_cast<Depthwise<float, float, floats>*>(nullptr));
+    case CONVGRAD_FLOAT64: return function(static_cast<Kernels<double, double, doubles>*>(nullptr));
+    case CONVGRAD_BFLOAT16: return function(static_cast<Kernels<bfloat16, float, floats>*>(nullptr));
+    case CONVGRAD_FLOAT16: return function(static_cast<Kernels<float16, float, floats>*>(nullptr));
+    default: return function(static_cast<Kernels<float, float, floats>*>(nullptr));
   }
+}
+
+template <class Function>
+auto by_problem(const convgrad_problem& p, Function&& function) {
+  if (p.in_per_group == 1 && p.groups > 1) return by_dtype<Depthwise>(p.dtype, function);
+  return by_dtype<Grouped>(p.dtype, function);
 }
 
 }  // namespace
 
-int64_t CONVGRAD_NAME(convgrad_depthwise_workspace)(const convgrad_problem& problem) {
-  return by_dtype(problem.dtype, [&](auto* kernels) { return kernels->workspace(problem); });
+int64_t CONVGRAD_NAME(convgrad_workspace)(const convgrad_problem& problem) {
+  return by_problem(problem, [&](auto* kernels) { return kernels->workspace(problem); });
 }
 
-int32_t CONVGRAD_NAME(convgrad_depthwise)(const convgrad_problem& problem, const convgrad_tensors& tensors,
-                                          void* workspace, int64_t bytes) {
-  return by_dtype(problem.dtype,
-                  [&](auto* kernels) { return kernels->run(problem, tensors, static_cast<char*>(workspace), bytes); });
+int32_t CONVGRAD_NAME(convgrad_convolution)(const convgrad_problem& problem, const convgrad_tensors& tensors,
+                                            void* workspace, int64_t bytes) {
+  return by_problem(problem,
+                    [&](auto* kernels) { return kernels->run(problem, tensors, static_cast<char*>(workspace), bytes); });
 }

@@ -21,7 +21,10 @@ struct Case {
   int64_t in_pixels() const { return p.input[0] * p.input[1] * p.input[2]; }
   int64_t out_pixels() const { return p.output[0] * p.output[1] * p.output[2]; }
   int64_t elements() const { return p.kernel[0] * p.kernel[1] * p.kernel[2]; }
-  int64_t out_channels() const { return p.channels * p.multiplier; }
+  int64_t in_channels() const { return p.groups * p.in_per_group; }
+  int64_t out_channels() const { return p.groups * p.out_per_group; }
+  // The weight of output o, input i of its group, kernel element k.
+  int64_t weight(int64_t o, int64_t i, int64_t k) const { return at(o, i, k, p.in_per_group, elements()); }
   int64_t at(int64_t n, int64_t c, int64_t pixel, int64_t channels, int64_t pixels) const {
     return p.layout == CONVGRAD_CONTIGUOUS ? (n * channels + c) * pixels + pixel : (n * pixels + pixel) * channels + c;
   }
@@ -30,8 +33,14 @@ struct Case {
 Case draw(std::mt19937_64& rng) {
   auto pick = [&](int64_t low, int64_t high) { return low + int64_t(rng() % uint64_t(high - low + 1)); };
   Case c = {};
-  c.p.batch = pick(1, 5), c.p.channels = pick(0, 3) ? pick(1, 17) : pick(18, 70);
-  c.p.multiplier = pick(0, 3) ? 1 : pick(2, 3);
+  c.p.batch = pick(1, 5);
+  if (pick(0, 1)) {
+    c.p.groups = pick(0, 3) ? pick(2, 17) : pick(18, 70), c.p.in_per_group = 1;
+    c.p.out_per_group = pick(0, 3) ? 1 : pick(2, 3);
+  } else {
+    c.p.groups = pick(1, 9);
+    c.p.in_per_group = pick(0, 3) ? pick(1, 6) : pick(7, 16), c.p.out_per_group = pick(0, 3) ? pick(1, 6) : pick(7, 16);
+  }
   c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, 3)), c.p.threads = int32_t(pick(1, 4));
   const int dims = int(pick(1, 3));
   for (int d = 0; d < 3; ++d) {
@@ -40,7 +49,7 @@ Case draw(std::mt19937_64& rng) {
       c.p.kernel[d] = used ? pick(1, dims == 1 ? 11 : 7 - dims) : 1;
       c.p.stride[d] = used ? pick(1, 4) : 1, c.p.dilation[d] = used ? pick(1, 3) : 1;
       c.p.padding[d] = used ? pick(-2, 5) : 0;
-      c.p.input[d] = used ? pick(1, dims == 1 ? 150 : dims == 2 ? 20 : 8) : 1;
+      c.p.input[d] = used ? pick(1, dims == 1 ? 150 : dims == 2 ? 20 : 12) : 1;
       const int64_t room = c.p.input[d] + c.p.padding[d] + (used ? pick(-2, 5) : 0) -
                            (c.p.dilation[d] * (c.p.kernel[d] - 1) + 1);
       c.p.output[d] = room >= 0 ? room / c.p.stride[d] + 1 : 0;
@@ -71,10 +80,11 @@ void reference(const Case& c, const Integers& x, const Integers& w, const Intege
             from = from * p.input[d] + i;
           }
           if (!inside) continue;
-          const int64_t in = c.at(n, o / p.multiplier, from, p.channels, c.in_pixels());
-          y[out] += x[in] * w[o * c.elements() + k];
-          gx[in] += g[out] * w[o * c.elements() + k];
-          gw[o * c.elements() + k] += g[out] * x[in];
+          for (int64_t i = 0; i < p.in_per_group; ++i) {
+            const int64_t channel = o / p.out_per_group * p.in_per_group + i, weight = c.weight(o, i, k);
+            const int64_t in = c.at(n, channel, from, c.in_channels(), c.in_pixels());
+            y[out] += x[in] * w[weight], gx[in] += g[out] * w[weight], gw[weight] += g[out] * x[in];
+          }
         }
       }
 }
@@ -134,11 +144,12 @@ bool check(Case& c, std::mt19937_64& rng) {
     for (int64_t& e : v) e = int64_t(rng() % uint64_t(2 * most + 1)) - most;
     return v;
   };
-  const Integers x = fill(c.p.batch * c.p.channels * c.in_pixels()), w = fill(c.out_channels() * c.elements());
+  const Integers x = fill(c.p.batch * c.in_channels() * c.in_pixels());
+  const Integers w = fill(c.out_channels() * c.p.in_per_group * c.elements());
   const Integers g = fill(c.p.batch * c.out_channels() * c.out_pixels());
   Integers y(g.size()), gx(x.size()), gw(w.size()), gb(static_cast<size_t>(c.out_channels()));
   reference(c, x, w, g, y, gx, gw, gb);
-  const Integers biases[] = {fill(c.out_channels()), fill(c.p.channels)};  // of forward and of grad_input
+  const Integers biases[] = {fill(c.out_channels()), fill(c.in_channels())};  // of forward and of grad_input
   const Buffer<T> bb[] = {Buffer<T>(biases[0]), Buffer<T>(biases[1])};
   auto plus_bias = [&](Integers sums, const Integers& bias, int64_t channels, int64_t pixels) {
     for (int64_t n = 0; n < c.p.batch; ++n)
@@ -146,12 +157,12 @@ bool check(Case& c, std::mt19937_64& rng) {
         for (int64_t i = 0; i < pixels; ++i) sums[c.at(n, b, i, channels, pixels)] += bias[b];
     return sums;
   };
-  Integers input_sums(static_cast<size_t>(c.p.channels));
+  Integers input_sums(static_cast<size_t>(c.in_channels()));
   for (int64_t n = 0; n < c.p.batch; ++n)
-    for (int64_t b = 0; b < c.p.channels; ++b)
-      for (int64_t i = 0; i < c.in_pixels(); ++i) input_sums[b] += x[c.at(n, b, i, c.p.channels, c.in_pixels())];
+    for (int64_t b = 0; b < c.in_channels(); ++b)
+      for (int64_t i = 0; i < c.in_pixels(); ++i) input_sums[b] += x[c.at(n, b, i, c.in_channels(), c.in_pixels())];
   const Integers biased_y = plus_bias(y, biases[0], c.out_channels(), c.out_pixels());
-  const Integers biased_gx = plus_bias(gx, biases[1], c.p.channels, c.in_pixels());
+  const Integers biased_gx = plus_bias(gx, biases[1], c.in_channels(), c.in_pixels());
   const int asked[] = {CONVGRAD_FORWARD, CONVGRAD_GRAD_INPUT, CONVGRAD_GRAD_WEIGHT,
                        CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT | CONVGRAD_GRAD_BIAS,
                        CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT,
@@ -160,6 +171,8 @@ bool check(Case& c, std::mt19937_64& rng) {
   // Once more with a NaN in every operand, for the kernels' second way at borders: no comparison, the sanitizers watch.
   for (int run = 0; run < 2 * int(sizeof(asked) / sizeof(asked[0])); ++run) {
     const int outputs = asked[run / 2];
+    const bool depthwise = c.p.in_per_group == 1 && c.p.groups > 1;
+    if (!depthwise && outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS) continue;
     const bool compared = run % 2 == 0;
     c.p.outputs = outputs;
     const bool forward = outputs == CONVGRAD_FORWARD, bias = forward || outputs == CONVGRAD_GRAD_INPUT;
@@ -180,10 +193,10 @@ bool check(Case& c, std::mt19937_64& rng) {
                                 outputs & CONVGRAD_GRAD_INPUT ? rx.data.get() : nullptr,
                                 outputs & CONVGRAD_GRAD_WEIGHT ? rw.data.get() : nullptr,
                                 outputs & (CONVGRAD_GRAD_BIAS | CONVGRAD_TRANSPOSED_GRAD_BIAS) ? rb.data.get() : nullptr};
-    const int64_t bytes = convgrad_depthwise_workspace(&c.p);
+    const int64_t bytes = convgrad_workspace(&c.p);
     std::unique_ptr<char[]> workspace(new char[static_cast<size_t>(bytes)]);
-    if (convgrad_depthwise(&c.p, &t, workspace.get(), bytes - 1) != 1) return false;
-    if (convgrad_depthwise(&c.p, &t, workspace.get(), bytes) != 0) return false;
+    if (convgrad_convolution(&c.p, &t, workspace.get(), bytes - 1) != 1) return false;
+    if (convgrad_convolution(&c.p, &t, workspace.get(), bytes) != 0) return false;
     if (!compared) continue;
     if ((t.forward && !equal("forward", ry, bias ? biased_y : y)) ||
         (t.grad_input && !equal("grad_input", rx, bias ? biased_gx : gx)) ||
@@ -213,8 +226,9 @@ int main(int count, char** arguments) {
       Case c = draw(rng);
       if (!check(c, rng)) {
         const convgrad_problem& p = c.p;
-        fprintf(stderr, "%s, case %d: batch %d channels %d multiplier %d layout %d dtype %d outputs %d threads %d\n",
-                set, i, int(p.batch), int(p.channels), int(p.multiplier), p.layout, p.dtype, p.outputs, p.threads);
+        fprintf(stderr, "%s, case %d: batch %d groups %d x %d to %d layout %d dtype %d outputs %d threads %d\n", set, i,
+                int(p.batch), int(p.groups), int(p.in_per_group), int(p.out_per_group), p.layout, p.dtype, p.outputs,
+                p.threads);
         for (int d = 0; d < 3; ++d)
           fprintf(stderr, "  input %d kernel %d stride %d padding %d dilation %d output %d\n", int(p.input[d]),
                   int(p.kernel[d]), int(p.stride[d]), int(p.padding[d]), int(p.dilation[d]), int(p.output[d]));

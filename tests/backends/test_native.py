@@ -30,21 +30,26 @@ pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_a
 
 
 def problems(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[ConvProblem]:
-    """Depthwise problems of every kind: borders wider than the image, crops, strides that leave rows unread."""
+    """Depthwise and small-group problems: borders wider than the image, crops, strides that leave rows unread."""
+
+    # Groups, and input and output channels of each.
+    few = st.sampled_from([2, 3, 4, 5, 8, 9, 16, 23, 40, 70])
+    depthwise = st.tuples(few, st.just(1), st.sampled_from([1, 1, 1, 2, 3]))
+    group = st.sampled_from([1, 2, 2, 3, 4, 4, 5, 8, 8, 11, 16])
+    grouped = st.tuples(st.integers(1, 9), group, group)
 
     @st.composite
     def draw_one(draw: st.DrawFn) -> ConvProblem:
         ndim = draw(st.integers(1, 3))
-        channels = draw(st.sampled_from([2, 3, 4, 5, 8, 9, 16, 23, 40, 70]))
-        multiplier = draw(st.sampled_from([1, 1, 1, 2, 3]))
+        groups, inputs, outputs = draw(st.one_of(depthwise, grouped))
         longest = {1: 200, 2: 24, 3: 9}[ndim]
         dims = [draw(dimension(longest, {1: 12, 2: 8, 3: 4}[ndim])) for _ in range(ndim)]
         size, kernel, stride, padding, dilation, output = zip(*dims, strict=True)
         return ConvProblem(
             draw(st.integers(1, 5)),
-            channels,
-            channels * multiplier,
-            channels,
+            groups * inputs,
+            groups * outputs,
+            groups,
             size,
             kernel,
             stride,
@@ -160,7 +165,7 @@ def test_bias_is_added(pass_: str, layout: torch.memory_format, multiplier: int)
 
 
 @settings(max_examples=100)
-@given(p=problems(), threads=st.sampled_from([1, 3]))
+@given(p=problems().filter(lambda p: p.depthwise), threads=st.sampled_from([1, 3]))
 def test_the_bias_gradient_of_a_transposed_convolution_sums_the_input(p: ConvProblem, threads: int) -> None:
     x, w, g = operands(p, 1 if p.dtype.itemsize == 2 else 3)
     expected = reference(p, x, w, g)
@@ -175,12 +180,25 @@ def test_the_bias_gradient_of_a_transposed_convolution_sums_the_input(p: ConvPro
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("strides", ["sd1sh2sw1", "sd2sh1sw1", "sd2sh2sw1", "sd1sh1sw2", "sd3sh2sw3"])
+@pytest.mark.parametrize("width", [5, 9, 19])
+def test_rows_of_strided_volumes_do_not_run_into_each_other(strides: str, width: int) -> None:
+    for layout in ("", " channels_last"):
+        p = ConvProblem.parse(f"mb2g9ic18id7ih9iw{width}oc18kd3kh3kw3{strides}{layout}")
+        tensors = operands(p)
+        expected = reference(p, *tensors)
+        for name, result in everything(p, *tensors):
+            assert torch.equal(result, expected[name]), name
+
+
 def test_reasons_name_what_is_missing() -> None:
     p = ConvProblem(1, 4, 4, 4, (5,), (3,), (1,), ((1, 1),), (1,), (5,))
     outputs: tuple[Output, ...] = ("forward",)
     assert BACKEND.reasons_against(p, outputs, CPU) == []
     assert "on cuda" in BACKEND.reasons_against(p, outputs, torch.device("cuda"))[0]
-    assert "depthwise" in BACKEND.reasons_against(p.replace(groups=2), outputs, CPU)[0]
+    assert BACKEND.reasons_against(p.replace(groups=2), outputs, CPU) == []
+    dense = p.replace(groups=1, in_channels=17)
+    assert "17 input and 4 output channels" in BACKEND.reasons_against(dense, outputs, CPU)[0]
     assert "int64" in BACKEND.reasons_against(p.replace(dtype=torch.int64), outputs, CPU)[0]
 
 
@@ -195,6 +213,21 @@ def test_pytorch_keeps_what_it_does_as_fast() -> None:
         BACKEND.expected_speedup(volume, ("forward",), CPU) < 1 < BACKEND.expected_speedup(dilated, ("forward",), CPU)
     )
     assert BACKEND.expected_speedup(image.replace(dtype=torch.float64), ("forward",), CPU) > 1
+
+
+def test_pytorch_keeps_groups_of_8_and_strides_in_channels_last() -> None:
+    def taken(text: str, *outputs: Output) -> bool:
+        return BACKEND.expected_speedup(ConvProblem.parse(text), outputs, CPU) > 1
+
+    both: tuple[Output, ...] = ("grad_input", "grad_weight")
+    resnext = "mb16g32ic128ih56oc128kh3ph1"
+    assert all(taken(resnext + layout, *both) for layout in ("", " channels_last"))
+    assert all(taken(resnext, output) for output in ("forward", "grad_input", "grad_weight"))
+    assert not taken("mb16g32ic512ih14oc512kh3ph1", *both)
+    assert taken("mb16g64ic256ih28oc256kh3sh2ph1", *both)
+    assert not taken("mb16g64ic256ih28oc256kh3sh2ph1 channels_last", *both)
+    assert not taken("mb16g128ic512ih14oc512kh3ph1 channels_last", "grad_weight")
+    assert not taken("mb16ic4ih28oc4kh3ph1", "forward")
 
 
 def test_small_images_are_taken_where_four_threads_share_them() -> None:
@@ -282,7 +315,7 @@ def with_limits(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tenso
 
 
 @settings(max_examples=100)
-@given(p=problems(), threads=st.sampled_from([1, 3]), data=st.data())
+@given(p=problems().filter(lambda p: p.depthwise), threads=st.sampled_from([1, 3]), data=st.data())
 def test_infinity_and_nan_reach_what_they_are_multiplied_into(
     p: ConvProblem, threads: int, data: st.DataObject
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 __all__ = ["ABI", "Problem", "load", "pack_tensors", "select", "why_absent"]
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 2
+ABI = 3
 
 _SIZES = ctypes.c_int64 * 3
 
@@ -21,8 +21,9 @@ class Problem(ctypes.Structure):
 
     _fields_ = (
         ("batch", ctypes.c_int64),
-        ("channels", ctypes.c_int64),
-        ("multiplier", ctypes.c_int64),
+        ("groups", ctypes.c_int64),
+        ("in_per_group", ctypes.c_int64),
+        ("out_per_group", ctypes.c_int64),
         ("input", _SIZES),
         ("kernel", _SIZES),
         ("stride", _SIZES),
@@ -79,11 +80,11 @@ def _try_load() -> tuple[ctypes.CDLL | None, str]:
 def _declare(library: ctypes.CDLL) -> None:
     library.convgrad_instruction_set.restype = ctypes.c_char_p
     library.convgrad_select.argtypes = (ctypes.c_char_p,)
-    library.convgrad_depthwise_workspace.restype = ctypes.c_int64
-    library.convgrad_depthwise_workspace.argtypes = (ctypes.POINTER(Problem),)
-    library.convgrad_depthwise.restype = ctypes.c_int32
+    library.convgrad_workspace.restype = ctypes.c_int64
+    library.convgrad_workspace.argtypes = (ctypes.POINTER(Problem),)
+    library.convgrad_convolution.restype = ctypes.c_int32
     # Pointers travel as integers: ctypes then converts nothing on the way.
-    library.convgrad_depthwise.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    library.convgrad_convolution.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
 
 
 def load() -> ctypes.CDLL | None:

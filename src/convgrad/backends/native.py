@@ -1,4 +1,4 @@
-"""`native`: the compiled CPU kernels of ``csrc/`` for depthwise convolutions, through a plain C interface."""
+"""`native`: the compiled CPU kernels of ``csrc/`` for depthwise and small-group convolutions, through a C interface."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from .strides import usual_strides
 
 __all__ = ["NativeBackend", "use_instruction_set"]
 
+#: Most input or output channels a group, where a problem is not depthwise.
+MOST_A_GROUP = 16
+
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _OUTPUTS: dict[Output, int] = {"forward": 1, "grad_input": 2, "grad_weight": 4, "grad_bias": 8}
 _TRANSPOSED_GRAD_BIAS = 16  # the bias of a transposed convolution is added to what the plain problem calls its input
 
 
 class NativeBackend(Backend):
-    """Depthwise convolutions on the CPU, every pass, dtype, kernel, stride, dilation, padding and multiplier."""
+    """Depthwise convolutions and those with few channels a group on the CPU: every pass, dtype, kernel and stride."""
 
     name = "native"
-    summary = "compiled CPU kernels for depthwise convolutions"
+    summary = "compiled CPU kernels for depthwise and small-group convolutions"
     sweeps = (
         ("grad_input", "grad_weight"),
         ("grad_input", "grad_weight", "grad_bias"),
@@ -39,8 +42,14 @@ class NativeBackend(Backend):
         reasons = []
         if device.type != "cpu":
             reasons.append(f"it runs on the CPU, the tensors are on {device.type}")
-        if not problem.depthwise:
-            reasons.append("it computes depthwise convolutions only (in_channels == groups > 1)")
+        if not problem.depthwise and max(_group(problem)) > MOST_A_GROUP:
+            inputs, outputs_ = _group(problem)
+            reasons.append(
+                f"it computes depthwise convolutions and those with at most {MOST_A_GROUP} channels a group, "
+                f"here a group has {inputs} input and {outputs_} output channels"
+            )
+        if not problem.depthwise and "grad_bias" in outputs and problem.transposed:
+            reasons.append("where a group has several channels, it sums the bias gradient of plain convolutions only")
         if problem.dtype not in _DTYPES:
             reasons.append(f"it has no kernels for {problem.dtype}, only for float32, float64, bfloat16 and float16")
         if absent := library.why_absent():
@@ -86,6 +95,8 @@ class NativeBackend(Backend):
         images, and nothing comparable for the weight gradient of a wide kernel, for sequences, volumes, dilation,
         multipliers and the other dtypes. Small contiguous images are ours only where four threads share the work.
         """
+        if not problem.depthwise:
+            return _grouped_speedup(problem, outputs)
         taps, pixels = prod(problem.kernel_size), prod(problem.output_size)
         one_to_one = problem.dtype is torch.float32 and problem.in_channels == problem.out_channels
         dilated_volume = problem.ndim == 3 and max(problem.dilation) > 1
@@ -110,6 +121,33 @@ class NativeBackend(Backend):
         return 1.2
 
 
+def _group(p: ConvProblem) -> tuple[int, int]:
+    """Input and output channels of a group."""
+    return p.in_channels // p.groups, p.out_channels // p.groups
+
+
+def _grouped_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
+    """What `benchmarks/cpu.py --groups` found: PyTorch is fast for float32 where a group has a multiple of 8 input and
+    of 8 output channels, and in channels_last at strides and at the weight gradient of small images.
+    """
+    pixels, strided = prod(p.output_size), max(p.stride) > 1
+    if p.groups == 1:
+        return 0.9  # dense: PyTorch's matrix products are not slow
+    if p.dtype is not torch.float32:
+        return 0.9 if p.channels_last and strided else 1.5
+    if max(p.dilation) > 1 and "grad_weight" in outputs and not strided:
+        return 2.0
+    if all(channels % 8 == 0 for channels in _group(p)):
+        gains = outputs in (("forward",), ("grad_input",)) or torch.get_num_threads() >= 4
+        large = pixels >= 700 and not strided and not p.channels_last
+        return 1.2 if gains and large and max(_group(p)) == 8 else 0.9
+    if p.channels_last and (strided or (outputs == ("grad_weight",) and pixels < 700)):
+        return 0.9
+    if outputs == ("grad_weight",) and pixels < 150:
+        return 0.9
+    return 1.5
+
+
 def _off_the_fast_path(p: ConvProblem) -> bool:
     """Whether PyTorch has no fast CPU kernels for any pass of this depthwise problem."""
     fast = (
@@ -131,8 +169,8 @@ class _Call:
             raise RuntimeError(library.why_absent())
         self._filled = _fill(problem, outputs, threads)  # kept: the address points to it
         self._address = ctypes.addressof(self._filled)
-        self._function = loaded.convgrad_depthwise
-        self.workspace_bytes: int = loaded.convgrad_depthwise_workspace(self._filled)
+        self._function = loaded.convgrad_convolution
+        self.workspace_bytes: int = loaded.convgrad_workspace(self._filled)
         self._results = [_result(problem, output) for output in outputs]
         #: Where the results' addresses go in `pack_tensors`: one entry a result of the library.
         self._places = [outputs.index(output) if output in outputs else None for output in _OUTPUTS]
@@ -189,8 +227,9 @@ def _fill(problem: ConvProblem, outputs: tuple[Output, ...], threads: int) -> li
         return (missing,) * (3 - len(values)) + values
 
     filled = library.Problem()
-    filled.batch, filled.channels = problem.batch, problem.in_channels
-    filled.multiplier = problem.out_channels // problem.in_channels
+    filled.batch, filled.groups = problem.batch, problem.groups
+    filled.in_per_group = problem.in_channels // problem.groups
+    filled.out_per_group = problem.out_channels // problem.groups
     filled.input[:] = three(problem.input_size, 1)
     filled.kernel[:] = three(problem.kernel_size, 1)
     filled.stride[:] = three(problem.stride, 1)

@@ -1,0 +1,71 @@
+// How a grouped problem is cut up: blocks of groups, tiles, images a unit. Integers only.
+#pragma once
+
+#include "plan.h"
+
+namespace {
+
+// A plan whose `lanes` are the input channels of a block of groups, of all images of a unit.
+struct GroupedPlan : Plan {
+  int64_t groups, in_per_group, out_per_group;
+  int64_t block_groups;  // groups in a block
+  int64_t phases[3];     // of the input: positions that the same kernel elements can reach
+  int64_t plane[3];      // extent of one phase of the packed input
+  int64_t slack;         // elements after a packed channel: a vector
+
+  Range block(int64_t i) const { return {i * block_groups, least(groups, (i + 1) * block_groups)}; }
+  // Elements of a packed channel of a unit: all images, all phases.
+  int64_t input_channel() const {
+    return images * phases[0] * phases[1] * phases[2] * plane[0] * plane[1] * plane[2] + slack;
+  }
+  int64_t output_channel() const { return images * output_extent[0] * output_extent[1] * output_extent[2] + slack; }
+  int64_t group_weights() const { return in_per_group * out_per_group * kernel_elements; }
+  // A group's sums: its weights [output][input][kernel element], then its bias.
+  int64_t group_sums() const { return group_weights() + out_per_group; }
+
+  int64_t weight_element(int64_t group, int64_t o, int64_t i, int64_t k) const {
+    const int64_t out = group * out_per_group + o;
+    if (channels_last) return (out * kernel_elements + k) * in_per_group + i;
+    return (out * in_per_group + i) * kernel_elements + k;
+  }
+};
+
+// Units of less than this many pixels take several images: the sums of a block of weights are loaded and stored once
+// a unit.
+constexpr int64_t kUnitPixels = 256;
+
+inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, int64_t element_bytes) {
+  GroupedPlan p = {};
+  p.batch = q.batch, p.groups = q.groups, p.in_per_group = q.in_per_group, p.out_per_group = q.out_per_group;
+  p.channels = p.groups * p.in_per_group, p.multiplier = ceil_div(p.out_per_group, p.in_per_group);
+  p.kernel_elements = 1, p.slack = vector;
+  int64_t pixels = 1;
+  for (int d = 0; d < 3; ++d) {
+    p.axis[d] = {q.input[d], q.kernel[d], q.stride[d], q.padding[d], q.dilation[d], q.output[d]};
+    p.kernel_elements *= q.kernel[d], pixels *= q.output[d];
+    p.phases[d] = least(q.kernel[d], q.stride[d] / Axis::gcd(q.stride[d], q.dilation[d]));
+  }
+  p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
+  p.outputs = q.outputs, p.threads = q.threads;
+
+  // In channels_last a block has whole cache lines of channels, which are transposed together.
+  const int64_t line = most(vector, 64 / element_bytes), budget = kTileBytes / element_bytes;
+  p.block_groups = p.channels_last ? least(p.groups, ceil_div(line, least(p.in_per_group, p.out_per_group))) : 1;
+  p.lane_blocks = ceil_div(p.groups, p.block_groups);
+  p.images = least(ceil_div(kUnitPixels, pixels), most(1, p.batch * p.lane_blocks / (4 * p.threads)));
+  p.images = least(p.images, p.batch);
+  p.lanes = p.block_groups * p.in_per_group * p.images;
+  p.image_blocks = ceil_div(p.batch, p.images);
+  choose_bands(p, budget, ceil_div(2 * p.threads, p.lane_blocks * p.image_blocks));
+  p.tiles = p.bands[0] * p.bands[1] * p.bands[2];
+  for (int d = 0; d < 3; ++d)
+    for (int64_t b = 0; b < p.bands[d]; ++b) {
+      const Span s = p.span(d, b);
+      p.plane[d] = most(p.plane[d], ceil_div(s.input.size(), p.axis[d].stride));
+      p.output_extent[d] = most(p.output_extent[d], s.grad_output.size());
+    }
+  p.segments = least(p.units(), ceil_div(p.threads == 1 ? 1 : 8 * p.threads, p.lane_blocks));
+  return p;
+}
+
+}  // namespace
