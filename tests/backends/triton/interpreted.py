@@ -142,15 +142,19 @@ def test_the_check_of_first_use(what: str, layout: bool, strided: bool, monkeypa
     from convgrad.backends.triton import launch, selfcheck
 
     assert selfcheck.first_fault(what, torch.float32, layout, strided, CPU) is None
-    name = "sweep" if what == "sweep" else "output"
-    right = getattr(launch, name)
+    right = launch.bound
 
-    def wrong(*args: object) -> object:
-        result = right(*args)
-        (result[1] if what == "sweep" else result).view(-1)[-1] += 1
-        return result
+    def bound(*args: object) -> object:
+        call = right(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(launch, name, wrong)
+        def wrong(*tensors: object) -> object:
+            result = call(*tensors)
+            (result[1] if what == "sweep" else result).view(-1)[-1] += 1
+            return result
+
+        return wrong
+
+    monkeypatch.setattr(launch, "bound", bound)
     fault = selfcheck.first_fault(what, torch.float32, layout, strided, CPU)
     assert fault is not None
     assert "1 of" in fault

@@ -32,7 +32,7 @@ def integers(problem: ConvProblem, slot: str, seed: int) -> Tensor:
 
 def first_fault(what: str, dtype: torch.dtype, channels_last: bool, strided: bool, device: torch.device) -> str | None:
     """What is wrong with the kernels behind a pass (or ``"sweep"``) on a device, or None."""
-    from . import _run, _sweep
+    from . import _bound, _bound_sweep
 
     problem = tiny(dtype, channels_last, strided)
     here = {slot: integers(problem, slot, seed) for seed, slot in enumerate(("input", "weight", "grad_output"))}
@@ -46,10 +46,10 @@ def first_fault(what: str, dtype: torch.dtype, channels_last: bool, strided: boo
     outputs: tuple[Output, ...] = ("grad_input", "grad_weight") if what == "sweep" else (cast(Output, what),)
     try:
         if what == "sweep":
-            got = _sweep(problem, outputs, there["grad_output"], there["input"], there["weight"], None)
+            got = _bound_sweep(problem, outputs)(there["grad_output"], there["input"], there["weight"], None)
         else:
             first, second = _OPERANDS[what]
-            got = (_run(problem, cast(Pass, what), there[first], there[second], None, None),)
+            got = (_bound(problem, cast(Pass, what))(there[first], there[second], None, None),)
         answers = [tensor.cpu() for tensor in got]
     except Exception as error:  # whatever the compiler or the driver raises: this backend must not be used
         return f"its {what} kernel failed on {device}: {type(error).__name__}: {str(error).splitlines()[0][:200]}"
