@@ -106,13 +106,13 @@ class Result:
         self._launches: dict[object, Launch] = {}
 
     def __call__(self, source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        launch = self._launches.get((source.stride(), bias is None))
-        if launch is None:
-            source = ready(self._problem, source, self._lanes)
-            launch = self._launches.get((source.stride(), bias is None)) or self._prepare(source, bias is not None)
         p = self._problem
         device = source.device
-        out = torch.empty(self._shape, dtype=p.dtype, device=device, memory_format=p.memory_format)
+        out = empty(p, self._shape, device)
+        launch = self._launches.get((source.stride(), bias is None))
+        if launch is None:
+            source = ready(p, source, self._lanes)
+            launch = self._launches.get((source.stride(), bias is None)) or self._prepare(source, out, bias is not None)
         weight = filter_of(weight, self._lanes)
         added = weight if bias is None else bias.contiguous()
         addresses = (source.data_ptr(), weight.data_ptr(), added.data_ptr(), out.data_ptr())
@@ -120,12 +120,12 @@ class Result:
             launch.first(source, weight, added, out)
         return out
 
-    def _prepare(self, source: Tensor, with_bias: bool) -> Launch:
+    def _prepare(self, source: Tensor, out: Tensor, with_bias: bool) -> Launch:
         p = self._problem
         g = geometry(p, adjoint=self._adjoint, channel_lanes=self._lanes, wide=needs_wide(source))
         arguments = {
             **_strides("src", view_5d(g, source)),
-            **_strides("out", view_5d(g, empty(p, self._shape, source.new_empty(0, device="meta")))),
+            **_strides("out", view_5d(g, out)),
             **_weight_strides(g),
             "HAS_BIAS": with_bias,
         }
@@ -180,41 +180,41 @@ class Sum:
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """grad_input (for a sweep), grad_weight and grad_bias (if asked for)."""
         p = self._problem
+        device = source.device
+        out = empty(p, p.input_shape, device) if self._sweep else None
         known = self._shares.get((source.stride(), centre.stride()))
         if known is None:
             lanes = p.channels_last if self._sweep else channel_lanes(p, source, centre)
             source, centre = ready(p, source, lanes), ready(p, centre, lanes)
-            known = self._shares.get((source.stride(), centre.stride())) or self._prepare(source, centre, lanes)
-        result = torch.empty(p.weight_shape, dtype=p.dtype, device=source.device)  # [C_out, 1, *k]
+            known = self._shares.get((source.stride(), centre.stride())) or self._prepare(source, centre, out, lanes)
+        result = torch.empty(p.weight_shape, dtype=p.dtype, device=device)  # [C_out, 1, *k]
         bias = result.new_empty(result.shape[0]) if self._with_bias else None
         shares, bias_shares = result, result if bias is None else bias
         if known.values:
             if workspace is None:
-                shares = torch.empty(known.values, dtype=self._accumulated, device=source.device)
+                shares = torch.empty(known.values, dtype=self._accumulated, device=device)
             else:
                 shares = workspace.view(self._accumulated)
             bias_shares = shares if bias is None else shares[known.before_bias :]
-        out = empty(p, p.input_shape, source) if self._sweep else source
         flat = source if weight is None else filter_of(weight, known.lanes)
-        _start(known.main, source, centre, flat, out, shares, bias_shares)
+        _start(known.main, source, centre, flat, source if out is None else out, shares, bias_shares)
         if known.add is not None:
             _start(known.add, shares, result)
         if known.add_bias is not None and bias is not None:
             _start(known.add_bias, bias_shares, bias)
         # [C, 1, *k] has the same strides in every format.
-        return (out if self._sweep else None), result, bias
+        return out, result, bias
 
-    def _prepare(self, source: Tensor, centre: Tensor, lanes: bool) -> Shares:
+    def _prepare(self, source: Tensor, centre: Tensor, out: Tensor | None, lanes: bool) -> Shares:
         p, use = self._problem, "sweep" if self._sweep else "sum"
         g = geometry(p, adjoint=self._sweep, channel_lanes=lanes, wide=needs_wide(source, centre))
         tile = fixed(g, use)
         count, elements = parts(g, tile), g.kernel_elements
         share_c, share_k = (1, g.channels) if lanes and count > 1 else (elements, 1)
-        out = empty(p, p.input_shape, source.new_empty(0, device="meta")) if self._sweep else source
         arguments = {
             **_strides("src", view_5d(g, source)),
             **_strides("centre", view_5d(g, centre)),
-            **_strides("out", view_5d(g, out)),
+            **_strides("out", view_5d(g, source if out is None else out)),
             **(_weight_strides(g) if self._sweep else {"weight_c": 0, "weight_k": 0}),
             "share_c": share_c,
             "share_k": share_k,

@@ -46,9 +46,9 @@ def channel_lanes(problem: ConvProblem, *operands: Tensor) -> bool:
     return problem.channels_last or all(_neighbours(t, 1) for t in operands)
 
 
-def empty(problem: ConvProblem, shape: tuple[int, ...], like: Tensor) -> Tensor:
+def empty(problem: ConvProblem, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """Memory for a result, in the problem's layout."""
-    return torch.empty(shape, dtype=problem.dtype, device=like.device, memory_format=problem.memory_format)
+    return torch.empty(shape, dtype=problem.dtype, device=device, memory_format=problem.memory_format)
 
 
 def filter_of(weight: Tensor, channel_lanes: bool) -> Tensor:

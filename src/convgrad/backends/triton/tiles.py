@@ -21,6 +21,8 @@ _WARPS = 4224  # warps that fill a large GPU: 132 multiprocessors x 32
 UNROLLED = 49  # kernel positions whose sums one program keeps: 7 x 7
 UNROLLED_CHANNELS = 27  # the same for a sweep whose lanes are channels: 3 x 3 x 3. At 49 ptxas spills
 _UNROLLED_RESULT = 9  # kernel positions that are unrolled where nothing is kept for them: 3 x 3
+_UNROLLED_CHUNK = 64  # kernel positions of one of several chunks of a sum
+_UNROLLED_ROWS = 32  # of a kernel, at most
 
 
 class Tile(NamedTuple):
@@ -68,14 +70,14 @@ def _taps(g: Geometry, use: Use) -> tuple[int, int, int]:
     """Kernel positions that one program unrolls."""
     depth, height, width = g.field("taps")
     if use == "result":  # the others are a loop around them
-        th = min(height, 32)
+        th = min(height, _UNROLLED_ROWS)
         return 1, th, width if height * width <= _UNROLLED_RESULT else max(1, min(width, _UNROLLED_RESULT // th))
     if depth * height * width <= UNROLLED:
         return depth, height, width
     if height * width <= UNROLLED:
         return 1, height, width
-    th = min(height, 32)
-    chunks = -(-width // max(1, 64 // th))
+    th = min(height, _UNROLLED_ROWS)
+    chunks = -(-width // max(1, _UNROLLED_CHUNK // th))
     return 1, th, -(-width // chunks)
 
 
