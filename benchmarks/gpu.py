@@ -130,7 +130,7 @@ def compile_table(run: Run) -> None:
     args = run.args
     texts = [str(p) for problem in run.table if missing(run, problem) for p in layouts(problem).values()]
     given = (args.backend, args.device, args.tune)
-    run.state["compiled"] = in_parallel(warm, texts, given, args.workers, run.at(0.3))
+    run.state["compiled"] = in_parallel(warm, texts, given, args.workers, run.at(0.25))
 
 
 def conformance(run: Run) -> None:
@@ -142,7 +142,7 @@ def conformance(run: Run) -> None:
     texts = [str(p) for p in default_problems() if p.in_channels == p.groups]
     if args.dry_run:
         texts = texts[:2]
-    run.state["conformance"] = in_parallel(conform, texts, (args.backend, args.device), args.workers, run.at(0.6))
+    run.state["conformance"] = in_parallel(conform, texts, (args.backend, args.device), args.workers, run.at(0.5))
 
 
 def graphs(run: Run) -> None:
@@ -170,11 +170,12 @@ def missing(run: Run, problem: ConvProblem) -> list[str]:
 
 
 def rows(run: Run) -> None:
-    """The table, row after row; 20 seconds are kept for the graphs."""
+    """The table, row after row; a minute is kept for the graphs."""
     args, worker = run.args, Worker()
+    kept = 60.0 if args.device == "cuda" else 0.0
     for problem in run.table:
         for what in missing(run, problem):
-            limit = min(_ROW_LIMIT, run.left - 20)
+            limit = min(_ROW_LIMIT, run.left - kept)
             if limit < 3:
                 print("The time is up; the rest was not measured.")
                 worker.stop()

@@ -20,8 +20,16 @@ class StubDriver:
 
     def __init__(self, started: list[tuple[Any, ...]]) -> None:
         self.started = started
+        #: Of the kernels that are loaded next; 0 for all others.
+        self.spills: list[int] = []
         self.utils = SimpleNamespace(
-            load_binary=lambda name, kernel, shared, device: (1, name, 32, 0, 1024),
+            load_binary=lambda name, kernel, shared, device: (
+                1,
+                name,
+                32,
+                self.spills.pop() if self.spills else 0,
+                1024,
+            ),
             unload_module=lambda *_: None,
             get_device_properties=lambda device: {"max_shared_mem": 1 << 18},
         )
@@ -30,7 +38,7 @@ class StubDriver:
         def launch(x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
             # packed metadata, launch metadata, the two hooks of a profiler, and then the kernel's own arguments
             arguments = tuple(a.data_ptr() if hasattr(a, "data_ptr") else a for a in rest[4:])
-            self.started.append((function, (x, y, z), src, arguments))
+            self.started.append((function, (x, y, z), src, arguments, metadata.maxnreg))
 
         return launch
 

@@ -55,7 +55,7 @@ def call(backend: TritonBackend, problem: ConvProblem, what: str, shift: int = 0
 def seen(entries: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Of each start: the function, the grid, and the arguments behind the addresses."""
     pointers = {"correlate": 4, "correlate_sum": 6, "add_shares": 2}
-    return [(name, grid, arguments[pointers[name] :]) for name, grid, _, arguments in entries]
+    return [(name, grid, arguments[pointers[name] :]) for name, grid, _, arguments, _ in entries]
 
 
 @pytest.mark.parametrize("problem", [PROBLEM, CHANNELS_LAST], ids=["contiguous", "channels_last"])
@@ -120,6 +120,15 @@ def test_hooks_of_a_profiler_are_called(started: list[tuple[Any, ...]], monkeypa
         call(backend, CHANNELS_LAST.replace(batch=3), "forward")
         call(backend, CHANNELS_LAST.replace(batch=3), "forward")
     assert entered == [None, None, "correlate", "correlate"]
+
+
+def test_a_kernel_that_spills_is_compiled_with_all_registers(started: list[tuple[Any, ...]]) -> None:
+    triton.runtime.driver.active.spills.append(2)
+    backend = TritonBackend()
+    for _ in range(3):
+        call(backend, PROBLEM, "forward")
+    assert [entry[4] for entry in started] == [None, 255, 255, 255]
+    assert len({entry[2:3] for entry in started[1:]}) == 1
 
 
 def test_nothing_is_tuned_during_a_capture(started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ...problem import PASSES
+from .start import ALL_REGISTERS
 from .variants import MATRIX, Variant, variants
 
 __all__ = ["TARGETS", "Resources", "Row", "compile_variant", "main", "resources", "rows"]
@@ -69,13 +70,13 @@ class Row(NamedTuple):
         return said
 
 
-def compile_variant(variant: Variant, target: GPUTarget) -> Any:
-    """Compile one variant for a chip that need not be here."""
+def compile_variant(variant: Variant, target: GPUTarget, more: dict[str, int] | None = None) -> Any:
+    """Compile one variant for a chip that need not be here, with more of Triton's options."""
     attributes = {(i,): [["tt.divisibility", 16]] for i in variant.divisible}
     source = ASTSource(
         variant.kernel, dict(variant.signature), constexprs=dict(variant.constants), attrs=attributes
     )  # fmt: skip
-    options = {"num_warps": variant.warps, "num_stages": 1, "enable_fp_fusion": True}
+    options = {"num_warps": variant.warps, "num_stages": 1, "enable_fp_fusion": True, **(more or {})}
     return triton.compile(source, target=target, options=options)
 
 
@@ -112,6 +113,8 @@ def _examine(variant: Variant, names: Sequence[str]) -> dict[str, Resources]:
     for name in names:
         target = TARGETS[name][0]
         found[name] = resources(compile_variant(variant, target), target)
+        if found[name].spills and target.backend == "cuda":  # as the launcher does
+            found[name] = resources(compile_variant(variant, target, ALL_REGISTERS), target)
     return found
 
 

@@ -18,8 +18,11 @@ import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-__all__ = ["Call", "Launch", "capturing", "recording"]
+__all__ = ["ALL_REGISTERS", "Call", "Launch", "capturing", "recording"]
 
+#: ptxas spills a few bytes where that lets one more program run beside the others. Where it does, it is told to take
+#: all the registers that a thread can have.
+ALL_REGISTERS = {"maxnreg": 255}
 _ALIGNED = 15  # the bits of an address that are zero when it is divisible by 16
 
 
@@ -118,7 +121,10 @@ class Launch:
         device = tensors[0].device
         index = device.index
         with on_device(index):
-            compiled = self._tuned(given) if self._tune and not capturing(device) else self._compiled(given)
+            captured = capturing(device)
+            compiled = self._compiled(given) if self._tune is None or captured else self._tuned(given)
+            if not captured and _spills(compiled):  # the result is written once more, and is the same
+                compiled = self._compiled(given, ALL_REGISTERS)
         if not isinstance(compiled, CompiledKernel):  # the interpreter
             return
         addresses = [t.data_ptr() for t in tensors]
@@ -128,9 +134,9 @@ class Launch:
         run = compiled[(self._programs(self._tile), 1, 1)]
         self._started[index if all(flags) else (index, *flags)] = (run, rest)
 
-    def _compiled(self, given: dict[str, Any]) -> Any:
+    def _compiled(self, given: dict[str, Any], options: dict[str, int] | None = None) -> Any:
         grid = (self._programs(self._tile),)
-        return self._kernel[grid](**given, **self._tile, num_stages=1, enable_fp_fusion=True)
+        return self._kernel[grid](**given, **self._tile, **(options or {}), num_stages=1, enable_fp_fusion=True)
 
     def _tuned(self, given: dict[str, Any]) -> Any:
         """Let the tuner find a tile, and keep that one from now on."""
@@ -142,3 +148,10 @@ class Launch:
         self._tune = None
         self._started.clear()
         return compiled
+
+
+def _spills(compiled: Any) -> bool:
+    """Whether a kernel for an NVIDIA chip keeps registers in memory; only its compiler takes `ALL_REGISTERS`."""
+    if not isinstance(compiled, CompiledKernel) or compiled.metadata.target.backend != "cuda":
+        return False
+    return bool(getattr(compiled, "n_spills", 0))

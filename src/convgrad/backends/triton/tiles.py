@@ -98,13 +98,15 @@ def _registers(g: Geometry, use: Use, rows: int, each: int, taps: tuple[int, int
     loaded = (rows - 1) * height.src_step + (taps[1] - 1) * abs(height.tap_step) + 1
     loaded = min(loaded, rows * taps[1])
     if use == "result":
-        kept, room = loaded + taps[1] + rows // 2, 80
+        kept, room = loaded + taps[1] + rows // 2, 80 if height.src_step <= 2 else 72
     else:
         sums = taps[0] * taps[1] * taps[2]
         kept, room = (
             sums + rows * (2 if use == "sweep" else 1) + loaded,
             120 if sums <= 9 else 78 if use == "sum" else 66,
         )
+        if g.phases > 1 and g.kept[0] >= 0:  # masks and offsets of three dimensions
+            room = room * 3 // 4
     return each * kept * (2 if g.double else 1) / room
 
 
