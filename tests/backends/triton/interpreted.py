@@ -137,8 +137,8 @@ def test_the_check_of_first_use(what: str, layout: bool, strided: bool, monkeypa
     assert selfcheck.first_fault(what, torch.float32, layout, strided, CPU) is None
     right = launch.bound
 
-    def bound(*args: object) -> object:
-        call = right(*args)  # type: ignore[arg-type]
+    def bound(*args: object, **options: bool) -> object:
+        call = right(*args, **options)  # type: ignore[arg-type]
 
         def wrong(*tensors: object) -> object:
             result = call(*tensors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ triton = pytest.importorskip("triton")
 
 from stubbed import install  # noqa: E402 - it needs triton; it lies beside this file
 
-from convgrad.backends.triton import TritonBackend, launch, start, tuning  # noqa: E402
+from convgrad.backends.triton import TritonBackend, launch, start, tiles, tuning  # noqa: E402
 from convgrad.problem import OPERANDS, PASSES, ConvProblem  # noqa: E402
 
 PROBLEM = ConvProblem.parse("g8ic8oc8mb2ih9iw11kh3kw3ph1pw1")
@@ -23,11 +24,15 @@ CHANNELS_LAST = PROBLEM.replace(memory_format=torch.channels_last)
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, ...]]]:
+def started(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[list[tuple[Any, ...]]]:
     """What the driver was asked to start; nothing is known of an earlier test's driver."""
+    kept = getattr(request.config, "cache", None)
+    if kept is not None:
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(kept.mkdir("triton")))
 
     def forget() -> None:
         launch._bound.cache_clear()
+        tuning.tuner.cache_clear()
         for kernel in (launch.kernels.correlate, *(getattr(launch.grad_weight_kernels, name) for name in SUMS)):
             kernel.device_caches.clear()
 
@@ -53,9 +58,9 @@ def call(backend: TritonBackend, problem: ConvProblem, what: str, shift: int = 0
 
 
 def seen(entries: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Of each start: the function, the grid, and the arguments behind the addresses."""
+    """Of each start: the function, the grid, the arguments behind the addresses, and the warps."""
     pointers = {"correlate": 4, "correlate_sum": 6, "add_shares": 2}
-    return [(name, grid, arguments[pointers[name] :]) for name, grid, _, arguments, _ in entries]
+    return [(n, grid, arguments[pointers[n] :], how.num_warps) for n, grid, _, arguments, how in entries]
 
 
 @pytest.mark.parametrize("problem", [PROBLEM, CHANNELS_LAST], ids=["contiguous", "channels_last"])
@@ -127,7 +132,7 @@ def test_a_kernel_that_spills_is_compiled_with_all_registers(started: list[tuple
     backend = TritonBackend()
     for _ in range(3):
         call(backend, PROBLEM, "forward")
-    assert [entry[4] for entry in started] == [None, 255, 255, 255]
+    assert [entry[4].maxnreg for entry in started] == [None, 255, 255, 255]
     assert len({entry[2:3] for entry in started[1:]}) == 1
 
 
@@ -158,6 +163,26 @@ def test_nothing_is_tuned_during_a_capture(started: list[tuple[Any, ...]], monke
     assert asked == ["tuned"]
     tiles = [entry[2][-5:] for entry in seen(started)]
     assert tiles[0] == tiles[1] != tiles[2] == tiles[3] == tiles[4] == (3, 1, 32, 3, 3)
+
+
+@pytest.mark.parametrize("what", ["grad_input", "sweep+bias"])
+def test_tuning_keeps_the_fastest(
+    what: str, started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Triton's own tuner, with a clock that prefers the last candidate; later calls go to that kernel directly."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # the tuner's answers are kept there, too
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(tuning, "candidates", lambda g, use: tiles.candidates(g, use)[:2])
+    backend = TritonBackend()
+    call(backend, PROBLEM, what)
+    tuned = [entry for entry in seen(started) if entry[0] != "add_shares"]
+    assert len(tuned) == 3  # two that were measured, and the one that was kept
+    assert tuned[0] != tuned[1] == tuned[2]
+    started.clear()
+    for _ in range(2):
+        call(backend, PROBLEM, what)
+    again = [entry for entry in seen(started) if entry[0] != "add_shares"]
+    assert again == [tuned[2]] * 2
 
 
 def test_when_it_may_tune(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -202,20 +202,22 @@ def against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str
     return reasons
 
 
-def _bound(problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
+def _bound(problem: ConvProblem, pass_: Pass, *, fixed_tiles: bool = False) -> Callable[..., Tensor]:
     """A pass with the problem fixed, without asking for trust."""
     from . import launch
 
-    call = launch.bound(problem, pass_)
+    call = launch.bound(problem, pass_, fixed_tiles=fixed_tiles)
     if pass_ == "grad_weight":
         return lambda grad_output, input, bias, workspace: call(input, grad_output, None, workspace)[1]
     return lambda a, b, bias, workspace: call(a, b, bias)
 
 
-def _bound_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
+def _bound_sweep(
+    problem: ConvProblem, outputs: tuple[Output, ...], *, fixed_tiles: bool = False
+) -> Callable[..., tuple[Tensor, ...]]:
     from . import launch
 
     if "grad_bias" in outputs:
-        return launch.bound(problem, "sweep+bias")
-    call = launch.bound(problem, "sweep")
+        return launch.bound(problem, "sweep+bias", fixed_tiles=fixed_tiles)
+    call = launch.bound(problem, "sweep", fixed_tiles=fixed_tiles)
     return lambda grad_output, input, weight, workspace: call(grad_output, input, weight, workspace)[:2]

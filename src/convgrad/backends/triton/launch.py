@@ -264,9 +264,9 @@ def _bound(problem: ConvProblem, what: What, tune: bool) -> Callable[..., Any]:
     return Sum(problem, sweep=True, with_bias=what == "sweep+bias", tune=tune)
 
 
-def bound(problem: ConvProblem, what: What) -> Callable[..., Any]:
+def bound(problem: ConvProblem, what: What, *, fixed_tiles: bool = False) -> Callable[..., Any]:
     """A `Result` or a `Sum` under PyTorch's flags as they are now; made once and remembered."""
-    return _bound(problem, what, may_tune())
+    return _bound(problem, what, not fixed_tiles and may_tune())
 
 
 def output(problem: ConvProblem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
