@@ -123,7 +123,7 @@ class TritonBackend(Backend):
             if a.device not in trusted and self._trust(problem, pass_, a.device):
                 trusted.add(a.device)
             if not ready:
-                ready.append(_bound(problem, pass_))
+                ready.append(self._made(problem, pass_))
             return ready[0](a, b, bias, workspace)
 
         return run
@@ -165,25 +165,40 @@ class TritonBackend(Backend):
         Raises:
             BackendError: it came out wrong, now or before.
         """
-        key = (device, what, problem.dtype, problem.channels_last, any(s > 1 for s in problem.stride))
+        key = self._trusted_by(problem, what, device)
         if key in self._trusted:
             return True
         if device in self._banned:
-            raise BackendError(f"triton: {self._banned[device]}")
+            raise BackendError(f"{self.name}: {self._banned[device]}")
         if device.type == "cpu":  # the interpreter, in a test that checks the result anyway
             return True
         from .launch import capturing
 
         if capturing(device):
             return False  # nothing may be waited for now; the check comes with the first call outside a capture
-        from .selfcheck import first_fault
-
-        fault = first_fault(what, problem.dtype, problem.channels_last, key[-1] is True, device)
+        fault = self._fault(problem, what, device)
         if fault is not None:
             self._banned[device] = fault
-            raise BackendError(f"triton: {fault}")
+            raise BackendError(f"{self.name}: {fault}")
         self._trusted.add(key)
         return True
+
+    # ---- which kernels -----------------------------------------------------------------------------
+
+    def _made(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
+        """A function of (a, b, bias, workspace) for a pass with the problem fixed, without asking for trust."""
+        return _bound(problem, pass_)
+
+    def _trusted_by(self, problem: ConvProblem, what: str, device: torch.device) -> tuple[object, ...]:
+        """What kernels that are trusted together have in common."""
+        return (device, what, problem.dtype, problem.channels_last, any(s > 1 for s in problem.stride))
+
+    def _fault(self, problem: ConvProblem, what: str, device: torch.device) -> str | None:
+        """What is wrong with the kernels of a pass, or of ``"sweep"``, on a device."""
+        from .selfcheck import first_fault
+
+        strided = any(s > 1 for s in problem.stride)
+        return first_fault(what, problem.dtype, problem.channels_last, strided, device)
 
 
 def against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:

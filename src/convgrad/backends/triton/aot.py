@@ -28,7 +28,7 @@ from triton.compiler import ASTSource
 
 from ...problem import PASSES
 from .start import ALL_REGISTERS
-from .variants import MATRIX, Variant, variants
+from .variants import BANDED, MATRIX, Variant, variants
 
 __all__ = ["TARGETS", "Resources", "Row", "compile_variant", "main", "resources", "rows"]
 
@@ -38,7 +38,7 @@ TARGETS: dict[str, tuple[GPUTarget, int]] = {
     "sm_90": (GPUTarget("cuda", 90, 32), 227 * 1024),
     "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * 1024),
 }
-WHAT = (*PASSES, "sweep", "sweep+bias")
+WHAT = (*PASSES, "sweep", "sweep+bias", *BANDED)
 
 
 class Resources(NamedTuple):
@@ -73,10 +73,11 @@ class Row(NamedTuple):
 def compile_variant(variant: Variant, target: GPUTarget, more: dict[str, int] | None = None) -> Any:
     """Compile one variant for a chip that need not be here, with more of Triton's options."""
     attributes = {(i,): [["tt.divisibility", 16]] for i in variant.divisible}
-    source = ASTSource(
-        variant.kernel, dict(variant.signature), constexprs=dict(variant.constants), attrs=attributes
-    )  # fmt: skip
-    options = {"num_warps": variant.warps, "num_stages": 1, "enable_fp_fusion": True, **(more or {})}
+    constants = dict(variant.constants)
+    if "PRECISION" in constants and target.backend == "hip":
+        constants["PRECISION"] = "ieee"  # as `on_bands.precision` has it there
+    source = ASTSource(variant.kernel, dict(variant.signature), constexprs=constants, attrs=attributes)
+    options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True, **(more or {})}
     return triton.compile(source, target=target, options=options)
 
 

@@ -26,7 +26,22 @@ from .start import Call, Launch, capturing, recording
 from .tiles import Tile, Use, fixed, parts
 from .tuning import exact, may_tune, tuner
 
-__all__ = ["Call", "Result", "Sum", "bound", "capturing", "grad_input", "grad_weight", "output", "recording", "sweep"]
+__all__ = [
+    "Call",
+    "Result",
+    "Sum",
+    "adding",
+    "bound",
+    "capturing",
+    "constants",
+    "grad_input",
+    "grad_weight",
+    "output",
+    "recording",
+    "remember",
+    "start",
+    "sweep",
+]
 
 What = Literal["forward", "grad_input", "grad_weight", "sweep", "sweep+bias"]
 _MOST = 64  # sets of strides that are remembered for a problem
@@ -130,7 +145,7 @@ class Result:
             "HAS_BIAS": with_bias,
         }
         launch = _launch(g, "result", arguments, fixed(g, "result"), 0, self._tune)
-        return _remember(self._launches, (source.stride(), not with_bias), launch)
+        return remember(self._launches, (source.stride(), not with_bias), launch)
 
 
 def _weight_strides(g: Geometry) -> dict[str, int]:
@@ -139,7 +154,7 @@ def _weight_strides(g: Geometry) -> dict[str, int]:
     return {"weight_c": across[0], "weight_k": across[1]}
 
 
-def _remember(known: dict[object, Any], key: object, value: Any) -> Any:
+def remember(known: dict[object, Any], key: object, value: Any) -> Any:
     if len(known) >= _MOST:
         known.clear()
     known[key] = value
@@ -197,11 +212,11 @@ class Sum:
                 shares = workspace.view(self._accumulated)
             bias_shares = shares if bias is None else shares[known.before_bias :]
         flat = source if weight is None else filter_of(weight, known.lanes)
-        _start(known.main, source, centre, flat, source if out is None else out, shares, bias_shares)
+        start(known.main, source, centre, flat, source if out is None else out, shares, bias_shares)
         if known.add is not None:
-            _start(known.add, shares, result)
+            start(known.add, shares, result)
         if known.add_bias is not None and bias is not None:
-            _start(known.add_bias, bias_shares, bias)
+            start(known.add_bias, bias_shares, bias)
         # [C, 1, *k] has the same strides in every format.
         return out, result, bias
 
@@ -226,14 +241,14 @@ class Sum:
         main = _launch(g, use, arguments, tile, count, self._tune)
         add = add_bias = None
         if count > 1:
-            add = _add(count, g.channels * elements, elements, share_c, share_k, g.double)
-            add_bias = _add(count, g.channels, 1, 1, 0, g.double) if self._with_bias else None
+            add = adding(count, g.channels * elements, elements, share_c, share_k, g.double)
+            add_bias = adding(count, g.channels, 1, 1, 0, g.double) if self._with_bias else None
         values = count * g.channels * (elements + self._with_bias) if count > 1 else 0
         shares = Shares(lanes, main, add, add_bias, values, count * g.channels * elements)
-        return _remember(self._shares, (source.stride(), centre.stride()), shares)
+        return remember(self._shares, (source.stride(), centre.stride()), shares)
 
 
-def _add(count: int, size: int, elements: int, share_c: int, share_k: int, double: bool) -> Launch:
+def adding(count: int, size: int, elements: int, share_c: int, share_k: int, double: bool) -> Launch:
     block = 64
     arguments = {
         "parts": count,
@@ -247,7 +262,7 @@ def _add(count: int, size: int, elements: int, share_c: int, share_k: int, doubl
     return Launch(grad_weight_kernels.add_shares, arguments, tile, lambda tile: triton.cdiv(size, tile["BN"]))
 
 
-def _start(launch: Launch, *tensors: Tensor) -> None:
+def start(launch: Launch, *tensors: Tensor) -> None:
     if not launch.again(tensors[0].device.index, *[t.data_ptr() for t in tensors]):
         launch.first(*tensors)
 

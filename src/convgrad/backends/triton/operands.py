@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...problem import ConvProblem
 
-__all__ = ["channel_lanes", "empty", "filter_of", "ready"]
+__all__ = ["channel_lanes", "empty", "filter_of", "planes", "ready"]
 
 
 def _neighbours(t: Tensor, dim: int) -> bool:
@@ -36,6 +36,12 @@ def ready(problem: ConvProblem, t: Tensor, channel_lanes: bool) -> Tensor:
     if problem.ndim == 1:
         return t.transpose(1, 2).contiguous().transpose(1, 2)
     return t.contiguous(memory_format=torch.channels_last if problem.ndim == 2 else torch.channels_last_3d)
+
+
+def planes(problem: ConvProblem, t: Tensor) -> Tensor:
+    """The tensor itself where its columns follow each other in memory, else a copy."""
+    dim = _lane_dim(problem, False)
+    return t if t.shape[dim] == 1 or t.stride(dim) == 1 else t.contiguous()
 
 
 def channel_lanes(problem: ConvProblem, *operands: Tensor) -> bool:

@@ -32,6 +32,7 @@ class Call(NamedTuple):
     kernel: Any
     arguments: dict[str, Any]
     warps: int
+    stages: int = 1
 
 
 _recorded: ContextVar[list[Call] | None] = ContextVar("_recorded", default=None)
@@ -67,7 +68,7 @@ class Launch:
 
     Args:
         arguments: the others by name; those of the tile are added.
-        tile: the tile's constants and, as ``num_warps``, its warps.
+        tile: the tile's constants and, as ``num_warps`` and ``num_stages``, its warps and the depth of its pipeline.
         programs: the size of the grid for a tile's constants.
         tune: finds the fastest tile by running the kernel, or None; see `tuning`.
     """
@@ -115,8 +116,8 @@ class Launch:
         calls = _recorded.get()
         if calls is not None:
             tile = dict(self._tile)
-            warps = tile.pop("num_warps")
-            calls.append(Call(self._kernel, {**given, **tile}, warps))
+            warps, stages = tile.pop("num_warps"), tile.pop("num_stages", 1)
+            calls.append(Call(self._kernel, {**given, **tile}, warps, stages))
             return
         device = tensors[0].device
         index = device.index
@@ -136,7 +137,8 @@ class Launch:
 
     def _compiled(self, given: dict[str, Any], options: dict[str, int] | None = None) -> Any:
         grid = (self._programs(self._tile),)
-        return self._kernel[grid](**given, **self._tile, **(options or {}), num_stages=1, enable_fp_fusion=True)
+        chosen = {"num_stages": 1, **self._tile, **(options or {})}
+        return self._kernel[grid](**given, **chosen, enable_fp_fusion=True)
 
     def _tuned(self, given: dict[str, Any]) -> Any:
         """Let the tuner find a tile, and keep that one from now on."""
@@ -144,7 +146,7 @@ class Launch:
         tuner = self._tune()
         compiled = tuner[lambda tile: (self._programs(tile),)](**given, enable_fp_fusion=True)
         best = tuner.best_config
-        self._tile = {**best.kwargs, "num_warps": best.num_warps}
+        self._tile = {**best.kwargs, "num_warps": best.num_warps, "num_stages": best.num_stages}
         self._tune = None
         self._started.clear()
         return compiled

@@ -9,16 +9,18 @@ have been launched. Triton compiles a kernel anew for other dtypes, constants, a
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...problem import OPERANDS, PASSES, ConvProblem, Output
-from . import against_sweep, launch
+from ...problem import OPERANDS, PASSES, ConvProblem, Output, Pass
+from . import against_sweep, banded_launch, launch
+from .bands import Precision
+from .on_bands import TritonBandedBackend
 
-__all__ = ["MATRIX", "Variant", "launches", "variants"]
+__all__ = ["BANDED", "MATRIX", "Variant", "launches", "variants"]
 
 _SHAPES = """
 g144ic144oc144mb32ih56kh3ph1
@@ -60,6 +62,9 @@ MATRIX: tuple[str, ...] = (
     "g1536ic1536oc1536mb1024iw8192ow8192kw4pw3 bfloat16",
 )  # fmt: skip
 
+#: The passes on `banded`, float32 with TF32 and without.
+BANDED = tuple(f"{p} banded" for p in PASSES)
+
 _POINTERS = {
     torch.float32: "*fp32",
     torch.float64: "*fp64",
@@ -80,6 +85,7 @@ class Variant(NamedTuple):
     #: Positions of the arguments that are divisible by 16.
     divisible: tuple[int, ...]
     warps: int
+    stages: int
 
     @property
     def kernel(self) -> Any:
@@ -106,17 +112,28 @@ def variant(call: launch.Call) -> Variant:
                 divisible.append(i)
     fn = call.kernel.fn
     return Variant(
-        fn.__module__, fn.__name__, tuple(signature.items()), tuple(constants.items()), tuple(divisible), call.warps
+        fn.__module__,
+        fn.__name__,
+        tuple(signature.items()),
+        tuple(constants.items()),
+        tuple(divisible),
+        call.warps,
+        call.stages,
     )
 
 
 def launches(problem: ConvProblem, what: str) -> list[launch.Call]:
-    """The launches of a pass, of ``"sweep"`` or of ``"sweep+bias"``; none where a sweep does not take the problem."""
+    """The launches of a pass, of ``"sweep"``, of ``"sweep+bias"`` or of one of `BANDED`.
+
+    There are none where a sweep, or a band, does not take the problem.
+    """
 
     def slot(name: str) -> Tensor:
         tensor = torch.empty(problem.shape_of(name), dtype=problem.dtype, device="meta")  # pyright: ignore
         return tensor if name == "weight" else tensor.contiguous(memory_format=problem.memory_format)
 
+    if what in BANDED:
+        return _banded(problem, PASSES[BANDED.index(what)], slot)
     if what not in PASSES:
         both: tuple[Output, ...] = ("grad_input", "grad_weight")
         if against_sweep(problem, both if what == "sweep" else (*both, "grad_bias")):
@@ -127,12 +144,28 @@ def launches(problem: ConvProblem, what: str) -> list[launch.Call]:
             if what == "grad_weight":
                 launch.grad_weight(problem, first, second)
             else:
-                added = problem.has_bias and what == problem.bias_pass
-                bias = first.new_empty(problem.shape_of(problem.bias_slot)[1]) if added else None
+                bias = _bias(problem, what)
                 run = launch.output if what == "forward" else launch.grad_input
                 run(problem, first, second, bias)
         else:
             launch.sweep(problem, slot("grad_output"), slot("input"), slot("weight"), what == "sweep+bias")
+    return calls
+
+
+def _bias(problem: ConvProblem, what: str) -> Tensor | None:
+    if not problem.has_bias or what != problem.bias_pass:
+        return None
+    return torch.empty(problem.shape_of(problem.bias_slot)[1], dtype=problem.dtype, device="meta")
+
+
+def _banded(problem: ConvProblem, pass_: Pass, slot: Callable[[str], Tensor]) -> list[launch.Call]:
+    if TritonBandedBackend().reasons_against(problem, (pass_,), torch.device("cuda")):
+        return []
+    first, second = (slot(name) for name in OPERANDS[pass_])
+    ways: tuple[Precision, ...] = ("tf32", "tf32x3") if problem.dtype == torch.float32 else ("ieee",)
+    with launch.recording() as calls:
+        for precision in ways:
+            banded_launch.bound(problem, pass_, precision)(first, second, _bias(problem, pass_), None)
     return calls
 
 
