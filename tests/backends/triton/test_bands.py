@@ -55,13 +55,14 @@ def test_tf32_only_where_the_flags_allow_it(tf32: bool) -> None:
         assert backend.arithmetic(HALF, pass_, CUDA) == "direct"
 
 
-def test_what_is_expected_of_it(tf32: bool) -> None:
+@pytest.mark.usefixtures("tf32")
+def test_what_is_expected_of_it() -> None:
     """More than of the kernels without tensor cores, or nothing."""
     backend = TritonBandedBackend()
     assert backend.expected_speedup(HALF, ("forward",), CUDA) > 1.5
     assert backend.expected_speedup(LARGE, ("forward",), CUDA) > 1.5
-    odd = LARGE.replace(input_size=(33, 33), output_size=(33, 33))
-    assert (backend.expected_speedup(odd, ("forward",), CUDA) > 0) is tf32
+    odd = LARGE.replace(input_size=(33, 33), output_size=(33, 33))  # a tile for one column more, and narrow loads
+    assert backend.expected_speedup(odd, ("forward",), CUDA) == 0
     assert backend.expected_speedup(HALF, ("forward",), torch.device("cpu")) == 0
     narrow = ConvProblem.parse("g96ic96oc96mb64ih56kh7ph3")
     assert backend.expected_speedup(narrow, ("forward",), CUDA) == 0

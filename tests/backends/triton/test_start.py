@@ -142,7 +142,7 @@ def test_nothing_is_tuned_during_a_capture(started: list[tuple[Any, ...]], monke
     capture = [True]
 
     class Tuner:
-        best_config = SimpleNamespace(kwargs={"R": 3, "BM": 1, "BL": 32, "TH": 3, "TW": 3}, num_warps=2)
+        best_config = SimpleNamespace(kwargs={"R": 3, "BM": 1, "BL": 32, "TH": 3, "TW": 3}, num_warps=2, num_stages=1)
 
         def __getitem__(self, grid: Any) -> Any:
             tile = self.best_config.kwargs
