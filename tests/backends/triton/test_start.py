@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,8 +38,11 @@ def started(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
             kernel.device_caches.clear()
 
     forget()
-    yield install(monkeypatch)
+    made = install(monkeypatch)
+    yield made
+    made.clear()
     forget()
+    gc.collect()  # a compiled kernel asks its driver to unload it
 
 
 def slot(problem: ConvProblem, name: str, shift: int = 0) -> Tensor:
