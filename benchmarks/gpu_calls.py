@@ -183,13 +183,20 @@ def measure(text: str, what: str, backend_name: str, device: str, seconds: float
         calls[f"ours {layout}"] = ours(backend, p, what, given)
         calls[f"pytorch {layout}"] = pytorch(p, what, given, benchmark=layout == "channels_last")
         for key in (f"ours {layout}", f"pytorch {layout}"):
-            calls[key]()
-            slow = max(slow, once(calls[key], device))
+            try:
+                calls[key]()
+                slow = max(slow, once(calls[key], device))
+            except Exception as error:
+                if key.startswith("ours"):
+                    raise
+                del calls[key]  # PyTorch has no kernel for it, or no memory
+                row["refused"] = f"{key}: {short(error)}"
         if backend.expected_speedup(p, outputs_of(what), torch.device(device)) > 1:
             row["chosen"].append(layout)
     del expected
     few = {"least_rounds": 2} if slow > 0.02 else {}
-    seen = compare(calls, "pytorch NCHW", device=device, seconds=seconds, **few)  # type: ignore[arg-type]
+    baseline = next((key for key in calls if key.startswith("pytorch")), "ours NCHW")
+    seen = compare(calls, baseline, device=device, seconds=seconds, **few)  # type: ignore[arg-type]
     row["times"] = {key: seen.median(key) for key in calls}
     row["speedup"] = str(seen.speedup("ours NCHW"))
     return row

@@ -18,6 +18,17 @@ def gained(row: Row, layout: str = "NCHW") -> float:
     return row["times"][f"pytorch {layout}"] / row["times"][f"ours {layout}"]
 
 
+def over_best_of(row: Row) -> float:
+    """PyTorch's best layout over ours."""
+    theirs = [t for key, t in row["times"].items() if key.startswith("pytorch")]
+    return min(theirs) / best(row, "ours") if theirs else math.nan
+
+
+def both(row: Row, layout: str = "NCHW") -> bool:
+    """Whether ours and PyTorch's were timed in a layout: PyTorch may refuse."""
+    return f"pytorch {layout}" in row["times"] and f"ours {layout}" in row["times"]
+
+
 def mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
@@ -31,17 +42,17 @@ def verdict(value: float, bar: float, text: str) -> str:
 def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
     """The bars, each with the figure that was measured for it."""
     timed = [r for r in rows if r["times"]]
-    backward = [gained(r) for r in timed if r["what"] == "backward"]
-    over_best = [best(r, "pytorch") / best(r, "ours") for r in timed]
+    backward = [gained(r) for r in timed if r["what"] == "backward" and both(r)]
+    over_best = [over for r in timed if not math.isnan(over := over_best_of(r))]
     large = [r for r in timed if "k31" in r["problem"]]
-    chosen = [gained(r, layout) for r in timed for layout in r["chosen"]]
+    chosen = [gained(r, layout) for r in timed for layout in r["chosen"] if both(r, layout)]
     lines = [
         bar("backward over PyTorch's NCHW, geometric mean, at least 5x", mean(backward), 5, len(backward)),
         bar("over PyTorch's best layout, geometric mean, at least 1.3x", mean(over_best), 1.3, len(over_best)),
         bar("what the rules choose, in its own layout, worst, at least 0.97x", least(chosen), 0.97, len(chosen)),
     ]
     for what in ("forward", "backward"):
-        some = [gained(r) for r in large if r["what"] == what]
+        some = [gained(r) for r in large if r["what"] == what and both(r)]
         lines.append(bar(f"31x31 {what} over nn.Conv2d, worst, at least 14x", least(some), 14, len(some)))
     small = [r for r in timed if not any(w in r["problem"] for w in (*_LARGE, "mamba"))]
     sequences = [r for r in timed if "mamba" in r["problem"]]
@@ -91,7 +102,7 @@ def line(row: Row, card: dict[str, Any]) -> str:
             f"{rate * 1e-9:.0f}",
             f"{100 * rate / card['copy bytes/s']:.0f} %" if card.get("copy bytes/s") else "-",
             f"{100 * row['flops'] / best(row, 'ours') / peak:.0f} %" if peak else "-",
-            f"{best(row, 'pytorch') / best(row, 'ours'):.2f}x",
+            f"{over_best_of(row):.2f}x",
         ]
     return "| " + " | ".join([*names, *cells]) + " |"
 
@@ -99,7 +110,7 @@ def line(row: Row, card: dict[str, Any]) -> str:
 def report(state: dict[str, Any]) -> str:
     """The whole run."""
     card, rows = state["card"], state["rows"]
-    lines = ["# GPU", "", *[f"**{state['warning']}**", ""] * bool(state.get("warning")), state["conditions"], ""]
+    lines = ["# GPU", "", *[f"**{state.get('warning')}**", ""] * bool(state.get("warning")), state["conditions"], ""]
     lines += [f"- {key}: {value}" for key, value in {**card, **state.get("graphs", {})}.items()]
     for stage in ("compiled", "conformance"):
         found = state.get(stage)
@@ -109,8 +120,15 @@ def report(state: dict[str, Any]) -> str:
         lines.append(f"- {stage}: {found['passed']} passed, {len(found['failures'])} failed, "
                      f"{found['done']} of {found['of']} problems reached")  # fmt: skip
         lines += [f"  - {failure}" for failure in found["failures"][:20]]
-    lines += [f"- rows: {sum(bool(r['times']) for r in rows)} timed of {state['wanted']}", "", *bars(rows, card), ""]
+    lines += [
+        f"- rows: {sum(bool(r['times']) for r in rows)} timed of {state['wanted']}",
+        "",
+        *bars([] if state.get("warning") else rows, card),
+        "",
+    ]
     heads = (*_HEADS, "GB/s", "of copy", "of float32 peak", "over best")
     lines += ["| " + " | ".join(heads) + " |", "|---|---|---" + "|---:" * (len(heads) - 3) + "|"]
     lines += [line(row, card) for row in rows]
+    refused = [f"- {r['problem']} {r['dtype']} {r['what']}: {r['refused']}" for r in rows if r.get("refused")]
+    lines += ["", "PyTorch refused:", "", *refused] if refused else []
     return "\n".join(lines) + "\n"

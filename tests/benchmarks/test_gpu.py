@@ -139,3 +139,16 @@ def test_a_row_that_failed_says_why() -> None:
     failed = {**row("mobilenet", "forward", 1, 1), "times": {}, "error": "the process died"}
     assert "the process died" in gpu_report.line(failed, CARD)
     assert gpu_report.bars([failed], {})[0].endswith("not measured")
+
+
+def test_what_pytorch_refuses_is_not_compared() -> None:
+    refused = row("x3d", "backward", 1e-3, 2e-3, chosen=["NCHW"], refused="pytorch NCHW: RuntimeError: no engine")
+    del refused["times"]["pytorch NCHW"]
+    assert gpu_report.bars([refused], CARD)[0].endswith("not measured")
+    assert gpu_report.bars([refused], CARD)[1].endswith("2.00 of 1 rows: met")
+    assert gpu_report.bars([refused], CARD)[2].endswith("not measured")
+    state = {"card": CARD, "rows": [refused], "conditions": "", "wanted": 1}
+    assert "no engine" in gpu_report.report(state)
+    del refused["times"]["pytorch channels_last"]
+    assert "nanx" in gpu_report.line(refused, CARD)
+    assert gpu_report.bars([refused], CARD)[1].endswith("not measured")
