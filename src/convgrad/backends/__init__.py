@@ -14,13 +14,15 @@ from .im2col import Im2colBackend
 from .native import NativeBackend
 from .reference import ReferenceBackend
 from .triton import TritonBackend
+from .triton.on_bands import TritonBandedBackend
 
 __all__ = ["Arithmetic", "Backend", "Layout", "built_in"]
 
 
 def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
-    return [AtenBackend(), NativeBackend(), TritonBackend(), Im2colBackend(), ReferenceBackend(), *_aten_by_name()]
+    gpu = [TritonBackend(), TritonBandedBackend()]
+    return [AtenBackend(), NativeBackend(), *gpu, Im2colBackend(), ReferenceBackend(), *_aten_by_name()]
 
 
 def _aten_by_name() -> list[Backend]:

@@ -1,7 +1,4 @@
-"""Kernels compiled for GPUs that are not here, in a process of their own: no spills, shared memory that fits.
-
-The table is printed: `pytest -s -k aot`.
-"""
+"""Kernels compiled for GPUs that are not here, in a process of their own: no spills, shared memory that fits."""
 
 from __future__ import annotations
 
@@ -14,45 +11,23 @@ import pytest
 
 pytest.importorskip("triton")
 
-#: Problems, and their passes: columns as lanes and channels as lanes, both kernels, on all three chips.
+from convgrad.backends.triton import aot
+from convgrad.backends.triton.variants import MATRIX, variants
+
+#: Problems and passes: columns as lanes and channels as lanes, all kernels, a stride, a bias; on all three chips.
 QUICK = [
-    ("g768ic768oc768mb8iw2048ow2048kw4pw3 bfloat16", "forward,sweep+bias"),
-    ("g144ic144oc144mb32ih56kh3ph1 channels_last", "grad_input,grad_weight"),
+    ("g768ic768oc768mb8iw2048ow2048kw4pw3 bfloat16 bias", "forward,sweep+bias"),
+    ("g144ic144oc144mb32ih56kh3sh2ph1 channels_last", "grad_input,grad_weight"),
 ]
-SHAPES = """
-g144ic144oc144mb32ih56kh3ph1
-g96ic96oc96mb32ih112kh3sh2ph1
-g240ic240oc240mb32ih28kh5ph2
-g240ic240oc240mb32ih28kh5ph2sh2
-g96ic96oc96mb32ih56kh7ph3
-g768ic768oc768mb32ih7kh7ph3
-g960ic960oc960mb32ih7kh3ph1
-g128ic128oc128mb8ih32kh13ph6
-g128ic128oc128mb8ih32kh31ph15
-g96ic96oc96mb2id16ih56iw56kd3kh3kw3pd1ph1pw1
-g54ic54oc54mb8id16ih28iw28kd5kh3kw3pd2ph1pw1sh2sw2
-g54ic54oc54mb8id16ih28iw28kd3kh3kw3pd1ph1pw1sd2sh2sw2
-g64ic64oc128mb8ih28kh3ph1
-g64ic64oc64mb8ih64kh3ph2dh1
-g32ic32oc32mb8ih33kh4sh4
-""".strip().splitlines()
-FULL = [
-    *(shape + dtype + layout for shape in SHAPES for dtype in ("", " bfloat16") for layout in ("", " channels_last")),
-    *(f"g64ic64oc64mb8ih28kh{k}ph{k // 2}{dtype}{layout}"
-      for k in (3, 7) for dtype in (" float64", " float16") for layout in ("", " channels_last")),
-    "g768ic768oc768mb8iw2048ow2048kw4pw3",
-    "g1536ic1536oc1536mb1iw8192ow8192kw4pw3 bfloat16",
-    "g64ic64oc64mb8iw100kw31pw15",
-]  # fmt: skip
 
 
-def compile_all(problems: list[str], cache: Path, *options: str) -> None:
+def compile_all(cache: Path, *options: str) -> str:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "convgrad.backends.triton.aot", *options, *problems]
+    command = [sys.executable, "-m", "convgrad.backends.triton.aot", *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=3600)
-    print(done.stdout)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    return done.stdout
 
 
 @pytest.fixture
@@ -63,10 +38,37 @@ def cache(request: pytest.FixtureRequest) -> Path:
 
 @pytest.mark.parametrize(("problem", "passes"), QUICK)
 def test_aot(problem: str, passes: str, cache: Path) -> None:
-    compile_all([problem], cache, "--passes", passes)
+    compile_all(cache, "--passes", passes, problem)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, len(FULL), 8))
-def test_aot_full(first: int, cache: Path) -> None:
-    compile_all(FULL[first : first + 8], cache)
+def test_the_whole_matrix(cache: Path, tmp_path: Path) -> None:
+    compile_all(cache, "--jobs", "2", "--out", str(tmp_path / "table.md"))
+    assert len((tmp_path / "table.md").read_text().splitlines()) > len(MATRIX)
+
+
+def test_a_variant_is_compiled_once() -> None:
+    """Another batch is the same kernel; another dtype is not, nor are strides that are no longer divisible by 16."""
+    text = "g144ic144oc144mb{}ih{}kh3ph1{}"
+    same = [text.format(batch, 56, "") for batch in (32, 16, 7)]
+    assert len(variants(same, ["forward"])) == 1
+    assert sum(map(len, variants(same, ["forward"]).values())) == 3
+    assert len(variants([*same, text.format(32, 56, " bfloat16"), text.format(32, 57, "")], ["forward"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (aot.Resources(255, 16, 0, 0), "spills 16 bytes on sm_90"),
+        (aot.Resources(32, 0, 1 << 20, 0), "sm_90 has 232448"),
+    ],
+)
+def test_faults(
+    found: aot.Resources, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """A spill or too much shared memory is said, and fails the command."""
+    monkeypatch.setattr(aot, "_examine", lambda variant, names: {"sm_90": found})
+    assert aot.main(["g8ic8oc8mb2ih9kh3ph1", "--passes", "forward", "--targets", "sm_90"]) == 1
+    assert said in capsys.readouterr().out
+    monkeypatch.setattr(aot, "_examine", lambda variant, names: {"sm_90": aot.Resources(32, 0, 0, 0)})
+    assert aot.main(["g8ic8oc8mb2ih9kh3ph1", "--passes", "forward", "--targets", "sm_90"]) == 0

@@ -9,7 +9,11 @@ from itertools import pairwise
 import pytest
 import torch
 from hypothesis import given
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
+import convgrad
 from convgrad.backends.triton import TritonBackend, selfcheck
 from convgrad.backends.triton.geometry import geometry
 from convgrad.backends.triton.tiles import candidates, fixed, parts
@@ -126,3 +130,40 @@ def test_tiles(problem: ConvProblem) -> None:
                 held = TritonBackend().workspace(problem, ("grad_weight",))
                 width = 8 if problem.dtype == torch.float64 else 4
                 assert count == 1 or count * g.channels * g.kernel_elements * width <= held
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_traced_for_a_gpu_that_is_not_here(memory_format: torch.memory_format) -> None:
+    """A graph of fake CUDA tensors keeps our operators, and nothing of this backend is run for it."""
+
+    def step(input: Tensor, weight: Tensor, grad_output: Tensor) -> tuple[object, ...]:
+        result = convgrad.conv2d(input, weight, padding=1, groups=8)
+        return result, *convgrad.convolution_backward(grad_output, input, weight, None, 1, 1, groups=8)
+
+    with FakeTensorMode(), convgrad.use_backend("triton"):
+        image = torch.empty(2, 8, 14, 14, device="cuda", dtype=torch.bfloat16, memory_format=memory_format)
+        weight = torch.empty(8, 1, 3, 3, device="cuda", dtype=torch.bfloat16)
+        graph = make_fx(step)(image, weight, torch.empty_like(image))
+        result, grad_input, grad_weight, _ = step(image, weight, torch.empty_like(image))  # type: ignore[misc]
+    called = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    assert torch.ops.convgrad.convolution.default in called
+    assert torch.ops.convgrad.convolution_backward.default in called
+    for like, made in ((image, result), (image, grad_input), (weight, grad_weight)):
+        assert (made.shape, made.dtype, made.device) == (like.shape, like.dtype, like.device)
+
+
+def test_a_captured_call_is_checked_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be waited for in a capture: the kernel runs unchecked there, and is checked at the next call."""
+    pytest.importorskip("triton")
+    from convgrad.backends.triton import launch
+
+    asked: list[str] = []
+    capture = [True]
+    monkeypatch.setattr(selfcheck, "first_fault", lambda what, *_: asked.append(what))
+    monkeypatch.setattr(launch, "capturing", lambda device: capture[0])
+    backend = TritonBackend()
+    seen: list[tuple[bool, int]] = []
+    for capture[0] in (True, False, True, False):
+        trusted = backend._trust(DEPTHWISE, "forward", CUDA)
+        seen.append((trusted, len(asked)))
+    assert seen == [(False, 0), (True, 1), (True, 1), (True, 1)]

@@ -13,17 +13,8 @@ pytest.importorskip("triton")
 CASES = Path(__file__).with_name("interpreted.py")
 
 
-def run_cases(selection: str) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", str(CASES), "-m", selection, "-p", "no:cacheprovider", "-n", "2"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-
-
 def test_interpreted() -> None:
-    run_cases("not slow")
-
-
-@pytest.mark.slow
-def test_interpreted_slow() -> None:
-    run_cases("slow")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", str(CASES), "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

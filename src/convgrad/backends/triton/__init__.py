@@ -1,14 +1,16 @@
 """Depthwise convolutions on a GPU, in Triton: one source for CUDA, ROCm and XPU.
 
-`geometry` turns a problem into a sliding sum, `kernels` and `grad_weight` compute it, `tiles` chooses the shape of a
-program, `launch` brings tensors to them, `aot` compiles them where there is no GPU. triton is
-imported at the first use.
+`geometry` turns a problem into a sliding sum, `kernels` and `grad_weight` compute it, `tiles` and `tuning` choose the
+shape of a program, `operands` and `launch` bring tensors to them, `start` starts them; `variants`, `aot` compile them
+where there is no GPU. `banded`, `bands` and `banded_launch` are the same for large kernels on tensor cores, the backend
+`on_bands`. triton is imported at the first use.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 
@@ -112,8 +114,20 @@ class TritonBackend(Backend):
         bias: Tensor | None = None,
         workspace: Tensor | None = None,
     ) -> Tensor:
-        self._trust(problem, pass_, a.device)
-        return _run(problem, pass_, a, b, bias, workspace)
+        return self.bind(problem, pass_)(a, b, bias, workspace)
+
+    def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
+        ready: list[Callable[..., Tensor]] = []  # made at the first call, which is when triton is imported
+        trusted: set[torch.device] = set()
+
+        def run(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+            if a.device not in trusted and self._trust(problem, pass_, a.device):
+                trusted.add(a.device)
+            if not ready:
+                ready.append(self._made(problem, pass_))
+            return ready[0](a, b, bias, workspace)
+
+        return run
 
     def sweep(
         self,
@@ -124,35 +138,68 @@ class TritonBackend(Backend):
         weight: Tensor,
         workspace: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        self._trust(problem, "sweep", grad_output.device)
-        return _sweep(problem, outputs, grad_output, input, weight, workspace)
+        return self.bind_sweep(problem, outputs)(grad_output, input, weight, workspace)
+
+    def bind_sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
+        ready: list[Callable[..., tuple[Tensor, ...]]] = []
+        trusted: set[torch.device] = set()
+
+        def run(
+            grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
+        ) -> tuple[Tensor, ...]:
+            if grad_output.device not in trusted and self._trust(problem, "sweep", grad_output.device):
+                trusted.add(grad_output.device)
+            if not ready:
+                ready.append(_bound_sweep(problem, outputs))
+            return ready[0](grad_output, input, weight, workspace)
+
+        return run
 
     # ---- trust -------------------------------------------------------------------------------------
 
-    def _trust(self, problem: ConvProblem, what: str, device: torch.device) -> None:
+    def _trust(self, problem: ConvProblem, what: str, device: torch.device) -> bool:
         """Run a tiny exact problem before the first use of a kernel on a device.
+
+        Returns:
+            Whether it need not be asked again.
 
         Raises:
             BackendError: it came out wrong, now or before.
         """
-        key = (device, what, problem.dtype, problem.channels_last, any(s > 1 for s in problem.stride))
+        key = self._trusted_by(problem, what, device)
         if key in self._trusted:
-            return
+            return True
         if device in self._banned:
-            raise BackendError(f"triton: {self._banned[device]}")
+            raise BackendError(f"{self.name}: {self._banned[device]}")
         if device.type == "cpu":  # the interpreter, in a test that checks the result anyway
-            return
+            return True
         from .launch import capturing
 
         if capturing(device):
-            return  # nothing may be waited for now; the check comes with the first call outside a capture
-        from .selfcheck import first_fault
-
-        fault = first_fault(what, problem.dtype, problem.channels_last, key[-1] is True, device)
+            return False  # nothing may be waited for now; the check comes with the first call outside a capture
+        fault = self._fault(problem, what, device)
         if fault is not None:
             self._banned[device] = fault
-            raise BackendError(f"triton: {fault}")
+            raise BackendError(f"{self.name}: {fault}")
         self._trusted.add(key)
+        return True
+
+    # ---- which kernels -----------------------------------------------------------------------------
+
+    def _made(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
+        """A function of (a, b, bias, workspace) for a pass with the problem fixed, without asking for trust."""
+        return _bound(problem, pass_)
+
+    def _trusted_by(self, problem: ConvProblem, what: str, device: torch.device) -> tuple[object, ...]:
+        """What kernels that are trusted together have in common."""
+        return (device, what, problem.dtype, problem.channels_last, any(s > 1 for s in problem.stride))
+
+    def _fault(self, problem: ConvProblem, what: str, device: torch.device) -> str | None:
+        """What is wrong with the kernels of a pass, or of ``"sweep"``, on a device."""
+        from .selfcheck import first_fault
+
+        strided = any(s > 1 for s in problem.stride)
+        return first_fault(what, problem.dtype, problem.channels_last, strided, device)
 
 
 def against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
@@ -171,28 +218,22 @@ def against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str
     return reasons
 
 
-def _run(
-    problem: ConvProblem, pass_: Pass, a: Tensor, b: Tensor, bias: Tensor | None, workspace: Tensor | None
-) -> Tensor:
+def _bound(problem: ConvProblem, pass_: Pass, *, fixed_tiles: bool = False) -> Callable[..., Tensor]:
+    """A pass with the problem fixed, without asking for trust."""
     from . import launch
 
-    if pass_ == "forward":
-        return launch.output(problem, a, b, bias)
-    if pass_ == "grad_input":
-        return launch.grad_input(problem, a, b, bias)
-    return launch.grad_weight(problem, a, b, workspace)
+    call = launch.bound(problem, pass_, fixed_tiles=fixed_tiles)
+    if pass_ == "grad_weight":
+        return lambda grad_output, input, bias, workspace: call(input, grad_output, None, workspace)[1]
+    return lambda a, b, bias, workspace: call(a, b, bias)
 
 
-def _sweep(
-    problem: ConvProblem,
-    outputs: tuple[Output, ...],
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    workspace: Tensor | None,
-) -> tuple[Tensor, ...]:
+def _bound_sweep(
+    problem: ConvProblem, outputs: tuple[Output, ...], *, fixed_tiles: bool = False
+) -> Callable[..., tuple[Tensor, ...]]:
     from . import launch
 
-    with_bias = "grad_bias" in outputs
-    grad_input, grad_weight, grad_bias = launch.sweep(problem, grad_output, input, weight, with_bias, workspace)
-    return (grad_input, grad_weight) if grad_bias is None else (grad_input, grad_weight, grad_bias)
+    if "grad_bias" in outputs:
+        return launch.bound(problem, "sweep+bias", fixed_tiles=fixed_tiles)
+    call = launch.bound(problem, "sweep", fixed_tiles=fixed_tiles)
+    return lambda grad_output, input, weight, workspace: call(grad_output, input, weight, workspace)[:2]

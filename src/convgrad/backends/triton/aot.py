@@ -1,31 +1,36 @@
-"""Kernels compiled where there is no GPU: registers, spills and shared memory of every launch of a pass.
+"""Kernels compiled where there is no GPU: registers, spills and shared memory of every one, as a table.
 
-The launches are recorded by running a pass on tensors without storage (the meta device), so what is compiled is what
-would have been launched, specialized in the same way.
+    python -m convgrad.backends.triton.aot [--jobs 2] [--out FILE] [PROBLEM ...]
+
+Without a problem it is the whole matrix of `variants`. The exit status is 1 where a kernel spills or takes more shared
+memory than the chip has. What was compiled is kept in Triton's cache on disk: a second run compiles what has changed.
 """
 
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import multiprocessing
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 import triton
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from ...problem import OPERANDS, PASSES, ConvProblem, Output
-from . import launch
+from ...problem import PASSES
+from .start import ALL_REGISTERS
+from .variants import BANDED, MATRIX, Variant, variants
 
-__all__ = ["TARGETS", "Resources", "compile_call", "launches", "main", "resources", "table"]
+__all__ = ["TARGETS", "Resources", "Row", "compile_variant", "main", "resources", "rows"]
 
 #: Name, target, and the shared memory in bytes that one program may take there.
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
@@ -33,12 +38,7 @@ TARGETS: dict[str, tuple[GPUTarget, int]] = {
     "sm_90": (GPUTarget("cuda", 90, 32), 227 * 1024),
     "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * 1024),
 }
-_POINTERS = {
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-}
+WHAT = (*PASSES, "sweep", "sweep+bias", *BANDED)
 
 
 class Resources(NamedTuple):
@@ -51,47 +51,33 @@ class Resources(NamedTuple):
     """Changes of layout between threads: through shared memory, or between lanes."""
 
 
-def launches(problem: ConvProblem, what: str) -> list[launch.Call]:
-    """The launches of a pass, of ``"sweep"`` or of ``"sweep+bias"``."""
+class Row(NamedTuple):
+    """One variant, the first launch that needs it, and how many others do."""
 
-    def slot(name: str) -> Tensor:
-        tensor = torch.empty(problem.shape_of(name), dtype=problem.dtype, device="meta")  # pyright: ignore
-        return tensor if name == "weight" else tensor.contiguous(memory_format=problem.memory_format)
+    variant: Variant
+    used_by: str
+    others: int
+    found: dict[str, Resources]
 
-    with launch.recording() as calls:
-        if what in PASSES:
-            first, second = (slot(name) for name in OPERANDS[what])
-            if what == "grad_weight":
-                launch.grad_weight(problem, first, second)
-            else:
-                bias = first.new_empty(problem.out_channels if what == "forward" else problem.in_channels)
-                run = launch.output if what == "forward" else launch.grad_input
-                run(problem, first, second, bias if problem.has_bias else None)
-        else:
-            launch.sweep(problem, slot("grad_output"), slot("input"), slot("weight"), what == "sweep+bias")
-    return calls
+    def faults(self) -> list[str]:
+        """Sentences; none is what is wanted."""
+        said: list[str] = []
+        for target, r in self.found.items():
+            if r.spills:
+                said.append(f"{self.used_by}: {self.variant.name} spills {r.spills} bytes on {target}")
+            if r.shared > TARGETS[target][1]:
+                said.append(f"{self.used_by}: {r.shared} bytes of shared memory, {target} has {TARGETS[target][1]}")
+        return said
 
 
-def compile_call(call: launch.Call, target: GPUTarget) -> Any:
-    """Compile one launch as the launcher would specialize it."""
-    kernel = call.kernel
-    signature: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
-    for i, parameter in enumerate(kernel.params):
-        value = call.arguments[parameter.name]
-        if isinstance(value, Tensor):
-            signature[parameter.name] = _POINTERS[value.dtype]
-            attributes[(i,)] = [["tt.divisibility", 16]]
-        elif parameter.is_constexpr or (value == 1 and not parameter.do_not_specialize):
-            signature[parameter.name] = "constexpr"
-            constants[parameter.name] = value
-        else:
-            signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0 and not parameter.do_not_specialize:
-                attributes[(i,)] = [["tt.divisibility", 16]]
-    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
-    options = {"num_warps": call.warps, "num_stages": 1, "enable_fp_fusion": True}
+def compile_variant(variant: Variant, target: GPUTarget, more: dict[str, int] | None = None) -> Any:
+    """Compile one variant for a chip that need not be here, with more of Triton's options."""
+    attributes = {(i,): [["tt.divisibility", 16]] for i in variant.divisible}
+    constants = dict(variant.constants)
+    if "PRECISION" in constants and target.backend == "hip":
+        constants["PRECISION"] = "ieee"  # as `on_bands.precision` has it there
+    source = ASTSource(variant.kernel, dict(variant.signature), constexprs=constants, attrs=attributes)
+    options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True, **(more or {})}
     return triton.compile(source, target=target, options=options)
 
 
@@ -123,51 +109,88 @@ def _nvidia(cubin: bytes) -> tuple[int, int]:
     return _number(r"REG:(\d+)", text), _number(r"STACK:(\d+)", text)
 
 
-def _line(cells: list[Any], widths: tuple[int, ...]) -> str:
-    return "| " + " | ".join(f"{c!s:<{w}}" for c, w in zip(cells, widths, strict=True)) + " |"
+def _examine(variant: Variant, names: Sequence[str]) -> dict[str, Resources]:
+    found: dict[str, Resources] = {}
+    for name in names:
+        target = TARGETS[name][0]
+        found[name] = resources(compile_variant(variant, target), target)
+        if found[name].spills and target.backend == "cuda":  # as the launcher does
+            found[name] = resources(compile_variant(variant, target, ALL_REGISTERS), target)
+    return found
 
 
-def table(problems: Iterable[str], names: Sequence[str], passes: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Compile passes of every problem for every target: lines of a table, and what is wrong (or "")."""
-    widths = (46, 11, 13, 6, 4, 6, 6, 3)
-    yield _line(["problem", "what", "kernel", "target", "reg.", "spills", "shared", "cv."], widths), ""
-    yield _line(["-" * w for w in widths], widths), ""
-    for text in problems:
-        problem = ConvProblem.parse(text)
-        for what in passes:
-            if what not in PASSES and _against_sweep(problem, what):
-                continue
-            for call in launches(problem, what):
-                for name in names:
-                    target, limit = TARGETS[name]
-                    found = resources(compile_call(call, target), target)
-                    fault = ""
-                    if found.spills:
-                        fault = f"{text} {what}: {call.kernel.__name__} spills on {name}"
-                    elif found.shared > limit:
-                        fault = f"{text} {what}: {found.shared} bytes of shared memory, {name} has {limit}"
-                    yield _line([text, what, call.kernel.__name__, name, *found], widths), fault
+def rows(problems: Sequence[str], names: Sequence[str], passes: Sequence[str], jobs: int = 1) -> Iterator[Row]:
+    """Compile every variant for every target; with several jobs in processes of their own, in the same order."""
+    wanted = variants(problems, passes)
+    if jobs == 1:
+        for variant, used in wanted.items():
+            yield Row(variant, used[0], len(used) - 1, _examine(variant, names))
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=spawn) as pool:
+        waiting = [pool.submit(_examine, variant, names) for variant in wanted]
+        for (variant, used), future in zip(wanted.items(), waiting, strict=True):
+            yield Row(variant, used[0], len(used) - 1, future.result())
 
 
-def _against_sweep(problem: ConvProblem, what: str) -> list[str]:
-    from . import against_sweep
+# ---- the table -------------------------------------------------------------------------------------
 
-    outputs: tuple[Output, ...] = ("grad_input", "grad_weight")
-    return against_sweep(problem, outputs if what == "sweep" else (*outputs, "grad_bias"))
+
+def _head(names: Sequence[str]) -> str:
+    columns = ["first needed by", "others", "kernel", *(f"{n}: reg. | spills | shared | cv." for n in names)]
+    count = 3 + 4 * len(names)
+    return "| " + " | ".join(columns) + " |\n" + "|---" + "|---:" * (count - 1) + "|"
+
+
+def _line(row: Row) -> str:
+    cells: list[object] = [row.used_by, row.others, row.variant.name]
+    for found in row.found.values():
+        cells += found
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _summary(done: Sequence[Row], names: Sequence[str]) -> str:
+    lines = [
+        f"{len(done)} variants for {sum(1 + r.others for r in done)} launches; triton {triton.__version__}.",
+        "`reg.`: registers a thread; `spills`: bytes a thread; `shared`: bytes a program; `cv.`: changes of layout.",
+        "",
+    ]
+    for name in names:
+        found = [r.found[name] for r in done]
+        lines.append(
+            f"- {name}: {sum(r.spills > 0 for r in found)} spill, at most {max(r.registers for r in found)} registers, "
+            f"at most {max(r.shared for r in found)} of {TARGETS[name][1]} bytes of shared memory"
+        )
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """``python -m convgrad.backends.triton.aot PROBLEM...`` prints the table; the exit status is 1 for a fault."""
-    parser = argparse.ArgumentParser(prog="python -m convgrad.backends.triton.aot")
-    parser.add_argument("problems", nargs="+")
+    """Print the table as it grows, then the summary and the faults."""
+    parser = argparse.ArgumentParser(
+        prog="python -m convgrad.backends.triton.aot",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("problems", nargs="*", default=MATRIX)
     parser.add_argument("--targets", default=",".join(TARGETS))
-    parser.add_argument("--passes", default=",".join((*PASSES, "sweep", "sweep+bias")))
+    parser.add_argument("--passes", default=",".join(WHAT))
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--out", type=Path, help="also write it to this Markdown file")
     given = parser.parse_args(arguments)
-    faults: list[str] = []
-    for line, fault in table(given.problems, given.targets.split(","), given.passes.split(",")):
-        print(line, flush=True)
-        faults += [fault] if fault else []
-    print("\n".join(f"FAULT: {fault}" for fault in faults))
+    names, start = given.targets.split(","), time.monotonic()
+    done: list[Row] = []
+    print(_head(names))
+    for row in rows(given.problems, names, given.passes.split(","), given.jobs):
+        done.append(row)
+        print(_line(row), flush=True)
+    faults = [fault for row in done for fault in row.faults()]
+    summary = _summary(done, names) if done else "No launch takes these problems and passes."
+    print(f"\n{summary}\n", *(f"FAULT: {fault}" for fault in faults), sep="\n")
+    print(f"{time.monotonic() - start:.0f} s")
+    if given.out:
+        parts = ["# Kernels compiled ahead of time", summary, "\n".join(f"- **{f}**" for f in faults)]
+        table = "\n".join([_head(names), *map(_line, done)])
+        given.out.write_text("\n\n".join(part for part in (*parts, table) if part) + "\n")
     return 1 if faults else 0
 
 

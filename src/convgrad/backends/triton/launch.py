@@ -1,90 +1,53 @@
-"""From tensors to launches: lanes, strides, tiles, shares of a sum. The only file that both triton and tensors meet in.
+"""From tensors to launches: a problem is prepared once, a call looks its operands' strides up and starts the kernel.
 
-Order of a call: choose the lanes from the operands' strides, copy an operand only if its lanes are not neighbours in
-memory, describe the sum (`geometry`), choose the tile, launch.
-
-Tiles are the fixed ones unless ``torch.backends.cudnn.benchmark`` is on, PyTorch's own word for "measure on first use
-of a size". Nothing is tuned while a CUDA graph is captured, in deterministic mode (another tile adds in another order)
-or under the interpreter.
+Preparing: choose the lanes, describe the sum (`geometry`), choose the tile (`tiles`), and bring strides, sizes and
+constants together with a kernel in a `start.Launch`. An operand is copied only if its lanes are not neighbours in
+memory.
 """
 
-# pyright: reportCallIssue=false, reportArgumentType=false, reportIndexIssue=false
+# pyright: reportIndexIssue=false
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
-from functools import lru_cache
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ... import settings
 from ...problem import ConvProblem
 from . import grad_weight as grad_weight_kernels
 from . import kernels
 from .geometry import Geometry, geometry, needs_wide, view_5d
-from .tiles import Tile, Use, candidates, fixed, parts
+from .operands import channel_lanes, empty, filter_of, ready
+from .start import Call, Launch, capturing, recording
+from .tiles import Tile, Use, fixed, parts
+from .tuning import exact, may_tune, tuner
 
-__all__ = ["constants", "grad_input", "grad_weight", "output", "recording", "sweep"]
+__all__ = [
+    "Call",
+    "Result",
+    "Sum",
+    "adding",
+    "bound",
+    "capturing",
+    "constants",
+    "grad_input",
+    "grad_weight",
+    "output",
+    "recording",
+    "remember",
+    "start",
+    "sweep",
+]
 
-INTERPRETED = not isinstance(kernels.correlate, triton.runtime.JITFunction)
-
-
-# ---- layout ----------------------------------------------------------------------------------------
-
-
-def _neighbours(t: Tensor, dim: int) -> bool:
-    """Whether elements along a dimension lie next to each other, or are all the same one."""
-    return t.shape[dim] == 1 or t.stride(dim) in (0, 1)
-
-
-def _lane_dim(problem: ConvProblem, channel_lanes: bool) -> int:
-    """The dimension along which lanes run: channels, or the last one that has a length."""
-    if channel_lanes:
-        return 1
-    sizes = zip(problem.input_size, problem.output_size, problem.kernel_size, strict=True)
-    long = [i for i, lengths in enumerate(sizes) if lengths != (1, 1, 1)]
-    return 2 + long[-1] if long else 1 + problem.ndim
-
-
-def _ready(problem: ConvProblem, t: Tensor, channel_lanes: bool) -> Tensor:
-    if _neighbours(t, _lane_dim(problem, channel_lanes)):
-        return t
-    if not channel_lanes:
-        return t.contiguous()
-    if problem.ndim == 1:
-        return t.transpose(1, 2).contiguous().transpose(1, 2)
-    return t.contiguous(memory_format=torch.channels_last if problem.ndim == 2 else torch.channels_last_3d)
+What = Literal["forward", "grad_input", "grad_weight", "sweep", "sweep+bias"]
+_MOST = 64  # sets of strides that are remembered for a problem
 
 
-def _channel_lanes(problem: ConvProblem, *operands: Tensor) -> bool:
-    """Lanes of a sum, whose result has no layout: channels where all the operands have their channels together."""
-    lane = _lane_dim(problem, False)
-    if all(_neighbours(t, lane) for t in operands):
-        return problem.channels_last and all(_neighbours(t, 1) for t in operands)
-    return problem.channels_last or all(_neighbours(t, 1) for t in operands)
-
-
-def _empty(problem: ConvProblem, shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.empty(shape, dtype=problem.dtype, device=like.device, memory_format=problem.memory_format)
-
-
-def _filter(weight: Tensor, channel_lanes: bool) -> tuple[Tensor, int, int]:
-    """The weight with its lanes together, and its strides along channels and kernel positions."""
-    channels = weight.shape[0]
-    flat = weight.reshape(channels, -1)  # [C, K]
-    if channel_lanes:
-        flat = flat.t().contiguous()  # [K, C]
-        return flat, 1, channels
-    flat = flat.contiguous()
-    return flat, flat.shape[1], 1
-
-
-# ---- launching -------------------------------------------------------------------------------------
+# ---- what a problem fixes --------------------------------------------------------------------------
 
 
 def constants(g: Geometry) -> dict[str, Any]:
@@ -106,7 +69,20 @@ def constants(g: Geometry) -> dict[str, Any]:
     }
 
 
-def _programs(g: Geometry, tile: Any, shares: int) -> int:
+def _sizes(g: Geometry) -> dict[str, int]:
+    sizes: dict[str, int] = {"batch": g.batch, "channels": g.channels, "zero": 0}
+    for name, axis in zip(("depth", "height", "width"), g.axes, strict=True):
+        sizes[name] = axis.result
+        sizes[f"src_{name}"] = axis.source
+        sizes[f"pad_{name[0]}"] = axis.low
+    return sizes
+
+
+def _strides(prefix: str, strides: Iterable[int]) -> dict[str, int]:
+    return {f"{prefix}_{axis}": stride for axis, stride in zip("ncdhw", strides, strict=True)}
+
+
+def _programs(g: Geometry, shares: int, tile: Any) -> int:
     """Size of the grid; ``tile`` is anything with R, BM, BL (and TD, TH, TW)."""
     depth, height, width = g.field("per_phase")
     groups = depth * triton.cdiv(height, tile["R"])
@@ -123,241 +99,204 @@ def _programs(g: Geometry, tile: Any, shares: int) -> int:
     return chunks * g.phases * blocks * shares
 
 
-def _may_tune(device: torch.device) -> bool:
-    if INTERPRETED or device.type == "cpu" or not torch.backends.cudnn.benchmark:
-        return False
-    if settings.current().must_be_deterministic:
-        return False
-    return not capturing(device)
-
-
-def capturing(device: torch.device) -> bool:
-    """Whether a graph is being captured on this device."""
-    module = getattr(torch, device.type, None)
-    check = getattr(module, "is_current_stream_capturing", None)
-    return bool(check and check())
-
-
-_TUNED_BY = ["batch", "channels", "depth", "height", "width", "src_depth", "src_height", "src_width"]
-
-
-@lru_cache(maxsize=512)
-def _tuner(g: Geometry, use: Use, exact_rows: bool) -> Any:
+def _launch(g: Geometry, use: Use, arguments: dict[str, Any], tile: Tile, shares: int, tune: bool) -> Launch:
     kernel = kernels.correlate if use == "result" else grad_weight_kernels.correlate_sum
-    configs = [
-        triton.Config({**tile.constants(use)}, num_warps=tile.warps, num_stages=1)
-        for tile in candidates(g, use)
-        if not exact_rows or exact(g, tile)
-    ]
-    return triton.autotune(configs=configs, key=_TUNED_BY, cache_results=True)(kernel)
+    find = partial(tuner, kernel, g, use, bool(arguments.get("EXACT"))) if tune else None
+    chosen = {**tile.constants(use), "num_warps": tile.warps}
+    return Launch(kernel, {**_sizes(g), **constants(g), **arguments}, chosen, partial(_programs, g, shares), find)
 
 
-def exact(g: Geometry, tile: Tile) -> bool:
-    """Whether every row of every row group exists."""
-    height = g.axes[1]
-    return height.result % (height.phases * tile.rows) == 0
+# ---- forward and grad_input ------------------------------------------------------------------------
 
 
-class Call(NamedTuple):
-    """One launch: a kernel, its arguments by name, and its warps."""
+class Result:
+    """``forward`` or ``grad_input`` of one problem: a function of (source, weight, bias)."""
 
-    kernel: Any
-    arguments: dict[str, Any]
-    warps: int
+    def __init__(self, problem: ConvProblem, *, adjoint: bool, tune: bool) -> None:
+        self._problem = problem
+        self._adjoint = adjoint
+        self._tune = tune
+        self._lanes = problem.channels_last
+        self._shape = problem.input_shape if adjoint else problem.output_shape
+        self._launches: dict[object, Launch] = {}
 
+    def __call__(self, source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        p = self._problem
+        device = source.device
+        out = empty(p, self._shape, device)
+        launch = self._launches.get((source.stride(), bias is None))
+        if launch is None:
+            source = ready(p, source, self._lanes)
+            launch = self._launches.get((source.stride(), bias is None)) or self._prepare(source, out, bias is not None)
+        weight = filter_of(weight, self._lanes)
+        added = weight if bias is None else bias.contiguous()
+        addresses = (source.data_ptr(), weight.data_ptr(), added.data_ptr(), out.data_ptr())
+        if not launch.again(device.index, *addresses):
+            launch.first(source, weight, added, out)
+        return out
 
-_recorded: ContextVar[list[Call] | None] = ContextVar("_recorded", default=None)
-
-
-@contextlib.contextmanager
-def recording() -> Iterator[list[Call]]:
-    """Collect the launches of this block instead of making them; operands may be on the meta device."""
-    calls: list[Call] = []
-    token = _recorded.set(calls)
-    try:
-        yield calls
-    finally:
-        _recorded.reset(token)
-
-
-def _launch(g: Geometry, use: Use, arguments: dict[str, Any], tile: Tile, shares: int, device: torch.device) -> None:
-    def grid(meta: Any) -> tuple[int]:
-        return (_programs(g, meta, shares),)
-
-    if _may_tune(device) and _recorded.get() is None:
-        with _on(device):
-            _tuner(g, use, arguments.get("EXACT", False))[grid](**arguments, enable_fp_fusion=True)
-        return
-    kernel = kernels.correlate if use == "result" else grad_weight_kernels.correlate_sum
-    _start(Call(kernel, {**arguments, **tile.constants(use)}, tile.warps), grid, device)
-
-
-def _start(call: Call, grid: Any, device: torch.device) -> None:
-    calls = _recorded.get()
-    if calls is not None:
-        calls.append(call)
-        return
-    with _on(device):
-        call.kernel[grid](**call.arguments, num_warps=call.warps, num_stages=1, enable_fp_fusion=True)
+    def _prepare(self, source: Tensor, out: Tensor, with_bias: bool) -> Launch:
+        p = self._problem
+        g = geometry(p, adjoint=self._adjoint, channel_lanes=self._lanes, wide=needs_wide(source))
+        arguments = {
+            **_strides("src", view_5d(g, source)),
+            **_strides("out", view_5d(g, out)),
+            **_weight_strides(g),
+            "HAS_BIAS": with_bias,
+        }
+        launch = _launch(g, "result", arguments, fixed(g, "result"), 0, self._tune)
+        return remember(self._launches, (source.stride(), not with_bias), launch)
 
 
-def _on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device: make it the operands'."""
-    if device.type == "cpu" or torch.accelerator.current_device_index() == device.index:
-        return contextlib.nullcontext()
-    return torch.accelerator.device_index(device.index)
+def _weight_strides(g: Geometry) -> dict[str, int]:
+    """Of what `filter_of` gives."""
+    across = (1, g.weight_channels) if g.channel_lanes else (g.kernel_elements, 1)
+    return {"weight_c": across[0], "weight_k": across[1]}
 
 
-def _sizes(g: Geometry) -> dict[str, int]:
-    names = ("depth", "height", "width")
-    sizes: dict[str, int] = {"batch": g.batch, "channels": g.channels, "zero": 0}
-    for name, axis in zip(names, g.axes, strict=True):
-        sizes[name] = axis.result
-        sizes[f"src_{name}"] = axis.source
-        sizes[f"pad_{name[0]}"] = axis.low
-    return sizes
+def remember(known: dict[object, Any], key: object, value: Any) -> Any:
+    if len(known) >= _MOST:
+        known.clear()
+    known[key] = value
+    return value
 
 
-def _strides(prefix: str, strides: Iterable[int]) -> dict[str, int]:
-    return {f"{prefix}_{axis}": stride for axis, stride in zip("ncdhw", strides, strict=True)}
+# ---- sums ------------------------------------------------------------------------------------------
 
 
-class Prepared(NamedTuple):
-    """All that a problem fixes: what is left for a call is tensors and their strides."""
+class Shares(NamedTuple):
+    """How a sum is cut, and how its shares are added: nothing to add where there is one."""
 
-    geometry: Geometry
-    tile: Tile
-    parts: int
-    arguments: dict[str, Any]
-
-
-@lru_cache(maxsize=4096)
-def _prepared(problem: ConvProblem, use: Use, adjoint: bool, channel_lanes: bool, wide: bool) -> Prepared:
-    g = geometry(problem, adjoint=adjoint, channel_lanes=channel_lanes, wide=wide)
-    tile = fixed(g, use)
-    arguments: dict[str, Any] = {**_sizes(g), **constants(g)}
-    count = 0
-    if use != "result":
-        count = parts(g, tile)
-        arguments |= {"parts": count, "SWEEP": use == "sweep", "EXACT": exact(g, tile)}
-    return Prepared(g, tile, count, arguments)
+    lanes: bool
+    main: Launch
+    add: Launch | None
+    add_bias: Launch | None
+    #: Values of the scratch memory, and those in front of the shares of grad_bias.
+    values: int
+    before_bias: int
 
 
-# ---- the passes ------------------------------------------------------------------------------------
+class Sum:
+    """``grad_weight`` of one problem, or all its gradients: a function of (source, centre, weight, workspace).
+
+    The source is what slides: ``input`` for ``grad_weight`` alone, ``grad_output`` for a sweep.
+    """
+
+    def __init__(self, problem: ConvProblem, *, sweep: bool, with_bias: bool, tune: bool) -> None:
+        self._problem = problem
+        self._sweep = sweep
+        self._with_bias = with_bias
+        self._tune = tune
+        self._accumulated = torch.float64 if problem.dtype == torch.float64 else torch.float32
+        self._shares: dict[object, Shares] = {}
+
+    def __call__(
+        self, source: Tensor, centre: Tensor, weight: Tensor | None, workspace: Tensor | None
+    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """grad_input (for a sweep), grad_weight and grad_bias (if asked for)."""
+        p = self._problem
+        device = source.device
+        out = empty(p, p.input_shape, device) if self._sweep else None
+        known = self._shares.get((source.stride(), centre.stride()))
+        if known is None:
+            lanes = p.channels_last if self._sweep else channel_lanes(p, source, centre)
+            source, centre = ready(p, source, lanes), ready(p, centre, lanes)
+            known = self._shares.get((source.stride(), centre.stride())) or self._prepare(source, centre, out, lanes)
+        result = torch.empty(p.weight_shape, dtype=p.dtype, device=device)  # [C_out, 1, *k]
+        bias = result.new_empty(result.shape[0]) if self._with_bias else None
+        shares, bias_shares = result, result if bias is None else bias
+        if known.values:
+            if workspace is None:
+                shares = torch.empty(known.values, dtype=self._accumulated, device=device)
+            else:
+                shares = workspace.view(self._accumulated)
+            bias_shares = shares if bias is None else shares[known.before_bias :]
+        flat = source if weight is None else filter_of(weight, known.lanes)
+        start(known.main, source, centre, flat, source if out is None else out, shares, bias_shares)
+        if known.add is not None:
+            start(known.add, shares, result)
+        if known.add_bias is not None and bias is not None:
+            start(known.add_bias, bias_shares, bias)
+        # [C, 1, *k] has the same strides in every format.
+        return out, result, bias
+
+    def _prepare(self, source: Tensor, centre: Tensor, out: Tensor | None, lanes: bool) -> Shares:
+        p, use = self._problem, "sweep" if self._sweep else "sum"
+        g = geometry(p, adjoint=self._sweep, channel_lanes=lanes, wide=needs_wide(source, centre))
+        tile = fixed(g, use)
+        count, elements = parts(g, tile), g.kernel_elements
+        share_c, share_k = (1, g.channels) if lanes and count > 1 else (elements, 1)
+        arguments = {
+            **_strides("src", view_5d(g, source)),
+            **_strides("centre", view_5d(g, centre)),
+            **_strides("out", view_5d(g, source if out is None else out)),
+            **(_weight_strides(g) if self._sweep else {"weight_c": 0, "weight_k": 0}),
+            "share_c": share_c,
+            "share_k": share_k,
+            "parts": count,
+            "SWEEP": self._sweep,
+            "EXACT": exact(g, tile),
+            "BIAS_TAP": g.field("whole_tap") if self._with_bias else (-1, -1, -1),
+        }
+        main = _launch(g, use, arguments, tile, count, self._tune)
+        add = add_bias = None
+        if count > 1:
+            add = adding(count, g.channels * elements, elements, share_c, share_k, g.double)
+            add_bias = adding(count, g.channels, 1, 1, 0, g.double) if self._with_bias else None
+        values = count * g.channels * (elements + self._with_bias) if count > 1 else 0
+        shares = Shares(lanes, main, add, add_bias, values, count * g.channels * elements)
+        return remember(self._shares, (source.stride(), centre.stride()), shares)
 
 
-def _correlate(problem: ConvProblem, source: Tensor, weight: Tensor, bias: Tensor | None, adjoint: bool) -> Tensor:
-    lanes = problem.channels_last
-    source = _ready(problem, source, lanes)
-    out = _empty(problem, problem.input_shape if adjoint else problem.output_shape, source)
-    flat, weight_c, weight_k = _filter(weight, lanes)
-    g, tile, _, known = _prepared(problem, "result", adjoint, lanes, needs_wide(source))
-    arguments = {
-        **known,
-        "src": source,
-        "weight": flat,
-        "bias": flat if bias is None else bias.contiguous(),
-        "out": out,
-        **_strides("src", view_5d(g, source)),
-        **_strides("out", view_5d(g, out)),
-        "weight_c": weight_c,
-        "weight_k": weight_k,
-        "HAS_BIAS": bias is not None,
-    }
-    _launch(g, "result", arguments, tile, 0, source.device)
-    return out
-
-
-def output(problem: ConvProblem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The pass ``forward``."""
-    return _correlate(problem, input, weight, bias, adjoint=False)
-
-
-def grad_input(problem: ConvProblem, grad_output: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The pass ``grad_input``; a bias is that of a transposed convolution."""
-    return _correlate(problem, grad_output, weight, bias, adjoint=True)
-
-
-def _sum(
-    problem: ConvProblem,
-    use: Use,
-    source: Tensor,
-    centre: Tensor,
-    weight: Tensor | None,
-    with_bias: bool,
-    workspace: Tensor | None,
-) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """grad_input (for a sweep), grad_weight and grad_bias."""
-    lanes = problem.channels_last if use == "sweep" else _channel_lanes(problem, source, centre)
-    source, centre = _ready(problem, source, lanes), _ready(problem, centre, lanes)
-    g, tile, count, known = _prepared(problem, use, use == "sweep", lanes, needs_wide(source, centre))
-    elements = g.kernel_elements
-
-    result = torch.empty(problem.weight_shape, dtype=problem.dtype, device=source.device)  # [C_out, 1, *k]
-    bias = result.new_empty(g.channels) if with_bias else None
-    shares, bias_shares = result, result if bias is None else bias
-    share_c, share_k = elements, 1
-    if count > 1:
-        accumulated = torch.float64 if g.double else torch.float32
-        values = count * g.channels * (elements + with_bias)
-        if workspace is None:
-            scratch = torch.empty(values, dtype=accumulated, device=source.device)
-        else:
-            scratch = workspace.view(accumulated)[:values]
-        shares, bias_shares = scratch, scratch[count * g.channels * elements :]
-        if lanes:
-            share_c, share_k = 1, g.channels
-
-    out = _empty(problem, problem.input_shape, source) if use == "sweep" else source
-    flat, weight_c, weight_k = (source, 0, 0) if weight is None else _filter(weight, lanes)
-    arguments = {
-        **known,
-        "src": source,
-        "centre": centre,
-        "weight": flat,
-        "out": out,
-        "shares": shares,
-        "bias_shares": bias_shares,
-        **_strides("src", view_5d(g, source)),
-        **_strides("centre", view_5d(g, centre)),
-        **_strides("out", view_5d(g, out)),
-        "weight_c": weight_c,
-        "weight_k": weight_k,
-        "share_c": share_c,
-        "share_k": share_k,
-        "BIAS_TAP": g.field("whole_tap") if with_bias else (-1, -1, -1),
-    }
-    _launch(g, use, arguments, tile, count, source.device)
-    if count > 1:
-        _add(shares, result, count, g.channels * elements, elements, share_c, share_k, g.double)
-        if bias is not None:
-            _add(bias_shares, bias, count, g.channels, 1, 1, 0, g.double)
-    # [C, 1, *k] has the same strides in every format.
-    return (out if use == "sweep" else None), result, bias
-
-
-def _add(
-    shares: Tensor, out: Tensor, count: int, size: int, elements: int, share_c: int, share_k: int, double: bool
-) -> None:
+def adding(count: int, size: int, elements: int, share_c: int, share_k: int, double: bool) -> Launch:
     block = 64
     arguments = {
-        "shares": shares,
-        "out": out,
         "parts": count,
         "count": size,
         "share_c": share_c,
         "share_k": share_k,
         "ELEMENTS": elements,
         "ACC": tl.float64 if double else tl.float32,
-        "BP": 32,
-        "BN": block,
     }
-    _start(Call(grad_weight_kernels.add_shares, arguments, 4), (triton.cdiv(size, block),), out.device)
+    tile = {"BP": 32, "BN": block, "num_warps": 4}
+    return Launch(grad_weight_kernels.add_shares, arguments, tile, lambda tile: triton.cdiv(size, tile["BN"]))
+
+
+def start(launch: Launch, *tensors: Tensor) -> None:
+    if not launch.again(tensors[0].device.index, *[t.data_ptr() for t in tensors]):
+        launch.first(*tensors)
+
+
+# ---- the passes ------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _bound(problem: ConvProblem, what: What, tune: bool) -> Callable[..., Any]:
+    if what in ("forward", "grad_input"):
+        return Result(problem, adjoint=what == "grad_input", tune=tune)
+    if what == "grad_weight":
+        return Sum(problem, sweep=False, with_bias=False, tune=tune)
+    return Sum(problem, sweep=True, with_bias=what == "sweep+bias", tune=tune)
+
+
+def bound(problem: ConvProblem, what: What, *, fixed_tiles: bool = False) -> Callable[..., Any]:
+    """A `Result` or a `Sum` under PyTorch's flags as they are now; made once and remembered."""
+    return _bound(problem, what, not fixed_tiles and may_tune())
+
+
+def output(problem: ConvProblem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The pass ``forward``."""
+    return bound(problem, "forward")(input, weight, bias)
+
+
+def grad_input(problem: ConvProblem, grad_output: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The pass ``grad_input``; a bias is that of a transposed convolution."""
+    return bound(problem, "grad_input")(grad_output, weight, bias)
 
 
 def grad_weight(problem: ConvProblem, grad_output: Tensor, input: Tensor, workspace: Tensor | None = None) -> Tensor:
     """The pass ``grad_weight``."""
-    return _sum(problem, "sum", input, grad_output, None, False, workspace)[1]
+    return bound(problem, "grad_weight")(input, grad_output, None, workspace)[1]
 
 
 def sweep(
@@ -369,6 +308,4 @@ def sweep(
     workspace: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """grad_input, grad_weight and, if asked for, grad_bias; see `Axis.whole_tap` for when a bias can be had."""
-    out, result, bias = _sum(problem, "sweep", grad_output, input, weight, with_bias, workspace)
-    assert out is not None
-    return out, result, bias
+    return bound(problem, "sweep+bias" if with_bias else "sweep")(grad_output, input, weight, workspace)

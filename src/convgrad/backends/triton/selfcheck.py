@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
@@ -13,13 +15,13 @@ from ..reference import ReferenceBackend
 __all__ = ["first_fault", "tiny"]
 
 
-def tiny(dtype: torch.dtype, channels_last: bool, strided: bool) -> ConvProblem:
+def tiny(dtype: torch.dtype, channels_last: bool, strided: bool, kernel: tuple[int, int] = (3, 3)) -> ConvProblem:
     """Odd sizes, more rows and channels than one tile has, uneven padding."""
     size, stride = (19, 37), (2, 2) if strided else (1, 1)
     padding = ((1, 1), (2, 0))
-    out = tuple((n + sum(pad) - 3) // s + 1 for n, pad, s in zip(size, padding, stride, strict=True))
+    out = tuple((n + sum(pad) - k) // s + 1 for n, pad, k, s in zip(size, padding, kernel, stride, strict=True))
     layout = torch.channels_last if channels_last else torch.contiguous_format
-    return ConvProblem(2, 5, 5, 5, size, (3, 3), stride, padding, (1, 1), out, dtype, layout)
+    return ConvProblem(2, 5, 5, 5, size, kernel, stride, padding, (1, 1), out, dtype, layout)
 
 
 def integers(problem: ConvProblem, slot: str, seed: int) -> Tensor:
@@ -30,11 +32,24 @@ def integers(problem: ConvProblem, slot: str, seed: int) -> Tensor:
     return tensor if slot == "weight" else tensor.contiguous(memory_format=problem.memory_format)
 
 
-def first_fault(what: str, dtype: torch.dtype, channels_last: bool, strided: bool, device: torch.device) -> str | None:
-    """What is wrong with the kernels behind a pass (or ``"sweep"``) on a device, or None."""
-    from . import _run, _sweep
+def first_fault(
+    what: str,
+    dtype: torch.dtype,
+    channels_last: bool,
+    strided: bool,
+    device: torch.device,
+    kernel: tuple[int, int] = (3, 3),
+    bound: Callable[[ConvProblem, Pass], Callable[..., Tensor]] | None = None,
+) -> str | None:
+    """What is wrong with the kernels behind a pass (or ``"sweep"``) on a device, or None.
 
-    problem = tiny(dtype, channels_last, strided)
+    Args:
+        kernel: of the tiny problem.
+        bound: gives a pass as a function of (a, b, bias, workspace), if it is not that of the backend ``triton``.
+    """
+    from . import _bound, _bound_sweep
+
+    problem = tiny(dtype, channels_last, strided, kernel)
     here = {slot: integers(problem, slot, seed) for seed, slot in enumerate(("input", "weight", "grad_output"))}
     there = {slot: tensor.to(device) for slot, tensor in here.items()}
     reference = ReferenceBackend()
@@ -46,10 +61,13 @@ def first_fault(what: str, dtype: torch.dtype, channels_last: bool, strided: boo
     outputs: tuple[Output, ...] = ("grad_input", "grad_weight") if what == "sweep" else (cast(Output, what),)
     try:
         if what == "sweep":
-            got = _sweep(problem, outputs, there["grad_output"], there["input"], there["weight"], None)
+            sweep = _bound_sweep(problem, outputs, fixed_tiles=True)
+            got = sweep(there["grad_output"], there["input"], there["weight"], None)
         else:
             first, second = _OPERANDS[what]
-            got = (_run(problem, cast(Pass, what), there[first], there[second], None, None),)
+            made = bound or partial(_bound, fixed_tiles=True)
+            run = made(problem, cast(Pass, what))  # nothing is tuned for a tiny problem
+            got = (run(there[first], there[second], None, None),)
         answers = [tensor.cpu() for tensor in got]
     except Exception as error:  # whatever the compiler or the driver raises: this backend must not be used
         return f"its {what} kernel failed on {device}: {type(error).__name__}: {str(error).splitlines()[0][:200]}"

@@ -21,6 +21,8 @@ _WARPS = 4224  # warps that fill a large GPU: 132 multiprocessors x 32
 UNROLLED = 49  # kernel positions whose sums one program keeps: 7 x 7
 UNROLLED_CHANNELS = 27  # the same for a sweep whose lanes are channels: 3 x 3 x 3. At 49 ptxas spills
 _UNROLLED_RESULT = 9  # kernel positions that are unrolled where nothing is kept for them: 3 x 3
+_UNROLLED_CHUNK = 64  # kernel positions of one of several chunks of a sum
+_UNROLLED_ROWS = 32  # of a kernel, at most
 
 
 class Tile(NamedTuple):
@@ -68,14 +70,14 @@ def _taps(g: Geometry, use: Use) -> tuple[int, int, int]:
     """Kernel positions that one program unrolls."""
     depth, height, width = g.field("taps")
     if use == "result":  # the others are a loop around them
-        th = min(height, 32)
+        th = min(height, _UNROLLED_ROWS)
         return 1, th, width if height * width <= _UNROLLED_RESULT else max(1, min(width, _UNROLLED_RESULT // th))
     if depth * height * width <= UNROLLED:
         return depth, height, width
     if height * width <= UNROLLED:
         return 1, height, width
-    th = min(height, 32)
-    chunks = -(-width // max(1, 64 // th))
+    th = min(height, _UNROLLED_ROWS)
+    chunks = -(-width // max(1, _UNROLLED_CHUNK // th))
     return 1, th, -(-width // chunks)
 
 
@@ -96,13 +98,15 @@ def _registers(g: Geometry, use: Use, rows: int, each: int, taps: tuple[int, int
     loaded = (rows - 1) * height.src_step + (taps[1] - 1) * abs(height.tap_step) + 1
     loaded = min(loaded, rows * taps[1])
     if use == "result":
-        kept, room = loaded + taps[1] + rows // 2, 80
+        kept, room = loaded + taps[1] + rows // 2, 80 if height.src_step <= 2 else 72
     else:
         sums = taps[0] * taps[1] * taps[2]
         kept, room = (
             sums + rows * (2 if use == "sweep" else 1) + loaded,
             120 if sums <= 9 else 78 if use == "sum" else 66,
         )
+        if g.phases > 1 and g.kept[0] >= 0:  # masks and offsets of three dimensions
+            room = room * 3 // 4
     return each * kept * (2 if g.double else 1) / room
 
 

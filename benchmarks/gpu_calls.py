@@ -1,0 +1,296 @@
+"""What `gpu` runs in its worker processes: the problems, our calls and PyTorch's, their check and their times.
+
+Every function takes and returns plain values, for it is sent to another process.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from convgrad.backends.base import Backend
+from convgrad.engine.check import check_backend
+from convgrad.engine.registry import get
+from convgrad.engine.timing import compare
+from convgrad.problem import OPERANDS, ConvProblem, Output
+
+#: Where the depthwise layers of these models are, with batches that a training step on one card has. One of each kind
+#: comes first, so that a run that is cut off has something of everything.
+PROBLEMS = """
+g144ic144oc144mb32ih56kh3ph1n"mobilenet 56"
+g1536ic1536oc1536mb8iw2048ow2048kw4pw3n"mamba N8"
+g96ic96oc96mb64ih56kh7ph3n"convnext 56"
+g1536ic1536oc1536mb1iw8192ow8192kw4pw3n"mamba N1 long"
+g240ic240oc240mb32ih28kh5ph2n"efficientnet 28 k5"
+g54ic54oc54mb8id16ih56iw56kd3kh3kw3pd1ph1pw1n"x3d 56"
+g384ic384oc384mb32ih32kh31ph15n"replknet 32 k31"
+g1024ic1024oc1024mb32ih7kh13ph6n"replknet 7 k13"
+g96ic96oc96mb32ih112kh3sh2ph1n"mobilenet 112 s2"
+g32ic32oc32mb32ih112kh3ph1n"mobilenet 112"
+g192ic192oc192mb32ih28kh3ph1n"mobilenet 28"
+g576ic576oc576mb32ih14kh3ph1n"mobilenet 14"
+g960ic960oc960mb32ih7kh3ph1n"mobilenet 7"
+g144ic144oc144mb32ih56kh5sh2ph2n"efficientnet 56 k5 s2"
+g672ic672oc672mb32ih14kh5ph2n"efficientnet 14 k5"
+g192ic192oc192mb64ih28kh7ph3n"convnext 28"
+g384ic384oc384mb64ih14kh7ph3n"convnext 14"
+g768ic768oc768mb64ih7kh7ph3n"convnext 7"
+g108ic108oc108mb8id16ih28iw28kd3kh3kw3pd1ph1pw1n"x3d 28"
+g108ic108oc108mb8id16ih56iw56kd3kh3kw3pd1ph1pw1sd1sh2sw2n"x3d 56 s2"
+""".strip().splitlines()
+#: For ``--dry-run``: every kind of problem, as small as it can be.
+TINY = """
+g2ic2oc2mb1ih6kh3ph1n"mobilenet tiny"
+g2ic2oc2mb1ih6kh3sh2ph1n"mobilenet tiny s2"
+g2ic2oc2mb1ih7kh7ph3n"convnext tiny"
+g1ic1oc1mb1ih5kh31ph15n"replknet tiny k31"
+g2ic2oc2mb1iw16ow16kw4pw3n"mamba tiny"
+g2ic2oc2mb1id3ih4iw4kd3kh3kw3pd1ph1pw1n"x3d tiny"
+""".strip().splitlines()
+DTYPES = (torch.float32, torch.bfloat16)
+WHAT = ("forward", "grad_input", "grad_weight", "backward")
+SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")
+LAYOUTS = ("NCHW", "channels_last")
+
+
+def in_layout(problem: ConvProblem, layout: str) -> ConvProblem:
+    if layout == "NCHW":
+        return problem
+    return problem.replace(memory_format=torch.channels_last if problem.ndim == 2 else torch.channels_last_3d)
+
+
+def layouts(problem: ConvProblem) -> dict[str, ConvProblem]:
+    return {layout: in_layout(problem, layout) for layout in (LAYOUTS if problem.ndim > 1 else LAYOUTS[:1])}
+
+
+def operands(problem: ConvProblem, device: str, integers: bool) -> dict[str, Tensor]:
+    """A tensor for each slot, in the problem's layout."""
+    made: dict[str, Tensor] = {}
+    generator = torch.Generator(device).manual_seed(0)
+    for slot in ("input", "weight", "grad_output"):
+        shape = problem.shape_of(slot)
+        if integers:
+            values = torch.randint(-1, 2, shape, generator=generator, device=device).to(problem.dtype)
+        else:
+            values = torch.randn(shape, generator=generator, device=device).to(problem.dtype)
+        made[slot] = values if slot == "weight" else values.contiguous(memory_format=problem.memory_format)
+    return made
+
+
+# ---- what is called --------------------------------------------------------------------------------
+
+
+def outputs_of(what: str) -> tuple[Output, ...]:
+    return SWEEP if what == "backward" else (what,)  # type: ignore[return-value]
+
+
+def ours(
+    backend: Backend, problem: ConvProblem, what: str, given: dict[str, Tensor]
+) -> Callable[[], tuple[Tensor, ...]]:
+    """Our call; ``backward`` is one sweep where there is one, else both passes."""
+    if what == "backward":
+        device = given["input"].device
+        if SWEEP in backend.sweeps and not backend.reasons_against(problem, SWEEP, device):
+            sweep = backend.bind_sweep(problem, SWEEP)
+            return lambda: sweep(given["grad_output"], given["input"], given["weight"], None)
+        calls = [ours(backend, problem, one, given) for one in SWEEP]
+        return lambda: (*calls[0](), *calls[1]())
+    run = backend.bind(problem, what)  # type: ignore[arg-type]
+    first, second = (given[slot] for slot in OPERANDS[what])  # type: ignore[index]
+    return lambda: (run(first, second, None, None),)
+
+
+def pytorch(
+    problem: ConvProblem, what: str, given: dict[str, Tensor], benchmark: bool
+) -> Callable[[], tuple[Tensor | None, ...]]:
+    """PyTorch's call. A causal convolution is padded on both sides, as models write it, and cut for nothing."""
+    padding = [max(low, high) for low, high in problem.padding]
+    extra = [p - high for p, (_, high) in zip(padding, problem.padding, strict=True)]
+    x, weight, grad = given["input"], given["weight"], given["grad_output"]
+    if any(extra):
+        grad = F.pad(grad, [e for n in reversed(extra) for e in (0, n)])
+    stride, dilation, groups = list(problem.stride), list(problem.dilation), problem.groups
+    conv = (F.conv1d, F.conv2d, F.conv3d)[problem.ndim - 1]
+    cut = (..., *(slice(0, n) for n in problem.output_size))
+    mask = [what in ("grad_input", "backward"), what in ("grad_weight", "backward"), False]
+
+    def run() -> tuple[Tensor | None, ...]:
+        torch.backends.cudnn.benchmark = benchmark
+        if what == "forward":
+            return (conv(x, weight, None, stride, padding, dilation, groups)[cut],)
+        results = torch.ops.aten.convolution_backward(
+            grad, x, weight, None, stride, padding, dilation, False, [0] * problem.ndim, groups, mask
+        )
+        return tuple(r for r, wanted in zip(results, mask, strict=True) if wanted)
+
+    return run
+
+
+def exact(problem: ConvProblem, what: str, device: str) -> list[Tensor]:
+    """What small integers must give: PyTorch's own kernels in float32, which add without rounding."""
+    wide = problem.replace(dtype=torch.float32)
+    with torch.backends.cudnn.flags(enabled=False):
+        return [r for r in pytorch(wide, what, operands(wide, device, integers=True), False)() if r is not None]
+
+
+# ---- tasks of the workers --------------------------------------------------------------------------
+
+
+def conform(text: str, backend: str, device: str) -> dict[str, Any]:
+    """The conformance suite on one problem: checks passed, and what failed."""
+    report = check_backend(get(backend), [text], device=device, repeats=5)
+    return {"passed": report.passed, "failures": [f"{text}: {failure}" for failure in report.failures]}
+
+
+def warm(text: str, backend: str, device: str, tune: bool) -> dict[str, Any]:
+    """Run every call of ours for a problem once, so that it is compiled into Triton's cache on disk."""
+    problem = ConvProblem.parse(text)
+    failures: list[str] = []
+    given = operands(problem, device, integers=True)
+    for what in WHAT:
+        torch.backends.cudnn.benchmark = tune
+        try:
+            ours(get(backend), problem, what, given)()
+            wait(device)
+        except Exception as error:
+            failures.append(f"{text} {what}: {short(error)}")
+    return {"passed": len(WHAT) - len(failures), "failures": failures}
+
+
+def measure(text: str, what: str, backend_name: str, device: str, seconds: float, tune: bool) -> dict[str, Any]:
+    """Check and time one call in every layout: seconds by name, or what is wrong."""
+    problem, backend = ConvProblem.parse(text), get(backend_name)
+    row: dict[str, Any] = {"times": {}, "chosen": [], "wrong": 0}
+    expected = exact(problem, what, device)
+    calls: dict[str, Callable[[], object]] = {}
+    slow = 0.0
+    for layout, p in layouts(problem).items():
+        torch.backends.cudnn.benchmark = tune  # the word that our backend, too, takes for leave to measure tiles
+        got = ours(backend, p, what, operands(p, device, integers=True))()
+        row["wrong"] += sum(int((g != e.to(p.dtype)).sum()) for g, e in zip(got, expected, strict=True))
+        if row["wrong"]:
+            return {**row, "error": f"{row['wrong']} elements are wrong in {layout}"}
+        del got
+        given = operands(p, device, integers=False)
+        calls[f"ours {layout}"] = ours(backend, p, what, given)
+        calls[f"pytorch {layout}"] = pytorch(p, what, given, benchmark=layout == "channels_last")
+        for key in (f"ours {layout}", f"pytorch {layout}"):
+            try:
+                calls[key]()
+                slow = max(slow, once(calls[key], device))
+            except Exception as error:
+                if key.startswith("ours"):
+                    raise
+                del calls[key]  # PyTorch has no kernel for it, or no memory
+                row["refused"] = f"{key}: {short(error)}"
+        if backend.expected_speedup(p, outputs_of(what), torch.device(device)) > 1:
+            row["chosen"].append(layout)
+    del expected
+    few = {"least_rounds": 2} if slow > 0.02 else {}
+    baseline = next((key for key in calls if key.startswith("pytorch")), "ours NCHW")
+    seen = compare(calls, baseline, device=device, seconds=seconds, **few)  # type: ignore[arg-type]
+    row["times"] = {key: seen.median(key) for key in calls}
+    row["speedup"] = str(seen.speedup("ours NCHW"))
+    return row
+
+
+def once(call: Callable[[], object], device: str) -> float:
+    wait(device)
+    start = time.perf_counter()
+    call()
+    wait(device)
+    return time.perf_counter() - start
+
+
+def wait(device: str) -> None:
+    if device != "cpu":
+        torch.accelerator.synchronize()
+
+
+def short(error: BaseException) -> str:
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {first[:200]}"
+
+
+# ---- the card --------------------------------------------------------------------------------------
+
+
+def card(device: str) -> dict[str, float | None]:
+    """Bytes per second of a large copy, read and written, and products and sums per second of the CUDA cores."""
+    size = (1 << 30) if device != "cpu" else (1 << 20)
+    a = torch.empty(size, dtype=torch.uint8, device=device).fill_(7)
+    b = torch.empty_like(a)
+    seconds = compare({"copy": lambda: b.copy_(a)}, device=device, seconds=0.5).median("copy")
+    return {"copy bytes/s": 2 * size / seconds, "float32 peak": float32_peak(device)}
+
+
+def float32_peak(device: str) -> float | None:
+    """At the highest clock; None where it is not known."""
+    if device != "cuda" or torch.version.hip is not None or shutil.which("nvidia-smi") is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=clocks.max.sm", "--format=csv,noheader,nounits"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20).stdout.split()
+    if not answer or not answer[0].isdigit():
+        return None
+    return torch.cuda.get_device_properties(device).multi_processor_count * 128 * 2 * float(answer[0]) * 1e6
+
+
+def moved(problem: ConvProblem, what: str) -> int:
+    """Bytes that must be read and written."""
+    n = {slot: math.prod(problem.shape_of(slot)) for slot in ("input", "weight", "grad_output")}
+    both = n["input"] + n["weight"] if what == "backward" else 0
+    return problem.dtype.itemsize * (sum(n.values()) + both)
+
+
+# ---- graphs ----------------------------------------------------------------------------------------
+
+_SMALL = "g32ic32oc32mb4ih28kh3ph1"
+
+
+def graph_replays(backend: str, device: str) -> dict[str, str]:
+    """Capture both gradients into a CUDA graph, replay it on other operands, compare."""
+    problem = ConvProblem.parse(_SMALL)
+    given = operands(problem, device, integers=True)
+    call = ours(get(backend), problem, "backward", given)
+    for _ in range(3):
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    given["input"].neg_()
+    graph.replay()
+    torch.cuda.synchronize()
+    equal = all(torch.equal(a, b) for a, b in zip(captured, call(), strict=True))
+    return {"result": "equal" if equal else "WRONG"}
+
+
+def compiled_agrees(backend: str, device: str, mode: str | None) -> dict[str, str]:
+    """A compiled step, forward and backward, against the same step in eager mode, three times on other operands."""
+    import convgrad
+
+    problem = ConvProblem.parse(_SMALL)
+    given = operands(problem, device, integers=True)
+    x, weight = given["input"].requires_grad_(), given["weight"].requires_grad_()
+
+    def step(x: Tensor, weight: Tensor) -> Tensor:
+        return convgrad.conv2d(x, weight, padding=1, groups=problem.groups).relu()
+
+    compiled = torch.compile(step, fullgraph=True, mode=mode)
+    worst = 0.0
+    for factor in (1.0, -1.0, 2.0):
+        results = []
+        for run in (compiled, step):
+            with convgrad.use_backend(backend):
+                y = run(x * factor, weight)
+                results.append([t.clone() for t in (y, *torch.autograd.grad(y, (x, weight), given["grad_output"]))])
+        worst = max(worst, *((a - b).abs().max().item() for a, b in zip(*results, strict=True)))
+    return {"result": "equal" if worst == 0 else f"differs by {worst}"}

@@ -1,0 +1,134 @@
+"""What `gpu` found, as Markdown: the bars first, each with the figure measured for it, then every row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+Row = dict[str, Any]
+_LARGE = ("k13", "k31")
+
+
+def best(row: Row, whose: str) -> float:
+    return min(t for key, t in row["times"].items() if key.startswith(whose))
+
+
+def gained(row: Row, layout: str = "NCHW") -> float:
+    """PyTorch's time over ours, both in one layout."""
+    return row["times"][f"pytorch {layout}"] / row["times"][f"ours {layout}"]
+
+
+def over_best_of(row: Row) -> float:
+    """PyTorch's best layout over ours."""
+    theirs = [t for key, t in row["times"].items() if key.startswith("pytorch")]
+    return min(theirs) / best(row, "ours") if theirs else math.nan
+
+
+def both(row: Row, layout: str = "NCHW") -> bool:
+    """Whether ours and PyTorch's were timed in a layout: PyTorch may refuse."""
+    return f"pytorch {layout}" in row["times"] and f"ours {layout}" in row["times"]
+
+
+def mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+
+
+def verdict(value: float, bar: float, text: str) -> str:
+    if math.isnan(value):
+        return "not measured"
+    return f"{text}: {'met' if value >= bar else 'MISSED'}"
+
+
+def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
+    """The bars, each with the figure that was measured for it."""
+    timed = [r for r in rows if r["times"]]
+    backward = [gained(r) for r in timed if r["what"] == "backward" and both(r)]
+    over_best = [over for r in timed if not math.isnan(over := over_best_of(r))]
+    large = [r for r in timed if "k31" in r["problem"]]
+    chosen = [gained(r, layout) for r in timed for layout in r["chosen"] if both(r, layout)]
+    lines = [
+        bar("backward over PyTorch's NCHW, geometric mean, at least 5x", mean(backward), 5, len(backward)),
+        bar("over PyTorch's best layout, geometric mean, at least 1.3x", mean(over_best), 1.3, len(over_best)),
+        bar("what the rules choose, in its own layout, worst, at least 0.97x", least(chosen), 0.97, len(chosen)),
+    ]
+    for what in ("forward", "backward"):
+        some = [gained(r) for r in large if r["what"] == what and both(r)]
+        lines.append(bar(f"31x31 {what} over nn.Conv2d, worst, at least 14x", least(some), 14, len(some)))
+    small = [r for r in timed if not any(w in r["problem"] for w in (*_LARGE, "mamba"))]
+    sequences = [r for r in timed if "mamba" in r["problem"]]
+    for label, share, some in (
+        ("up to 7x7, 85 % of the copy bandwidth or 50 % of the float32 peak", 0.85, small),
+        ("conv1d k=4, 90 % of the copy bandwidth", 0.90, sequences),
+    ):
+        reached = [x for r in some if (x := allowed(r, card, share) / best(r, "ours"))]
+        below = f"{sum(x < 1 for x in reached)} below, geometric mean {mean(reached):.2f}"
+        lines.append(bar(f"{label}, worst share of it ({below})", least(reached), 1, len(reached)))
+    if not card.get("float32 peak"):
+        lines.append("- the float32 peak is not known here: only the copy bandwidth counted")
+    return lines
+
+
+def bar(label: str, value: float, wanted: float, count: int) -> str:
+    return f"- {label}: {verdict(value, wanted, f'{value:.2f} of {count} rows')}"
+
+
+def least(values: list[float]) -> float:
+    return min(values, default=math.nan)
+
+
+def allowed(row: Row, card: dict[str, Any], share: float) -> float:
+    """Seconds that the bar allows."""
+    if not card.get("copy bytes/s"):
+        return math.nan
+    seconds = row["bytes"] / (share * card["copy bytes/s"])
+    peak = card["float32 peak"]
+    return max(seconds, row["flops"] / (0.5 * peak)) if peak else seconds
+
+
+_HEADS = ("problem", "dtype", "what", "ours NCHW us", "ours c.l. us", "PyTorch NCHW us", "PyTorch c.l. us")
+_KEYS = ("ours NCHW", "ours channels_last", "pytorch NCHW", "pytorch channels_last")
+
+
+def line(row: Row, card: dict[str, Any]) -> str:
+    """One row of the table."""
+    t = row["times"]
+    names = [row["problem"], row["dtype"], row["what"]]
+    if not t:
+        cells = [row.get("error", "not measured").replace("|", "/"), *[""] * 7]
+    else:
+        rate, peak = row["bytes"] / best(row, "ours"), card.get("float32 peak")
+        cells = [f"{t[k] * 1e6:.1f}" if k in t else "-" for k in _KEYS]
+        cells += [
+            f"{rate * 1e-9:.0f}",
+            f"{100 * rate / card['copy bytes/s']:.0f} %" if card.get("copy bytes/s") else "-",
+            f"{100 * row['flops'] / best(row, 'ours') / peak:.0f} %" if peak else "-",
+            f"{over_best_of(row):.2f}x",
+        ]
+    return "| " + " | ".join([*names, *cells]) + " |"
+
+
+def report(state: dict[str, Any]) -> str:
+    """The whole run."""
+    card, rows = state["card"], state["rows"]
+    lines = ["# GPU", "", *[f"**{state.get('warning')}**", ""] * bool(state.get("warning")), state["conditions"], ""]
+    lines += [f"- {key}: {value}" for key, value in {**card, **state.get("graphs", {})}.items()]
+    for stage in ("compiled", "conformance"):
+        found = state.get(stage)
+        if found is None:
+            lines.append(f"- {stage}: not run")
+            continue
+        lines.append(f"- {stage}: {found['passed']} passed, {len(found['failures'])} failed, "
+                     f"{found['done']} of {found['of']} problems reached")  # fmt: skip
+        lines += [f"  - {failure}" for failure in found["failures"][:20]]
+    lines += [
+        f"- rows: {sum(bool(r['times']) for r in rows)} timed of {state['wanted']}",
+        "",
+        *bars([] if state.get("warning") else rows, card),
+        "",
+    ]
+    heads = (*_HEADS, "GB/s", "of copy", "of float32 peak", "over best")
+    lines += ["| " + " | ".join(heads) + " |", "|---|---|---" + "|---:" * (len(heads) - 3) + "|"]
+    lines += [line(row, card) for row in rows]
+    refused = [f"- {r['problem']} {r['dtype']} {r['what']}: {r['refused']}" for r in rows if r.get("refused")]
+    lines += ["", "PyTorch refused:", "", *refused] if refused else []
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,95 @@
+"""The backend that computes large depthwise kernels on the tensor cores; see `banded` for how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from math import prod
+
+import torch
+from torch import Tensor
+
+from ... import settings
+from ...problem import ConvProblem, Output, Pass
+from ..base import Arithmetic
+from . import TritonBackend
+from .bands import LEAST_COLUMNS, Precision, advantage, share_elements
+from .geometry import geometry
+
+__all__ = ["TritonBandedBackend"]
+
+#: Three TF32 products are one of float32 but for 2**-21 of it; a float32 sum of 64 products may be that far off.
+_LEAST_SUM = 64
+
+
+def precision(dtype: torch.dtype, device: torch.device) -> Precision:
+    """How operands are multiplied on a device, under PyTorch's flags as they are now."""
+    if dtype != torch.float32 or device.type == "cpu" or torch.version.hip is not None:
+        return "ieee"
+    return "tf32" if settings.cudnn_allows_tf32() else "tf32x3"
+
+
+class TritonBandedBackend(TritonBackend):
+    """Depthwise kernels of 9 columns and more as products with banded matrices.
+
+    A backend of its own beside ``triton``, so that it is checked, measured, chosen and banned for itself.
+    """
+
+    name = "triton:banded"
+    summary = "large depthwise kernels on a GPU's tensor cores, as products with banded matrices"
+    sweeps = ()
+
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        reasons = super().reasons_against(problem, outputs, device)
+        if len(outputs) > 1:
+            return ["it computes one output at a time"]
+        if problem.dtype == torch.float64:
+            reasons.append("it has no kernel for float64")
+        columns = geometry(problem, adjoint=False, channel_lanes=False).axes[2].kernel
+        if columns < LEAST_COLUMNS:
+            reasons.append(f"the band of a kernel of fewer than {LEAST_COLUMNS} columns is mostly zeros")
+        if precision(problem.dtype, device) == "tf32x3" and _shortest_sum(problem, outputs) < _LEAST_SUM:
+            reasons.append(f"without TF32 its products are not exact enough for sums of fewer than {_LEAST_SUM}")
+        return reasons
+
+    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+        if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
+            return 0
+        return share_elements(problem) * 4
+
+    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
+        return "tf32" if precision(problem.dtype, device) == "tf32" else "direct"
+
+    def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
+        """Not measured on any GPU: where the model of `bands` expects twice the speed of ``triton``."""
+        if self.reasons_against(problem, outputs, device):
+            return 0.0
+        scalar = super().expected_speedup(problem, outputs, device)
+        return 2 * scalar if advantage(problem, precision(problem.dtype, device)) >= 2 else 0.0
+
+    def _made(self, problem: ConvProblem, pass_: Pass, *, fixed_tiles: bool = False) -> Callable[..., Tensor]:
+        from . import banded_launch
+
+        def run(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+            way = precision(problem.dtype, a.device)
+            return banded_launch.bound(problem, pass_, way, fixed_tiles=fixed_tiles)(a, b, bias, workspace)
+
+        return run
+
+    def _trusted_by(self, problem: ConvProblem, what: str, device: torch.device) -> tuple[object, ...]:
+        return (*super()._trusted_by(problem, what, device), precision(problem.dtype, device))
+
+    def _fault(self, problem: ConvProblem, what: str, device: torch.device) -> str | None:
+        from .selfcheck import first_fault
+
+        strided = any(s > 1 for s in problem.stride)
+        made = partial(self._made, fixed_tiles=True)
+        return first_fault(what, problem.dtype, problem.channels_last, strided, device, (9, 11), made)
+
+
+def _shortest_sum(problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+    """Products in a sum of this pass, where no border cuts it."""
+    if "grad_weight" in outputs:
+        return problem.batch * prod(problem.output_size)
+    kernel, stride = prod(problem.kernel_size), prod(problem.stride)
+    return kernel if "forward" in outputs else kernel // stride

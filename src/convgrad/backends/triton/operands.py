@@ -1,0 +1,64 @@
+"""Tensors as the kernels take them: which elements are neighbours in memory, and a copy where none are.
+
+Nothing here needs triton.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...problem import ConvProblem
+
+__all__ = ["channel_lanes", "empty", "filter_of", "planes", "ready"]
+
+
+def _neighbours(t: Tensor, dim: int) -> bool:
+    """Whether elements along a dimension lie next to each other, or are all the same one."""
+    return t.shape[dim] == 1 or t.stride(dim) in (0, 1)
+
+
+def _lane_dim(problem: ConvProblem, channel_lanes: bool) -> int:
+    """The dimension along which lanes run: channels, or the last one that has a length."""
+    if channel_lanes:
+        return 1
+    sizes = zip(problem.input_size, problem.output_size, problem.kernel_size, strict=True)
+    long = [i for i, lengths in enumerate(sizes) if lengths != (1, 1, 1)]
+    return 2 + long[-1] if long else 1 + problem.ndim
+
+
+def ready(problem: ConvProblem, t: Tensor, channel_lanes: bool) -> Tensor:
+    """The tensor itself where its lanes are neighbours in memory, else a copy."""
+    if _neighbours(t, _lane_dim(problem, channel_lanes)):
+        return t
+    if not channel_lanes:
+        return t.contiguous()
+    if problem.ndim == 1:
+        return t.transpose(1, 2).contiguous().transpose(1, 2)
+    return t.contiguous(memory_format=torch.channels_last if problem.ndim == 2 else torch.channels_last_3d)
+
+
+def planes(problem: ConvProblem, t: Tensor) -> Tensor:
+    """The tensor itself where its columns follow each other in memory, else a copy."""
+    dim = _lane_dim(problem, False)
+    return t if t.shape[dim] == 1 or t.stride(dim) == 1 else t.contiguous()
+
+
+def channel_lanes(problem: ConvProblem, *operands: Tensor) -> bool:
+    """Lanes of a sum, whose result has no layout: channels where all the operands have their channels together."""
+    lane = _lane_dim(problem, False)
+    if all(_neighbours(t, lane) for t in operands):
+        return problem.channels_last and all(_neighbours(t, 1) for t in operands)
+    return problem.channels_last or all(_neighbours(t, 1) for t in operands)
+
+
+def empty(problem: ConvProblem, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Memory for a result, in the problem's layout."""
+    return torch.empty(shape, dtype=problem.dtype, device=device, memory_format=problem.memory_format)
+
+
+def filter_of(weight: Tensor, channel_lanes: bool) -> Tensor:
+    """The weight with its lanes together: [C, 1, *k] in order, or [K, C]."""
+    if channel_lanes:
+        return weight.reshape(weight.shape[0], -1).t().contiguous()
+    return weight.contiguous()  # [C, 1, *k] has the same strides in every format

@@ -1,0 +1,47 @@
+"""Tiles found by measuring, where PyTorch's own word for it is given: ``torch.backends.cudnn.benchmark``.
+
+Nothing is tuned in deterministic mode (another tile adds in another order), under the interpreter, or while a CUDA
+graph is captured (`start.Launch`). `triton.autotune` measures and keeps the answers in Triton's cache on disk.
+"""
+
+# pyright: reportCallIssue=false, reportArgumentType=false
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+import triton
+
+from ... import settings
+from . import kernels
+from .geometry import Geometry
+from .tiles import Tile, Use, candidates
+
+__all__ = ["exact", "may_tune", "tuner"]
+
+_TUNED_BY = ["batch", "channels", "depth", "height", "width", "src_depth", "src_height", "src_width"]
+
+
+def may_tune() -> bool:
+    """Whether PyTorch's flags allow to measure."""
+    if not torch.backends.cudnn.benchmark or not isinstance(kernels.correlate, triton.runtime.JITFunction):
+        return False
+    return not settings.current().must_be_deterministic
+
+
+@lru_cache(maxsize=512)
+def tuner(kernel: Any, g: Geometry, use: Use, exact_rows: bool) -> Any:
+    """A kernel that measures its tiles on first use of a size and keeps the fastest."""
+    configs = [
+        triton.Config(tile.constants(use), num_warps=tile.warps, num_stages=1)
+        for tile in candidates(g, use)
+        if not exact_rows or exact(g, tile)
+    ]
+    return triton.autotune(configs=configs, key=_TUNED_BY, cache_results=True)(kernel)
+
+
+def exact(g: Geometry, tile: Tile) -> bool:
+    """Whether every row of every row group exists."""
+    height = g.axes[1]
+    return height.result % (height.phases * tile.rows) == 0

@@ -1,0 +1,154 @@
+"""The GPU benchmark without a GPU: it must work the first time it has one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import gpu_report  # noqa: E402
+from gpu_workers import Worker, in_parallel  # noqa: E402
+
+
+def dry_run(out: Path, *options: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--dry-run", "--out", str(out), "--workers", "1", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env={**os.environ})
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_dry_run_and_its_continuation(tmp_path: Path) -> None:
+    """Device and versions first, a line for each row, both files; a second run measures only what is missing."""
+    said = dry_run(tmp_path, "--only", "mamba", "--seconds", "120").splitlines()
+    assert "torch" in said[0]
+    assert "triton" in said[0]
+    state = json.loads((tmp_path / "gpu.json").read_text())
+    assert len(state["rows"]) == state["wanted"] == 8
+    assert all(row["times"] and "error" not in row for row in state["rows"])
+    assert state["compiled"]["done"] == state["compiled"]["of"] == 2
+    text = (tmp_path / "gpu.md").read_text()
+    assert "no figure here says anything about a GPU" in text
+    assert "31x31 forward over nn.Conv2d, worst, at least 14x: not measured" in text
+
+    state["rows"] = state["rows"][1:]
+    (tmp_path / "gpu.json").write_text(json.dumps(state))
+    again = dry_run(tmp_path, "--only", "mamba", "--seconds", "120")
+    assert "7 rows are there already" in again
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert rows[:7] == state["rows"]
+    assert len(rows) == 8
+
+
+def test_without_time_nothing_is_claimed(tmp_path: Path) -> None:
+    dry_run(tmp_path, "--only", "mamba", "--seconds", "0")
+    text = (tmp_path / "gpu.md").read_text()
+    assert text.count("not measured") >= 7
+    assert "met" not in text.replace("geometric", "")
+
+
+# ---- the workers -----------------------------------------------------------------------------------
+
+
+def task(kind: str) -> dict[str, Any]:
+    """What a worker may meet; it runs in another process."""
+    if kind == "dies":
+        os._exit(3)
+    if kind == "hangs":
+        time.sleep(60)
+    if kind == "raises":
+        raise ValueError("it raised\nwith a second line")
+    if kind == "breaks":
+        return {"failures": ["CUDA error: an illegal memory access was encountered"], "passed": 0}
+    return {"passed": 1, "process": os.getpid()}
+
+
+def test_a_worker_outlives_its_processes() -> None:
+    worker = Worker()
+    try:
+        first = worker.run(task, "works", limit=60)
+        assert worker.run(task, "works", limit=60) == first
+        assert worker.run(task, "raises", limit=60)["error"] == "ValueError: it raised"
+        assert worker.run(task, "works", limit=60) == first
+        assert worker.run(task, "dies", limit=60)["error"] == "the process died"
+        second = worker.run(task, "works", limit=60)
+        assert second["process"] != first["process"]
+        assert "not done after" in worker.run(task, "hangs", limit=1)["error"]
+        third = worker.run(task, "works", limit=60)
+        assert third["process"] not in (first["process"], second["process"])
+        worker.run(task, "breaks", limit=60)
+        assert worker.run(task, "works", limit=60)["process"] != third["process"]
+    finally:
+        worker.stop()
+
+
+def test_one_failure_does_not_end_the_others() -> None:
+    texts = ["works", "dies", "works", "raises", "works"]
+    found = in_parallel(task, texts, (), 1, time.monotonic() + 60)
+    assert (found["passed"], found["done"], found["of"]) == (3, 5, 5)
+    assert found["failures"] == ["dies: the process died", "raises: ValueError: it raised"]
+
+
+# ---- the report ------------------------------------------------------------------------------------
+
+CARD = {"copy bytes/s": 2e12, "float32 peak": 50e12}
+
+
+def row(problem: str, what: str, ours: float, theirs: float, **more: Any) -> dict[str, Any]:
+    times = {"ours NCHW": ours, "ours channels_last": 2 * ours, "pytorch NCHW": theirs, "pytorch channels_last": theirs}
+    known = {"problem": problem, "text": problem, "dtype": "float32", "what": what, "times": times, "chosen": []}
+    return {**known, "bytes": 1_000_000_000, "flops": 1_000_000_000, **more}
+
+
+def test_bars_met_and_missed() -> None:
+    """A gigabyte at 2 TB/s takes 0.5 ms, and 0.588 ms at 85 % of it."""
+    rows = [
+        row("mobilenet", "forward", 0.55e-3, 1.1e-3, chosen=["NCHW"]),
+        row("mobilenet", "backward", 0.6e-3, 6e-3, chosen=["NCHW", "channels_last"]),
+        row("replknet k31", "forward", 1e-3, 15e-3),
+        row("mamba", "forward", 0.55e-3, 0.55e-3, chosen=["NCHW"]),
+    ]
+    lines = gpu_report.bars(rows, CARD)
+    assert lines[0].endswith("10.00 of 1 rows: met")
+    assert lines[1].endswith(f"{(2 * 10 * 15 * 1) ** 0.25:.2f} of 4 rows: met")
+    assert lines[2].endswith("1.00 of 4 rows: met")
+    assert lines[3].endswith("15.00 of 1 rows: met")
+    assert lines[4].endswith("not measured")
+    assert "1 below" in lines[5]
+    assert lines[5].endswith(f"{0.5 / 0.85 / 0.6:.2f} of 2 rows: MISSED")
+    assert lines[6].endswith("1.01 of 1 rows: met")
+    slow = [row("mobilenet", "forward", 1e-3, 0.9e-3, chosen=["NCHW"])]
+    assert gpu_report.bars(slow, CARD)[2].endswith("0.90 of 1 rows: MISSED")
+
+
+def test_the_float32_peak_binds_where_there_are_many_products() -> None:
+    heavy = row("convnext", "forward", 1e-3, 2e-3, flops=50_000_000_000)
+    assert gpu_report.allowed(heavy, CARD, 0.85) == pytest.approx(2e-3)
+    assert gpu_report.allowed(heavy, {**CARD, "float32 peak": None}, 0.85) == pytest.approx(0.588e-3, rel=1e-3)
+
+
+def test_a_row_that_failed_says_why() -> None:
+    failed = {**row("mobilenet", "forward", 1, 1), "times": {}, "error": "the process died"}
+    assert "the process died" in gpu_report.line(failed, CARD)
+    assert gpu_report.bars([failed], {})[0].endswith("not measured")
+
+
+def test_what_pytorch_refuses_is_not_compared() -> None:
+    refused = row("x3d", "backward", 1e-3, 2e-3, chosen=["NCHW"], refused="pytorch NCHW: RuntimeError: no engine")
+    del refused["times"]["pytorch NCHW"]
+    assert gpu_report.bars([refused], CARD)[0].endswith("not measured")
+    assert gpu_report.bars([refused], CARD)[1].endswith("2.00 of 1 rows: met")
+    assert gpu_report.bars([refused], CARD)[2].endswith("not measured")
+    state = {"card": CARD, "rows": [refused], "conditions": "", "wanted": 1}
+    assert "no engine" in gpu_report.report(state)
+    del refused["times"]["pytorch channels_last"]
+    assert "nanx" in gpu_report.line(refused, CARD)
+    assert gpu_report.bars([refused], CARD)[1].endswith("not measured")
