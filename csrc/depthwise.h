@@ -245,18 +245,16 @@ struct Depthwise {
     const int64_t multiplier = slice.backward ? p.multiplier : 1;
     const int64_t per_column = slice.depth.count * multiplier;  // taps of one kernel row, for each kernel column
     Run<T, To> run;
-    run.result_step = slice.step, run.result_row = slice.row;
     const int64_t source_step = slice.backward ? 1 : p.axis[2].stride;  // in columns
-    run.source_step = source_step * slice.source.step[2];
     run.weight = s.weight + slice.m * p.kernel_elements * pitch(), run.start = s.start + slice.m * p.lanes;
     run.source_lane = slice.source.lane, run.weight_lane = p.direct ? 1 : p.multiplier * p.kernel_elements;
     Line h;
     for (; rows.low < rows.high; rows.low += h.positions * step) {
       h = line(1, rows.low, ceil_div(rows.high - rows.low, step), slice.source, slice.backward);
       if (!s.careful()) list_taps(s.listed, slice, h.all, multiplier);
-      // In a tensor rows are taken one by one, as they lie in memory.
-      run.rows = p.direct ? 1 : h.positions, run.source_row = h.source_step;
-      for (int64_t i = 0; i < h.positions; i += run.rows, to += run.rows * slice.row) {
+      // In a tensor few rows are taken at a time, and those one by one, as they lie in memory.
+      for (int64_t i = 0, now; i < h.positions; i += now, to += now * slice.row) {
+        now = p.direct ? least(h.positions - i, kMostSums) : h.positions;
         const T* from = slice.from + h.source + i * h.source_step;
         for (const Columns* c = s.listed.columns; c != s.listed.columns + s.listed.zones; ++c) {
           run.result = to + c->first * slice.pixel, run.source = from + c->source;
@@ -265,10 +263,29 @@ struct Depthwise {
           run.taps = s.careful() ? s.listed.taps : c->taps + h.skipped() * per_column * c->reach.count;
           run.count = h.reach.count * per_column * c->reach.count;
           run.along = c->reach.offset_step * c->reach.offset_step == source_step * source_step ? c->reach.count : 1;
-          correlate_all<T, N, To>(run, c->pixels, live, whole, kRuns);
+          run.rows = now, run.result_row = slice.row, run.source_row = h.source_step;
+          run.result_step = slice.step, run.source_step = source_step * slice.source.step[2];
+          if (whole)
+            correlate_in_tensor(run, c->pixels, live);
+          else
+            correlate_all<T, N, To>(run, c->pixels, live, false, kRuns);
         }
       }
     }
+  }
+
+  // Rows in a tensor, one by one; but a border of few columns along the column, as its sums would wait for each other.
+  template <class To>
+  void correlate_in_tensor(Run<T, To> run, int64_t pixels, int64_t live) const {
+    const int64_t rows = run.rows;
+    if (pixels < least(rows, 4)) {
+      std::swap(run.result_step, run.result_row), std::swap(run.source_step, run.source_row);
+      run.rows = pixels, run.along = 1;
+      return correlate_all<T, N, To>(run, rows, live, true, kRuns);
+    }
+    run.rows = 1;
+    for (int64_t i = 0; i < rows; ++i, run.result += run.result_row, run.source += run.source_row)
+      correlate_all<T, N, To>(run, pixels, live, true, kRuns);
   }
 
   // The taps of all zones of a row, unless they are listed already.
