@@ -231,16 +231,35 @@ def test_pytorch_keeps_groups_of_8_and_strides_in_channels_last() -> None:
 
 
 def test_small_images_are_taken_where_four_threads_share_them() -> None:
-    small = ConvProblem.parse("mb32g576ic576ih14oc576kh3ph1")
+    small = ConvProblem.parse("mb32g768ic768ih7oc768kh3ph1")
+    wide = ConvProblem.parse("mb32g768ic768ih7oc768kh7ph3")
+    asked: tuple[tuple[ConvProblem, Output], ...] = (
+        (small, "forward"),
+        (small, "grad_weight"),
+        (wide, "forward"),
+        (wide, "grad_weight"),
+    )
     taken = {}
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 4):
             torch.set_num_threads(threads)
-            taken[threads] = [BACKEND.expected_speedup(small, (o,), CPU) > 1 for o in ("forward", "grad_weight")]
+            taken[threads] = [BACKEND.expected_speedup(p, (output,), CPU) > 1 for p, output in asked]
     finally:
         torch.set_num_threads(before)
-    assert taken == {1: [False, False], 2: [False, False], 4: [True, True]}
+    assert taken == {1: [True, False, False, True], 2: [True, False, False, True], 4: [True] * 4}
+
+
+def test_channels_last_is_taken_for_wide_kernels_and_small_images() -> None:
+    def taken(text: str) -> list[bool]:
+        p = ConvProblem.parse(text + " channels_last")
+        return [BACKEND.expected_speedup(p, (output,), CPU) > 1 for output in ("forward", "grad_input")]
+
+    assert taken("mb32g96ic96ih56oc96kh7ph3") == [True, True]
+    assert taken("mb32g576ic576ih14oc576kh3ph1") == [True, True]
+    assert taken("mb32g144ic144ih56oc144kh3ph1") == [False, False]
+    assert taken("mb32g480ic480ih14oc480kh5sh2ph2") == [False, False]
+    assert taken("mb1g96ic96ih7oc96kh7ph3") == [False, False]
 
 
 def test_a_bound_function_gives_what_a_call_gives() -> None:

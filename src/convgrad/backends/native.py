@@ -91,34 +91,43 @@ class NativeBackend(Backend):
         return True
 
     def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
-        """What `benchmarks/cpu.py` found, as a rule: PyTorch's CPU convolution has a fast path for plain float32
-        images, and nothing comparable for the weight gradient of a wide kernel, for sequences, volumes, dilation,
-        multipliers and the other dtypes. Small contiguous images are ours only where four threads share the work.
-        """
+        """What `benchmarks/cpu.py` found, as rules."""
         if not problem.depthwise:
             return _grouped_speedup(problem, outputs)
-        taps, pixels = prod(problem.kernel_size), prod(problem.output_size)
-        one_to_one = problem.dtype is torch.float32 and problem.in_channels == problem.out_channels
-        dilated_volume = problem.ndim == 3 and max(problem.dilation) > 1
-        if outputs == ("forward",) and problem.channels_last and one_to_one and not dilated_volume:
-            return 1.2 if taps > 100 else 0.9  # at any dilation of an image, and in other volumes too
-        if _off_the_fast_path(problem):
-            return 3.0
-        if "grad_weight" in outputs and taps >= 16:
-            return 3.0
-        alone = "grad_input" not in outputs
-        if problem.channels_last:
-            # PyTorch's channels_last kernels are as fast as memory: only the weight gradient is worth a change.
-            if "grad_weight" in outputs:
-                return 0.9 if alone and pixels < 100 else 1.2
-            return 1.2 if taps > 100 else 0.9
-        many = torch.get_num_threads() >= 4
+        return _depthwise_speedup(problem, outputs)
+
+
+def _depthwise_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
+    """PyTorch's CPU convolution has a fast path for plain float32 images, and nothing comparable for the weight gradient
+    of a wide kernel, for sequences, volumes, dilation, multipliers and the other dtypes.
+    """
+    taps, pixels = prod(p.kernel_size), prod(p.output_size)
+    one_to_one = p.dtype is torch.float32 and p.in_channels == p.out_channels
+    dilated_volume = p.ndim == 3 and max(p.dilation) > 1
+    if outputs == ("forward",) and p.channels_last and one_to_one and not dilated_volume:
+        return _channels_last_speedup(p, taps, pixels)  # at any dilation of an image, and in other volumes too
+    if _off_the_fast_path(p) or ("grad_weight" in outputs and taps >= 16):
+        return 3.0
+    alone = "grad_input" not in outputs
+    if p.channels_last:
         if "grad_weight" in outputs:
-            smallest = (256 if alone else 100) if not many else 100 if alone else 1
-            return 1.5 if pixels >= 256 else 1.1 if pixels >= smallest else 0.9
-        if outputs == ("forward",) and pixels < (100 if many else 300):
-            return 0.7
+            return 0.9 if alone and pixels < 100 else 1.2
+        return _channels_last_speedup(p, taps, pixels)
+    few = torch.get_num_threads() < 4 and pixels < 100  # then setting up a tile costs as much as its arithmetic
+    if "grad_weight" in outputs:
+        return 0.9 if few and alone else 1.5
+    return 0.9 if few and taps > 9 and outputs == ("forward",) else 1.2
+
+
+def _channels_last_speedup(p: ConvProblem, taps: int, pixels: int) -> float:
+    """Forward and grad_input in channels_last, where PyTorch's kernels are as fast as memory for large images and small
+    kernels: ours are worth a change for 7x7 kernels and larger ones, and for small images.
+    """
+    if taps > 100:
         return 1.2
+    if p.ndim != 2 or max(p.stride) > 1 or max(p.dilation) > 1 or p.batch * p.in_channels * pixels < 500_000:
+        return 0.9
+    return 1.1 if taps >= 49 or (taps <= 9 and pixels <= 200) else 0.9
 
 
 def _group(p: ConvProblem) -> tuple[int, int]:
