@@ -59,7 +59,7 @@ _LATER = {
 
 
 #: Rooms that are loaded when first named.
-_ROOMS = ("direct",)
+_ROOMS = ("direct", "models", "pipeline", "testing")
 
 
 def __getattr__(name: str) -> Any:

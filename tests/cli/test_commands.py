@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import convgrad
+
 pytest.importorskip("typer")
 
 from convgrad.backends import Backend
@@ -290,3 +292,19 @@ def test_without_the_packages_one_line_says_what_to_install() -> None:
     assert done.stderr.strip() == (
         "convgrad: the command line needs typer; install it with: pip install 'convgrad[cli]'"
     )
+
+
+def test_the_version(capsys) -> None:
+    status, printed, _ = call(capsys, "--version")
+    assert (status, printed.strip()) == (0, convgrad.__version__)
+
+
+def test_without_a_command_the_help_and_no_empty_error(capsys) -> None:
+    status, printed, errors = call(capsys)
+    assert status == 2
+    assert "explain" in printed + errors
+    assert "convgrad:  (hint" not in errors
+
+
+def test_a_script_of_kernels_that_is_not_there(capsys) -> None:
+    assert "there is no script 'nowhere.py'" in refused(capsys, "--kernels", "nowhere.py", "info")

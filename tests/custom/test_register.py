@@ -515,3 +515,26 @@ def test_dtypes() -> None:
     backend = convgrad.register("mine", forward=forward, accepts=accepts, verify=False)
     reasons = backend.reasons_against(DEPTHWISE.replace(dtype=torch.complex64), ("forward",), torch.device("cpu"))
     assert reasons == ["it was registered for float32, float64, bfloat16, float16, not for complex64"]
+
+
+def test_one_dtype_layout_or_device_may_stand_alone() -> None:
+    options: dict[str, Any] = {"dtypes": torch.float64, "devices": "cpu", "layouts": "contiguous"}
+    backend = convgrad.register("alone", forward=forward, accepts=accepts, seconds=0.2, **options)
+    assert (backend.devices, backend.layouts) == (("cpu",), ("contiguous",))
+    double = DEPTHWISE.replace(dtype=torch.float64)
+    assert not backend.reasons_against(double, ("forward",), torch.device("cpu"))
+    assert "float64" in backend.reasons_against(DEPTHWISE, ("forward",), torch.device("cpu"))[0]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"dtypes": "float32"}, "dtypes are such as torch.float32, got 'float32'"),
+        ({"devices": ["gpu"]}, "devices are types such as 'cpu' and 'cuda', got 'gpu'"),
+        ({"devices": "cuda:0"}, "got 'cuda:0'"),
+        ({"layouts": "nchw"}, r"layouts are among .* got \('nchw',\)"),
+    ],
+)
+def test_what_is_no_dtype_device_or_layout_is_refused(option: dict[str, Any], words: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=words):
+        convgrad.register("odd", forward=forward, accepts=accepts, seconds=0.2, **option)

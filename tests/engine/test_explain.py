@@ -202,3 +202,34 @@ def test_a_described_gpu_has_the_libraries_of_its_own_build() -> None:
 def test_what_belongs_to_the_problem_is_no_machine(word: str) -> None:
     with pytest.raises(ValueError, match=f"'{word}' belongs to the problem"):
         explain("g96mb8ic96ih56oc96kh7ph3", device=f"h100 {word}")
+
+
+@pytest.mark.parametrize("what", [None, 5, torch.relu])
+def test_what_cannot_be_explained_is_refused_in_words(what: object) -> None:
+    with pytest.raises(TypeError, match=r"a problem or its text, an input and a weight, or a module; got"):
+        explain(what)  # pyright: ignore[reportArgumentType]
+
+
+def test_outputs_are_checked_and_one_may_stand_alone() -> None:
+    text = "g8mb1ic8ih8oc8kh3ph1"
+    assert {r.output for r in explain(text, outputs="grad_weight").rows} == {"grad_weight"}  # type: ignore
+    with pytest.raises(ValueError, match=r"unknown output 'gw'; outputs are forward, grad_input"):
+        explain(text, outputs="gw")  # type: ignore
+    with pytest.raises(ValueError, match=r"unknown output 'bias'"):
+        explain(text, outputs=["forward", "bias"])  # type: ignore
+
+
+def test_a_device_that_is_no_text_is_refused_in_words() -> None:
+    with pytest.raises(TypeError, match=r"a torch.device or a description such as 'h100', got 0"):
+        explain("g8mb1ic8ih8oc8kh3ph1", device=0)  # type: ignore
+
+
+def test_a_transposed_problem_says_which_pass_is_its_output() -> None:
+    note = "its output is the pass grad_input"
+    assert note in str(explain(nn.ConvTranspose2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
+    assert note not in str(explain(nn.Conv2d(8, 8, 3), torch.empty(1, 8, 5, 5)))
+
+
+def test_asking_for_a_backend_by_what_is_no_name_lists_the_names() -> None:
+    with pytest.raises(KeyError, match=r"no backend is called .*; there are aten"), use_backend(["native"]):  # type: ignore
+        pass

@@ -440,3 +440,8 @@ def test_wrong_arguments():
         accelerate_(nn.Conv2d(1, 1, 1), "nhwc")
     with pytest.raises(ValueError, match="preserve"):
         accelerate_(nn.Conv2d(1, 1, 1), torch.preserve_format)
+
+
+def test_example_inputs_in_the_place_of_the_layout_are_refused_in_a_line():
+    with pytest.raises(TypeError, match=r"memory_format is a name, got Tensor; .*example_inputs="):
+        accelerate_(nn.Conv2d(4, 4, 3), torch.zeros(1, 4, 8, 8))

@@ -25,11 +25,22 @@ app = typer.Typer(
 )
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from .. import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def main(
     kernels: Annotated[
         list[str] | None, typer.Option("--kernels", "-k", help="A script or module that registers kernels; repeatable.")
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""
     for source in kernels or ():
@@ -81,6 +92,8 @@ def run(args: Sequence[str] | None = None) -> int:
         return error.exit_code
     except _UsageError as error:
         text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
+        if not text:  # no command at all: the help stands there already
+            return 2
         print(f"convgrad: {text} (hint: see convgrad --help)", file=sys.stderr)
         return 2
     except (typer.Abort, KeyboardInterrupt):

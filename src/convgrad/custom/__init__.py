@@ -33,9 +33,9 @@ def register(
     accepts: Accepts | Mapping[Pass, Accepts] | None = None,
     signature: Literal["native", "torch"] = "native",
     args: Sequence[Any] | Mapping[Pass, Sequence[Any]] | None = None,
-    layouts: Sequence[Layout] = ("contiguous", "channels_last"),
-    devices: Sequence[str] | None = None,
-    dtypes: Sequence[torch.dtype] = _FLOATS,
+    layouts: Layout | Sequence[Layout] = ("contiguous", "channels_last"),
+    devices: str | Sequence[str] | None = None,
+    dtypes: torch.dtype | Sequence[torch.dtype] = _FLOATS,
     deterministic: bool = True,
     capture_safe: bool = True,
     arithmetic: Arithmetic = "direct",
@@ -62,9 +62,10 @@ def register(
             annotated ``int`` gets one integer.
         args: for functions without parameter names, such as an extension's: what to pass, for instance
             ``("input", "weight", "kernel_size[0]", "stride[0]")``; anything that is no text is passed as it is.
-        layouts: operand layouts that the functions take; operands in another one are copied into one of these.
-        devices: types of device on which they run; None: any.
-        dtypes: dtypes that they take.
+        layouts: operand layouts that the functions take, one or several; operands in another one are copied into one of
+            these.
+        devices: types of device, one or several, on which they run; None: any.
+        dtypes: dtypes that they take, one or several.
         deterministic: whether the same operands always give the same bits.
         capture_safe: whether they may be called while a CUDA graph is captured.
         arithmetic: how they sum, which selects the error that is allowed: "direct", "tf32", "transform" or
@@ -98,9 +99,9 @@ def register(
         "grad_weight": grad_weight,
     }
     options: dict[str, Any] = {
-        "layouts": tuple(layouts),
-        "devices": None if devices is None else tuple(devices),
-        "dtypes": tuple(dtypes),
+        "layouts": _several(layouts),
+        "devices": None if devices is None else _several(devices),
+        "dtypes": _several(dtypes),
         "deterministic": deterministic,
         "capture_safe": capture_safe,
         "arithmetic": arithmetic,
@@ -190,8 +191,27 @@ def _check_options(name: str, options: Mapping[str, Any], signature: str, second
     wrong = set(options["layouts"]) - {"contiguous", "channels_last", "strided"}
     if wrong or not options["layouts"]:
         raise ValueError(f"layouts are among contiguous, channels_last and strided, got {options['layouts']}")
+    _check_places(options["devices"], options["dtypes"])
     if isinstance(seconds, bool) or not seconds > 0:
         raise ValueError(f"seconds is a positive number, got {seconds!r}")
+
+
+def _check_places(devices: tuple[Any, ...] | None, dtypes: tuple[Any, ...]) -> None:
+    for device in devices or ():
+        try:
+            known = torch.device(device).type == device
+        except (RuntimeError, TypeError):
+            known = False
+        if not known:
+            raise ValueError(f"devices are types such as 'cpu' and 'cuda', got {device!r}")
+    for dtype in dtypes:
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtypes are such as torch.float32, got {dtype!r}")
+
+
+def _several(option: Any) -> tuple[Any, ...]:
+    """What may be given alone or as a sequence."""
+    return (option,) if isinstance(option, (str, torch.dtype)) else tuple(option)
 
 
 def _recipe(function: Any, pass_: Pass, signature: str, args: Any, *, free: bool) -> Recipe:

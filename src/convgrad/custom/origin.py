@@ -106,6 +106,8 @@ def load_kernels(source: str) -> None:
 
 
 def _execute(source: str, name: str) -> None:
+    if source.endswith(".py") and not Path(source).is_file():
+        raise FileNotFoundError(f"there is no script {source!r}")
     folder = str(Path(source).parent) if source.endswith(".py") else os.getcwd()
     sys.path.insert(0, folder)
     try:

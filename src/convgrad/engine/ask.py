@@ -144,8 +144,9 @@ def explain(
         one in a notebook, and give plain data by ``to_dict()``.
 
     Raises:
+        TypeError: nothing that could be explained.
         ShapeError: operands that do not belong together.
-        ValueError: a text or a description that cannot be read; a model without a convolution.
+        ValueError: a text, an output or a description that cannot be read; a model without a convolution.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -166,6 +167,10 @@ def explain(
     if args or kwargs:
         raise TypeError(f"explain: a problem says everything itself; unexpected {[*map(str, args), *kwargs]}")
     problem = ConvProblem.parse(what) if isinstance(what, str) else what
+    if not isinstance(problem, ConvProblem):
+        raise TypeError(
+            f"explain takes a problem or its text, an input and a weight, or a module; got {type(what).__name__}"
+        )
     return explain_problem(problem, outputs, device, measure=measure)
 
 

@@ -74,8 +74,14 @@ class Explanation:
 
     @property
     def summary(self) -> str:
-        """Work and limit in one line."""
+        """Work and limit in one line; for a transposed problem, which pass is its output."""
         p = self.problem
+        text = self._work(p)
+        if p.transposed:
+            text += "\ntransposed: its output is the pass grad_input, the gradient of its input the pass forward"
+        return text
+
+    def _work(self, p: ConvProblem) -> str:
         text = f"each pass: {p.flops:,} FLOP, {p.least_bytes:,} bytes at least"
         if self.limits is None:
             return text + "; the machine's limit is not known"
@@ -94,7 +100,8 @@ class Explanation:
             "<tr>" + "".join(f"<td style='text-align:left'>{escape(c)}</td>" for c in cells) + "</tr>"
             for cells in self._cells()
         )
-        title = f"<b>{escape(str(self.problem))}</b><br>on {escape(str(self.machine))}<br>{escape(self.summary)}"
+        summary = escape(self.summary).replace("\n", "<br>")
+        title = f"<b>{escape(str(self.problem))}</b><br>on {escape(str(self.machine))}<br>{summary}"
         return f"<p>{title}</p><table><tr>{head}</tr>{body}</table>"
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,10 +173,11 @@ def explain_problem(
 
     Raises:
         BackendError: a backend that was asked for by name cannot.
-        ValueError: a device description that cannot be read, or ``measure`` for a machine that is not here.
+        ValueError: an output or a device description that cannot be read, or ``measure`` for a machine that is not
+            here.
     """
     machine = machine_for(device)
-    asked = in_order(outputs or OUTPUTS)
+    asked = in_order(_known(outputs))
     forward = in_order([o for o in asked if o == problem.bias_pass])
     backward = in_order([o for o in asked if o != problem.bias_pass])
     rows: list[Row] = []
@@ -180,6 +188,15 @@ def explain_problem(
         require_here(machine)
         rows = times(problem, rows, torch.device(machine.device_type))
     return Explanation(problem, machine, tuple(rows), limits_of(machine, problem.dtype, measured=measure))
+
+
+def _known(outputs: Sequence[Output] | str | None) -> Sequence[Output]:
+    """The outputs that are meant; a single name stands for itself."""
+    given: Any = (outputs,) if isinstance(outputs, str) else tuple(outputs or OUTPUTS)
+    for output in given:
+        if output not in OUTPUTS:
+            raise ValueError(f"unknown output {output!r}; outputs are {', '.join(OUTPUTS)}")
+    return given
 
 
 def _rows(problem: ConvProblem, together: tuple[Output, ...], machine: Machine, inside: dict[Output, str]) -> list[Row]:

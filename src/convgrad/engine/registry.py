@@ -48,7 +48,7 @@ def get(name: str) -> Backend:
     """
     try:
         return _backends[name]
-    except KeyError:
+    except (KeyError, TypeError):
         raise KeyError(f"no backend is called {name!r}; there are {', '.join(_backends)}") from None
 
 

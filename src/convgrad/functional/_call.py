@@ -27,7 +27,16 @@ from ..settings import key as flags
 from ..shapes import check_rank
 from ..validation import refuse_nested
 
-__all__ = ["Ints", "conv_arguments", "integers", "paddings", "public_functions", "run", "transpose_arguments"]
+__all__ = [
+    "Ints",
+    "all_arguments",
+    "conv_arguments",
+    "public_functions",
+    "require_tensors",
+    "run",
+    "sizes",
+    "transpose_arguments",
+]
 
 Ints = int | Sequence[int]
 
@@ -35,15 +44,53 @@ Ints = int | Sequence[int]
 # ---- arguments -----------------------------------------------------------------------------------
 
 
-def integers(value: Ints, d: int) -> tuple[int, ...]:
+def integers(value: Ints, d: int, name: str) -> tuple[int, ...]:
     """One integer for each dimension; lists of another length are left to validation."""
     if type(value) is int:
         return (value,) * d
     if isinstance(value, torch.SymInt):
         return (value,) * d  # pyright: ignore[reportReturnType]
-    if isinstance(value, (tuple, list)):
-        return tuple([v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value])
-    return (index(value),) * d  # pyright: ignore[reportArgumentType]
+    try:
+        if isinstance(value, (tuple, list)):
+            return tuple([v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value])
+        return (index(value),) * d  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        raise TypeError(f"{name} is an integer or a tuple of {d} integers, got {_shown(value)}") from None
+
+
+def sizes(value: Sequence[int], name: str) -> list[int]:
+    """A shape as a list, from whatever holds integers; a tensor whose shape was meant is refused."""
+    if type(value) is torch.Size:
+        return list(value)
+    try:
+        return [v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value]
+    except TypeError:
+        raise TypeError(f"{name} is a sequence of integers, such as a tensor's shape; got {_shown(value)}") from None
+
+
+def require_tensors(name: str, **operands: object) -> None:
+    """Refuse what is no tensor and stands for none, in PyTorch's words.
+
+    Raises:
+        TypeError: one of the operands.
+    """
+    for argument, value in operands.items():
+        if not isinstance(value, Tensor) and not has_torch_function((value,)):
+            raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
+
+
+def _shown(value: object) -> str:
+    """A value for a message; of a tensor its shape, for its elements may fill the screen."""
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def _groups(value: int) -> int:
+    if type(value) is int or isinstance(value, torch.SymInt):
+        return value  # pyright: ignore[reportReturnType]
+    try:
+        return index(value)
+    except TypeError:
+        raise TypeError(f"groups is an integer, got {_shown(value)}") from None
 
 
 def paddings(
@@ -52,7 +99,7 @@ def paddings(
     """Padding as integers; ``same`` keeps the size, with the odd element on the high side."""
     d = len(weight_size) - 2
     if not isinstance(padding, str):
-        return integers(padding, d)
+        return integers(_flat(padding), d, "padding")
     if padding == "valid":
         return (0,) * d
     if padding != "same":
@@ -66,11 +113,20 @@ def paddings(
     return tuple(p for total in totals for p in (total // 2, total - total // 2))
 
 
+def _flat(padding: Any) -> Ints:
+    """Pairs of low and high, as `ConvProblem` has them, in the flat form that the operators take."""
+    if not isinstance(padding, (tuple, list)) or not padding or not isinstance(padding[0], (tuple, list)):
+        return padding
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in padding):
+        raise ShapeError(f"expected padding to be integers, or a pair (low, high) for each dimension, got {padding}")
+    return [side for pair in padding for side in pair]
+
+
 def conv_arguments(
     d: int, weight_size: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, groups: int
 ) -> tuple[Any, ...]:
-    s, dil = integers(stride, d), integers(dilation, d)
-    return (s, paddings(padding, weight_size, s, dil), dil, False, (0,) * d, groups)
+    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
+    return (s, paddings(padding, weight_size, s, dil), dil, False, (0,) * d, _groups(groups))
 
 
 def transpose_arguments(
@@ -82,7 +138,23 @@ def transpose_arguments(
     groups: int,
     dilation: Ints,
 ) -> tuple[Any, ...]:
-    return (integers(stride, d), integers(padding, d), integers(dilation, d), True, integers(output_padding, d), groups)
+    s, pads, dil = integers(stride, d, "stride"), integers(padding, d, "padding"), integers(dilation, d, "dilation")
+    return (s, pads, dil, True, integers(output_padding, d, "output_padding"), _groups(groups))
+
+
+def all_arguments(
+    d: int,
+    weight_size: Sequence[int],
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> tuple[Any, ...]:
+    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
+    pads = paddings(padding, weight_size, s, dil)
+    return (s, pads, dil, transposed, integers(output_padding, d, "output_padding"), _groups(groups))
 
 
 # ---- from a call to its operator -------------------------------------------------------------------

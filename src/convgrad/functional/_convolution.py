@@ -13,7 +13,7 @@ from ..ops.asked import operator
 from ..ops.eager import is_eager
 from ..shapes import check_rank
 from ..validation import refuse_nested
-from ._call import Ints, conv_arguments, integers, paddings, run, transpose_arguments
+from ._call import Ints, all_arguments, conv_arguments, require_tensors, run, sizes, transpose_arguments
 
 __all__ = ["convolution", "convolution_backward", "grad_bias", "grad_input", "grad_weight"]
 
@@ -35,6 +35,8 @@ def convolution(
     """An N-d convolution, or with ``transposed=True`` an N-d transposed convolution.
 
     Args:
+        padding: integers, ``"same"`` or ``"valid"``, or low and high of each dimension (negative ones cut off):
+            ``(1, 0, 2, 1)`` or ``((1, 0), (2, 1))``.
         backward_weight: compute grad_input with this weight (feedback alignment); no second derivative then.
         backward_weight_grad: give backward_weight the gradient of weight (Kolen-Pollack) instead of none.
 
@@ -63,9 +65,7 @@ def convolution(
     if backward_weight is not None:
         from ._feedback import through_other_weights  # it tells the compiler of itself, which loads the compiler
 
-        s, dil = integers(stride, d), integers(dilation, d)
-        pads = paddings(padding, weight.shape, s, dil)
-        arguments = (s, pads, dil, transposed, integers(output_padding, d), groups)
+        arguments = all_arguments(d, weight.shape, stride, padding, dilation, transposed, output_padding, groups)
         return through_other_weights(input, weight, bias, backward_weight, backward_weight_grad, arguments)
     if transposed:
         written = (stride, padding, output_padding, groups, dilation)
@@ -102,12 +102,13 @@ def grad_input(
         >>> torch.allclose(convgrad.grad_input(x.shape, w, g), want, atol=1e-5)
         True
     """
+    require_tensors("grad_input", weight=weight, grad_output=grad_output)
     refuse_nested(weight, grad_output)
-    d = weight.dim() - 2
-    s, dil = integers(stride, d), integers(dilation, d)
-    pads = paddings(padding, weight.shape, s, dil)
+    arguments = all_arguments(
+        weight.dim() - 2, weight.shape, stride, padding, dilation, transposed, output_padding, groups
+    )
     other = weight.conj() if weight.is_complex() else weight
-    rest = (list(input_size), s, pads, dil, transposed, integers(output_padding, d), groups)
+    rest = (sizes(input_size, "input_size"), *arguments)
     if is_eager(grad_output, weight) and not _moves(grad_output, weight):
         return kernels.grad_input(grad_output, other, *rest)
     return operator("grad_input")(grad_output, other, *rest)
@@ -142,12 +143,11 @@ def grad_weight(
         >>> torch.allclose(convgrad.grad_weight(x, w.shape, g), want, atol=1e-5)
         True
     """
+    require_tensors("grad_weight", input=input, grad_output=grad_output)
     refuse_nested(input, grad_output)
-    d = len(weight_size) - 2
-    s, dil = integers(stride, d), integers(dilation, d)
-    pads = paddings(padding, weight_size, s, dil)
+    size = sizes(weight_size, "weight_size")
+    rest = (size, *all_arguments(len(size) - 2, size, stride, padding, dilation, transposed, output_padding, groups))
     other = input.conj() if input.is_complex() else input
-    rest = (list(weight_size), s, pads, dil, transposed, integers(output_padding, d), groups)
     if is_eager(grad_output, input) and not _moves(grad_output, input):
         return kernels.grad_weight(grad_output, other, *rest)
     return operator("grad_weight")(grad_output, other, *rest)
@@ -164,6 +164,7 @@ def grad_bias(grad_output: Tensor) -> Tensor:
         >>> convgrad.grad_bias(torch.ones(2, 3, 4))
         tensor([8., 8., 8.])
     """
+    require_tensors("grad_bias", grad_output=grad_output)
     return sum_of_bias(grad_output)
 
 
@@ -196,17 +197,17 @@ def convolution_backward(
         >>> gi.shape, gw, gb.shape
         (torch.Size([2, 4, 9]), None, torch.Size([6]))
     """
+    require_tensors("convolution_backward", grad_output=grad_output, input=input, weight=weight)
     refuse_nested(grad_output, input, weight)
-    d = weight.dim() - 2
-    s, dil = integers(stride, d), integers(dilation, d)
-    pads = paddings(padding, weight.shape, s, dil)
+    arguments = all_arguments(
+        weight.dim() - 2, weight.shape, stride, padding, dilation, transposed, output_padding, groups
+    )
     if input.is_complex():
         input, weight = input.conj(), weight.conj()
-    arguments = (s, pads, dil, transposed, integers(output_padding, d), groups)
-    sizes = None if bias_sizes is None else tuple(bias_sizes)
+    bias_size = None if bias_sizes is None else tuple(bias_sizes)
     if is_eager(grad_output, input, weight) and not _moves(grad_output, input, weight):
-        return kernels.gradients(grad_output, input, weight, sizes, arguments, tuple(output_mask))
-    return operator("convolution_backward")(grad_output, input, weight, sizes, *arguments, output_mask)
+        return kernels.gradients(grad_output, input, weight, bias_size, arguments, tuple(output_mask))
+    return operator("convolution_backward")(grad_output, input, weight, bias_size, *arguments, output_mask)
 
 
 def _moves(*tensors: Tensor) -> bool:

@@ -7,17 +7,20 @@ from typing import Any
 
 from torch import Tensor
 
-from ._call import Ints
+from ._call import Ints, require_tensors, sizes
 from ._convolution import grad_input, grad_weight
 
 
 def _of_input(d: int, input_size: Sequence[int], weight: Tensor, grad_output: Tensor, *rest: Any) -> Tensor:
-    if len(input_size) != d + 1 or grad_output.dim() != d + 1:
-        return grad_input(input_size, weight, grad_output, *rest)
-    return grad_input((1, *input_size), weight, grad_output.unsqueeze(0), *rest).squeeze(0)
+    require_tensors(f"conv{d}d_input", weight=weight, grad_output=grad_output)
+    size = sizes(input_size, "input_size")
+    if len(size) != d + 1 or grad_output.dim() != d + 1:
+        return grad_input(size, weight, grad_output, *rest)
+    return grad_input((1, *size), weight, grad_output.unsqueeze(0), *rest).squeeze(0)
 
 
 def _of_weight(d: int, input: Tensor, weight_size: Sequence[int], grad_output: Tensor, *rest: Any) -> Tensor:
+    require_tensors(f"conv{d}d_weight", input=input, grad_output=grad_output)
     if input.dim() != d + 1 or grad_output.dim() != d + 1:
         return grad_weight(input, weight_size, grad_output, *rest)
     return grad_weight(input.unsqueeze(0), weight_size, grad_output.unsqueeze(0), *rest)

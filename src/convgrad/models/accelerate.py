@@ -43,7 +43,7 @@ def accelerate_(
         A `Report`; its ``restore()`` undoes everything.
 
     Raises:
-        TypeError: ``model`` is not a module.
+        TypeError: ``model`` is not a module, or ``memory_format`` no name.
         ValueError: a ``memory_format`` that is none of the above.
 
     Equivalent to:
@@ -58,6 +58,9 @@ def accelerate_(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate_ takes a torch.nn.Module, got {type(model).__name__}")
+    if memory_format is not None and not isinstance(memory_format, (str, torch.memory_format)):
+        kind = type(memory_format).__name__
+        raise TypeError(f"memory_format is a name, got {kind}; what the model is called with is example_inputs=")
     wanted = _wanted_format(memory_format)
     seen = None if example_inputs is None else shapes_seen(model, example_inputs)
     report = Report()

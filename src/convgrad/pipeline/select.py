@@ -55,7 +55,11 @@ def machine_of(device: DeviceLike, found_on: str = "cpu") -> Machine:
         return device
     if isinstance(device, torch.device):
         return Machine.here(device)
-    return Machine.here(found_on) if device is None else Machine.parse(device)
+    if device is None:
+        return Machine.here(found_on)
+    if not isinstance(device, str):
+        raise TypeError(f"device is a torch.device or a description such as 'h100', got {device!r}")
+    return Machine.parse(device)
 
 
 def select_conv_backend(
