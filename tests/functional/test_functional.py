@@ -246,12 +246,13 @@ def test_nested_tensors_are_refused_in_words(way: str) -> None:
 def test_pairs_of_padding_mean_the_same_as_the_flat_form() -> None:
     x, w = torch.randn(1, 2, 6, 7), torch.randn(2, 2, 3, 3)
     want = F.conv2d(F.pad(x, (2, 1, 1, -1)), w)
-    for padding in ((1, -1, 2, 1), ((1, -1), (2, 1)), [[1, -1], [2, 1]]):
+    ways: list[Any] = [(1, -1, 2, 1), ((1, -1), (2, 1)), [[1, -1], [2, 1]]]
+    for padding in ways:
         torch.testing.assert_close(convgrad.conv2d(x, w, padding=padding), want)
         grad = convgrad.grad_input(x.shape, w, torch.ones_like(want), padding=padding)
         assert grad.shape == x.shape
     with pytest.raises(convgrad.ShapeError, match=r"a pair .low, high. for each dimension"):
-        convgrad.conv2d(x, w, padding=((1,), (2,)))
+        convgrad.conv2d(x, w, padding=((1,), (2,)))  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("bad", ["stride", "padding", "dilation"])
