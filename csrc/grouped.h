@@ -17,6 +17,7 @@
 
 #include <type_traits>
 
+#include "grouped_exact.h"
 #include "grouped_kernels.h"
 #include "grouped_packing.h"
 #include "grouped_plan.h"
@@ -37,6 +38,7 @@ struct Grouped {
     T *input, *grad_output, *forward_weight, *backward_weight, *start, *sums, *result, *row;
     Tap* taps;
     int64_t packed_block;  // whose weights these are
+    bool infinite_weight;  // or NaN
   };
   // A block of groups, and the images of a unit.
   struct Block {
@@ -46,10 +48,6 @@ struct Grouped {
 
   // ---- operands ----
 
-  Tensor input_tensor() const { return {{p.axis[0].input, p.axis[1].input, p.axis[2].input}, p.channels, 0, 1}; }
-  Tensor output_tensor() const {
-    return {{p.axis[0].output, p.axis[1].output, p.axis[2].output}, p.groups * p.out_per_group, 0, 1};
-  }
   PlaneTile input_tile(const Block& b) const {
     PlaneTile tile = {b.groups.size() * p.in_per_group, b.images, {}, {}, {}, {}, p.slack};
     for (int d = 0; d < 3; ++d) {
@@ -83,6 +81,8 @@ struct Grouped {
     const int64_t channels = p.wants(CONVGRAD_FORWARD) ? no : ni;
     for (int64_t c = b.groups.low * channels; c < b.groups.high * channels; ++c)
       s.start[c - b.groups.low * channels] = bias ? load_one<T>(bias + c) : T(0);
+    s.infinite_weight = !all_finite<T, N>(s.forward_weight ? s.forward_weight : s.backward_weight,
+                                          b.groups.size() * p.group_weights());
   }
 
   // The taps of all inputs of a group, in the packed input.
@@ -122,7 +122,7 @@ struct Grouped {
   // ---- forward ----
 
   void forward_tile(const Scratch& s, const Block& b, const Range o[3], const PlaneTile& tile) const {
-    const Tensor x = output_tensor();
+    const Tensor x = p.output_tensor();
     const int64_t pitch = tile.extent[2], channels = b.groups.size() * p.out_per_group;
     const int64_t vectors = ceil_div((o[1].size() - 1) * pitch + o[2].size(), N);
     const int64_t count = list_input_taps(s.taps, tile);
@@ -189,7 +189,7 @@ struct Grouped {
   // Rows of the input, put together from the phases of its width.
   void store_phases(const Scratch& s, const Block& b, int64_t n, int64_t d, const Phase& h, Range w, int64_t phases,
                     int64_t pitch, int64_t plane) const {
-    const Tensor x = input_tensor();
+    const Tensor x = p.input_tensor();
     const int64_t channels = b.groups.size() * p.in_per_group;
     for (int64_t i = 0; i < h.count; ++i) {
       const T* from = s.result + i * pitch;
@@ -241,27 +241,30 @@ struct Grouped {
   // ---- units, items, threads ----
 
   void run_unit(Scratch& s, Block b, int64_t unit) const {
-    b.image = unit / p.tiles * p.images, b.images = least(p.images, p.batch - b.image);
+    const GroupedPlan::Place place = p.place(unit);
+    b.image = place.images.low, b.images = place.images.size();
     Range output[3], input_result[3], input[3], grad_output[3];
-    int64_t tile = unit % p.tiles;
-    for (int d = 2; d >= 0; --d) {
-      const Span span = p.span(d, tile % p.bands[d]);
+    for (int d = 0; d < 3; ++d) {
+      const Span& span = place.span[d];
       output[d] = span.output, input_result[d] = span.grad_input;
       input[d] = span.input, grad_output[d] = span.grad_output;
-      tile /= p.bands[d];
     }
     const bool empty = output[0].size() == 0 || output[1].size() == 0 || output[2].size() == 0;
     const PlaneTile x = input_tile(b), g = output_tile(b);
     if (p.needs_weight()) pack_weight(s, b);
     if (p.needs_input() && !empty)
-      Planes<S, T, N>::pack(s.input, x, static_cast<const S*>(t.input), input_tensor(), b.groups.low * p.in_per_group,
+      Planes<S, T, N>::pack(s.input, x, static_cast<const S*>(t.input), p.input_tensor(), b.groups.low * p.in_per_group,
                             b.image, input, p.channels_last, s.row);
     if (p.needs_grad_output())
-      Planes<S, T, N>::pack(s.grad_output, g, static_cast<const S*>(t.grad_output), output_tensor(),
+      Planes<S, T, N>::pack(s.grad_output, g, static_cast<const S*>(t.grad_output), p.output_tensor(),
                             b.groups.low * p.out_per_group, b.image, grad_output, p.channels_last, s.row);
     if (p.wants(CONVGRAD_FORWARD) && !empty) forward_tile(s, b, output, x);
     if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate_tile(s, b, output, grad_output, x, g);
     if (p.wants(CONVGRAD_GRAD_INPUT)) grad_input_tile(s, b, input_result, grad_output, g);
+    if (!p.needs_weight() || !s.infinite_weight) return;
+    const GroupedExact<S, T> exact = {p, t};
+    if (p.wants(CONVGRAD_FORWARD)) exact.correct(false, b.groups, place.images, output);
+    if (p.wants(CONVGRAD_GRAD_INPUT)) exact.correct(true, b.groups, place.images, input_result);
   }
 
   int64_t partial_size() const { return p.block_groups * p.group_sums(); }
@@ -271,13 +274,15 @@ struct Grouped {
     const int64_t segment = item % p.segments, sums = partial_size();
     const Block b = {p.block(item / p.segments), 0, 0};
     if (p.wants(CONVGRAD_GRAD_WEIGHT)) memset(s.sums, 0, sizeof(T) * static_cast<size_t>(sums * N));
-    const int64_t last = p.units() * (segment + 1) / p.segments;
-    for (int64_t unit = p.units() * segment / p.segments; unit < last; ++unit) run_unit(s, b, unit);
+    const Range units = {p.units() * segment / p.segments, p.units() * (segment + 1) / p.segments};
+    for (int64_t unit = units.low; unit < units.high; ++unit) run_unit(s, b, unit);
     if (!p.wants(CONVGRAD_GRAD_WEIGHT)) return;
+    const GroupedExact<S, T> exact = {p, t};
+    const int64_t group = p.group_sums();
     for (int64_t i = 0; i < sums; ++i) {
       T total = 0;
       for (int l = 0; l < N; ++l) total += s.sums[i * N + l];
-      partial[item * sums + i] = total;
+      partial[item * sums + i] = exact.corrected(total, b.groups.low + i / group, i % group, units);
     }
   }
 

@@ -1,7 +1,7 @@
 // How a grouped problem is cut up: blocks of groups, tiles, images a unit. Integers only.
 #pragma once
 
-#include "plan.h"
+#include "packing.h"
 
 namespace {
 
@@ -22,6 +22,24 @@ struct GroupedPlan : Plan {
   int64_t group_weights() const { return in_per_group * out_per_group * kernel_elements; }
   // A group's sums: its weights [output][input][kernel element], then its bias.
   int64_t group_sums() const { return group_weights() + out_per_group; }
+
+  Tensor input_tensor() const { return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1}; }
+  Tensor output_tensor() const {
+    return {{axis[0].output, axis[1].output, axis[2].output}, groups * out_per_group, 0, 1};
+  }
+
+  // A unit's images and tile.
+  struct Place {
+    Range images;
+    Span span[3];
+  };
+  Place place(int64_t unit) const {
+    const int64_t image = unit / tiles * images;
+    Place at = {{image, least(batch, image + images)}, {}};
+    int64_t tile = unit % tiles;
+    for (int d = 2; d >= 0; --d) at.span[d] = span(d, tile % bands[d]), tile /= bands[d];
+    return at;
+  }
 
   int64_t weight_element(int64_t group, int64_t o, int64_t i, int64_t k) const {
     const int64_t out = group * out_per_group + o;

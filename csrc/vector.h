@@ -170,11 +170,12 @@ inline void store_one(S* to, T value) {
   }
 }
 
-// Whether none of `count` elements, a multiple of N, is an infinity or NaN.
+// Whether none of `count` elements is an infinity or NaN.
 template <class T, int N>
 inline bool all_finite(const T* from, int64_t count) {
   Vec<T, N> sum = {};
-  for (const T* end = from + count; from < end; from += N) sum += load<T, N>(from) * T(0);
+  for (; count >= N; count -= N, from += N) sum += load<T, N>(from) * T(0);
+  if (count) sum += load_first<T, N>(from, count) * T(0);
   bool finite = true;
   for (int i = 0; i < N; ++i) finite = finite && sum[i] == T(0);
   return finite;

@@ -334,7 +334,7 @@ def with_limits(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tenso
 
 
 @settings(max_examples=100)
-@given(p=problems().filter(lambda p: p.depthwise), threads=st.sampled_from([1, 3]), data=st.data())
+@given(p=problems(), threads=st.sampled_from([1, 3]), data=st.data())
 def test_infinity_and_nan_reach_what_they_are_multiplied_into(
     p: ConvProblem, threads: int, data: st.DataObject
 ) -> None:

@@ -1,0 +1,124 @@
+// Results of a grouped convolution by the definition, one at a time: for those that the padding may have spoilt. The
+// kernels multiply the zeros of the padding like any number, and infinity times zero is NaN; here positions outside the
+// tensor take part in no product. Slow, and rarely needed: a NaN is never undone by what is added to it, so a result
+// that is none met no such product, and one whose kernel elements all lie inside the tensor met no padding.
+#pragma once
+
+#include "grouped_plan.h"
+#include "packing.h"
+
+namespace {
+
+// S: storage, T: arithmetic.
+template <class S, class T>
+struct GroupedExact {
+  const GroupedPlan& p;
+  const convgrad_tensors& t;
+
+  double value(const void* tensor, int64_t element) const {
+    return static_cast<double>(load_one<T>(static_cast<const S*>(tensor) + element));
+  }
+  int64_t element(const Tensor& x, int64_t image, int64_t channel, int64_t pixel) const {
+    if (p.channels_last) return (image * x.pixels() + pixel) * x.width + channel;
+    return (image * x.width + channel) * x.pixels() + pixel;
+  }
+
+  // ---- forward and grad_input ----
+
+  // What one dimension of a result position reads of the source.
+  struct Line {
+    Reach reach;   // without what lies outside the tensor
+    int64_t base;  // the position that the reach counts from
+    bool cut;      // whether anything lies outside
+    int64_t kernel(int64_t j) const { return reach.first + j * reach.step; }
+    int64_t source(int64_t j) const { return base + reach.offset + j * reach.offset_step; }
+  };
+  Line line(int d, int64_t position, bool backward) const {
+    const Axis& a = p.axis[d];
+    const Reach all = backward ? a.backward_reach(a.remainder(position)) : a.forward_reach();
+    const int64_t base = backward ? a.quotient(position) : position * a.stride;
+    const Reach inside = zone_at(all, base, 1, 0, backward ? a.output : a.input, 1).reach;
+    return {inside, base, inside.count < all.count};
+  }
+
+  // Replace the NaNs among a tile's results, as far as they are the padding's.
+  void correct(bool backward, Range groups, Range images, const Range r[3]) const {
+    const Tensor result = backward ? p.input_tensor() : p.output_tensor();
+    const int64_t channels = result.width / p.groups;
+    S* const results = static_cast<S*>(backward ? t.grad_input : t.forward);
+    for (int64_t d = r[0].low; d < r[0].high; ++d)
+      for (int64_t h = r[1].low; h < r[1].high; ++h)
+        for (int64_t w = r[2].low; w < r[2].high; ++w) {
+          const Line at[3] = {line(0, d, backward), line(1, h, backward), line(2, w, backward)};
+          if (!at[0].cut && !at[1].cut && !at[2].cut) continue;
+          for (int64_t n = images.low; n < images.high; ++n)
+            for (int64_t c = groups.low * channels; c < groups.high * channels; ++c) {
+              S* to = results + element(result, n, c, (d * result.size[1] + h) * result.size[2] + w);
+              if (load_one<T>(to) != load_one<T>(to)) store_one<T>(to, static_cast<T>(correlate(backward, n, c, at)));
+            }
+        }
+  }
+
+  double correlate(bool backward, int64_t image, int64_t channel, const Line at[3]) const {
+    const Tensor source = backward ? p.output_tensor() : p.input_tensor();
+    const int64_t channels = source.width / p.groups, results = backward ? p.in_per_group : p.out_per_group;
+    const int64_t group = channel / results, result = channel % results;
+    double sum = t.bias ? value(t.bias, channel) : 0;
+    for (int64_t c = 0; c < channels && sum == sum; ++c)
+      for (int64_t i = 0; i < at[0].reach.count; ++i)
+        for (int64_t j = 0; j < at[1].reach.count; ++j)
+          for (int64_t l = 0; l < at[2].reach.count; ++l) {
+            const int64_t row = at[0].source(i) * source.size[1] + at[1].source(j);
+            const int64_t kernel_row = at[0].kernel(i) * p.axis[1].kernel + at[1].kernel(j);
+            const int64_t pixel = row * source.size[2] + at[2].source(l);
+            const int64_t k = kernel_row * p.axis[2].kernel + at[2].kernel(l);
+            sum += value(backward ? t.grad_output : t.input, element(source, image, group * channels + c, pixel)) *
+                   value(t.weight, p.weight_element(group, backward ? c : result, backward ? result : c, k));
+          }
+    return sum;
+  }
+
+  // ---- grad_weight ----
+
+  // The sum over some units of one of a group's weights, [output][input][kernel element]; `sum`: what the kernels found.
+  T corrected(T sum, int64_t group, int64_t weight, Range units) const {
+    if (sum - sum == 0 || weight >= p.group_weights()) return sum;
+    const int64_t k = weight % p.kernel_elements, in = weight / p.kernel_elements % p.in_per_group;
+    const int64_t out = weight / p.kernel_elements / p.in_per_group;
+    const int64_t kernel[3] = {k / (p.axis[1].kernel * p.axis[2].kernel), k / p.axis[2].kernel % p.axis[1].kernel,
+                               k % p.axis[2].kernel};
+    bool cut = false;
+    for (int d = 0; d < 3; ++d) cut = cut || reached(d, kernel[d], {0, p.axis[d].output}).size() < p.axis[d].output;
+    if (!cut) return sum;
+    double total = 0;
+    for (int64_t unit = units.low; unit < units.high && total == total; ++unit)
+      total += accumulate(p.place(unit), group * p.out_per_group + out, group * p.in_per_group + in, kernel);
+    return static_cast<T>(total);
+  }
+
+  // The outputs whose kernel element k reads a position inside the tensor.
+  Range reached(int d, int64_t k, Range output) const {
+    return p.axis[d].output_reached_by(k, {0, p.axis[d].input}, output);
+  }
+
+  double accumulate(const GroupedPlan::Place& place, int64_t out, int64_t in, const int64_t kernel[3]) const {
+    const Tensor x = p.input_tensor(), g = p.output_tensor();
+    Range o[3];
+    for (int d = 0; d < 3; ++d) o[d] = reached(d, kernel[d], place.span[d].output);
+    auto input = [&](int d, int64_t at) {
+      return at * p.axis[d].stride - p.axis[d].padding + kernel[d] * p.axis[d].dilation;
+    };
+    double sum = 0;
+    for (int64_t n = place.images.low; n < place.images.high; ++n)
+      for (int64_t d = o[0].low; d < o[0].high; ++d)
+        for (int64_t h = o[1].low; h < o[1].high && sum == sum; ++h)
+          for (int64_t w = o[2].low; w < o[2].high; ++w) {
+            const int64_t from = (input(0, d) * x.size[1] + input(1, h)) * x.size[2] + input(2, w);
+            sum += value(t.grad_output, element(g, n, out, (d * g.size[1] + h) * g.size[2] + w)) *
+                   value(t.input, element(x, n, in, from));
+          }
+    return sum;
+  }
+};
+
+}  // namespace
