@@ -17,6 +17,7 @@
 
 #include <type_traits>
 
+#include "grouped_bias.h"
 #include "grouped_exact.h"
 #include "grouped_kernels.h"
 #include "grouped_packing.h"
@@ -243,11 +244,11 @@ struct Grouped {
   void run_unit(Scratch& s, Block b, int64_t unit) const {
     const GroupedPlan::Place place = p.place(unit);
     b.image = place.images.low, b.images = place.images.size();
-    Range output[3], input_result[3], input[3], grad_output[3];
+    Range output[3], input_result[3], input[3], grad_output[3], summed[3];
     for (int d = 0; d < 3; ++d) {
       const Span& span = place.span[d];
       output[d] = span.output, input_result[d] = span.grad_input;
-      input[d] = span.input, grad_output[d] = span.grad_output;
+      input[d] = span.input, grad_output[d] = span.grad_output, summed[d] = span.summed;
     }
     const bool empty = output[0].size() == 0 || output[1].size() == 0 || output[2].size() == 0;
     const PlaneTile x = input_tile(b), g = output_tile(b);
@@ -260,6 +261,7 @@ struct Grouped {
                             b.groups.low * p.out_per_group, b.image, grad_output, p.channels_last, s.row);
     if (p.wants(CONVGRAD_FORWARD) && !empty) forward_tile(s, b, output, x);
     if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate_tile(s, b, output, grad_output, x, g);
+    if (p.sums_input) sum_input<S, T, N>(s.sums, p, static_cast<const S*>(t.input), b.groups, place.images, summed);
     if (p.wants(CONVGRAD_GRAD_INPUT)) grad_input_tile(s, b, input_result, grad_output, g);
     if (!p.needs_weight() || !s.infinite_weight) return;
     const GroupedExact<S, T> exact = {p, t};
@@ -296,14 +298,16 @@ struct Grouped {
         total += partial[(block * p.segments + segment) * partial_size() + (g - groups.low) * p.group_sums() + element];
       return total;
     };
-    for (int64_t g = groups.low; g < groups.high; ++g)
-      for (int64_t o = 0; o < p.out_per_group; ++o) {
+    const int64_t biases = bias ? p.group_biases() : 0;
+    for (int64_t g = groups.low; g < groups.high; ++g) {
+      for (int64_t o = 0; o < p.out_per_group; ++o)
         for (int64_t i = 0; i < p.in_per_group; ++i)
           for (int64_t k = 0; k < p.kernel_elements; ++k)
             store_one<T>(weight + p.weight_element(g, o, i, k),
                          sum(g, (o * p.in_per_group + i) * p.kernel_elements + k));
-        if (bias) store_one<T>(bias + g * p.out_per_group + o, sum(g, p.group_weights() + o));
-      }
+      for (int64_t c = 0; c < biases; ++c)
+        store_one<T>(bias + g * biases + c, sum(g, p.group_weights() + c));
+    }
   }
 
   // ---- memory ----

@@ -12,6 +12,7 @@ struct GroupedPlan : Plan {
   int64_t phases[3];     // of the input: positions that the same kernel elements can reach
   int64_t plane[3];      // extent of one phase of the packed input
   int64_t slack;         // elements after a packed channel: a vector
+  bool sums_input;       // for the bias gradient of a transposed convolution; the packed tiles need not hold all of it
 
   Range block(int64_t i) const { return {i * block_groups, least(groups, (i + 1) * block_groups)}; }
   // Elements of a packed channel of a unit: all images, all phases.
@@ -21,7 +22,8 @@ struct GroupedPlan : Plan {
   int64_t output_channel() const { return images * output_extent[0] * output_extent[1] * output_extent[2] + slack; }
   int64_t group_weights() const { return in_per_group * out_per_group * kernel_elements; }
   // A group's sums: its weights [output][input][kernel element], then its bias.
-  int64_t group_sums() const { return group_weights() + out_per_group; }
+  int64_t group_biases() const { return sums_input ? in_per_group : out_per_group; }
+  int64_t group_sums() const { return group_weights() + group_biases(); }
 
   Tensor input_tensor() const { return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1}; }
   Tensor output_tensor() const {
@@ -37,7 +39,11 @@ struct GroupedPlan : Plan {
     const int64_t image = unit / tiles * images;
     Place at = {{image, least(batch, image + images)}, {}};
     int64_t tile = unit % tiles;
-    for (int d = 2; d >= 0; --d) at.span[d] = span(d, tile % bands[d]), tile /= bands[d];
+    for (int d = 2; d >= 0; --d) {
+      const int64_t band = tile % bands[d];
+      at.span[d] = span(d, band), at.span[d].summed = share(axis[d].input, band, bands[d]);
+      tile /= bands[d];
+    }
     return at;
   }
 
@@ -64,7 +70,8 @@ inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, 
     p.phases[d] = least(q.kernel[d], q.stride[d] / Axis::gcd(q.stride[d], q.dilation[d]));
   }
   p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
-  p.outputs = q.outputs, p.threads = q.threads;
+  p.sums_input = q.outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS;
+  p.outputs = q.outputs & ~CONVGRAD_TRANSPOSED_GRAD_BIAS, p.threads = q.threads;
 
   // In channels_last a block has whole cache lines of channels, which are transposed together.
   const int64_t line = most(vector, 64 / element_bytes), budget = kTileBytes / element_bytes;

@@ -48,8 +48,6 @@ class NativeBackend(Backend):
                 f"it computes depthwise convolutions and those with at most {MOST_A_GROUP} channels a group, "
                 f"here a group has {inputs} input and {outputs_} output channels"
             )
-        if not problem.depthwise and "grad_bias" in outputs and problem.transposed:
-            reasons.append("where a group has several channels, it sums the bias gradient of plain convolutions only")
         if problem.dtype not in _DTYPES:
             reasons.append(f"it has no kernels for {problem.dtype}, only for float32, float64, bfloat16 and float16")
         if absent := library.why_absent():
