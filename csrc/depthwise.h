@@ -4,8 +4,9 @@
 // The idea: a vector holds one pixel of several channels. In channels_last such vectors lie in the tensor. Elsewhere
 // (contiguous tensors, 16-bit storage, multipliers, large kernels) each work unit packs the tile of its operands into
 // scratch memory [pixel][lane] that stays in the cache, converted and with the padding written out. Either way the
-// kernels see a `Source`: pixels at a fixed pitch. Result positions that the same kernel elements reach form a zone, and
-// a zone is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing but zones.
+// kernels see a `Source`: pixels at a fixed pitch. Result positions that the same kernel elements reach form a zone,
+// and a zone is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing but
+// zones.
 #pragma once
 
 #include "kernels.h"
@@ -73,8 +74,8 @@ struct Depthwise {
     return {{p.axis[0].output, p.axis[1].output, p.axis[2].output}, p.channels * p.multiplier, m, p.multiplier};
   }
 
-  // Pack a tile, or look at the tensor itself. `again`: the scratch memory holds the same tile of another image or block,
-  // and so its borders.
+  // Pack a tile, or look at the tensor itself. `again`: the scratch memory holds the same tile of another image or
+  // block, and so its borders.
   Source<T> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
                    const Range r[3], bool again, bool careful) const {
     Source<T> s;
@@ -131,8 +132,8 @@ struct Depthwise {
     s.infinite_weight = !p.direct && !all_finite<T, N>(s.weight, p.weight_size());
   }
 
-  // The taps of a zone, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows come
-  // outermost: the taps of fewer kernel rows are a part of the list. Within a row they ascend in the source.
+  // The taps of a zone, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows
+  // come outermost: the taps of fewer kernel rows are a part of the list. Within a row they ascend in the source.
   int64_t list_taps(Tap* taps, const Reach& d, const Reach& h, const Reach& w, const int64_t step[3],
                     int64_t multiplier) const {
     int64_t n = 0;
@@ -241,7 +242,8 @@ struct Depthwise {
 
   // Every `step`-th row of a range.
   template <class To>
-  void correlate_rows(Scratch& s, const Slice& slice, Range rows, int64_t step, To* to, int64_t live, bool whole) const {
+  void correlate_rows(Scratch& s, const Slice& slice, Range rows, int64_t step, To* to, int64_t live,
+                      bool whole) const {
     const int64_t multiplier = slice.backward ? p.multiplier : 1;
     const int64_t per_column = slice.depth.count * multiplier;  // taps of one kernel row, for each kernel column
     Run<T, To> run;
@@ -329,7 +331,8 @@ struct Depthwise {
   }
 
   // The bias gradient of one tile: a sum over pixels.
-  void sum_tile(const Scratch& s, const Block& b, const Range r[3], int64_t m, const Source<T>& source, const T* data) const {
+  void sum_tile(const Scratch& s, const Block& b, const Range r[3], int64_t m, const Source<T>& source,
+                const T* data) const {
     Rows<T> rows = {};
     rows.depth = r[0].size(), rows.rows = r[1].size(), rows.pixels = r[2].size();
     rows.grad_slice = source.step[0], rows.grad_row = source.step[1], rows.grad_pixel = source.step[2];
@@ -354,7 +357,8 @@ struct Depthwise {
     }
   }
 
-  // Kernel rows, each with all rows of the image that it reaches: better for wide kernels, whose sums fill the registers.
+  // Kernel rows, each with all rows of the image that it reaches: better for wide kernels, whose sums fill the
+  // registers.
   template <class Function>
   void each_kernel_row(Range od, Range oh, const Source<T>& input, Function&& function) const {
     const Axis *ad = &p.axis[0], *ah = &p.axis[1];
@@ -370,7 +374,8 @@ struct Depthwise {
   }
 
   void accumulate_columns(const Scratch& s, const Block& b, Range lanes, Rows<T>& rows, Range d, Range h, Range w,
-                          const Reach& kd, const Reach& kh, int64_t m, const Source<T>& grad, const Source<T>& input) const {
+                          const Reach& kd, const Reach& kh, int64_t m, const Source<T>& grad,
+                          const Source<T>& input) const {
     T* sums = s.sums + m * p.kernel_elements * pitch();
     rows.depth = d.size(), rows.rows = h.size();
     for (; w.low < w.high; w.low += rows.pixels) {
@@ -403,7 +408,8 @@ struct Depthwise {
     int64_t block, images, tile;
   };
 
-  // The unit after this one. grad_weight stays with a block, whose sums it keeps; else units come as they lie in memory.
+  // The unit after this one. grad_weight stays with a block, whose sums it keeps; else units come as they lie in
+  // memory.
   Unit after(Unit u) const {
     if (++u.tile < p.tiles) return u;
     u.tile = 0;
@@ -431,8 +437,8 @@ struct Depthwise {
     if (p.needs_input()) x = source(t.input, input_tensor(), b, s.input, p.input_extent, input, again, s.careful());
     if (p.needs_grad_output())
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
-        g = source(t.grad_output, output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent, grad_output,
-                   again, s.careful());
+        g = source(t.grad_output, output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent,
+                   grad_output, again, s.careful());
     if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) sum_tile(s, b, summed, 0, x, x.data);
     prefetch(after(unit));
     for (int64_t m = 0; m < p.multiplier; ++m) {
@@ -456,7 +462,8 @@ struct Depthwise {
   template <int Write>
   void ask_for(const void* tensor, const Tensor& x, const Unit& unit) const {
     const int64_t channel = unit.block * p.lanes, image = unit.images * p.images;
-    const int64_t channels = p.images > 1 ? p.channels * least(p.images, p.batch - image) : least(p.lanes, p.channels - channel);
+    const int64_t channels =
+        p.images > 1 ? p.channels * least(p.images, p.batch - image) : least(p.lanes, p.channels - channel);
     const int64_t plane = x.pixels() * x.step * int64_t(sizeof(S)), bytes = channels * plane;
     if (bytes > kPrefetchBytes) return;
     const char* at = static_cast<const char*>(tensor) + (image * p.channels + channel) * plane;

@@ -1,18 +1,19 @@
 // Grouped convolution with few channels a group: the same passes, layouts and dtypes as depthwise.h.
 //
 // The idea: a vector holds neighbouring pixels of one channel. A unit of work packs the tile that it needs into planes
-// [channel][pixel] (grouped_packing.h): a copy with the padding written out, or in channels_last a transposition. With a
-// stride, positions are sorted into phases. Then every kernel element is one offset for all results, and a result plane is
-// one long run of `correlate_planes` over its rows (grouped_kernels.h); what it computes between two rows is dropped.
+// [channel][pixel] (grouped_packing.h): a copy with the padding written out, or in channels_last a transposition. With
+// a stride, positions are sorted into phases. Then every kernel element is one offset for all results, and a result
+// plane is one long run of `correlate_planes` over its rows (grouped_kernels.h); what it computes between two rows is
+// dropped. Where an infinity met the padding's zeros, results are computed once more without them (grouped_exact.h).
 //   forward:     a run for each slice of the output
 //   grad_input:  the same over grad_output, for each remainder of the position by the stride
 //   grad_weight: `accumulate_planes` over the rows of grad_output
 //
-// What limits it (one thread of a Zen 3, AVX2, 3x3 kernels): on images of 28x28 and 56x56 the two loops run at 87 to 89 of
-// the 92 GFLOP/s that a matrix product reaches there, and packing and unpacking take as long as they. All in all, contiguous
-// tensors of 4, 8 and 16 channels a group reach 45 to 77 % of the roofline with stride 1 and 26 to 39 % with stride 2; those
-// of 2 channels 14 to 33 %, because they have half the arithmetic for the same packing. The transpositions of channels_last
-// leave 18 to 66 %, and 13 to 24 % with 2 channels.
+// What limits it (one thread of a Zen 3, AVX2, 3x3 kernels): on images of 28x28 and 56x56 the two loops run at 87 to 89
+// of the 92 GFLOP/s that a matrix product reaches there, and packing and unpacking take as long as they. All in all,
+// contiguous tensors of 4, 8 and 16 channels a group reach 45 to 77 % of the roofline with stride 1 and 26 to 39 % with
+// stride 2; those of 2 channels 14 to 33 %, because they have half the arithmetic for the same packing. The
+// transpositions of channels_last leave 18 to 66 %, and 13 to 24 % with 2 channels.
 #pragma once
 
 #include <type_traits>
@@ -62,8 +63,8 @@ struct Grouped {
     return {b.groups.size() * p.out_per_group, b.images, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {e[0], e[1], e[2]}, p.slack};
   }
 
-  // For forward [input][kernel element][output], for grad_input [output][kernel element][input], of each group; and what
-  // sums start from.
+  // For forward [input][kernel element][output], for grad_input [output][kernel element][input], of each group; and
+  // what sums start from.
   void pack_weight(Scratch& s, const Block& b) const {
     if (s.packed_block == b.groups.low) return;
     s.packed_block = b.groups.low;
@@ -191,6 +192,7 @@ struct Grouped {
   void store_phases(const Scratch& s, const Block& b, int64_t n, int64_t d, const Phase& h, Range w, int64_t phases,
                     int64_t pitch, int64_t plane) const {
     const Tensor x = p.input_tensor();
+    S* const results = static_cast<S*>(t.grad_input);
     const int64_t channels = b.groups.size() * p.in_per_group;
     for (int64_t i = 0; i < h.count; ++i) {
       const T* from = s.result + i * pitch;
@@ -211,8 +213,8 @@ struct Grouped {
         from = s.row;
       }
       const int64_t position = h.first + i * p.axis[1].stride;
-      Planes<S, T, N>::unpack_row(static_cast<S*>(t.grad_input), from, row, x, b.groups.low * p.in_per_group, channels,
-                                  b.image + n, (d * x.size[1] + position) * x.size[2] + w.low, w.size(), p.channels_last);
+      Planes<S, T, N>::unpack_row(results, from, row, x, b.groups.low * p.in_per_group, channels, b.image + n,
+                                  (d * x.size[1] + position) * x.size[2] + w.low, w.size(), p.channels_last);
     }
   }
 
@@ -279,13 +281,13 @@ struct Grouped {
     const Range units = {p.units() * segment / p.segments, p.units() * (segment + 1) / p.segments};
     for (int64_t unit = units.low; unit < units.high; ++unit) run_unit(s, b, unit);
     if (!p.wants(CONVGRAD_GRAD_WEIGHT)) return;
-    const GroupedExact<S, T> exact = {p, t};
-    const int64_t group = p.group_sums();
+    partial += item * sums;
     for (int64_t i = 0; i < sums; ++i) {
       T total = 0;
       for (int l = 0; l < N; ++l) total += s.sums[i * N + l];
-      partial[item * sums + i] = exact.corrected(total, b.groups.low + i / group, i % group, units);
+      partial[i] = total;
     }
+    if (!all_finite<T, N>(partial, sums)) GroupedExact<S, T>{p, t}.correct_sums(partial, b.groups, units);
   }
 
   // Add a block's partial sums, always in the same order, and write them in the weight's layout.
@@ -355,7 +357,8 @@ struct Grouped {
     Scratch s = {};
     s.input = take(z.input), s.grad_output = take(z.grad_output);
     s.forward_weight = take(z.forward_weight), s.backward_weight = take(z.backward_weight), s.start = take(z.start);
-    s.sums = take(z.sums), s.result = take(z.result), s.row = take(z.row), s.taps = reinterpret_cast<Tap*>(take(z.taps));
+    s.sums = take(z.sums), s.result = take(z.result), s.row = take(z.row);
+    s.taps = reinterpret_cast<Tap*>(take(z.taps));
     s.packed_block = -1;
     return s;
   }

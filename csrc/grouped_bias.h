@@ -1,5 +1,5 @@
-// The bias gradient of a transposed grouped convolution: the sum of what the plain problem calls its input. A unit sums the
-// pixels of its tile where they lie: the packed tile lacks those that no kernel element reaches.
+// The bias gradient of a transposed grouped convolution: the sum of what the plain problem calls its input. A unit sums
+// the pixels of its tile where they lie: the packed tile lacks those that no kernel element reaches.
 #pragma once
 
 #include "grouped_plan.h"

@@ -42,7 +42,7 @@ struct GroupedExact {
   }
 
   // Replace the NaNs among a tile's results, as far as they are the padding's.
-  void correct(bool backward, Range groups, Range images, const Range r[3]) const {
+  __attribute__((noinline)) void correct(bool backward, Range groups, Range images, const Range r[3]) const {
     const Tensor result = backward ? p.input_tensor() : p.output_tensor();
     const int64_t channels = result.width / p.groups;
     S* const results = static_cast<S*>(backward ? t.grad_input : t.forward);
@@ -80,9 +80,14 @@ struct GroupedExact {
 
   // ---- grad_weight ----
 
-  // The sum over some units of one of a group's weights, [output][input][kernel element]; `sum`: what the kernels found.
+  // The same for the sums over some units, [group][output][input][kernel element].
+  __attribute__((noinline)) void correct_sums(T* sums, Range groups, Range units) const {
+    for (int64_t group = groups.low; group < groups.high; ++group, sums += p.group_sums())
+      for (int64_t weight = 0; weight < p.group_weights(); ++weight)
+        if (sums[weight] != sums[weight]) sums[weight] = corrected(sums[weight], group, weight, units);
+  }
+
   T corrected(T sum, int64_t group, int64_t weight, Range units) const {
-    if (sum - sum == 0 || weight >= p.group_weights()) return sum;
     const int64_t k = weight % p.kernel_elements, in = weight / p.kernel_elements % p.in_per_group;
     const int64_t out = weight / p.kernel_elements / p.in_per_group;
     const int64_t kernel[3] = {k / (p.axis[1].kernel * p.axis[2].kernel), k / p.axis[2].kernel % p.axis[1].kernel,

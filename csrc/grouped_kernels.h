@@ -1,5 +1,6 @@
-// The two loops of grouped convolutions. A vector holds neighbouring pixels of one channel, so that a weight is one number
-// for all lanes; several channels and several vectors of pixels, or several kernel elements, share what is loaded.
+// The two loops of grouped convolutions. A vector holds neighbouring pixels of one channel, so that a weight is one
+// number for all lanes; several channels and several vectors of pixels, or several kernel elements, share what is
+// loaded.
 //
 // Twelve sums (24 with AVX-512) take 7 loads for 12 multiply-adds where a group has 4 channels or more: unlike the
 // depthwise loops (kernels.h) these are limited by the multiply-adds themselves.
@@ -72,9 +73,15 @@ void correlate_channels(const PlaneRun<T>& run, int64_t channels, int64_t vector
   using Kernel = void (*)(PlaneRun<T>, int64_t);
   static constexpr Kernel kernels[] = {
       [](PlaneRun<T> r, int64_t v) { correlate_vectors<T, N, 1>(r, v, std::make_integer_sequence<int, kPlaneSums>()); },
-      [](PlaneRun<T> r, int64_t v) { correlate_vectors<T, N, 2>(r, v, std::make_integer_sequence<int, kPlaneSums / 2>()); },
-      [](PlaneRun<T> r, int64_t v) { correlate_vectors<T, N, 3>(r, v, std::make_integer_sequence<int, kPlaneSums / 3>()); },
-      [](PlaneRun<T> r, int64_t v) { correlate_vectors<T, N, 4>(r, v, std::make_integer_sequence<int, kPlaneSums / 4>()); }};
+      [](PlaneRun<T> r, int64_t v) {
+        correlate_vectors<T, N, 2>(r, v, std::make_integer_sequence<int, kPlaneSums / 2>());
+      },
+      [](PlaneRun<T> r, int64_t v) {
+        correlate_vectors<T, N, 3>(r, v, std::make_integer_sequence<int, kPlaneSums / 3>());
+      },
+      [](PlaneRun<T> r, int64_t v) {
+        correlate_vectors<T, N, 4>(r, v, std::make_integer_sequence<int, kPlaneSums / 4>());
+      }};
   constexpr int64_t most_vectors = 4 * kPlaneSums;
   for (int64_t at = 0; at < vectors; at += most_vectors)
     for (int64_t pieces = ceil_div(channels, kMostChannels), first = 0; pieces > 0; --pieces) {
@@ -113,8 +120,8 @@ inline Mask<T, N> first_lanes(int64_t count) {
   return mask;
 }
 
-// sums[a][b] += sum over pixels of grad[a] * input[tap b], lane by lane, for A channels and B taps. In the last vector of a
-// row both are masked: a zero would not hide an infinity beyond the row.
+// sums[a][b] += sum over pixels of grad[a] * input[tap b], lane by lane, for A channels and B taps. In the last vector
+// of a row both are masked: a zero would not hide an infinity beyond the row.
 template <class T, int N, int A, int B>
 void accumulate_planes(T* sums, int64_t channel, const Tap* taps, const PlaneRows<T>& r) {
   Vec<T, N> sum[A][B] = {};

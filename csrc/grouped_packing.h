@@ -85,12 +85,14 @@ struct Planes {
     int64_t i = 0;
     for (; i + N <= count; i += N) {
       const Vec<T, N> a = load<T, N>(even + i), b = load<T, N>(odd + i);
-      store<T, N>(to + 2 * i, mix<T, N, false>(a, b, kLanes)), store<T, N>(to + 2 * i + N, mix<T, N, true>(a, b, kLanes));
+      store<T, N>(to + 2 * i, mix<T, N, false>(a, b, kLanes));
+      store<T, N>(to + 2 * i + N, mix<T, N, true>(a, b, kLanes));
     }
     for (; i < count; ++i) to[2 * i] = even[i], to[2 * i + 1] = odd[i];
   }
 
-  // `count` pixels of `channels` channels that lie together, to rows `row` elements apart; up to a vector beyond their end.
+  // `count` pixels of `channels` channels that lie together, to rows `row` elements apart; up to a vector beyond their
+  // end.
   static void to_rows(T* to, int64_t row, const S* from, int64_t width, int64_t channels, int64_t count) {
     for (int64_t c = 0; c < channels; c += N) {
       const int64_t live = least(N, channels - c);
@@ -170,8 +172,8 @@ struct Planes {
     }
   };
 
-  // The range `r` of channels from `channel` on and images from `image` on. `row`: scratch memory for one row of the tensor
-  // and all channels. Channels are taken in the order in which they lie.
+  // The range `r` of channels from `channel` on and images from `image` on. `row`: scratch memory for one row of the
+  // tensor and all channels. Channels are taken in the order in which they lie.
   static void pack(T* to, const PlaneTile& tile, const S* from, const Tensor& x, int64_t channel, int64_t image,
                    const Range r[3], bool channels_last, T* row) {
     const Split split(tile, r[2].low, x.size[2]);

@@ -1,8 +1,9 @@
-// The two loops that do all the arithmetic. Both see a source as pixels of vectors at a fixed pitch, and kernel elements
-// as a list of offsets ("taps"); neither knows a dimension, a border or a layout.
+// The two loops that do all the arithmetic. Both see a source as pixels of vectors at a fixed pitch, and kernel
+// elements as a list of offsets ("taps"); neither knows a dimension, a border or a layout.
 //
 // Each does one multiply-add per load. Two loads a cycle are therefore the limit of the arithmetic (the same as two
-// multiply-adds a cycle), and the memory's bandwidth is the limit of small kernels. What is reached: docs/performance.md.
+// multiply-adds a cycle), and the memory's bandwidth is the limit of small kernels. What is reached:
+// docs/performance.md.
 #pragma once
 
 #include "plan.h"
@@ -19,8 +20,8 @@ struct Tap {
 constexpr int kMostSums = 12;
 constexpr int kMostTaps = 10;
 
-// The same pointer, about which the compiler knows nothing. Else it keeps a sum of pointer and offset for every tap, more
-// than there are registers, and each multiply-add waits for one of them.
+// The same pointer, about which the compiler knows nothing. Else it keeps a sum of pointer and offset for every tap,
+// more than there are registers, and each multiply-add waits for one of them.
 template <class T>
 inline const T* opaque(const T* pointer) {
   asm("" : "+r"(pointer));
@@ -132,8 +133,8 @@ struct Rows {
   int64_t tap_step;  // from a kernel element to the next of its row
 };
 
-// sum[u][j * W + k] += grad[v] * input[v + k of row j] for V pixels v, u = v % U. Sliding: taps lie as far apart as pixels, so
-// that an input pixel is loaded once for all taps of a row.
+// sum[u][j * W + k] += grad[v] * input[v + k of row j] for V pixels v, u = v % U. Sliding: taps lie as far apart as
+// pixels, so that an input pixel is loaded once for all taps of a row.
 template <class T, int N, int R, int W, int U, int V, bool Sliding>
 inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const T* grad, const T* input, int64_t step,
                        const Rows<T>& r) {
@@ -162,10 +163,12 @@ inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const T* 
 }
 
 // sums[tap] += sum over pixels of grad * input[tap], for R kernel rows of W taps that lie one step apart. Step: that
-// step where it is known when compiled, else 0. Few taps have U sums each, enough of them to hide an addition's latency.
+// step where it is known when compiled, else 0. Few taps have U sums each, enough of them to hide an addition's
+// latency.
 template <class T, int N, int R, int W, int Step, bool Sliding>
 void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<T>& r) {
-  constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1, V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;
+  constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1;
+  constexpr int V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;
   const int64_t step = Step ? Step : r.tap_step;
   Vec<T, N> sum[U][K] = {};
   int64_t offset[R];

@@ -39,7 +39,8 @@ struct Packing {
   }
 
   // `count` pixels from `pixel` on; they fill rows of `width` pixels that lie `row` elements apart.
-  static void pack_planes(T* to, S* const* lane, int64_t live, int64_t pixel, int64_t count, int64_t width, int64_t row) {
+  static void pack_planes(T* to, S* const* lane, int64_t live, int64_t pixel, int64_t count, int64_t width,
+                          int64_t row) {
     if (count < N) return pack_few(to, lane, live, pixel, count, width, row);
     int64_t column = 0;
     T* at_row = to;

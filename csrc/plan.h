@@ -194,8 +194,8 @@ inline void choose_bands(Plan& p, int64_t budget, int64_t least_tiles) {
   }
 }
 
-// Whether to read channels_last tensors directly. Near the border the kernel elements change from column to column, which
-// costs more than packing does, unless the kernel is small or the image wide.
+// Whether to read channels_last tensors directly. Near the border the kernel elements change from column to column,
+// which costs more than packing does, unless the kernel is small or the image wide.
 inline bool reads_directly(const Plan& p, int64_t vector) {
   if (!p.channels_last || p.multiplier != 1 || p.channels < vector) return false;
   const Axis& w = p.axis[2];
@@ -218,8 +218,8 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element
   if (p.direct) {
     p.images = 1, p.lanes = round_up(p.channels, vector);
   } else if (p.channels_last) {
-    // All channels of a pixel lie together: take as many lines of them as let whole images fit, because the rows between
-    // two tiles are packed twice; where not even two lines do, as many as let some rows fit.
+    // All channels of a pixel lie together: take as many lines of them as let whole images fit, because the rows
+    // between two tiles are packed twice; where not even two lines do, as many as let some rows fit.
     const int64_t line = most(vector, 64 / element_bytes), all = round_up(p.channels, vector), whole[3] = {1, 1, 1};
     p.images = 1, p.lanes = all;
     while (p.lanes > 2 * line && packed_pixels(p, whole) * p.lanes > budget)

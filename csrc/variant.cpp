@@ -37,6 +37,7 @@ int64_t CONVGRAD_NAME(convgrad_workspace)(const convgrad_problem& problem) {
 
 int32_t CONVGRAD_NAME(convgrad_convolution)(const convgrad_problem& problem, const convgrad_tensors& tensors,
                                             void* workspace, int64_t bytes) {
-  return by_problem(problem,
-                    [&](auto* kernels) { return kernels->run(problem, tensors, static_cast<char*>(workspace), bytes); });
+  return by_problem(problem, [&](auto* kernels) {
+    return kernels->run(problem, tensors, static_cast<char*>(workspace), bytes);
+  });
 }

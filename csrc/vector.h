@@ -173,9 +173,14 @@ inline void store_one(S* to, T value) {
 // Whether none of `count` elements is an infinity or NaN.
 template <class T, int N>
 inline bool all_finite(const T* from, int64_t count) {
-  Vec<T, N> sum = {};
+  Vec<T, N> sum = {}, more[3] = {};  // several sums: each addition waits for the one before
+  for (; count >= 4 * N; count -= 4 * N, from += 4 * N) {
+    sum += load<T, N>(from) * T(0);
+    for (int i = 0; i < 3; ++i) more[i] += load<T, N>(from + (i + 1) * N) * T(0);
+  }
   for (; count >= N; count -= N, from += N) sum += load<T, N>(from) * T(0);
   if (count) sum += load_first<T, N>(from, count) * T(0);
+  sum += more[0] + more[1] + more[2];
   bool finite = true;
   for (int i = 0; i < N; ++i) finite = finite && sum[i] == T(0);
   return finite;

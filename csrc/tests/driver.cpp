@@ -89,7 +89,8 @@ void reference(const Case& c, const Integers& x, const Integers& w, const Intege
       }
 }
 
-// 16-bit storage: sign, exponent and kMantissa bits. Only integers are encoded here, rounded to the nearest, ties to even.
+// 16-bit storage: sign, exponent and kMantissa bits. Only integers are encoded here, rounded to the nearest, ties to
+// even.
 template <int kMantissa>
 struct Short {
   static constexpr int kBias = kMantissa == 7 ? 127 : 15;
@@ -180,6 +181,7 @@ bool check(Case& c, std::mt19937_64& rng) {
     Buffer<T> ry(y.size()), rx(gx.size()), rw(gw.size());
     const Integers& sums = outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS ? input_sums : gb;
     Buffer<T> rb(sums.size());
+    const bool biased = outputs & (CONVGRAD_GRAD_BIAS | CONVGRAD_TRANSPOSED_GRAD_BIAS);
     const bool needs_x = outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT);
     const bool needs_w = outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
     const bool needs_g = outputs & (CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT);
@@ -190,7 +192,7 @@ bool check(Case& c, std::mt19937_64& rng) {
                                 outputs & CONVGRAD_FORWARD ? ry.data.get() : nullptr,
                                 outputs & CONVGRAD_GRAD_INPUT ? rx.data.get() : nullptr,
                                 outputs & CONVGRAD_GRAD_WEIGHT ? rw.data.get() : nullptr,
-                                outputs & (CONVGRAD_GRAD_BIAS | CONVGRAD_TRANSPOSED_GRAD_BIAS) ? rb.data.get() : nullptr};
+                                biased ? rb.data.get() : nullptr};
     const int64_t bytes = convgrad_workspace(&c.p);
     std::unique_ptr<char[]> workspace(new char[static_cast<size_t>(bytes)]);
     if (convgrad_convolution(&c.p, &t, workspace.get(), bytes - 1) != 1) return false;

@@ -1,5 +1,5 @@
-// The functions of PyTorch's OpenMP runtime that the kernels call, by plain threads: the driver then needs no OpenMP from
-// the compiler, and ThreadSanitizer sees every synchronisation.
+// The functions of PyTorch's OpenMP runtime that the kernels call, by plain threads: the driver then needs no OpenMP
+// from the compiler, and ThreadSanitizer sees every synchronisation.
 #include <condition_variable>
 #include <mutex>
 #include <thread>

@@ -360,6 +360,25 @@ def test_infinity_and_nan_reach_what_they_are_multiplied_into(
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("layout", ["", " channels_last"])
+def test_infinity_does_not_meet_the_padding(channels: int, layout: str) -> None:
+    p = ConvProblem.parse(f"mb2g8ic{8 * channels}ih9oc{8 * channels}kh3ph1{layout}")
+    x, w, g = (torch.ones_like(t) for t in operands(p))
+    w[..., 0, 0] = torch.inf  # reads what lies above and to the left
+    y = BACKEND.run(p, "forward", x, w)
+    assert y[..., 0, :].isfinite().all()
+    assert y[..., 0].isfinite().all()
+    assert y[..., 1:, 1:].isposinf().all()
+    assert not BACKEND.run(p, "grad_input", g, w).isnan().any()
+    g[..., 0, 0] = torch.inf
+    sums = BACKEND.run(p, "grad_weight", g, x)
+    assert not sums.isnan().any()
+    assert sums[..., 0, :].isfinite().all()
+    assert sums[..., 0].isfinite().all()
+    assert sums[..., 1:, 1:].isposinf().all()
+
+
 def test_a_forked_child_does_not_hang() -> None:
     code = (
         "import os, torch; from convgrad.problem import ConvProblem\n"
