@@ -89,19 +89,24 @@ struct Grouped {
 
   // The taps of all inputs of a group, in the packed input.
   int64_t list_input_taps(Tap* taps, const PlaneTile& tile) const {
-    const Axis* a = p.axis;
+    const int64_t plane = tile.plane(), channel = tile.channel();
+    // Of an element of one dimension: its phase, and its position there. Divisions only where there is a stride.
+    auto source = [&](int d, int64_t k, int64_t phase_step, int64_t position_step) {
+      const Axis& a = p.axis[d];
+      if (a.stride == 1) return k * a.dilation * position_step;
+      return k % tile.phases[d] * phase_step * plane + k * a.dilation / a.stride * position_step;
+    };
     int64_t n = 0;
-    for (int64_t i = 0; i < p.in_per_group; ++i)
-      for (int64_t k = 0; k < p.kernel_elements; ++k) {
-        const int64_t at[3] = {k / (a[1].kernel * a[2].kernel), k / a[2].kernel % a[1].kernel, k % a[2].kernel};
-        int64_t phase = 0, position = 0;
-        for (int d = 0; d < 3; ++d) {
-          phase = phase * tile.phases[d] + at[d] % tile.phases[d];
-          position = position * tile.extent[d] + at[d] * a[d].dilation / a[d].stride;
-        }
-        taps[n] = {i * tile.channel() + phase * tile.plane() + position, n * p.out_per_group};
-        ++n;
+    for (int64_t d = 0; d < p.axis[0].kernel; ++d) {
+      const int64_t slice = source(0, d, tile.phases[1] * tile.phases[2], tile.extent[1] * tile.extent[2]);
+      for (int64_t h = 0; h < p.axis[1].kernel; ++h) {
+        const int64_t row = slice + source(1, h, tile.phases[2], tile.extent[2]);
+        for (int64_t w = 0; w < p.axis[2].kernel; ++w) taps[n++].source = row + source(2, w, 1, 1);
       }
+    }
+    for (int64_t i = 1; i < p.in_per_group; ++i)
+      for (int64_t k = 0; k < p.kernel_elements; ++k) taps[n++].source = taps[k].source + i * channel;
+    for (int64_t i = 0; i < n; ++i) taps[i].weight = i * p.out_per_group;
     return n;
   }
 
@@ -294,10 +299,12 @@ struct Grouped {
   void reduce(int64_t block, const T* partial) const {
     S *weight = static_cast<S*>(t.grad_weight), *bias = static_cast<S*>(t.grad_bias);
     const Range groups = p.block(block);
+    const int64_t item = partial_size(), group = p.group_sums();
+    partial += block * p.segments * item;
     auto sum = [&](int64_t g, int64_t element) {
       T total = 0;
       for (int64_t segment = 0; segment < p.segments; ++segment)
-        total += partial[(block * p.segments + segment) * partial_size() + (g - groups.low) * p.group_sums() + element];
+        total += partial[segment * item + (g - groups.low) * group + element];
       return total;
     };
     const int64_t biases = bias ? p.group_biases() : 0;
