@@ -8,7 +8,7 @@ memory.
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,7 +20,8 @@ from torch import Tensor
 from ...problem import ConvProblem
 from . import grad_weight as grad_weight_kernels
 from . import kernels
-from .geometry import Geometry, geometry, needs_wide, view_5d
+from .arguments import constants, programs, sizes, strides, weight_strides
+from .geometry import Geometry, geometry, needs_wide
 from .operands import channel_lanes, empty, filter_of, ready
 from .start import Call, Launch, capturing, recording
 from .tiles import Tile, Use, fixed, parts
@@ -33,7 +34,6 @@ __all__ = [
     "adding",
     "bound",
     "capturing",
-    "constants",
     "grad_input",
     "grad_weight",
     "output",
@@ -47,63 +47,11 @@ What = Literal["forward", "grad_input", "grad_weight", "sweep", "sweep+bias"]
 _MOST = 64  # sets of strides that are remembered for a problem
 
 
-# ---- what a problem fixes --------------------------------------------------------------------------
-
-
-def constants(g: Geometry) -> dict[str, Any]:
-    """The compile-time arguments that follow from the geometry."""
-    return {
-        "KERNEL": g.field("kernel"),
-        "STRIDE": g.field("stride"),
-        "DILATION": g.field("dilation"),
-        "PHASES": g.field("phases"),
-        "TAPS": g.field("taps"),
-        "TAP_STRIDE": g.field("tap_stride"),
-        "SRC_STEP": g.field("src_step"),
-        "TAP_STEP": g.field("tap_step"),
-        "ADJOINT": g.adjoint,
-        "MULTIPLIER": g.multiplier,
-        "CHANNEL_LANES": g.channel_lanes,
-        "WIDE": g.wide,
-        "ACC": tl.float64 if g.double else tl.float32,
-    }
-
-
-def _sizes(g: Geometry) -> dict[str, int]:
-    sizes: dict[str, int] = {"batch": g.batch, "channels": g.channels, "zero": 0}
-    for name, axis in zip(("depth", "height", "width"), g.axes, strict=True):
-        sizes[name] = axis.result
-        sizes[f"src_{name}"] = axis.source
-        sizes[f"pad_{name[0]}"] = axis.low
-    return sizes
-
-
-def _strides(prefix: str, strides: Iterable[int]) -> dict[str, int]:
-    return {f"{prefix}_{axis}": stride for axis, stride in zip("ncdhw", strides, strict=True)}
-
-
-def _programs(g: Geometry, shares: int, tile: Any) -> int:
-    """Size of the grid; ``tile`` is anything with R, BM, BL (and TD, TH, TW)."""
-    depth, height, width = g.field("per_phase")
-    groups = depth * triton.cdiv(height, tile["R"])
-    if not shares:  # results
-        if g.channel_lanes:
-            blocks = triton.cdiv(g.batch * groups * width, tile["BM"]) * triton.cdiv(g.channels, tile["BL"])
-        else:
-            blocks = triton.cdiv(g.batch * g.channels * groups, tile["BM"]) * triton.cdiv(width, tile["BL"])
-        return blocks * g.phases
-    chunks = 1
-    for taps, name in zip(g.field("taps"), ("TD", "TH", "TW"), strict=True):
-        chunks *= triton.cdiv(taps, tile[name])
-    blocks = triton.cdiv(g.channels, tile["BL"]) if g.channel_lanes else g.channels
-    return chunks * g.phases * blocks * shares
-
-
 def _launch(g: Geometry, use: Use, arguments: dict[str, Any], tile: Tile, shares: int, tune: bool) -> Launch:
     kernel = kernels.correlate if use == "result" else grad_weight_kernels.correlate_sum
     find = partial(tuner, kernel, g, use, bool(arguments.get("EXACT"))) if tune else None
     chosen = {**tile.constants(use), "num_warps": tile.warps}
-    return Launch(kernel, {**_sizes(g), **constants(g), **arguments}, chosen, partial(_programs, g, shares), find)
+    return Launch(kernel, {**sizes(g), **constants(g), **arguments}, chosen, partial(programs, g, shares), find)
 
 
 # ---- forward and grad_input ------------------------------------------------------------------------
@@ -139,19 +87,13 @@ class Result:
         p = self._problem
         g = geometry(p, adjoint=self._adjoint, channel_lanes=self._lanes, wide=needs_wide(source))
         arguments = {
-            **_strides("src", view_5d(g, source)),
-            **_strides("out", view_5d(g, out)),
-            **_weight_strides(g),
+            **strides("src", g, source),
+            **strides("out", g, out),
+            **weight_strides(g),
             "HAS_BIAS": with_bias,
         }
         launch = _launch(g, "result", arguments, fixed(g, "result"), 0, self._tune)
         return remember(self._launches, (source.stride(), not with_bias), launch)
-
-
-def _weight_strides(g: Geometry) -> dict[str, int]:
-    """Of what `filter_of` gives."""
-    across = (1, g.weight_channels) if g.channel_lanes else (g.kernel_elements, 1)
-    return {"weight_c": across[0], "weight_k": across[1]}
 
 
 def remember(known: dict[object, Any], key: object, value: Any) -> Any:
@@ -227,10 +169,10 @@ class Sum:
         count, elements = parts(g, tile), g.kernel_elements
         share_c, share_k = (1, g.channels) if lanes and count > 1 else (elements, 1)
         arguments = {
-            **_strides("src", view_5d(g, source)),
-            **_strides("centre", view_5d(g, centre)),
-            **_strides("out", view_5d(g, source if out is None else out)),
-            **(_weight_strides(g) if self._sweep else {"weight_c": 0, "weight_k": 0}),
+            **strides("src", g, source),
+            **strides("centre", g, centre),
+            **strides("out", g, source if out is None else out),
+            **(weight_strides(g) if self._sweep else {"weight_c": 0, "weight_k": 0}),
             "share_c": share_c,
             "share_k": share_k,
             "parts": count,
