@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -22,9 +23,9 @@ from . import grad_weight as grad_weight_kernels
 from . import kernels
 from .arguments import constants, programs, sizes, strides, weight_strides
 from .geometry import Geometry, geometry, needs_wide
-from .operands import channel_lanes, empty, filter_of, ready
+from .operands import channel_lanes, channel_last, empty, filter_of, ready
 from .start import Call, Launch, capturing, recording
-from .tiles import Tile, Use, fixed, parts
+from .tiles import UNROLLED_CHANNELS, Tile, Use, fixed, parts
 from .tuning import exact, may_tune, tuner
 
 __all__ = [
@@ -64,28 +65,31 @@ class Result:
         self._problem = problem
         self._adjoint = adjoint
         self._tune = tune
-        self._lanes = problem.channels_last
         self._shape = problem.input_shape if adjoint else problem.output_shape
-        self._launches: dict[object, Launch] = {}
+        #: Each with its lanes.
+        self._launches: dict[object, tuple[Launch, bool]] = {}
 
     def __call__(self, source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         p = self._problem
         device = source.device
         out = empty(p, self._shape, device)
-        launch = self._launches.get((source.stride(), bias is None))
-        if launch is None:
-            source = ready(p, source, self._lanes)
-            launch = self._launches.get((source.stride(), bias is None)) or self._prepare(source, out, bias is not None)
-        weight = filter_of(weight, self._lanes)
+        known = self._launches.get((source.stride(), bias is None))
+        if known is None:
+            lanes = channel_last(p, source)
+            source = ready(p, source, lanes)
+            known = self._launches.get((source.stride(), bias is None))
+            known = known or self._prepare(source, out, lanes, bias is not None)
+        launch, lanes = known
+        weight = filter_of(weight, lanes)
         added = weight if bias is None else bias.contiguous()
         addresses = (source.data_ptr(), weight.data_ptr(), added.data_ptr(), out.data_ptr())
         if not launch.again(device.index, *addresses):
             launch.first(source, weight, added, out)
         return out
 
-    def _prepare(self, source: Tensor, out: Tensor, with_bias: bool) -> Launch:
+    def _prepare(self, source: Tensor, out: Tensor, lanes: bool, with_bias: bool) -> tuple[Launch, bool]:
         p = self._problem
-        g = geometry(p, adjoint=self._adjoint, channel_lanes=self._lanes, wide=needs_wide(source))
+        g = geometry(p, adjoint=self._adjoint, channel_lanes=lanes, wide=needs_wide(source))
         arguments = {
             **strides("src", g, source),
             **strides("out", g, out),
@@ -93,7 +97,7 @@ class Result:
             "HAS_BIAS": with_bias,
         }
         launch = _launch(g, "result", arguments, fixed(g, "result"), 0, self._tune)
-        return remember(self._launches, (source.stride(), not with_bias), launch)
+        return remember(self._launches, (source.stride(), not with_bias), (launch, lanes))
 
 
 def remember(known: dict[object, Any], key: object, value: Any) -> Any:
@@ -141,7 +145,7 @@ class Sum:
         out = empty(p, p.input_shape, device) if self._sweep else None
         known = self._shares.get((source.stride(), centre.stride()))
         if known is None:
-            lanes = p.channels_last if self._sweep else channel_lanes(p, source, centre)
+            lanes = self._lanes_of(source, centre)
             source, centre = ready(p, source, lanes), ready(p, centre, lanes)
             known = self._shares.get((source.stride(), centre.stride())) or self._prepare(source, centre, out, lanes)
         result = torch.empty(p.weight_shape, dtype=p.dtype, device=device)  # [C_out, 1, *k]
@@ -161,6 +165,14 @@ class Sum:
             start(known.add_bias, bias_shares, bias)
         # [C, 1, *k] has the same strides in every format.
         return out, result, bias
+
+    def _lanes_of(self, source: Tensor, centre: Tensor) -> bool:
+        p = self._problem
+        if not self._sweep:
+            return channel_lanes(p, source, centre)
+        if prod(p.kernel_size) > UNROLLED_CHANNELS:  # too many sums for lanes of channels; see `against_sweep`
+            return p.channels_last
+        return channel_last(p, source, centre)
 
     def _prepare(self, source: Tensor, centre: Tensor, out: Tensor | None, lanes: bool) -> Shares:
         p, use = self._problem, "sweep" if self._sweep else "sum"
