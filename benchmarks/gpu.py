@@ -6,7 +6,8 @@
    conformance suite on the device.
 2. Every call of the table is compared with PyTorch's own kernels on small integers, which must give equal results, and
    then timed against PyTorch as given (NCHW) and in channels_last with cudnn.benchmark, alternately, behind a flushed
-   cache. A row that fails, hangs or breaks the device says so, and the others go on in a new process.
+   cache. A row that fails, hangs or breaks the device says so, and the others go on in a new process. Large kernels
+   have two rows each: ours without and with tensor cores; the table says which of them the rules of choice take.
 3. The bars: bytes against the card's copy bandwidth, products against its float32 peak, speed against PyTorch.
 
 Everything goes to gpu.md and gpu.json in DIR (default: benchmarks/results), written anew after every row: a run that is
@@ -27,25 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_calls import (
-    DTYPES,
-    PROBLEMS,
-    TINY,
-    WHAT,
-    card,
-    compiled_agrees,
-    conform,
-    graph_replays,
-    layouts,
-    measure,
-    moved,
-    short,
-    warm,
-)
+from gpu_calls import card, compiled_agrees, conform, graph_replays, measure, short, taking, warm
+from gpu_problems import DTYPES, PROBLEMS, TINY, WHAT, WIDE, layouts, moved
 from gpu_report import line, report
 from gpu_workers import Worker, in_parallel, run_once
 
 from convgrad.engine.problems import default_problems
+from convgrad.engine.registry import backends
 from convgrad.engine.timing import conditions
 from convgrad.problem import ConvProblem
 
@@ -109,11 +98,13 @@ def triton_version() -> str:
     return triton.__version__
 
 
-def table(args: argparse.Namespace) -> list[ConvProblem]:
+def table(args: argparse.Namespace) -> list[tuple[ConvProblem, str]]:
+    """Problems, each with every backend that takes it."""
     words = [w for w in args.only.split(",") if w]
     wanted = [ConvProblem.parse(p) for p in (TINY if args.dry_run else PROBLEMS)]
     wanted = [p for p in wanted if not words or any(w in p.name for w in words)]
-    return [p.replace(dtype=dtype) for p in wanted for dtype in DTYPES]
+    typed = [p.replace(dtype=dtype) for p in wanted for dtype in DTYPES]
+    return [(p, backend) for p in typed for backend in taking(p, args.backend, args.device)]
 
 
 # ---- the stages ------------------------------------------------------------------------------------
@@ -128,7 +119,8 @@ def find_card(run: Run) -> None:
 def compile_table(run: Run) -> None:
     """Every kernel of the rows that are still to be measured, into the cache on disk."""
     args = run.args
-    texts = [str(p) for problem in run.table if missing(run, problem) for p in layouts(problem).values()]
+    left = dict.fromkeys(problem for problem, backend in run.table if missing(run, problem, backend))
+    texts = [str(p) for problem in left for p in layouts(problem).values()]
     given = (args.backend, args.device, args.tune)
     run.state["compiled"] = in_parallel(warm, texts, given, args.workers, run.at(0.25))
 
@@ -140,8 +132,7 @@ def conformance(run: Run) -> None:
         return
     args = run.args
     texts = [str(p) for p in default_problems() if p.in_channels == p.groups]
-    if args.dry_run:
-        texts = texts[:2]
+    texts = texts[:2] if args.dry_run else [*WIDE, *texts]
     run.state["conformance"] = in_parallel(conform, texts, (args.backend, args.device), args.workers, run.at(0.5))
 
 
@@ -151,40 +142,41 @@ def graphs(run: Run) -> None:
     if args.device != "cuda":
         return
     found = run.state.setdefault("graphs", {})
-    tasks = {
-        "CUDA graph": (graph_replays, ()),
-        "torch.compile": (compiled_agrees, (None,)),
-        "torch.compile, CUDA graphs": (compiled_agrees, ("reduce-overhead",)),
-    }
-    for name, (task, more) in tasks.items():
+    tasks = [("CUDA graph", graph_replays, (backend, args.device)) for backend in args.backend.split(",")]
+    for mode in (None, "reduce-overhead"):
+        name = "torch.compile" if mode is None else "torch.compile, CUDA graphs"
+        tasks += [(name, compiled_agrees, (backend, args.device, mode)) for backend in args.backend.split(",")]
+    for what, task, arguments in tasks:
+        name = f"{what}, {arguments[0]}"
         if found.get(name) != "equal" and run.left > 5:
-            answer = run_once(task, args.backend, args.device, *more, limit=min(90.0, run.left))
+            answer = run_once(task, *arguments, limit=min(90.0, run.left))
             found[name] = answer.get("result") or answer["error"]
             print(f"{name}: {found[name]}", flush=True)
 
 
-def missing(run: Run, problem: ConvProblem) -> list[str]:
-    """What has not been measured of a problem."""
-    there = {row["what"] for row in run.state["rows"] if row["text"] == str(problem)}
+def missing(run: Run, problem: ConvProblem, backend: str) -> list[str]:
+    """What has not been measured of a problem with a backend."""
+    key = (str(problem), backend)
+    there = {row["what"] for row in run.state["rows"] if (row["text"], row["backend"]) == key}
     return [what for what in WHAT if what not in there]
 
 
 def rows(run: Run) -> None:
-    """The table, row after row; a minute is kept for the graphs."""
+    """The table, row after row; some time is kept for the graphs."""
     args, worker = run.args, Worker()
-    kept = 60.0 if args.device == "cuda" else 0.0
-    for problem in run.table:
-        for what in missing(run, problem):
+    kept = 75.0 if args.device == "cuda" else 0.0
+    for problem, backend in run.table:
+        for what in missing(run, problem, backend):
             limit = min(_ROW_LIMIT, run.left - kept)
             if limit < 3:
                 print("The time is up; the rest was not measured.")
                 worker.stop()
                 return
             answer = worker.run(
-                measure, str(problem), what, args.backend, args.device, args.row_seconds, args.tune, limit=limit
+                measure, str(problem), what, backend, args.device, args.row_seconds, args.tune, limit=limit
             )
             row = {
-                **{"problem": problem.name, "text": str(problem), "what": what},
+                **{"problem": problem.name, "text": str(problem), "what": what, "backend": backend},
                 **{"dtype": str(problem.dtype).removeprefix("torch."), "times": {}, "chosen": []},
                 **{"bytes": moved(problem, what), "flops": problem.flops * (2 if what == "backward" else 1)},
                 **answer,
@@ -232,7 +224,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--row-seconds", type=float, default=0.12, help="of timing, for one row")
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--device", default="xpu" if hasattr(torch, "xpu") and torch.xpu.is_available() else "cuda")
-    parser.add_argument("--backend", default="triton")
+    parser.add_argument("--backend", default="triton,triton:banded", help="names; each takes the problems that it can")
     parser.add_argument("--only", default="", help="words, one of which a problem's name holds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--fresh", action="store_true", help="do not go on from what is in DIR")
@@ -243,6 +235,9 @@ def arguments() -> argparse.Namespace:
         args.device, args.row_seconds = "cpu", 0.01
         if os.environ.get("TRITON_INTERPRET") != "1":
             args.backend = "reference"
+    unknown = [name for name in args.backend.split(",") if name not in backends()]
+    if unknown:
+        parser.error(f"no backend is called {unknown[0]!r}; there are {', '.join(backends())}")
     return args
 
 

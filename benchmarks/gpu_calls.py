@@ -1,11 +1,10 @@
-"""What `gpu` runs in its worker processes: the problems, our calls and PyTorch's, their check and their times.
+"""What `gpu` runs in its worker processes: our calls and PyTorch's, their check and their times.
 
 Every function takes and returns plain values, for it is sent to another process.
 """
 
 from __future__ import annotations
 
-import math
 import shutil
 import subprocess
 import time
@@ -14,61 +13,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from gpu_problems import SWEEP, WHAT, layouts, outputs_of
 from torch import Tensor
 
 from convgrad.backends.base import Backend
 from convgrad.engine.check import check_backend
+from convgrad.engine.choice import choose
 from convgrad.engine.registry import get
 from convgrad.engine.timing import compare
-from convgrad.problem import OPERANDS, ConvProblem, Output
-
-#: Where the depthwise layers of these models are, with batches that a training step on one card has. One of each kind
-#: comes first, so that a run that is cut off has something of everything.
-PROBLEMS = """
-g144ic144oc144mb32ih56kh3ph1n"mobilenet 56"
-g1536ic1536oc1536mb8iw2048ow2048kw4pw3n"mamba N8"
-g96ic96oc96mb64ih56kh7ph3n"convnext 56"
-g1536ic1536oc1536mb1iw8192ow8192kw4pw3n"mamba N1 long"
-g240ic240oc240mb32ih28kh5ph2n"efficientnet 28 k5"
-g54ic54oc54mb8id16ih56iw56kd3kh3kw3pd1ph1pw1n"x3d 56"
-g384ic384oc384mb32ih32kh31ph15n"replknet 32 k31"
-g1024ic1024oc1024mb32ih7kh13ph6n"replknet 7 k13"
-g96ic96oc96mb32ih112kh3sh2ph1n"mobilenet 112 s2"
-g32ic32oc32mb32ih112kh3ph1n"mobilenet 112"
-g192ic192oc192mb32ih28kh3ph1n"mobilenet 28"
-g576ic576oc576mb32ih14kh3ph1n"mobilenet 14"
-g960ic960oc960mb32ih7kh3ph1n"mobilenet 7"
-g144ic144oc144mb32ih56kh5sh2ph2n"efficientnet 56 k5 s2"
-g672ic672oc672mb32ih14kh5ph2n"efficientnet 14 k5"
-g192ic192oc192mb64ih28kh7ph3n"convnext 28"
-g384ic384oc384mb64ih14kh7ph3n"convnext 14"
-g768ic768oc768mb64ih7kh7ph3n"convnext 7"
-g108ic108oc108mb8id16ih28iw28kd3kh3kw3pd1ph1pw1n"x3d 28"
-g108ic108oc108mb8id16ih56iw56kd3kh3kw3pd1ph1pw1sd1sh2sw2n"x3d 56 s2"
-""".strip().splitlines()
-#: For ``--dry-run``: every kind of problem, as small as it can be.
-TINY = """
-g2ic2oc2mb1ih6kh3ph1n"mobilenet tiny"
-g2ic2oc2mb1ih6kh3sh2ph1n"mobilenet tiny s2"
-g2ic2oc2mb1ih7kh7ph3n"convnext tiny"
-g1ic1oc1mb1ih5kh31ph15n"replknet tiny k31"
-g2ic2oc2mb1iw16ow16kw4pw3n"mamba tiny"
-g2ic2oc2mb1id3ih4iw4kd3kh3kw3pd1ph1pw1n"x3d tiny"
-""".strip().splitlines()
-DTYPES = (torch.float32, torch.bfloat16)
-WHAT = ("forward", "grad_input", "grad_weight", "backward")
-SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")
-LAYOUTS = ("NCHW", "channels_last")
-
-
-def in_layout(problem: ConvProblem, layout: str) -> ConvProblem:
-    if layout == "NCHW":
-        return problem
-    return problem.replace(memory_format=torch.channels_last if problem.ndim == 2 else torch.channels_last_3d)
-
-
-def layouts(problem: ConvProblem) -> dict[str, ConvProblem]:
-    return {layout: in_layout(problem, layout) for layout in (LAYOUTS if problem.ndim > 1 else LAYOUTS[:1])}
+from convgrad.problem import OPERANDS, PASSES, ConvProblem
+from convgrad.settings import current
 
 
 def operands(problem: ConvProblem, device: str, integers: bool) -> dict[str, Tensor]:
@@ -88,8 +42,25 @@ def operands(problem: ConvProblem, device: str, integers: bool) -> dict[str, Ten
 # ---- what is called --------------------------------------------------------------------------------
 
 
-def outputs_of(what: str) -> tuple[Output, ...]:
-    return SWEEP if what == "backward" else (what,)  # type: ignore[return-value]
+def taking(problem: ConvProblem, names: str, device: str) -> list[str]:
+    """Those of some backends, by name with commas between, that can compute something of a problem.
+
+    The first one if none can: its rows then say why.
+    """
+    where, given = torch.device(device), names.split(",")
+    layout_of = layouts(problem).values()
+    can = [
+        name
+        for name in given
+        if not all(get(name).reasons_against(p, (pass_,), where) for pass_ in PASSES for p in layout_of)
+    ]
+    return can or given[:1]
+
+
+def chosen(backend: Backend, problem: ConvProblem, what: str, device: str) -> bool:
+    """Whether the rules of choice take this backend, for all that is computed."""
+    steps = choose(problem, outputs_of(what), torch.device(device), current(), None)
+    return all(step.backend.name == backend.name for step in steps)
 
 
 def ours(
@@ -144,25 +115,31 @@ def exact(problem: ConvProblem, what: str, device: str) -> list[Tensor]:
 # ---- tasks of the workers --------------------------------------------------------------------------
 
 
-def conform(text: str, backend: str, device: str) -> dict[str, Any]:
+def conform(text: str, names: str, device: str) -> dict[str, Any]:
     """The conformance suite on one problem: checks passed, and what failed."""
-    report = check_backend(get(backend), [text], device=device, repeats=5)
-    return {"passed": report.passed, "failures": [f"{text}: {failure}" for failure in report.failures]}
+    found: dict[str, Any] = {"passed": 0, "failures": []}
+    for name in taking(ConvProblem.parse(text), names, device):
+        report = check_backend(get(name), [text], device=device, repeats=5)
+        found["passed"] += report.passed
+        found["failures"] += [f"{name}, {text}: {failure}" for failure in report.failures]
+    return found
 
 
-def warm(text: str, backend: str, device: str, tune: bool) -> dict[str, Any]:
+def warm(text: str, names: str, device: str, tune: bool) -> dict[str, Any]:
     """Run every call of ours for a problem once, so that it is compiled into Triton's cache on disk."""
     problem = ConvProblem.parse(text)
-    failures: list[str] = []
+    found: dict[str, Any] = {"passed": 0, "failures": []}
     given = operands(problem, device, integers=True)
-    for what in WHAT:
-        torch.backends.cudnn.benchmark = tune
-        try:
-            ours(get(backend), problem, what, given)()
-            wait(device)
-        except Exception as error:
-            failures.append(f"{text} {what}: {short(error)}")
-    return {"passed": len(WHAT) - len(failures), "failures": failures}
+    for name in taking(problem, names, device):
+        for what in WHAT:
+            torch.backends.cudnn.benchmark = tune
+            try:
+                ours(get(name), problem, what, given)()
+                wait(device)
+                found["passed"] += 1
+            except Exception as error:
+                found["failures"].append(f"{name}, {text} {what}: {short(error)}")
+    return found
 
 
 def measure(text: str, what: str, backend_name: str, device: str, seconds: float, tune: bool) -> dict[str, Any]:
@@ -191,7 +168,7 @@ def measure(text: str, what: str, backend_name: str, device: str, seconds: float
                     raise
                 del calls[key]  # PyTorch has no kernel for it, or no memory
                 row["refused"] = f"{key}: {short(error)}"
-        if backend.expected_speedup(p, outputs_of(what), torch.device(device)) > 1:
+        if chosen(backend, p, what, device):
             row["chosen"].append(layout)
     del expected
     few = {"least_rounds": 2} if slow > 0.02 else {}
@@ -243,21 +220,17 @@ def float32_peak(device: str) -> float | None:
     return torch.cuda.get_device_properties(device).multi_processor_count * 128 * 2 * float(answer[0]) * 1e6
 
 
-def moved(problem: ConvProblem, what: str) -> int:
-    """Bytes that must be read and written."""
-    n = {slot: math.prod(problem.shape_of(slot)) for slot in ("input", "weight", "grad_output")}
-    both = n["input"] + n["weight"] if what == "backward" else 0
-    return problem.dtype.itemsize * (sum(n.values()) + both)
-
-
 # ---- graphs ----------------------------------------------------------------------------------------
 
-_SMALL = "g32ic32oc32mb4ih28kh3ph1"
+
+def _small(backend: str) -> ConvProblem:
+    kernel = "kh13ph6" if "banded" in backend else "kh3ph1"
+    return ConvProblem.parse(f"g32ic32oc32mb4ih28{kernel}")
 
 
 def graph_replays(backend: str, device: str) -> dict[str, str]:
     """Capture both gradients into a CUDA graph, replay it on other operands, compare."""
-    problem = ConvProblem.parse(_SMALL)
+    problem = _small(backend)
     given = operands(problem, device, integers=True)
     call = ours(get(backend), problem, "backward", given)
     for _ in range(3):
@@ -277,12 +250,12 @@ def compiled_agrees(backend: str, device: str, mode: str | None) -> dict[str, st
     """A compiled step, forward and backward, against the same step in eager mode, three times on other operands."""
     import convgrad
 
-    problem = ConvProblem.parse(_SMALL)
+    problem = _small(backend)
     given = operands(problem, device, integers=True)
     x, weight = given["input"].requires_grad_(), given["weight"].requires_grad_()
 
     def step(x: Tensor, weight: Tensor) -> Tensor:
-        return convgrad.conv2d(x, weight, padding=1, groups=problem.groups).relu()
+        return convgrad.conv2d(x, weight, padding=problem.padding[0][0], groups=problem.groups).relu()
 
     compiled = torch.compile(step, fullgraph=True, mode=mode)
     worst = 0.0

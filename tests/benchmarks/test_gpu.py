@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -11,10 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+
+from convgrad.engine.registry import get
+from convgrad.problem import ConvProblem
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import gpu  # noqa: E402
+import gpu_calls  # noqa: E402
+import gpu_problems  # noqa: E402
 import gpu_report  # noqa: E402
 from gpu_workers import Worker, in_parallel  # noqa: E402
 
@@ -53,6 +61,37 @@ def test_without_time_nothing_is_claimed(tmp_path: Path) -> None:
     text = (tmp_path / "gpu.md").read_text()
     assert text.count("not measured") >= 7
     assert "met" not in text.replace("geometric", "")
+
+
+def test_which_backends_have_rows() -> None:
+    """Without options the large kernels, and no others, have rows for the tensor cores too; one may be asked for."""
+    given = argparse.Namespace(backend="triton,triton:banded", only="", dry_run=False, device="cuda")
+    large = {p.name for p, backend in gpu.table(given) if backend == "triton:banded"}
+    assert large == {"replknet 32 k31", "replknet 7 k13"}
+    assert len({p.name for p, backend in gpu.table(given) if backend == "triton"}) == len(gpu_problems.PROBLEMS)
+    given.backend, given.only = "triton:banded", "k13,k31"
+    assert [backend for _, backend in gpu.table(given)] == ["triton:banded"] * 4
+
+
+def test_what_the_rules_choose() -> None:
+    """Of the large kernels in NCHW the tensor cores' way, of the others the first; nothing in channels_last."""
+    for name, text, wide in (
+        ("k31", "g384ic384oc384mb32ih32kh31ph15", True),
+        ("k3", "g96ic96oc96mb8ih56kh3ph1", False),
+    ):
+        problem = ConvProblem.parse(text)
+        for what in ("grad_weight", "backward"):
+            ways = [gpu_calls.chosen(get(b), problem, what, "cuda") for b in ("triton", "triton:banded")]
+            assert ways == [not wide, wide], (name, what)
+            last = problem.replace(memory_format=torch.channels_last)
+            assert not gpu_calls.chosen(get("triton:banded"), last, what, "cuda")
+
+
+def test_an_unknown_backend_is_said_at_once() -> None:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--backend", "triton,tritn"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert "no backend is called 'tritn'" in done.stderr
 
 
 # ---- the workers -----------------------------------------------------------------------------------
@@ -105,6 +144,7 @@ CARD = {"copy bytes/s": 2e12, "float32 peak": 50e12}
 def row(problem: str, what: str, ours: float, theirs: float, **more: Any) -> dict[str, Any]:
     times = {"ours NCHW": ours, "ours channels_last": 2 * ours, "pytorch NCHW": theirs, "pytorch channels_last": theirs}
     known = {"problem": problem, "text": problem, "dtype": "float32", "what": what, "times": times, "chosen": []}
+    known["backend"] = "triton"
     return {**known, "bytes": 1_000_000_000, "flops": 1_000_000_000, **more}
 
 
@@ -117,16 +157,35 @@ def test_bars_met_and_missed() -> None:
         row("mamba", "forward", 0.55e-3, 0.55e-3, chosen=["NCHW"]),
     ]
     lines = gpu_report.bars(rows, CARD)
-    assert lines[0].endswith("10.00 of 1 rows: met")
-    assert lines[1].endswith(f"{(2 * 10 * 15 * 1) ** 0.25:.2f} of 4 rows: met")
-    assert lines[2].endswith("1.00 of 4 rows: met")
-    assert lines[3].endswith("15.00 of 1 rows: met")
-    assert lines[4].endswith("not measured")
-    assert "1 below" in lines[5]
-    assert lines[5].endswith(f"{0.5 / 0.85 / 0.6:.2f} of 2 rows: MISSED")
-    assert lines[6].endswith("1.01 of 1 rows: met")
-    slow = [row("mobilenet", "forward", 1e-3, 0.9e-3, chosen=["NCHW"])]
-    assert gpu_report.bars(slow, CARD)[2].endswith("0.90 of 1 rows: MISSED")
+
+    def found(words: str) -> str:
+        (line,) = (line for line in lines if words in line)
+        return line
+
+    assert found("PyTorch's NCHW").endswith("10.00 of 1 rows: met")
+    assert found("backward over PyTorch's best").endswith("10.00 of 1 rows: met")
+    assert found("every pass").endswith(f"{(2 * 10 * 15 * 1) ** 0.25:.2f} of 4 rows: met")
+    assert found("the rules choose").endswith("1.00 of 4 rows: met")
+    assert found("31x31 forward").endswith("15.00 of 1 rows: met")
+    assert found("31x31 backward").endswith("not measured")
+    assert found("forward up to 7x7").endswith(f"{0.5 / 0.85 / 0.55:.2f} of 1 rows: met")
+    assert "1 below" in found("backward up to 7x7")
+    assert found("backward up to 7x7").endswith(f"{0.5 / 0.85 / 0.6:.2f} of 1 rows: MISSED")
+    assert found("grad_weight up to 7x7").endswith("not measured")
+    assert found("forward conv1d").endswith("1.01 of 1 rows: met")
+    lines = gpu_report.bars([row("mobilenet", "forward", 1e-3, 0.9e-3, chosen=["NCHW"])], CARD)
+    assert found("the rules choose").endswith("0.90 of 1 rows: MISSED")
+
+
+def test_of_two_ways_the_one_that_the_rules_choose_counts() -> None:
+    plain = row("replknet k31", "forward", 5e-3, 15e-3)
+    wide = row("replknet k31", "forward", 1e-3, 15e-3, backend="triton:banded", chosen=["NCHW"])
+    for rows in ([plain, wide], [wide, plain]):
+        (line,) = (line for line in gpu_report.bars(rows, CARD) if "31x31 forward" in line)
+        assert line.endswith("15.00 of 1 rows: met")
+    table = gpu_report.report({"card": CARD, "rows": [plain, wide], "conditions": "", "wanted": 2})
+    assert "| replknet k31 | float32 | forward | triton |  | 5000.0 |" in table
+    assert "| replknet k31 | float32 | forward | triton:banded | NCHW | 1000.0 |" in table
 
 
 def test_the_float32_peak_binds_where_there_are_many_products() -> None:
@@ -146,7 +205,7 @@ def test_what_pytorch_refuses_is_not_compared() -> None:
     del refused["times"]["pytorch NCHW"]
     assert gpu_report.bars([refused], CARD)[0].endswith("not measured")
     assert gpu_report.bars([refused], CARD)[1].endswith("2.00 of 1 rows: met")
-    assert gpu_report.bars([refused], CARD)[2].endswith("not measured")
+    assert gpu_report.bars([refused], CARD)[3].endswith("not measured")
     state = {"card": CARD, "rows": [refused], "conditions": "", "wanted": 1}
     assert "no engine" in gpu_report.report(state)
     del refused["times"]["pytorch channels_last"]

@@ -102,17 +102,44 @@ def test_conforms(text: str, output: Output) -> None:
     assert not [str(r) for r in results if r.status == "failed"]
 
 
-@pytest.mark.parametrize(("size", "channels"), [((13,), 6), ((5, 7), 6)])
-def test_channel_lanes_of_a_contiguous_problem(size: tuple[int, ...], channels: int) -> None:
+def test_channel_lanes_of_a_contiguous_problem() -> None:
     """grad_weight has no layout of its own: operands with their channels together are read as they lie."""
-    text = f"g{channels}mb2ic{channels}" + "".join(f"i{d}{n}" for d, n in zip("hw"[-len(size) :], size, strict=True))
-    text += f"oc{channels}" + "".join(f"k{d}3p{d}1" for d in "hw"[-len(size) :])
-    problem = ConvProblem.parse(text)
+    problem = ConvProblem.parse("g6mb2ic6ih5iw7oc6kh3kw3ph1pw1")
     given = {slot: integers(problem, slot) for slot in ("input", "grad_output")}
     apart = {slot: tensor.movedim(1, -1).contiguous().movedim(-1, 1) for slot, tensor in given.items()}
     got = TritonBackend().run(problem, "grad_weight", apart["grad_output"], apart["input"])
     expected = ReferenceBackend().run(problem, "grad_weight", given["grad_output"], given["input"])
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("text", ["g6mb2ic6iw13oc6ow13kw4pw3", "g3mb2ic3iw12oc6kw5sw2pw2dw1 bfloat16 bias"])
+def test_a_sequence_with_its_channels_together_is_read_as_it_lies(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strides (L*C, 1, C), in every pass: nothing is copied, and the result is contiguous as PyTorch's is."""
+    from convgrad.backends.triton import launch
+
+    def ready(problem: ConvProblem, tensor: torch.Tensor, lanes: bool) -> torch.Tensor:
+        assert lanes
+        return tensor
+
+    monkeypatch.setattr(launch, "ready", ready)
+    problem = ConvProblem.parse(text)
+    backend, reference = TritonBackend(), ReferenceBackend()
+    given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
+    apart = {**given, **{s: given[s].transpose(1, 2).contiguous().transpose(1, 2) for s in ("input", "grad_output")}}
+    expected = {p: reference.run(problem, p, *(given[s] for s in OPERANDS[p])) for p in PASSES}
+    for pass_ in PASSES:
+        got = backend.run(problem, pass_, *(apart[slot] for slot in OPERANDS[pass_]))
+        assert torch.equal(got, expected[pass_]), pass_
+        assert got.is_contiguous()
+    if problem.has_bias:
+        bias = torch.arange(problem.out_channels).to(problem.dtype)
+        got = backend.run(problem, "forward", apart["input"], apart["weight"], bias)
+        assert torch.equal(got, expected["forward"] + bias[:, None])
+    if not backend.reasons_against(problem, (*SWEEP, "grad_bias"), CPU):
+        got = backend.sweep(problem, (*SWEEP, "grad_bias"), apart["grad_output"], apart["input"], apart["weight"])
+        assert torch.equal(got[0], expected["grad_input"])
+        assert torch.equal(got[1], expected["grad_weight"])
+        assert torch.equal(got[2], given["grad_output"].sum((0, 2)))
 
 
 def test_offsets_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,16 @@ def test_conforms(text: str, output: Output) -> None:
 
 
 @pytest.mark.parametrize("pass_", PASSES)
+def test_a_first_call_in_poisoned_memory(pass_: Output) -> None:
+    """What it prepares at its first call allocates nothing that has no memory to poison."""
+    from convgrad.backends.triton import banded_launch
+
+    banded_launch._bound.cache_clear()
+    (result,) = check_problem(TritonBandedBackend(), "g2mb1ic2ih4iw10oc2kh3kw9ph1pw4", pass_, aspects=["memory"])
+    assert result.status == "passed", str(result)
+
+
+@pytest.mark.parametrize("pass_", PASSES)
 def test_what_is_not_finite_stays_with_its_readers(pass_: str) -> None:
     """A band's zeros meet every value of a row; see `banded`."""
     text = "g2mb1ic2ih6iw20oc2kh3kw9ph1pw3"

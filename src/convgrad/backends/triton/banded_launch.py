@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ...problem import ConvProblem, Pass
 from . import banded
+from .arguments import constants
 from .bands import Precision, Use, align, candidates, fixed, parts, programs
 from .geometry import Geometry, geometry, needs_wide, view_5d
-from .launch import adding, constants, remember, start
+from .launch import adding, remember, start
 from .operands import planes
 from .start import Launch
 from .tuning import may_tune
@@ -81,13 +82,13 @@ class Result:
     ) -> Tensor:
         p = self._problem
         source, weight = planes(p, source), weight.contiguous()
-        key = (source.stride(), bias is None)
-        launch = self._launches.get(key) or remember(self._launches, key, self._prepare(source, bias is not None))
         out = torch.empty(self._shape, dtype=p.dtype, device=source.device)  # [N, C, *space], contiguous
+        key = (source.stride(), bias is None)
+        launch = self._launches.get(key) or remember(self._launches, key, self._prepare(source, out, bias is not None))
         start(launch, source, weight, weight if bias is None else bias.contiguous(), out)
         return out.contiguous(memory_format=p.memory_format)
 
-    def _prepare(self, source: Tensor, with_bias: bool) -> Launch:
+    def _prepare(self, source: Tensor, out: Tensor, with_bias: bool) -> Launch:
         p = self._problem
         g = geometry(p, adjoint=self._adjoint, channel_lanes=False, wide=needs_wide(source))
         every = constants(g)
@@ -95,7 +96,7 @@ class Result:
             **_known(p, g, self._precision),
             **{name: every[name] for name in _DIRECTED},
             **_described(g, "src", source, g.axes[2].source),
-            **_described(g, "out", torch.empty(self._shape, dtype=p.dtype, device="meta"), g.axes[2].result),
+            **_described(g, "out", out, g.axes[2].result),
             "HAS_BIAS": with_bias,
         }
         return _launch(banded.correlate, g, "result", arguments, 0, self._tune)

@@ -8,8 +8,9 @@ memory.
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache, partial
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,10 +21,11 @@ from torch import Tensor
 from ...problem import ConvProblem
 from . import grad_weight as grad_weight_kernels
 from . import kernels
-from .geometry import Geometry, geometry, needs_wide, view_5d
-from .operands import channel_lanes, empty, filter_of, ready
+from .arguments import constants, programs, sizes, strides, weight_strides
+from .geometry import Geometry, geometry, needs_wide
+from .operands import channel_lanes, channel_last, empty, filter_of, ready
 from .start import Call, Launch, capturing, recording
-from .tiles import Tile, Use, fixed, parts
+from .tiles import UNROLLED_CHANNELS, Tile, Use, fixed, parts
 from .tuning import exact, may_tune, tuner
 
 __all__ = [
@@ -33,7 +35,6 @@ __all__ = [
     "adding",
     "bound",
     "capturing",
-    "constants",
     "grad_input",
     "grad_weight",
     "output",
@@ -47,63 +48,11 @@ What = Literal["forward", "grad_input", "grad_weight", "sweep", "sweep+bias"]
 _MOST = 64  # sets of strides that are remembered for a problem
 
 
-# ---- what a problem fixes --------------------------------------------------------------------------
-
-
-def constants(g: Geometry) -> dict[str, Any]:
-    """The compile-time arguments that follow from the geometry."""
-    return {
-        "KERNEL": g.field("kernel"),
-        "STRIDE": g.field("stride"),
-        "DILATION": g.field("dilation"),
-        "PHASES": g.field("phases"),
-        "TAPS": g.field("taps"),
-        "TAP_STRIDE": g.field("tap_stride"),
-        "SRC_STEP": g.field("src_step"),
-        "TAP_STEP": g.field("tap_step"),
-        "ADJOINT": g.adjoint,
-        "MULTIPLIER": g.multiplier,
-        "CHANNEL_LANES": g.channel_lanes,
-        "WIDE": g.wide,
-        "ACC": tl.float64 if g.double else tl.float32,
-    }
-
-
-def _sizes(g: Geometry) -> dict[str, int]:
-    sizes: dict[str, int] = {"batch": g.batch, "channels": g.channels, "zero": 0}
-    for name, axis in zip(("depth", "height", "width"), g.axes, strict=True):
-        sizes[name] = axis.result
-        sizes[f"src_{name}"] = axis.source
-        sizes[f"pad_{name[0]}"] = axis.low
-    return sizes
-
-
-def _strides(prefix: str, strides: Iterable[int]) -> dict[str, int]:
-    return {f"{prefix}_{axis}": stride for axis, stride in zip("ncdhw", strides, strict=True)}
-
-
-def _programs(g: Geometry, shares: int, tile: Any) -> int:
-    """Size of the grid; ``tile`` is anything with R, BM, BL (and TD, TH, TW)."""
-    depth, height, width = g.field("per_phase")
-    groups = depth * triton.cdiv(height, tile["R"])
-    if not shares:  # results
-        if g.channel_lanes:
-            blocks = triton.cdiv(g.batch * groups * width, tile["BM"]) * triton.cdiv(g.channels, tile["BL"])
-        else:
-            blocks = triton.cdiv(g.batch * g.channels * groups, tile["BM"]) * triton.cdiv(width, tile["BL"])
-        return blocks * g.phases
-    chunks = 1
-    for taps, name in zip(g.field("taps"), ("TD", "TH", "TW"), strict=True):
-        chunks *= triton.cdiv(taps, tile[name])
-    blocks = triton.cdiv(g.channels, tile["BL"]) if g.channel_lanes else g.channels
-    return chunks * g.phases * blocks * shares
-
-
 def _launch(g: Geometry, use: Use, arguments: dict[str, Any], tile: Tile, shares: int, tune: bool) -> Launch:
     kernel = kernels.correlate if use == "result" else grad_weight_kernels.correlate_sum
     find = partial(tuner, kernel, g, use, bool(arguments.get("EXACT"))) if tune else None
     chosen = {**tile.constants(use), "num_warps": tile.warps}
-    return Launch(kernel, {**_sizes(g), **constants(g), **arguments}, chosen, partial(_programs, g, shares), find)
+    return Launch(kernel, {**sizes(g), **constants(g), **arguments}, chosen, partial(programs, g, shares), find)
 
 
 # ---- forward and grad_input ------------------------------------------------------------------------
@@ -116,42 +65,39 @@ class Result:
         self._problem = problem
         self._adjoint = adjoint
         self._tune = tune
-        self._lanes = problem.channels_last
         self._shape = problem.input_shape if adjoint else problem.output_shape
-        self._launches: dict[object, Launch] = {}
+        #: Each with its lanes.
+        self._launches: dict[object, tuple[Launch, bool]] = {}
 
     def __call__(self, source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         p = self._problem
         device = source.device
         out = empty(p, self._shape, device)
-        launch = self._launches.get((source.stride(), bias is None))
-        if launch is None:
-            source = ready(p, source, self._lanes)
-            launch = self._launches.get((source.stride(), bias is None)) or self._prepare(source, out, bias is not None)
-        weight = filter_of(weight, self._lanes)
+        known = self._launches.get((source.stride(), bias is None))
+        if known is None:
+            lanes = channel_last(p, source)
+            source = ready(p, source, lanes)
+            known = self._launches.get((source.stride(), bias is None))
+            known = known or self._prepare(source, out, lanes, bias is not None)
+        launch, lanes = known
+        weight = filter_of(weight, lanes)
         added = weight if bias is None else bias.contiguous()
         addresses = (source.data_ptr(), weight.data_ptr(), added.data_ptr(), out.data_ptr())
         if not launch.again(device.index, *addresses):
             launch.first(source, weight, added, out)
         return out
 
-    def _prepare(self, source: Tensor, out: Tensor, with_bias: bool) -> Launch:
+    def _prepare(self, source: Tensor, out: Tensor, lanes: bool, with_bias: bool) -> tuple[Launch, bool]:
         p = self._problem
-        g = geometry(p, adjoint=self._adjoint, channel_lanes=self._lanes, wide=needs_wide(source))
+        g = geometry(p, adjoint=self._adjoint, channel_lanes=lanes, wide=needs_wide(source))
         arguments = {
-            **_strides("src", view_5d(g, source)),
-            **_strides("out", view_5d(g, out)),
-            **_weight_strides(g),
+            **strides("src", g, source),
+            **strides("out", g, out),
+            **weight_strides(g),
             "HAS_BIAS": with_bias,
         }
         launch = _launch(g, "result", arguments, fixed(g, "result"), 0, self._tune)
-        return remember(self._launches, (source.stride(), not with_bias), launch)
-
-
-def _weight_strides(g: Geometry) -> dict[str, int]:
-    """Of what `filter_of` gives."""
-    across = (1, g.weight_channels) if g.channel_lanes else (g.kernel_elements, 1)
-    return {"weight_c": across[0], "weight_k": across[1]}
+        return remember(self._launches, (source.stride(), not with_bias), (launch, lanes))
 
 
 def remember(known: dict[object, Any], key: object, value: Any) -> Any:
@@ -199,7 +145,7 @@ class Sum:
         out = empty(p, p.input_shape, device) if self._sweep else None
         known = self._shares.get((source.stride(), centre.stride()))
         if known is None:
-            lanes = p.channels_last if self._sweep else channel_lanes(p, source, centre)
+            lanes = self._lanes_of(source, centre)
             source, centre = ready(p, source, lanes), ready(p, centre, lanes)
             known = self._shares.get((source.stride(), centre.stride())) or self._prepare(source, centre, out, lanes)
         result = torch.empty(p.weight_shape, dtype=p.dtype, device=device)  # [C_out, 1, *k]
@@ -220,6 +166,14 @@ class Sum:
         # [C, 1, *k] has the same strides in every format.
         return out, result, bias
 
+    def _lanes_of(self, source: Tensor, centre: Tensor) -> bool:
+        p = self._problem
+        if not self._sweep:
+            return channel_lanes(p, source, centre)
+        if prod(p.kernel_size) > UNROLLED_CHANNELS:  # too many sums for lanes of channels; see `against_sweep`
+            return p.channels_last
+        return channel_last(p, source, centre)
+
     def _prepare(self, source: Tensor, centre: Tensor, out: Tensor | None, lanes: bool) -> Shares:
         p, use = self._problem, "sweep" if self._sweep else "sum"
         g = geometry(p, adjoint=self._sweep, channel_lanes=lanes, wide=needs_wide(source, centre))
@@ -227,10 +181,10 @@ class Sum:
         count, elements = parts(g, tile), g.kernel_elements
         share_c, share_k = (1, g.channels) if lanes and count > 1 else (elements, 1)
         arguments = {
-            **_strides("src", view_5d(g, source)),
-            **_strides("centre", view_5d(g, centre)),
-            **_strides("out", view_5d(g, source if out is None else out)),
-            **(_weight_strides(g) if self._sweep else {"weight_c": 0, "weight_k": 0}),
+            **strides("src", g, source),
+            **strides("centre", g, centre),
+            **strides("out", g, source if out is None else out),
+            **(weight_strides(g) if self._sweep else {"weight_c": 0, "weight_k": 0}),
             "share_c": share_c,
             "share_k": share_k,
             "parts": count,

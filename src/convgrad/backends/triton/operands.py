@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...problem import ConvProblem
 
-__all__ = ["channel_lanes", "empty", "filter_of", "planes", "ready"]
+__all__ = ["channel_lanes", "channel_last", "empty", "filter_of", "planes", "ready"]
 
 
 def _neighbours(t: Tensor, dim: int) -> bool:
@@ -50,6 +50,17 @@ def channel_lanes(problem: ConvProblem, *operands: Tensor) -> bool:
     if all(_neighbours(t, lane) for t in operands):
         return problem.channels_last and all(_neighbours(t, 1) for t in operands)
     return problem.channels_last or all(_neighbours(t, 1) for t in operands)
+
+
+def channel_last(problem: ConvProblem, *operands: Tensor) -> bool:
+    """Lanes of a pass whose result is contiguous: channels where all operands are sequences of strides (L*C, 1, C).
+
+    The result's elements of one position then lie apart. Each program writes some positions of a channel that follow
+    each other; a copy of the operands would read, or write, as far apart, and pass through memory once more.
+    """
+    if problem.channels_last:
+        return True
+    return problem.ndim == 1 and all(t.shape[1] > 1 and t.stride(1) == 1 and t.stride(2) > 1 for t in operands)
 
 
 def empty(problem: ConvProblem, shape: tuple[int, ...], device: torch.device) -> Tensor:

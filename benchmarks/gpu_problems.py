@@ -1,0 +1,78 @@
+"""What `gpu` measures: the problems, their layouts, what is computed of them and the bytes that this must move."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from convgrad.problem import ConvProblem, Output
+
+#: Where the depthwise layers of these models are, with batches that a training step on one card has. One of each kind
+#: comes first, so that a run that is cut off has something of everything.
+PROBLEMS = """
+g144ic144oc144mb32ih56kh3ph1n"mobilenet 56"
+g1536ic1536oc1536mb8iw2048ow2048kw4pw3n"mamba N8"
+g96ic96oc96mb64ih56kh7ph3n"convnext 56"
+g1536ic1536oc1536mb1iw8192ow8192kw4pw3n"mamba N1 long"
+g240ic240oc240mb32ih28kh5ph2n"efficientnet 28 k5"
+g54ic54oc54mb8id16ih56iw56kd3kh3kw3pd1ph1pw1n"x3d 56"
+g384ic384oc384mb32ih32kh31ph15n"replknet 32 k31"
+g1024ic1024oc1024mb32ih7kh13ph6n"replknet 7 k13"
+g96ic96oc96mb32ih112kh3sh2ph1n"mobilenet 112 s2"
+g32ic32oc32mb32ih112kh3ph1n"mobilenet 112"
+g192ic192oc192mb32ih28kh3ph1n"mobilenet 28"
+g576ic576oc576mb32ih14kh3ph1n"mobilenet 14"
+g960ic960oc960mb32ih7kh3ph1n"mobilenet 7"
+g144ic144oc144mb32ih56kh5sh2ph2n"efficientnet 56 k5 s2"
+g672ic672oc672mb32ih14kh5ph2n"efficientnet 14 k5"
+g192ic192oc192mb64ih28kh7ph3n"convnext 28"
+g384ic384oc384mb64ih14kh7ph3n"convnext 14"
+g768ic768oc768mb64ih7kh7ph3n"convnext 7"
+g108ic108oc108mb8id16ih28iw28kd3kh3kw3pd1ph1pw1n"x3d 28"
+g108ic108oc108mb8id16ih56iw56kd3kh3kw3pd1ph1pw1sd1sh2sw2n"x3d 56 s2"
+""".strip().splitlines()
+#: For ``--dry-run``: every kind of problem, as small as it can be.
+TINY = """
+g2ic2oc2mb1ih6kh3ph1n"mobilenet tiny"
+g2ic2oc2mb1ih6kh3sh2ph1n"mobilenet tiny s2"
+g2ic2oc2mb1ih7kh7ph3n"convnext tiny"
+g1ic1oc1mb1ih5kh31ph15n"replknet tiny k31"
+g1ic1oc1mb1ih3kh13ph6n"replknet tiny k13"
+g2ic2oc2mb1iw16ow16kw4pw3n"mamba tiny"
+g2ic2oc2mb1id3ih4iw4kd3kh3kw3pd1ph1pw1n"x3d tiny"
+""".strip().splitlines()
+#: Checked beside the suite's own problems, which have few wide kernels: strides, dilation, 1-D and 3-D.
+WIDE = """
+g2ic2oc2mb2ih16kh9kw31ph4pw15
+g3ic3oc3mb3ih16kh13ph6 bfloat16
+g5ic5oc5mb5ih7kh13ph6 float16 channels_last
+g3ic3oc6mb3ih13iw40kh5kw13sh2sw3dh0dw1ph2pw6 bfloat16
+g4ic4oc4mb2iw200ow200kw63pw31
+g3ic3oc3mb2id5ih6iw20kd3kh3kw9pd1ph1pw4
+""".strip().splitlines()
+DTYPES = (torch.float32, torch.bfloat16)
+WHAT = ("forward", "grad_input", "grad_weight", "backward")
+SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")
+LAYOUTS = ("NCHW", "channels_last")
+
+
+def in_layout(problem: ConvProblem, layout: str) -> ConvProblem:
+    if layout == "NCHW":
+        return problem
+    return problem.replace(memory_format=torch.channels_last if problem.ndim == 2 else torch.channels_last_3d)
+
+
+def layouts(problem: ConvProblem) -> dict[str, ConvProblem]:
+    return {layout: in_layout(problem, layout) for layout in (LAYOUTS if problem.ndim > 1 else LAYOUTS[:1])}
+
+
+def outputs_of(what: str) -> tuple[Output, ...]:
+    return SWEEP if what == "backward" else (what,)  # type: ignore[return-value]
+
+
+def moved(problem: ConvProblem, what: str) -> int:
+    """Bytes that must be read and written."""
+    n = {slot: math.prod(problem.shape_of(slot)) for slot in ("input", "weight", "grad_output")}
+    both = n["input"] + n["weight"] if what == "backward" else 0
+    return problem.dtype.itemsize * (sum(n.values()) + both)
