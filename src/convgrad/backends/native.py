@@ -96,7 +96,7 @@ class NativeBackend(Backend):
 
 
 def _depthwise_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
-    """PyTorch's CPU convolution has a fast path for plain float32 images, and nothing comparable for the weight gradient
+    """PyTorch has a fast path for plain float32 images on the CPU, and nothing comparable for the weight gradient
     of a wide kernel, for sequences, volumes, dilation, multipliers and the other dtypes.
     """
     taps, pixels = prod(p.kernel_size), prod(p.output_size)
