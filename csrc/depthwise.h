@@ -1,11 +1,13 @@
 // Depthwise convolution: forward, grad_input, grad_weight and grad_bias, for any number of spatial dimensions, kernel,
 // stride, dilation, padding and channel multiplier, in both layouts and four dtypes.
 //
-// The idea: a vector holds one pixel of several channels. In channels_last such vectors lie in the tensor. Elsewhere
-// (contiguous tensors, 16-bit storage, multipliers, large kernels) each work unit packs the tile of its operands into
-// scratch memory [pixel][lane] that stays in the cache, converted and with the padding written out. Either way the
-// kernels see a `Source`: pixels at a fixed pitch. Result positions that the same kernel elements reach form a zone, and
-// a zone is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing but zones.
+// The idea: a vector holds one pixel of several channels. In channels_last such vectors lie in the tensor, and small
+// kernels read them there. Else (contiguous tensors, 16-bit storage, multipliers, large kernels) each work unit packs the
+// tile of its operands into scratch memory [vector][pixel][lane] that stays in the cache, converted and with the columns
+// of padding written out. Either way the kernels see a `Source`: pixels at a fixed pitch. Result positions that the same
+// kernel elements reach form a zone, and a zone is one run of `correlate` or `accumulate` (kernels.h): borders, strides
+// and dilation are nothing but zones. What does not change from unit to unit (packed weights, the zones of a row and
+// their taps, the zeros around a tile) is kept in a thread's `Scratch`.
 #pragma once
 
 #include "kernels.h"
@@ -329,7 +331,8 @@ struct Depthwise {
   }
 
   // The bias gradient of one tile: a sum over pixels.
-  void sum_tile(const Scratch& s, const Block& b, const Range r[3], int64_t m, const Source<T>& source, const T* data) const {
+  void sum_tile(const Scratch& s, const Block& b, const Range r[3], int64_t m, const Source<T>& source,
+                const T* data) const {
     Rows<T> rows = {};
     rows.depth = r[0].size(), rows.rows = r[1].size(), rows.pixels = r[2].size();
     rows.grad_slice = source.step[0], rows.grad_row = source.step[1], rows.grad_pixel = source.step[2];
@@ -370,7 +373,8 @@ struct Depthwise {
   }
 
   void accumulate_columns(const Scratch& s, const Block& b, Range lanes, Rows<T>& rows, Range d, Range h, Range w,
-                          const Reach& kd, const Reach& kh, int64_t m, const Source<T>& grad, const Source<T>& input) const {
+                          const Reach& kd, const Reach& kh, int64_t m, const Source<T>& grad,
+                          const Source<T>& input) const {
     T* sums = s.sums + m * p.kernel_elements * pitch();
     rows.depth = d.size(), rows.rows = h.size();
     for (; w.low < w.high; w.low += rows.pixels) {
@@ -456,7 +460,8 @@ struct Depthwise {
   template <int Write>
   void ask_for(const void* tensor, const Tensor& x, const Unit& unit) const {
     const int64_t channel = unit.block * p.lanes, image = unit.images * p.images;
-    const int64_t channels = p.images > 1 ? p.channels * least(p.images, p.batch - image) : least(p.lanes, p.channels - channel);
+    const int64_t channels =
+        p.images > 1 ? p.channels * least(p.images, p.batch - image) : least(p.lanes, p.channels - channel);
     const int64_t plane = x.pixels() * x.step * int64_t(sizeof(S)), bytes = channels * plane;
     if (bytes > kPrefetchBytes) return;
     const char* at = static_cast<const char*>(tensor) + (image * p.channels + channel) * plane;
@@ -550,7 +555,7 @@ struct Depthwise {
     const Depthwise call = {p, t};
     T* partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
     const int64_t items = p.items();
-    const int threads = static_cast<int>(least(p.threads, items));
+    const int threads = static_cast<int>(most(1, least(p.threads, items)));  // an empty batch has no items
     auto scratch = [&](int64_t thread) {
       char* at = memory + z.thread * thread;
       Scratch s = {};

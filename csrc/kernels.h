@@ -1,8 +1,9 @@
 // The two loops that do all the arithmetic. Both see a source as pixels of vectors at a fixed pitch, and kernel elements
 // as a list of offsets ("taps"); neither knows a dimension, a border or a layout.
 //
-// Each does one multiply-add per load. Two loads a cycle are therefore the limit of the arithmetic (the same as two
-// multiply-adds a cycle), and the memory's bandwidth is the limit of small kernels. What is reached: docs/performance.md.
+// Where kernel elements lie as far apart as the pixels that are computed together (the dilation is the stride), they share
+// their loads: `correlate` takes three of them at once, `accumulate` a whole row. Elsewhere each multiply-add has a load
+// of its own; two loads a cycle are then the same limit as two multiply-adds. docs/performance.md says what is reached.
 #pragma once
 
 #include "plan.h"
@@ -132,8 +133,8 @@ struct Rows {
   int64_t tap_step;  // from a kernel element to the next of its row
 };
 
-// sum[u][j * W + k] += grad[v] * input[v + k of row j] for V pixels v, u = v % U. Sliding: taps lie as far apart as pixels, so
-// that an input pixel is loaded once for all taps of a row.
+// sum[u][j * W + k] += grad[v] * input[v + k of row j] for V pixels v, u = v % U. Sliding: taps lie as far apart as
+// pixels, so that an input pixel is loaded once for all taps of a row.
 template <class T, int N, int R, int W, int U, int V, bool Sliding>
 inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const T* grad, const T* input, int64_t step,
                        const Rows<T>& r) {
@@ -165,7 +166,8 @@ inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const T* 
 // step where it is known when compiled, else 0. Few taps have U sums each, enough of them to hide an addition's latency.
 template <class T, int N, int R, int W, int Step, bool Sliding>
 void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<T>& r) {
-  constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1, V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;
+  constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1;
+  constexpr int V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;  // pixels at once
   const int64_t step = Step ? Step : r.tap_step;
   Vec<T, N> sum[U][K] = {};
   int64_t offset[R];
