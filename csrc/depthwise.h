@@ -1,12 +1,13 @@
 // Depthwise convolution: forward, grad_input, grad_weight and grad_bias, for any number of spatial dimensions, kernel,
 // stride, dilation, padding and channel multiplier, in both layouts and four dtypes.
 //
-// The idea: a vector holds one pixel of several channels. In channels_last such vectors lie in the tensor. Elsewhere
-// (contiguous tensors, 16-bit storage, multipliers, large kernels) each work unit packs the tile of its operands into
-// scratch memory [pixel][lane] that stays in the cache, converted and with the padding written out. Either way the
-// kernels see a `Source`: pixels at a fixed pitch. Result positions that the same kernel elements reach form a zone,
-// and a zone is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing but
-// zones.
+// The idea: a vector holds one pixel of several channels. In channels_last such vectors lie in the tensor, and small
+// kernels read them there. Else (contiguous tensors, 16-bit storage, multipliers, large kernels) each work unit packs
+// the tile of its operands into scratch memory [vector][pixel][lane] that stays in the cache, converted and with the
+// columns of padding written out. Either way the kernels see a `Source`: pixels at a fixed pitch. Result positions
+// that the same kernel elements reach form a zone, and a zone is one run of `correlate` or `accumulate` (kernels.h):
+// borders, strides and dilation are nothing but zones. What does not change from unit to unit (packed weights, the zones
+// of a row and their taps, the zeros around a tile) is kept in a thread's `Scratch`.
 #pragma once
 
 #include "kernels.h"
@@ -557,7 +558,7 @@ struct Depthwise {
     const Depthwise call = {p, t};
     T* partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
     const int64_t items = p.items();
-    const int threads = static_cast<int>(least(p.threads, items));
+    const int threads = static_cast<int>(most(1, least(p.threads, items)));  // an empty batch has no items
     auto scratch = [&](int64_t thread) {
       char* at = memory + z.thread * thread;
       Scratch s = {};

@@ -384,7 +384,7 @@ struct Grouped {
   void compute(char* memory, const Sizes& z) const {
     T* partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
     const int64_t items = p.lane_blocks * p.segments;
-    const int threads = static_cast<int>(least(p.threads, items));
+    const int threads = static_cast<int>(most(1, least(p.threads, items)));  // an empty batch has no items
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     if (threads == 1) {  // no parallel region: also safe in a forked child
       Scratch s = scratch(memory, z);

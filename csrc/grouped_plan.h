@@ -77,11 +77,11 @@ inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, 
   const int64_t line = most(vector, 64 / element_bytes), budget = kTileBytes / element_bytes;
   p.block_groups = p.channels_last ? least(p.groups, ceil_div(line, least(p.in_per_group, p.out_per_group))) : 1;
   p.lane_blocks = ceil_div(p.groups, p.block_groups);
-  p.images = least(ceil_div(kUnitPixels, pixels), most(1, p.batch * p.lane_blocks / (4 * p.threads)));
-  p.images = least(p.images, p.batch);
+  p.images = least(ceil_div(kUnitPixels, most(1, pixels)), most(1, p.batch * p.lane_blocks / (4 * p.threads)));
+  p.images = most(1, least(p.images, p.batch));
   p.lanes = p.block_groups * p.in_per_group * p.images;
   p.image_blocks = ceil_div(p.batch, p.images);
-  choose_bands(p, budget, ceil_div(2 * p.threads, p.lane_blocks * p.image_blocks));
+  choose_bands(p, budget, ceil_div(2 * p.threads, p.lane_blocks * most(1, p.image_blocks)));
   p.tiles = p.bands[0] * p.bands[1] * p.bands[2];
   for (int d = 0; d < 3; ++d)
     for (int64_t b = 0; b < p.bands[d]; ++b) {

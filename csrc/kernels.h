@@ -1,9 +1,10 @@
 // The two loops that do all the arithmetic. Both see a source as pixels of vectors at a fixed pitch, and kernel
 // elements as a list of offsets ("taps"); neither knows a dimension, a border or a layout.
 //
-// Each does one multiply-add per load. Two loads a cycle are therefore the limit of the arithmetic (the same as two
-// multiply-adds a cycle), and the memory's bandwidth is the limit of small kernels. What is reached:
-// docs/performance.md.
+// Where kernel elements lie as far apart as the pixels that are computed together (the dilation is the stride), they
+// share their loads: `correlate` takes three of them at once, `accumulate` a whole row. Elsewhere each multiply-add has
+// a load of its own; two loads a cycle are then the same limit as two multiply-adds. docs/performance.md says what is
+// reached.
 #pragma once
 
 #include "plan.h"
@@ -168,7 +169,7 @@ inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const T* 
 template <class T, int N, int R, int W, int Step, bool Sliding>
 void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<T>& r) {
   constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1;
-  constexpr int V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;
+  constexpr int V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;  // pixels at once
   const int64_t step = Step ? Step : r.tap_step;
   Vec<T, N> sum[U][K] = {};
   int64_t offset[R];

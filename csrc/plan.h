@@ -161,7 +161,11 @@ struct Plan {
 };
 
 // Bytes of scratch memory per thread for packed tiles; half of a second-level cache of 512 KiB.
+#if defined(CONVGRAD_TILE_BYTES)  // tests: small problems are cut into many tiles
+constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES;
+#else
 constexpr int64_t kTileBytes = 256 * 1024;
+#endif
 
 // Elements of the packed tiles if the dimensions were cut into these bands; an estimate from the first full band.
 inline int64_t packed_pixels(const Plan& p, const int64_t bands[3]) {
@@ -231,11 +235,11 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element
       }
   } else {
     p.lanes = vector;
-    p.images = p.channels < vector ? least(vector / p.channels, p.batch) : 1;
+    p.images = p.channels < vector ? most(1, least(vector / p.channels, p.batch)) : 1;
   }
   p.lane_blocks = ceil_div(p.channels, p.lanes);
   p.image_blocks = ceil_div(p.batch, p.images);
-  choose_bands(p, budget, ceil_div(2 * p.threads, p.lane_blocks * p.image_blocks));
+  choose_bands(p, budget, ceil_div(2 * p.threads, most(1, p.lane_blocks * p.image_blocks)));
   p.tiles = p.bands[0] * p.bands[1] * p.bands[2];
   for (int d = 0; d < 3; ++d)
     for (int64_t b = 0; b < p.bands[d]; ++b) {

@@ -1,13 +1,16 @@
 // Runs the kernels on random problems without Python, so that they can be built with sanitizers. Buffers have exactly
 // the size of their tensors and come from the heap: a read or write one element outside is an error. Results start as
-// NaN, so that an element that is never written is seen; they are compared with plain loops over integers. Threads come
-// from threads.cpp.
+// NaN, so that an element that is never written is seen; they are compared with plain loops over integers. A build with
+// a small CONVGRAD_TILE_BYTES cuts these small problems into as many tiles as large ones have. Threads come from
+// threads.cpp.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <limits>
 #include <memory>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "../convgrad_native.h"
@@ -42,14 +45,14 @@ Case draw(std::mt19937_64& rng) {
     c.p.in_per_group = pick(0, 3) ? pick(1, 6) : pick(7, 16), c.p.out_per_group = pick(0, 3) ? pick(1, 6) : pick(7, 16);
   }
   c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, 3)), c.p.threads = int32_t(pick(1, 4));
-  const int dims = int(pick(1, 3));
+  const int dims = int(pick(1, 3)), wide = pick(0, 3) ? 0 : int(pick(0, dims - 1));  // one dimension may be a wide one
   for (int d = 0; d < 3; ++d) {
-    const bool used = d >= 3 - dims;
+    const bool used = d >= 3 - dims, all = d == 2 - wide;
     for (;;) {
-      c.p.kernel[d] = used ? pick(1, dims == 1 ? 11 : 7 - dims) : 1;
-      c.p.stride[d] = used ? pick(1, 4) : 1, c.p.dilation[d] = used ? pick(1, 3) : 1;
-      c.p.padding[d] = used ? pick(-2, 5) : 0;
-      c.p.input[d] = used ? pick(1, dims == 1 ? 150 : dims == 2 ? 20 : 12) : 1;
+      c.p.kernel[d] = used ? pick(1, all ? 11 : 7 - dims) : 1;
+      c.p.stride[d] = used ? pick(1, pick(0, 3) ? 3 : 8) : 1, c.p.dilation[d] = used ? pick(1, 3) : 1;
+      c.p.padding[d] = used ? pick(-2, all ? 12 : 5) : 0;
+      c.p.input[d] = used ? pick(1, dims == 1 ? 150 : all ? 40 / dims : dims == 2 ? 20 : 12) : 1;
       const int64_t room = c.p.input[d] + c.p.padding[d] + (used ? pick(-2, 5) : 0) -
                            (c.p.dilation[d] * (c.p.kernel[d] - 1) + 1);
       c.p.output[d] = room >= 0 ? room / c.p.stride[d] + 1 : 0;
@@ -127,10 +130,23 @@ struct Buffer {
   explicit Buffer(size_t n) : size(n), data(new T[n]) { memset(data.get(), 255, n * sizeof(T)); }  // NaN in every dtype
 };
 
+// An infinity, or NaN.
 template <class T>
-bool equal(const char* name, const Buffer<T>& got, const Integers& expected) {
+T limit(bool nan) {
+  T value;
+  if constexpr (std::is_floating_point<T>::value) {
+    value = nan ? std::numeric_limits<T>::quiet_NaN() : std::numeric_limits<T>::infinity();
+  } else {
+    value.bits = uint16_t((std::is_same<T, Short<7>>::value ? 0x7f80 : 0x7c00) + nan);
+  }
+  return value;
+}
+
+// Where `spoilt`, the result must be an infinity or NaN, else what is expected.
+template <class T>
+bool equal(const char* name, const Buffer<T>& got, const Integers& expected, const Integers* spoilt) {
   for (size_t i = 0; i < expected.size(); ++i)
-    if (!(double(got.data[i]) == double(T(expected[i])))) {
+    if (spoilt && (*spoilt)[i] ? double(got.data[i]) * 0 == 0 : !(double(got.data[i]) == double(T(expected[i])))) {
       fprintf(stderr, "%s[%zu] is %g, not %lld\n", name, i, double(got.data[i]), static_cast<long long>(expected[i]));
       return false;
     }
@@ -169,15 +185,34 @@ bool check(Case& c, std::mt19937_64& rng) {
                        CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT,
                        CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT | CONVGRAD_TRANSPOSED_GRAD_BIAS,
                        CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT | CONVGRAD_TRANSPOSED_GRAD_BIAS};
-  // Once more with a NaN in every operand, for the kernels' second way at borders: no comparison, the sanitizers watch.
+  // Once more with an infinity or NaN in every operand, for the kernels' second way at borders: these reach the results
+  // whose sums they are in, as a product of zeros and ones finds, and no others.
+  const Integers* const operands[] = {&x, &w, &g};
+  size_t spoilt[3];
+  Integers sy(y.size()), sx(gx.size()), sw(gw.size()), sb(gb.size()), sums_of_x(input_sums.size());
+  for (int o = 0; o < 3; ++o) {
+    spoilt[o] = rng() % operands[o]->size();
+    Integers at[3];
+    for (int i = 0; i < 3; ++i) at[i] = Integers(operands[i]->size(), i != o);
+    at[o][spoilt[o]] = 1;
+    Integers none(gb.size());
+    Integers y1(y.size()), gx1(gx.size()), gw1(gw.size());
+    reference(c, at[0], at[1], at[2], y1, gx1, gw1, none);
+    for (size_t i = 0; i < y.size() && o != 2; ++i) sy[i] |= y1[i];
+    for (size_t i = 0; i < gx.size() && o != 0; ++i) sx[i] |= gx1[i];
+    for (size_t i = 0; i < gw.size() && o != 1; ++i) sw[i] |= gw1[i];
+  }
+  sb[spoilt[2] / size_t(c.p.layout == CONVGRAD_CONTIGUOUS ? c.out_pixels() : 1) % size_t(c.out_channels())] = 1;
+  sums_of_x[spoilt[0] / size_t(c.p.layout == CONVGRAD_CONTIGUOUS ? c.in_pixels() : 1) % size_t(c.in_channels())] = 1;
+  const T limits[] = {limit<T>(false), limit<T>(true)};
   for (int run = 0; run < 2 * int(sizeof(asked) / sizeof(asked[0])); ++run) {
     const int outputs = asked[run / 2];
-    const bool compared = run % 2 == 0;
+    const bool spoil = run % 2;
     c.p.outputs = outputs;
     const bool forward = outputs == CONVGRAD_FORWARD, bias = forward || outputs == CONVGRAD_GRAD_INPUT;
     Buffer<T> bx(x), bw(w), bg(g);
-    if (!compared)
-      for (auto* b : {&bx, &bw, &bg}) memset(&b->data[rng() % b->size], 255, sizeof(T));
+    Buffer<T>* const buffers[] = {&bx, &bw, &bg};
+    for (int o = 0; o < 3 && spoil; ++o) buffers[o]->data[spoilt[o]] = limits[rng() % 2];
     Buffer<T> ry(y.size()), rx(gx.size()), rw(gw.size());
     const Integers& sums = outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS ? input_sums : gb;
     Buffer<T> rb(sums.size());
@@ -197,10 +232,11 @@ bool check(Case& c, std::mt19937_64& rng) {
     std::unique_ptr<char[]> workspace(new char[static_cast<size_t>(bytes)]);
     if (convgrad_convolution(&c.p, &t, workspace.get(), bytes - 1) != 1) return false;
     if (convgrad_convolution(&c.p, &t, workspace.get(), bytes) != 0) return false;
-    if (!compared) continue;
-    if ((t.forward && !equal("forward", ry, bias ? biased_y : y)) ||
-        (t.grad_input && !equal("grad_input", rx, bias ? biased_gx : gx)) ||
-        (t.grad_weight && !equal("grad_weight", rw, gw)) || (t.grad_bias && !equal("grad_bias", rb, sums)))
+    const Integers& sr = outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS ? sums_of_x : sb;
+    if ((t.forward && !equal("forward", ry, bias ? biased_y : y, spoil ? &sy : nullptr)) ||
+        (t.grad_input && !equal("grad_input", rx, bias ? biased_gx : gx, spoil ? &sx : nullptr)) ||
+        (t.grad_weight && !equal("grad_weight", rw, gw, spoil ? &sw : nullptr)) ||
+        (t.grad_bias && !equal("grad_bias", rb, sums, spoil ? &sr : nullptr)))
       return false;
   }
   return true;

@@ -276,6 +276,27 @@ def test_a_bound_function_gives_what_a_call_gives() -> None:
         BACKEND.bind(p, "forward")(x, w, None, torch.empty(1, dtype=torch.uint8))
 
 
+@pytest.mark.parametrize("layout", ["", " channels_last"])
+@pytest.mark.parametrize("channels", [4, 40])
+@pytest.mark.parametrize("groups", ["depthwise", "small"])
+@pytest.mark.parametrize("empty", ["mb0ih5ph1", "mb2ih0ph3"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_empty_batch_or_image_gives_zeros(empty: str, groups: str, channels: int, layout: str, threads: int) -> None:
+    """The engine asks no backend for these, but a division by zero would end whoever does it."""
+    size = 1 if groups == "depthwise" else 4
+    p = ConvProblem.parse(f"g{channels // size}ic{channels}oc{channels}kh3{empty}{layout}")
+    tensors = operands(p)
+    expected = reference(p, *tensors) if p.batch else {}
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for name, result in everything(p, *tensors):
+            zeros = torch.zeros_like(result)
+            assert torch.equal(result, expected["grad_bias"] if expected and name == "grad_bias" else zeros), name
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_workspace_that_is_too_small_is_refused() -> None:
     p = ConvProblem(1, 4, 4, 4, (5,), (3,), (1,), ((1, 1),), (1,), (5,))
     x, w, _ = operands(p)

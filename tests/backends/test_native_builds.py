@@ -18,6 +18,7 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi"]  # psabi: GCC remarks o
 PORTABLE = ["-fno-exceptions", "-fno-rtti", *WARNINGS]
 MEMORY = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 RACES = ["-O1", "-g", "-fsanitize=thread"]
+SMALL_TILES = "-DCONVGRAD_TILE_BYTES=2048"  # cuts small problems into many tiles
 WIDE = "-DCONVGRAD_VECTOR_BYTES=64"  # the lanes of AVX-512, on a processor that need not have it
 V3 = "-march=x86-64-v3"
 
@@ -53,8 +54,16 @@ def skip_without_avx2(flags: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
-    [[*MEMORY], [*MEMORY, V3], [*MEMORY, WIDE], [*MEMORY, V3, WIDE], [*MEMORY, V3, "-DCONVGRAD_VECTOR_BYTES=16"]],
-    ids=["16 bytes", "32 bytes", "64 bytes of 16", "64 bytes of 32", "16 bytes of 32"],
+    [
+        [*MEMORY],
+        [*MEMORY, V3],
+        [*MEMORY, WIDE],
+        [*MEMORY, V3, WIDE],
+        [*MEMORY, V3, "-DCONVGRAD_VECTOR_BYTES=16"],
+        [*MEMORY, SMALL_TILES],
+        [*MEMORY, V3, SMALL_TILES],
+    ],
+    ids=["16 bytes", "32 bytes", "64 bytes of 16", "64 bytes of 32", "16 bytes of 32", "16 in tiles", "32 in tiles"],
 )
 def test_memory_and_results_at_every_vector_width(tmp_path: Path, flags: list[str]) -> None:
     compiler = first_found("g++", "clang++")

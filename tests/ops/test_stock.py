@@ -25,7 +25,7 @@ def operands(groups: int = 1, kernel: int = 3, channels: int = 8) -> tuple[Tenso
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("kernel", [1, 3])
 def test_what_aten_computes_anyway_is_pytorchs_own(groups: int, kernel: int) -> None:
-    x, w = operands(groups, kernel)
+    x, w = operands(groups, kernel, 8 * groups)  # of 8 channels, which PyTorch keeps
     for _ in range(3):  # made, looked up, looked up without strides
         y = convgrad.conv2d(x, w, groups=groups)
         assert is_pytorchs(y)
@@ -53,6 +53,18 @@ def test_a_frozen_bias_changes_nothing() -> None:
     y.sum().backward()
     assert bias.grad is not None
     assert bias.grad.tolist() == [y[:, 0].numel()] * 8
+
+
+def test_a_bad_bias_is_refused_as_it_is_the_first_time() -> None:
+    x, w = operands()
+    for _ in range(3):
+        assert is_pytorchs(convgrad.conv2d(x, w, torch.randn(8)))
+    for recording in (True, False):
+        with torch.set_grad_enabled(recording):
+            with pytest.raises(convgrad.ShapeError, match=r"8 elements, but got bias of size \[7\]"):
+                convgrad.conv2d(x, w, torch.randn(7))
+            with pytest.raises(convgrad.ConvgradError, match="bias on meta"):
+                convgrad.conv2d(x, w, torch.randn(8, device="meta"))
 
 
 @pytest.mark.parametrize("groups", [1, 2, 8])
@@ -123,7 +135,7 @@ def test_who_watches_is_told() -> None:
 
 def test_another_choice_is_noticed() -> None:
     """A kernel that is registered later computes what was PyTorch's own."""
-    x, w = operands(2)
+    x, w = operands(2, channels=16)
     assert is_pytorchs(convgrad.conv2d(x, w, groups=2))
     convgrad.set_default_backend("reference")
     try:

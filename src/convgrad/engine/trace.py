@@ -150,6 +150,9 @@ class Trace:
 def trace(*, onednn: bool = False) -> Iterator[Trace]:
     """Record every call of a backend inside this block, in every thread: backend, layout, copies made, time.
 
+    A backward pass is seen if its forward ran inside the block too: outside, where ATen was chosen for everything, the
+    call was PyTorch's own, with PyTorch's backward.
+
     For `torch.profiler` nothing is needed: every call is labelled there (``convgrad::grad_weight[native]``).
 
     Args:

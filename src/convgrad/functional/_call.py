@@ -207,17 +207,23 @@ def run(
         if (
             stock is not None
             and weight.dtype is dtype
-            and (bias is None or bias.dtype is dtype)
+            and (bias is None or (bias.dtype is dtype and bias.is_cpu))
             and input.is_cpu
             and weight.is_cpu
             and input.layout is _strided
             and weight.layout is _strided
+            and (
+                (
+                    weight.requires_grad is input.requires_grad
+                    and (bias is None or input.requires_grad or not bias.requires_grad)
+                )
+                or not _recording()
+            )
         ):
-            moves = input.requires_grad
-            if (
-                weight.requires_grad is moves and (moves or bias is None or not bias.requires_grad)
-            ) or not _recording():
+            try:
                 return _convolution(input, weight, bias, *stock)
+            except RuntimeError:  # a bias of another size, say: the longer ways refuse it with our exceptions
+                pass
     key = call = None
     eager = eager and jit_tracing() is None  # a trace must see torch operators
     if eager:
