@@ -6,8 +6,8 @@
 // the tile of its operands into scratch memory [vector][pixel][lane] that stays in the cache, converted and with the
 // columns of padding written out. Either way the kernels see a `Source`: pixels at a fixed pitch. Result positions
 // that the same kernel elements reach form a zone, and a zone is one run of `correlate` or `accumulate` (kernels.h):
-// borders, strides and dilation are nothing but zones. What does not change from unit to unit (packed weights, the zones
-// of a row and their taps, the zeros around a tile) is kept in a thread's `Scratch`.
+// borders, strides and dilation are nothing but zones. What does not change from unit to unit (packed weights, the
+// zones of a row and their taps, the zeros around a tile) is kept in a thread's `Scratch`.
 #pragma once
 
 #include "kernels.h"
