@@ -51,7 +51,11 @@ def test_every_sample_of_pytorch(name: str, dtype: torch.dtype) -> None:
             moved = [t for t in (s.input, *s.args) if isinstance(t, torch.Tensor) and t.requires_grad]
             g = torch.randn_like(want)
             for a, b in zip(torch.autograd.grad(got, moved, g), torch.autograd.grad(want, moved, g), strict=True):
-                torch.testing.assert_close(a, b, **rounding(b))
+                near = rounding(b)
+                if "atol" in near and b.ndim == 1:  # a bias: a long sum that cancels is off by what was added up
+                    total = float(g.abs().sum()) / b.numel()
+                    near["atol"] = max(near["atol"], torch.finfo(b.dtype).eps * total)
+                torch.testing.assert_close(a, b, **near)
 
 
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d"])

@@ -26,24 +26,29 @@ def pair(name: str, *args: Any, **kwargs: Any) -> tuple[torch.nn.Module, torch.n
 def test_convolution(d: int, mode: str, padding: Any) -> None:
     ours, theirs = pair(f"Conv{d}d", 4, 6, 3, padding=padding, groups=2, padding_mode=mode)
     x = torch.randn(2, 4, *[6] * d)
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+    with convgrad.use_backend("aten"):
+        torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+    torch.testing.assert_close(ours(x), theirs(x))
     torch.testing.assert_close(ours(x[0]), theirs(x[0]))
     assert repr(ours) == repr(theirs)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     ours(x).pow(2).sum().backward()
     theirs(x).pow(2).sum().backward()
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
+        near = 4 * torch.finfo(torch.float32).eps * float(b.grad.abs().max())  # what cancels is off by what is large
+        torch.testing.assert_close(a.grad, b.grad, rtol=1.3e-6, atol=max(1e-5, near))
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_transposed(d: int) -> None:
     ours, theirs = pair(f"ConvTranspose{d}d", 4, 6, 3, stride=2, padding=1, groups=2)
     x = torch.randn(2, 4, *[5] * d)
-    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
     size = [10] * d
     assert ours(x, output_size=size).shape[2:] == theirs(x, output_size=size).shape[2:] == torch.Size(size)
-    torch.testing.assert_close(ours(x, output_size=size), theirs(x, output_size=size), rtol=0, atol=0)
+    torch.testing.assert_close(ours(x, output_size=size), theirs(x, output_size=size))
+    with convgrad.use_backend("aten"):
+        torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=0)
+        torch.testing.assert_close(ours(x, output_size=size), theirs(x, output_size=size), rtol=0, atol=0)
     assert repr(ours) == repr(theirs)
 
 

@@ -263,7 +263,8 @@ def test_compile_with_dynamic_shapes(backend: str, request_: str | None) -> None
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
             grads = [torch.autograd.grad(y.pow(2).sum(), list(net.parameters())) for y in (got, want)]
             torch.testing.assert_close(grads[0], grads[1], rtol=1e-3, atol=1e-3)
-    assert [r.backend for r in t.records] == [request_] * (3 if request_ else 0)
+    ran = [r.backend for r in t.records]
+    assert ran == [request_] * 3 if request_ else set(ran) <= {"native"} and len(ran) <= 1  # the depthwise layer
 
 
 def graph_of(**options: Any) -> str:

@@ -178,7 +178,9 @@ def gradients(
         if key is not None:
             _calls[key] = (plan, is_stock)
     if is_stock and not observers and not profiler_enabled():
-        return aten_backward(grad_output, input, weight, sizes, *arguments, mask)
+        found = aten_backward(grad_output, input, weight, sizes, *arguments, mask)
+        # oneDNN computes, and returns, what the mask leaves out too.
+        return tuple([t if wanted else None for t, wanted in zip(found, mask, strict=True)])  # pyright: ignore[reportReturnType]
     return plan.gradients(grad_output, input, weight)  # pyright: ignore[reportReturnType]
 
 

@@ -157,7 +157,7 @@ def test_nothing_is_tuned_during_a_capture(started: list[tuple[Any, ...]], monke
 
             return run
 
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    ask_for_tuning(monkeypatch)
     monkeypatch.setattr(launch, "tuner", lambda *_: Tuner())
     monkeypatch.setattr(start, "capturing", lambda device: capture[0])
     problem = PROBLEM.replace(batch=5)
@@ -169,13 +169,19 @@ def test_nothing_is_tuned_during_a_capture(started: list[tuple[Any, ...]], monke
     assert tiles[0] == tiles[1] != tiles[2] == tiles[3] == tiles[4] == (3, 1, 32, 3, 3)
 
 
+def ask_for_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set cudnn.benchmark, also where PyTorch's own test utilities, imported by another test, have frozen the flags."""
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+
+
 @pytest.mark.parametrize("what", ["grad_input", "sweep+bias"])
 def test_tuning_keeps_the_fastest(
     what: str, started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Triton's own tuner, with a clock that prefers the last candidate; later calls go to that kernel directly."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # the tuner's answers are kept there, too
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    ask_for_tuning(monkeypatch)
     monkeypatch.setattr(tuning, "candidates", lambda g, use: tiles.candidates(g, use)[:2])
     backend = TritonBackend()
     call(backend, PROBLEM, what)
@@ -192,7 +198,7 @@ def test_tuning_keeps_the_fastest(
 def test_when_it_may_tune(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where PyTorch's flags ask for it, and never where results must repeat."""
     assert not tuning.may_tune()
-    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    ask_for_tuning(monkeypatch)
     assert tuning.may_tune()
     torch.use_deterministic_algorithms(True)
     try:
