@@ -300,3 +300,12 @@ def test_a_gradient_of_no_tensor_is_refused_by_name() -> None:
     for argument, call in calls.items():
         with pytest.raises(TypeError, match=f"argument '{argument.rstrip(chr(39))}' must be Tensor, not NoneType"):
             call()
+
+
+@pytest.mark.parametrize("padding", [((1, 0), (2, -1)), [(1, 0), (2, -1)]])
+def test_pairs_of_padding_crop_a_transposed_convolution(padding):
+    x, w = torch.randn(1, 2, 5, 6, dtype=torch.float64), torch.randn(2, 3, 3, 3, dtype=torch.float64)
+    whole = torch.conv_transpose2d(x, w, stride=2)
+    want = torch.nn.functional.pad(whole, (-2, 1, -1, 0))
+    assert torch.equal(convgrad.convolution(x, w, stride=2, padding=padding, transposed=True), want)
+    assert torch.equal(convgrad.conv_transpose2d(x, w, stride=2, padding=padding), want)

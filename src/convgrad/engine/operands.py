@@ -8,7 +8,7 @@ from torch import Tensor
 from ..backends.base import Backend
 from ..problem import ConvProblem
 
-__all__ = ["is_prepared", "operand_format", "prepare"]
+__all__ = ["is_prepared", "operand_format", "prepare", "prepare_bias"]
 
 
 def operand_format(backend: Backend, problem: ConvProblem) -> torch.memory_format | None:
@@ -52,3 +52,10 @@ def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
         tensor = tensor.resolve_conj().resolve_neg()
     memory_format = operand_format(backend, problem)
     return tensor if memory_format is None else tensor.contiguous(memory_format=memory_format)
+
+
+def prepare_bias(bias: Tensor) -> Tensor:
+    """A bias as one number after the other in memory: an expanded one, a part of another tensor, is copied here."""
+    if bias.is_conj() or bias.is_neg():
+        bias = bias.resolve_conj().resolve_neg()
+    return bias.contiguous()

@@ -19,7 +19,7 @@ from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, in_order, pas
 from .cache import BoundedCache
 from .choice import Step, choose
 from .observe import Event, observers
-from .operands import is_prepared, prepare
+from .operands import is_prepared, prepare, prepare_bias
 from .request import active
 
 __all__ = ["Plan", "plan_for"]
@@ -178,8 +178,10 @@ def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
 
     def run_pass(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         a, b = prepare(backend, problem, a), prepare(backend, problem, b)
-        if fused or bias is None:
-            return run(a, b, bias, scratch(a))
+        if bias is None:
+            return run(a, b, None, scratch(a))
+        if fused:
+            return run(a, b, prepare_bias(bias), scratch(a))
         return run(a, b, None, scratch(a)).add_(bias.view(channels))
 
     return run if as_they_are and fused else run_pass

@@ -138,7 +138,8 @@ def transpose_arguments(
     groups: int,
     dilation: Ints,
 ) -> tuple[Any, ...]:
-    s, pads, dil = integers(stride, d, "stride"), integers(padding, d, "padding"), integers(dilation, d, "dilation")
+    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
+    pads = integers(_flat(padding), d, "padding")
     return (s, pads, dil, True, integers(output_padding, d, "output_padding"), _groups(groups))
 
 
