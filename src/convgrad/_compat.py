@@ -23,6 +23,7 @@ __all__ = [
     "hint_of",
     "inner_transforms",
     "is_guest",
+    "is_legacy_batched",
     "is_traced",
     "jit_tracing",
     "profiler_enabled",
@@ -36,6 +37,8 @@ _C: Any = torch._C
 
 functorch_active = _C._are_functorch_transforms_active
 profiler_enabled: Callable[[], bool] = _C._autograd._profiler_enabled
+#: Of a tensor that ``autograd.grad(is_grads_batched=True)`` makes: a plain one to Python, without memory of its own.
+is_legacy_batched: Callable[[Tensor], bool] = getattr(_C._functorch, "is_legacy_batchedtensor", lambda _: False)
 
 
 def suggests_channels_last(t: Tensor) -> bool:

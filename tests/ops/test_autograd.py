@@ -245,3 +245,17 @@ def test_the_request_of_the_forward_governs_the_backward(counting: Counting) -> 
     counting.calls.clear()
     y.sum().backward()
     assert sorted(counting.calls) == ["grad_input", "grad_weight"]
+
+
+@pytest.mark.parametrize("backend", [None, "aten", "im2col", "reference"])
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_batch_of_gradients_at_once(backend: str | None, groups: int) -> None:
+    # PyTorch's older vmap stands behind it: to Python such a gradient is a plain tensor, but it has no memory.
+    x, w = torch.randn(2, 4, 6, 6, requires_grad=True), torch.randn(4, 4 // groups, 3, 3, requires_grad=True)
+    with convgrad.use_backend(backend):
+        y = convgrad.conv2d(x, w, groups=groups)
+    many = torch.randn(3, *y.shape)
+    got = torch.autograd.grad(y, (x, w), many, is_grads_batched=True, retain_graph=True)
+    want = [torch.autograd.grad(y, (x, w), one, retain_graph=True) for one in many]
+    for a, b in zip(got, zip(*want, strict=True), strict=True):
+        torch.testing.assert_close(a, torch.stack(b), rtol=1e-4, atol=1e-4)

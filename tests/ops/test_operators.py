@@ -108,6 +108,22 @@ def test_vmap(groups: int, transposed: bool, dims: tuple[int | None, ...]) -> No
     torch.testing.assert_close(got, torch.stack([ours(*r) for r in rows]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dims", [(0, None, None), (None, 0, 0), (0, 0, None), (0, 0, 0)])
+def test_vmap_over_nothing(transposed: bool, dims: tuple[int | None, ...]) -> None:
+    operands = (torch.randn(2, 4, 6, 5), torch.randn(4, 2, 3, 2), torch.randn(4))
+    args = ([2, 1], [1, 0], [1, 1], transposed, [0, 0], 2)
+    tensors = [t if d is None else t.new_empty((0, *t.shape)) for t, d in zip(operands, dims, strict=True)]
+
+    def ours(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return ops.convolution(x, w, b, *args)
+
+    got = torch.func.vmap(ours, in_dims=dims)(*tensors)
+    assert got.shape == (0, *ours(*operands).shape)
+    gradient = torch.func.vmap(torch.func.grad(lambda w, x: ours(x, w, operands[2]).sum()), (None, 0))
+    assert gradient(operands[1], operands[0].new_empty((0, 2, 4, 6, 5))).shape == (0, *operands[1].shape)
+
+
 @pytest.mark.parametrize("dims", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0), (0, 1, None)])
 def test_vmap_of_convolution_backward(dims: tuple[int | None, ...]) -> None:
     args = ([1], [1], [1], False, [0], 2)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..calculus import OPERANDS, Form, Role, contract, sum_of_bias
+from ..shapes import conv_geometry, convolution_shape
 
 __all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
 
@@ -70,6 +71,8 @@ def _folded_size(size: Sequence[int], role: Role, axis: str, transposed: bool, b
 def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in_dims: Sequence[int | None]) -> Tensor:
     """The contraction with B folded away and back; B comes first in the result."""
     roles, batch = OPERANDS[yields], info.batch_size
+    if batch == 0:
+        return operands[0].new_empty((0, *_size(form, yields)))
     *arguments, groups = form.arguments
     transposed = arguments[3]
     moved = [t if d is None else t.movedim(d, 0) for t, d in zip(operands, in_dims, strict=True)]
@@ -83,6 +86,15 @@ def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in
         sizes[yields] = _folded_size(sizes[yields], yields, axis, transposed, batch)
     wide = Form(sizes["input"], sizes["weight"], (*arguments, groups * batch if axis == "g" else groups))
     return _unfold(contract(wide, yields, folded), yields, axis, groups, transposed, batch)
+
+
+def _size(form: Form, role: Role) -> Sequence[int]:
+    """The shape of a role."""
+    if role == "output":
+        return convolution_shape(
+            form.input_size, form.weight_size, None, conv_geometry(form.weight_size, *form.arguments)
+        )
+    return form.input_size if role == "input" else form.weight_size
 
 
 def convolution(
@@ -103,7 +115,7 @@ def convolution(
         output = _batched(info, form, "output", (input, weight), dims)
     if bias is not None:
         rows = bias[None] if in_dims[2] is None else bias.movedim(in_dims[2], 0)
-        output = output + rows.view(rows.shape[0], 1, -1, *(1,) * (output.dim() - 3))
+        output = output + rows.view(rows.shape[0], 1, rows.shape[1], *(1,) * (output.dim() - 3))
     return output, 0
 
 

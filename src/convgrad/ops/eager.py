@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .. import settings
-from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active
+from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, is_legacy_batched
 from ..calculus import Form, Role, sum_of_bias
 from ..engine.cache import epoch
 from ..engine.plan import Plan, plan_for
@@ -95,6 +95,7 @@ class EagerCall:
             and not _dynamo()
             and settings.key(cotangent) == self.flags
             and not cotangent.is_complex()
+            and not is_legacy_batched(cotangent)
         )
 
     def gradients(
