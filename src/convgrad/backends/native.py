@@ -90,9 +90,19 @@ class NativeBackend(Backend):
 
     def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
         """What `benchmarks/cpu.py` found, as rules."""
+        if _mostly_padding(problem):
+            return 0.9
         if not problem.depthwise:
             return _grouped_speedup(problem, outputs)
         return _depthwise_speedup(problem, outputs)
+
+
+def _mostly_padding(p: ConvProblem) -> bool:
+    """Whether nearly all of an image is padding, as where a dilation is wider than it: a tile writes the padding out,
+    and may need more memory than there is.
+    """
+    padded = prod(n + max(low, 0) + max(high, 0) for n, (low, high) in zip(p.input_size, p.padding, strict=True))
+    return padded > max(2**18, 16 * prod(p.input_size), 16 * prod(p.output_size))
 
 
 def _depthwise_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
