@@ -63,7 +63,7 @@ def _try_load() -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
         return None, (
             f"the compiled CPU kernels are not installed ({_why_not_built(path)}); install g++ or clang++ and then "
-            "convgrad again (`pip install --force-reinstall --no-deps --no-cache-dir --no-binary convgrad convgrad`)"
+            "convgrad again (in its checkout: `pip install --force-reinstall --no-deps .`)"
         )
     try:
         library = ctypes.CDLL(str(path))
