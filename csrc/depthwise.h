@@ -23,10 +23,9 @@ namespace {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Depthwise {
-  static constexpr bool kConverts = sizeof(S) != sizeof(T);
   static constexpr int64_t kAlign = 64;
-  // Larger blocks of planes are left to the processor's own prefetching.
-  static constexpr int64_t kPrefetchBytes = 16 * 1024;
+  static constexpr int64_t kLongPlane = 4096;  // bytes, from which on the processor's own prefetching is better
+  static constexpr int64_t kFewBytes = 16 * 1024, kFewPixels = 100;  // of a tensor: not worth a look at every row
   using Scratch = DepthwiseScratch<T>;
 
   const DepthwisePlan<N>& p;
@@ -52,9 +51,15 @@ struct Depthwise {
     return {0, u.images + 1, 0};
   }
 
-  void run_unit(Scratch& s, const Unit& unit) const {
+  // The lanes of a unit.
+  Block block_of(const Unit& unit) const {
     Block b = {unit.block * p.lanes, unit.images * p.images, 0, p.lanes, p.images > 1 ? p.channels : p.lanes};
     b.live = p.images > 1 ? least(p.images, p.batch - b.image) * p.channels : least(p.lanes, p.channels - b.channel);
+    return b;
+  }
+
+  void run_unit(Scratch& s, const Unit& unit) const {
+    const Block b = block_of(unit);
     Range output[3], input_result[3], input[3], grad_output[3], summed[3];
     const int64_t band = p.tiles == 1 ? 0 : unit.tile % p.bands[2];
     int64_t tile = unit.tile;
@@ -74,8 +79,8 @@ struct Depthwise {
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = operands.source(t.grad_output, p.output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent,
                             grad_output, again, s.careful());
+    look_ahead(s, after(unit));
     if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) accumulate.sum_tile(s, b, summed, 0, x, x.data);
-    prefetch(after(unit));
     for (int64_t m = 0; m < p.multiplier; ++m) {
       if (p.wants(CONVGRAD_FORWARD))
         correlate.tile(s, b, output, band, false, m, x, static_cast<S*>(t.forward), p.output_tensor(m));
@@ -85,25 +90,25 @@ struct Depthwise {
       correlate.tile(s, b, input_result, band, true, 0, g, static_cast<S*>(t.grad_input), p.input_tensor());
   }
 
-  // Planes of a few lines are too short for the processor to see that they follow one another: ask for the next unit's,
-  // to read and to write, before this one's arithmetic.
-  void prefetch(const Unit& next) const {
+  // Have the next unit's memory asked for: where it will be in a cache at once, else during this one's arithmetic.
+  void look_ahead(Scratch& s, const Unit& next) const {
+    s.ahead.clear();
     if (p.channels_last || p.tiles > 1 || next.images >= p.image_blocks) return;
-    if (p.needs_input()) ask_for<0>(t.input, p.input_tensor(), next);
-    if (p.needs_grad_output()) ask_for<0>(t.grad_output, p.output_tensor(0), next);
-    if (p.wants(CONVGRAD_FORWARD)) ask_for<1>(t.forward, p.output_tensor(0), next);
-    if (p.wants(CONVGRAD_GRAD_INPUT)) ask_for<1>(t.grad_input, p.input_tensor(), next);
-  }
-  template <int Write>
-  void ask_for(const void* tensor, const Tensor& x, const Unit& unit) const {
-    const int64_t channel = unit.block * p.lanes, image = unit.images * p.images;
-    const int64_t channels =
-        p.images > 1 ? p.channels * least(p.images, p.batch - image) : least(p.lanes, p.channels - channel);
-    const int64_t plane = x.pixels() * x.step * int64_t(sizeof(S)), bytes = channels * plane;
-    if (bytes > kPrefetchBytes) return;
-    const char* at = static_cast<const char*>(tensor) + (image * p.channels + channel) * plane;
-    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, Write);
-    asm volatile("");  // else the compiler finds that nothing here has an effect, and leaves it out
+    const Block b = block_of(next);
+    bool few = true;  // lines
+    auto planes = [&](const void* tensor, const Tensor& x, int64_t multiplier, bool write) {
+      const int64_t plane = x.pixels() * int64_t(sizeof(S)), bytes = b.live * multiplier * plane;
+      if (plane > kLongPlane) return;
+      const int64_t before = (b.image * p.channels + b.channel) * multiplier * plane;
+      s.ahead.add(static_cast<const char*>(tensor) + before, bytes, write);
+      few = few && bytes <= kFewBytes;
+    };
+    if (p.needs_input()) planes(t.input, p.input_tensor(), 1, false);
+    if (p.needs_grad_output()) planes(t.grad_output, p.output_tensor(0), p.multiplier, false);
+    if (p.wants(CONVGRAD_FORWARD)) planes(t.forward, p.output_tensor(0), p.multiplier, true);
+    if (p.wants(CONVGRAD_GRAD_INPUT)) planes(t.grad_input, p.input_tensor(), 1, true);
+    if (few && (p.cached || p.input_tensor().pixels() <= kFewPixels)) return s.ahead.at_once();
+    if (!p.cached) s.ahead.within(p.work() * (p.lanes / N));
   }
 
   // Units that follow one another. For grad_weight they are of one lane block, and `partial` receives the item's sums.
@@ -181,7 +186,7 @@ struct Depthwise {
     return z;
   }
 
-  static DepthwisePlan<N> plan(const convgrad_problem& q) { return {make_plan(q, N, sizeof(T), kConverts)}; }
+  static DepthwisePlan<N> plan(const convgrad_problem& q) { return {make_plan(q, N, sizeof(S), sizeof(T))}; }
 
   static int64_t workspace(const convgrad_problem& q) { return sizes(plan(q)).total; }
 

@@ -14,12 +14,13 @@ struct DepthwiseAccumulate {
 
   const DepthwisePlan<N>& p;
 
-  void tile(const Scratch& s, const Block& b, const Range o[3], int64_t m, const Source<T>& grad,
+  void tile(Scratch& s, const Block& b, const Range o[3], int64_t m, const Source<T>& grad,
             const Source<T>& input) const {
     const Axis* a = p.axis;
     const int64_t pixels = most(1, o[2].size() * least(o[0].size(), 4));
     const int64_t group = p.rows_together(pixels, p.direct);
     Rows<T> rows;
+    rows.ahead = &s.ahead;
     rows.grad_slice = grad.step[0], rows.grad_row = grad.step[1], rows.grad_pixel = grad.step[2];
     rows.input_slice = a[0].stride * input.step[0], rows.input_row = a[1].stride * input.step[1];
     rows.input_pixel = a[2].stride * input.step[2], rows.tap_step = a[2].dilation * input.step[2];
@@ -88,17 +89,24 @@ struct DepthwiseAccumulate {
                           const Reach& kd, const Reach& kh, int64_t m, const Source<T>& grad,
                           const Source<T>& input) const {
     T* sums = s.sums + m * p.kernel_elements * p.pitch();
+    const bool asks = p.direct && !p.cached && p.axis[2].stride == 1;  // strided, the loads alone keep the memory busy
     rows.depth = d.size(), rows.rows = h.size();
     for (; w.low < w.high; w.low += rows.pixels) {
       const Zone in_w = zone(2, w.low, w.high, input);
-      rows.pixels = in_w.positions;
+      rows.pixels = asks ? least(in_w.positions, kAskingPixels) : in_w.positions;
       const int64_t count = p.list_taps(s.taps, kd, kh, in_w.reach, input.step, 1), along = in_w.reach.count;
+      const int64_t newest = count ? s.taps[count - 1].source : 0;  // what no row before has read
       const T* grad_at =
           grad.data + m * p.output_size() + d.low * grad.step[0] + h.low * grad.step[1] + w.low * grad.step[2];
       const T* input_at = input.data + d.low * rows.input_slice + h.low * rows.input_row + w.low * rows.input_pixel;
       for (int64_t lane = lanes.low; lane < lanes.high; lane += N) {
         const int64_t at = p.vector_at(b, lane);
         rows.grad = grad_at + at * grad.lane, rows.input = input_at + at * input.lane;
+        for (int64_t i = 0; asks && i < rows.rows; ++i) {
+          const int64_t ahead = kAheadBytes / int64_t(sizeof(T)) + lane * rows.pixels;
+          ask_for<0>(grad_at + i * rows.grad_row + ahead, N * rows.pixels);
+          ask_for<0>(input_at + i * rows.input_row + newest + ahead, N * rows.pixels);
+        }
         accumulate_all<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows,
                              kTaps);
       }

@@ -102,8 +102,10 @@ struct DepthwiseCorrelate {
     const int64_t multiplier = slice.backward ? p.multiplier : 1;
     const int64_t per_column = slice.depth.count * multiplier;  // taps of one kernel row, for each kernel column
     const int64_t source_step = slice.backward ? 1 : p.axis[2].stride;  // in columns
-    Run<T, To> run;
+    Run<T, To> run = {};
+    run.ahead = &s.ahead;
     run.result_step = slice.step, run.source_step = source_step * slice.source.step[2];
+    run.result_columns = slice.backward ? p.axis[2].stride : 1, run.source_columns = source_step;
     run.result_row = slice.row, run.source_row = (slice.backward ? 1 : p.axis[1].stride) * slice.source.step[1];
     run.weight = s.weight + slice.m * p.kernel_elements * p.pitch(), run.start = s.start + slice.m * p.lanes;
     run.source_lane = slice.source.lane, run.weight_lane = p.direct ? 1 : p.multiplier * p.kernel_elements;
@@ -138,12 +140,15 @@ struct DepthwiseCorrelate {
     const int64_t rows = run.rows;
     if (pixels < least(rows, 4)) {
       std::swap(run.result_step, run.result_row), std::swap(run.source_step, run.source_row);
-      run.rows = pixels, run.along = 1;
+      run.rows = pixels, run.along = 1, run.newest = nullptr;
       return correlate_all<T, N, To>(run, rows, live, true, kRuns);
     }
     run.rows = 1;
-    for (int64_t i = 0; i < rows; ++i, run.result += run.result_row, run.source += run.source_row)
+    const int64_t newest = run.count ? most(run.taps[0].source, run.taps[run.count - 1].source) : 0;
+    for (int64_t i = 0; i < rows; ++i, run.result += run.result_row, run.source += run.source_row) {
+      run.newest = !p.cached ? run.source + newest : nullptr;
       correlate_all<T, N, To>(run, pixels, live, true, kRuns);
+    }
   }
 
   // The taps of all zones of a row, unless they are listed already.

@@ -38,6 +38,7 @@ struct DepthwiseScratch {
   T *input, *grad_output, *weight, *start, *sums, *result;
   Tap* taps;  // of accumulate
   Listed listed;
+  Ahead ahead;
   int64_t packed_weight;  // the first channel of the block that `weight` holds
   int64_t tile;           // that the packed operands belong to
   bool infinite_weight, infinite_sums;
@@ -50,6 +51,8 @@ constexpr int64_t kWideKernel = 6;
 // Pixels of rows that are taken together, in a tensor and in scratch memory: enough to amortise a call, few enough for
 // the first-level cache. Pixels of a tensor are as far apart as it has channels, and take more of the cache.
 constexpr int64_t kTensorPixels = 64, kScratchPixels = 256;
+// Pixels of a row of a tensor that are summed between two looks ahead in its memory.
+constexpr int64_t kAskingPixels = 28;
 
 // A plan for vectors of N lanes: where these lie, in tensors and in scratch memory.
 template <int N>
