@@ -28,18 +28,34 @@ struct DepthwiseAccumulate {
     const int64_t together = p.direct ? b.live : N;
     for (Range lanes = {0, 0}; lanes.low < b.live; lanes.low = lanes.high) {
       lanes.high = least(b.live, lanes.low + together);
-      auto add = [&](Range d, Range r, const Reach& kd, const Reach& kh) {
-        accumulate_columns(s, b, lanes, rows, d, r, o[2], kd, kh, m, grad, input);
+      auto sum_columns = [&](Range columns, int64_t rows_at_once) {
+        auto add = [&](Range d, Range r, const Reach& kd, const Reach& kh) {
+          accumulate_columns(s, b, lanes, rows, d, r, columns, kd, kh, m, grad, input);
+        };
+        for (int64_t h = o[1].low; h < o[1].high; h += rows_at_once) {
+          const Range in_group = {h, least(o[1].high, h + rows_at_once)};
+          if (p.by_kernel_row())
+            each_kernel_row(o[0], in_group, input, add);
+          else
+            each_zone(o[0], in_group, input, add);
+        }
       };
-      for (int64_t h = o[1].low; h < o[1].high; h += group) {
-        const Range in_group = {h, least(o[1].high, h + group)};
-        if (p.by_kernel_row())
-          each_kernel_row(o[0], in_group, input, add);
-        else
-          each_zone(o[0], in_group, input, add);
-      }
+      // In a tensor, a border of few columns is summed along the column: its sums are loaded and stored once.
+      const Range inner = p.direct ? inner_columns(o[2], input) : o[2];
+      sum_columns(inner, group);
+      if (o[2].low < inner.low) sum_columns({o[2].low, inner.low}, o[1].size());
+      if (inner.high < o[2].high) sum_columns({inner.high, o[2].high}, o[1].size());
     }
     if (p.wants(CONVGRAD_GRAD_BIAS)) sum_tile(s, b, o, m, grad, grad.data + m * p.output_size());
+  }
+
+  // The columns that every kernel column reaches; if there are none, all of them.
+  Range inner_columns(Range columns, const Source<T>& input) const {
+    const Axis& a = p.axis[2];
+    const Range first = a.output_reached_by(0, input.range[2], columns);
+    const Range last = a.output_reached_by(a.kernel - 1, input.range[2], columns);
+    const Range inner = {most(first.low, last.low), least(first.high, last.high)};
+    return inner.size() ? inner : columns;
   }
 
   // The bias gradient of one tile: a sum over pixels.
@@ -89,10 +105,11 @@ struct DepthwiseAccumulate {
                           const Reach& kd, const Reach& kh, int64_t m, const Source<T>& grad,
                           const Source<T>& input) const {
     T* sums = s.sums + m * p.kernel_elements * p.pitch();
-    const bool asks = p.direct && !p.cached && p.axis[2].stride == 1;  // strided, the loads alone keep the memory busy
     rows.depth = d.size(), rows.rows = h.size();
     for (; w.low < w.high; w.low += rows.pixels) {
       const Zone in_w = zone(2, w.low, w.high, input);
+      // Strided, the loads alone keep the memory busy.
+      const bool asks = p.direct && !p.cached && p.axis[2].stride == 1 && in_w.positions >= 4;
       rows.pixels = asks ? least(in_w.positions, kAskingPixels) : in_w.positions;
       const int64_t count = p.list_taps(s.taps, kd, kh, in_w.reach, input.step, 1), along = in_w.reach.count;
       const int64_t newest = count ? s.taps[count - 1].source : 0;  // what no row before has read

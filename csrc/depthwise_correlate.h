@@ -104,6 +104,7 @@ struct DepthwiseCorrelate {
     const int64_t source_step = slice.backward ? 1 : p.axis[2].stride;  // in columns
     Run<T, To> run = {};
     run.ahead = &s.ahead;
+    run.new_rows = slice.backward ? 1 : least(p.axis[1].stride, p.axis[1].kernel), run.new_row = slice.source.step[1];
     run.result_step = slice.step, run.source_step = source_step * slice.source.step[2];
     run.result_columns = slice.backward ? p.axis[2].stride : 1, run.source_columns = source_step;
     run.result_row = slice.row, run.source_row = (slice.backward ? 1 : p.axis[1].stride) * slice.source.step[1];

@@ -51,13 +51,15 @@ struct Run {
   int64_t along;  // as many taps, and then the next as many, lie one source step apart; 1 where none do
   int64_t rows;
   Ahead* ahead;
-  const T* newest;  // the pixels of the tensor that no row before has read, from the first one's on; null: not asked for
+  const T* newest;  // the first pixel's last row of the tensor, which no result row before has read; null: not asked for
+  int64_t new_rows, new_row;  // how many such rows, and from one to the one above it
 
   // Pixels of a tensor with many channels lie far apart, and the processor's own prefetching does not see that their
   // memory is read and written from end to end: ask for what comes after `pixels`, of some lanes' share.
   void ask_ahead(int64_t pixels, int64_t lane, int64_t lanes) const {
     const int64_t ahead = kAheadBytes / int64_t(sizeof(T));
-    ask_for<0>(newest + ahead + lane * pixels * source_columns, lanes * pixels * source_columns);
+    for (int64_t row = 0; row < new_rows; ++row)
+      ask_for<0>(newest - row * new_row + ahead + lane * pixels * source_columns, lanes * pixels * source_columns);
     ask_for<1>(result + ahead + lane * pixels * result_columns, lanes * pixels * result_columns);
   }
 };
