@@ -163,7 +163,7 @@ struct Depthwise {
   // ---- memory ----
 
   struct Sizes {
-    int64_t input, grad_output, weight, start, result, columns, listed, taps, thread, partial, total;
+    int64_t input, grad_output, weights, starts, packed, result, columns, listed, taps, thread, partial, total;
   };
   static Sizes sizes(const DepthwisePlan<N>& p) {
     auto bytes = [](int64_t elements, int64_t size) { return round_up(elements * size, kAlign); };
@@ -174,13 +174,15 @@ struct Depthwise {
     const int64_t phases = least(w.stride, w.input), zones = most(1, phases) + 2 * w.kernel;
     z.input = bytes(p.input_size(), sizeof(T));
     z.grad_output = bytes(p.output_size() * p.multiplier, sizeof(T));
-    z.weight = p.needs_weight() ? bytes(p.weight_size(), sizeof(T)) : 0;
-    z.start = p.needs_weight() ? bytes(p.multiplier * p.lanes, sizeof(T)) : 0;
+    const int64_t kept = p.needs_weight() ? p.kept_blocks() : 0;
+    z.weights = bytes(kept * p.weight_size(), sizeof(T));
+    z.starts = bytes(kept * p.multiplier * p.lanes, sizeof(T));
+    z.packed = bytes(kept, sizeof(PackedWeight));
     z.result = p.needs_weight() && !p.direct ? bytes(row * p.lanes, sizeof(T)) : 0;
     z.columns = p.needs_weight() ? bytes(zones, sizeof(Columns)) : 0;
     z.listed = p.needs_weight() ? bytes(p.multiplier * p.kernel_elements * (p.direct ? zones : 1), sizeof(Tap)) : 0;
     z.taps = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.kernel_elements, sizeof(Tap)) : 0;
-    z.thread = z.input + z.grad_output + z.weight + z.start + z.result + z.columns + z.listed + z.taps;
+    z.thread = z.input + z.grad_output + z.weights + z.starts + z.packed + z.result + z.columns + z.listed + z.taps;
     z.partial = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.lane_blocks * p.segments * p.sums_size(), sizeof(T)) : 0;
     z.total = z.thread * p.threads + z.partial + kAlign;
     return z;
@@ -204,14 +206,16 @@ struct Depthwise {
       Scratch s = {};
       s.input = reinterpret_cast<T*>(at), at += z.input;
       s.grad_output = reinterpret_cast<T*>(at), at += z.grad_output;
-      s.weight = reinterpret_cast<T*>(at), at += z.weight;
-      s.start = reinterpret_cast<T*>(at), at += z.start;
+      s.weights = reinterpret_cast<T*>(at), at += z.weights;
+      s.starts = reinterpret_cast<T*>(at), at += z.starts;
+      s.packed = reinterpret_cast<PackedWeight*>(at), at += z.packed;
+      for (int64_t i = 0; i < p.kept_blocks() && z.packed; ++i) s.packed[i].channel = -1;
       s.result = reinterpret_cast<T*>(at), at += z.result;
       s.listed.columns = reinterpret_cast<Columns*>(at), at += z.columns;
       s.listed.taps = reinterpret_cast<Tap*>(at), at += z.listed;
       s.listed.band = -1;
       s.taps = reinterpret_cast<Tap*>(at);
-      s.packed_weight = s.tile = -1;
+      s.tile = -1;
       return s;
     };
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);

@@ -32,14 +32,22 @@ struct Listed {
   Reach depth, row;     // that the taps belong to; row.count -1: not listed yet
 };
 
+// The packed weights of a block of channels; channel -1: none yet.
+struct PackedWeight {
+  int64_t channel;
+  bool infinite;
+};
+
 // Scratch memory of one thread.
 template <class T>
 struct DepthwiseScratch {
-  T *input, *grad_output, *weight, *start, *sums, *result;
+  T *input, *grad_output, *sums, *result;
+  T *weights, *starts;   // of all kept blocks
+  PackedWeight* packed;  // which these are
+  T *weight, *start;     // of the block at hand
   Tap* taps;  // of accumulate
   Listed listed;
   Ahead ahead;
-  int64_t packed_weight;  // the first channel of the block that `weight` holds
   int64_t tile;           // that the packed operands belong to
   bool infinite_weight, infinite_sums;
   // Infinity times a zero of the padding is NaN: where there may be one, the sums leave the padding out.
@@ -51,6 +59,8 @@ constexpr int64_t kWideKernel = 6;
 // Pixels of rows that are taken together, in a tensor and in scratch memory: enough to amortise a call, few enough for
 // the first-level cache. Pixels of a tensor are as far apart as it has channels, and take more of the cache.
 constexpr int64_t kTensorPixels = 64, kScratchPixels = 256;
+// Weights that are kept packed at most; an eighth of a second-level cache in float32.
+constexpr int64_t kKeptWeights = 16 * 1024;
 // Pixels of a row of a tensor that are summed between two looks ahead in its memory.
 constexpr int64_t kAskingPixels = 28;
 
@@ -67,6 +77,12 @@ struct DepthwisePlan : Plan {
   int64_t pitch() const { return direct ? lanes : N; }
   int64_t rows_of_sums() const { return multiplier * (kernel_elements + 1); }  // grad_weight, then grad_bias
   int64_t lane_in(int64_t rows, int64_t lane) const { return direct ? lane : lane / N * rows * N + lane % N; }
+
+  // Blocks whose packed weights are kept: all that units take in turn, if a part of the cache holds them.
+  int64_t kept_blocks() const {
+    const bool in_turn = !wants(CONVGRAD_GRAD_WEIGHT);
+    return in_turn && lane_blocks * weight_size() <= kKeptWeights ? most(1, lane_blocks) : 1;
+  }
 
   // The channel with which the vector at a lane begins: read directly, the last vector ends with the last channel.
   int64_t vector_at(const Block& b, int64_t lane) const { return direct ? least(lane, b.live - N) : lane; }
@@ -134,8 +150,13 @@ struct DepthwiseOperands {
 
   // Weights, and what sums start from, [multiplier][lane].
   void pack_weight(DepthwiseScratch<T>& s, const Block& b) const {
-    if (s.packed_weight == b.channel) return;
-    s.packed_weight = b.channel;
+    const int64_t kept = b.channel / p.lanes % p.kept_blocks();
+    PackedWeight& packed = s.packed[kept];
+    s.weight = s.weights + kept * p.weight_size(), s.start = s.starts + kept * p.multiplier * p.lanes;
+    if (packed.channel == b.channel) {
+      s.infinite_weight = packed.infinite;
+      return;
+    }
     const S *from = static_cast<const S*>(t.weight), *bias = static_cast<const S*>(t.bias);
     const int64_t bias_step = p.wants(CONVGRAD_FORWARD) ? p.multiplier : 1;
     const int64_t live = p.images > 1 ? p.images * p.channels : least(p.lanes, p.channels - b.channel);
@@ -156,6 +177,7 @@ struct DepthwiseOperands {
       }
     }
     s.infinite_weight = !p.direct && !all_finite<T, N>(s.weight, p.weight_size());
+    packed = {b.channel, s.infinite_weight};
   }
 };
 
