@@ -14,15 +14,15 @@
 // contiguous tensors of 4, 8 and 16 channels a group reach 45 to 77 % of the roofline with stride 1 and 26 to 39 % with
 // stride 2; those of 2 channels 14 to 33 %, because they have half the arithmetic for the same packing. The
 // transpositions of channels_last leave 18 to 66 %, and 13 to 24 % with 2 channels.
+//
+// To read from the bottom up: grouped_plan.h cuts a problem into units, grouped_packing.h and grouped_operands.h bring
+// a unit's operands, grouped_correlate.h and grouped_accumulate.h compute a tile with them. Here units are shared out
+// among threads and their sums added up.
 #pragma once
 
-#include <type_traits>
-
-#include "grouped_bias.h"
+#include "grouped_accumulate.h"
+#include "grouped_correlate.h"
 #include "grouped_exact.h"
-#include "grouped_kernels.h"
-#include "grouped_packing.h"
-#include "grouped_plan.h"
 #include "parallel.h"
 
 namespace {
@@ -31,220 +31,14 @@ namespace {
 template <class S, class T, int N>
 struct Grouped {
   static constexpr int64_t kAlign = 64;
+  using Scratch = GroupedScratch<T>;
+  using Block = GroupedBlock;
 
   const GroupedPlan& p;
   const convgrad_tensors& t;
-
-  // Scratch memory of one thread.
-  struct Scratch {
-    T *input, *grad_output, *forward_weight, *backward_weight, *start, *sums, *result, *row;
-    Tap* taps;
-    int64_t packed_block;  // whose weights these are
-    bool infinite_weight;  // or NaN
-  };
-  // A block of groups, and the images of a unit.
-  struct Block {
-    Range groups;
-    int64_t image, images;
-  };
-
-  // ---- operands ----
-
-  PlaneTile input_tile(const Block& b) const {
-    PlaneTile tile = {b.groups.size() * p.in_per_group, b.images, {}, {}, {}, {}, p.slack};
-    for (int d = 0; d < 3; ++d) {
-      tile.phases[d] = p.phases[d], tile.extent[d] = p.plane[d];
-      tile.stride[d] = p.axis[d].stride, tile.dilation[d] = p.axis[d].dilation;
-    }
-    return tile;
-  }
-  PlaneTile output_tile(const Block& b) const {
-    const int64_t* e = p.output_extent;
-    return {b.groups.size() * p.out_per_group, b.images, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {e[0], e[1], e[2]}, p.slack};
-  }
-
-  // For forward [input][kernel element][output], for grad_input [output][kernel element][input], of each group; and
-  // what sums start from.
-  void pack_weight(Scratch& s, const Block& b) const {
-    if (s.packed_block == b.groups.low) return;
-    s.packed_block = b.groups.low;
-    const S *from = static_cast<const S*>(t.weight), *bias = static_cast<const S*>(t.bias);
-    const int64_t ni = p.in_per_group, no = p.out_per_group, nk = p.kernel_elements;
-    for (int64_t g = b.groups.low; g < b.groups.high; ++g) {
-      const int64_t at = (g - b.groups.low) * p.group_weights();
-      for (int64_t o = 0; o < no; ++o)
-        for (int64_t i = 0; i < ni; ++i)
-          for (int64_t k = 0; k < nk; ++k) {
-            const T w = load_one<T>(from + p.weight_element(g, o, i, k));
-            if (s.forward_weight) s.forward_weight[at + (i * nk + k) * no + o] = w;
-            if (s.backward_weight) s.backward_weight[at + (o * nk + k) * ni + i] = w;
-          }
-    }
-    const int64_t channels = p.wants(CONVGRAD_FORWARD) ? no : ni;
-    for (int64_t c = b.groups.low * channels; c < b.groups.high * channels; ++c)
-      s.start[c - b.groups.low * channels] = bias ? load_one<T>(bias + c) : T(0);
-    s.infinite_weight = !all_finite<T, N>(s.forward_weight ? s.forward_weight : s.backward_weight,
-                                          b.groups.size() * p.group_weights());
-  }
-
-  // The taps of all inputs of a group, in the packed input.
-  int64_t list_input_taps(Tap* taps, const PlaneTile& tile) const {
-    const int64_t plane = tile.plane(), channel = tile.channel();
-    // Of an element of one dimension: its phase, and its position there. Divisions only where there is a stride.
-    auto source = [&](int d, int64_t k, int64_t phase_step, int64_t position_step) {
-      const Axis& a = p.axis[d];
-      if (a.stride == 1) return k * a.dilation * position_step;
-      return k % tile.phases[d] * phase_step * plane + k * a.dilation / a.stride * position_step;
-    };
-    int64_t n = 0;
-    for (int64_t d = 0; d < p.axis[0].kernel; ++d) {
-      const int64_t slice = source(0, d, tile.phases[1] * tile.phases[2], tile.extent[1] * tile.extent[2]);
-      for (int64_t h = 0; h < p.axis[1].kernel; ++h) {
-        const int64_t row = slice + source(1, h, tile.phases[2], tile.extent[2]);
-        for (int64_t w = 0; w < p.axis[2].kernel; ++w) taps[n++].source = row + source(2, w, 1, 1);
-      }
-    }
-    for (int64_t i = 1; i < p.in_per_group; ++i)
-      for (int64_t k = 0; k < p.kernel_elements; ++k) taps[n++].source = taps[k].source + i * channel;
-    for (int64_t i = 0; i < n; ++i) taps[i].weight = i * p.out_per_group;
-    return n;
-  }
-
-  // The taps of all outputs of a group, in the packed grad_output, that reach one phase of the input.
-  int64_t list_output_taps(Tap* taps, const PlaneTile& tile, const Reach r[3]) const {
-    int64_t n = 0;
-    for (int64_t o = 0; o < p.out_per_group; ++o)
-      for (int64_t i = 0; i < r[0].count; ++i)
-        for (int64_t j = 0; j < r[1].count; ++j)
-          for (int64_t l = 0; l < r[2].count; ++l) {
-            const int64_t k = ((r[0].first + i * r[0].step) * p.axis[1].kernel + r[1].first + j * r[1].step) *
-                                  p.axis[2].kernel + r[2].first + l * r[2].step;
-            const int64_t position = ((r[0].offset + i * r[0].offset_step) * tile.extent[1] + r[1].offset +
-                                      j * r[1].offset_step) * tile.extent[2] + r[2].offset + l * r[2].offset_step;
-            taps[n++] = {o * tile.channel() + position, (o * p.kernel_elements + k) * p.in_per_group};
-          }
-    return n;
-  }
-
-  // ---- forward ----
-
-  void forward_tile(const Scratch& s, const Block& b, const Range o[3], const PlaneTile& tile) const {
-    const Tensor x = p.output_tensor();
-    const int64_t pitch = tile.extent[2], channels = b.groups.size() * p.out_per_group;
-    const int64_t vectors = ceil_div((o[1].size() - 1) * pitch + o[2].size(), N);
-    const int64_t count = list_input_taps(s.taps, tile);
-    for (int64_t n = 0; n < b.images; ++n)
-      for (int64_t d = o[0].low; d < o[0].high; ++d) {
-        for (int64_t g = 0; g < b.groups.size(); ++g) {
-          const T* from = s.input + g * p.in_per_group * tile.channel() + n * tile.image() +
-                          (d - o[0].low) * tile.extent[1] * pitch;
-          correlate_channels<T, N>({s.result + g * p.out_per_group * vectors * N, vectors * N, from,
-                                    s.forward_weight + g * p.group_weights(), s.start + g * p.out_per_group, s.taps,
-                                    count}, p.out_per_group, vectors);
-        }
-        for (int64_t h = o[1].low; h < o[1].high; ++h)
-          Planes<S, T, N>::unpack_row(static_cast<S*>(t.forward), s.result + (h - o[1].low) * pitch, vectors * N, x,
-                                      b.groups.low * p.out_per_group, channels, b.image + n,
-                                      (d * x.size[1] + h) * x.size[2] + o[2].low, o[2].size(), p.channels_last);
-      }
-  }
-
-  // ---- grad_input ----
-
-  // Positions of a range that leave the same remainder by the stride, in one dimension.
-  struct Phase {
-    int64_t first, count;  // first position; they are `stride` apart
-    int64_t source;        // what position 0 of the reach is, in the packed grad_output
-    Reach reach;
-  };
-  Phase phase(int d, Range r, int64_t i, int64_t low) const {
-    const Axis& a = p.axis[d];
-    const int64_t first = r.low + i;
-    return {first, ceil_div(r.size() - i, a.stride), a.quotient(first) - low, a.backward_reach(a.remainder(first))};
-  }
-
-  void grad_input_tile(const Scratch& s, const Block& b, const Range r[3], const Range source[3],
-                       const PlaneTile& tile) const {
-    if (r[0].size() == 0 || r[1].size() == 0 || r[2].size() == 0) return;
-    const int64_t phases[2] = {least(p.axis[1].stride, r[1].size()), least(p.axis[2].stride, r[2].size())};
-    for (int64_t n = 0; n < b.images; ++n)
-      for (int64_t d = r[0].low; d < r[0].high; ++d)
-        for (int64_t i = 0; i < phases[0]; ++i) {
-          const Phase in_d = phase(0, {d, d + 1}, 0, source[0].low), in_h = phase(1, r[1], i, source[1].low);
-          const int64_t plane = round_up((in_h.count - 1) * tile.extent[2] + ceil_div(r[2].size(), phases[1]), N);
-          for (int64_t j = 0; j < phases[1]; ++j)
-            grad_input_phase(s, b, n, in_d, in_h, phase(2, r[2], j, source[2].low), tile, plane,
-                             s.result + j * b.groups.size() * p.in_per_group * plane);
-          store_phases(s, b, n, d, in_h, r[2], phases[1], tile.extent[2], plane);
-        }
-  }
-
-  void grad_input_phase(const Scratch& s, const Block& b, int64_t n, const Phase& d, const Phase& h, const Phase& w,
-                        const PlaneTile& tile, int64_t plane, T* result) const {
-    const Reach reach[3] = {d.reach, h.reach, w.reach};
-    const int64_t count = list_output_taps(s.taps, tile, reach);
-    const int64_t vectors = ceil_div((h.count - 1) * tile.extent[2] + w.count, N);
-    for (int64_t g = 0; g < b.groups.size(); ++g) {
-      const T* from = s.grad_output + g * p.out_per_group * tile.channel() + n * tile.image() +
-                      (d.source * tile.extent[1] + h.source) * tile.extent[2] + w.source;
-      correlate_channels<T, N>({result + g * p.in_per_group * plane, plane, from,
-                                s.backward_weight + g * p.group_weights(), s.start + g * p.in_per_group, s.taps, count},
-                               p.in_per_group, vectors);
-    }
-  }
-
-  // Rows of the input, put together from the phases of its width.
-  void store_phases(const Scratch& s, const Block& b, int64_t n, int64_t d, const Phase& h, Range w, int64_t phases,
-                    int64_t pitch, int64_t plane) const {
-    const Tensor x = p.input_tensor();
-    S* const results = static_cast<S*>(t.grad_input);
-    const int64_t channels = b.groups.size() * p.in_per_group;
-    for (int64_t i = 0; i < h.count; ++i) {
-      const T* from = s.result + i * pitch;
-      int64_t row = plane;
-      if (phases > 1) {
-        row = w.size();
-        for (int64_t c = 0; c < channels; ++c) {
-          const T* part = from + c * plane;
-          T* to = s.row + c * row;
-          if (phases == 2) {
-            Planes<S, T, N>::join_two(to, part, part + channels * plane, row / 2);
-            if (row % 2) to[row - 1] = part[row / 2];
-            continue;
-          }
-          for (int64_t phase = 0; phase < phases; ++phase, part += channels * plane)
-            for (int64_t k = 0; phase + k * phases < row; ++k) to[phase + k * phases] = part[k];
-        }
-        from = s.row;
-      }
-      const int64_t position = h.first + i * p.axis[1].stride;
-      Planes<S, T, N>::unpack_row(results, from, row, x, b.groups.low * p.in_per_group, channels, b.image + n,
-                                  (d * x.size[1] + position) * x.size[2] + w.low, w.size(), p.channels_last);
-    }
-  }
-
-  // ---- grad_weight ----
-
-  void accumulate_tile(const Scratch& s, const Block& b, const Range o[3], const Range source[3],
-                       const PlaneTile& input, const PlaneTile& grad) const {
-    const int64_t count = list_input_taps(s.taps, input);
-    PlaneRows<T> rows;
-    rows.images = b.images, rows.depth = o[0].size(), rows.rows = o[1].size(), rows.pixels = o[2].size();
-    rows.grad_channel = grad.channel(), rows.grad_image = grad.image();
-    rows.grad_row = grad.extent[2], rows.grad_slice = grad.extent[1] * grad.extent[2];
-    rows.input_image = input.image(), rows.input_row = input.extent[2];
-    rows.input_slice = input.extent[1] * input.extent[2];
-    const int64_t first = ((o[0].low - source[0].low) * grad.extent[1] + o[1].low - source[1].low) * grad.extent[2] +
-                          o[2].low - source[2].low;
-    for (int64_t g = 0; g < b.groups.size(); ++g) {
-      T* sums = s.sums + g * p.group_sums() * N;
-      rows.input = s.input + g * p.in_per_group * input.channel();
-      rows.grad = s.grad_output + g * p.out_per_group * grad.channel() + first;
-      accumulate_channels<T, N>(sums, p.out_per_group, s.taps, count, rows);
-      for (int64_t c = 0; c < p.out_per_group && p.wants(CONVGRAD_GRAD_BIAS); ++c, rows.grad += rows.grad_channel)
-        sum_plane<T, N>(sums + (p.group_weights() + c) * N, rows);
-    }
-  }
+  const GroupedOperands<S, T, N> operands = {p, t};
+  const GroupedCorrelate<S, T, N> correlate = {p, t, operands};
+  const GroupedAccumulate<S, T, N> accumulate = {p, operands};
 
   // ---- units, items, threads ----
 
@@ -258,18 +52,18 @@ struct Grouped {
       input[d] = span.input, grad_output[d] = span.grad_output, summed[d] = span.summed;
     }
     const bool empty = output[0].size() == 0 || output[1].size() == 0 || output[2].size() == 0;
-    const PlaneTile x = input_tile(b), g = output_tile(b);
-    if (p.needs_weight()) pack_weight(s, b);
+    const PlaneTile x = operands.input_tile(b), g = operands.output_tile(b);
+    if (p.needs_weight()) operands.pack_weight(s, b);
     if (p.needs_input() && !empty)
       Planes<S, T, N>::pack(s.input, x, static_cast<const S*>(t.input), p.input_tensor(), b.groups.low * p.in_per_group,
                             b.image, input, p.channels_last, s.row);
     if (p.needs_grad_output())
       Planes<S, T, N>::pack(s.grad_output, g, static_cast<const S*>(t.grad_output), p.output_tensor(),
                             b.groups.low * p.out_per_group, b.image, grad_output, p.channels_last, s.row);
-    if (p.wants(CONVGRAD_FORWARD) && !empty) forward_tile(s, b, output, x);
-    if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate_tile(s, b, output, grad_output, x, g);
-    if (p.sums_input) sum_input<S, T, N>(s.sums, p, static_cast<const S*>(t.input), b.groups, place.images, summed);
-    if (p.wants(CONVGRAD_GRAD_INPUT)) grad_input_tile(s, b, input_result, grad_output, g);
+    if (p.wants(CONVGRAD_FORWARD) && !empty) correlate.forward_tile(s, b, output, x);
+    if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate.tile(s, b, output, grad_output, x, g);
+    if (p.sums_input) accumulate.sum_input(s, static_cast<const S*>(t.input), b.groups, place.images, summed);
+    if (p.wants(CONVGRAD_GRAD_INPUT)) correlate.grad_input_tile(s, b, input_result, grad_output, g);
     if (!p.needs_weight() || !s.infinite_weight) return;
     const GroupedExact<S, T> exact = {p, t};
     if (p.wants(CONVGRAD_FORWARD)) exact.correct(false, b.groups, place.images, output);

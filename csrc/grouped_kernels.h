@@ -115,7 +115,7 @@ inline Vec<T, N> load_masked(const T* from, Mask<T, N> mask) {
 
 template <class T, int N>
 inline Mask<T, N> first_lanes(int64_t count) {
-  Mask<T, N> mask;
+  Mask<T, N> mask = {};
   for (int l = 0; l < N; ++l) mask[l] = l < count ? -1 : 0;
   return mask;
 }

@@ -7,7 +7,7 @@
 // reached.
 #pragma once
 
-#include "plan.h"
+#include "ahead.h"
 #include "vector.h"
 
 namespace {
@@ -31,6 +31,10 @@ inline const T* opaque(const T* pointer) {
 
 // ---- correlate ------------------------------------------------------------------------------------------------------
 
+// Memory of a tensor is asked for this far ahead of the pixels that are computed: far enough for it to answer in time,
+// near enough to stay in the first-level cache.
+constexpr int64_t kAheadBytes = 8192;
+
 // Rows of result pixels that the same kernel elements reach.
 template <class T, class S>
 struct Run {
@@ -38,6 +42,7 @@ struct Run {
   int64_t result_step, result_row;  // from pixel to pixel, from row to row
   const T* source;
   int64_t source_step, source_row;
+  int64_t result_columns, source_columns;  // the steps from pixel to pixel, in columns of the tensors
   const T* weight;
   const T* start;  // what the sums start from: the bias, or zeros
   const Tap* taps;
@@ -45,6 +50,18 @@ struct Run {
   int64_t count;  // of the taps
   int64_t along;  // as many taps, and then the next as many, lie one source step apart; 1 where none do
   int64_t rows;
+  Ahead* ahead;
+  const T* newest;  // the first pixel's last row of the tensor, which no result row before has read; null: not asked for
+  int64_t new_rows, new_row;  // how many such rows, and from one to the one above it
+
+  // Pixels of a tensor with many channels lie far apart, and the processor's own prefetching does not see that their
+  // memory is read and written from end to end: ask for what comes after `pixels`, of some lanes' share.
+  void ask_ahead(int64_t pixels, int64_t lane, int64_t lanes) const {
+    const int64_t ahead = kAheadBytes / int64_t(sizeof(T));
+    for (int64_t row = 0; row < new_rows; ++row)
+      ask_for<0>(newest - row * new_row + ahead + lane * pixels * source_columns, lanes * pixels * source_columns);
+    ask_for<1>(result + ahead + lane * pixels * result_columns, lanes * pixels * result_columns);
+  }
 };
 
 // sum[p] += source[(p + g) * step] * weight[taps[g]] for P pixels and G taps that lie one step apart: each source pixel
@@ -73,7 +90,9 @@ void correlate(const Run<T, S>& run, int64_t lane, int64_t live) {
   const T *source = run.source + lane * run.source_lane, *weight = run.weight + lane * run.weight_lane;
   const Tap *const taps = run.taps, *const end = taps + run.count;
   S* to = run.result + lane;
+  const int64_t due = run.ahead->due(P * run.count);
   for (int64_t row = 0; row < run.rows; ++row, source += run.source_row, to += run.result_row) {
+    run.ahead->ask(due);
     Vec<T, N> sum[P];
 #pragma GCC unroll 12
     for (int p = 0; p < P; ++p) sum[p] = start;
@@ -107,8 +126,12 @@ void correlate_pixels(Run<T, S> run, int64_t pixels, int64_t lane, int64_t end, 
   const Kernel* const of_size = kernels[run.along < 3 ? 0 : run.source_step == N ? 2 : 1];
   for (int64_t pieces = ceil_div(pixels, kMostSums); pieces > 0; --pieces) {
     const int64_t now = pieces == 1 ? pixels : ceil_div(pixels, pieces);
-    for (int64_t l = lane; l < end; l += N) of_size[now - 1](run, least(l, last), end - least(l, last));
+    for (int64_t l = lane; l < end; l += N) {
+      if (run.newest) run.ask_ahead(now, l, N);
+      of_size[now - 1](run, least(l, last), end - least(l, last));
+    }
     run.result += now * run.result_step, run.source += now * run.source_step, pixels -= now;
+    if (run.newest) run.newest += now * run.source_step;
   }
 }
 
@@ -132,6 +155,7 @@ struct Rows {
   int64_t grad_slice, grad_row, grad_pixel;     // steps in elements
   int64_t input_slice, input_row, input_pixel;
   int64_t tap_step;  // from a kernel element to the next of its row
+  Ahead* ahead;
 };
 
 // sum[u][j * W + k] += grad[v] * input[v + k of row j] for V pixels v, u = v % U. Sliding: taps lie as far apart as
@@ -175,8 +199,10 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<T>& r) {
   int64_t offset[R];
 #pragma GCC unroll 10
   for (int j = 0; j < R; ++j) offset[j] = taps[j * along].source;
+  const int64_t due = r.ahead->due(K * r.pixels);
   for (int64_t d = 0; d < r.depth; ++d) {
     for (int64_t h = 0; h < r.rows; ++h) {
+      r.ahead->ask(due);
       const T* grad = r.grad + d * r.grad_slice + h * r.grad_row;
       const T* input = r.input + d * r.input_slice + h * r.input_row;
       int64_t left = r.pixels;

@@ -105,6 +105,16 @@ struct Packing {
   }
 
   static void pack_pixels(T* to, const S* from, const Tensor& x, const Block& b, int64_t count, int64_t vector) {
+    constexpr int kTogether = 8;  // pixels whose vectors are written side by side
+    if (x.step == 1 && b.live % N == 0) {
+      for (; count >= kTogether; count -= kTogether, to += kTogether * N, from += kTogether * x.width) {
+        T* at = to;
+        for (int64_t c = 0; c < b.live; c += N, at += vector) {
+#pragma GCC unroll 8
+          for (int i = 0; i < kTogether; ++i) store<T, N>(at + i * N, load<T, N>(from + c + i * x.width));
+        }
+      }
+    }
     for (; count > 0; --count, to += N, from += x.width) {
       T* at = to;
       int64_t c = 0;

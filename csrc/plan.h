@@ -112,6 +112,7 @@ struct Plan {
   int outputs, threads;
 
   bool direct;           // kernels read the tensors where they lie; nothing is packed
+  bool cached;           // the tensors are in a cache if they have just been computed
   int64_t lanes;         // channels in a block, rounded up to whole vectors
   int64_t images;        // images in a block: 1, or several where the channels do not fill a vector
   int64_t lane_blocks;   // blocks of channels
@@ -128,6 +129,12 @@ struct Plan {
   bool needs_weight() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT); }
   int64_t units() const { return image_blocks * tiles; }  // of one lane block
   int64_t items() const { return segments * (wants(CONVGRAD_GRAD_WEIGHT) ? lane_blocks : 1); }
+  // Multiply-adds of a unit of whole images, for each vector of lanes.
+  int64_t work() const {
+    int64_t output = multiplier * kernel_elements, input = output;
+    for (const Axis& a : axis) output *= a.output, input *= ceil_div(a.input, a.stride);
+    return (wants(CONVGRAD_FORWARD) + wants(CONVGRAD_GRAD_WEIGHT)) * output + wants(CONVGRAD_GRAD_INPUT) * input;
+  }
   int64_t weight_size() const { return multiplier * kernel_elements * lanes; }
   int64_t sums_size() const { return weight_size() + multiplier * lanes; }  // grad_weight, then grad_bias
   // Pixels of a packed tile, an odd number: vectors a power of two apart would share a few places of the cache.
@@ -161,10 +168,11 @@ struct Plan {
 };
 
 // Bytes of scratch memory per thread for packed tiles; half of a second-level cache of 512 KiB.
-#if defined(CONVGRAD_TILE_BYTES)  // tests: small problems are cut into many tiles
-constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES;
+// Tensors that are smaller in sum are in a cache if they have just been computed.
+#if defined(CONVGRAD_TILE_BYTES)  // tests: small problems are cut into many tiles, and taken for large ones
+constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES, kCachedBytes = 0;
 #else
-constexpr int64_t kTileBytes = 256 * 1024;
+constexpr int64_t kTileBytes = 256 * 1024, kCachedBytes = 16 * 1024 * 1024;
 #endif
 
 // Elements of the packed tiles if the dimensions were cut into these bands; an estimate from the first full band.
@@ -207,7 +215,13 @@ inline bool reads_directly(const Plan& p, int64_t vector) {
   return p.kernel_elements <= 9 || (p.kernel_elements <= 27 && w.output >= 4 * border);
 }
 
-inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element_bytes, bool converts) {
+inline int64_t tensor_bytes(const Plan& p, int64_t storage_bytes) {
+  int64_t input = 1, output = p.multiplier;
+  for (const Axis& a : p.axis) input *= a.input, output *= a.output;
+  return p.batch * p.channels * (input + output) * storage_bytes;
+}
+
+inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage_bytes, int64_t element_bytes) {
   Plan p = {};
   p.batch = q.batch, p.channels = q.groups, p.multiplier = q.out_per_group, p.kernel_elements = 1;
   for (int d = 0; d < 3; ++d) {
@@ -218,7 +232,8 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t element
   p.outputs = q.outputs, p.threads = q.threads;
 
   const int64_t budget = kTileBytes / element_bytes;
-  p.direct = !converts && reads_directly(p, vector);
+  p.direct = storage_bytes == element_bytes && reads_directly(p, vector);
+  p.cached = tensor_bytes(p, storage_bytes) <= kCachedBytes;
   if (p.direct) {
     p.images = 1, p.lanes = round_up(p.channels, vector);
   } else if (p.channels_last) {

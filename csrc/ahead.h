@@ -1,0 +1,64 @@
+// Memory that the next unit of work will read and write, asked for while this one computes: a line for every so many
+// multiply-adds, so that neither waits for the other. The processor's own prefetching does that for long runs; short
+// planes are over before it has seen their order.
+#pragma once
+
+#include "plan.h"
+
+namespace {
+
+// Ask for the memory of `elements` from an address on.
+template <int Write, class T>
+inline void ask_for(const T* from, int64_t elements) {
+  const char* at = reinterpret_cast<const char*>(from);
+  for (int64_t i = 0; i < elements * int64_t(sizeof(T)); i += 64) __builtin_prefetch(at + i, Write);
+  asm volatile("");  // else the compiler finds that nothing here has an effect, and leaves it out
+}
+
+class Ahead {
+ public:
+  // Forget what was not asked for.
+  void clear() { parts_ = 0, lines_ = credit_ = rate_ = 0; }
+
+  void add(const void* from, int64_t bytes, bool write) {
+    part_[parts_++] = {static_cast<const char*>(from), ceil_div(bytes, kLineBytes), write};
+    lines_ += ceil_div(bytes, kLineBytes);
+  }
+
+  // Ask for everything now, or within so many multiply-adds.
+  void at_once() {
+    for (; parts_ > 0; --parts_) {
+      const Part& part = part_[parts_ - 1];
+      part.write ? ask_for<1>(part.at, part.lines * kLineBytes) : ask_for<0>(part.at, part.lines * kLineBytes);
+    }
+  }
+  void within(int64_t work) { rate_ = ceil_div(lines_ * kLine, most(work, 1)); }
+
+  // What to `ask` for with so many multiply-adds.
+  int64_t due(int64_t work) const { return rate_ * work; }
+  void ask(int64_t due) {
+    for (credit_ += due; credit_ >= kLine; credit_ -= kLine) {
+      Part& part = part_[parts_ - 1];
+      if (part.write)
+        __builtin_prefetch(part.at, 1);
+      else
+        __builtin_prefetch(part.at, 0);
+      part.at += kLineBytes;
+      if (--part.lines == 0 && --parts_ == 0) return clear();
+    }
+  }
+
+ private:
+  struct Part {
+    const char* at;
+    int64_t lines;
+    bool write;
+  };
+  static constexpr int64_t kLineBytes = 64;
+  static constexpr int64_t kLine = 1 << 16;  // of credit, which counts fractions of lines
+  Part part_[4];  // input, grad_output, output, grad_input
+  int parts_;
+  int64_t lines_, credit_, rate_;
+};
+
+}  // namespace

@@ -1,0 +1,140 @@
+// The tile of depthwise grad_weight and grad_bias: pixels that the same kernel elements reach are one block of rows for
+// `accumulate`.
+#pragma once
+
+#include "depthwise_operands.h"
+
+namespace {
+
+// T: arithmetic, N: lanes of a vector.
+template <class T, int N>
+struct DepthwiseAccumulate {
+  static constexpr auto kTaps = std::make_integer_sequence<int, kMostTaps * kMostTaps>();
+  using Scratch = DepthwiseScratch<T>;
+
+  const DepthwisePlan<N>& p;
+
+  void tile(Scratch& s, const Block& b, const Range o[3], int64_t m, const Source<T>& grad,
+            const Source<T>& input) const {
+    const Axis* a = p.axis;
+    const int64_t pixels = most(1, o[2].size() * least(o[0].size(), 4));
+    const int64_t group = p.rows_together(pixels, p.direct);
+    Rows<T> rows;
+    rows.ahead = &s.ahead;
+    rows.grad_slice = grad.step[0], rows.grad_row = grad.step[1], rows.grad_pixel = grad.step[2];
+    rows.input_slice = a[0].stride * input.step[0], rows.input_row = a[1].stride * input.step[1];
+    rows.input_pixel = a[2].stride * input.step[2], rows.tap_step = a[2].dilation * input.step[2];
+    // In a tensor all lanes of a pixel lie together, in scratch memory all pixels of a vector do.
+    const int64_t together = p.direct ? b.live : N;
+    for (Range lanes = {0, 0}; lanes.low < b.live; lanes.low = lanes.high) {
+      lanes.high = least(b.live, lanes.low + together);
+      auto sum_columns = [&](Range columns, int64_t rows_at_once) {
+        auto add = [&](Range d, Range r, const Reach& kd, const Reach& kh) {
+          accumulate_columns(s, b, lanes, rows, d, r, columns, kd, kh, m, grad, input);
+        };
+        for (int64_t h = o[1].low; h < o[1].high; h += rows_at_once) {
+          const Range in_group = {h, least(o[1].high, h + rows_at_once)};
+          if (p.by_kernel_row())
+            each_kernel_row(o[0], in_group, input, add);
+          else
+            each_zone(o[0], in_group, input, add);
+        }
+      };
+      // In a tensor, a border of few columns is summed along the column: its sums are loaded and stored once.
+      const Range inner = p.direct ? inner_columns(o[2], input) : o[2];
+      sum_columns(inner, group);
+      if (o[2].low < inner.low) sum_columns({o[2].low, inner.low}, o[1].size());
+      if (inner.high < o[2].high) sum_columns({inner.high, o[2].high}, o[1].size());
+    }
+    if (p.wants(CONVGRAD_GRAD_BIAS)) sum_tile(s, b, o, m, grad, grad.data + m * p.output_size());
+  }
+
+  // The columns that every kernel column reaches; if there are none, all of them.
+  Range inner_columns(Range columns, const Source<T>& input) const {
+    const Axis& a = p.axis[2];
+    const Range first = a.output_reached_by(0, input.range[2], columns);
+    const Range last = a.output_reached_by(a.kernel - 1, input.range[2], columns);
+    const Range inner = {most(first.low, last.low), least(first.high, last.high)};
+    return inner.size() ? inner : columns;
+  }
+
+  // The bias gradient of one tile: a sum over pixels.
+  void sum_tile(const Scratch& s, const Block& b, const Range r[3], int64_t m, const Source<T>& source,
+                const T* data) const {
+    Rows<T> rows = {};
+    rows.depth = r[0].size(), rows.rows = r[1].size(), rows.pixels = r[2].size();
+    rows.grad_slice = source.step[0], rows.grad_row = source.step[1], rows.grad_pixel = source.step[2];
+    data += r[0].low * source.step[0] + r[1].low * source.step[1] + r[2].low * source.step[2];
+    T* sums = s.sums + (p.multiplier * p.kernel_elements + m) * p.pitch();
+    for (int64_t lane = 0; lane < b.live; lane += N) {
+      rows.grad = data + p.vector_at(b, lane) * source.lane;
+      sum_rows<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), rows);
+    }
+  }
+
+  // Rows that the same kernel elements reach, with all of these at once.
+  template <class Function>
+  void each_zone(Range od, Range oh, const Source<T>& input, Function&& function) const {
+    for (Zone d; od.low < od.high; od.low += d.positions) {
+      d = zone(0, od.low, od.high, input);
+      Range r = oh;
+      for (Zone h; r.low < r.high; r.low += h.positions) {
+        h = zone(1, r.low, r.high, input);
+        function(Range{od.low, od.low + d.positions}, Range{r.low, r.low + h.positions}, d.reach, h.reach);
+      }
+    }
+  }
+
+  // Kernel rows, each with all rows of the image that it reaches: better for wide kernels, whose sums fill the
+  // registers.
+  template <class Function>
+  void each_kernel_row(Range od, Range oh, const Source<T>& input, Function&& function) const {
+    const Axis *ad = &p.axis[0], *ah = &p.axis[1];
+    for (int64_t kd = 0; kd < ad->kernel; ++kd) {
+      const Range d = ad->output_reached_by(kd, input.range[0], od);
+      for (int64_t kh = 0; kh < ah->kernel && d.size(); ++kh) {
+        const Range h = ah->output_reached_by(kh, input.range[1], oh);
+        if (h.size())
+          function(d, h, Reach{kd, 1, kd * ad->dilation - ad->padding, 0, 1},
+                   Reach{kh, 1, kh * ah->dilation - ah->padding, 0, 1});
+      }
+    }
+  }
+
+  void accumulate_columns(const Scratch& s, const Block& b, Range lanes, Rows<T>& rows, Range d, Range h, Range w,
+                          const Reach& kd, const Reach& kh, int64_t m, const Source<T>& grad,
+                          const Source<T>& input) const {
+    T* sums = s.sums + m * p.kernel_elements * p.pitch();
+    rows.depth = d.size(), rows.rows = h.size();
+    for (; w.low < w.high; w.low += rows.pixels) {
+      const Zone in_w = zone(2, w.low, w.high, input);
+      // Strided, the loads alone keep the memory busy.
+      const bool asks = p.direct && !p.cached && p.axis[2].stride == 1 && in_w.positions >= 4;
+      rows.pixels = asks ? least(in_w.positions, kAskingPixels) : in_w.positions;
+      const int64_t count = p.list_taps(s.taps, kd, kh, in_w.reach, input.step, 1), along = in_w.reach.count;
+      const int64_t newest = count ? s.taps[count - 1].source : 0;  // what no row before has read
+      const T* grad_at =
+          grad.data + m * p.output_size() + d.low * grad.step[0] + h.low * grad.step[1] + w.low * grad.step[2];
+      const T* input_at = input.data + d.low * rows.input_slice + h.low * rows.input_row + w.low * rows.input_pixel;
+      for (int64_t lane = lanes.low; lane < lanes.high; lane += N) {
+        const int64_t at = p.vector_at(b, lane);
+        rows.grad = grad_at + at * grad.lane, rows.input = input_at + at * input.lane;
+        for (int64_t i = 0; asks && i < rows.rows; ++i) {
+          const int64_t ahead = kAheadBytes / int64_t(sizeof(T)) + lane * rows.pixels;
+          ask_for<0>(grad_at + i * rows.grad_row + ahead, N * rows.pixels);
+          ask_for<0>(input_at + i * rows.input_row + newest + ahead, N * rows.pixels);
+        }
+        accumulate_all<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows,
+                             kTaps);
+      }
+    }
+  }
+
+  Zone zone(int d, int64_t position, int64_t end, const Source<T>& input) const {
+    const Axis& a = p.axis[d];
+    return zone_at(a.forward_reach(), position * a.stride, a.stride, input.range[d].low, input.range[d].high,
+                   end - position);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,184 @@
+// What a depthwise tile is computed from: operands, packed or where they lie in the tensor, weights, and the list of
+// kernel elements; and the scratch memory of a thread, which keeps them from one unit of work to the next.
+#pragma once
+
+#include "kernels.h"
+#include "packing.h"
+
+namespace {
+
+// Pixels that a kernel can read: positions [low, high) in each dimension, at these steps in elements.
+template <class T>
+struct Source {
+  const T* data;  // of position 0, which need not be among them
+  Range range[3];
+  int64_t step[3];
+  int64_t lane;  // from lane to lane: a whole vector lies together, the next one where this says
+};
+
+// A zone of a row of results.
+struct Columns {
+  int64_t first;   // position relative to the tile
+  int64_t pixels;  // of the phase
+  int64_t source;  // element offset of the first one's source position
+  Reach reach;
+  const Tap* taps;
+};
+// The zones of a row and the taps of each, kept from unit to unit: small images would spend their time on them.
+struct Listed {
+  Columns* columns;
+  Tap* taps;
+  int64_t zones, band;  // of the columns; band -1: not listed yet
+  Reach depth, row;     // that the taps belong to; row.count -1: not listed yet
+};
+
+// The packed weights of a block of channels; channel -1: none yet.
+struct PackedWeight {
+  int64_t channel;
+  bool infinite;
+};
+
+// Scratch memory of one thread.
+template <class T>
+struct DepthwiseScratch {
+  T *input, *grad_output, *sums, *result;
+  T *weights, *starts;   // of all kept blocks
+  PackedWeight* packed;  // which these are
+  T *weight, *start;     // of the block at hand
+  Tap* taps;  // of accumulate
+  Listed listed;
+  Ahead ahead;
+  int64_t tile;           // that the packed operands belong to
+  bool infinite_weight, infinite_sums;
+  // Infinity times a zero of the padding is NaN: where there may be one, the sums leave the padding out.
+  bool careful() const { return infinite_weight || infinite_sums; }
+};
+
+// From this kernel width on, grad_weight takes one kernel row at a time.
+constexpr int64_t kWideKernel = 6;
+// Pixels of rows that are taken together, in a tensor and in scratch memory: enough to amortise a call, few enough for
+// the first-level cache. Pixels of a tensor are as far apart as it has channels, and take more of the cache.
+constexpr int64_t kTensorPixels = 64, kScratchPixels = 256;
+// Weights that are kept packed at most; an eighth of a second-level cache in float32.
+constexpr int64_t kKeptWeights = 16 * 1024;
+// Pixels of a row of a tensor that are summed between two looks ahead in its memory.
+constexpr int64_t kAskingPixels = 28;
+
+// A plan for vectors of N lanes: where these lie, in tensors and in scratch memory.
+template <int N>
+struct DepthwisePlan : Plan {
+  Tensor input_tensor() const { return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1}; }
+  Tensor output_tensor(int64_t m) const {
+    return {{axis[0].output, axis[1].output, axis[2].output}, channels * multiplier, m, multiplier};
+  }
+
+  // Weights and sums of a block are rows of lanes, [multiplier][kernel element][lane], as the operands are pixels of
+  // lanes: in tensors all lanes of a row lie together, in scratch memory all rows of a vector of lanes do.
+  int64_t pitch() const { return direct ? lanes : N; }
+  int64_t rows_of_sums() const { return multiplier * (kernel_elements + 1); }  // grad_weight, then grad_bias
+  int64_t lane_in(int64_t rows, int64_t lane) const { return direct ? lane : lane / N * rows * N + lane % N; }
+
+  // Blocks whose packed weights are kept: all that units take in turn, if a part of the cache holds them.
+  int64_t kept_blocks() const {
+    const bool in_turn = !wants(CONVGRAD_GRAD_WEIGHT);
+    return in_turn && lane_blocks * weight_size() <= kKeptWeights ? most(1, lane_blocks) : 1;
+  }
+
+  // The channel with which the vector at a lane begins: read directly, the last vector ends with the last channel.
+  int64_t vector_at(const Block& b, int64_t lane) const { return direct ? least(lane, b.live - N) : lane; }
+
+  // Rows of a tile that stay in the first-level cache while every vector of lanes is taken in turn.
+  int64_t rows_together(int64_t pixels, bool in_tensor) const {
+    return most(1, (in_tensor ? kTensorPixels : kScratchPixels) / most(1, pixels));
+  }
+
+  // Whether grad_weight takes one kernel row at a time.
+  bool by_kernel_row() const { return axis[2].kernel >= kWideKernel; }
+
+  // The taps of a zone, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows
+  // come outermost: the taps of fewer kernel rows are a part of the list. Within a row they ascend in the source.
+  int64_t list_taps(Tap* taps, const Reach& d, const Reach& h, const Reach& w, const int64_t step[3],
+                    int64_t multiplier) const {
+    int64_t n = 0;
+    for (int64_t j = 0; j < h.count; ++j)
+      for (int64_t m = 0; m < multiplier; ++m)
+        for (int64_t i = 0; i < d.count; ++i) {
+          const int64_t row = m * output_size() + (d.offset + i * d.offset_step) * step[0] +
+                              (h.offset + j * h.offset_step) * step[1];
+          const int64_t element = (((m * axis[0].kernel + d.first + i * d.step) * axis[1].kernel) + h.first +
+                                   j * h.step) * axis[2].kernel;
+          for (int64_t i = 0; i < w.count; ++i) {
+            const int64_t k = w.offset_step < 0 ? w.count - 1 - i : i;
+            taps[n++] = {row + (w.offset + k * w.offset_step) * step[2], (element + w.first + k * w.step) * pitch()};
+          }
+        }
+    return n;
+  }
+};
+
+// S: storage, T: arithmetic, N: lanes of a vector.
+template <class S, class T, int N>
+struct DepthwiseOperands {
+  const DepthwisePlan<N>& p;
+  const convgrad_tensors& t;
+
+  // Pack a tile, or look at the tensor itself. `again`: the scratch memory holds the same tile of another image or
+  // block, and so its borders.
+  Source<T> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
+                   const Range r[3], bool again, bool careful) const {
+    Source<T> s;
+    if (p.direct) {
+      s.step[2] = x.width, s.step[1] = x.size[2] * s.step[2], s.step[0] = x.size[1] * s.step[1];
+      s.data = static_cast<const T*>(tensor) + b.image * x.size[0] * s.step[0];
+      s.lane = 1;
+      for (int d = 0; d < 3; ++d) s.range[d] = {0, x.size[d]};
+      return s;
+    }
+    // Rows of zeros are left out of the sums, except where they let grad_weight run over whole tiles.
+    const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.by_kernel_row();
+    using Pack = Packing<const S, T, N>;
+    const auto zeros = again ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
+    Pack::pack(scratch, extent, static_cast<const S*>(tensor), x, b, r, p.channels_last, zeros);
+    s.step[2] = N, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
+    s.lane = Plan::tile_pixels(extent), s.data = scratch;
+    for (int d = 0; d < 3; ++d) {
+      s.range[d] = r[d], s.data -= r[d].low * s.step[d];
+      if (careful || (skip && d < 2)) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
+    }
+    return s;
+  }
+
+  // Weights, and what sums start from, [multiplier][lane].
+  void pack_weight(DepthwiseScratch<T>& s, const Block& b) const {
+    const int64_t kept = b.channel / p.lanes % p.kept_blocks();
+    PackedWeight& packed = s.packed[kept];
+    s.weight = s.weights + kept * p.weight_size(), s.start = s.starts + kept * p.multiplier * p.lanes;
+    if (packed.channel == b.channel) {
+      s.infinite_weight = packed.infinite;
+      return;
+    }
+    const S *from = static_cast<const S*>(t.weight), *bias = static_cast<const S*>(t.bias);
+    const int64_t bias_step = p.wants(CONVGRAD_FORWARD) ? p.multiplier : 1;
+    const int64_t live = p.images > 1 ? p.images * p.channels : least(p.lanes, p.channels - b.channel);
+    for (int64_t m = 0; m < p.multiplier; ++m) {
+      T *to = s.weight + m * p.kernel_elements * p.pitch(), *start = s.start + m * p.lanes;
+      if (p.lanes == N) {  // a channel's weights are packed like a plane of pixels, the same one for each image
+        const S* lane[N];
+        const Tensor weights = {{1, 1, p.kernel_elements}, 0, m, p.multiplier};
+        Packing<const S, T, N>::planes(from, weights, {b.channel, 0, live, N, b.channels_per_image}, lane);
+        Packing<const S, T, N>::pack_planes(to, lane, live, 0, p.kernel_elements, p.kernel_elements, 0);
+      }
+      for (int64_t l = 0; l < p.lanes; ++l) {
+        const int64_t c = b.channel + (p.images > 1 ? l % b.channels_per_image : l);
+        const S* w = from + (c * p.multiplier + m) * p.kernel_elements;
+        for (int64_t k = 0; k < p.kernel_elements && p.lanes > N; ++k)
+          to[k * p.pitch() + p.lane_in(p.multiplier * p.kernel_elements, l)] = l < live ? load_one<T>(w + k) : T(0);
+        start[l] = bias && l < live ? load_one<T>(bias + c * bias_step + m % bias_step) : T(0);
+      }
+    }
+    s.infinite_weight = !p.direct && !all_finite<T, N>(s.weight, p.weight_size());
+    packed = {b.channel, s.infinite_weight};
+  }
+};
+
+}  // namespace

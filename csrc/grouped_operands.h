@@ -1,0 +1,111 @@
+// What a tile of a grouped convolution is computed from: the layout of its packed planes, weights, and the list of
+// kernel elements; and the scratch memory of a thread.
+#pragma once
+
+#include "grouped_kernels.h"
+#include "grouped_packing.h"
+#include "grouped_plan.h"
+
+namespace {
+
+// Scratch memory of one thread.
+template <class T>
+struct GroupedScratch {
+  T *input, *grad_output, *forward_weight, *backward_weight, *start, *sums, *result, *row;
+  Tap* taps;
+  int64_t packed_block;  // whose weights these are
+  bool infinite_weight;  // or NaN
+};
+
+// A block of groups, and the images of a unit.
+struct GroupedBlock {
+  Range groups;
+  int64_t image, images;
+};
+
+// S: storage, T: arithmetic, N: lanes of a vector.
+template <class S, class T, int N>
+struct GroupedOperands {
+  using Block = GroupedBlock;
+
+  const GroupedPlan& p;
+  const convgrad_tensors& t;
+
+  PlaneTile input_tile(const Block& b) const {
+    PlaneTile tile = {b.groups.size() * p.in_per_group, b.images, {}, {}, {}, {}, p.slack};
+    for (int d = 0; d < 3; ++d) {
+      tile.phases[d] = p.phases[d], tile.extent[d] = p.plane[d];
+      tile.stride[d] = p.axis[d].stride, tile.dilation[d] = p.axis[d].dilation;
+    }
+    return tile;
+  }
+  PlaneTile output_tile(const Block& b) const {
+    const int64_t* e = p.output_extent;
+    return {b.groups.size() * p.out_per_group, b.images, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {e[0], e[1], e[2]}, p.slack};
+  }
+
+  // For forward [input][kernel element][output], for grad_input [output][kernel element][input], of each group; and
+  // what sums start from.
+  void pack_weight(GroupedScratch<T>& s, const Block& b) const {
+    if (s.packed_block == b.groups.low) return;
+    s.packed_block = b.groups.low;
+    const S *from = static_cast<const S*>(t.weight), *bias = static_cast<const S*>(t.bias);
+    const int64_t ni = p.in_per_group, no = p.out_per_group, nk = p.kernel_elements;
+    for (int64_t g = b.groups.low; g < b.groups.high; ++g) {
+      const int64_t at = (g - b.groups.low) * p.group_weights();
+      for (int64_t o = 0; o < no; ++o)
+        for (int64_t i = 0; i < ni; ++i)
+          for (int64_t k = 0; k < nk; ++k) {
+            const T w = load_one<T>(from + p.weight_element(g, o, i, k));
+            if (s.forward_weight) s.forward_weight[at + (i * nk + k) * no + o] = w;
+            if (s.backward_weight) s.backward_weight[at + (o * nk + k) * ni + i] = w;
+          }
+    }
+    const int64_t channels = p.wants(CONVGRAD_FORWARD) ? no : ni;
+    for (int64_t c = b.groups.low * channels; c < b.groups.high * channels; ++c)
+      s.start[c - b.groups.low * channels] = bias ? load_one<T>(bias + c) : T(0);
+    s.infinite_weight = !all_finite<T, N>(s.forward_weight ? s.forward_weight : s.backward_weight,
+                                          b.groups.size() * p.group_weights());
+  }
+
+  // The taps of all inputs of a group, in the packed input.
+  int64_t list_input_taps(Tap* taps, const PlaneTile& tile) const {
+    const int64_t plane = tile.plane(), channel = tile.channel();
+    // Of an element of one dimension: its phase, and its position there. Divisions only where there is a stride.
+    auto source = [&](int d, int64_t k, int64_t phase_step, int64_t position_step) {
+      const Axis& a = p.axis[d];
+      if (a.stride == 1) return k * a.dilation * position_step;
+      return k % tile.phases[d] * phase_step * plane + k * a.dilation / a.stride * position_step;
+    };
+    int64_t n = 0;
+    for (int64_t d = 0; d < p.axis[0].kernel; ++d) {
+      const int64_t slice = source(0, d, tile.phases[1] * tile.phases[2], tile.extent[1] * tile.extent[2]);
+      for (int64_t h = 0; h < p.axis[1].kernel; ++h) {
+        const int64_t row = slice + source(1, h, tile.phases[2], tile.extent[2]);
+        for (int64_t w = 0; w < p.axis[2].kernel; ++w) taps[n++].source = row + source(2, w, 1, 1);
+      }
+    }
+    for (int64_t i = 1; i < p.in_per_group; ++i)
+      for (int64_t k = 0; k < p.kernel_elements; ++k) taps[n++].source = taps[k].source + i * channel;
+    for (int64_t i = 0; i < n; ++i) taps[i].weight = i * p.out_per_group;
+    return n;
+  }
+
+  // The taps of all outputs of a group, in the packed grad_output, that reach one phase of the input.
+  int64_t list_output_taps(Tap* taps, const PlaneTile& tile, const Reach r[3]) const {
+    int64_t n = 0;
+    for (int64_t o = 0; o < p.out_per_group; ++o)
+      for (int64_t i = 0; i < r[0].count; ++i)
+        for (int64_t j = 0; j < r[1].count; ++j)
+          for (int64_t l = 0; l < r[2].count; ++l) {
+            const int64_t k = ((r[0].first + i * r[0].step) * p.axis[1].kernel + r[1].first + j * r[1].step) *
+                                  p.axis[2].kernel + r[2].first + l * r[2].step;
+            const int64_t position = ((r[0].offset + i * r[0].offset_step) * tile.extent[1] + r[1].offset +
+                                      j * r[1].offset_step) * tile.extent[2] + r[2].offset + l * r[2].offset_step;
+            taps[n++] = {o * tile.channel() + position, (o * p.kernel_elements + k) * p.in_per_group};
+          }
+    return n;
+  }
+};
+
+}  // namespace
