@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.problem import OPERANDS, PASSES, RESULT, ConvProblem, output_length
+from convgrad.problem import OPERANDS, PASSES, RESULT, ConvProblem, gradient_outputs, output_length
 from convgrad.testing import problems
 
 PLAIN = ConvProblem(2, 4, 6, 2, (9, 8), (3, 2), (2, 1), ((1, 1), (0, 1)), (1, 2), (5, 7))
@@ -30,6 +30,16 @@ def test_derived_values() -> None:
     assert (t.bias_slot, t.bias_pass) == ("input", "grad_input")
     assert p.replace(batch=0).empty
     assert not p.empty
+
+
+def test_a_users_gradients_are_outputs_of_the_plain_problem() -> None:
+    assert gradient_outputs(False) == ("grad_input", "grad_weight", "grad_bias")
+    assert gradient_outputs(True) == ("forward", "grad_weight", "grad_bias")
+    assert gradient_outputs(True, (False, True, False)) == ("grad_weight",)
+    for transposed in (False, True):  # a gradient never is the pass that computed the result
+        p = PLAIN.replace(origin="transposed" if transposed else "plain")
+        assert p.bias_pass not in gradient_outputs(transposed)
+        assert {p.bias_pass, *gradient_outputs(transposed)[:2]} == set(PASSES)
 
 
 def test_64_bit_offsets() -> None:

@@ -12,7 +12,7 @@ therefore the plain problem, with ``origin="transposed"`` as a hint: the tensor 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Final, Literal
@@ -27,6 +27,7 @@ __all__ = [
     "Pass",
     "Slot",
     "effective_kernel",
+    "gradient_outputs",
     "in_order",
     "output_length",
     "passes_of",
@@ -65,6 +66,19 @@ def passes_of(outputs: Collection[str]) -> tuple[Pass, ...]:
 def in_order(outputs: Collection[str]) -> tuple[Output, ...]:
     """The outputs in the one order in which they are written."""
     return tuple(o for o in OUTPUTS if o in outputs)
+
+
+def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True, True)) -> tuple[Output, ...]:
+    """What of the plain problem answers for the user's ``grad_input``, ``grad_weight`` and ``grad_bias``, in order.
+
+    The input of a transposed convolution fills the slot ``grad_output``, which the pass ``forward`` yields.
+
+    Equivalent to:
+        >>> gradient_outputs(False), gradient_outputs(True, (True, False, True))
+        (('grad_input', 'grad_weight', 'grad_bias'), ('forward', 'grad_bias'))
+    """
+    outputs: tuple[Output, ...] = ("forward" if transposed else "grad_input", "grad_weight", "grad_bias")
+    return tuple([o for o, wanted in zip(outputs, output_mask, strict=True) if wanted])
 
 
 def effective_kernel(kernel: int, dilation: int) -> int:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..problem import ConvProblem, Output, Pass, effective_kernel
-from .base import Arithmetic, Backend
+from .base import BOTH_GRADIENTS, Arithmetic, Backend
 from .padding import pad_input, padded, unpad_input
 from .strides import tidy, usual_strides
 
@@ -34,12 +34,7 @@ class AtenBackend(Backend):
 
     name = "aten"
     summary = "what PyTorch itself would run"
-    sweeps = (
-        ("grad_input", "grad_weight"),
-        ("grad_input", "grad_weight", "grad_bias"),
-        ("forward", "grad_weight"),
-        ("forward", "grad_weight", "grad_bias"),
-    )
+    sweeps = BOTH_GRADIENTS
     layouts = ("any",)
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
 
-from ..problem import PASSES, ConvProblem, Output, Pass
+from ..problem import PASSES, ConvProblem, Output, Pass, gradient_outputs
 
-__all__ = ["Arithmetic", "Backend", "Layout"]
+__all__ = ["BOTH_GRADIENTS", "Arithmetic", "Backend", "Layout"]
 
 #: How a backend sums products; it selects the error bound to which the backend is held.
 #: ``direct``: products rounded at most once, summed in float32 or better (float64 for float64).
@@ -28,6 +28,11 @@ Arithmetic = Literal["direct", "tf32", "transform", "low-precision accumulation"
 #: ``strided`` means as they lie in memory: any strides, even overlapping ones. ``any`` means as they are, lazily
 #: conjugated or negated too: for a backend that is made of torch operators alone.
 Layout = Literal["contiguous", "channels_last", "strided", "any"]
+
+#: The sweeps that yield both gradients of a plain and of a transposed problem, without and with that of the bias.
+BOTH_GRADIENTS: Final = tuple(
+    gradient_outputs(transposed, (True, True, bias)) for transposed in (False, True) for bias in (False, True)
+)
 
 
 class Backend(ABC):

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..problem import ConvProblem, Output, Pass, Slot
 from . import _native_library as library
 from ._native_library import pack_tensors as pack
-from .base import Backend
+from .base import BOTH_GRADIENTS, Backend
 from .strides import usual_strides
 
 __all__ = ["NativeBackend", "use_instruction_set"]
@@ -31,12 +31,7 @@ class NativeBackend(Backend):
 
     name = "native"
     summary = "compiled CPU kernels for depthwise and small-group convolutions"
-    sweeps = (
-        ("grad_input", "grad_weight"),
-        ("grad_input", "grad_weight", "grad_bias"),
-        ("forward", "grad_weight"),
-        ("forward", "grad_weight", "grad_bias"),
-    )
+    sweeps = BOTH_GRADIENTS
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         reasons = []

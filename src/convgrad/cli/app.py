@@ -11,8 +11,9 @@ import typer
 from rich.console import Console
 
 from ..errors import ConvgradError
+from ..problem import OUTPUTS, Output, in_order
 
-__all__ = ["RequestError", "app", "fail", "out", "run"]
+__all__ = ["RequestError", "app", "fail", "out", "outputs_named", "run"]
 
 app = typer.Typer(
     name="convgrad",
@@ -70,6 +71,14 @@ def fail(message: str, hint: str = "") -> Exception:
     """An error for the user: one line and a hint; raise what it returns."""
     line = " ".join(message.split())
     return RequestError(f"{line} (hint: {hint})" if hint else line)
+
+
+def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
+    """The outputs named in an option, in their one order; None where the option was not given."""
+    for name in names or ():
+        if name not in OUTPUTS:
+            raise fail(f"unknown output {name!r}", f"one of {', '.join(OUTPUTS)}")
+    return in_order(names) if names else None
 
 
 def _load_commands() -> None:

@@ -20,9 +20,9 @@ from ..engine.check_report import CheckResult
 from ..engine.explain import explain_problem
 from ..engine.problems import default_problems
 from ..engine.registry import backends, get
-from ..problem import OUTPUTS, ConvProblem, Output
+from ..problem import ConvProblem, Output
 from ..problem_text import read_problem_file
-from .app import app, fail
+from .app import app, fail, outputs_named
 from .shrink import shrunk
 
 __all__ = ["check"]
@@ -116,7 +116,7 @@ def check(
     problems = list(_problems(what, transposed, tally))
     single = len(problems) == 1 and not tally.unread
     aspects = _aspects(aspect, everything=thorough or single or not what)
-    outputs = _outputs(output)
+    outputs = outputs_named(output)
     place = _device(device)
     for name in backend or ():
         if name != "all":
@@ -193,13 +193,6 @@ def _aspects(names: list[str] | None, *, everything: bool) -> tuple[str, ...]:
         if name not in ASPECTS:
             raise fail(f"unknown aspect {name!r}", f"one of {', '.join(ASPECTS)}")
     return tuple(names or (ASPECTS if everything else _QUICK))
-
-
-def _outputs(names: list[str] | None) -> tuple[Output, ...] | None:
-    for name in names or ():
-        if name not in OUTPUTS:
-            raise fail(f"unknown output {name!r}", f"one of {', '.join(OUTPUTS)}")
-    return tuple(o for o in OUTPUTS if o in names) if names else None
 
 
 def _device(text: str) -> torch.device:

@@ -14,9 +14,9 @@ from torch import nn
 from ..engine.ask import ModelExplanation, explain
 from ..engine.explain import Explanation, explain_problem
 from ..pipeline import Machine
-from ..problem import OUTPUTS, ConvProblem, Output
+from ..problem import ConvProblem, Output
 from ..problem_text import DTYPES
-from .app import app, fail, out
+from .app import app, fail, out, outputs_named
 from .models import build, example_input
 
 __all__ = ["explain_command"]
@@ -77,7 +77,7 @@ def explain_command(
         convgrad explain mypackage.nets:make_model --input 4x3x512x512
     """
     places = [Place.parse(text) for text in device or ["here"]]
-    outputs = _outputs(output)
+    outputs = outputs_named(output)
     if dtype not in DTYPES:
         raise fail(f"unknown dtype {dtype!r}", "float32, float64, bfloat16 or float16")
     answers: list[Explanation] | list[ModelExplanation]
@@ -91,13 +91,6 @@ def explain_command(
         print(json.dumps([a.to_dict() for a in answers], indent=2))
         return
     _print(answers, rules)
-
-
-def _outputs(names: list[str] | None) -> tuple[Output, ...] | None:
-    for name in names or ():
-        if name not in OUTPUTS:
-            raise fail(f"unknown output {name!r}", f"one of {', '.join(OUTPUTS)}")
-    return tuple(o for o in OUTPUTS if o in names) if names else None
 
 
 def _one(problem: ConvProblem, place: Place, outputs: tuple[Output, ...] | None, measure: bool | None) -> Explanation:

@@ -15,7 +15,7 @@ from torch.autograd.profiler import record_function
 
 from .. import settings
 from .._compat import profiler_enabled
-from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, in_order, passes_of
+from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order, passes_of
 from .cache import BoundedCache
 from .choice import Step, choose
 from .observe import Event, observers
@@ -55,10 +55,7 @@ class Plan:
         #: For each step: which slots it reads, and where among the outputs its results belong.
         self._program = [(_slots_of(step), tuple([outputs.index(o) for o in step.outputs])) for step in self.steps]
         #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are.
-        self._places = [
-            next((outputs.index(o) for o in names if o in outputs), None)
-            for names in (("forward", "grad_input"), ("grad_weight",), ("grad_bias",))
-        ]
+        self._places = [outputs.index(o) if o in outputs else None for o in gradient_outputs(problem.transposed)]
 
     def contract(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         """Run a plan of a single pass.

@@ -18,7 +18,7 @@ from ..engine.cache import BoundedCache
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
 from ..errors import BackendError, ConvgradError
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Output, gradient_outputs
 from ..settings import cpu_flags, current
 from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_operands
@@ -180,13 +180,7 @@ def _plan_backward(
         return None
     layout = _layout(input, weight, None, arguments)
     problem = problem_of(input.shape, weight.shape, grad_output.shape, g, dtype=input.dtype, memory_format=layout)
-    outputs: tuple[Output, ...] = tuple(o for o, wanted in zip(_outputs(g.transposed), mask, strict=True) if wanted)
-    return _route(taking, problem, outputs, input.device)
-
-
-def _outputs(transposed: bool) -> tuple[Output, Output, Output]:
-    """The engine's names for the user's grad_input, grad_weight and grad_bias."""
-    return ("forward" if transposed else "grad_input", "grad_weight", "grad_bias")
+    return _route(taking, problem, gradient_outputs(g.transposed, mask), input.device)
 
 
 def _geometry(weight: Tensor, arguments: tuple[Any, ...]) -> Geometry:

@@ -21,7 +21,7 @@ from ..calculus import Form, Role, sum_of_bias
 from ..engine.cache import epoch
 from ..engine.plan import Plan, plan_for
 from ..engine.request import Request, active, resume
-from ..problem import ConvProblem, Output, in_order
+from ..problem import ConvProblem, gradient_outputs
 from .stock import stock
 
 __all__ = ["EagerCall", "is_eager"]
@@ -119,9 +119,7 @@ class EagerCall:
         return one, two, sum_of_bias(cotangent) if needs[2] else None
 
     def _plan(self, needs: tuple[bool, bool, bool]) -> Plan:
-        first: Output = "forward" if self.problem.transposed else "grad_input"
         both = needs[0] and needs[1]
-        wanted = {first: needs[0], "grad_weight": needs[1], "grad_bias": needs[2] and both}
-        outputs = in_order([name for name, need in wanted.items() if need])
+        outputs = gradient_outputs(self.problem.transposed, (needs[0], needs[1], needs[2] and both))
         with resume(self.request):
             return plan_for(self.problem, outputs, self.device)

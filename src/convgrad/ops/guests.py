@@ -17,7 +17,7 @@ from .._compat import hint_of, is_guest, is_traced
 from ..backends.aten import without_slack
 from ..engine.choice import choose
 from ..engine.request import active
-from ..problem import ConvProblem, Output, in_order
+from ..problem import ConvProblem, Output, gradient_outputs
 from ..shapes import conv_geometry, convolution_shape, problem_of
 from . import fake
 
@@ -105,8 +105,7 @@ def _all_aten(input: Tensor, weight: Tensor, arguments: Sequence[Any], mask: Seq
         return False  # aten's own operator would corrupt memory
     outputs: tuple[Output, ...] = (problem.bias_pass,)
     if mask is not None:
-        first: Output = "forward" if problem.transposed else "grad_input"
-        outputs = in_order([o for o, m in zip((first, "grad_weight", "grad_bias"), mask, strict=True) if m])
+        outputs = gradient_outputs(problem.transposed, mask)
     steps = choose(problem, outputs, input.device, settings.current(), active())
     return all(step.backend.name == "aten" for step in steps)
 

@@ -20,7 +20,7 @@ from ..engine.cache import BoundedCache
 from ..engine.observe import observers
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
-from ..problem import Output, in_order
+from ..problem import Output, gradient_outputs
 from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_grad_input, check_grad_weight, check_operands
 from .eager import EagerCall
@@ -184,11 +184,6 @@ def gradients(
     return plan.gradients(grad_output, input, weight)  # pyright: ignore[reportReturnType]
 
 
-def _outputs(transposed: bool) -> tuple[Output, Output, Output]:
-    """The engine's names for the user's grad_input, grad_weight and grad_bias."""
-    return ("forward" if transposed else "grad_input", "grad_weight", "grad_bias")
-
-
 def _plan_backward(
     grad_output: Tensor,
     input: Tensor,
@@ -200,7 +195,7 @@ def _plan_backward(
     g = conv_geometry(weight.shape, *arguments)
     check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, g, mask)
     check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
-    outputs = in_order([o for o, wanted in zip(_outputs(g.transposed), mask, strict=True) if wanted])
+    outputs = gradient_outputs(g.transposed, mask)
     return _plan(outputs, input.shape, weight.shape, grad_output.shape, g, layout_of(input, weight, g), input)
 
 
@@ -226,7 +221,7 @@ def grad_input(
         check_grad_input(grad_output.shape, weight.shape, size, g)
         check_operands(("grad_output", grad_output), ("weight", weight))
         layout = memory_format or layout_of(layout_like(size, grad_output), weight, g)
-        outputs = _outputs(transposed)[:1]
+        outputs = gradient_outputs(transposed, (True, False, False))
         contract = _plan(outputs, size, weight.shape, grad_output.shape, g, layout, grad_output).contract
         if key is not None:
             _calls[key] = contract

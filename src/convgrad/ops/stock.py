@@ -12,7 +12,7 @@ from ..backends.aten import reads_every_stride, statable, without_slack
 from ..backends.strides import tidy
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
-from ..problem import ConvProblem, Output, in_order
+from ..problem import ConvProblem, Output, gradient_outputs
 
 __all__ = ["Stock", "stock", "stock_backward"]
 
@@ -79,11 +79,10 @@ def _autograd(p: ConvProblem, device: torch.device) -> bool:
     last = p.replace(memory_format=channels_last_of(p.ndim))
     if without_slack(last) is not last:
         return False
-    first: Output = "forward" if p.transposed else "grad_input"
     asked: list[tuple[Output, ...]] = [
         (p.bias_pass,),
-        (first, "grad_weight"),
-        (first, "grad_weight", "grad_bias"),
+        gradient_outputs(p.transposed, (True, True, False)),
+        gradient_outputs(p.transposed),
     ]
     return all(
         _all_aten(p.replace(memory_format=layout, has_bias=has_bias), asked, device)
@@ -93,6 +92,4 @@ def _autograd(p: ConvProblem, device: torch.device) -> bool:
 
 
 def _all_aten(p: ConvProblem, asked: list[tuple[Output, ...]], device: torch.device) -> bool:
-    return all(
-        step.backend.name == "aten" for outputs in asked for step in plan_for(p, in_order(outputs), device).steps
-    )
+    return all(step.backend.name == "aten" for outputs in asked for step in plan_for(p, outputs, device).steps)
