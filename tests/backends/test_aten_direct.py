@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
-from tests.standins import install
 
 from convgrad.backends.aten import AtenBackend
 from convgrad.backends.aten_direct import CUDNN, MKLDNN, NATIVE, AtenDirect, aten_choice
@@ -18,6 +17,7 @@ from convgrad.backends.strides import usual_strides
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
 from convgrad.settings import current
 from convgrad.testing import default_problems, problems
+from tests.standins import install
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 BY_NAME = [AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend]

@@ -125,7 +125,7 @@ def explain(
     what: ConvProblem | str | Tensor | TensorSpec | nn.Module,
     *args: Any,
     device: DeviceLike = None,
-    outputs: Sequence[Output] | None = None,
+    outputs: Output | Sequence[Output] | None = None,
     measure: bool = False,
     **kwargs: Any,
 ) -> Explanation | ModelExplanation:
@@ -136,7 +136,7 @@ def explain(
             a module or a whole model, followed by what it is called with (tensors on the meta device are enough).
         device: None for the operands' own device; or a description of a machine that is not here, such as
             ``"h100 cudnn 9.10"``, ``"rocm gfx942"``, ``"xpu"``, ``"cpu arm"``.
-        outputs: some of ``forward, grad_input, grad_weight, grad_bias``; all where none are given.
+        outputs: one or some of ``forward, grad_input, grad_weight, grad_bias``; all where none are given.
         measure: also time the chosen backend and ATen here.
 
     Returns:
@@ -187,7 +187,7 @@ def _device_of(kind: str) -> DeviceLike:
 def explain_captured(
     found: Sequence[Captured],
     device: DeviceLike = None,
-    outputs: Sequence[Output] | None = None,
+    outputs: Output | Sequence[Output] | None = None,
     *,
     measure: bool = False,
 ) -> Explanation | ModelExplanation:

@@ -158,7 +158,7 @@ def machine_for(device: DeviceLike) -> Machine:
 
 def explain_problem(
     problem: ConvProblem,
-    outputs: Sequence[Output] | None = None,
+    outputs: Output | Sequence[Output] | None = None,
     device: DeviceLike = None,
     *,
     measure: bool = False,
@@ -190,7 +190,7 @@ def explain_problem(
     return Explanation(problem, machine, tuple(rows), limits_of(machine, problem.dtype, measured=measure))
 
 
-def _known(outputs: Sequence[Output] | str | None) -> Sequence[Output]:
+def _known(outputs: Output | Sequence[Output] | None) -> Sequence[Output]:
     """The outputs that are meant; a single name stands for itself."""
     given: Any = (outputs,) if isinstance(outputs, str) else tuple(outputs or OUTPUTS)
     for output in given:

@@ -1,0 +1,95 @@
+"""Problems of the compiled CPU kernels, and every result of theirs beside PyTorch's in float64."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from convgrad.backends.native import NativeBackend
+from convgrad.problem import ConvProblem, output_length
+
+BACKEND = NativeBackend()
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+def problems(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[ConvProblem]:
+    """Depthwise and small-group problems: borders wider than the image, crops, strides that leave rows unread."""
+
+    # Groups, and input and output channels of each.
+    few = st.sampled_from([2, 3, 4, 5, 8, 9, 16, 23, 40, 70])
+    depthwise = st.tuples(few, st.just(1), st.sampled_from([1, 1, 1, 2, 3]))
+    group = st.sampled_from([1, 2, 2, 3, 4, 4, 5, 8, 8, 11, 16])
+    grouped = st.tuples(st.integers(1, 9), group, group)
+
+    @st.composite
+    def draw_one(draw: st.DrawFn) -> ConvProblem:
+        ndim = draw(st.integers(1, 3))
+        groups, inputs, outputs = draw(st.one_of(depthwise, grouped))
+        longest = {1: 200, 2: 24, 3: 9}[ndim]
+        dims = [draw(dimension(longest, {1: 12, 2: 8, 3: 4}[ndim])) for _ in range(ndim)]
+        size, kernel, stride, padding, dilation, output = zip(*dims, strict=True)
+        return ConvProblem(
+            draw(st.integers(1, 5)),
+            groups * inputs,
+            groups * outputs,
+            groups,
+            size,
+            kernel,
+            stride,
+            padding,
+            dilation,
+            output,
+            dtype=draw(st.sampled_from(dtypes)),
+            memory_format=FORMATS[ndim] if draw(st.booleans()) else torch.contiguous_format,
+        )
+
+    @st.composite
+    def dimension(draw: st.DrawFn, longest: int, widest: int) -> tuple[object, ...]:
+        kernel, stride, dilation = draw(st.integers(1, widest)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
+        low, high = draw(st.integers(-2, 6)), draw(st.integers(-2, 6))
+        least = max(1, dilation * (kernel - 1) + 1 - low - high)
+        size = draw(st.integers(least, max(least, longest)))
+        return size, kernel, stride, (low, high), dilation, output_length(size, kernel, stride, low, high, dilation)
+
+    return draw_one()
+
+
+def operands(p: ConvProblem, most: int = 3) -> tuple[Tensor, Tensor, Tensor]:
+    """Small integers, whose sums every dtype's accumulator holds exactly."""
+
+    def fill(shape: tuple[int, ...]) -> Tensor:
+        return torch.randint(-most, most + 1, shape).to(p.dtype).contiguous(memory_format=p.memory_format)
+
+    return fill(p.input_shape), fill(p.weight_shape), fill(p.output_shape)
+
+
+def reference(
+    p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor, dtype: torch.dtype | None = None
+) -> dict[str, Tensor]:
+    """Everything in float64 by PyTorch, with the padding made explicit, and rounded."""
+    x, w = input.double().requires_grad_(), weight.double().requires_grad_()
+    pads = list(itertools.chain.from_iterable(reversed(p.padding)))
+    padded = torch.nn.functional.pad(x, [max(v, 0) for v in pads])
+    padded = torch.nn.functional.pad(padded, [min(v, 0) for v in pads])  # PyTorch crops before it pads
+    y = torch.convolution(padded, w, None, p.stride, [0] * p.ndim, p.dilation, False, [0] * p.ndim, p.groups)
+    grads = torch.autograd.grad(y, (x, w), grad_output.double())
+    exact = {"forward": y.detach(), "grad_input": grads[0], "grad_weight": grads[1]}
+    exact["grad_bias"] = grad_output.double().sum((0, *range(2, p.ndim + 2)))
+    return {name: value.to(dtype or p.dtype) for name, value in exact.items()}
+
+
+def everything(p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor) -> list[tuple[str, Tensor]]:
+    """Every result, from single passes and from every sweep."""
+    results: list[tuple[str, Tensor]] = [
+        ("forward", BACKEND.run(p, "forward", input, weight)),
+        ("grad_input", BACKEND.run(p, "grad_input", grad_output, weight)),
+        ("grad_weight", BACKEND.run(p, "grad_weight", grad_output, input)),
+    ]
+    for sweep in BACKEND.sweeps:
+        results += zip(sweep, BACKEND.sweep(p, sweep, grad_output, input, weight), strict=True)
+    return results

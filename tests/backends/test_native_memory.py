@@ -1,0 +1,103 @@
+"""What the compiled CPU kernels read: nothing outside the operands, no padding, every infinity and NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from convgrad.backends import _native_library as library
+from convgrad.problem import ConvProblem
+
+from .native_cases import BACKEND, everything, operands, problems, reference
+
+pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
+
+
+@settings(max_examples=60)
+@given(p=problems((torch.float32, torch.bfloat16)))
+def test_nothing_outside_the_operands_is_read(p: ConvProblem) -> None:
+    def in_poison(x: Tensor) -> Tensor:
+        buffer = torch.full((x.numel() + 128,), torch.nan, dtype=x.dtype)
+        inner = buffer[64 : 64 + x.numel()].as_strided(x.shape, x.stride())
+        return inner.copy_(x)
+
+    tensors = tuple(in_poison(x) for x in operands(p, 1))
+    poisoned = torch.full((BACKEND.workspace(p, ("grad_input", "grad_weight")),), 255, dtype=torch.uint8)  # NaN
+    results = everything(p, *tensors)
+    results += [("swept", r) for r in BACKEND.sweep(p, ("grad_input", "grad_weight"), *swap(tensors), poisoned)]
+    for name, result in results:
+        assert not result.isnan().any(), name
+
+
+def swap(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    input, weight, grad_output = tensors
+    return grad_output, input, weight
+
+
+def with_limits(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """What a product gives whose operands hold infinities and NaNs, from how many terms of each kind a sum has.
+    Padding is no position of a tensor and takes part in no term."""
+
+    def count(a: Tensor, b: Tensor) -> Tensor:
+        return product(a.double(), b.double()).round()
+
+    inf, finite = torch.inf, a.isfinite()
+    small_up, small_down = (a > 0) & finite, (a < 0) & finite
+    up = count(a == inf, b > 0) + count(a == -inf, b < 0) + count(small_up, b == inf) + count(small_down, b == -inf)
+    down = count(a == inf, b < 0) + count(a == -inf, b > 0) + count(small_up, b == -inf) + count(small_down, b == inf)
+    undefined = count(a.isnan(), torch.ones_like(b)) + count(torch.ones_like(a), b.isnan())
+    undefined += count(a.isinf(), b == 0) + count(a == 0, b.isinf())
+    result = product(*(x.double().nan_to_num(0, 0, 0) for x in (a, b)))
+    result = result.masked_fill(up > 0, inf).masked_fill(down > 0, -inf)
+    return result.masked_fill((undefined > 0) | ((up > 0) & (down > 0)), torch.nan)
+
+
+@settings(max_examples=100)
+@given(p=problems(), threads=st.sampled_from([1, 3]), data=st.data())
+def test_infinity_and_nan_reach_what_they_are_multiplied_into(
+    p: ConvProblem, threads: int, data: st.DataObject
+) -> None:
+    tensors = operands(p, 1 if p.dtype.itemsize == 2 else 3)
+    for x in tensors:
+        places = st.tuples(*(st.integers(0, size - 1) for size in x.shape))
+        for place in data.draw(st.lists(places, max_size=2)):
+            x[place] = data.draw(st.sampled_from([torch.inf, -torch.inf, torch.nan]))
+    x, w, g = tensors
+    none = [torch.zeros_like(t) for t in tensors]
+    expected = {
+        "forward": with_limits(lambda a, b: reference(p, a, b, none[2], torch.float64)["forward"], x, w),
+        "grad_input": with_limits(lambda a, b: reference(p, none[0], b, a, torch.float64)["grad_input"], g, w),
+        "grad_weight": with_limits(lambda a, b: reference(p, b, none[1], a, torch.float64)["grad_weight"], g, x),
+        "grad_bias": g.double().sum((0, *range(2, p.ndim + 2))),
+    }
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for name, result in everything(p, *tensors):
+            torch.testing.assert_close(result, expected[name].to(p.dtype), rtol=0, atol=0, equal_nan=True, msg=name)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+@pytest.mark.parametrize("layout", ["", " channels_last"])
+def test_infinity_does_not_meet_the_padding(channels: int, layout: str) -> None:
+    p = ConvProblem.parse(f"mb2g8ic{8 * channels}ih9oc{8 * channels}kh3ph1{layout}")
+    x, w, g = (torch.ones_like(t) for t in operands(p))
+    w[..., 0, 0] = torch.inf  # reads what lies above and to the left
+    y = BACKEND.run(p, "forward", x, w)
+    assert y[..., 0, :].isfinite().all()
+    assert y[..., 0].isfinite().all()
+    assert y[..., 1:, 1:].isposinf().all()
+    assert not BACKEND.run(p, "grad_input", g, w).isnan().any()
+    g[..., 0, 0] = torch.inf
+    sums = BACKEND.run(p, "grad_weight", g, x)
+    assert not sums.isnan().any()
+    assert sums[..., 0, :].isfinite().all()
+    assert sums[..., 0].isfinite().all()
+    assert sums[..., 1:, 1:].isposinf().all()

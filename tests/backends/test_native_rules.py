@@ -1,0 +1,84 @@
+"""Where the compiled CPU kernels say that they are faster than PyTorch's, and why they cannot."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from convgrad.backends import _native_library as library
+from convgrad.problem import ConvProblem, Output
+
+from .native_cases import BACKEND, CPU
+
+pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
+
+
+def test_reasons_name_what_is_missing() -> None:
+    p = ConvProblem(1, 4, 4, 4, (5,), (3,), (1,), ((1, 1),), (1,), (5,))
+    outputs: tuple[Output, ...] = ("forward",)
+    assert BACKEND.reasons_against(p, outputs, CPU) == []
+    assert "on cuda" in BACKEND.reasons_against(p, outputs, torch.device("cuda"))[0]
+    assert BACKEND.reasons_against(p.replace(groups=2), outputs, CPU) == []
+    dense = p.replace(groups=1, in_channels=17)
+    assert "17 input and 4 output channels" in BACKEND.reasons_against(dense, outputs, CPU)[0]
+    assert "int64" in BACKEND.reasons_against(p.replace(dtype=torch.int64), outputs, CPU)[0]
+
+
+def test_pytorch_keeps_what_it_does_as_fast() -> None:
+    image = ConvProblem(32, 96, 96, 96, (56, 56), (3, 3), (1, 1), ((1, 1),) * 2, (1, 1), (56, 56))
+    last = image.replace(memory_format=torch.channels_last)
+    assert BACKEND.expected_speedup(last, ("forward",), CPU) < 1 < BACKEND.expected_speedup(image, ("forward",), CPU)
+    assert BACKEND.expected_speedup(last, ("grad_input", "grad_weight"), CPU) > 1
+    volume = ConvProblem.parse("mb2g8ic8id9ih9iw9oc8kd3kh3kw3 channels_last")
+    dilated = ConvProblem.parse("mb2g8ic8id9ih9iw9oc8kd3kh3kw3dd1dh1dw1 channels_last")
+    assert (
+        BACKEND.expected_speedup(volume, ("forward",), CPU) < 1 < BACKEND.expected_speedup(dilated, ("forward",), CPU)
+    )
+    assert BACKEND.expected_speedup(image.replace(dtype=torch.float64), ("forward",), CPU) > 1
+
+
+def test_pytorch_keeps_groups_of_8_and_strides_in_channels_last() -> None:
+    def taken(text: str, *outputs: Output) -> bool:
+        return BACKEND.expected_speedup(ConvProblem.parse(text), outputs, CPU) > 1
+
+    both: tuple[Output, ...] = ("grad_input", "grad_weight")
+    resnext = "mb16g32ic128ih56oc128kh3ph1"
+    assert all(taken(resnext + layout, *both) for layout in ("", " channels_last"))
+    assert all(taken(resnext, output) for output in ("forward", "grad_input", "grad_weight"))
+    assert not taken("mb16g32ic512ih14oc512kh3ph1", *both)
+    assert taken("mb16g64ic256ih28oc256kh3sh2ph1", *both)
+    assert not taken("mb16g64ic256ih28oc256kh3sh2ph1 channels_last", *both)
+    assert not taken("mb16g128ic512ih14oc512kh3ph1 channels_last", "grad_weight")
+    assert not taken("mb16ic4ih28oc4kh3ph1", "forward")
+
+
+def test_small_images_are_taken_where_four_threads_share_them() -> None:
+    small = ConvProblem.parse("mb32g768ic768ih7oc768kh3ph1")
+    wide = ConvProblem.parse("mb32g768ic768ih7oc768kh7ph3")
+    asked: tuple[tuple[ConvProblem, Output], ...] = (
+        (small, "forward"),
+        (small, "grad_weight"),
+        (wide, "forward"),
+        (wide, "grad_weight"),
+    )
+    taken = {}
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            taken[threads] = [BACKEND.expected_speedup(p, (output,), CPU) > 1 for p, output in asked]
+    finally:
+        torch.set_num_threads(before)
+    assert taken == {1: [True, False, False, True], 2: [True, False, False, True], 4: [True] * 4}
+
+
+def test_channels_last_is_taken_for_wide_kernels_and_small_images() -> None:
+    def taken(text: str) -> list[bool]:
+        p = ConvProblem.parse(text + " channels_last")
+        return [BACKEND.expected_speedup(p, (output,), CPU) > 1 for output in ("forward", "grad_input")]
+
+    assert taken("mb32g96ic96ih56oc96kh7ph3") == [True, True]
+    assert taken("mb32g576ic576ih14oc576kh3ph1") == [True, True]
+    assert taken("mb32g144ic144ih56oc144kh3ph1") == [False, False]
+    assert taken("mb32g480ic480ih14oc480kh5sh2ph2") == [False, False]
+    assert taken("mb1g96ic96ih7oc96kh7ph3") == [False, False]

@@ -1,0 +1,93 @@
+"""What a registered function is given, what its result may be, and what it says that it can compute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import convgrad
+from convgrad import BackendError, ConvProblem
+
+from .functions import DEPTHWISE, accepts, counted, forward, operands
+
+
+def test_a_result_of_another_shape() -> None:
+    convgrad.register("mine", forward=lambda x, w, p: x, accepts=lambda p: accepts(p) and p.depthwise, verify=False)
+    x, w = operands()
+    with pytest.raises(BackendError, match=r"forward of 'mine' returned \(2, 8, 9, 9\).*asks for \(2, 8, 7, 7\)"):
+        convgrad.conv2d(x, w, groups=8)
+
+
+def test_an_operand_as_the_result() -> None:
+    """An identity may return its input: what the engine and the caller do to the result does not reach the input."""
+    convgrad.register("mine", forward=lambda x, w, p: x, accepts=lambda p: p.pointwise, verify=False)
+    x = torch.randn(1, 1, 3, 3)
+    before = x.clone()
+    y = convgrad.conv2d(x, torch.ones(1, 1, 1, 1), torch.ones(1))
+    assert torch.equal(x, before)
+    assert torch.equal(y, x + 1)
+
+
+def test_a_list_of_one_tensor() -> None:
+    """What an extension that returns std::vector<at::Tensor> gives."""
+    assert convgrad.register("list", forward=lambda x, w, p: [forward(x, w, p)], accepts=accepts, seconds=0.2).verified
+
+
+def test_the_bias() -> None:
+    """Added by the engine, or by the function if it has the parameter."""
+    x, w = operands()
+    b = torch.randn(8, dtype=torch.float64)
+    expected = F.conv2d(x, w, b, padding=1, groups=8)
+    counted()
+    torch.testing.assert_close(convgrad.conv2d(x, w, b, padding=1, groups=8), expected)
+
+    def fused(
+        input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+    ) -> Tensor:
+        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+    backend = convgrad.register("mine", forward=fused, signature="torch", accepts=accepts, seconds=0.5)
+    assert backend.fuses_bias(DEPTHWISE)
+    torch.testing.assert_close(convgrad.conv2d(x, w, b, padding=1, groups=8), expected)
+
+
+def test_layouts() -> None:
+    """Contiguous operands for who asks for them; the result is in channels_last all the same."""
+    seen = []
+
+    def mine(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+        seen.append((input.is_contiguous(), weight.is_contiguous()))
+        return forward(input, weight, p).contiguous()
+
+    convgrad.register("mine", forward=mine, accepts=accepts, layouts=("contiguous",), seconds=0.2)
+    seen.clear()
+    y = convgrad.conv2d(torch.randn(2, 8, 9, 9).to(memory_format=torch.channels_last), torch.randn(8, 8, 3, 3))
+    assert seen == [(True, True)]
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_accepts_that_raises_says_no() -> None:
+    backend = convgrad.register("mine", forward=forward, accepts=lambda p: p.kernel_size[1] == 3, verify=False)
+    one = ConvProblem.parse("ic2iw9oc2kw3")
+    reasons = backend.reasons_against(one, ("forward",), torch.device("cpu"))
+    assert reasons == ["its accepts raised IndexError: tuple index out of range"]
+
+
+def test_dtypes() -> None:
+    """Integers and complex numbers were not verified, so they are not offered unless asked for."""
+    backend = convgrad.register("mine", forward=forward, accepts=accepts, verify=False)
+    reasons = backend.reasons_against(DEPTHWISE.replace(dtype=torch.complex64), ("forward",), torch.device("cpu"))
+    assert reasons == ["it was registered for float32, float64, bfloat16, float16, not for complex64"]
+
+
+def test_one_dtype_layout_or_device_may_stand_alone() -> None:
+    options: dict[str, Any] = {"dtypes": torch.float64, "devices": "cpu", "layouts": "contiguous"}
+    backend = convgrad.register("alone", forward=forward, accepts=accepts, seconds=0.2, **options)
+    assert (backend.devices, backend.layouts) == (("cpu",), ("contiguous",))
+    double = DEPTHWISE.replace(dtype=torch.float64)
+    assert not backend.reasons_against(double, ("forward",), torch.device("cpu"))
+    assert "float64" in backend.reasons_against(DEPTHWISE, ("forward",), torch.device("cpu"))[0]

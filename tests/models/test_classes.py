@@ -1,0 +1,168 @@
+"""The class that a module gets: subclasses, parametrized, normed and lazy modules, copies, and the way back."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+import convgrad
+from convgrad.models import accelerate_
+
+from .modules import (
+    CallsConvForward,
+    CallsSuper,
+    ComputesItself,
+    OwnName,
+    TransposedCallsSuper,
+    fingerprint,
+    image,
+    runs_ours,
+    same,
+)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: OwnName(4), lambda: CallsSuper(4, 4, 3), lambda: CallsConvForward(4, 4, 3),
+    lambda: TransposedCallsSuper(4, 4, 3),
+])  # fmt: skip
+def test_subclasses_that_hand_the_computation_on(make):
+    model = make()
+    cls, x = type(model), image()
+    want = model(x)
+    report = accelerate_(model, only_gains=False)
+    assert list(report.replaced) == [""]
+    assert isinstance(model, cls)
+    assert type(model).__name__ == cls.__name__
+    torch.testing.assert_close(model(x), want)
+    assert runs_ours(model, x)
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is type(model)
+    torch.testing.assert_close(again(x), want)
+    report.restore()
+    assert type(model) is cls
+
+
+def test_a_class_that_computes_itself_is_left_with_the_reason():
+    model = nn.Sequential(ComputesItself(4, 4, 3))
+    report = accelerate_(model, only_gains=False)
+    assert "ComputesItself.forward" in report.left["0"]
+    assert type(model[0]) is ComputesItself
+
+
+def test_an_attribute_called_backend_belongs_to_the_user():
+    class Named(nn.Conv2d):
+        backend = "mine"
+
+    model = Named(4, 4, 3)
+    accelerate_(model, only_gains=False)
+    assert model.backend == "mine"
+    model(image())
+
+
+def test_an_instance_with_a_forward_of_its_own_is_left():
+    model = nn.Conv2d(4, 4, 3)
+    model.forward = lambda x: x
+    assert "instance" in accelerate_(model, only_gains=False).left[""]
+
+
+def test_pickle_deepcopy_and_state_dict():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), OwnName(4), nn.ConvTranspose2d(4, 2, 2))
+    stock = copy.deepcopy(model)
+    accelerate_(model, "channels_last", only_gains=False)
+    x = image()
+    want = model(x)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(saved, weights_only=False)):
+        torch.testing.assert_close(twin(x), want)
+        assert runs_ours(twin, x)
+    assert model.state_dict().keys() == stock.state_dict().keys()
+    stock.load_state_dict(model.state_dict())
+    torch.testing.assert_close(stock(x), want)
+
+
+# ---- parametrized, normed, lazy ------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("norm", [
+    parametrizations.weight_norm, parametrizations.spectral_norm, parametrizations.orthogonal,
+    nn.utils.weight_norm, nn.utils.spectral_norm,
+])  # fmt: skip
+@pytest.mark.parametrize("cls", [nn.Conv2d, OwnName], ids=["plain", "subclass"])
+def test_normed_weights(norm, cls):
+    layer = cls(4, 4, 3) if cls is nn.Conv2d else cls(4)
+    model = nn.Sequential(norm(layer)).eval()
+    x = image()
+    before, text, want = fingerprint(model), repr(model), model(x)
+    report = accelerate_(model, only_gains=False)
+    assert list(report.replaced) == ["0"]
+    assert repr(model) == text
+    torch.testing.assert_close(model(x), want)
+    assert runs_ours(model, x) == ["forward", "grad_weight"]
+    if parametrize.is_parametrized(model[0]):  # PyTorch cannot copy the older kind
+        torch.testing.assert_close(copy.deepcopy(model)(x), want)
+    model.zero_grad()
+    report.restore()
+    assert same(fingerprint(model), before)
+    torch.testing.assert_close(model(x), want)
+
+
+class Double(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("cls", [nn.Conv2d, OwnName], ids=["plain", "subclass"])
+def test_parametrizations_may_come_and_go_meanwhile(cls):
+    layer = cls(4, 4, 3) if cls is nn.Conv2d else cls(4)
+    x = image()
+    parametrize.register_parametrization(layer, "weight", Double())
+    want = layer(x)
+    report = accelerate_(layer, only_gains=False)
+    parametrize.remove_parametrizations(layer, "weight")
+    torch.testing.assert_close(layer(x), want)
+    assert runs_ours(layer, x)
+    parametrize.register_parametrization(layer, "bias", Double())
+    assert runs_ours(layer, x)
+    want = layer(x)
+    report.restore()
+    assert runs_ours(layer, x) == []
+    torch.testing.assert_close(layer(x), want)
+    parametrize.remove_parametrizations(layer, "bias")
+    assert type(layer) is cls
+
+
+def test_a_second_parametrization_survives_restore():
+    layer = nn.Conv2d(4, 4, 3)
+    parametrize.register_parametrization(layer, "weight", Double())
+    report = accelerate_(layer, only_gains=False)
+    parametrize.register_parametrization(layer, "bias", Double())
+    want = layer(x := image())
+    report.restore()
+    torch.testing.assert_close(layer(x), want)
+    assert not isinstance(layer, convgrad.nn.Conv2d)
+
+
+@pytest.mark.parametrize("cls", [nn.LazyConv2d, nn.LazyConvTranspose2d])
+def test_lazy_modules(cls):
+    model, x = nn.Sequential(cls(4, 3)), image()
+    report = accelerate_(model, only_gains=False)
+    assert list(report.replaced) == ["0"]
+    runs = runs_ours(model, x)
+    assert runs == (["grad_input", "grad_weight"] if "Transpose" in cls.__name__ else ["forward", "grad_weight"])
+    report.restore()
+    assert type(model[0]) is cls.cls_to_become
+
+
+def test_a_lazy_module_restored_before_its_first_input():
+    model = nn.LazyConv2d(4, 3)
+    accelerate_(model, only_gains=False).restore()
+    assert type(model) is nn.LazyConv2d
+    model(image())
+    assert type(model) is nn.Conv2d

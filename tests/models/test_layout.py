@@ -1,0 +1,68 @@
+"""The layout of a whole model: turned with its inputs, turned back by `restore`, and when it is expected to pay."""
+
+import torch
+from torch import nn
+
+from convgrad.models import accelerate_
+
+from .modules import fingerprint, image, same
+
+
+def test_channels_last_turns_weights_and_inputs_and_restore_turns_them_back():
+    model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    x, before = image(), fingerprint(model)
+    want = model(x)
+    report = accelerate_(model, "channels_last", only_gains=False)
+    assert report.memory_format == "channels_last"
+    y = model(x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert not y.is_contiguous()
+    torch.testing.assert_close(y, want)
+    report.restore()
+    assert same(fingerprint(model), before)
+    assert model(x).is_contiguous()
+
+
+def test_trained_values_stay_when_the_layout_goes():
+    model = nn.Conv2d(4, 8, 3)
+    report = accelerate_(model, "channels_last", only_gains=False)
+    with torch.no_grad():
+        model.weight.mul_(2)
+    trained = model.weight.clone()
+    report.restore()
+    assert model.weight.is_contiguous()
+    assert torch.equal(model.weight, trained)
+
+
+def test_images_in_keywords_and_volumes_are_turned_too():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv3d(4, 4, 2)
+
+        def forward(self, *, inputs, mask):
+            return self.conv(inputs["volume"]), mask
+
+    model = Model()
+    report = accelerate_(model, torch.channels_last_3d, only_gains=False)
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    y, returned = model(inputs={"volume": image(nn.Conv3d)}, mask=mask)
+    assert y.is_contiguous(memory_format=torch.channels_last_3d)
+    assert returned is mask
+    report.restore()
+
+
+def test_auto_follows_a_rule_and_says_it():
+    sequence, double = nn.Conv1d(4, 4, 3), nn.Conv2d(4, 4, 3).double()
+    assert accelerate_(sequence, "auto").memory_format is None
+    assert "float64" in accelerate_(double, "auto").layout
+    report = accelerate_(nn.Conv2d(4, 4, 3), "auto")
+    assert report.memory_format == "channels_last"
+    assert "channels_last" in str(report)
+
+
+def test_auto_measures_with_example_inputs():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3))
+    report = accelerate_(model, "auto", example_inputs=image())
+    assert report.layout.startswith("measured, ")
+    report.restore()

@@ -1,0 +1,55 @@
+"""A model tried out on example inputs: what is learnt from them, and that no trace of it stays."""
+
+import torch
+from torch import nn
+
+import convgrad
+from convgrad.models import accelerate_
+
+from .modules import OURS, fingerprint, image, same
+
+
+def test_a_layer_that_cannot_gain_stays_stock_and_says_for_what_sizes():
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())
+    with convgrad.use_backend("aten"):
+        report = accelerate_(model, example_inputs=image())
+        assert "2x4x6x5" in report.left["0"]
+        assert "any usual size" in accelerate_(model).left["0"]
+    assert type(model[0]) is nn.Conv2d
+    with convgrad.use_backend(OURS):
+        assert accelerate_(model, example_inputs=(image(),)).replaced
+
+
+def test_a_layer_that_the_examples_never_reach_is_left():
+    model = nn.Sequential(nn.Conv2d(4, 4, 1))
+    model.never = nn.Conv2d(4, 4, 1)
+    model.forward = model[0].forward
+    with convgrad.use_backend(OURS):
+        report = accelerate_(model, example_inputs={"input": image()})
+    assert report.left["never"] == "the example inputs never reached it"
+
+
+def test_looking_at_the_sizes_changes_nothing():
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Dropout())
+    x, before, state = image(), fingerprint(model), torch.random.get_rng_state()
+    with convgrad.use_backend("aten"):
+        accelerate_(model, "auto", example_inputs=x).restore()
+    assert same(fingerprint(model), before)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+class NoCopy(nn.Conv2d):
+    def __deepcopy__(self, memo):
+        raise TypeError("there is only one of me")
+
+
+def test_a_model_that_cannot_be_copied_is_tried_itself():
+    model, x = nn.Sequential(NoCopy(4, 4, 3), nn.BatchNorm2d(4)), image()
+    before = model[1].running_mean.clone()
+    with convgrad.use_backend(OURS):
+        report = accelerate_(model, "auto", example_inputs=x)
+    assert list(report.replaced) == ["0"]
+    assert "cannot be copied" in report.layout
+    assert torch.equal(model[1].running_mean, before)
+    assert model.training
+    assert not model[0]._forward_pre_hooks
