@@ -59,6 +59,25 @@ def test_a_module_may_ask_for_a_backend() -> None:
     assert {r.backend for r in t.records} == {"im2col"}
 
 
+@pytest.mark.parametrize(
+    "name", ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+)
+@pytest.mark.parametrize("backend", ["misspelt", 3])
+def test_a_backend_that_does_not_exist_is_refused_when_the_module_is_made(name: str, backend: Any) -> None:
+    with pytest.raises(KeyError, match=f"no backend is called {backend!r}; there are aten, .*im2col"):
+        getattr(convgrad.nn, name)(2, 2, 3, backend=backend)
+
+
+def test_a_backend_that_is_gone_is_refused_when_the_module_is_called() -> None:
+    convgrad.register("mine", forward=lambda input, weight, problem: input, verify=False)
+    try:
+        layer = convgrad.nn.Conv2d(2, 2, 3, backend="mine")
+    finally:
+        convgrad.unregister("mine")
+    with pytest.raises(KeyError, match="no backend is called 'mine'; there are aten"):
+        layer(torch.zeros(1, 2, 5, 5))
+
+
 def test_copies_and_pickles() -> None:
     layer = convgrad.nn.Conv2d(2, 2, 3, backend="im2col")
     x = torch.randn(1, 2, 5, 5)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..engine.registry import get
 from ..engine.request import use_backend
 from ..errors import UnsupportedError
 from ..functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
@@ -21,11 +22,17 @@ __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "
 
 
 class _Chosen:
-    """The ``backend`` keyword: the name of a backend that this module asks for, or None."""
+    """The ``backend`` keyword: the name of a backend that this module asks for, or None.
+
+    Raises:
+        KeyError: no backend has this name; a kernel of yours is registered before the module that asks for it is made.
+    """
 
     backend: str | None = None
 
     def __init__(self, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
+        if backend is not None:
+            get(backend)
         super().__init__(*args, **kwargs)
         self.backend = backend
 
@@ -84,6 +91,9 @@ class Conv1d(_Conv, torch.nn.Conv1d):
 
     Shape:
         (N, C_in, L) or (C_in, L) -> (N, C_out, L_out) or (C_out, L_out)
+
+    Raises:
+        KeyError: ``backend`` is the name of no backend that there is now.
     """
 
     _function = staticmethod(conv1d)
@@ -94,6 +104,9 @@ class Conv2d(_Conv, torch.nn.Conv2d):
 
     Shape:
         (N, C_in, H, W) or (C_in, H, W) -> (N, C_out, H_out, W_out) or (C_out, H_out, W_out)
+
+    Raises:
+        KeyError: ``backend`` is the name of no backend that there is now.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -112,36 +125,48 @@ class Conv3d(_Conv, torch.nn.Conv3d):
 
     Shape:
         (N, C_in, D, H, W) or without N -> (N, C_out, D_out, H_out, W_out) or without N
+
+    Raises:
+        KeyError: ``backend`` is the name of no backend that there is now.
     """
 
     _function = staticmethod(conv3d)
 
 
 class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
-    """A 1-d transposed convolution: ``torch.nn.ConvTranspose1d`` computed by convgrad.
+    """A 1-d transposed convolution: ``torch.nn.ConvTranspose1d`` by convgrad; ``backend=`` asks for a backend by name.
 
     Shape:
         (N, C_in, L) or (C_in, L) -> (N, C_out, L_out) or (C_out, L_out)
+
+    Raises:
+        KeyError: ``backend`` is the name of no backend that there is now.
     """
 
     _function = staticmethod(conv_transpose1d)
 
 
 class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
-    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` computed by convgrad.
+    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` by convgrad; ``backend=`` asks for a backend by name.
 
     Shape:
         (N, C_in, H, W) or (C_in, H, W) -> (N, C_out, H_out, W_out) or (C_out, H_out, W_out)
+
+    Raises:
+        KeyError: ``backend`` is the name of no backend that there is now.
     """
 
     _function = staticmethod(conv_transpose2d)
 
 
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
-    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` computed by convgrad.
+    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` by convgrad; ``backend=`` asks for a backend by name.
 
     Shape:
         (N, C_in, D, H, W) or without N -> (N, C_out, D_out, H_out, W_out) or without N
+
+    Raises:
+        KeyError: ``backend`` is the name of no backend that there is now.
     """
 
     _function = staticmethod(conv_transpose3d)
