@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._call import conv_arguments, transpose_arguments
+from ._arguments import conv_arguments, transpose_arguments
 
 __all__ = ["call_asking"]
 

@@ -1,9 +1,9 @@
-"""From a call to its operator: arguments as people write them, and the ways that a call can take."""
+"""From a call to its operator: the ways that a call can take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from operator import index
+from collections.abc import Callable
+from marshal import dumps
 from typing import Any
 
 import torch
@@ -27,141 +27,11 @@ from ..settings import key as flags
 from ..shapes import check_rank
 from ..validation import refuse_nested
 
-__all__ = [
-    "Ints",
-    "all_arguments",
-    "conv_arguments",
-    "public_functions",
-    "require_tensors",
-    "run",
-    "sizes",
-    "transpose_arguments",
-]
+__all__ = ["public_functions", "run"]
 
-Ints = int | Sequence[int]
-
-
-# ---- arguments -----------------------------------------------------------------------------------
-
-
-def integers(value: Ints, d: int, name: str) -> tuple[int, ...]:
-    """One integer for each dimension; lists of another length are left to validation."""
-    if type(value) is int:
-        return (value,) * d
-    if isinstance(value, torch.SymInt):
-        return (value,) * d  # pyright: ignore[reportReturnType]
-    try:
-        if isinstance(value, (tuple, list)):
-            return tuple([v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value])
-        return (index(value),) * d  # pyright: ignore[reportArgumentType]
-    except TypeError:
-        raise TypeError(f"{name} is an integer or a tuple of {d} integers, got {_shown(value)}") from None
-
-
-def sizes(value: Sequence[int], name: str) -> list[int]:
-    """A shape as a list, from whatever holds integers; a tensor whose shape was meant is refused."""
-    if type(value) is torch.Size:
-        return list(value)
-    try:
-        return [v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value]
-    except TypeError:
-        raise TypeError(f"{name} is a sequence of integers, such as a tensor's shape; got {_shown(value)}") from None
-
-
-def require_tensors(name: str, **operands: object) -> None:
-    """Refuse what is no tensor and stands for none, in PyTorch's words.
-
-    Raises:
-        TypeError: one of the operands.
-    """
-    for argument, value in operands.items():
-        if not isinstance(value, Tensor) and not has_torch_function((value,)):
-            raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
-
-
-def _shown(value: object) -> str:
-    """A value for a message; of a tensor its shape, for its elements may fill the screen."""
-    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-
-
-def _groups(value: int) -> int:
-    if type(value) is int or isinstance(value, torch.SymInt):
-        return value  # pyright: ignore[reportReturnType]
-    try:
-        return index(value)
-    except TypeError:
-        raise TypeError(f"groups is an integer, got {_shown(value)}") from None
-
-
-def paddings(
-    padding: Ints | str, weight_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
-) -> tuple[int, ...]:
-    """Padding as integers; ``same`` keeps the size, with the odd element on the high side."""
-    d = len(weight_size) - 2
-    if not isinstance(padding, str):
-        return integers(_flat(padding), d, "padding")
-    if padding == "valid":
-        return (0,) * d
-    if padding != "same":
-        raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same'")
-    if any(s != 1 for s in stride):
-        raise ShapeError("padding='same' is not supported for strided convolutions")
-    steps = dilation if len(dilation) == d else tuple(dilation) * d
-    totals = [dil * (k - 1) for k, dil in zip(weight_size[2:], steps, strict=False)]
-    if all(total % 2 == 0 for total in totals):
-        return tuple(total // 2 for total in totals)
-    return tuple(p for total in totals for p in (total // 2, total - total // 2))
-
-
-def _flat(padding: Any) -> Ints:
-    """Pairs of low and high, as `ConvProblem` has them, in the flat form that the operators take."""
-    if not isinstance(padding, (tuple, list)) or not padding or not isinstance(padding[0], (tuple, list)):
-        return padding
-    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in padding):
-        raise ShapeError(f"expected padding to be integers, or a pair (low, high) for each dimension, got {padding}")
-    return [side for pair in padding for side in pair]
-
-
-def conv_arguments(
-    d: int, weight_size: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, groups: int
-) -> tuple[Any, ...]:
-    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
-    return (s, paddings(padding, weight_size, s, dil), dil, False, (0,) * d, _groups(groups))
-
-
-def transpose_arguments(
-    d: int,
-    weight_size: Sequence[int],
-    stride: Ints,
-    padding: Ints,
-    output_padding: Ints,
-    groups: int,
-    dilation: Ints,
-) -> tuple[Any, ...]:
-    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
-    pads = integers(_flat(padding), d, "padding")
-    return (s, pads, dil, True, integers(output_padding, d, "output_padding"), _groups(groups))
-
-
-def all_arguments(
-    d: int,
-    weight_size: Sequence[int],
-    stride: Ints,
-    padding: Ints | str,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> tuple[Any, ...]:
-    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
-    pads = paddings(padding, weight_size, s, dil)
-    return (s, pads, dil, transposed, integers(output_padding, d, "output_padding"), _groups(groups))
-
-
-# ---- from a call to its operator -------------------------------------------------------------------
-
-#: Calls that PyTorch computes as they are, while nobody asks for a backend: (complete, written, sizes, dtype) -> its
-#: arguments.
+#: Calls that PyTorch computes as they are, while nobody asks for a backend: (complete, kinds, sizes, dtype) -> its
+#: function of (input, weight, bias). The kinds are `marshal`'s bytes of what the user wrote: in them 1, 1.0 and True
+#: differ, which are one key to a dictionary but not one argument to PyTorch.
 _stock = BoundedCache()
 _stock_of = _stock.get
 #: All other plain calls, by everything that validation and choice depend on.
@@ -185,7 +55,7 @@ def run(
     Args:
         name: what the user called, for messages.
         complete: makes the operator's arguments of (d, weight size, *written).
-        written: the arguments as the user wrote them; a call that was seen before only compares them.
+        written: the arguments as the user wrote them; of a call that was seen before nobody looks into them.
     """
     # `is_eager`, written out: on this line a frame more is a tenth of what a small convolution costs.
     eager = not is_dynamo_compiling() and (
@@ -199,12 +69,15 @@ def run(
         and not any_autocast()
     )
     quiet = eager and not observers and not profiler_enabled()
-    if quiet and asked() is None:
+    kinds = dtype = stock = None
+    if eager:
         try:
-            dtype = input.dtype
-            stock = _stock_of((complete, written, input.shape, weight.shape, dtype))
-        except (TypeError, RuntimeError):  # a list among the arguments, a tensor without sizes
-            dtype = stock = None
+            kinds = dumps(written, 2)
+            if quiet and asked() is None:
+                dtype = input.dtype
+                stock = _stock_of((complete, kinds, input.shape, weight.shape, dtype))
+        except (ValueError, RuntimeError):  # an argument of a kind without bytes, a tensor without sizes
+            pass
         if (
             stock is not None
             and weight.dtype is dtype
@@ -222,16 +95,33 @@ def run(
             )
         ):
             try:
-                return _convolution(input, weight, bias, *stock)
+                return stock(input, weight, bias)
             except RuntimeError:  # a bias of another size, say: the longer ways refuse it with our exceptions
                 pass
-    key = call = None
+    key = None
     eager = eager and jit_tracing() is None  # a trace must see torch operators
-    if eager:
-        key = _key(complete, input, weight, bias, written)
+    if eager and kinds is not None:
+        key = _key(complete, kinds, input, weight, bias)
         call = None if key is None else _calls.get(key)
         if call is not None and call.flags == flags(input):
             return _contract(call, input, weight, bias, quiet)
+    return _first_call(name, d, complete, input, weight, bias, written, kinds, key, eager, quiet)
+
+
+def _first_call(
+    name: str,
+    d: int,
+    complete: Callable[..., tuple[Any, ...]],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    written: tuple[Any, ...],
+    kinds: bytes | None,
+    key: tuple[Any, ...] | None,
+    eager: bool,
+    quiet: bool,
+) -> Tensor:
+    """A call that was not seen before: validated, planned and, if it has a key, remembered."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return _not_tensors(name, input, weight, bias, written)
     refuse_nested(input, weight, bias)
@@ -246,27 +136,30 @@ def run(
     if key is not None:
         _calls[key] = call
         if call.stock.any_strides:
-            _stock[complete, written, input.shape, weight.shape, input.dtype] = tuple(map(_short, arguments))
+            _stock[complete, kinds, input.shape, weight.shape, input.dtype] = _stock_function(d, arguments)
     return _contract(call, input, weight, bias, quiet)
 
 
-def _short(argument: Any) -> Any:
-    """One integer for all dimensions where they agree, which PyTorch reads faster."""
-    return argument[:1] if isinstance(argument, tuple) and len({*argument}) == 1 else argument
+def _stock_function(d: int, arguments: tuple[Any, ...]) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """PyTorch's function of (input, weight, bias) with the other arguments fixed, in the form that it reads fastest."""
+    # One integer for all dimensions where they agree, and none at all where they are what PyTorch assumes.
+    short: list[Any] = [a[:1] if isinstance(a, tuple) and len({*a}) == 1 else a for a in arguments]
+    stride, padding, dilation, transposed, output_padding, groups = short
+    if short == [(1,), (0,), (1,), transposed, (0,), 1]:
+        return getattr(torch, f"conv_transpose{d}d" if transposed else f"conv{d}d")
+    return lambda input, weight, bias: _convolution(
+        input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
+    )
 
 
 def _key(
-    complete: Callable[..., tuple[Any, ...]],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    written: tuple[Any, ...],
+    complete: Callable[..., tuple[Any, ...]], kinds: bytes, input: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Any, ...] | None:
     """Everything that validation and choice depend on; None for a call that cannot be looked up."""
     try:
-        key = (
+        return (
             complete,
-            written,
+            kinds,
             input.shape,
             weight.shape,
             input.stride(),
@@ -277,10 +170,8 @@ def _key(
             asked(),
             None if input.is_cpu and weight.is_cpu else device_flags(input, weight, bias),
         )
-        hash(key)
-    except (TypeError, RuntimeError):  # a list among the arguments, a tensor without strides
+    except RuntimeError:  # a tensor without strides
         return None
-    return key
 
 
 def _contract(call: EagerCall, input: Tensor, weight: Tensor, bias: Tensor | None, quiet: bool) -> Tensor:

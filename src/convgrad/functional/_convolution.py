@@ -13,7 +13,16 @@ from ..ops.asked import operator
 from ..ops.eager import is_eager
 from ..shapes import check_rank
 from ..validation import refuse_nested
-from ._call import Ints, all_arguments, conv_arguments, require_tensors, run, sizes, transpose_arguments
+from ._arguments import (
+    Ints,
+    all_arguments,
+    conv_arguments,
+    require_bool,
+    require_tensors,
+    sizes,
+    transpose_arguments,
+)
+from ._call import run
 
 __all__ = ["convolution", "convolution_backward", "grad_bias", "grad_input", "grad_weight"]
 
@@ -67,6 +76,7 @@ def convolution(
 
         arguments = all_arguments(d, weight.shape, stride, padding, dilation, transposed, output_padding, groups)
         return through_other_weights(input, weight, bias, backward_weight, backward_weight_grad, arguments)
+    require_bool("transposed", transposed)
     if transposed:
         written = (stride, padding, output_padding, groups, dilation)
         return run("convolution", d, transpose_arguments, input, weight, bias, written)

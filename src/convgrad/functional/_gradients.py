@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ._call import Ints, require_tensors, sizes
+from ._arguments import Ints, require_tensors, sizes
 from ._convolution import grad_input, grad_weight
 
 

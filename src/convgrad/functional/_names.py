@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ._call import Ints, conv_arguments, public_functions, run, transpose_arguments
+from ._arguments import Ints, conv_arguments, transpose_arguments
+from ._call import public_functions, run
 
 
 def conv1d(

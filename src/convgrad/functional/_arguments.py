@@ -1,0 +1,163 @@
+"""Arguments as people write them, made what the operators take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import has_torch_function
+
+from ..errors import ShapeError
+
+__all__ = [
+    "Ints",
+    "all_arguments",
+    "conv_arguments",
+    "require_bool",
+    "require_tensors",
+    "sizes",
+    "transpose_arguments",
+]
+
+Ints = int | Sequence[int]
+
+
+def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
+    """One integer for each dimension, of the kinds that PyTorch takes; lists of another length are left to validation.
+
+    Raises:
+        TypeError: another kind, a bool among them. (Of a tuple PyTorch asks this of the first entry only.)
+    """
+    if type(value) is int:
+        return (value,) * d
+    try:
+        if not isinstance(value, (tuple, list)):
+            return (_integer(value),) * d
+        if not value or not isinstance(value[0], bool):
+            return tuple([v if isinstance(v, int) else _integer(v) for v in value])
+    except TypeError:
+        pass
+    raise TypeError(f"{name} is an integer or a tuple of {d} integers, got {_shown(value)}")
+
+
+def _integer(value: Any) -> int:
+    """What Python itself takes for an integer, but no bool."""
+    if isinstance(value, torch.SymInt):
+        return value  # pyright: ignore[reportReturnType]
+    if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype is torch.bool):
+        raise TypeError
+    return index(value)
+
+
+def sizes(value: Sequence[int], name: str) -> list[int]:
+    """A shape as a list, from whatever holds integers; a tensor whose shape was meant is refused."""
+    if type(value) is torch.Size:
+        return list(value)
+    try:
+        return [v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value]
+    except TypeError:
+        raise TypeError(f"{name} is a sequence of integers, such as a tensor's shape; got {_shown(value)}") from None
+
+
+def require_tensors(name: str, **operands: object) -> None:
+    """Refuse what is no tensor and stands for none, in PyTorch's words.
+
+    Raises:
+        TypeError: one of the operands.
+    """
+    for argument, value in operands.items():
+        if not isinstance(value, Tensor) and not has_torch_function((value,)):
+            raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
+
+
+def _shown(value: object) -> str:
+    """A value for a message; of a tensor its shape, for its elements may fill the screen."""
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+def _groups(value: int) -> int:
+    if type(value) is int:
+        return value
+    try:
+        return _integer(value)
+    except TypeError:
+        raise TypeError(f"groups is an integer, got {_shown(value)}") from None
+
+
+def require_bool(name: str, value: object) -> None:
+    """Refuse what is no bool, as PyTorch does.
+
+    Raises:
+        TypeError: it is another kind.
+    """
+    if value is not True and value is not False:
+        raise TypeError(f"{name} is True or False, got {_shown(value)}")
+
+
+def paddings(
+    padding: Ints | str, weight_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, ...]:
+    """Padding as integers; ``same`` keeps the size, with the odd element on the high side."""
+    d = len(weight_size) - 2
+    if not isinstance(padding, str):
+        return integers(_flat(padding), d, "padding")
+    if padding == "valid":
+        return (0,) * d
+    if padding != "same":
+        raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same'")
+    if any(s != 1 for s in stride):
+        raise ShapeError("padding='same' is not supported for strided convolutions")
+    steps = dilation if len(dilation) == d else tuple(dilation) * d
+    totals = [dil * (k - 1) for k, dil in zip(weight_size[2:], steps, strict=False)]
+    if all(total % 2 == 0 for total in totals):
+        return tuple(total // 2 for total in totals)
+    return tuple(p for total in totals for p in (total // 2, total - total // 2))
+
+
+def _flat(padding: Any) -> Ints:
+    """Pairs of low and high, as `ConvProblem` has them, in the flat form that the operators take."""
+    if not isinstance(padding, (tuple, list)) or not padding or not isinstance(padding[0], (tuple, list)):
+        return padding
+    if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in padding):
+        raise ShapeError(f"expected padding to be integers, or a pair (low, high) for each dimension, got {padding}")
+    return [side for pair in padding for side in pair]
+
+
+def conv_arguments(
+    d: int, weight_size: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, groups: int
+) -> tuple[Any, ...]:
+    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
+    return (s, paddings(padding, weight_size, s, dil), dil, False, (0,) * d, _groups(groups))
+
+
+def transpose_arguments(
+    d: int,
+    weight_size: Sequence[int],
+    stride: Ints,
+    padding: Ints,
+    output_padding: Ints,
+    groups: int,
+    dilation: Ints,
+) -> tuple[Any, ...]:
+    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
+    pads = integers(_flat(padding), d, "padding")
+    return (s, pads, dil, True, integers(output_padding, d, "output_padding"), _groups(groups))
+
+
+def all_arguments(
+    d: int,
+    weight_size: Sequence[int],
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> tuple[Any, ...]:
+    require_bool("transposed", transposed)
+    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
+    pads = paddings(padding, weight_size, s, dil)
+    return (s, pads, dil, transposed, integers(output_padding, d, "output_padding"), _groups(groups))

@@ -1,0 +1,164 @@
+"""Arguments as people write them: of which kinds, in which forms, and what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import IntEnum
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import convgrad
+from convgrad.engine.cache import forget
+
+KINDS: dict[str, Any] = {
+    "float": 1.0,
+    "bool": True,
+    "numpy int": np.int32(1),
+    "numpy bool": np.True_,
+    "numpy float": np.float64(1),
+    "tensor": torch.tensor(1),
+    "float tensor": torch.tensor(1.0),
+    "complex": 1 + 0j,
+    "fraction": Fraction(1),
+    "enum": IntEnum("One", "ONE").ONE,
+    "None": None,
+    "text": "1",
+}
+WRITTEN: dict[str, Callable[[Any], Any]] = {
+    "alone": lambda v: v,
+    "tuple": lambda v: (v, v),
+    "list": lambda v: [v, v],
+    "second": lambda v: (1, v),
+    "one": lambda v: (v,),
+}
+
+
+@pytest.mark.parametrize("way", ["conv2d", "conv_transpose2d"])
+@pytest.mark.parametrize("argument", ["stride", "padding", "dilation", "groups"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("channels", [2, 16])  # PyTorch's own call, and where native is chosen one of ours
+def test_an_integer_of_another_kind_is_taken_or_refused_as_by_pytorch(
+    way: str, argument: str, kind: str, channels: int
+) -> None:
+    """Before and after the same call was made with the integer 1: to Python, 1, 1.0 and True are equal."""
+    ours, theirs = getattr(convgrad, way), getattr(F, way)
+    x, w = torch.randn(1, channels, 6, 6), torch.randn(channels, channels if channels == 2 else 1, 3, 3)
+    fixed = {"groups": 1 if channels == 2 else channels}
+    shapes = {"alone": WRITTEN["alone"]} if argument == "groups" else WRITTEN
+    if argument == "groups":
+        x, w, fixed = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3), {}
+    for shape, write in shapes.items():
+        given = {**fixed, argument: write(KINDS[kind])}
+        try:
+            want = theirs(x, w, **given)
+        except (TypeError, RuntimeError) as error:
+            want = error
+        forget()
+        for warm in (False, True):
+            if isinstance(want, Tensor):
+                assert torch.allclose(ours(x, w, **given), want, atol=1e-5), (shape, warm)
+            else:
+                with pytest.raises(type(want)):
+                    ours(x, w, **given)
+            for known in ({argument: 1}, {argument: (1, 1)} if argument != "groups" else {}):
+                ours(x, w, **{**fixed, **known})
+
+
+@pytest.mark.parametrize("transposed", [0, 1, np.True_, None])
+def test_transposed_is_a_bool(transposed: Any) -> None:
+    x, w = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3)
+    with pytest.raises(TypeError):
+        torch.convolution(x, w, None, (1,), (0,), (1,), transposed, (0,), 1)
+    for call in (
+        lambda: convgrad.convolution(x, w, transposed=transposed),
+        lambda: convgrad.grad_input(x.shape, w, x, transposed=transposed),
+    ):
+        with pytest.raises(TypeError, match="transposed is True or False, got"):
+            call()
+
+
+@pytest.mark.parametrize("bad", [{"stride": 1.5}, {"padding": "foo"}, {"padding": (1, 2, 3)}, {"groups": 3}])
+def test_bad_arguments_raise_the_same_class_as_pytorch(bad: dict[str, Any]) -> None:
+    x, w = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3)
+    with pytest.raises((TypeError, RuntimeError)) as theirs:
+        F.conv2d(x, w, **bad)
+    with pytest.raises(theirs.type):
+        convgrad.conv2d(x, w, **bad)
+
+
+def test_pairs_of_padding_mean_the_same_as_the_flat_form() -> None:
+    x, w = torch.randn(1, 2, 6, 7), torch.randn(2, 2, 3, 3)
+    want = F.conv2d(F.pad(x, (2, 1, 1, -1)), w)
+    ways: list[Any] = [(1, -1, 2, 1), ((1, -1), (2, 1)), [[1, -1], [2, 1]]]
+    for padding in ways:
+        torch.testing.assert_close(convgrad.conv2d(x, w, padding=padding), want)
+        grad = convgrad.grad_input(x.shape, w, torch.ones_like(want), padding=padding)
+        assert grad.shape == x.shape
+    with pytest.raises(convgrad.ShapeError, match=r"a pair .low, high. for each dimension"):
+        convgrad.conv2d(x, w, padding=((1,), (2,)))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("bad", ["stride", "padding", "dilation"])
+@pytest.mark.parametrize("value", [None, 1.5, (1, None), "1"])
+def test_the_message_names_the_argument_that_is_no_integer(bad: str, value: Any) -> None:
+    if bad == "padding" and isinstance(value, str):
+        pytest.skip("padding may be a word")
+    x, w = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3)
+    with pytest.raises(TypeError, match=re.escape(f"{bad} is an integer or a tuple of 2 integers, got {value!r}")):
+        convgrad.conv2d(x, w, **{bad: value})
+    with pytest.raises(TypeError, match=f"{bad} is an integer or a tuple"):
+        convgrad.grad_input(x.shape, w, x, **{bad: value})
+    with pytest.raises(TypeError, match=r"groups is an integer, got 2\.5"):
+        convgrad.conv2d(x, w, groups=2.5)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("size", [None, 12, (2, None, 6, 6), (2.0, 2, 6, 6), torch.zeros(1, 2, 6, 6)])
+def test_a_size_that_is_none_is_refused_in_a_short_line(size: Any) -> None:
+    x, w, g = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3), torch.randn(1, 2, 4, 4)
+    calls: list[Callable[[], Any]] = [
+        lambda: convgrad.grad_input(size, w, g),
+        lambda: convgrad.conv2d_input(size, w, g),
+        lambda: convgrad.grad_weight(x, size, g),
+        lambda: convgrad.conv2d_weight(x, size, g),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match="_size is a sequence of integers") as refused:
+            call()
+        assert len(str(refused.value)) < 120
+
+
+@pytest.mark.parametrize("operands", [(None, 1), (1, None), ("x", 1), (1, 1, "b")])
+def test_what_is_no_tensor_is_refused_as_in_pytorch(operands: tuple[Any, ...]) -> None:
+    real = [torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3), torch.randn(2)]
+    mixed = [t if o == 1 else o for o, t in zip(operands, real, strict=False)]
+    with pytest.raises(TypeError, match="must be Tensor, not"):
+        convgrad.conv2d(*mixed)
+
+
+def test_a_gradient_of_no_tensor_is_refused_by_name() -> None:
+    x, w, g = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3), torch.randn(1, 2, 4, 4)
+    wrong: Any = None
+    calls: dict[str, Callable[[], Any]] = {
+        "input": lambda: convgrad.grad_weight(wrong, w.shape, g),
+        "weight": lambda: convgrad.conv2d_input(x.shape, wrong, g),
+        "grad_output": lambda: convgrad.convolution_backward(wrong, x, w),
+    }
+    calls |= {"grad_output'": lambda: convgrad.grad_bias(wrong)}
+    for argument, call in calls.items():
+        with pytest.raises(TypeError, match=f"argument '{argument.rstrip(chr(39))}' must be Tensor, not NoneType"):
+            call()
+
+
+@pytest.mark.parametrize("padding", [((1, 0), (2, -1)), [(1, 0), (2, -1)]])
+def test_pairs_of_padding_crop_a_transposed_convolution(padding: Any) -> None:
+    x, w = torch.randn(1, 2, 5, 6, dtype=torch.float64), torch.randn(2, 3, 3, 3, dtype=torch.float64)
+    want = F.pad(F.conv_transpose2d(x, w, stride=2), (-2, 1, -1, 0))
+    assert torch.equal(convgrad.convolution(x, w, stride=2, padding=padding, transposed=True), want)
+    assert torch.equal(convgrad.conv_transpose2d(x, w, stride=2, padding=padding), want)
