@@ -238,7 +238,7 @@ def show_result(stock: Training, ours: Training, data: Digits) -> bool:
     accuracies = {t.name: t.accuracy(data) for t in (stock, ours)}
     for name, accuracy in accuracies.items():
         speed = "1" if name == times.baseline else str(times.speedup(name))
-        table.add_row(name, f"{accuracy:.1%}", f"{times.median(name) * 1e3:.1f}", speed)
+        table.add_row(name, f"{accuracy:.1%}", f"{times.seconds(name) * 1e3:.1f}", speed)
     console.print(table)
     console.print(
         f"{len(samples['PyTorch'])} steps of each in alternation: medians, and the 95 % interval of the ratio.\n"
@@ -256,7 +256,7 @@ def show_layers(rows: list[Row]) -> None:
         speed = row.times.speedup("convgrad")
         style = "" if not speed.differs else "green" if speed.value > 1 else "red"
         shown = Text(f"{speed.value:.2f}x" if speed.differs else "same", style=style)
-        times = [f"{row.times.median(n) * 1e3:.2f}" for n in ("convgrad", "PyTorch")]
+        times = [f"{row.times.seconds(n) * 1e3:.2f}" for n in ("convgrad", "PyTorch")]
         for i, (outputs, backend, reason) in enumerate(row.parts):
             # Two gradients from two backends are two lines and one time: PyTorch computes them in one call.
             table.add_row(

@@ -21,6 +21,12 @@ def test_a_table_with_a_ratio_and_the_conditions(capsys) -> None:
         assert text in printed
     assert "as given" in printed or "channels_last" in printed
     assert "x [" in printed or "no difference" in printed
+    assert "speed is the median of the ratios inside a round" in printed
+    rows = [line.split("│") for line in printed.splitlines() if "im2col" in line]
+    assert len(rows) == 3
+    for *_, ours, theirs, _, speed, _, _ in rows:
+        shown = float(speed.split("x")[0])
+        assert float(theirs) / float(ours) == pytest.approx(shown, rel=0.002, abs=0.006)  # all three are rounded
 
 
 def test_a_wrong_backend_gets_no_time(capsys) -> None:

@@ -25,6 +25,10 @@ from .shrink import shrunk
 __all__ = ["bench"]
 
 _CHECKED_FLOPS = 2_000_000  # the definition is slow: a large problem is checked at a reduced size
+_HOW_TO_READ = (
+    "PyTorch's time is its median over all rounds; speed is the median of the ratios inside a round, with its 95 % "
+    "interval; the backend's time is PyTorch's divided by it."
+)
 
 
 class _Line(NamedTuple):
@@ -75,9 +79,10 @@ def bench(
         for pass_ in passes:
             for line, speed in _lines(problem, pass_, backend or [], torch.device(device), seconds):
                 wrong |= line.wrong
-                times = ["" if t is None else f"{t:.3f}" for t in (line.milliseconds, line.pytorch)]
+                times = ["" if t is None else f"{t:.4g}" for t in (line.milliseconds, line.pytorch)]
                 table.add_row(line.output, line.backend, *times, line.layout, speed, line.note)
         out().print(table)
+    out().print(_HOW_TO_READ)
     out().print(conditions(device))
     raise typer.Exit(1 if wrong else 0)
 
@@ -124,7 +129,7 @@ def _line(
     best = min(rivals, key=first.median)
     seen = compare({"mine": calls["mine"], best: calls[best]}, best, seconds=seconds / 2, device=device)
     note = "" if small == problem else "checked at a reduced size"
-    line = _Line(pass_, name, seen.median("mine") * 1e3, seen.median(best) * 1e3, best, note)
+    line = _Line(pass_, name, seen.seconds("mine") * 1e3, seen.seconds(best) * 1e3, best, note)
     return line, str(seen.speedup("mine"))
 
 

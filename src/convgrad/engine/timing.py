@@ -55,9 +55,11 @@ class Ratio:
 class Comparison:
     """Times of several callables, measured alternately.
 
+    Printed, a time is that of `seconds`, so that the quotient of two of them is the speed-up that stands beside them.
+
     Equivalent to:
         >>> seen = Comparison("pytorch", {"ours": (1.0,) * 9, "pytorch": (2.0,) * 9})
-        >>> print(seen.speedup("ours"), seen.median("ours"))
+        >>> print(seen.speedup("ours"), seen.seconds("ours"))
         2.00x [2.00, 2.00] 1.0
     """
 
@@ -69,8 +71,16 @@ class Comparison:
     confidence: float = 0.95
 
     def median(self, name: str) -> float:
-        """Seconds per call."""
+        """Seconds per call: the median over rounds, whatever the others took in them."""
         return statistics.median(self.samples[name])
+
+    def seconds(self, name: str) -> float:
+        """Seconds per call in a round in which the baseline takes its median: that median over the speed-up.
+
+        Medians alone have another quotient than the ratios inside the rounds, wherever the machine drifts.
+        """
+        median = self.median(self.baseline)
+        return median if name == self.baseline else median / self.speedup(name).value
 
     def speedup(self, name: str) -> Ratio:
         """How many times faster than the baseline ``name`` is: the median over rounds of baseline / name."""
@@ -88,7 +98,7 @@ class Comparison:
         width = max(map(len, self.samples))
         lines = []
         for name in self.samples:
-            line = f"{name:<{width}}  {self.median(name) * 1e3:10.4f} ms"
+            line = f"{name:<{width}}  {self.seconds(name) * 1e3:10.4f} ms"
             lines.append(f"{line}  baseline" if name == self.baseline else f"{line}  {self.speedup(name)}")
         return "\n".join(lines)
 
