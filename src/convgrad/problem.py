@@ -31,6 +31,7 @@ __all__ = [
     "in_order",
     "output_length",
     "passes_of",
+    "shown_outputs",
 ]
 
 Pass = Literal["forward", "grad_input", "grad_weight"]
@@ -79,6 +80,17 @@ def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True
     """
     outputs: tuple[Output, ...] = ("forward" if transposed else "grad_input", "grad_weight", "grad_bias")
     return tuple([o for o, wanted in zip(outputs, output_mask, strict=True) if wanted])
+
+
+def shown_outputs(outputs: Collection[str], transposed: bool) -> str:
+    """Outputs for people: joined by ``+``, and of a transposed problem with what they are to its user.
+
+    Equivalent to:
+        >>> shown_outputs(("grad_input", "grad_weight"), False), shown_outputs(("forward", "grad_weight"), True)
+        ('grad_input+grad_weight', 'forward (its grad_input)+grad_weight')
+    """
+    words = {"forward": "forward (its grad_input)", "grad_input": "grad_input (its output)"} if transposed else {}
+    return "+".join(words.get(o, o) for o in outputs)
 
 
 def effective_kernel(kernel: int, dilation: int) -> int:

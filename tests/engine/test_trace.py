@@ -12,6 +12,7 @@ import threading
 import pytest
 import torch
 
+import convgrad
 from convgrad.engine import plan_for, use_backend
 from convgrad.engine.observe import observers
 from convgrad.engine.trace import trace
@@ -45,6 +46,20 @@ def test_a_sweep_is_one_call() -> None:
     with trace() as t, use_backend("aten"):
         plan_for(P, ("grad_input", "grad_weight"), torch.device("cpu")).gradients(**slots())
     assert [r.outputs for r in t] == ["grad_input+grad_weight"]
+
+
+def test_a_table_says_what_the_passes_of_a_transposed_convolution_are_to_its_user() -> None:
+    layer, x = convgrad.nn.ConvTranspose2d(4, 4, 3, groups=4), torch.randn(1, 4, 5, 5, requires_grad=True)
+    with trace() as t, use_backend("im2col"):
+        layer(x).sum().backward()
+    assert [r.outputs for r in t] == ["grad_input", "forward", "grad_weight"]
+    column = [line["outputs"] for line in csv.DictReader(io.StringIO(t.to_csv()))]
+    assert column == ["grad_input (its output)", "forward (its grad_input)", "grad_weight"]
+    assert all(text in t.table() for text in column)
+    assert all(r["transposed"] for r in t.to_dict())
+    with trace() as t:
+        convgrad.nn.Conv2d(4, 4, 3)(x).sum().backward()
+    assert "(its" not in t.table()
 
 
 def test_copies_are_noted() -> None:

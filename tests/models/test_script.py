@@ -64,6 +64,20 @@ def test_a_training_script_is_counted(script, stock, capsys):
     assert text.count("g4mb2ic4ih6oc4oh4kh3") == (2 if stock else 3)
 
 
+def test_the_passes_of_a_transposed_layer_are_said_in_its_users_words_too(tmp_path):
+    path = tmp_path / "up.py"
+    path.write_text(
+        "import torch\nlayer = torch.nn.ConvTranspose2d(4, 4, 3, groups=4, bias=False)\n"
+        "layer(torch.ones(1, 4, 5, 5, requires_grad=True)).sum().backward()\n"
+    )
+    with convgrad.use_backend("im2col"):
+        _, ours, text = lines(str(path))
+    _, stock, _ = lines(str(path), stock=True)
+    assert {r["output"] for r in ours} == {"grad_input (its output)", "forward (its grad_input)", "grad_weight"}
+    assert {r["output"] for r in stock} == {"grad_input (its output)", "forward (its grad_input)+grad_weight"}
+    assert "forward (its grad_input)" in text
+
+
 def test_both_ways_give_the_same_loss(script, capsys):
     losses = []
     for stock in (False, True):

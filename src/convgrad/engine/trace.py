@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..problem import shown_outputs
 from .observe import Event, observers
 from .onednn import OneDNNLog
 
@@ -26,7 +27,8 @@ class Record:
 
     Args:
         call: its number in the trace.
-        outputs: what it computed, joined by ``+`` where one sweep gave several.
+        outputs: what it computed, joined by ``+`` where one sweep gave several. These are passes of the problem, as
+            `use_backend` and `explain` call them; tables add what they are to the user of a transposed convolution.
         backend: its name.
         kernel: oneDNN's name for the primitive that ran, where it was asked for; else empty.
         layout: of the result.
@@ -35,6 +37,7 @@ class Record:
         device: where it ran.
         problem: as one line of text.
         reason: why this backend.
+        transposed: whether the user asked for a transposed convolution.
     """
 
     call: int
@@ -47,10 +50,12 @@ class Record:
     device: str
     problem: str
     reason: str
+    transposed: bool = False
 
     def cells(self) -> tuple[str, ...]:
         """One text for each column of a table."""
         row = asdict(self) | {"copies": "; ".join(self.copies), "milliseconds": f"{self.milliseconds:.4f}"}
+        row["outputs"] = shown_outputs(self.outputs.split("+"), self.transposed)
         return tuple(str(row[name]) for name in _COLUMNS)
 
 
@@ -82,6 +87,7 @@ class Trace:
                 event.device,
                 str(event.problem),
                 event.reason,
+                event.problem.transposed,
             )
         )
 

@@ -12,7 +12,7 @@ import torch
 from ..engine.limits import Limits, limits_of
 from ..engine.observe import Event, observers
 from ..pipeline import Machine, select_conv_backend
-from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass, Slot
+from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass, Slot, shown_outputs
 
 __all__ = ["Row", "Usage"]
 
@@ -29,6 +29,11 @@ class Row:
     device: str
     calls: int = 0
     seconds: float = 0.0
+
+    @property
+    def output(self) -> str:
+        """What the calls gave; of a transposed convolution with what that is to its user."""
+        return shown_outputs(self.outputs, self.problem.transposed)
 
     @property
     def layout(self) -> str:
@@ -101,7 +106,7 @@ class Usage:
             share = row.seconds / self.seconds if self.seconds else 0.0
             mean = row.seconds / row.calls
             lines.append(
-                (str(row.calls), "+".join(row.outputs), row.backend, row.layout, f"{row.seconds * 1e3:.2f}",
+                (str(row.calls), row.output, row.backend, row.layout, f"{row.seconds * 1e3:.2f}",
                  f"{mean * 1e3:.4f}", f"{share:.1%}", of_limit, str(row.problem))
             )  # fmt: skip
         return lines
