@@ -361,6 +361,22 @@ def test_watching_changes_nothing_and_sees_everything():
     assert observers == []
 
 
+@pytest.mark.parametrize("block", [watch_stock, takeover])
+def test_what_convgrads_own_functions_compute_is_reported_once(block):
+    x, w, *_ = operands(groups=1)
+    x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+    with convgrad.use_backend("aten"), Trace() as seen, block():
+        convgrad.conv2d(x, w).sum().backward()
+    assert [r.outputs for r in seen] == ["forward", "grad_input+grad_weight"]
+    y = convgrad.conv2d(x, w)
+    with Trace() as alone:
+        torch.autograd.grad(y.sum(), (x, w), retain_graph=True)
+    with Trace() as watched, watch_stock():
+        y.sum().backward()
+    assert [r.outputs for r in alone] == []  # the call was PyTorch's own, as the docstring of `trace` says
+    assert [(r.outputs, r.reason) for r in watched] == [("grad_input+grad_weight", "PyTorch's own kernel")]
+
+
 def test_a_taken_over_process_sees_pytorchs_own_choices_too():
     x, w, b = operands()
     with Trace() as seen, takeover(), convgrad.use_backend("aten"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import NamedTuple, Protocol
 
 from ..problem import ConvProblem, Output
 
-__all__ = ["Event", "Observer", "observers"]
+__all__ = ["Event", "Observer", "observers", "thread"]
 
 
 class Event(NamedTuple):
@@ -31,3 +32,12 @@ class Observer(Protocol):
 
 
 observers: list[Observer] = []
+
+
+class _Thread(threading.local):
+    """Whether this thread is inside one of our computations: a convolution of PyTorch's there is a part of it."""
+
+    inside: bool = False
+
+
+thread = _Thread()

@@ -156,8 +156,9 @@ class Trace:
 def trace(*, onednn: bool = False) -> Iterator[Trace]:
     """Record every call of a backend inside this block, in every thread: backend, layout, copies made, time.
 
-    A backward pass is seen if its forward ran inside the block too: outside, where ATen was chosen for everything, the
-    call was PyTorch's own, with PyTorch's backward.
+    A backward pass inside the block is seen if its forward ran there too, or if another kernel than ATen's was chosen
+    for anything in the call. Otherwise the call was PyTorch's own, and so is its backward: with an open
+    `convgrad.models.watch_stock` such ones are seen too, and with them every convolution of the process.
 
     For `torch.profiler` nothing is needed: every call is labelled there (``convgrad::grad_weight[native]``).
 

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 
 from .._compat import profiler_enabled
-from ..engine.observe import Event, observers
+from ..engine.observe import Event, observers, thread
 from .dispatch import Override, original_kernel
-from .routes import Route, backward_route, forward_route, inside, thread
+from .routes import Route, backward_route, forward_route, inside
 
 __all__ = ["takeover", "watch_stock"]
 

@@ -6,7 +6,6 @@ kernel where it was chosen, and for everything that is not a dense real convolut
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from .._compat import aten_memory_format, record
 from ..engine.cache import BoundedCache
+from ..engine.observe import thread
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
 from ..errors import BackendError, ConvgradError
@@ -23,7 +23,7 @@ from ..settings import cpu_flags, current
 from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_operands
 
-__all__ = ["Route", "backward_route", "forward_route", "inside", "thread"]
+__all__ = ["Route", "backward_route", "forward_route", "inside"]
 
 Ints = Sequence[int]
 
@@ -36,15 +36,6 @@ class Route(NamedTuple):
     plan: Plan | None
     #: PyTorch's kernel computes, and is not made of other convolutions, which would then be taken over.
     is_stock: bool = False
-
-
-class _Thread(threading.local):
-    """Whether this thread is inside one of our computations, whose own convolutions are PyTorch's."""
-
-    inside: bool = False
-
-
-thread = _Thread()
 
 
 class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator would cost several microseconds more
