@@ -50,7 +50,16 @@ def refused(capsys, *args: str) -> str:
 def test_info(capsys) -> None:
     status, printed, _ = call(capsys, "info")
     assert status == 0
-    for words in ("versions", torch.__version__, "backends", "reference", "depthwise on", "mkldnn_enabled", "limits"):
+    for words in (
+        "versions",
+        torch.__version__,
+        "backends",
+        "reference",
+        "depthwise on",
+        "groups of 4 channels on",
+        "mkldnn_enabled",
+        "limits",
+    ):
         assert words in printed
     assert "not measured yet" in printed
     status, printed, _ = call(capsys, "info", "--json", "--measure")

@@ -18,8 +18,12 @@ from .app import app, out
 
 __all__ = ["gather", "info"]
 
-#: What a backend is asked about: an everyday depthwise and an everyday dense layer.
-_SAMPLES = {"depthwise": "g32mb1ic32ih56oc32kh3ph1", "dense": "mb1ic32ih56oc32kh3ph1"}
+#: What a backend is asked about: everyday layers.
+_SAMPLES = {
+    "depthwise": "g32mb1ic32ih56oc32kh3ph1",
+    "groups of 4 channels": "g8mb1ic32ih56oc32kh3ph1",
+    "dense": "mb1ic32ih56oc32kh3ph1",
+}
 
 
 def gather() -> dict[str, Any]:
