@@ -72,6 +72,27 @@ def test_small_images_are_taken_where_four_threads_share_them() -> None:
     assert taken == {1: [True, False, False, True], 2: [True, False, False, True], 4: [True] * 4}
 
 
+def test_thousands_of_tiny_images_a_thread_are_left_to_pytorch() -> None:
+    def taken(text: str) -> list[bool]:
+        p = ConvProblem.parse(text)
+        sweep: tuple[Output, ...] = ("grad_input", "grad_weight")
+        return [BACKEND.expected_speedup(p, o, CPU) > 1 for o in (("forward",), ("grad_input",), sweep)]
+
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        assert taken("mb4g960ic960ih4oc960kh3") == [False, False, True]  # the end of a MobileNet on 64x64 images
+        assert taken("mb4g960ic960ih7oc960kh3") == [True, True, True]
+        assert taken("mb4g960ic960ih6oc960kh3ph1") == [False, True, True]
+        assert taken("mb4g960ic960ih7oc960kh3ph1") == [True, True, True]
+        assert taken("mb4g240ic240ih2oc240kh3ph1") == [True, True, True]
+        torch.set_num_threads(2)
+        assert taken("mb4g960ic960ih4oc960kh3") == [True, True, True]
+        assert taken("mb8g960ic960ih4oc960kh3") == [False, False, True]
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_channels_last_is_taken_for_wide_kernels_and_small_images() -> None:
     def taken(text: str) -> list[bool]:
         p = ConvProblem.parse(text + " channels_last")

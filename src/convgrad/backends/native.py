@@ -119,7 +119,18 @@ def _depthwise_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
     few = torch.get_num_threads() < 4 and pixels < 100  # then setting up a tile costs as much as its arithmetic
     if "grad_weight" in outputs:
         return 0.9 if few and alone else 1.5
-    return 0.9 if few and taps > 9 and outputs == ("forward",) else 1.2
+    slow = (few and outputs == ("forward",)) if taps > 9 else _many_tiny_images(p, outputs, pixels)
+    return 0.9 if slow else 1.2
+
+
+def _many_tiny_images(p: ConvProblem, outputs: tuple[Output, ...], pixels: int) -> bool:
+    """Whether each thread has thousands of images of a few pixels, one a channel: PyTorch's fixed cost of a call is
+    spread over all of them, what ours sets up for each is not.
+    """
+    if p.batch * p.in_channels < 3000 * torch.get_num_threads():
+        return False
+    padded = any(side for pair in p.padding for side in pair)
+    return pixels <= (9 if outputs == ("grad_input",) else 36 if padded else 16)
 
 
 def _channels_last_speedup(p: ConvProblem, taps: int, pixels: int) -> float:
