@@ -1,4 +1,4 @@
-"""`takeover`: what it catches, what it leaves, and that nothing of it stays."""
+"""`takeover`: what it catches, who is told, and that nothing of it stays."""
 
 import contextlib
 import copy
@@ -8,8 +8,6 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
@@ -18,12 +16,7 @@ from convgrad.engine.observe import observers
 from convgrad.engine.trace import Trace
 from convgrad.models import takeover, watch_stock
 
-OURS = "im2col"  # a backend of ours that is there on every machine
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}
-
-
-def stock_kernel() -> str:
-    return torch._C._dispatch_dump_table("aten::convolution")
+from .taken_over import OURS, TOLERANCE, computed, operands, stock_kernel
 
 
 @pytest.fixture
@@ -33,20 +26,6 @@ def ours():
     with Trace() as seen, takeover(), convgrad.use_backend(OURS):
         yield seen
     assert stock_kernel() == before
-
-
-def computed(trace) -> list[str]:
-    return [r.outputs for r in trace if r.backend == OURS]
-
-
-def operands(groups=2, d=2, dtype=torch.float32, requires_grad=False):
-    x = torch.randn(2, 4, *(6, 5, 4)[:d], dtype=dtype, requires_grad=requires_grad)
-    w = torch.randn(6, 4 // groups, *(3,) * d, dtype=dtype, requires_grad=requires_grad)
-    b = torch.randn(6, dtype=dtype, requires_grad=requires_grad)
-    return x, w, b
-
-
-# ---- what is caught ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
@@ -155,74 +134,6 @@ def test_the_profiler_sees_who_ran(ours):
     assert f"convgrad::forward[{OURS}]" in {e.key for e in p.key_averages()}
 
 
-# ---- what is left --------------------------------------------------------------------------------
-
-
-def left(call) -> bool:
-    """Whether a call gives under takeover, bit for bit, what it gives without."""
-    want = call()
-    with Trace() as seen, takeover():
-        got = call()
-    return torch.equal(got.to_dense() if got.is_mkldnn else got, want.to_dense() if want.is_mkldnn else want) and not [
-        r for r in seen if r.backend != "aten"
-    ]
-
-
-def test_meta_and_mkldnn_and_complex_and_integers_stay():
-    x, w, _ = operands()
-    with takeover():
-        assert F.conv2d(x.to("meta"), w.to("meta"), groups=2).shape == (2, 6, 4, 3)
-    assert left(lambda: F.conv2d(x.to_mkldnn(), w.to_mkldnn(), groups=2))
-    dense = torch.randn(6, 4, 3, 3)
-    assert left(lambda: F.conv2d(x.to(torch.complex64), dense.to(torch.complex64)))
-    assert left(lambda: F.conv2d(x.long(), w.long(), groups=2))
-
-
-@pytest.mark.filterwarnings("ignore:.*quantized tensor creation", "ignore::DeprecationWarning")
-def test_quantised_stays():
-    x = torch.quantize_per_tensor(torch.randn(1, 4, 5, 5), 0.1, 64, torch.quint8)
-    conv = torch.ao.nn.quantized.Conv2d(4, 4, 3)
-    assert torch.equal((want := conv(x)).dequantize(), want.dequantize())
-    with takeover():
-        assert torch.equal(conv(x).dequantize(), want.dequantize())
-
-
-def test_empty_batch_and_no_bias_sizes_do_not_end_the_process():
-    x, w = torch.zeros(0, 3, 4, 4), torch.zeros(2, 3, 3, 3)
-    args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
-    with takeover():
-        grads = torch.ops.aten.convolution_backward(torch.zeros(0, 2, 2, 2), x, w, None, *args, [True, True, True])
-    assert [tuple(g.shape) for g in grads] == [(0, 3, 4, 4), (2, 3, 3, 3), (2,)]
-    assert not grads[2].any()
-
-
-def test_a_wrong_call_gets_the_words_of_pytorch():
-    x, w = torch.randn(1, 3, 4, 4), torch.randn(2, 4, 3, 3)
-
-    def message() -> str:
-        with pytest.raises(RuntimeError) as error:
-            F.conv2d(x, w)
-        return str(error.value)
-
-    want = message()
-    with takeover():
-        assert message() == want
-
-
-def test_padding_of_two_sides_stays_an_error():
-    with takeover(), pytest.raises(RuntimeError, match="padding"):
-        torch.ops.aten.convolution(
-            torch.ones(1, 1, 4, 4), torch.ones(1, 1, 3, 3), None, [1], [1, 0, 1, 0], [1], False, [0], 1
-        )
-
-
-def test_a_gradient_of_another_size_is_refused_before_it_is_read():
-    x, w = torch.zeros(64, 3, 4, 4, dtype=torch.float64), torch.zeros(2, 3, 3, 3, dtype=torch.float64)
-    args = ([1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
-    with takeover(), pytest.raises(convgrad.ShapeError, match="grad_output"):
-        torch.ops.aten.convolution_backward(torch.zeros(1, 2, 2, 2, dtype=torch.float64), x, w, None, *args)
-
-
 def test_autograd_states_a_missing_bias_as_zero(ours):
     x, w, _ = operands()
     g = torch.randn(2, 6, 4, 3)
@@ -230,54 +141,6 @@ def test_autograd_states_a_missing_bias_as_zero(ours):
     got = torch.ops.aten.convolution_backward(g, x, w, [0], *args)
     assert got[0].shape == x.shape
     assert got[2] is None
-
-
-def test_a_backend_that_cannot_is_named():
-    x, w = torch.ones(1, 1, 5, 5, dtype=torch.int32), torch.ones(1, 1, 3, 3, dtype=torch.int32)
-    with takeover(), convgrad.use_backend("aten"), pytest.raises(convgrad.BackendError, match="no integers but int64"):
-        F.conv2d(x, w, dilation=2)
-
-
-# ---- layouts -------------------------------------------------------------------------------------
-
-
-def strides_that_matter(t):
-    return [s for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]
-
-
-@settings(max_examples=60)
-@given(
-    d=st.sampled_from([1, 2, 3]),
-    channels=st.sampled_from([(1, 1, 1), (1, 4, 1), (4, 1, 1), (4, 4, 4), (4, 8, 2)]),
-    size=st.integers(3, 6),
-    kernel=st.sampled_from([1, 3]),
-    stride=st.integers(1, 2),
-    last=st.tuples(st.booleans(), st.booleans(), st.booleans()),
-    transposed=st.booleans(),
-    dtype=st.sampled_from([torch.float32, torch.float64]),
-    groups_first=st.booleans(),
-)
-def test_results_lie_in_memory_as_pytorchs(d, channels, size, kernel, stride, last, transposed, dtype, groups_first):
-    c_in, c_out, groups = channels
-    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
-
-    def lay(t, channels_last):
-        return t.contiguous(memory_format=formats[d]) if channels_last and d > 1 else t
-
-    x = lay(torch.randn(2, c_in, *(size,) * d, dtype=dtype), last[0])
-    w_shape = (c_in, c_out // groups) if transposed else (c_out, c_in // groups)
-    w = lay(torch.randn(*w_shape, *(kernel,) * d, dtype=dtype), last[1])
-    args = ([stride] * d, [0] * d, [1] * d, transposed, [0] * d, groups)
-    y = torch.convolution(x, w, None, *args)
-    g = lay(torch.randn(y.shape, dtype=dtype), last[2])
-    want = (y, *torch.ops.aten.convolution_backward(g, x, w, [0], *args, [True, True, False])[:2])
-    with takeover(), convgrad.use_backend(OURS):
-        y = torch.convolution(x, w, None, *args)
-        got = (y, *torch.ops.aten.convolution_backward(g, x, w, [0], *args, [True, True, False])[:2])
-    for ours, theirs in zip(got, want, strict=True):
-        assert ours.shape == theirs.shape
-        assert strides_that_matter(ours) == strides_that_matter(theirs)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
 
 
 # ---- coming and going ----------------------------------------------------------------------------

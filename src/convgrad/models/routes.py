@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._compat import aten_memory_format, record
+from .._compat import aten_memory_format, channels_last_of, record
 from ..engine.cache import BoundedCache
 from ..engine.observe import thread
 from ..engine.plan import Plan, plan_for
@@ -36,6 +36,8 @@ class Route(NamedTuple):
     plan: Plan | None
     #: PyTorch's kernel computes, and is not made of other convolutions, which would then be taken over.
     is_stock: bool = False
+    #: It does for operands of these sizes in any layout, with or without bias and under any flags.
+    is_settled: bool = False
 
 
 class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator would cost several microseconds more
@@ -202,4 +204,17 @@ def _route(taking: bool, problem: ConvProblem, outputs: tuple[Output, ...], devi
             raise
         return Route(problem, outputs, None, is_stock=True)
     ours = any(step.backend.name != "aten" for step in plan.steps)
-    return Route(problem, outputs, plan if ours else None, is_stock=not ours)
+    settled = taking and not ours and active() is None and _is_settled(problem, outputs, device)
+    return Route(problem, outputs, plan if ours else None, is_stock=not ours, is_settled=settled)
+
+
+def _is_settled(p: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> bool:
+    """Whether ATen is chosen in each layout, with a bias and without. Only for a convolution without groups: there the
+    rules look at no flag.
+    """
+    return (device.type, p.groups) == ("cpu", 1) and all(
+        step.backend.name == "aten"
+        for memory_format in {torch.contiguous_format, channels_last_of(p.ndim)}
+        for has_bias in (False, True)
+        for step in plan_for(p.replace(memory_format=memory_format, has_bias=has_bias), outputs, device).steps
+    )
