@@ -157,7 +157,7 @@ def results(
 
 @dataclass(frozen=True)
 class Row:
-    """One call in a layer: forward, or all gradients; ``parts`` are the (outputs, backend, reason) that it ran."""
+    """A layer's forward, or its backward; ``parts`` are the (outputs, backend, reason) that ran."""
 
     layer: str
     parts: tuple[tuple[str, str, str], ...]
@@ -165,7 +165,7 @@ class Row:
 
 
 def layer_rows(net: nn.Sequential, images: Tensor) -> Iterator[Row]:
-    """For each convolution: what one training step ran, and its time against ATen's for the same tensors."""
+    """For each convolution: what one training step runs, and its time beside torch.nn's with the same tensors."""
     tensors: list[tuple[nn.Conv2d, Tensor]] = []
 
     def remember(layer: nn.Module, args: tuple[Tensor, ...]) -> None:
@@ -186,22 +186,26 @@ def layer_rows(net: nn.Sequential, images: Tensor) -> Iterator[Row]:
 
 
 def _rows_of(name: str, layer: nn.Conv2d, x: Tensor, needs_input_grad: bool) -> Iterator[Row]:
-    weight = layer.weight.detach()
-    geometry = (layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups)
-
-    grad_output = torch.randn_like(torch.convolution(x, weight, None, *geometry))
-    mask = (needs_input_grad, True, False)
-    forward = (convgrad.convolution, torch.convolution), (x, weight, None, *geometry)
-    backward = (
-        (convgrad.convolution_backward, torch.ops.aten.convolution_backward),
-        (grad_output, x, weight, None, *geometry, mask),
-    )
-    for (ours, stock), arguments in (forward, backward):
-        with convgrad.trace() as trace:
-            ours(*arguments)
-        calls = {"convgrad": partial(ours, *arguments), "PyTorch": partial(stock, *arguments)}
+    """The layer and one of torch.nn with its weights, as training calls them: forward, then autograd's backward."""
+    sizes = (layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, layer.padding)
+    stock = nn.Conv2d(*sizes, layer.dilation, layer.groups, bias=layer.bias is not None)
+    stock.load_state_dict(layer.state_dict())
+    x = x.requires_grad_(needs_input_grad)
+    given = [x] if needs_input_grad else []
+    with convgrad.trace() as trace:
+        y = layer(x)
+        last = len(trace.records)
+        grad_output = torch.randn_like(y)
+        torch.autograd.grad(y, [*given, *layer.parameters()], grad_output)
+    results = {"convgrad": (layer, layer(x)), "PyTorch": (stock, stock(x))}
+    forward = {who: partial(module, x) for who, (module, _) in results.items()}
+    backward = {
+        who: partial(torch.autograd.grad, y, [*given, *module.parameters()], grad_output, retain_graph=True)
+        for who, (module, y) in results.items()
+    }
+    for calls, records in ((forward, trace.records[:last]), (backward, trace.records[last:])):
         times = compare(calls, "PyTorch", seconds=0.2)
-        yield Row(name, tuple((r.outputs, r.backend, r.reason) for r in trace), times)
+        yield Row(name, tuple((r.outputs, r.backend, r.reason) for r in records), times)
 
 
 # ---- what is shown --------------------------------------------------------------------------------
@@ -267,8 +271,9 @@ def show_layers(rows: list[Row]) -> None:
     slower = [r for r in rows if r.times.speedup("convgrad").high < 1]
     verdict = f"slower than PyTorch in {len(slower)} of {len(rows)} rows" if slower else "slower in no row"
     console.print(
-        f"Each row timed alone, in alternation; 'same' where the 95 % interval of the ratio holds 1. "
-        f"convgrad is {verdict}.\nBackend 'aten' is PyTorch's own kernel, called through convgrad.\n"
+        f"Each row is a layer called as in training, beside torch.nn's with the same weights, in alternation: its "
+        f"forward, or its backward through autograd; 'same' where the 95 % interval of the ratio holds 1. "
+        f"convgrad is {verdict}.\nBackend 'aten' is PyTorch's own kernel; a layer of it alone is its own call.\n"
     )
 
 
