@@ -197,11 +197,11 @@ def _rows_of(name: str, layer: nn.Conv2d, x: Tensor, needs_input_grad: bool) -> 
         last = len(trace.records)
         grad_output = torch.randn_like(y)
         torch.autograd.grad(y, [*given, *layer.parameters()], grad_output)
-    results = {"convgrad": (layer, layer(x)), "PyTorch": (stock, stock(x))}
-    forward = {who: partial(module, x) for who, (module, _) in results.items()}
+    both = {"convgrad": (layer, layer(x)), "PyTorch": (stock, stock(x))}
+    forward = {who: partial(module, x) for who, (module, _) in both.items()}
     backward = {
         who: partial(torch.autograd.grad, y, [*given, *module.parameters()], grad_output, retain_graph=True)
-        for who, (module, y) in results.items()
+        for who, (module, y) in both.items()
     }
     for calls, records in ((forward, trace.records[:last]), (backward, trace.records[last:])):
         times = compare(calls, "PyTorch", seconds=0.2)
