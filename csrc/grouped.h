@@ -36,13 +36,14 @@ struct Grouped {
 
   const GroupedPlan& p;
   const convgrad_tensors& t;
+  const GroupedWeights<T> weights;
   const GroupedOperands<S, T, N> operands = {p, t};
-  const GroupedCorrelate<S, T, N> correlate = {p, t, operands};
+  const GroupedCorrelate<S, T, N> correlate = {p, weights, t, operands};
   const GroupedAccumulate<S, T, N> accumulate = {p, operands};
 
   // ---- units, items, threads ----
 
-  void run_unit(Scratch& s, Block b, int64_t unit) const {
+  void run_unit(Scratch& s, T* sums, Block b, int64_t unit) const {
     const GroupedPlan::Place place = p.place(unit);
     b.image = place.images.low, b.images = place.images.size();
     Range output[3], input_result[3], input[3], grad_output[3], summed[3];
@@ -52,53 +53,57 @@ struct Grouped {
       input[d] = span.input, grad_output[d] = span.grad_output, summed[d] = span.summed;
     }
     const bool empty = output[0].size() == 0 || output[1].size() == 0 || output[2].size() == 0;
-    const PlaneTile x = operands.input_tile(b), g = operands.output_tile(b);
-    if (p.needs_weight()) operands.pack_weight(s, b);
+    const PlaneTile x = p.input_tile(b.groups.size(), b.images), g = p.output_tile(b.groups.size(), b.images);
+    const bool again = s.tile == unit % p.tiles && s.images == b.images && s.groups == b.groups.size();
+    s.tile = unit % p.tiles, s.images = b.images, s.groups = b.groups.size();
     if (p.needs_input() && !empty)
       Planes<S, T, N>::pack(s.input, x, static_cast<const S*>(t.input), p.input_tensor(), b.groups.low * p.in_per_group,
-                            b.image, input, p.channels_last, s.row);
+                            b.image, input, p.channels_last, again, b.ahead(x.channels));
     if (p.needs_grad_output())
       Planes<S, T, N>::pack(s.grad_output, g, static_cast<const S*>(t.grad_output), p.output_tensor(),
-                            b.groups.low * p.out_per_group, b.image, grad_output, p.channels_last, s.row);
+                            b.groups.low * p.out_per_group, b.image, grad_output, p.channels_last, again,
+                            b.ahead(g.channels));
     if (p.wants(CONVGRAD_FORWARD) && !empty) correlate.forward_tile(s, b, output, x);
-    if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate.tile(s, b, output, grad_output, x, g);
-    if (p.sums_input) accumulate.sum_input(s, static_cast<const S*>(t.input), b.groups, place.images, summed);
+    if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate.tile(s, sums, b, output, grad_output, x, g);
+    if (p.sums_input) accumulate.sum_input(sums, static_cast<const S*>(t.input), b.groups, place.images, summed);
     if (p.wants(CONVGRAD_GRAD_INPUT)) correlate.grad_input_tile(s, b, input_result, grad_output, g);
-    if (!p.needs_weight() || !s.infinite_weight) return;
+    if (!p.needs_weight() || !weights.infinite[b.number]) return;
     const GroupedExact<S, T> exact = {p, t};
     if (p.wants(CONVGRAD_FORWARD)) exact.correct(false, b.groups, place.images, output);
     if (p.wants(CONVGRAD_GRAD_INPUT)) exact.correct(true, b.groups, place.images, input_result);
   }
 
-  int64_t partial_size() const { return p.block_groups * p.group_sums(); }
-
-  // A block of groups and a share of its units; `partial` receives the item's sums.
+  // An item's units as they lie in memory: all its blocks of an image, in channels_last of a tile, before the next.
+  // For grad_weight `partial` has sums for each segment.
   void run_item(Scratch& s, int64_t item, T* partial) const {
-    const int64_t segment = item % p.segments, sums = partial_size();
-    const Block b = {p.block(item / p.segments), 0, 0};
-    if (p.wants(CONVGRAD_GRAD_WEIGHT)) memset(s.sums, 0, sizeof(T) * static_cast<size_t>(sums * N));
-    const Range units = {p.units() * segment / p.segments, p.units() * (segment + 1) / p.segments};
-    for (int64_t unit = units.low; unit < units.high; ++unit) run_unit(s, b, unit);
-    if (!p.wants(CONVGRAD_GRAD_WEIGHT)) return;
-    partial += item * sums;
-    for (int64_t i = 0; i < sums; ++i) {
-      T total = 0;
-      for (int l = 0; l < N; ++l) total += s.sums[i * N + l];
-      partial[i] = total;
+    const auto [blocks, units] = p.item(item);
+    const Range groups = {p.block(blocks.low).low, p.block(blocks.high - 1).high};
+    const bool wants_sums = p.wants(CONVGRAD_GRAD_WEIGHT);
+    if (wants_sums) {
+      partial += (item / p.chunks * p.groups + groups.low) * p.group_sums();
+      memset(partial, 0, sizeof(T) * static_cast<size_t>(groups.size() * p.group_sums()));
     }
-    if (!all_finite<T, N>(partial, sums)) GroupedExact<S, T>{p, t}.correct_sums(partial, b.groups, units);
+    const int64_t together = p.channels_last ? 1 : p.tiles;  // tiles of one block that follow one another
+    for (Range part = units; part.low < units.high; part.low = part.high) {
+      part.high = least(units.high, (part.low / together + 1) * together);
+      for (int64_t block = blocks.low; block < blocks.high; ++block)
+        for (int64_t unit = part.low; unit < part.high; ++unit) {
+          const Block b = {block, p.block(block), 0, 0, p.channels_last && block + 1 < blocks.high};
+          run_unit(s, wants_sums ? partial + (b.groups.low - groups.low) * p.group_sums() : nullptr, b, unit);
+        }
+    }
+    if (wants_sums && !all_finite<T, N>(partial, groups.size() * p.group_sums()))
+      GroupedExact<S, T>{p, t}.correct_sums(partial, groups, units);
   }
 
   // Add a block's partial sums, always in the same order, and write them in the weight's layout.
   void reduce(int64_t block, const T* partial) const {
     S *weight = static_cast<S*>(t.grad_weight), *bias = static_cast<S*>(t.grad_bias);
     const Range groups = p.block(block);
-    const int64_t item = partial_size(), group = p.group_sums();
-    partial += block * p.segments * item;
     auto sum = [&](int64_t g, int64_t element) {
       T total = 0;
       for (int64_t segment = 0; segment < p.segments; ++segment)
-        total += partial[segment * item + (g - groups.low) * group + element];
+        total += partial[(segment * p.groups + g) * p.group_sums() + element];
       return total;
     };
     const int64_t biases = bias ? p.group_biases() : 0;
@@ -116,7 +121,8 @@ struct Grouped {
   // ---- memory ----
 
   struct Sizes {
-    int64_t input, grad_output, forward_weight, backward_weight, start, sums, result, row, taps, thread, partial, total;
+    int64_t input, grad_output, result, row, taps, thread;         // of each thread
+    int64_t forward_weight, backward_weight, start, infinite, partial, total;
   };
   static Sizes sizes(const GroupedPlan& p) {
     auto bytes = [](int64_t elements) { return round_up(elements * static_cast<int64_t>(sizeof(T)), kAlign); };
@@ -124,7 +130,6 @@ struct Grouped {
     auto packed = [&](bool needed, int64_t elements) { return needed ? bytes(elements + N) : 0; };
     const Axis &h = p.axis[1], &w = p.axis[2];
     const int64_t inputs = p.block_groups * p.in_per_group, outputs = p.block_groups * p.out_per_group;
-    const int64_t weights = p.block_groups * p.group_weights();
     const bool forward = p.wants(CONVGRAD_FORWARD), backward = p.wants(CONVGRAD_GRAD_INPUT);
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     const int64_t forward_result = outputs * round_up(p.plane[1] * p.plane[2], N);
@@ -133,34 +138,34 @@ struct Grouped {
     const int64_t backward_result = inputs * least(w.stride, w.input) *
                                     round_up(phase_rows * p.output_extent[2] + phase_width, N);
     Sizes z;
-    z.input = packed(p.needs_input(), inputs * p.input_channel());
-    z.grad_output = packed(p.needs_grad_output(), outputs * p.output_channel());
-    z.forward_weight = forward ? bytes(weights) : 0;
-    z.backward_weight = backward ? bytes(weights) : 0;
-    z.start = p.needs_weight() ? bytes(most(inputs, outputs)) : 0;
-    z.sums = sums ? bytes(p.block_groups * p.group_sums() * N) : 0;
+    z.input = packed(p.needs_input(), inputs * p.input_tile(1, p.images).channel());
+    z.grad_output = packed(p.needs_grad_output(), outputs * p.output_tile(1, p.images).channel());
     z.result = packed(p.needs_weight(), most(forward ? forward_result : 0, backward ? backward_result : 0));
-    z.row = packed(true, most(inputs, outputs) * (most(w.input, w.output) + N));
+    z.row = packed(backward && w.stride > 1 && !p.channels_last, inputs * w.input);
     const int64_t taps = most(p.in_per_group, p.out_per_group) * p.kernel_elements;
     z.taps = round_up(taps * static_cast<int64_t>(sizeof(Tap)), kAlign);
-    z.thread = z.input + z.grad_output + z.forward_weight + z.backward_weight + z.start + z.sums + z.result + z.row;
-    z.thread += z.taps;
-    z.partial = sums ? bytes(p.lane_blocks * p.segments * p.block_groups * p.group_sums()) : 0;
-    z.total = z.thread * p.threads + z.partial + kAlign;
+    z.thread = z.input + z.grad_output + z.result + z.row + z.taps;
+    z.partial = sums ? bytes(p.segments * p.groups * p.group_sums()) : 0;
+    z.forward_weight = forward ? bytes(p.groups * p.group_weights()) : 0;
+    z.backward_weight = backward ? bytes(p.groups * p.group_weights()) : 0;
+    z.start = p.needs_weight() ? bytes(p.groups * most(p.in_per_group, p.out_per_group)) : 0;
+    z.infinite = p.needs_weight() ? round_up(p.lane_blocks, kAlign) : 0;
+    z.total = z.thread * p.threads + z.forward_weight + z.backward_weight + z.start + z.infinite + z.partial + kAlign;
     return z;
   }
+  // The next so many bytes; null if none are needed.
+  template <class E>
+  static E* take(char*& at, int64_t bytes) {
+    E* taken = bytes ? reinterpret_cast<E*>(at) : nullptr;
+    at += bytes;
+    return taken;
+  }
   static Scratch scratch(char* at, const Sizes& z) {
-    auto take = [&](int64_t size) {
-      T* taken = size ? reinterpret_cast<T*>(at) : nullptr;
-      at += size;
-      return taken;
-    };
     Scratch s = {};
-    s.input = take(z.input), s.grad_output = take(z.grad_output);
-    s.forward_weight = take(z.forward_weight), s.backward_weight = take(z.backward_weight), s.start = take(z.start);
-    s.sums = take(z.sums), s.result = take(z.result), s.row = take(z.row);
-    s.taps = reinterpret_cast<Tap*>(take(z.taps));
-    s.packed_block = -1;
+    s.input = take<T>(at, z.input), s.grad_output = take<T>(at, z.grad_output);
+    s.result = take<T>(at, z.result), s.row = take<T>(at, z.row);
+    s.taps = take<Tap>(at, z.taps);
+    s.tile = -1;
     return s;
   }
 
@@ -171,29 +176,38 @@ struct Grouped {
     const Sizes z = sizes(p);
     if (bytes < z.total) return 1;
     memory += (kAlign - reinterpret_cast<uintptr_t>(memory) % kAlign) % kAlign;
-    Grouped{p, t}.compute(memory, z);
+    char* at = memory + z.thread * p.threads;
+    GroupedWeights<T> weights;
+    weights.forward = take<T>(at, z.forward_weight), weights.backward = take<T>(at, z.backward_weight);
+    weights.start = take<T>(at, z.start), weights.infinite = take<bool>(at, z.infinite);
+    Grouped{p, t, weights}.compute(memory, z, take<T>(at, z.partial));
     return 0;
   }
 
-  void compute(char* memory, const Sizes& z) const {
-    T* partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
-    const int64_t items = p.lane_blocks * p.segments;
+  void compute(char* memory, const Sizes& z, T* partial) const {
+    const int64_t items = p.items();
     const int threads = static_cast<int>(most(1, least(p.threads, items)));  // an empty batch has no items
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
+    const Range all = {0, p.lane_blocks};
+    auto pack = [&](Range blocks) {
+      for (int64_t i = blocks.low; i < blocks.high; ++i) operands.pack_weight(weights, i);
+    };
+    auto add_up = [&](Range blocks) {
+      for (int64_t i = blocks.low; i < blocks.high; ++i) reduce(i, partial);
+    };
     if (threads == 1) {  // no parallel region: also safe in a forked child
       Scratch s = scratch(memory, z);
+      if (p.needs_weight()) pack(all);
       for (int64_t item = 0; item < items; ++item) run_item(s, item, partial);
-      for (int64_t block = 0; sums && block < p.lane_blocks; ++block) reduce(block, partial);
+      if (sums) add_up(all);
       return;
     }
     Queue queue(items);
     on_threads(threads, [&](const Member& me) {
       Scratch s = scratch(memory + z.thread * me.number, z);
+      if (p.needs_weight()) pack(me.share_of(p.lane_blocks)), me.wait_for_all();
       for (int64_t item; queue.take(&item);) run_item(s, item, partial);
-      if (!sums) return;
-      me.wait_for_all();
-      const Range blocks = me.share_of(p.lane_blocks);
-      for (int64_t block = blocks.low; block < blocks.high; ++block) reduce(block, partial);
+      if (sums) me.wait_for_all(), add_up(me.share_of(p.lane_blocks));
     });
   }
 };

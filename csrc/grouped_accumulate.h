@@ -14,7 +14,7 @@ struct GroupedAccumulate {
   const GroupedPlan& p;
   GroupedOperands<S, T, N> operands;
 
-  void tile(const Scratch& s, const Block& b, const Range o[3], const Range source[3], const PlaneTile& input,
+  void tile(const Scratch& s, T* sums, const Block& b, const Range o[3], const Range source[3], const PlaneTile& input,
             const PlaneTile& grad) const {
     const int64_t count = operands.list_input_taps(s.taps, input);
     PlaneRows<T> rows;
@@ -23,26 +23,27 @@ struct GroupedAccumulate {
     rows.grad_row = grad.extent[2], rows.grad_slice = grad.extent[1] * grad.extent[2];
     rows.input_image = input.image(), rows.input_row = input.extent[2];
     rows.input_slice = input.extent[1] * input.extent[2];
+    // Rows at one pitch are one long row: what lies between them in grad_output is zeros, as no tile cuts the width.
+    if (p.bands[2] == 1 && rows.grad_row == rows.input_row)
+      rows.pixels += (rows.rows - 1) * rows.grad_row, rows.rows = 1;
     const int64_t first = ((o[0].low - source[0].low) * grad.extent[1] + o[1].low - source[1].low) * grad.extent[2] +
                           o[2].low - source[2].low;
-    for (int64_t g = 0; g < b.groups.size(); ++g) {
-      T* sums = s.sums + g * p.group_sums() * N;
+    for (int64_t g = 0; g < b.groups.size(); ++g, sums += p.group_sums()) {
       rows.input = s.input + g * p.in_per_group * input.channel();
       rows.grad = s.grad_output + g * p.out_per_group * grad.channel() + first;
       accumulate_channels<T, N>(sums, p.out_per_group, s.taps, count, rows);
       for (int64_t c = 0; c < p.out_per_group && p.wants(CONVGRAD_GRAD_BIAS); ++c, rows.grad += rows.grad_channel)
-        sum_plane<T, N>(sums + (p.group_weights() + c) * N, rows);
+        sums[p.group_weights() + c] += sum_plane<T, N>(rows);
     }
   }
 
-  // The bias gradient of a transposed convolution: sums of what the plain problem calls its input, of the pixels `r`,
-  // each channel's in lanes of its own. They are read where they lie: the packed tile lacks those that no kernel
-  // element reaches.
-  void sum_input(const Scratch& s, const S* input, Range groups, Range images, const Range r[3]) const {
+  // The bias gradient of a transposed convolution: sums of what the plain problem calls its input, of the pixels `r`.
+  // They are read where they lie: the packed tile lacks those that no kernel element reaches.
+  void sum_input(T* sums, const S* input, Range groups, Range images, const Range r[3]) const {
     const Tensor x = p.input_tensor();
     const int64_t channel = groups.low * p.in_per_group, channels = groups.size() * p.in_per_group, count = r[2].size();
     auto of_channel = [&](int64_t c) {
-      return s.sums + (c / p.in_per_group * p.group_sums() + p.group_weights() + c % p.in_per_group) * N;
+      return sums + c / p.in_per_group * p.group_sums() + p.group_weights() + c % p.in_per_group;
     };
     for (int64_t n = images.low; n < images.high; ++n)
       for (int64_t d = r[0].low; d < r[0].high; ++d)
@@ -60,9 +61,9 @@ struct GroupedAccumulate {
           }
           for (int64_t c = 0; c < channels; ++c) {  // neighbouring pixels of one channel do
             const S* row = input + (n * x.width + channel + c) * x.pixels() + pixel;
-            Vec<T, N> total = load<T, N>(of_channel(c));
+            Vec<T, N> total = {};
             for (int64_t w = 0; w < count; w += N) total += load_first<T, N>(row + w, count - w);
-            store<T, N>(of_channel(c), total);
+            for (int l = 0; l < N; ++l) *of_channel(c) += total[l];
           }
         }
   }

@@ -12,6 +12,7 @@ struct GroupedCorrelate {
   using Block = GroupedBlock;
 
   const GroupedPlan& p;
+  const GroupedWeights<T>& weights;
   const convgrad_tensors& t;
   GroupedOperands<S, T, N> operands;
 
@@ -28,13 +29,15 @@ struct GroupedCorrelate {
           const T* from = s.input + g * p.in_per_group * tile.channel() + n * tile.image() +
                           (d - o[0].low) * tile.extent[1] * pitch;
           correlate_channels<T, N>({s.result + g * p.out_per_group * vectors * N, vectors * N, from,
-                                    s.forward_weight + g * p.group_weights(), s.start + g * p.out_per_group, s.taps,
+                                    weights.forward + (b.groups.low + g) * p.group_weights(),
+                                    weights.start + (b.groups.low + g) * p.out_per_group, s.taps,
                                     count}, p.out_per_group, vectors);
         }
         for (int64_t h = o[1].low; h < o[1].high; ++h)
           Planes<S, T, N>::unpack_row(static_cast<S*>(t.forward), s.result + (h - o[1].low) * pitch, vectors * N, x,
                                       b.groups.low * p.out_per_group, channels, b.image + n,
-                                      (d * x.size[1] + h) * x.size[2] + o[2].low, o[2].size(), p.channels_last);
+                                      (d * x.size[1] + h) * x.size[2] + o[2].low, o[2].size(), p.channels_last, 1,
+                                      b.ahead(channels));
       }
   }
 
@@ -77,39 +80,42 @@ struct GroupedCorrelate {
       const T* from = s.grad_output + g * p.out_per_group * tile.channel() + n * tile.image() +
                       (d.source * tile.extent[1] + h.source) * tile.extent[2] + w.source;
       correlate_channels<T, N>({result + g * p.in_per_group * plane, plane, from,
-                                s.backward_weight + g * p.group_weights(), s.start + g * p.in_per_group, s.taps, count},
+                                weights.backward + (b.groups.low + g) * p.group_weights(),
+                                weights.start + (b.groups.low + g) * p.in_per_group, s.taps, count},
                                p.in_per_group, vectors);
     }
   }
 
-  // Rows of the input, put together from the phases of its width.
+  // Rows of the input from the phases of its width: in channels_last pixels go where they belong one by one, else the
+  // phases are put together first.
   void store_phases(const Scratch& s, const Block& b, int64_t n, int64_t d, const Phase& h, Range w, int64_t phases,
                     int64_t pitch, int64_t plane) const {
     const Tensor x = p.input_tensor();
     S* const results = static_cast<S*>(t.grad_input);
-    const int64_t channels = b.groups.size() * p.in_per_group;
+    const int64_t first = b.groups.low * p.in_per_group, channels = b.groups.size() * p.in_per_group;
     for (int64_t i = 0; i < h.count; ++i) {
+      const int64_t row = d * x.size[1] + h.first + i * p.axis[1].stride, pixel = row * x.size[2] + w.low;
       const T* from = s.result + i * pitch;
-      int64_t row = plane;
-      if (phases > 1) {
-        row = w.size();
-        for (int64_t c = 0; c < channels; ++c) {
-          const T* part = from + c * plane;
-          T* to = s.row + c * row;
-          if (phases == 2) {
-            Planes<S, T, N>::join_two(to, part, part + channels * plane, row / 2);
-            if (row % 2) to[row - 1] = part[row / 2];
-            continue;
-          }
-          for (int64_t phase = 0; phase < phases; ++phase, part += channels * plane)
-            for (int64_t k = 0; phase + k * phases < row; ++k) to[phase + k * phases] = part[k];
-        }
-        from = s.row;
+      if (p.channels_last || phases == 1) {
+        for (int64_t phase = 0; phase < phases; ++phase, from += channels * plane)
+          Planes<S, T, N>::unpack_row(results, from, plane, x, first, channels, b.image + n, pixel + phase,
+                                      ceil_div(w.size() - phase, phases), p.channels_last, phases, b.ahead(channels));
+        continue;
       }
-      const int64_t position = h.first + i * p.axis[1].stride;
-      Planes<S, T, N>::unpack_row(results, from, row, x, b.groups.low * p.in_per_group, channels, b.image + n,
-                                  (d * x.size[1] + position) * x.size[2] + w.low, w.size(), p.channels_last);
+      for (int64_t c = 0; c < channels; ++c)
+        join_phases(s.row + c * w.size(), from + c * plane, channels * plane, phases, w.size());
+      Planes<S, T, N>::unpack_row(results, s.row, w.size(), x, first, channels, b.image + n, pixel, w.size(), false);
     }
+  }
+
+  static void join_phases(T* to, const T* from, int64_t step, int64_t phases, int64_t count) {
+    if (phases == 2) {
+      Planes<S, T, N>::join_two(to, from, from + step, count / 2);
+      if (count % 2) to[count - 1] = from[count / 2];
+      return;
+    }
+    for (int64_t phase = 0; phase < phases; ++phase, from += step)
+      for (int64_t i = 0; phase + i * phases < count; ++i) to[phase + i * phases] = from[i];
   }
 };
 

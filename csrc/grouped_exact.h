@@ -1,7 +1,7 @@
 // Results of a grouped convolution by the definition, one at a time: for those that the padding may have spoilt. The
-// kernels multiply the zeros of the padding like any number, and infinity times zero is NaN; here positions outside the
-// tensor take part in no product. Slow, and rarely needed: a NaN is never undone by what is added to it, so a result
-// that is none met no such product, and one whose kernel elements all lie inside the tensor met no padding.
+// kernels multiply the zeros of the padding, and those between two rows of grad_output, like any number, and infinity
+// times zero is NaN; here positions outside the tensor take part in no product. Slow, and rarely needed: a NaN is never
+// undone by what is added to it, so a result that is none met no such product.
 #pragma once
 
 #include "grouped_plan.h"
@@ -84,17 +84,14 @@ struct GroupedExact {
   __attribute__((noinline)) void correct_sums(T* sums, Range groups, Range units) const {
     for (int64_t group = groups.low; group < groups.high; ++group, sums += p.group_sums())
       for (int64_t weight = 0; weight < p.group_weights(); ++weight)
-        if (sums[weight] != sums[weight]) sums[weight] = corrected(sums[weight], group, weight, units);
+        if (sums[weight] != sums[weight]) sums[weight] = corrected(group, weight, units);
   }
 
-  T corrected(T sum, int64_t group, int64_t weight, Range units) const {
+  T corrected(int64_t group, int64_t weight, Range units) const {
     const int64_t k = weight % p.kernel_elements, in = weight / p.kernel_elements % p.in_per_group;
     const int64_t out = weight / p.kernel_elements / p.in_per_group;
     const int64_t kernel[3] = {k / (p.axis[1].kernel * p.axis[2].kernel), k / p.axis[2].kernel % p.axis[1].kernel,
                                k % p.axis[2].kernel};
-    bool cut = false;
-    for (int d = 0; d < 3; ++d) cut = cut || reached(d, kernel[d], {0, p.axis[d].output}).size() < p.axis[d].output;
-    if (!cut) return sum;
     double total = 0;
     for (int64_t unit = units.low; unit < units.high && total == total; ++unit)
       total += accumulate(p.place(unit), group * p.out_per_group + out, group * p.in_per_group + in, kernel);

@@ -120,8 +120,26 @@ inline Mask<T, N> first_lanes(int64_t count) {
   return mask;
 }
 
-// sums[a][b] += sum over pixels of grad[a] * input[tap b], lane by lane, for A channels and B taps. In the last vector
-// of a row both are masked: a zero would not hide an infinity beyond the row.
+// to[k] = the sum of the lanes of v[k].
+template <class T, int N, int K>
+inline void sum_lanes(T* to, const Vec<T, N>* v) {
+#pragma GCC unroll 24
+  for (int first = 0; first < K; first += N) {
+    Vec<T, N> rows[N];
+#pragma GCC unroll 16
+    for (int l = 0; l < N; ++l) rows[l] = first + l < K ? v[first + l] : Vec<T, N>{};
+    transpose<T, N>(rows);
+#pragma GCC unroll 4
+    for (int half = N / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+      for (int l = 0; l < half; ++l) rows[l] += rows[l + half];
+    }
+    store<T, N>(to + first, rows[0]);
+  }
+}
+
+// sums[a][b] += sum over pixels of grad[a] * input[tap b], for A channels and B taps. In the last vector of a row both
+// are masked: a zero would not hide an infinity beyond the row.
 template <class T, int N, int A, int B>
 void accumulate_planes(T* sums, int64_t channel, const Tap* taps, const PlaneRows<T>& r) {
   Vec<T, N> sum[A][B] = {};
@@ -158,13 +176,12 @@ void accumulate_planes(T* sums, int64_t channel, const Tap* taps, const PlaneRow
           }
         }
       }
+  T total[(A * B + N - 1) / N * N];
+  sum_lanes<T, N, A * B>(total, sum[0]);
 #pragma GCC unroll 4
   for (int a = 0; a < A; ++a) {
 #pragma GCC unroll 24
-    for (int b = 0; b < B; ++b) {
-      T* to = sums + a * channel + b * N;
-      store<T, N>(to, load<T, N>(to) + sum[a][b]);
-    }
+    for (int b = 0; b < B; ++b) sums[a * channel + b] += total[a * B + b];
   }
 }
 
@@ -176,40 +193,40 @@ void accumulate_taps(T* sums, int64_t channel, const Tap* taps, int64_t count, c
   for (int64_t pieces = ceil_div(count, sizeof...(B)); pieces > 0; --pieces) {
     const int64_t now = ceil_div(count, pieces);
     kernels[now - 1](sums, channel, taps, rows);
-    sums += now * N, taps += now, count -= now;
+    sums += now, taps += now, count -= now;
   }
 }
 
-// Any number of channels of grad_output and of taps; `sums` is [channel][tap][lane].
+// Any number of channels of grad_output and of taps; `sums` is [channel][tap].
 template <class T, int N>
 void accumulate_channels(T* sums, int64_t channels, const Tap* taps, int64_t count, PlaneRows<T> rows) {
   using Kernel = void (*)(T*, const Tap*, int64_t, const PlaneRows<T>&);
   static constexpr Kernel kernels[] = {
       [](T* s, const Tap* t, int64_t c, const PlaneRows<T>& r) {
-        accumulate_taps<T, N, 1>(s, c * N, t, c, r, std::make_integer_sequence<int, kPlaneSums>());
+        accumulate_taps<T, N, 1>(s, c, t, c, r, std::make_integer_sequence<int, kPlaneSums>());
       },
       [](T* s, const Tap* t, int64_t c, const PlaneRows<T>& r) {
-        accumulate_taps<T, N, 2>(s, c * N, t, c, r, std::make_integer_sequence<int, kPlaneSums / 2>());
+        accumulate_taps<T, N, 2>(s, c, t, c, r, std::make_integer_sequence<int, kPlaneSums / 2>());
       },
       [](T* s, const Tap* t, int64_t c, const PlaneRows<T>& r) {
-        accumulate_taps<T, N, 3>(s, c * N, t, c, r, std::make_integer_sequence<int, kPlaneSums / 3>());
+        accumulate_taps<T, N, 3>(s, c, t, c, r, std::make_integer_sequence<int, kPlaneSums / 3>());
       },
       [](T* s, const Tap* t, int64_t c, const PlaneRows<T>& r) {
-        accumulate_taps<T, N, 4>(s, c * N, t, c, r, std::make_integer_sequence<int, kPlaneSums / 4>());
+        accumulate_taps<T, N, 4>(s, c, t, c, r, std::make_integer_sequence<int, kPlaneSums / 4>());
       }};
   for (int64_t pieces = ceil_div(channels, kMostChannels), first = 0; pieces > 0; --pieces) {
     const int64_t now = ceil_div(channels - first, pieces);
-    kernels[now - 1](sums + first * count * N, taps, count, rows);
+    kernels[now - 1](sums + first * count, taps, count, rows);
     rows.grad += now * rows.grad_channel, first += now;
   }
 }
 
-// sums += sum over pixels of one channel of grad_output, lane by lane.
+// The sum over pixels of one channel of grad_output.
 template <class T, int N>
-void sum_plane(T* sums, const PlaneRows<T>& r) {
+T sum_plane(const PlaneRows<T>& r) {
   const int64_t rest = r.pixels % N;
   const Mask<T, N> mask = first_lanes<T, N>(rest);
-  Vec<T, N> total = load<T, N>(sums);
+  Vec<T, N> total = {};
   for (int64_t n = 0; n < r.images; ++n)
     for (int64_t d = 0; d < r.depth; ++d)
       for (int64_t h = 0; h < r.rows; ++h) {
@@ -217,7 +234,9 @@ void sum_plane(T* sums, const PlaneRows<T>& r) {
         for (const T* end = grad + (r.pixels - rest); grad != end; grad += N) total += load<T, N>(grad);
         if (rest) total += load_masked<T, N>(grad, mask);
       }
-  store<T, N>(sums, total);
+  T sum[N];
+  sum_lanes<T, N, 1>(sum, &total);
+  return sum[0];
 }
 
 }  // namespace

@@ -4,23 +4,34 @@
 
 #include "grouped_kernels.h"
 #include "grouped_packing.h"
-#include "grouped_plan.h"
 
 namespace {
 
 // Scratch memory of one thread.
 template <class T>
 struct GroupedScratch {
-  T *input, *grad_output, *forward_weight, *backward_weight, *start, *sums, *result, *row;
+  T *input, *grad_output, *result, *row;
   Tap* taps;
-  int64_t packed_block;  // whose weights these are
-  bool infinite_weight;  // or NaN
+  int64_t tile, images, groups;  // of the unit whose operands are packed
+};
+
+// Packed weights of all groups, and what sums start from, of all channels. All threads share them: units come as they
+// lie in memory, so that each takes another block of groups than the one before.
+template <class T>
+struct GroupedWeights {
+  T *forward, *backward;  // [input][kernel element][output] of each group; [output][kernel element][input]
+  T* start;
+  bool* infinite;  // whether those of a block hold an infinity or NaN
 };
 
 // A block of groups, and the images of a unit.
 struct GroupedBlock {
+  int64_t number;
   Range groups;
   int64_t image, images;
+  bool more;  // whether the next unit takes the next channels of the same pixels, which are asked for early
+
+  int64_t ahead(int64_t channels) const { return more ? channels : 0; }
 };
 
 // S: storage, T: arithmetic, N: lanes of a vector.
@@ -31,41 +42,24 @@ struct GroupedOperands {
   const GroupedPlan& p;
   const convgrad_tensors& t;
 
-  PlaneTile input_tile(const Block& b) const {
-    PlaneTile tile = {b.groups.size() * p.in_per_group, b.images, {}, {}, {}, {}, p.slack};
-    for (int d = 0; d < 3; ++d) {
-      tile.phases[d] = p.phases[d], tile.extent[d] = p.plane[d];
-      tile.stride[d] = p.axis[d].stride, tile.dilation[d] = p.axis[d].dilation;
-    }
-    return tile;
-  }
-  PlaneTile output_tile(const Block& b) const {
-    const int64_t* e = p.output_extent;
-    return {b.groups.size() * p.out_per_group, b.images, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {e[0], e[1], e[2]}, p.slack};
-  }
-
-  // For forward [input][kernel element][output], for grad_input [output][kernel element][input], of each group; and
-  // what sums start from.
-  void pack_weight(GroupedScratch<T>& s, const Block& b) const {
-    if (s.packed_block == b.groups.low) return;
-    s.packed_block = b.groups.low;
+  void pack_weight(const GroupedWeights<T>& weights, int64_t block) const {
     const S *from = static_cast<const S*>(t.weight), *bias = static_cast<const S*>(t.bias);
     const int64_t ni = p.in_per_group, no = p.out_per_group, nk = p.kernel_elements;
-    for (int64_t g = b.groups.low; g < b.groups.high; ++g) {
-      const int64_t at = (g - b.groups.low) * p.group_weights();
+    const Range groups = p.block(block);
+    for (int64_t g = groups.low; g < groups.high; ++g)
       for (int64_t o = 0; o < no; ++o)
         for (int64_t i = 0; i < ni; ++i)
           for (int64_t k = 0; k < nk; ++k) {
             const T w = load_one<T>(from + p.weight_element(g, o, i, k));
-            if (s.forward_weight) s.forward_weight[at + (i * nk + k) * no + o] = w;
-            if (s.backward_weight) s.backward_weight[at + (o * nk + k) * ni + i] = w;
+            if (weights.forward) weights.forward[g * p.group_weights() + (i * nk + k) * no + o] = w;
+            if (weights.backward) weights.backward[g * p.group_weights() + (o * nk + k) * ni + i] = w;
           }
-    }
     const int64_t channels = p.wants(CONVGRAD_FORWARD) ? no : ni;
-    for (int64_t c = b.groups.low * channels; c < b.groups.high * channels; ++c)
-      s.start[c - b.groups.low * channels] = bias ? load_one<T>(bias + c) : T(0);
-    s.infinite_weight = !all_finite<T, N>(s.forward_weight ? s.forward_weight : s.backward_weight,
-                                          b.groups.size() * p.group_weights());
+    for (int64_t c = groups.low * channels; c < groups.high * channels; ++c)
+      weights.start[c] = bias ? load_one<T>(bias + c) : T(0);
+    weights.infinite[block] =
+        !all_finite<T, N>((weights.forward ? weights.forward : weights.backward) + groups.low * p.group_weights(),
+                          groups.size() * p.group_weights());
   }
 
   // The taps of all inputs of a group, in the packed input.

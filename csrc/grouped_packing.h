@@ -5,7 +5,7 @@
 // neighbouring results read neighbouring elements.
 #pragma once
 
-#include "packing.h"
+#include "grouped_plan.h"
 
 namespace {
 
@@ -30,39 +30,35 @@ inline Vec<T, N> mix(Vec<T, N> a, Vec<T, N> b, std::integer_sequence<int, I...>)
 #endif
 }
 
-// A packed tile: [channel][image][phase in each dimension][position].
-struct PlaneTile {
-  int64_t channels, images;
-  int64_t phases[3], stride[3], dilation[3], extent[3];
-  int64_t slack;  // elements after each channel: a row may be written in whole vectors, beyond its end
-
-  int64_t plane() const { return extent[0] * extent[1] * extent[2]; }
-  int64_t image() const { return phases[0] * phases[1] * phases[2] * plane(); }
-  int64_t channel() const { return images * image() + slack; }
-  // Of kernel element (or phase) k in dimension d: where its first position is.
-  int64_t remainder(int d, int64_t k) const { return k * dilation[d] % stride[d]; }
-};
-
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Planes {
   static constexpr auto kLanes = std::make_integer_sequence<int, N>();
 
   // Rows are short: what is left of one is a vector that overlaps the one before, not a loop.
-  template <class From>
-  static void copy_row(T* to, const From* from, int64_t count) {
-    int64_t i = 0;
-    for (; i + N <= count; i += N) store<T, N>(to + i, load<T, N>(from + i));
-    if (i == count) return;
-    if (count > N) return store<T, N>(to + count - N, load<T, N>(from + count - N));
-    for (; i < count; ++i) to[i] = load_one<T>(from + i);
+  template <class To, class From>
+  static void copy_row(To* to, const From* from, int64_t count) {
+    if (count >= N) {
+      for (int64_t i = 0; i + N <= count; i += N) copy<N>(to + i, from + i);
+      if (count % N) copy<N>(to + count - N, from + count - N);
+      return;
+    }
+    if constexpr (N >= 4) {
+      if (count >= N / 2) return copy<N / 2>(to, from), copy<N / 2>(to + count - N / 2, from + count - N / 2);
+    }
+    copy_few(to, from, 1, count);
   }
-  static void store_row(S* to, const T* from, int64_t count) {
-    int64_t i = 0;
-    for (; i + N <= count; i += N) store<T, N>(to + i, load<T, N>(from + i));
-    if (i == count) return;
-    if (count > N) return store<T, N>(to + count - N, load<T, N>(from + count - N));
-    for (; i < count; ++i) store_one<T>(to + i, from[i]);
+  template <int M, class To, class From>
+  static void copy(To* to, const From* from) {
+    store<T, M>(to, load<T, M>(from));
+  }
+  // A few elements, `step` apart there; not a loop that the compiler prepares for many.
+  template <class To, class From>
+  static void copy_few(To* to, const From* from, int64_t step, int64_t count) {
+    for (; count > 0; --count, from += step) {
+      store_one<T>(to++, load_one<T>(from));
+      asm volatile("" : : : "memory");
+    }
   }
   static void zero(T* to, int64_t count) {
     for (; count >= N; count -= N, to += N) store<T, N>(to, Vec<T, N>{});
@@ -71,15 +67,14 @@ struct Planes {
       asm volatile("" : : : "memory");  // else the compiler calls memset for one element
     }
   }
-  // Every second element of a row, from the first and from the second one on.
+  // Every second element of a row of at least a vector, from the first and from the second one on.
   template <class From>
   static void split_two(T* even, T* odd, const From* from, int64_t count) {
-    int64_t i = 0;
-    for (; i + N <= count; i += N) {
+    for (int64_t i = 0;; i = least(i + N, count - N)) {  // the last vector overlaps the one before
       const Vec<T, N> a = load<T, N>(from + 2 * i), b = load<T, N>(from + 2 * i + N);
       store<T, N>(even + i, pick<T, N, false>(a, b, kLanes)), store<T, N>(odd + i, pick<T, N, true>(a, b, kLanes));
+      if (i == count - N) return;
     }
-    for (; i < count; ++i) even[i] = load_one<T>(from + 2 * i), odd[i] = load_one<T>(from + 2 * i + 1);
   }
   static void join_two(T* to, const T* even, const T* odd, int64_t count) {
     int64_t i = 0;
@@ -91,41 +86,72 @@ struct Planes {
     for (; i < count; ++i) to[2 * i] = even[i], to[2 * i + 1] = odd[i];
   }
 
-  // `count` pixels of `channels` channels that lie together, to rows `row` elements apart; up to a vector beyond their
-  // end.
-  static void to_rows(T* to, int64_t row, const S* from, int64_t width, int64_t channels, int64_t count) {
+  // A row of `count` positions of `channels` channels, to rows `row` elements apart; up to a vector beyond their end.
+  // The pixels lie `step` elements apart. Positions that are not `inside` the tensor become zeros.
+  static void to_rows(T* to, int64_t row, const S* from, int64_t step, Range inside, int64_t channels, int64_t count,
+                      int64_t ahead) {
+    for (int64_t done = 0; done < count; done += N, from += N * step) {
+      if (ahead)
+        for (int l = 0; l < N; ++l) __builtin_prefetch(from + l * step + ahead, 0);
+      const Range now = {inside.low - done, inside.high - done};
+      if (channels < N)
+        to_rows<kSome>(to + done, row, from, step, now, channels);
+      else if (now.low <= 0 && now.high >= N)
+        to_rows<kAll>(to + done, row, from, step, now, channels);
+      else
+        to_rows<kAllChannels>(to + done, row, from, step, now, channels);
+    }
+  }
+  enum Full { kSome, kAllChannels, kAll };
+  template <Full F>
+  static inline void to_rows(T* to, int64_t row, const S* from, int64_t step, Range inside, int64_t channels) {
     for (int64_t c = 0; c < channels; c += N) {
-      const int64_t live = least(N, channels - c);
-      for (int64_t done = 0; done < count; done += N) {
-        Vec<T, N> v[N];
+      const int64_t first = F == kSome ? 0 : least(c, channels - N);  // the last vector overlaps the one before
+      Vec<T, N> v[N];
 #pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) v[l] = load_first<T, N>(from + least(done + l, count - 1) * width + c, live);
-        transpose<T, N>(v);
-        if (live == N) {
-#pragma GCC unroll 16
-          for (int l = 0; l < N; ++l) store<T, N>(to + (c + l) * row + done, v[l]);
-        } else {
-          for (int64_t l = 0; l < live; ++l) store<T, N>(to + (c + l) * row + done, v[l]);
-        }
+      for (int l = 0; l < N; ++l) {
+        if (F == kAll)
+          v[l] = load<T, N>(from + l * step + first);
+        else if (l < inside.low || l >= inside.high)
+          v[l] = Vec<T, N>{};
+        else
+          v[l] = F == kSome ? load_first<T, N>(from + l * step, channels) : load<T, N>(from + l * step + first);
       }
+      transpose<T, N>(v);
+#pragma GCC unroll 16
+      for (int l = 0; l < N; ++l)
+        if (F != kSome || l < channels) store<T, N>(to + (first + l) * row, v[l]);
     }
   }
   // Back; the rows are read up to a vector beyond their end.
-  static void from_rows(S* to, int64_t width, const T* from, int64_t row, int64_t channels, int64_t count) {
+  static void from_rows(S* to, int64_t step, const T* from, int64_t row, int64_t channels, int64_t count,
+                        int64_t ahead) {
+    for (int64_t done = 0; done < count; done += N, to += N * step) {
+      if (ahead)
+        for (int l = 0; l < N; ++l) __builtin_prefetch(to + l * step + ahead, 1);
+      if (channels < N)
+        from_rows<kSome>(to, step, from + done, row, channels, count - done);
+      else if (count - done < N)
+        from_rows<kAllChannels>(to, step, from + done, row, channels, count - done);
+      else
+        from_rows<kAll>(to, step, from + done, row, channels, N);
+    }
+  }
+  template <Full F>
+  static inline void from_rows(S* to, int64_t step, const T* from, int64_t row, int64_t channels, int64_t count) {
     for (int64_t c = 0; c < channels; c += N) {
-      const int64_t live = least(N, channels - c);
-      for (int64_t done = 0; done < count; done += N) {
-        const int64_t now = least(N, count - done);
-        Vec<T, N> v[N];
+      const int64_t first = F == kSome ? 0 : least(c, channels - N);
+      Vec<T, N> v[N];
 #pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) v[l] = load<T, N>(from + least(c + l, channels - 1) * row + done);
-        transpose<T, N>(v);
-        if (live == N && now == N) {
+      for (int l = 0; l < N; ++l) v[l] = load<T, N>(from + (F == kSome ? least(l, channels - 1) : first + l) * row);
+      transpose<T, N>(v);
 #pragma GCC unroll 16
-          for (int l = 0; l < N; ++l) store<T, N>(to + (done + l) * width + c, v[l]);
-        } else {
-          for (int64_t l = 0; l < now; ++l) store_first<T, N>(to + (done + l) * width + c, v[l], live);
-        }
+      for (int l = 0; l < N; ++l) {
+        if (F != kAll && l >= count) break;
+        if (F == kSome)
+          store_first<T, N>(to + l * step, v[l], channels);
+        else
+          store<T, N>(to + l * step + first, v[l]);
       }
     }
   }
@@ -142,57 +168,75 @@ struct Planes {
     const PlaneTile& tile;
     int64_t low, width, plane;
     Range phase[2];  // of the first two phases
-    Range both;      // where both are inside
+    // With a stride of two: where both phases are inside, and everything else, element by element.
+    static constexpr int kMostEdges = 16;
+    Range both;
+    struct Edge {
+      int64_t to, from;  // -1: a zero
+    } edges[kMostEdges];
+    int count = 0;
+    bool two, borders;
 
-    Split(const PlaneTile& t, int64_t low, int64_t width) : tile(t), low(low), width(width), plane(t.plane()) {
-      phase[0] = phase[1] = both = inside(t, 0, low, width);
-      if (t.phases[2] < 2) return;
-      phase[1] = inside(t, 1, low, width);
+    Split(const PlaneTile& t, int64_t low, int64_t width, bool borders)
+        : tile(t), low(low), width(width), plane(t.plane()), borders(borders) {
+      phase[0] = inside(t, 0, low, width), phase[1] = t.phases[2] < 2 ? Range{0, 0} : inside(t, 1, low, width);
       both = {most(phase[0].low, phase[1].low), least(phase[0].high, phase[1].high)};
+      const int64_t outside = t.extent[2] - both.size();
+      two = t.stride[2] == 2 && t.phases[2] == 2 && both.size() >= N && 2 * outside <= kMostEdges;
+      for (int p = 0; p < 2 && two; ++p)
+        for (int64_t i = 0; i < t.extent[2]; ++i) {
+          if (i == both.low) i = both.high;
+          if (i >= t.extent[2]) break;
+          const bool outside = i < phase[p].low || i >= phase[p].high;
+          if (!outside || borders) edges[count++] = {p * plane + i, outside ? -1 : low + t.remainder(2, p) + 2 * i};
+        }
     }
 
     template <class From>
     void row(T* to, const From* from) const {
-      const int64_t extent = tile.extent[2];
-      if (tile.stride[2] == 1) {
-        zero(to, phase[0].low), zero(to + phase[0].high, extent - phase[0].high);
+      const int64_t extent = tile.extent[2], step = tile.stride[2];
+      if (step == 1) {
+        if (borders) zero(to, phase[0].low), zero(to + phase[0].high, extent - phase[0].high);
         return copy_row(to + phase[0].low, from + low + phase[0].low, phase[0].size());
       }
-      const bool two = tile.stride[2] == 2 && tile.phases[2] == 2 && both.size();
+      if (two) {
+        for (const Edge* e = edges; e != edges + count; ++e) {
+          to[e->to] = e->from < 0 ? T(0) : load_one<T>(from + e->from);
+          asm volatile("" : : : "memory");  // as above
+        }
+        return split_two(to + both.low, to + both.low + plane, from + low + 2 * both.low, both.size());
+      }
       for (int64_t p = 0; p < tile.phases[2]; ++p) {
         const Range r = p < 2 ? phase[p] : inside(tile, p, low, width);
-        const int64_t step = tile.stride[2];
-        const From* at = from + low + tile.remainder(2, p);
         T* row = to + p * plane;
-        zero(row, r.low), zero(row + r.high, extent - r.high);
-        for (int64_t i = r.low; i < (two ? both.low : r.high); ++i) row[i] = load_one<T>(at + i * step);
-        for (int64_t i = two ? both.high : r.high; i < r.high; ++i) row[i] = load_one<T>(at + i * step);
+        if (borders) zero(row, r.low), zero(row + r.high, extent - r.high);
+        copy_few(row + r.low, from + low + tile.remainder(2, p) + r.low * step, step, r.size());
       }
-      if (two) split_two(to + both.low, to + plane + both.low, from + low + 2 * both.low, both.size());
     }
   };
 
-  // The range `r` of channels from `channel` on and images from `image` on. `row`: scratch memory for one row of the
-  // tensor and all channels. Channels are taken in the order in which they lie.
+  // The range `r` of channels from `channel` on and images from `image` on, in the order in which they lie. `again`:
+  // the scratch memory holds the same range of other channels or images, and so its zeros. `ahead`: where elements lie
+  // that are asked for early, so many from those that are read; 0 for none.
   static void pack(T* to, const PlaneTile& tile, const S* from, const Tensor& x, int64_t channel, int64_t image,
-                   const Range r[3], bool channels_last, T* row) {
-    const Split split(tile, r[2].low, x.size[2]);
+                   const Range r[3], bool channels_last, bool again, int64_t ahead) {
+    const Split split(tile, r[2].low, x.size[2], !again);
     if (channels_last) {
       from += image * x.pixels() * x.width + channel;
       for (int64_t n = 0; n < tile.images; ++n)
-        pack_slices(to + n * tile.image(), split, from + n * x.pixels() * x.width, x, tile.channels, r, true, row);
+        pack_slices(to + n * tile.image(), split, from + n * x.pixels() * x.width, x, tile.channels, r, true, ahead);
       return;
     }
     from += (image * x.width + channel) * x.pixels();
     for (int64_t n = 0; n < tile.images; ++n)
       for (int64_t c = 0; c < tile.channels; ++c)
         pack_slices(to + c * tile.channel() + n * tile.image(), split, from + (n * x.width + c) * x.pixels(), x, 1, r,
-                    false, row);
+                    false, 0);
   }
 
   // One image, of one channel or of all.
   static void pack_slices(T* to, const Split& split, const S* from, const Tensor& x, int64_t channels, const Range r[3],
-                          bool channels_last, T* row) {
+                          bool channels_last, int64_t ahead) {
     const PlaneTile& tile = split.tile;
     const int64_t* s = tile.stride;
     // Rows that follow one another there and here are one long row.
@@ -210,12 +254,12 @@ struct Planes {
           for (int64_t h = r[1].low + tile.remainder(1, ph); h < r[1].high; h += s[1], at += tile.extent[2]) {
             const bool outside = d < 0 || d >= x.size[0] || h < 0 || h >= x.size[1];
             const int64_t pixel = (d * x.size[1] + h) * x.size[2];
-            if (outside)
-              zero_row(at, split, channels);
-            else if (channels_last)
-              pack_pixels(at, split, from + pixel * x.width, x, row);
-            else
+            if (!outside && channels_last)
+              pack_pixels(at, split, from + pixel * x.width, x, ahead);
+            else if (!outside)
               split.row(at, from + pixel);
+            else if (split.borders || channels_last)  // transpositions may have written here, beyond the row before
+              zero_row(at, split, channels);
           }
         }
   }
@@ -226,29 +270,28 @@ struct Planes {
         zero(to + c * split.tile.channel() + phase * split.plane, split.tile.extent[2]);
   }
 
-  // A row of pixels; without a stride straight to its place.
-  static void pack_pixels(T* to, const Split& split, const S* from, const Tensor& x, T* row) {
+  // A row of pixels, each phase of the width to its place.
+  static void pack_pixels(T* to, const Split& split, const S* from, const Tensor& x, int64_t ahead) {
     const PlaneTile& tile = split.tile;
-    if (tile.stride[2] == 1) {
-      const Range r = split.phase[0];
-      to_rows(to + r.low, tile.channel(), from + (split.low + r.low) * x.width, x.width, tile.channels, r.size());
-      for (int64_t c = 0; c < tile.channels; ++c, to += tile.channel())
-        zero(to, r.low), zero(to + r.high, tile.extent[2] - r.high);
-      return;
+    for (int64_t phase = 0; phase < tile.phases[2]; ++phase, to += split.plane) {
+      const Range r = phase < 2 ? split.phase[phase] : inside(tile, phase, split.low, x.size[2]);
+      const int64_t first = split.low + tile.remainder(2, phase), done = least(tile.extent[2], round_up(r.high, N));
+      to_rows(to, tile.channel(), from + first * x.width, tile.stride[2] * x.width, r, tile.channels, r.high,
+              ahead);
+      if (done == tile.extent[2] || !split.borders) continue;
+      for (int64_t c = 0; c < tile.channels; ++c) zero(to + c * tile.channel() + done, tile.extent[2] - done);
     }
-    const int64_t width = x.size[2], reach = tile.extent[2] * tile.stride[2];
-    const int64_t first = least(width, most(0, split.low)), last = most(first, least(width, split.low + reach));
-    to_rows(row + first, width + N, from + first * x.width, x.width, tile.channels, last - first);
-    for (int64_t c = 0; c < tile.channels; ++c) split.row(to + c * tile.channel(), row + c * (width + N));
   }
 
-  // `count` neighbouring pixels of `channels` channels, from rows `row` elements apart.
+  // `count` pixels of `channels` channels, from rows `row` elements apart; in channels_last they may be `step` apart.
   static void unpack_row(S* to, const T* from, int64_t row, const Tensor& x, int64_t channel, int64_t channels,
-                         int64_t image, int64_t pixel, int64_t count, bool channels_last) {
+                         int64_t image, int64_t pixel, int64_t count, bool channels_last, int64_t step = 1,
+                         int64_t ahead = 0) {
     if (channels_last)
-      return from_rows(to + (image * x.pixels() + pixel) * x.width + channel, x.width, from, row, channels, count);
+      return from_rows(to + (image * x.pixels() + pixel) * x.width + channel, step * x.width, from, row, channels,
+                       count, ahead);
     for (int64_t c = 0; c < channels; ++c)
-      store_row(to + (image * x.width + channel + c) * x.pixels() + pixel, from + c * row, count);
+      copy_row(to + (image * x.width + channel + c) * x.pixels() + pixel, from + c * row, count);
   }
 };
 

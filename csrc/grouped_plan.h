@@ -5,21 +5,45 @@
 
 namespace {
 
+// A packed tile: [channel][image][phase in each dimension][position].
+struct PlaneTile {
+  int64_t channels, images;
+  int64_t phases[3], stride[3], dilation[3], extent[3];
+  int64_t vector;
+
+  // Whole vectors, and room for a last row that is written in whole vectors.
+  int64_t plane() const { return round_up(extent[0] * extent[1] * extent[2] + vector - 1, vector); }
+  int64_t image() const { return phases[0] * phases[1] * phases[2] * plane(); }
+  // A vector more is read, and channels an even number of lines apart would share a few places of the cache.
+  int64_t channel() const { return (ceil_div(images * image() + vector, 2 * vector) | 1) * 2 * vector; }
+  // Of kernel element (or phase) k in dimension d: where its first position is.
+  int64_t remainder(int d, int64_t k) const { return k * dilation[d] % stride[d]; }
+};
+
 // A plan whose `lanes` are the input channels of a block of groups, of all images of a unit.
 struct GroupedPlan : Plan {
   int64_t groups, in_per_group, out_per_group;
   int64_t block_groups;  // groups in a block
   int64_t phases[3];     // of the input: positions that the same kernel elements can reach
   int64_t plane[3];      // extent of one phase of the packed input
-  int64_t slack;         // elements after a packed channel: a vector
+  int64_t vector;        // lanes
+  int64_t chunks;        // of the blocks: those of a chunk and a segment of their units are a work item
   bool sums_input;       // for the bias gradient of a transposed convolution; the packed tiles need not hold all of it
 
   Range block(int64_t i) const { return {i * block_groups, least(groups, (i + 1) * block_groups)}; }
-  // Elements of a packed channel of a unit: all images, all phases.
-  int64_t input_channel() const {
-    return images * phases[0] * phases[1] * phases[2] * plane[0] * plane[1] * plane[2] + slack;
+  // The packed tiles of so many groups and images.
+  PlaneTile input_tile(int64_t group_count, int64_t image_count) const {
+    PlaneTile tile = {group_count * in_per_group, image_count, {}, {}, {}, {}, vector};
+    for (int d = 0; d < 3; ++d) {
+      tile.phases[d] = phases[d], tile.extent[d] = plane[d];
+      tile.stride[d] = axis[d].stride, tile.dilation[d] = axis[d].dilation;
+    }
+    return tile;
   }
-  int64_t output_channel() const { return images * output_extent[0] * output_extent[1] * output_extent[2] + slack; }
+  PlaneTile output_tile(int64_t group_count, int64_t image_count) const {
+    const int64_t* e = output_extent;
+    return {group_count * out_per_group, image_count, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {e[0], e[1], e[2]}, vector};
+  }
   int64_t group_weights() const { return in_per_group * out_per_group * kernel_elements; }
   // A group's sums: its weights [output][input][kernel element], then its bias.
   int64_t group_biases() const { return sums_input ? in_per_group : out_per_group; }
@@ -28,6 +52,15 @@ struct GroupedPlan : Plan {
   Tensor input_tensor() const { return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1}; }
   Tensor output_tensor() const {
     return {{axis[0].output, axis[1].output, axis[2].output}, groups * out_per_group, 0, 1};
+  }
+
+  // A work item: some blocks of groups, and some of their units.
+  struct Item {
+    Range blocks, units;
+  };
+  int64_t items() const { return chunks * segments; }
+  Item item(int64_t i) const {
+    return {share(lane_blocks, i % chunks, chunks), share(units(), i / chunks, segments)};
   }
 
   // A unit's images and tile.
@@ -62,7 +95,7 @@ inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, 
   GroupedPlan p = {};
   p.batch = q.batch, p.groups = q.groups, p.in_per_group = q.in_per_group, p.out_per_group = q.out_per_group;
   p.channels = p.groups * p.in_per_group, p.multiplier = ceil_div(p.out_per_group, p.in_per_group);
-  p.kernel_elements = 1, p.slack = vector;
+  p.kernel_elements = 1, p.vector = vector;
   int64_t pixels = 1;
   for (int d = 0; d < 3; ++d) {
     p.axis[d] = {q.input[d], q.kernel[d], q.stride[d], q.padding[d], q.dilation[d], q.output[d]};
@@ -89,7 +122,18 @@ inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, 
       p.plane[d] = most(p.plane[d], ceil_div(s.input.size(), p.axis[d].stride));
       p.output_extent[d] = most(p.output_extent[d], s.grad_output.size());
     }
-  p.segments = least(p.units(), ceil_div(p.threads == 1 ? 1 : 8 * p.threads, p.lane_blocks));
+  // Where rows of both operands lie as far apart, grad_weight sums all of them as one: fewer vectors are cut off, but
+  // what lies between the rows is summed too. The end of a row costs about a fifth of a vector.
+  const int64_t pitch = most(p.plane[2], p.output_extent[2]), width = p.axis[2].output;
+  const int64_t rows = ceil_div(p.axis[1].output, p.bands[1]);
+  const int64_t as_one = ceil_div((rows - 1) * pitch + width, vector), apart = rows * ceil_div(width, vector);
+  if (p.wants(CONVGRAD_GRAD_WEIGHT) && p.bands[2] == 1 && 5 * as_one <= 5 * apart + rows)
+    p.plane[2] = p.output_extent[2] = pitch;
+  const int64_t items = p.threads == 1 ? 1 : 8 * p.threads;
+  if (p.wants(CONVGRAD_GRAD_WEIGHT))  // each segment has sums of its own, so there are few
+    p.chunks = least(p.lane_blocks, items), p.segments = least(p.units(), ceil_div(items, p.chunks));
+  else
+    p.segments = least(p.units(), items), p.chunks = least(p.lane_blocks, ceil_div(items, most(1, p.segments)));
   return p;
 }
 
