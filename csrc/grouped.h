@@ -10,10 +10,9 @@
 //   grad_weight: `accumulate_planes` over the rows of grad_output
 //
 // What limits it (one thread of a Zen 3, AVX2, 3x3 kernels): on images of 28x28 and 56x56 the two loops run at 87 to 89
-// of the 92 GFLOP/s that a matrix product reaches there, and packing and unpacking take as long as they. All in all,
-// contiguous tensors of 4, 8 and 16 channels a group reach 45 to 77 % of the roofline with stride 1 and 26 to 39 % with
-// stride 2; those of 2 channels 14 to 33 %, because they have half the arithmetic for the same packing. The
-// transpositions of channels_last leave 18 to 66 %, and 13 to 24 % with 2 channels.
+// of the 92 GFLOP/s that a matrix product reaches there; packing and unpacking take as long as they with 4 channels a
+// group and a third of that with 16. On 14x14 an eighth of the arithmetic lies between two rows. With a stride packing
+// limits: it reads four times what it computes with. docs/performance.md has the shares of the roofline.
 //
 // To read from the bottom up: grouped_plan.h cuts a problem into units, grouped_packing.h and grouped_operands.h bring
 // a unit's operands, grouped_correlate.h and grouped_accumulate.h compute a tile with them. Here units are shared out

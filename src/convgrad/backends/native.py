@@ -151,24 +151,18 @@ def _group(p: ConvProblem) -> tuple[int, int]:
 
 def _grouped_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
     """What `benchmarks/cpu.py --groups` found: PyTorch is fast for float32 where a group has a multiple of 8 input and
-    of 8 output channels, and in channels_last at strides and at the weight gradient of small images.
+    of 8 output channels, and an image is small or there is a stride.
     """
-    pixels, strided = prod(p.output_size), max(p.stride) > 1
+    strided = max(p.stride) > 1
     if p.groups == 1:
         return 0.9  # dense: PyTorch's matrix products are not slow
-    if p.dtype is not torch.float32:
-        return 0.9 if p.channels_last and strided else 1.5
+    if p.dtype is not torch.float32 or any(channels % 8 for channels in _group(p)):
+        return 1.5
     if max(p.dilation) > 1 and "grad_weight" in outputs and not strided:
         return 2.0
-    if all(channels % 8 == 0 for channels in _group(p)):
-        gains = outputs in (("forward",), ("grad_input",)) or torch.get_num_threads() >= 4
-        large = pixels >= 700 and not strided and not p.channels_last
-        return 1.2 if gains and large and max(_group(p)) == 8 else 0.9
-    if p.channels_last and (strided or (outputs == ("grad_weight",) and pixels < 700)):
-        return 0.9
-    if outputs == ("grad_weight",) and pixels < 150:
-        return 0.9
-    return 1.5
+    if strided:
+        return 1.2 if not p.channels_last and torch.get_num_threads() >= 4 else 0.9
+    return 1.1 if prod(p.output_size) >= 700 else 0.9
 
 
 def _off_the_fast_path(p: ConvProblem) -> bool:
