@@ -94,13 +94,24 @@ def test_thousands_of_tiny_images_a_thread_are_left_to_pytorch() -> None:
         torch.set_num_threads(before)
 
 
-def test_channels_last_is_taken_for_wide_kernels_and_small_images() -> None:
+def test_channels_last_is_taken_for_wide_kernels_small_images_and_what_no_cache_holds() -> None:
     def taken(text: str) -> list[bool]:
         p = ConvProblem.parse(text + " channels_last")
         return [BACKEND.expected_speedup(p, (output,), CPU) > 1 for output in ("forward", "grad_input")]
 
-    assert taken("mb32g96ic96ih56oc96kh7ph3") == [True, True]
-    assert taken("mb32g576ic576ih14oc576kh3ph1") == [True, True]
-    assert taken("mb32g144ic144ih56oc144kh3ph1") == [False, False]
-    assert taken("mb32g480ic480ih14oc480kh5sh2ph2") == [False, False]
-    assert taken("mb1g96ic96ih7oc96kh7ph3") == [False, False]
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            assert taken("mb32g96ic96ih56oc96kh7ph3") == [True, True]
+            assert taken("mb32g576ic576ih14oc576kh3ph1") == [True, True]
+            assert taken("mb32g192ic192ih28oc192kh3ph1") == [True, True]
+            assert taken("mb4g192ic192ih28oc192kh3ph1") == [threads > 1] * 2
+            assert taken("mb32g144ic144ih56oc144kh3ph1") == [False, True]
+            assert taken("mb32g32ic32ih112oc32kh3ph1") == [False, False]
+            assert taken("mb4g96ic96ih56oc96kh5ph2") == [True, False]
+            assert taken("mb32g960ic960ih7oc960kh5ph2") == [False, False]
+            assert taken("mb32g480ic480ih14oc480kh5sh2ph2") == [False, False]
+            assert taken("mb1g96ic96ih7oc96kh7ph3") == [False, False]
+    finally:
+        torch.set_num_threads(before)

@@ -108,14 +108,14 @@ def _depthwise_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
     one_to_one = p.dtype is torch.float32 and p.in_channels == p.out_channels
     dilated_volume = p.ndim == 3 and max(p.dilation) > 1
     if outputs == ("forward",) and p.channels_last and one_to_one and not dilated_volume:
-        return _channels_last_speedup(p, taps, pixels)  # at any dilation of an image, and in other volumes too
+        return _channels_last_speedup(p, outputs, taps, pixels)  # at any dilation of an image, and in other volumes too
     if _off_the_fast_path(p) or ("grad_weight" in outputs and taps >= 16):
         return 3.0
     alone = "grad_input" not in outputs
     if p.channels_last:
         if "grad_weight" in outputs:
             return 0.9 if alone and pixels < 100 else 1.2
-        return _channels_last_speedup(p, taps, pixels)
+        return _channels_last_speedup(p, outputs, taps, pixels)
     few = torch.get_num_threads() < 4 and pixels < 100  # then setting up a tile costs as much as its arithmetic
     if "grad_weight" in outputs:
         return 0.9 if few and alone else 1.5
@@ -133,16 +133,25 @@ def _many_tiny_images(p: ConvProblem, outputs: tuple[Output, ...], pixels: int) 
     return pixels <= (9 if outputs == ("grad_input",) else 36 if padded else 16)
 
 
-def _channels_last_speedup(p: ConvProblem, taps: int, pixels: int) -> float:
-    """Forward and grad_input in channels_last, where PyTorch's kernels are as fast as memory for large images and small
-    kernels: ours are worth a change for 7x7 kernels and larger ones, and for small images.
+def _channels_last_speedup(p: ConvProblem, outputs: tuple[Output, ...], taps: int, pixels: int) -> float:
+    """Forward and grad_input in channels_last, where PyTorch's kernels are near the memory's speed for large images and
+    small kernels, and faster than ours on what a cache holds; ours are better at bringing memory in.
     """
     if taps > 100:
         return 1.2
     if p.ndim != 2 or max(p.stride) > 1 or max(p.dilation) > 1 or p.batch * p.in_channels * pixels < 500_000:
         return 0.9
-    return 1.1 if taps >= 49 or (taps <= 9 and pixels <= 200) else 0.9
-
+    forward, in_memory = outputs == ("forward",), p.least_bytes > 16 << 20
+    if pixels <= 1000:
+        if taps <= 9:
+            gains = pixels <= 400 or in_memory or torch.get_num_threads() > 1
+        else:
+            gains = pixels > 60 or taps >= 49
+    elif forward:
+        gains = taps > 9
+    else:
+        gains = pixels <= 5000 and (in_memory or taps >= 49)
+    return 1.2 if gains else 0.9
 
 def _group(p: ConvProblem) -> tuple[int, int]:
     """Input and output channels of a group."""
