@@ -171,6 +171,20 @@ def test_graphs_that_are_traced_see_an_operator() -> None:
     torch.testing.assert_close(traced(2 * x), net(2 * x))
 
 
+def test_gradients_are_traced_as_calls() -> None:
+    x, w, g = torch.randn(2, 4, 6, 6), torch.randn(4, 1, 3, 3), torch.randn(2, 4, 4, 4)
+
+    def every(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        alone = convgrad.grad_input(x.shape, w, g, groups=4), convgrad.grad_weight(x, w.shape, g, groups=4)
+        return (*alone, convgrad.grad_bias(g), convgrad.convolution_backward(g, x, w, groups=4)[1])
+
+    graph = torch.fx.symbolic_trace(every)
+    called = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+    assert {convgrad.grad_input, convgrad.grad_weight, convgrad.grad_bias} <= called
+    for found, want in zip(graph(x, w, g), every(x, w, g), strict=True):
+        assert torch.equal(found, want)
+
+
 def test_integers_and_lazy_conjugates() -> None:
     x, w = torch.randint(-3, 4, (2, 4, 6)), torch.randint(-3, 4, (4, 2, 3))
     assert torch.equal(convgrad.conv1d(x, w, groups=2), F.conv1d(x, w, groups=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from typing import Any
 
@@ -102,3 +103,23 @@ def test_a_scripted_torch_model_runs_in_takeover() -> None:
     with convgrad.takeover(), convgrad.use_backend("reference"), convgrad.trace() as seen:
         torch.testing.assert_close(scripted(x), want)
     assert [r.backend for r in seen] == ["reference"]
+
+
+@pytest.mark.parametrize(
+    "name", ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+)
+def test_constructors_say_their_arguments(name: str) -> None:
+    ours, theirs = getattr(convgrad.nn, name), getattr(torch.nn, name)
+    found = inspect.signature(ours).parameters
+    assert [*found][:-1] == [*inspect.signature(theirs).parameters]
+    assert [*found][-1] == "backend"
+    assert found["backend"].kind is inspect.Parameter.KEYWORD_ONLY
+    empty = torch.nn.utils.skip_init(ours, 3, 4, 3)
+    assert empty.weight.shape == theirs(3, 4, 3).weight.shape
+
+    class Mine(ours):
+        def __init__(self, width: int) -> None:
+            super().__init__(width, width, 3, backend="im2col")
+
+    assert [*inspect.signature(Mine).parameters] == ["width"]
+    assert Mine(4).backend == "im2col"

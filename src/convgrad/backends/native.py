@@ -142,16 +142,16 @@ def _channels_last_speedup(p: ConvProblem, outputs: tuple[Output, ...], taps: in
     if p.ndim != 2 or max(p.stride) > 1 or max(p.dilation) > 1 or p.batch * p.in_channels * pixels < 500_000:
         return 0.9
     forward, in_memory = outputs == ("forward",), p.least_bytes > 16 << 20
-    if pixels <= 1000:
-        if taps <= 9:
-            gains = pixels <= 400 or in_memory or torch.get_num_threads() > 1
-        else:
-            gains = pixels > 60 or taps >= 49
+    if pixels <= 1000 and taps <= 9:
+        gains = pixels <= 400 or in_memory or torch.get_num_threads() > 1
+    elif pixels <= 1000:
+        gains = pixels > 60 or taps >= 49
     elif forward:
         gains = taps > 9
     else:
         gains = pixels <= 5000 and (in_memory or taps >= 49)
     return 1.2 if gains else 0.9
+
 
 def _group(p: ConvProblem) -> tuple[int, int]:
     """Input and output channels of a group."""

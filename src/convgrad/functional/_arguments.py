@@ -73,6 +73,11 @@ def require_tensors(name: str, **operands: object) -> None:
             raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
 
 
+def stands_for_tensors(*operands: object) -> bool:
+    """Whether an operand only stands for a tensor, as a proxy of ``torch.fx`` does: it is asked for the result."""
+    return not all(isinstance(operand, Tensor) for operand in operands)
+
+
 def _shown(value: object) -> str:
     """A value for a message; of a tensor its shape, for its elements may fill the screen."""
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from ..calculus import sum_of_bias
 from ..ops import kernels
@@ -20,6 +21,7 @@ from ._arguments import (
     require_bool,
     require_tensors,
     sizes,
+    stands_for_tensors,
     transpose_arguments,
 )
 from ._call import run
@@ -113,6 +115,9 @@ def grad_input(
         True
     """
     require_tensors("grad_input", weight=weight, grad_output=grad_output)
+    if stands_for_tensors(weight, grad_output):
+        written = (stride, padding, dilation, transposed, output_padding, groups)
+        return handle_torch_function(grad_input, (weight, grad_output), input_size, weight, grad_output, *written)
     refuse_nested(weight, grad_output)
     arguments = all_arguments(
         weight.dim() - 2, weight.shape, stride, padding, dilation, transposed, output_padding, groups
@@ -154,6 +159,9 @@ def grad_weight(
         True
     """
     require_tensors("grad_weight", input=input, grad_output=grad_output)
+    if stands_for_tensors(input, grad_output):
+        written = (stride, padding, dilation, transposed, output_padding, groups)
+        return handle_torch_function(grad_weight, (input, grad_output), input, weight_size, grad_output, *written)
     refuse_nested(input, grad_output)
     size = sizes(weight_size, "weight_size")
     rest = (size, *all_arguments(len(size) - 2, size, stride, padding, dilation, transposed, output_padding, groups))
@@ -175,6 +183,8 @@ def grad_bias(grad_output: Tensor) -> Tensor:
         tensor([8., 8., 8.])
     """
     require_tensors("grad_bias", grad_output=grad_output)
+    if stands_for_tensors(grad_output):
+        return handle_torch_function(grad_bias, (grad_output,), grad_output)
     return sum_of_bias(grad_output)
 
 
@@ -208,6 +218,10 @@ def convolution_backward(
         (torch.Size([2, 4, 9]), None, torch.Size([6]))
     """
     require_tensors("convolution_backward", grad_output=grad_output, input=input, weight=weight)
+    operands = (grad_output, input, weight)
+    if stands_for_tensors(*operands):
+        written = (bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask)
+        return handle_torch_function(convolution_backward, operands, *operands, *written)
     refuse_nested(grad_output, input, weight)
     arguments = all_arguments(
         weight.dim() - 2, weight.shape, stride, padding, dilation, transposed, output_padding, groups

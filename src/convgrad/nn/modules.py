@@ -5,8 +5,10 @@ Padding modes other than zeros are a pad in front of a zero-padded problem, as i
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +21,9 @@ from ..functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpos
 from ..functional._asked import call_asking
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
+
+M = TypeVar("M", bound="_Chosen")
 
 
 class _Chosen:
@@ -56,6 +61,24 @@ class _Chosen:
         )
 
 
+def _with_signature(module: type[M]) -> type[M]:
+    """Give a module a constructor that says its arguments, torch's and ``backend``, to help(), editors and
+    ``torch.nn.utils.skip_init``. It is the module's own: a subclass has the signature of its own constructor.
+    """
+    theirs = next(base for base in module.__mro__ if base.__module__.startswith("torch.nn.")).__init__
+
+    @functools.wraps(theirs)
+    def constructor(self: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
+        super(module, self).__init__(*args, backend=backend, **kwargs)  # pyright: ignore[reportCallIssue]
+
+    signature = inspect.signature(theirs)
+    chosen = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None")
+    said = signature.replace(parameters=[*signature.parameters.values(), chosen])
+    setattr(constructor, "__signature__", said)  # noqa: B010
+    module.__init__ = constructor
+    return module
+
+
 class _Conv(_Chosen):
     """The forward that the three convolutions share."""
 
@@ -86,6 +109,7 @@ class _ConvTranspose(_Chosen):
         )
 
 
+@_with_signature
 class Conv1d(_Conv, torch.nn.Conv1d):
     """A 1-d convolution: ``torch.nn.Conv1d`` computed by convgrad; ``backend=`` asks for a backend by name.
 
@@ -99,6 +123,7 @@ class Conv1d(_Conv, torch.nn.Conv1d):
     _function = staticmethod(conv1d)
 
 
+@_with_signature
 class Conv2d(_Conv, torch.nn.Conv2d):
     """A 2-d convolution: ``torch.nn.Conv2d`` computed by convgrad; ``backend=`` asks for a backend by name.
 
@@ -120,6 +145,7 @@ class Conv2d(_Conv, torch.nn.Conv2d):
     _function = staticmethod(conv2d)
 
 
+@_with_signature
 class Conv3d(_Conv, torch.nn.Conv3d):
     """A 3-d convolution: ``torch.nn.Conv3d`` computed by convgrad; ``backend=`` asks for a backend by name.
 
@@ -133,6 +159,7 @@ class Conv3d(_Conv, torch.nn.Conv3d):
     _function = staticmethod(conv3d)
 
 
+@_with_signature
 class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
     """A 1-d transposed convolution: ``torch.nn.ConvTranspose1d`` by convgrad; ``backend=`` asks for a backend by name.
 
@@ -146,6 +173,7 @@ class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
     _function = staticmethod(conv_transpose1d)
 
 
+@_with_signature
 class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
     """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` by convgrad; ``backend=`` asks for a backend by name.
 
@@ -159,6 +187,7 @@ class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
     _function = staticmethod(conv_transpose2d)
 
 
+@_with_signature
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
     """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` by convgrad; ``backend=`` asks for a backend by name.
 
