@@ -20,6 +20,7 @@ from torch import Tensor
 from ...errors import BackendError
 from ...problem import ConvProblem, Output, Pass
 from ..base import Backend
+from . import patch_tiles
 from .geometry import geometry
 from .tiles import UNROLLED, UNROLLED_CHANNELS, share_elements
 
@@ -83,7 +84,9 @@ class TritonBackend(Backend):
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
             return 0
-        return share_elements(problem, "sweep" if len(outputs) > 1 else "sum") * max(4, problem.dtype.itemsize)
+        use = "sweep" if len(outputs) > 1 else "sum"
+        most = max(share_elements(problem, use), patch_tiles.share_elements(problem, use))
+        return most * max(4, problem.dtype.itemsize)
 
     def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
         """Not measured on any GPU: where ATen's own CUDA kernels are known to move more bytes than they must.

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...problem import ConvProblem
 from . import grad_weight as grad_weight_kernels
-from . import kernels
+from . import kernels, patch_launch
 from .arguments import constants, programs, sizes, strides, weight_strides
 from .geometry import Geometry, geometry, needs_wide
 from .operands import channel_lanes, channel_last, empty, filter_of, ready
@@ -90,14 +90,18 @@ class Result:
     def _prepare(self, source: Tensor, out: Tensor, lanes: bool, with_bias: bool) -> tuple[Launch, bool]:
         p = self._problem
         g = geometry(p, adjoint=self._adjoint, channel_lanes=lanes, wide=needs_wide(source))
+        launch = patch_launch.result(g, source, out, with_bias, self._tune)
+        launch = launch or self._by_rows(g, source, out, with_bias)
+        return remember(self._launches, (source.stride(), not with_bias), (launch, lanes))
+
+    def _by_rows(self, g: Geometry, source: Tensor, out: Tensor, with_bias: bool) -> Launch:
         arguments = {
             **strides("src", g, source),
             **strides("out", g, out),
             **weight_strides(g),
             "HAS_BIAS": with_bias,
         }
-        launch = _launch(g, "result", arguments, fixed(g, "result"), 0, self._tune)
-        return remember(self._launches, (source.stride(), not with_bias), (launch, lanes))
+        return _launch(g, "result", arguments, fixed(g, "result"), 0, self._tune)
 
 
 def remember(known: dict[object, Any], key: object, value: Any) -> Any:
@@ -177,9 +181,31 @@ class Sum:
     def _prepare(self, source: Tensor, centre: Tensor, out: Tensor | None, lanes: bool) -> Shares:
         p, use = self._problem, "sweep" if self._sweep else "sum"
         g = geometry(p, adjoint=self._sweep, channel_lanes=lanes, wide=needs_wide(source, centre))
+        bias_tap = g.field("whole_tap") if self._with_bias else (-1, -1, -1)
+        found = patch_launch.sums(g, use, source, centre, out, bias_tap, self._tune)
+        main, count = found or self._by_rows(g, use, source, centre, out, bias_tap)
+        elements = g.kernel_elements
+        share_c, share_k = _share_strides(g, count)
+        add = add_bias = None
+        if count > 1:
+            add = adding(count, g.channels * elements, elements, share_c, share_k, g.double)
+            add_bias = adding(count, g.channels, 1, 1, 0, g.double) if self._with_bias else None
+        values = count * g.channels * (elements + self._with_bias) if count > 1 else 0
+        shares = Shares(lanes, main, add, add_bias, values, count * g.channels * elements)
+        return remember(self._shares, (source.stride(), centre.stride()), shares)
+
+    def _by_rows(
+        self,
+        g: Geometry,
+        use: Use,
+        source: Tensor,
+        centre: Tensor,
+        out: Tensor | None,
+        bias_tap: tuple[int, int, int],
+    ) -> tuple[Launch, int]:
         tile = fixed(g, use)
-        count, elements = parts(g, tile), g.kernel_elements
-        share_c, share_k = (1, g.channels) if lanes and count > 1 else (elements, 1)
+        count = parts(g, tile)
+        share_c, share_k = _share_strides(g, count)
         arguments = {
             **strides("src", g, source),
             **strides("centre", g, centre),
@@ -190,16 +216,14 @@ class Sum:
             "parts": count,
             "SWEEP": self._sweep,
             "EXACT": exact(g, tile),
-            "BIAS_TAP": g.field("whole_tap") if self._with_bias else (-1, -1, -1),
+            "BIAS_TAP": bias_tap,
         }
-        main = _launch(g, use, arguments, tile, count, self._tune)
-        add = add_bias = None
-        if count > 1:
-            add = adding(count, g.channels * elements, elements, share_c, share_k, g.double)
-            add_bias = adding(count, g.channels, 1, 1, 0, g.double) if self._with_bias else None
-        values = count * g.channels * (elements + self._with_bias) if count > 1 else 0
-        shares = Shares(lanes, main, add, add_bias, values, count * g.channels * elements)
-        return remember(self._shares, (source.stride(), centre.stride()), shares)
+        return _launch(g, use, arguments, tile, count, self._tune), count
+
+
+def _share_strides(g: Geometry, count: int) -> tuple[int, int]:
+    """Between channels and between kernel positions of a share; the only one is the result itself."""
+    return (1, g.channels) if g.channel_lanes and count > 1 else (g.kernel_elements, 1)
 
 
 def adding(count: int, size: int, elements: int, share_c: int, share_k: int, double: bool) -> Launch:
