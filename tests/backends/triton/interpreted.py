@@ -15,6 +15,7 @@ import torch
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.backends.triton import TritonBackend, patch_tiles, tiles
+from convgrad.backends.triton.ways import Way
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
 from convgrad.testing import check_problem
 
@@ -59,8 +60,8 @@ mb1ic1ih4iw3oc1kh9kw7ph4pw3 channels_last
 mb1ic1ih10iw9oc1kh5kw4sh4sw3ph2pw1dh1dw0
 """.strip().splitlines()
 
-#: Patches of 2, 4 and 8 columns, read in vectors of 1 to 8 values: long rows in pieces, the last of them cut; strides in
-#: both directions, with padding of one side; rows that are no multiple of a patch's; columns that no patch can have.
+#: Patches of 2, 4 and 8 columns, read in vectors of 1 to 8 values: long rows in pieces, the last of them cut; strides
+#: in both directions, padding of one side; rows that are no multiple of a patch's; columns that no patch can have.
 PATCHES = """
 g1ic1oc1mb2iw164ow164kw4pw3
 g2mb1ic2iw72oc2ow72kw5pw2 bfloat16
@@ -178,12 +179,25 @@ def test_offsets_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(TritonBackend().run(problem, pass_, *operands), expected)
 
 
-@pytest.mark.parametrize(("what", "layout", "strided"), [("forward", False, True), ("sweep", True, False)])
-def test_the_check_of_first_use(what: str, layout: bool, strided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds nothing wrong with these kernels, and one wrong element of another."""
-    from convgrad.backends.triton import launch, selfcheck
+WAYS = [
+    ("forward", Way("channels", strided=True)),
+    ("grad_input", Way("channels", sequence=True)),
+    ("sweep", Way("channels")),
+    ("grad_weight", Way("columns")),
+    ("forward", Way("patches", 2, 4, deep=True)),
+    ("grad_input", Way("patches", 4, 2, strided=True, wide=True)),
+    ("grad_weight", Way("patches", 4, 4, pieces=True, multiplied=True)),
+    ("sweep", Way("patches", 4, 4)),
+]
 
-    assert selfcheck.first_fault(what, torch.float32, layout, strided, CPU) is None
+
+@pytest.mark.parametrize(("what", "way"), WAYS)
+def test_the_check_of_first_use(what: str, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds nothing wrong with these kernels, and one wrong element of another."""
+    from convgrad.backends.triton import launch, patch_tiles, selfcheck
+
+    monkeypatch.setattr(patch_tiles, "_LANES", 128)
+    assert selfcheck.first_fault(what, torch.float32, way, CPU) is None
     right = launch.bound
 
     def bound(*args: object, **options: bool) -> object:
@@ -197,7 +211,7 @@ def test_the_check_of_first_use(what: str, layout: bool, strided: bool, monkeypa
         return wrong
 
     monkeypatch.setattr(launch, "bound", bound)
-    fault = selfcheck.first_fault(what, torch.float32, layout, strided, CPU)
+    fault = selfcheck.first_fault(what, torch.float32, way, CPU)
     assert fault is not None
     assert "1 of" in fault
 

@@ -6,12 +6,13 @@ from functools import partial
 from math import gcd
 from typing import Any
 
+import torch
 import triton.language as tl
 from torch import Tensor
 
 from . import patch_sums, patches
 from .geometry import Geometry, view_5d
-from .patch_tiles import Patch, aligned, parts, patch, programs
+from .patch_tiles import Patch, aligned, parts, patch, programs, warps_of
 from .start import Launch
 from .tiles import Use
 from .tuning import patch_tuner
@@ -66,7 +67,7 @@ def _launch(
     kernel: Any, g: Geometry, use: Use, arguments: dict[str, Any], chosen: Patch, shares: int, tune: bool
 ) -> Launch:
     find = partial(patch_tuner, kernel, g, use, chosen, bool(arguments.get("EXACT"))) if tune else None
-    tile = {**chosen.constants(), "num_warps": chosen.warps}
+    tile = {**chosen.constants(), "num_warps": warps_of(chosen.lanes, torch.version.hip is not None)}
     return Launch(kernel, arguments, tile, partial(programs, g, chosen, shares), find)
 
 

@@ -15,7 +15,7 @@ from ...problem import INT32_MAX, ConvProblem
 from .geometry import Axis, Geometry, geometry, view_5d
 from .tiles import WARPS, Use
 
-__all__ = ["Patch", "aligned", "candidates", "parts", "patch", "patches", "programs", "share_elements"]
+__all__ = ["Patch", "aligned", "candidates", "parts", "patch", "patches", "programs", "share_elements", "warps_of"]
 
 _VECTOR = 16  # bytes
 _LANES = 128  # patches of a program
@@ -39,6 +39,11 @@ class Patch(NamedTuple):
     def constants(self) -> dict[str, Any]:
         """The kernel's arguments that the tuner may vary."""
         return {"R": self.rows, "B": self.lanes}
+
+
+def warps_of(lanes: int, amd: bool) -> int:
+    """Warps that have a thread for each patch of a program; AMD's have 64 threads."""
+    return max(1, lanes // (64 if amd else 32))
 
 
 def aligned(g: Geometry, tensor: Tensor) -> int:
@@ -73,11 +78,11 @@ def patch(g: Geometry, use: Use, vector: int, columns: int) -> Patch | None:
         return None
     pieces = _pieces(g, columns)
     if pieces:
-        return Patch(pieces, columns, vector, _LANES, max(1, _LANES // 32), True)
+        return Patch(pieces, columns, vector, _LANES, warps_of(_LANES, False), True)
     while columns:
         rows = _rows(g, use, columns)
         if rows:
-            return _fit(g, use, Patch(rows, columns, vector, _LANES, max(1, _LANES // 32), False))
+            return _fit(g, use, Patch(rows, columns, vector, _LANES, warps_of(_LANES, False), False))
         columns //= 2  # half as many columns, which are as well aligned, take half the registers
         if g.adjoint and columns % width.stride:
             return None
@@ -128,7 +133,7 @@ def _held(g: Geometry, use: Use, values: int, kept: int, span: int) -> float:
         kept += kept // 2
     results = values * width if use != "sum" else 0
     centre = values * max(1, g.itemsize // 4) / (2 if g.itemsize == 2 else 1) if use != "result" else 0
-    room = 150 if use == "result" else 120 if g.axes[0].kernel == 1 else 96
+    room = 100 if use == "result" else 110 if g.axes[0].kernel == 1 else 90
     return (results + centre + (kept + span) * width) / room
 
 
@@ -142,7 +147,7 @@ def _fit(g: Geometry, use: Use, chosen: Patch) -> Patch:
     here = patches(g, chosen) // (g.channels if use != "result" else 1)
     while lanes > 32 and lanes >= 2 * here:
         lanes //= 2
-    return chosen._replace(lanes=lanes, warps=max(1, lanes // 32))
+    return chosen._replace(lanes=lanes, warps=warps_of(lanes, False))
 
 
 def patches(g: Geometry, chosen: Patch) -> int:
@@ -174,7 +179,7 @@ def candidates(g: Geometry, use: Use, chosen: Patch) -> list[Patch]:
     """The chosen patch first, then neighbours with other rows and lanes."""
     found = [chosen]
     for lanes in (64, 256):
-        found.append(chosen._replace(lanes=lanes, warps=lanes // 32))
+        found.append(chosen._replace(lanes=lanes, warps=warps_of(lanes, False)))
     height = g.axes[1]
     for rows in (chosen.rows // 2, 1, 2, 4):
         if 0 < rows < chosen.rows and (not g.adjoint or rows % height.stride == 0):

@@ -46,8 +46,9 @@ def tuner(kernel: Any, g: Geometry, use: Use, exact_rows: bool) -> Any:
 @lru_cache(maxsize=512)
 def patch_tuner(kernel: Any, g: Geometry, use: Use, chosen: Patch, exact_rows: bool) -> Any:
     """The same for a kernel that computes patches."""
+    amd = torch.version.hip is not None
     configs = [
-        triton.Config(found.constants(), num_warps=found.warps, num_stages=1)
+        triton.Config(found.constants(), num_warps=patch_tiles.warps_of(found.lanes, amd), num_stages=1)
         for found in patch_tiles.candidates(g, use, chosen)
         if not exact_rows or chosen.sequence or g.axes[1].result % found.rows == 0
     ]
