@@ -15,12 +15,23 @@ from ...problem import INT32_MAX, ConvProblem
 from .geometry import Axis, Geometry, geometry, view_5d
 from .tiles import WARPS, Use
 
-__all__ = ["Patch", "aligned", "candidates", "parts", "patch", "patches", "programs", "share_elements", "warps_of"]
+__all__ = [
+    "KEPT",
+    "Patch",
+    "aligned",
+    "candidates",
+    "parts",
+    "patch",
+    "patches",
+    "programs",
+    "share_elements",
+    "warps_of",
+]
 
 _VECTOR = 16  # bytes
 _LANES = 128  # patches of a program
 _PIECES = 4  # of a long row, that a program takes at most
-_KEPT = 49  # kernel positions whose sums or weights a thread keeps: 7 x 7
+KEPT = 49  # kernel positions whose sums or weights a thread keeps: 7 x 7
 _UNROLLED = 2048  # products that one program may hold: more would not fit into the instruction cache
 _MOST_ROWS = 16
 _PER_ROW = 12  # instructions for a row beside its values: masks, addresses, loads
@@ -72,7 +83,7 @@ def patch(g: Geometry, use: Use, vector: int, columns: int) -> Patch | None:
     else:
         vector = gcd(vector, columns * width.stride)
     positions = height.kernel * width.kernel * (1 if use == "result" else depth.kernel)
-    if positions > _KEPT or (use == "sweep" and g.multiplier > 1):
+    if positions > KEPT or (use == "sweep" and g.multiplier > 1):
         return None
     if g.batch * g.channels * prod(g.field("result")) // columns > INT32_MAX - _LANES:
         return None
