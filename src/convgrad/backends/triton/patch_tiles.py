@@ -33,6 +33,7 @@ _LANES = 128  # patches of a program
 _PIECES = 4  # of a long row, that a program takes at most
 KEPT = 49  # kernel positions whose sums or weights a thread keeps: 7 x 7
 _UNROLLED = 2048  # products that one program may hold: more would not fit into the instruction cache
+_MANY = 40  # sums and weights, of which ptxas takes more registers than they need
 _MOST_ROWS = 16
 _PER_ROW = 12  # instructions for a row beside its values: masks, addresses, loads
 
@@ -144,7 +145,8 @@ def _held(g: Geometry, use: Use, values: int, kept: int, span: int) -> float:
         kept += kept // 2
     results = values * width if use != "sum" else 0
     centre = values * max(1, g.itemsize // 4) / (2 if g.itemsize == 2 else 1) if use != "result" else 0
-    room = 100 if use == "result" else 110 if g.axes[0].kernel == 1 else 90
+    deep = g.axes[0].kernel > 1  # the loop over depths is unrolled, and loads of all of them are begun at once
+    room = (60 if deep else 100) if use == "result" else 90 if deep else 110 if kept <= _MANY else 100
     return (results + centre + (kept + span) * width) / room
 
 
