@@ -6,8 +6,9 @@
    conformance suite on the device.
 2. Every call of the table is compared with PyTorch's own kernels on small integers, which must give equal results, and
    then timed against PyTorch as given (NCHW) and in channels_last with cudnn.benchmark, alternately, behind a flushed
-   cache. A row that fails, hangs or breaks the device says so, and the others go on in a new process. Large kernels
-   have two rows each: ours without and with tensor cores; the table says which of them the rules of choice take.
+   cache; a sequence in channels_last has strides (L*C, 1, C). A row that fails, hangs or breaks the device says so, and
+   the others go on in a new process. Large kernels have two rows each: ours without and with tensor cores; the table
+   says which of them the rules of choice take.
 3. The bars: bytes against the card's copy bandwidth, products against its float32 peak, speed against PyTorch.
 
 Everything goes to gpu.md and gpu.json in DIR (default: benchmarks/results), written anew after every row: a run that is
@@ -39,6 +40,7 @@ from convgrad.engine.timing import conditions
 from convgrad.problem import ConvProblem
 
 _ROW_LIMIT = 60.0  # seconds for one row, compilation included
+_NEEDED = {"problem", "text", "dtype", "what", "backend", "times", "chosen", "bytes", "flops"}  # what a row must say
 _WARNING = "A dry run on a CPU: no figure here says anything about a GPU."
 
 
@@ -77,7 +79,10 @@ class Run:
                 self.state |= {
                     key: before[key] for key in ("card", "compiled", "conformance", "graphs") if key in before
                 }
-                self.state["rows"] = [row for row in before["rows"] if row["times"]]
+                timed = [row for row in before["rows"] if row["times"]]
+                self.state["rows"] = [row for row in timed if row.keys() >= _NEEDED]
+                if old := len(timed) - len(self.state["rows"]):
+                    print(f"{old} rows of {file} are of an older version of this script: they are measured again.")
         except (ValueError, KeyError, TypeError) as error:
             print(f"{file} cannot be read, and is begun anew: {short(error)}")
         print(f"{len(self.state['rows'])} rows are there already.", flush=True)
@@ -120,7 +125,7 @@ def compile_table(run: Run) -> None:
     """Every kernel of the rows that are still to be measured, into the cache on disk."""
     args = run.args
     left = dict.fromkeys(problem for problem, backend in run.table if missing(run, problem, backend))
-    texts = [str(p) for problem in left for p in layouts(problem).values()]
+    texts = list(dict.fromkeys(str(p) for problem in left for p in layouts(problem).values()))
     given = (args.backend, args.device, args.tune)
     run.state["compiled"] = in_parallel(warm, texts, given, args.workers, run.at(0.25))
 

@@ -9,11 +9,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
+from itertools import product
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from gpu_problems import SWEEP, WHAT, layouts, outputs_of
+from gpu_problems import LAYOUTS, SWEEP, WHAT, layouts, outputs_of
 from torch import Tensor
 
 from convgrad.backends.base import Backend
@@ -21,21 +22,27 @@ from convgrad.engine.check import check_backend
 from convgrad.engine.choice import choose
 from convgrad.engine.registry import get
 from convgrad.engine.timing import compare
-from convgrad.problem import OPERANDS, PASSES, ConvProblem
+from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
 from convgrad.settings import current
 
 
-def operands(problem: ConvProblem, device: str, integers: bool) -> dict[str, Tensor]:
-    """A tensor for each slot, in the problem's layout."""
-    made: dict[str, Tensor] = {}
+def operands(problem: ConvProblem, device: str, integers: bool, layout: str = "") -> dict[Slot, Tensor]:
+    """A tensor for each slot, in the problem's layout; a sequence in ``channels_last`` has strides (L*C, 1, C)."""
+    made: dict[Slot, Tensor] = {}
     generator = torch.Generator(device).manual_seed(0)
-    for slot in ("input", "weight", "grad_output"):
+    slots: tuple[Slot, ...] = ("input", "weight", "grad_output")
+    for slot in slots:
         shape = problem.shape_of(slot)
         if integers:
             values = torch.randint(-1, 2, shape, generator=generator, device=device).to(problem.dtype)
         else:
             values = torch.randn(shape, generator=generator, device=device).to(problem.dtype)
-        made[slot] = values if slot == "weight" else values.contiguous(memory_format=problem.memory_format)
+        if slot == "weight":
+            made[slot] = values
+        elif problem.ndim == 1 and layout == "channels_last":
+            made[slot] = values.mT.contiguous().mT
+        else:
+            made[slot] = values.contiguous(memory_format=problem.memory_format)
     return made
 
 
@@ -64,7 +71,7 @@ def chosen(backend: Backend, problem: ConvProblem, what: str, device: str) -> bo
 
 
 def ours(
-    backend: Backend, problem: ConvProblem, what: str, given: dict[str, Tensor]
+    backend: Backend, problem: ConvProblem, what: str, given: dict[Slot, Tensor]
 ) -> Callable[[], tuple[Tensor, ...]]:
     """Our call; ``backward`` is one sweep where there is one, else both passes."""
     if what == "backward":
@@ -74,13 +81,14 @@ def ours(
             return lambda: sweep(given["grad_output"], given["input"], given["weight"], None)
         calls = [ours(backend, problem, one, given) for one in SWEEP]
         return lambda: (*calls[0](), *calls[1]())
-    run = backend.bind(problem, what)  # type: ignore[arg-type]
-    first, second = (given[slot] for slot in OPERANDS[what])  # type: ignore[index]
+    pass_ = cast(Pass, what)
+    run = backend.bind(problem, pass_)
+    first, second = (given[slot] for slot in OPERANDS[pass_])
     return lambda: (run(first, second, None, None),)
 
 
 def pytorch(
-    problem: ConvProblem, what: str, given: dict[str, Tensor], benchmark: bool
+    problem: ConvProblem, what: str, given: dict[Slot, Tensor], benchmark: bool
 ) -> Callable[[], tuple[Tensor | None, ...]]:
     """PyTorch's call. A causal convolution is padded on both sides, as models write it, and cut for nothing."""
     padding = [max(low, high) for low, high in problem.padding]
@@ -129,16 +137,17 @@ def warm(text: str, names: str, device: str, tune: bool) -> dict[str, Any]:
     """Run every call of ours for a problem once, so that it is compiled into Triton's cache on disk."""
     problem = ConvProblem.parse(text)
     found: dict[str, Any] = {"passed": 0, "failures": []}
-    given = operands(problem, device, integers=True)
-    for name in taking(problem, names, device):
-        for what in WHAT:
-            torch.backends.cudnn.benchmark = tune
-            try:
-                ours(get(name), problem, what, given)()
-                wait(device)
-                found["passed"] += 1
-            except Exception as error:
-                found["failures"].append(f"{name}, {text} {what}: {short(error)}")
+    some = LAYOUTS if problem.ndim == 1 else LAYOUTS[:1]  # the problem says which, but of a sequence
+    calls = product(taking(problem, names, device), some, WHAT)
+    for name, layout, what in calls:
+        given = operands(problem, device, integers=True, layout=layout)
+        torch.backends.cudnn.benchmark = tune
+        try:
+            ours(get(name), problem, what, given)()
+            wait(device)
+            found["passed"] += 1
+        except Exception as error:
+            found["failures"].append(f"{name}, {text} {what}: {short(error)}")
     return found
 
 
@@ -151,12 +160,12 @@ def measure(text: str, what: str, backend_name: str, device: str, seconds: float
     slow = 0.0
     for layout, p in layouts(problem).items():
         torch.backends.cudnn.benchmark = tune  # the word that our backend, too, takes for leave to measure tiles
-        got = ours(backend, p, what, operands(p, device, integers=True))()
+        got = ours(backend, p, what, operands(p, device, integers=True, layout=layout))()
         row["wrong"] += sum(int((g != e.to(p.dtype)).sum()) for g, e in zip(got, expected, strict=True))
         if row["wrong"]:
             return {**row, "error": f"{row['wrong']} elements are wrong in {layout}"}
         del got
-        given = operands(p, device, integers=False)
+        given = operands(p, device, integers=False, layout=layout)
         calls[f"ours {layout}"] = ours(backend, p, what, given)
         calls[f"pytorch {layout}"] = pytorch(p, what, given, benchmark=layout == "channels_last")
         for key in (f"ours {layout}", f"pytorch {layout}"):
@@ -171,9 +180,9 @@ def measure(text: str, what: str, backend_name: str, device: str, seconds: float
         if chosen(backend, p, what, device):
             row["chosen"].append(layout)
     del expected
-    few = {"least_rounds": 2} if slow > 0.02 else {}
+    rounds = {"least_rounds": 2} if slow > 0.02 else {}
     baseline = next((key for key in calls if key.startswith("pytorch")), "ours NCHW")
-    seen = compare(calls, baseline, device=device, seconds=seconds, **few)  # type: ignore[arg-type]
+    seen = compare(calls, baseline, device=device, seconds=seconds, **rounds)
     row["times"] = {key: seen.median(key) for key in calls}
     row["speedup"] = str(seen.speedup("ours NCHW"))
     return row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import cast
 
 import torch
 
@@ -58,17 +59,20 @@ LAYOUTS = ("NCHW", "channels_last")
 
 
 def in_layout(problem: ConvProblem, layout: str) -> ConvProblem:
-    if layout == "NCHW":
+    """The problem, whose memory format a sequence has none to choose: see `gpu_calls.operands`."""
+    if layout == "NCHW" or problem.ndim == 1:
         return problem
     return problem.replace(memory_format=torch.channels_last if problem.ndim == 2 else torch.channels_last_3d)
 
 
 def layouts(problem: ConvProblem) -> dict[str, ConvProblem]:
-    return {layout: in_layout(problem, layout) for layout in (LAYOUTS if problem.ndim > 1 else LAYOUTS[:1])}
+    """The problem in each layout that is measured."""
+    return {layout: in_layout(problem, layout) for layout in LAYOUTS}
 
 
 def outputs_of(what: str) -> tuple[Output, ...]:
-    return SWEEP if what == "backward" else (what,)  # type: ignore[return-value]
+    """The outputs of one row."""
+    return SWEEP if what == "backward" else (cast(Output, what),)
 
 
 def moved(problem: ConvProblem, what: str) -> int:

@@ -12,13 +12,14 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 
 from convgrad.backends.triton import TritonBackend, start
 from convgrad.engine.timing import compare, conditions
-from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
+from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Slot
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "backends" / "triton"))
 from stubbed import install
@@ -32,15 +33,16 @@ _SWEEPS: dict[str, tuple[Output, ...]] = {
 def bound(problem: ConvProblem, what: str) -> Callable[[], object]:
     """One call of the backend, as a plan makes it."""
     backend = TritonBackend()
-    given = {slot: torch.zeros(problem.shape_of(slot)) for slot in ("input", "weight", "grad_output")}  # type: ignore[arg-type]
+    slots: tuple[Slot, ...] = ("input", "weight", "grad_output")
+    given = {slot: torch.zeros(problem.shape_of(slot)) for slot in slots}
     for slot in ("input", "grad_output"):
         given[slot] = given[slot].contiguous(memory_format=problem.memory_format)
-    outputs = _SWEEPS.get(what, (what,))  # type: ignore[assignment]
+    outputs = _SWEEPS.get(what) or (cast(Output, what),)
     size = backend.workspace(problem, outputs)
     scratch = torch.empty(size, dtype=torch.uint8) if size else None
     if what in PASSES:
-        run = backend.bind(problem, what)  # type: ignore[arg-type]
-        first, second = (given[slot] for slot in OPERANDS[what])  # type: ignore[index]
+        run = backend.bind(problem, what)
+        first, second = (given[slot] for slot in OPERANDS[what])
         return lambda: run(first, second, None, scratch)
     sweep = backend.bind_sweep(problem, outputs)
     return lambda: sweep(given["grad_output"], given["input"], given["weight"], scratch)
@@ -61,12 +63,12 @@ def main() -> int:
             run = bound(problem, what)
 
             def kept(run: Callable[[], object] = run) -> None:
-                start.Launch.again = direct  # type: ignore[method-assign]
+                type.__setattr__(start.Launch, "again", direct)
                 run()
                 started.clear()
 
             def looked_up(run: Callable[[], object] = run) -> None:
-                start.Launch.again = lambda *_: False  # type: ignore[assignment]
+                type.__setattr__(start.Launch, "again", lambda *_: False)
                 run()
                 started.clear()
 

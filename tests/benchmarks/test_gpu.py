@@ -47,9 +47,13 @@ def test_a_dry_run_and_its_continuation(tmp_path: Path) -> None:
     assert "no figure here says anything about a GPU" in text
     assert "31x31 forward over nn.Conv2d, worst, at least 14x: not measured" in text
 
-    state["rows"] = state["rows"][1:]
+    assert all({"ours NCHW", "ours channels_last"} <= row["times"].keys() for row in state["rows"])
+
+    del state["rows"][0]["backend"]  # as a version before there were several backends wrote it
     (tmp_path / "gpu.json").write_text(json.dumps(state))
+    state["rows"] = state["rows"][1:]
     again = dry_run(tmp_path, "--only", "mamba", "--seconds", "120")
+    assert "1 rows of" in again
     assert "7 rows are there already" in again
     rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
     assert rows[:7] == state["rows"]
@@ -71,6 +75,15 @@ def test_which_backends_have_rows() -> None:
     assert len({p.name for p, backend in gpu.table(given) if backend == "triton"}) == len(gpu_problems.PROBLEMS)
     given.backend, given.only = "triton:banded", "k13,k31"
     assert [backend for _, backend in gpu.table(given)] == ["triton:banded"] * 4
+
+
+def test_a_sequence_is_measured_in_both_layouts() -> None:
+    problem = ConvProblem.parse("g4ic4oc4mb2iw16ow16kw4pw3")
+    for layout, like in gpu_problems.layouts(problem).items():
+        given = gpu_calls.operands(like, "cpu", integers=True, layout=layout)
+        strides = (64, 1, 4) if layout == "channels_last" else (64, 16, 1)
+        assert given["input"].stride() == given["grad_output"].stride() == strides
+        assert given["weight"].is_contiguous()
 
 
 def test_what_the_rules_choose() -> None:

@@ -6,8 +6,10 @@ Adding one is a file with a subclass of `Backend`, a line in ``backends/__init__
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import partial
 from typing import Final, Literal
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from ..problem import PASSES, ConvProblem, Output, Pass, gradient_outputs
 
-__all__ = ["BOTH_GRADIENTS", "Arithmetic", "Backend", "Layout"]
+__all__ = ["BOTH_GRADIENTS", "Arithmetic", "Backend", "Layout", "capability", "described"]
 
 #: How a backend sums products; it selects the error bound to which the backend is held.
 #: ``direct``: products rounded at most once, summed in float32 or better (float64 for float64).
@@ -33,6 +35,28 @@ Layout = Literal["contiguous", "channels_last", "strided", "any"]
 BOTH_GRADIENTS: Final = tuple(
     gradient_outputs(transposed, (True, True, bias)) for transposed in (False, True) for bias in (False, True)
 )
+
+_described: ContextVar[tuple[int, int] | None] = ContextVar("_described", default=None)
+
+
+@contextlib.contextmanager
+def described(capability: tuple[int, int] | None) -> Iterator[None]:
+    """In this block questions about a CUDA device are about one of this compute capability, which need not be here."""
+    token = _described.set(capability)
+    try:
+        yield
+    finally:
+        _described.reset(token)
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability of the NVIDIA GPU that a backend is asked about; None where nothing is known of it."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return None
+    found = _described.get()
+    if found is None and torch.cuda.is_initialized():
+        found = torch.cuda.get_device_capability(device)
+    return found
 
 
 class Backend(ABC):

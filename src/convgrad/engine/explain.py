@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import settings
-from ..backends.base import Backend
+from ..backends.base import Backend, described
 from ..pipeline import Machine, Walk, kernel_of, walk
 from ..pipeline.select import DeviceLike, machine_of
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
@@ -200,7 +200,14 @@ def _known(outputs: Output | Sequence[Output] | None) -> Sequence[Output]:
 
 
 def _rows(problem: ConvProblem, together: tuple[Output, ...], machine: Machine, inside: dict[Output, str]) -> list[Row]:
-    """Every backend's answer for the outputs of one call."""
+    """Every backend's answer for the outputs of one call, on this machine."""
+    with described(machine.capability):
+        return _answers(problem, together, machine, inside)
+
+
+def _answers(
+    problem: ConvProblem, together: tuple[Output, ...], machine: Machine, inside: dict[Output, str]
+) -> list[Row]:
     place, flags = torch.device(machine.device_type), settings.current()
     steps = () if problem.empty else choose(problem, together, place, flags, active())
     step_of = {o: s for s in steps for o in s.outputs}

@@ -87,7 +87,7 @@ class Poison(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _EMPTY and result.layout is torch.strided:
+        if func in _EMPTY and result.layout is torch.strided and not result.is_meta:
             self._guards.append(Guarded(result.shape, result.stride(), result))
             return self._guards[-1].tensor
         return result
@@ -110,7 +110,8 @@ class PeakMemory(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         self._live = {key: entry for key, entry in self._live.items() if not entry[0].expired()}
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and not tensor.is_mkldnn:  # oneDNN's own tensors have no storage to ask
+            # oneDNN's own tensors have no storage to ask, those on the meta device have none at all
+            if isinstance(tensor, Tensor) and not tensor.is_mkldnn and not tensor.is_meta:
                 storage = tensor.untyped_storage()
                 if storage._cdata not in self._known:
                     self._live[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())

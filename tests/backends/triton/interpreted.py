@@ -14,7 +14,8 @@ import torch
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.backends.triton import TritonBackend, tiles
+from convgrad.backends.triton import TritonBackend, patch_tiles, tiles
+from convgrad.backends.triton.ways import Way
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
 from convgrad.testing import check_problem
 
@@ -22,9 +23,10 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 
 # Everything that is counted on a GPU is counted here too, but in smaller numbers: more than one share of a sum, and
 # kernels that take several chunks of unrolled positions with some left over.
-tiles._WARPS = 16
+tiles.WARPS = 16
 tiles._UNROLLED_ROWS = 8
 tiles._UNROLLED_CHUNK = 16
+patch_tiles._LANES = 4
 
 # numpy warns where an infinity meets a zero, also in lanes whose value is not taken.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -33,14 +35,12 @@ CPU = torch.device("cpu")
 SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")
 
 #: 1-D, 2-D and 3-D; strides, dilation, multipliers, uneven and negative padding, even kernels, planes of one element,
-#: tiles without masks, kernels of more than one chunk, many phases; every dtype in both layouts.
+#: kernels of more than one chunk, many phases; every dtype in both layouts.
 EXACT = """
 g3mb2ic3iw17oc3ow17kw4pw3
 g2mb1ic2iw21oc2kw11pw5
-g1ic1oc1mb1iw2500ow2500kw4pw3
 g3mb2ic3iw17oc6ow4kw4sw3pw-1dw1 float64
 g3mb2ic3ih9iw11oc3kh3kw3ph1pw1
-g1ic1oc1mb1ih12iw40kh3kw3ph1pw1
 g3mb2ic3ih9iw11oc3kh3kw3ph1pw1 channels_last
 g2mb1ic2ih9iw11oc2oh5ow6kh3kw3sh2sw2ph1pw0
 g3mb2ic3ih9iw11oc3oh5ow6kh3kw3sh2sw2ph1pw0 channels_last bfloat16
@@ -60,9 +60,32 @@ mb1ic1ih4iw3oc1kh9kw7ph4pw3 channels_last
 mb1ic1ih10iw9oc1kh5kw4sh4sw3ph2pw1dh1dw0
 """.strip().splitlines()
 
+#: Patches of 2, 4 and 8 columns, read in vectors of 1 to 8 values: long rows in pieces, the last of them cut; strides
+#: in both directions, padding of one side; rows that are no multiple of a patch's; columns that no patch can have.
+PATCHES = """
+g1ic1oc1mb2iw164ow164kw4pw3
+g2mb1ic2iw72oc2ow72kw5pw2 bfloat16
+g2mb2ic2iw80oc4ow40kw3sw2pw1 float16
+g1ic1oc1mb1iw36oc1ow36kw3pw2dw1 float64
+g2mb2ic2ih9iw8oc2kh3kw3ph1pw1 bfloat16
+g2mb1ic2ih6iw12oc2kh3kw3ph1pw1
+g1mb2ic1ih8iw8oc1oh4ow4kh3kw3sh2sw2ph1pw1 float16
+g1mb1ic1ih8iw16oc1oh4ow8kh3kw3sh2sw2ph0pw0 bfloat16
+g1mb2ic1ih5iw8oc1oh5ow2kh2kw4sw4ph1pw0dh0
+g2mb1ic2ih4iw6oc4oh4ow6kh3kw3ph1pw1 float64
+g1mb1ic1ih7iw8oc1oh7ow8kh3kw3ph2pw2dh1dw1 bfloat16
+g1mb1ic1ih6iw12oc1oh6ow4kh3kw3sw3ph1pw0
+g1mb1ic1ih5iw8oc1oh3ow8kh3kw9ph0pw4 float16
+g1mb1ic1id3ih4iw4oc1kd3kh3kw3pd1ph1pw1
+g1mb2ic1id4ih4iw8oc1od4oh2ow4kd3kh3kw3sh2sw2pd1ph1pw1 bfloat16
+g1mb1ic1id4ih2iw4oc1od2oh2ow4kd2kh1kw2sd2pd0ph0pw1
+""".strip().splitlines()
+
 #: For the whole conformance suite: alignment, poison, strides of zero, NaN, repeated bits.
 CONFORM = [
     "g2mb1ic2iw5oc2ow5kw3pw2",
+    "g2mb1ic2iw12oc2ow12kw3pw2",
+    "g1mb2ic1ih3iw4oc1kh3kw3ph1pw1 float16",
     "g3mb2ic3ih3iw4oc3kh3kw2ph1pw1 channels_last",
     "g1mb1ic1ih3iw3oc2kh3kw2sh2sw1ph1pw0dh0dw1",
     "g2mb1ic2id2ih2iw3oc2kd2kh2kw2sd1sh2sw1pd1ph0pw1 float64 channels_last",
@@ -75,7 +98,7 @@ def integers(problem: ConvProblem, slot: str) -> torch.Tensor:
     return tensor if slot == "weight" else tensor.contiguous(memory_format=problem.memory_format)
 
 
-@pytest.mark.parametrize("text", EXACT)
+@pytest.mark.parametrize("text", [*EXACT, *PATCHES])
 def test_exact(text: str) -> None:
     problem = ConvProblem.parse(text)
     backend, reference = TritonBackend(), ReferenceBackend()
@@ -156,12 +179,25 @@ def test_offsets_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
             assert torch.equal(TritonBackend().run(problem, pass_, *operands), expected)
 
 
-@pytest.mark.parametrize(("what", "layout", "strided"), [("forward", False, True), ("sweep", True, False)])
-def test_the_check_of_first_use(what: str, layout: bool, strided: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds nothing wrong with these kernels, and one wrong element of another."""
-    from convgrad.backends.triton import launch, selfcheck
+WAYS = [
+    ("forward", Way("channels", strided=True)),
+    ("grad_input", Way("channels", sequence=True)),
+    ("sweep", Way("channels")),
+    ("grad_weight", Way("columns")),
+    ("forward", Way("patches", 2, 4, deep=True)),
+    ("grad_input", Way("patches", 4, 2, strided=True, wide=True)),
+    ("grad_weight", Way("patches", 4, 4, pieces=True, multiplied=True)),
+    ("sweep", Way("patches", 4, 4)),
+]
 
-    assert selfcheck.first_fault(what, torch.float32, layout, strided, CPU) is None
+
+@pytest.mark.parametrize(("what", "way"), WAYS)
+def test_the_check_of_first_use(what: str, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It finds nothing wrong with these kernels, and one wrong element of another."""
+    from convgrad.backends.triton import launch, patch_tiles, selfcheck
+
+    monkeypatch.setattr(patch_tiles, "_LANES", 128)
+    assert selfcheck.first_fault(what, torch.float32, way, CPU) is None
     right = launch.bound
 
     def bound(*args: object, **options: bool) -> object:
@@ -169,13 +205,14 @@ def test_the_check_of_first_use(what: str, layout: bool, strided: bool, monkeypa
 
         def wrong(*tensors: object) -> object:
             result = call(*tensors)
-            (result[1] if what == "sweep" else result).view(-1)[-1] += 1
+            last = result[1] if what in ("sweep", "grad_weight") else result
+            last[(-1,) * last.dim()] += 1
             return result
 
         return wrong
 
     monkeypatch.setattr(launch, "bound", bound)
-    fault = selfcheck.first_fault(what, torch.float32, layout, strided, CPU)
+    fault = selfcheck.first_fault(what, torch.float32, way, CPU)
     assert fault is not None
     assert "1 of" in fault
 

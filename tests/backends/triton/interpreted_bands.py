@@ -14,9 +14,10 @@ import pytest
 import torch
 
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.backends.triton import bands, selfcheck
-from convgrad.backends.triton.on_bands import TritonBandedBackend
-from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
+from convgrad.backends.triton import bands
+from convgrad.backends.triton.on_bands import BandWay, TritonBandedBackend
+from convgrad.backends.triton.ways import Way, tiny
+from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 from convgrad.testing import check_problem
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
@@ -140,7 +141,11 @@ def test_offsets_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("pass_", PASSES)
-@pytest.mark.parametrize("strided", [False, True])
-def test_the_check_of_first_use(pass_: str, strided: bool) -> None:
-    problem = selfcheck.tiny(torch.float16, False, strided)
-    assert TritonBandedBackend()._fault(problem, pass_, CPU) is None
+@pytest.mark.parametrize("way", [BandWay(1, 1, False, False, "ieee"), BandWay(4, 2, True, True, "ieee")])
+def test_the_check_of_first_use(pass_: Pass, way: BandWay) -> None:
+    """It finds nothing wrong, and runs the kernel that it is asked about."""
+    backend = TritonBandedBackend()
+    assert backend._fault(torch.float16, pass_, way, CPU) is None
+    problem = tiny(pass_, torch.float16, Way("patches", way.result, way.source, strided=way.strided), (9, 11))
+    a, b = (torch.empty(problem.shape_of(slot), dtype=problem.dtype) for slot in OPERANDS[pass_])
+    assert backend._way(problem, pass_, a, b) == way._replace(wide=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from itertools import pairwise
+from collections.abc import Iterator
+from itertools import pairwise, product
+from typing import cast
 
 import pytest
 import torch
@@ -17,12 +19,20 @@ import convgrad
 from convgrad.backends.triton import TritonBackend, selfcheck
 from convgrad.backends.triton.geometry import geometry
 from convgrad.backends.triton.tiles import candidates, fixed, parts
+from convgrad.backends.triton.ways import Way, tiny, way_of
 from convgrad.errors import BackendError
-from convgrad.problem import ConvProblem
+from convgrad.problem import OPERANDS, ConvProblem, Pass
 from convgrad.testing import problems
 
 CUDA = torch.device("cuda", 0)
 DEPTHWISE = ConvProblem.parse("g32mb4ic32ih28oc32kh3ph1")
+
+
+def on_gpu(problem: ConvProblem) -> tuple[Tensor, Tensor]:
+    """Operands of ``forward`` on a GPU that is not here."""
+    with FakeTensorMode():
+        input = torch.empty(problem.input_shape, dtype=problem.dtype, device=CUDA, memory_format=problem.memory_format)
+        return input, torch.empty(problem.weight_shape, dtype=problem.dtype, device=CUDA)
 
 
 def reasons(problem: ConvProblem, *outputs: str, device: torch.device = CUDA) -> str:
@@ -77,13 +87,75 @@ def test_trust(fault: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = TritonBackend()
     for _ in range(2):
         if fault is None:
-            backend._trust(DEPTHWISE, "forward", CUDA)
+            backend._trust(DEPTHWISE, "forward", *on_gpu(DEPTHWISE))
         else:
             with pytest.raises(BackendError, match=fault):
-                backend._trust(DEPTHWISE, "forward", CUDA)
+                backend._trust(DEPTHWISE, "forward", *on_gpu(DEPTHWISE))
     assert asked == ["forward"]
     assert backend.reasons_against(DEPTHWISE, ("forward",), CUDA) == ([] if fault is None else [fault])
     assert not backend.reasons_against(DEPTHWISE, ("forward",), torch.device("cuda", 1))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g32mb4ic32ih28oc32kh3ph1 channels_last",
+        "g32mb4ic32ih28oc32kh3ph1 bfloat16",
+        "g32mb4ic32ih26oc32kh3ph1",
+        "g32mb4ic32ih28oc32kh3ph1sh2",
+        "g32mb4ic32ih28oc64kh3ph1",
+        "g32mb4ic32ih28oc32kh13ph6",
+        "g32mb4ic32iw4096oc32kw3pw1",
+        "g32mb4ic32id8ih28iw28oc32kd3kh3kw3pd1ph1pw1",
+        "g512mb512ic512ih112oc512kh3ph1",
+    ],
+)
+def test_one_kernel_is_not_trusted_for_another(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other lanes, vectors, dtypes, directions or offsets are other kernels; another batch or height is not."""
+    pytest.importorskip("triton")
+    from convgrad.backends.triton import launch
+
+    asked: list[object] = []
+    monkeypatch.setattr(selfcheck, "first_fault", lambda what, dtype, way, device: asked.append((what, dtype, way)))
+    monkeypatch.setattr(launch, "capturing", lambda device: False)
+    backend = TritonBackend()
+    for like in ("g32mb4ic32ih28oc32kh3ph1", "g32mb2ic32ih56oc32kh5ph2", text, text):
+        problem = ConvProblem.parse(like)
+        backend._trust(problem, "forward", *on_gpu(problem))
+    assert len(set(asked)) == len(asked) == 2
+
+
+def every_way(what: str) -> Iterator[tuple[torch.dtype, Way]]:
+    for dtype in (torch.float32, torch.bfloat16):
+        for strided, multiplied, deep in product((False, True), repeat=3):
+            if what == "sweep" and multiplied:
+                continue
+            known = {"strided": strided, "multiplied": multiplied, "deep": deep}
+            yield dtype, Way("channels", **known)
+            if not deep:
+                yield dtype, Way("channels", sequence=True, **known)
+            if strided or what != "sweep":
+                yield dtype, Way("columns", **known)
+            widest, step = 16 // dtype.itemsize, 2 if strided else 1
+            vectors = [v for v in (1, 2, 4, 8) if v <= widest]
+            for columns, vector, pieces in product(vectors, vectors, (False, True)):
+                adjoint = what in ("grad_input", "sweep")
+                most = columns // step if adjoint else columns * step
+                if vector <= most and not (deep and pieces):
+                    yield dtype, Way("patches", columns, vector, pieces, **known)
+
+
+@pytest.mark.parametrize("what", ["forward", "grad_input", "grad_weight", "sweep"])
+def test_the_tiny_problem_runs_the_kernel_that_is_asked_about(what: str) -> None:
+    for dtype, way in every_way(what):
+        problem = tiny(what, dtype, way)
+        first, second = OPERANDS["grad_weight" if what == "sweep" else cast(Pass, what)]
+        a, b = (torch.empty(problem.shape_of(slot), dtype=dtype, device="meta") for slot in (first, second))
+        if way.sequence:
+            a, b = a.mT.contiguous().mT, b.mT.contiguous().mT
+        elif b.dim() == a.dim():
+            a, b = (t.contiguous(memory_format=problem.memory_format) for t in (a, b))
+        assert way_of(problem, what, a, b) == way, str(problem)
 
 
 def depthwise(problem: ConvProblem) -> ConvProblem:
@@ -164,6 +236,6 @@ def test_a_captured_call_is_checked_later(monkeypatch: pytest.MonkeyPatch) -> No
     backend = TritonBackend()
     seen: list[tuple[bool, int]] = []
     for capture[0] in (True, False, True, False):
-        trusted = backend._trust(DEPTHWISE, "forward", CUDA)
+        trusted = backend._trust(DEPTHWISE, "forward", *on_gpu(DEPTHWISE))
         seen.append((trusted, len(asked)))
     assert seen == [(False, 0), (True, 1), (True, 1), (True, 1)]

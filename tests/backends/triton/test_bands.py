@@ -14,6 +14,7 @@ from hypothesis import given
 from convgrad.backends.triton import bands
 from convgrad.backends.triton.geometry import geometry
 from convgrad.backends.triton.on_bands import TritonBandedBackend
+from convgrad.engine.explain import explain_problem
 from convgrad.problem import PASSES, ConvProblem
 from convgrad.testing import problems
 
@@ -46,6 +47,16 @@ def test_reasons(tf32: bool) -> None:
     assert bool(reasons(short)) is not tf32
     assert not reasons(short.replace(dtype=torch.float16))
     assert not reasons(short, "grad_weight")
+
+
+@pytest.mark.parametrize(("chip", "usable"), [("cuda sm_75", False), ("v100", False), ("a100", True), ("h100", True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_chip_without_these_tensor_cores(chip: str, usable: bool, dtype: torch.dtype) -> None:
+    rows = explain_problem(LARGE.replace(dtype=dtype), device=chip).rows
+    said = {row.output: "; ".join(row.reasons) for row in rows if row.backend == "triton:banded"}
+    assert said.keys() == set(PASSES)
+    for sentence in said.values():
+        assert ("compute capability 8.0" in sentence) is not usable
 
 
 def test_tf32_only_where_the_flags_allow_it(tf32: bool) -> None:

@@ -16,7 +16,16 @@ triton = pytest.importorskip("triton")
 
 from stubbed import install  # noqa: E402 - it needs triton; it lies beside this file
 
-from convgrad.backends.triton import TritonBackend, launch, start, tiles, tuning  # noqa: E402
+from convgrad.backends.triton import (  # noqa: E402
+    TritonBackend,
+    launch,
+    patch_sums,
+    patch_tiles,
+    patches,
+    start,
+    tiles,
+    tuning,
+)
 from convgrad.problem import OPERANDS, PASSES, ConvProblem  # noqa: E402
 
 PROBLEM = ConvProblem.parse("g8ic8oc8mb2ih9iw11kh3kw3ph1pw1")
@@ -34,7 +43,9 @@ def started(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     def forget() -> None:
         launch._bound.cache_clear()
         tuning.tuner.cache_clear()
-        for kernel in (launch.kernels.correlate, *(getattr(launch.grad_weight_kernels, name) for name in SUMS)):
+        tuning.patch_tuner.cache_clear()
+        ours = [getattr(launch.grad_weight_kernels, name) for name in SUMS]
+        for kernel in (launch.kernels.correlate, patches.correlate_patches, patch_sums.sum_patches, *ours):
             kernel.device_caches.clear()
 
     forget()
@@ -63,7 +74,7 @@ def call(backend: TritonBackend, problem: ConvProblem, what: str, shift: int = 0
 
 def seen(entries: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Of each start: the function, the grid, the arguments behind the addresses, and the warps."""
-    pointers = {"correlate": 4, "correlate_sum": 6, "add_shares": 2}
+    pointers = {"correlate": 4, "correlate_patches": 4, "correlate_sum": 6, "sum_patches": 6, "add_shares": 2}
     return [(n, grid, arguments[pointers[n] :], how.num_warps) for n, grid, _, arguments, how in entries]
 
 
@@ -160,7 +171,7 @@ def test_nothing_is_tuned_during_a_capture(started: list[tuple[Any, ...]], monke
     ask_for_tuning(monkeypatch)
     monkeypatch.setattr(launch, "tuner", lambda *_: Tuner())
     monkeypatch.setattr(start, "capturing", lambda device: capture[0])
-    problem = PROBLEM.replace(batch=5)
+    problem = CHANNELS_LAST.replace(batch=5)
     backend = TritonBackend()
     for capture[0] in (True, True, False, False, True):
         call(backend, problem, "forward")
@@ -175,22 +186,25 @@ def ask_for_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
 
 
+@pytest.mark.parametrize("problem", [PROBLEM, CHANNELS_LAST], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("what", ["grad_input", "sweep+bias"])
 def test_tuning_keeps_the_fastest(
-    what: str, started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    problem: ConvProblem, what: str, started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Triton's own tuner, with a clock that prefers the last candidate; later calls go to that kernel directly."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))  # the tuner's answers are kept there, too
     ask_for_tuning(monkeypatch)
+    every = patch_tiles.candidates
     monkeypatch.setattr(tuning, "candidates", lambda g, use: tiles.candidates(g, use)[:2])
+    monkeypatch.setattr(patch_tiles, "candidates", lambda g, use, chosen: every(g, use, chosen)[:2])
     backend = TritonBackend()
-    call(backend, PROBLEM, what)
+    call(backend, problem, what)
     tuned = [entry for entry in seen(started) if entry[0] != "add_shares"]
     assert len(tuned) == 3  # two that were measured, and the one that was kept
     assert tuned[0] != tuned[1] == tuned[2]
     started.clear()
     for _ in range(2):
-        call(backend, PROBLEM, what)
+        call(backend, problem, what)
     again = [entry for entry in seen(started) if entry[0] != "add_shares"]
     assert again == [tuned[2]] * 2
 

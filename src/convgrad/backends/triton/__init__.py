@@ -1,9 +1,10 @@
 """Depthwise convolutions on a GPU, in Triton: one source for CUDA, ROCm and XPU.
 
-`geometry` turns a problem into a sliding sum, `kernels` and `grad_weight` compute it, `tiles` and `tuning` choose the
-shape of a program, `operands`, `arguments` and `launch` bring tensors to them, `start` starts them; `variants`, `aot`
-compile them where there is no GPU. `banded`, `bands` and `banded_launch` are the same for large kernels on tensor
-cores, the backend `on_bands`. triton is imported at the first use.
+`geometry` turns a problem into a sliding sum. `patches` and `patch_sums` compute it where columns are neighbours in
+memory, `kernels` and `grad_weight` elsewhere; `patch_tiles`, `tiles` and `tuning` choose the shape of a program;
+`operands`, `arguments`, `patch_launch` and `launch` bring tensors to them, `start` starts them; `ways` and `selfcheck`
+decide which are trusted; `variants`, `aot` compile them where there is no GPU. `banded`, `bands` and `banded_launch` do
+it for large kernels on tensor cores, the backend `on_bands`. triton is imported at the first use.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +22,10 @@ from torch import Tensor
 from ...errors import BackendError
 from ...problem import ConvProblem, Output, Pass
 from ..base import Backend
+from . import patch_tiles
 from .geometry import geometry
 from .tiles import UNROLLED, UNROLLED_CHANNELS, share_elements
+from .ways import way_of
 
 __all__ = ["TritonBackend"]
 
@@ -44,8 +48,8 @@ def _interpreted() -> bool:
 class TritonBackend(Backend):
     """Depthwise forward, both gradients, and both in one sweep, by reading every operand once.
 
-    A kernel is trusted on a device after a tiny problem with an exact answer has come out right there; a wrong one bans
-    the backend from the device.
+    A kernel is trusted on a device after a tiny problem with an exact answer has come out right there, by this very
+    kernel; a wrong one bans the backend from the device.
     """
 
     name = "triton"
@@ -83,7 +87,9 @@ class TritonBackend(Backend):
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
             return 0
-        return share_elements(problem, "sweep" if len(outputs) > 1 else "sum") * max(4, problem.dtype.itemsize)
+        use = "sweep" if len(outputs) > 1 else "sum"
+        most = max(share_elements(problem, use), patch_tiles.share_elements(problem, use))
+        return most * max(4, problem.dtype.itemsize)
 
     def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
         """Not measured on any GPU: where ATen's own CUDA kernels are known to move more bytes than they must.
@@ -118,11 +124,12 @@ class TritonBackend(Backend):
 
     def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
         ready: list[Callable[..., Tensor]] = []  # made at the first call, which is when triton is imported
-        trusted: set[torch.device] = set()
+        trusted: set[object] = set()
 
         def run(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-            if a.device not in trusted and self._trust(problem, pass_, a.device):
-                trusted.add(a.device)
+            met = (a.device, a.stride(), b.stride())
+            if met not in trusted and self._trust(problem, pass_, a, b):
+                trusted.add(met)
             if not ready:
                 ready.append(self._made(problem, pass_))
             return ready[0](a, b, bias, workspace)
@@ -142,13 +149,14 @@ class TritonBackend(Backend):
 
     def bind_sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
         ready: list[Callable[..., tuple[Tensor, ...]]] = []
-        trusted: set[torch.device] = set()
+        trusted: set[object] = set()
 
         def run(
             grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
         ) -> tuple[Tensor, ...]:
-            if grad_output.device not in trusted and self._trust(problem, "sweep", grad_output.device):
-                trusted.add(grad_output.device)
+            met = (grad_output.device, grad_output.stride(), input.stride())
+            if met not in trusted and self._trust(problem, "sweep", grad_output, input):
+                trusted.add(met)
             if not ready:
                 ready.append(_bound_sweep(problem, outputs))
             return ready[0](grad_output, input, weight, workspace)
@@ -157,8 +165,11 @@ class TritonBackend(Backend):
 
     # ---- trust -------------------------------------------------------------------------------------
 
-    def _trust(self, problem: ConvProblem, what: str, device: torch.device) -> bool:
+    def _trust(self, problem: ConvProblem, what: str, a: Tensor, b: Tensor) -> bool:
         """Run a tiny exact problem before the first use of a kernel on a device.
+
+        Args:
+            a, b: the operands of the pass, or grad_output and input: their strides select a kernel.
 
         Returns:
             Whether it need not be asked again.
@@ -166,7 +177,9 @@ class TritonBackend(Backend):
         Raises:
             BackendError: it came out wrong, now or before.
         """
-        key = self._trusted_by(problem, what, device)
+        device = a.device
+        way = self._way(problem, what, a, b)
+        key = (device, what, problem.dtype, way)
         if key in self._trusted:
             return True
         if device in self._banned:
@@ -177,7 +190,7 @@ class TritonBackend(Backend):
 
         if capturing(device):
             return False  # nothing may be waited for now; the check comes with the first call outside a capture
-        fault = self._fault(problem, what, device)
+        fault = self._fault(problem.dtype, what, way, device)
         if fault is not None:
             self._banned[device] = fault
             raise BackendError(f"{self.name}: {fault}")
@@ -190,16 +203,15 @@ class TritonBackend(Backend):
         """A function of (a, b, bias, workspace) for a pass with the problem fixed, without asking for trust."""
         return _bound(problem, pass_)
 
-    def _trusted_by(self, problem: ConvProblem, what: str, device: torch.device) -> tuple[object, ...]:
-        """What kernels that are trusted together have in common."""
-        return (device, what, problem.dtype, problem.channels_last, any(s > 1 for s in problem.stride))
+    def _way(self, problem: ConvProblem, what: str, a: Tensor, b: Tensor) -> Any:
+        """What tells the kernels of one pass and dtype apart."""
+        return way_of(problem, what, a, b)
 
-    def _fault(self, problem: ConvProblem, what: str, device: torch.device) -> str | None:
+    def _fault(self, dtype: torch.dtype, what: str, way: Any, device: torch.device) -> str | None:
         """What is wrong with the kernels of a pass, or of ``"sweep"``, on a device."""
         from .selfcheck import first_fault
 
-        strided = any(s > 1 for s in problem.stride)
-        return first_fault(what, problem.dtype, problem.channels_last, strided, device)
+        return first_fault(what, dtype, way, device)
 
 
 def against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
@@ -218,22 +230,24 @@ def against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str
     return reasons
 
 
-def _bound(problem: ConvProblem, pass_: Pass, *, fixed_tiles: bool = False) -> Callable[..., Tensor]:
+def _bound(
+    problem: ConvProblem, pass_: Pass, *, fixed_tiles: bool = False, wide: bool = False
+) -> Callable[..., Tensor]:
     """A pass with the problem fixed, without asking for trust."""
     from . import launch
 
-    call = launch.bound(problem, pass_, fixed_tiles=fixed_tiles)
+    call = launch.bound(problem, pass_, fixed_tiles=fixed_tiles, wide=wide)
     if pass_ == "grad_weight":
         return lambda grad_output, input, bias, workspace: call(input, grad_output, None, workspace)[1]
     return lambda a, b, bias, workspace: call(a, b, bias)
 
 
 def _bound_sweep(
-    problem: ConvProblem, outputs: tuple[Output, ...], *, fixed_tiles: bool = False
+    problem: ConvProblem, outputs: tuple[Output, ...], *, fixed_tiles: bool = False, wide: bool = False
 ) -> Callable[..., tuple[Tensor, ...]]:
     from . import launch
 
     if "grad_bias" in outputs:
-        return launch.bound(problem, "sweep+bias", fixed_tiles=fixed_tiles)
-    call = launch.bound(problem, "sweep", fixed_tiles=fixed_tiles)
+        return launch.bound(problem, "sweep+bias", fixed_tiles=fixed_tiles, wide=wide)
+    call = launch.bound(problem, "sweep", fixed_tiles=fixed_tiles, wide=wide)
     return lambda grad_output, input, weight, workspace: call(grad_output, input, weight, workspace)[:2]

@@ -27,6 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from ...problem import PASSES
+from .patch_tiles import warps_of
 from .start import ALL_REGISTERS
 from .variants import BANDED, MATRIX, Variant, variants
 
@@ -38,6 +39,7 @@ TARGETS: dict[str, tuple[GPUTarget, int]] = {
     "sm_90": (GPUTarget("cuda", 90, 32), 227 * 1024),
     "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * 1024),
 }
+_ONE_A_THREAD = ("correlate_patches", "sum_patches")
 WHAT = (*PASSES, "sweep", "sweep+bias", *BANDED)
 
 
@@ -48,7 +50,7 @@ class Resources(NamedTuple):
     spills: int
     shared: int
     shuffles: int
-    """Changes of layout between threads: through shared memory, or between lanes."""
+    """Instructions that carry values from thread to thread: through shared memory, or between lanes."""
 
 
 class Row(NamedTuple):
@@ -77,17 +79,21 @@ def compile_variant(variant: Variant, target: GPUTarget, more: dict[str, int] | 
     if "PRECISION" in constants and target.backend == "hip":
         constants["PRECISION"] = "ieee"  # as `on_bands.precision` has it there
     source = ASTSource(variant.kernel, dict(variant.signature), constexprs=constants, attrs=attributes)
-    options = {"num_warps": variant.warps, "num_stages": variant.stages, "enable_fp_fusion": True, **(more or {})}
+    warps = variant.warps
+    if target.backend == "hip" and variant.name in _ONE_A_THREAD:
+        warps = warps_of(constants["B"], True)
+    options = {"num_warps": warps, "num_stages": variant.stages, "enable_fp_fusion": True, **(more or {})}
     return triton.compile(source, target=target, options=options)
 
 
 def resources(compiled: Any, target: GPUTarget) -> Resources:
     """Read registers, spills and shared memory from a compiled kernel."""
-    shuffles = compiled.asm["ttgir"].count("ttg.convert_layout")
     if target.backend == "cuda":
+        shuffles = len(re.findall(r"\b(?:shfl\.sync|st\.shared|stmatrix)", compiled.asm["ptx"]))
         registers, spills = _nvidia(compiled.asm["cubin"])
     else:
         text = compiled.asm["amdgcn"]
+        shuffles = len(re.findall(r"\b(?:ds_\w+|\w+_dpp|v_permlane\w+)\s", text))
         registers = _number(r"\.vgpr_count:\s+(\d+)", text)
         # Scratch memory. A scalar register that is kept in lanes of a vector register costs none, and is not counted.
         spills = _number(r"\.private_segment_fixed_size:\s+(\d+)", text)
@@ -137,7 +143,7 @@ def rows(problems: Sequence[str], names: Sequence[str], passes: Sequence[str], j
 
 
 def _head(names: Sequence[str]) -> str:
-    columns = ["first needed by", "others", "kernel", *(f"{n}: reg. | spills | shared | cv." for n in names)]
+    columns = ["first needed by", "others", "kernel", *(f"{n}: reg. | spills | shared | moves" for n in names)]
     count = 3 + 4 * len(names)
     return "| " + " | ".join(columns) + " |\n" + "|---" + "|---:" * (count - 1) + "|"
 
@@ -152,7 +158,8 @@ def _line(row: Row) -> str:
 def _summary(done: Sequence[Row], names: Sequence[str]) -> str:
     lines = [
         f"{len(done)} variants for {sum(1 + r.others for r in done)} launches; triton {triton.__version__}.",
-        "`reg.`: registers a thread; `spills`: bytes a thread; `shared`: bytes a program; `cv.`: changes of layout.",
+        "`reg.`: registers a thread; `spills`: bytes a thread; `shared`: bytes a program; `moves`: instructions "
+        "that carry values between threads.",
         "",
     ]
     for name in names:

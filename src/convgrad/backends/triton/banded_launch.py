@@ -69,8 +69,9 @@ _WORDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: 
 class Result:
     """``forward`` or ``grad_input`` of one problem: a function of (source, weight, bias, workspace)."""
 
-    def __init__(self, problem: ConvProblem, adjoint: bool, precision: Precision, tune: bool) -> None:
+    def __init__(self, problem: ConvProblem, adjoint: bool, precision: Precision, tune: bool, wide: bool) -> None:
         self._problem = problem
+        self._wide = wide
         self._tune = tune
         self._adjoint = adjoint
         self._precision: Precision = precision
@@ -90,7 +91,7 @@ class Result:
 
     def _prepare(self, source: Tensor, out: Tensor, with_bias: bool) -> Launch:
         p = self._problem
-        g = geometry(p, adjoint=self._adjoint, channel_lanes=False, wide=needs_wide(source))
+        g = geometry(p, adjoint=self._adjoint, channel_lanes=False, wide=self._wide or needs_wide(source))
         every = constants(g)
         arguments = {
             **_known(p, g, self._precision),
@@ -105,8 +106,9 @@ class Result:
 class Sum:
     """``grad_weight`` of one problem: a function of (grad_output, input, bias, workspace)."""
 
-    def __init__(self, problem: ConvProblem, precision: Precision, tune: bool) -> None:
+    def __init__(self, problem: ConvProblem, precision: Precision, tune: bool, wide: bool) -> None:
         self._problem = problem
+        self._wide = wide
         self._tune = tune
         self._precision: Precision = precision
         self._launches: dict[object, tuple[Launch, Launch | None, int]] = {}
@@ -130,7 +132,8 @@ class Sum:
 
     def _prepare(self, source: Tensor, centre: Tensor) -> tuple[Launch, Launch | None, int]:
         p = self._problem
-        g = geometry(p, adjoint=False, channel_lanes=False, wide=needs_wide(source, centre))
+        wide = self._wide or needs_wide(source, centre)
+        g = geometry(p, adjoint=False, channel_lanes=False, wide=wide)
         count, elements = parts(g, fixed(g, "sum", self._precision)), g.kernel_elements
         arguments = {
             **_known(p, g, self._precision),
@@ -169,14 +172,18 @@ _TUNED_BY = ["batch", "channels", "depth", "height", "columns", "src_depth", "sr
 
 
 @lru_cache(maxsize=4096)
-def _bound(problem: ConvProblem, pass_: Pass, precision: Precision, tune: bool) -> Callable[..., Tensor]:
+def _bound(problem: ConvProblem, pass_: Pass, precision: Precision, tune: bool, wide: bool) -> Callable[..., Tensor]:
     if pass_ == "grad_weight":
-        return Sum(problem, precision, tune)
-    return Result(problem, pass_ == "grad_input", precision, tune)
+        return Sum(problem, precision, tune, wide)
+    return Result(problem, pass_ == "grad_input", precision, tune, wide)
 
 
 def bound(
-    problem: ConvProblem, pass_: Pass, precision: Precision, *, fixed_tiles: bool = False
+    problem: ConvProblem, pass_: Pass, precision: Precision, *, fixed_tiles: bool = False, wide: bool = False
 ) -> Callable[..., Tensor]:
-    """A pass of one problem under PyTorch's flags as they are now: a function of (a, b, bias, workspace)."""
-    return _bound(problem, pass_, precision, not fixed_tiles and may_tune())
+    """A pass of one problem under PyTorch's flags as they are now: a function of (a, b, bias, workspace).
+
+    Args:
+        wide: offsets have 64 bits though the problem needs no more than 32.
+    """
+    return _bound(problem, pass_, precision, not fixed_tiles and may_tune(), wide)

@@ -10,11 +10,13 @@ A tile is [BM, BL]. With CHANNEL_LANES, BM items run over (batch, depth, row gro
 without, BM items run over (batch, channel, depth, row group) and BL over columns. Nothing is staged in shared
 memory: neighbouring columns come from the L1 cache.
 
-See `geometry` for the two directions and for phases. Limits: R, BM * BL and the number of kernel positions that are
-unrolled bound the registers; `tiles` chooses them, and larger kernels run through the loops around the unrolled part.
+This is the way of channels_last, and of what `patches` does not take: large kernels, and columns that a stride or the
+alignment of rows keeps from being loaded together. See `geometry` for the two directions and for phases. Limits: R,
+BM * BL and the number of kernel positions that are unrolled bound the registers; `tiles` chooses them, and larger
+kernels run through the loops around the unrolled part.
 """
 
-# ruff: noqa: N803, N806, PLR0915, RUF005, SIM108
+# ruff: noqa: N803, N806, RUF005, SIM108
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportOptionalOperand=false, reportAssignmentType=false
 # pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
@@ -93,29 +95,10 @@ def place_tile(
 
 
 @triton.jit
-def load_row(ptrs, row, rows, ok, MASK: tl.constexpr):
-    """A row of the source. MASK: 2 where the row may lie outside, 1 where only columns may, 0 where nothing does."""
-    if MASK == 2:
-        return tl.load(ptrs, mask=mask_of(ok & within(row, rows)), other=0.0)
-    elif MASK == 1:
-        return tl.load(ptrs, mask=mask_of(ok), other=0.0)
-    else:
-        return tl.load(ptrs)
-
-
-@triton.jit
-def span_within(first, last, SRC_STEP: tl.constexpr, TAPS: tl.constexpr, TAP_STEP: tl.constexpr, size):
-    """Whether results whose tap 0 reads from ``first`` to ``last`` read nothing outside the source with any tap."""
-    LOW: tl.constexpr = (TAPS - 1) * TAP_STEP if TAP_STEP < 0 else 0
-    HIGH: tl.constexpr = (TAPS - 1) * TAP_STEP if TAP_STEP > 0 else 0
-    return (first + LOW >= 0) & (last + HIGH < size)
-
-
-@triton.jit
 def add_column(
     acc, ptrs, row, row_stride, rows, ok, weight, weight_stride, weight_ok, kh, KH: tl.constexpr,
     ACC: tl.constexpr, R: tl.constexpr, TAPS: tl.constexpr, SRC_STEP: tl.constexpr, TAP_STEP: tl.constexpr,
-    TAP_STRIDE: tl.constexpr, CHECK: tl.constexpr, MASK: tl.constexpr,
+    TAP_STRIDE: tl.constexpr, CHECK: tl.constexpr,
 ):  # fmt: skip
     """acc[j] += sum over t of source[row + j * SRC_STEP + t * TAP_STEP] * weight[kh + t * TAP_STRIDE].
 
@@ -124,7 +107,7 @@ def add_column(
     LOW: tl.constexpr = (TAPS - 1) * TAP_STEP if TAP_STEP < 0 else 0
     HIGH: tl.constexpr = (R - 1) * SRC_STEP + ((TAPS - 1) * TAP_STEP if TAP_STEP > 0 else 0)
     for i in tl.static_range(LOW, HIGH + 1):
-        x = load_row(ptrs + i * row_stride, row + i, rows, ok, MASK).to(ACC)
+        x = tl.load(ptrs + i * row_stride, mask=mask_of(ok & within(row + i, rows)), other=0.0).to(ACC)
         new = ()
         for j in tl.static_range(R):
             if (
@@ -151,7 +134,7 @@ def accumulate(
     src_h, src_w, weight_c, weight_k, kd0, d0, kh0, h0, kw0, w0, KERNEL: tl.constexpr, TAPS: tl.constexpr,
     TAP_STRIDE: tl.constexpr, SRC_STEP: tl.constexpr, TAP_STEP: tl.constexpr, ADJOINT: tl.constexpr,
     MULTIPLIER: tl.constexpr, ACC: tl.constexpr, R: tl.constexpr, BM: tl.constexpr, BL: tl.constexpr,
-    TH: tl.constexpr, TW: tl.constexpr, CHECK_H: tl.constexpr, MASK: tl.constexpr,
+    TH: tl.constexpr, TW: tl.constexpr, CHECK_H: tl.constexpr,
 ):  # fmt: skip
     """All the taps of a tile, chunk after chunk of unrolled kernel positions."""
     KD: tl.constexpr = KERNEL[0]
@@ -205,7 +188,6 @@ def accumulate(
                             TAP_STEP[1],
                             TAP_STRIDE[1],
                             CHECK_H,
-                            MASK,
                         )
     return acc
 
@@ -231,15 +213,10 @@ def correlate(
     KD: tl.constexpr = KERNEL[0]
     KH: tl.constexpr = KERNEL[1]
     KW: tl.constexpr = KERNEL[2]
-    TAPS_D: tl.constexpr = TAPS[0]
     TAPS_H: tl.constexpr = TAPS[1]
-    TAPS_W: tl.constexpr = TAPS[2]
     # Kernel positions may be visited that do not exist: in phases that have fewer of them, in the last of several
     # unrolled chunks.
     CHECK_H: tl.constexpr = (ADJOINT and STRIDE[1] > 1) or TAPS_H % TH != 0
-    PLAIN: tl.constexpr = PD * PH * PW == 1 and TAPS_H % TH == 0 and TAPS_W % TW == 0
-    BRANCH: tl.constexpr = PLAIN and BM == 1 and not CHANNEL_LANES
-    FLAT: tl.constexpr = R == 1 and TAPS_H == 1 and TAPS_D == 1
 
     pid = tl.program_id(0)
     if WIDE:
@@ -265,36 +242,11 @@ def correlate(
     acc = ()
     for _ in tl.static_range(R):
         acc = acc + (tl.zeros((BM, BL), ACC),)
-    # A tile inside the source needs no masks, and most are: all of a long sequence, the inner rows of an image.
-    if BRANCH:
-        top = group * (R * SRC_STEP[1]) + h0
-        inside = span_within(top, top + (R - 1) * SRC_STEP[1], SRC_STEP[1], TAPS_H, TAP_STEP[1], src_height)
-        if FLAT:
-            left = (pid % inner) * (BL * SRC_STEP[2]) + w0
-            right = left + (BL - 1) * SRC_STEP[2]
-            inside = inside & span_within(left, right, SRC_STEP[2], TAPS_W, TAP_STEP[2], src_width)
-            inside = inside & (n < batch) & within(d * SRC_STEP[0] + d0, src_depth)
-        if inside:
-            acc = accumulate(
-                acc, n, c, d, group, w, ok, src, weight, channels, src_depth, src_height, src_width,
-                src_n, src_c, src_d, src_h, src_w, weight_c, weight_k, kd0, d0, kh0, h0, kw0, w0,
-                KERNEL, TAPS, TAP_STRIDE, SRC_STEP, TAP_STEP, ADJOINT, MULTIPLIER, ACC, R, BM, BL, TH, TW, CHECK_H,
-                0 if FLAT else 1,
-            )  # fmt: skip
-        else:
-            acc = accumulate(
-                acc, n, c, d, group, w, ok, src, weight, channels, src_depth, src_height, src_width,
-                src_n, src_c, src_d, src_h, src_w, weight_c, weight_k, kd0, d0, kh0, h0, kw0, w0,
-                KERNEL, TAPS, TAP_STRIDE, SRC_STEP, TAP_STEP, ADJOINT, MULTIPLIER, ACC, R, BM, BL, TH, TW, CHECK_H,
-                2,
-            )  # fmt: skip
-    else:
-        acc = accumulate(
-            acc, n, c, d, group, w, ok, src, weight, channels, src_depth, src_height, src_width,
-            src_n, src_c, src_d, src_h, src_w, weight_c, weight_k, kd0, d0, kh0, h0, kw0, w0,
-            KERNEL, TAPS, TAP_STRIDE, SRC_STEP, TAP_STEP, ADJOINT, MULTIPLIER, ACC, R, BM, BL, TH, TW, CHECK_H,
-            2,
-        )  # fmt: skip
+    acc = accumulate(
+        acc, n, c, d, group, w, ok, src, weight, channels, src_depth, src_height, src_width, src_n, src_c, src_d,
+        src_h, src_w, weight_c, weight_k, kd0, d0, kh0, h0, kw0, w0, KERNEL, TAPS, TAP_STRIDE, SRC_STEP, TAP_STEP,
+        ADJOINT, MULTIPLIER, ACC, R, BM, BL, TH, TW, CHECK_H,
+    )  # fmt: skip
 
     target = out + n * out_n + c * out_c + (d * PD + phase_d) * out_d + out_column * out_w
     ok = ok & (d * PD + phase_d < depth)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from math import prod
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,12 +19,12 @@ from torch import Tensor
 
 from ...problem import ConvProblem
 from . import grad_weight as grad_weight_kernels
-from . import kernels
+from . import kernels, patch_launch
 from .arguments import constants, programs, sizes, strides, weight_strides
 from .geometry import Geometry, geometry, needs_wide
-from .operands import channel_lanes, channel_last, empty, filter_of, ready
+from .operands import channel_last, empty, filter_of, ready, sum_lanes
 from .start import Call, Launch, capturing, recording
-from .tiles import UNROLLED_CHANNELS, Tile, Use, fixed, parts
+from .tiles import Tile, Use, fixed, parts
 from .tuning import exact, may_tune, tuner
 
 __all__ = [
@@ -61,8 +60,9 @@ def _launch(g: Geometry, use: Use, arguments: dict[str, Any], tile: Tile, shares
 class Result:
     """``forward`` or ``grad_input`` of one problem: a function of (source, weight, bias)."""
 
-    def __init__(self, problem: ConvProblem, *, adjoint: bool, tune: bool) -> None:
+    def __init__(self, problem: ConvProblem, *, adjoint: bool, tune: bool, wide: bool) -> None:
         self._problem = problem
+        self._wide = wide
         self._adjoint = adjoint
         self._tune = tune
         self._shape = problem.input_shape if adjoint else problem.output_shape
@@ -89,15 +89,19 @@ class Result:
 
     def _prepare(self, source: Tensor, out: Tensor, lanes: bool, with_bias: bool) -> tuple[Launch, bool]:
         p = self._problem
-        g = geometry(p, adjoint=self._adjoint, channel_lanes=lanes, wide=needs_wide(source))
+        g = geometry(p, adjoint=self._adjoint, channel_lanes=lanes, wide=self._wide or needs_wide(source))
+        launch = patch_launch.result(g, source, out, with_bias, self._tune)
+        launch = launch or self._by_rows(g, source, out, with_bias)
+        return remember(self._launches, (source.stride(), not with_bias), (launch, lanes))
+
+    def _by_rows(self, g: Geometry, source: Tensor, out: Tensor, with_bias: bool) -> Launch:
         arguments = {
             **strides("src", g, source),
             **strides("out", g, out),
             **weight_strides(g),
             "HAS_BIAS": with_bias,
         }
-        launch = _launch(g, "result", arguments, fixed(g, "result"), 0, self._tune)
-        return remember(self._launches, (source.stride(), not with_bias), (launch, lanes))
+        return _launch(g, "result", arguments, fixed(g, "result"), 0, self._tune)
 
 
 def remember(known: dict[object, Any], key: object, value: Any) -> Any:
@@ -128,8 +132,9 @@ class Sum:
     The source is what slides: ``input`` for ``grad_weight`` alone, ``grad_output`` for a sweep.
     """
 
-    def __init__(self, problem: ConvProblem, *, sweep: bool, with_bias: bool, tune: bool) -> None:
+    def __init__(self, problem: ConvProblem, *, sweep: bool, with_bias: bool, tune: bool, wide: bool) -> None:
         self._problem = problem
+        self._wide = wide
         self._sweep = sweep
         self._with_bias = with_bias
         self._tune = tune
@@ -145,7 +150,7 @@ class Sum:
         out = empty(p, p.input_shape, device) if self._sweep else None
         known = self._shares.get((source.stride(), centre.stride()))
         if known is None:
-            lanes = self._lanes_of(source, centre)
+            lanes = sum_lanes(p, self._sweep, source, centre)
             source, centre = ready(p, source, lanes), ready(p, centre, lanes)
             known = self._shares.get((source.stride(), centre.stride())) or self._prepare(source, centre, out, lanes)
         result = torch.empty(p.weight_shape, dtype=p.dtype, device=device)  # [C_out, 1, *k]
@@ -166,20 +171,35 @@ class Sum:
         # [C, 1, *k] has the same strides in every format.
         return out, result, bias
 
-    def _lanes_of(self, source: Tensor, centre: Tensor) -> bool:
-        p = self._problem
-        if not self._sweep:
-            return channel_lanes(p, source, centre)
-        if prod(p.kernel_size) > UNROLLED_CHANNELS:  # too many sums for lanes of channels; see `against_sweep`
-            return p.channels_last
-        return channel_last(p, source, centre)
-
     def _prepare(self, source: Tensor, centre: Tensor, out: Tensor | None, lanes: bool) -> Shares:
         p, use = self._problem, "sweep" if self._sweep else "sum"
-        g = geometry(p, adjoint=self._sweep, channel_lanes=lanes, wide=needs_wide(source, centre))
+        wide = self._wide or needs_wide(source, centre)
+        g = geometry(p, adjoint=self._sweep, channel_lanes=lanes, wide=wide)
+        bias_tap = g.field("whole_tap") if self._with_bias else (-1, -1, -1)
+        found = patch_launch.sums(g, use, source, centre, out, bias_tap, self._tune)
+        main, count = found or self._by_rows(g, use, source, centre, out, bias_tap)
+        elements = g.kernel_elements
+        share_c, share_k = _share_strides(g, count)
+        add = add_bias = None
+        if count > 1:
+            add = adding(count, g.channels * elements, elements, share_c, share_k, g.double)
+            add_bias = adding(count, g.channels, 1, 1, 0, g.double) if self._with_bias else None
+        values = count * g.channels * (elements + self._with_bias) if count > 1 else 0
+        shares = Shares(lanes, main, add, add_bias, values, count * g.channels * elements)
+        return remember(self._shares, (source.stride(), centre.stride()), shares)
+
+    def _by_rows(
+        self,
+        g: Geometry,
+        use: Use,
+        source: Tensor,
+        centre: Tensor,
+        out: Tensor | None,
+        bias_tap: tuple[int, int, int],
+    ) -> tuple[Launch, int]:
         tile = fixed(g, use)
-        count, elements = parts(g, tile), g.kernel_elements
-        share_c, share_k = (1, g.channels) if lanes and count > 1 else (elements, 1)
+        count = parts(g, tile)
+        share_c, share_k = _share_strides(g, count)
         arguments = {
             **strides("src", g, source),
             **strides("centre", g, centre),
@@ -190,16 +210,14 @@ class Sum:
             "parts": count,
             "SWEEP": self._sweep,
             "EXACT": exact(g, tile),
-            "BIAS_TAP": g.field("whole_tap") if self._with_bias else (-1, -1, -1),
+            "BIAS_TAP": bias_tap,
         }
-        main = _launch(g, use, arguments, tile, count, self._tune)
-        add = add_bias = None
-        if count > 1:
-            add = adding(count, g.channels * elements, elements, share_c, share_k, g.double)
-            add_bias = adding(count, g.channels, 1, 1, 0, g.double) if self._with_bias else None
-        values = count * g.channels * (elements + self._with_bias) if count > 1 else 0
-        shares = Shares(lanes, main, add, add_bias, values, count * g.channels * elements)
-        return remember(self._shares, (source.stride(), centre.stride()), shares)
+        return _launch(g, use, arguments, tile, count, self._tune), count
+
+
+def _share_strides(g: Geometry, count: int) -> tuple[int, int]:
+    """Between channels and between kernel positions of a share; the only one is the result itself."""
+    return (1, g.channels) if g.channel_lanes and count > 1 else (g.kernel_elements, 1)
 
 
 def adding(count: int, size: int, elements: int, share_c: int, share_k: int, double: bool) -> Launch:
@@ -225,17 +243,19 @@ def start(launch: Launch, *tensors: Tensor) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _bound(problem: ConvProblem, what: What, tune: bool) -> Callable[..., Any]:
+def _bound(problem: ConvProblem, what: What, tune: bool, wide: bool) -> Callable[..., Any]:
     if what in ("forward", "grad_input"):
-        return Result(problem, adjoint=what == "grad_input", tune=tune)
-    if what == "grad_weight":
-        return Sum(problem, sweep=False, with_bias=False, tune=tune)
-    return Sum(problem, sweep=True, with_bias=what == "sweep+bias", tune=tune)
+        return Result(problem, adjoint=what == "grad_input", tune=tune, wide=wide)
+    return Sum(problem, sweep=what != "grad_weight", with_bias=what == "sweep+bias", tune=tune, wide=wide)
 
 
-def bound(problem: ConvProblem, what: What, *, fixed_tiles: bool = False) -> Callable[..., Any]:
-    """A `Result` or a `Sum` under PyTorch's flags as they are now; made once and remembered."""
-    return _bound(problem, what, not fixed_tiles and may_tune())
+def bound(problem: ConvProblem, what: What, *, fixed_tiles: bool = False, wide: bool = False) -> Callable[..., Any]:
+    """A `Result` or a `Sum` under PyTorch's flags as they are now; made once and remembered.
+
+    Args:
+        wide: offsets have 64 bits though the problem needs no more than 32.
+    """
+    return _bound(problem, what, not fixed_tiles and may_tune(), wide)
 
 
 def output(problem: ConvProblem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -5,12 +5,15 @@ Nothing here needs triton.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
 from ...problem import ConvProblem
+from .tiles import UNROLLED_CHANNELS
 
-__all__ = ["channel_lanes", "channel_last", "empty", "filter_of", "planes", "ready"]
+__all__ = ["channel_lanes", "channel_last", "empty", "filter_of", "planes", "ready", "sum_lanes"]
 
 
 def _neighbours(t: Tensor, dim: int) -> bool:
@@ -61,6 +64,15 @@ def channel_last(problem: ConvProblem, *operands: Tensor) -> bool:
     if problem.channels_last:
         return True
     return problem.ndim == 1 and all(t.shape[1] > 1 and t.stride(1) == 1 and t.stride(2) > 1 for t in operands)
+
+
+def sum_lanes(problem: ConvProblem, sweep: bool, source: Tensor, centre: Tensor) -> bool:
+    """Whether lanes of a sum are channels."""
+    if not sweep:
+        return channel_lanes(problem, source, centre)
+    if prod(problem.kernel_size) > UNROLLED_CHANNELS:  # too many sums for lanes of channels; see `against_sweep`
+        return problem.channels_last
+    return channel_last(problem, source, centre)
 
 
 def empty(problem: ConvProblem, shape: tuple[int, ...], device: torch.device) -> Tensor:

@@ -11,17 +11,9 @@ from torch import Tensor
 
 from ...problem import ConvProblem, Output, Pass
 from ..reference import ReferenceBackend
+from .ways import Way, tiny
 
-__all__ = ["first_fault", "tiny"]
-
-
-def tiny(dtype: torch.dtype, channels_last: bool, strided: bool, kernel: tuple[int, int] = (3, 3)) -> ConvProblem:
-    """Odd sizes, more rows and channels than one tile has, uneven padding."""
-    size, stride = (19, 37), (2, 2) if strided else (1, 1)
-    padding = ((1, 1), (2, 0))
-    out = tuple((n + sum(pad) - k) // s + 1 for n, pad, k, s in zip(size, padding, kernel, stride, strict=True))
-    layout = torch.channels_last if channels_last else torch.contiguous_format
-    return ConvProblem(2, 5, 5, 5, size, kernel, stride, padding, (1, 1), out, dtype, layout)
+__all__ = ["first_fault"]
 
 
 def integers(problem: ConvProblem, slot: str, seed: int) -> Tensor:
@@ -35,22 +27,23 @@ def integers(problem: ConvProblem, slot: str, seed: int) -> Tensor:
 def first_fault(
     what: str,
     dtype: torch.dtype,
-    channels_last: bool,
-    strided: bool,
+    way: Way,
     device: torch.device,
-    kernel: tuple[int, int] = (3, 3),
+    problem: ConvProblem | None = None,
     bound: Callable[[ConvProblem, Pass], Callable[..., Tensor]] | None = None,
 ) -> str | None:
     """What is wrong with the kernels behind a pass (or ``"sweep"``) on a device, or None.
 
     Args:
-        kernel: of the tiny problem.
+        problem: with an exact answer, if it is not the tiny one of the way.
         bound: gives a pass as a function of (a, b, bias, workspace), if it is not that of the backend ``triton``.
     """
     from . import _bound, _bound_sweep
 
-    problem = tiny(dtype, channels_last, strided, kernel)
+    problem = problem or tiny(what, dtype, way)
     here = {slot: integers(problem, slot, seed) for seed, slot in enumerate(("input", "weight", "grad_output"))}
+    if way.sequence:
+        here = {slot: t if slot == "weight" else t.mT.contiguous().mT for slot, t in here.items()}
     there = {slot: tensor.to(device) for slot, tensor in here.items()}
     reference = ReferenceBackend()
 
@@ -61,11 +54,11 @@ def first_fault(
     outputs: tuple[Output, ...] = ("grad_input", "grad_weight") if what == "sweep" else (cast(Output, what),)
     try:
         if what == "sweep":
-            sweep = _bound_sweep(problem, outputs, fixed_tiles=True)
+            sweep = _bound_sweep(problem, outputs, fixed_tiles=True, wide=way.wide)
             got = sweep(there["grad_output"], there["input"], there["weight"], None)
         else:
             first, second = _OPERANDS[what]
-            made = bound or partial(_bound, fixed_tiles=True)
+            made = bound or partial(_bound, fixed_tiles=True, wide=way.wide)
             run = made(problem, cast(Pass, what))  # nothing is tuned for a tiny problem
             got = (run(there[first], there[second], None, None),)
         answers = [tensor.cpu() for tensor in got]

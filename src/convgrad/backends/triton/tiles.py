@@ -12,12 +12,12 @@ from typing import Literal, NamedTuple
 from ...problem import ConvProblem
 from .geometry import Geometry, geometry
 
-__all__ = ["UNROLLED", "UNROLLED_CHANNELS", "Tile", "Use", "candidates", "fixed", "parts", "share_elements"]
+__all__ = ["UNROLLED", "UNROLLED_CHANNELS", "WARPS", "Tile", "Use", "candidates", "fixed", "parts", "share_elements"]
 
 #: ``result``: `kernels.correlate`; ``sum``, ``sweep``: `grad_weight.correlate_sum` without and with grad_input.
 Use = Literal["result", "sum", "sweep"]
 
-_WARPS = 4224  # warps that fill a large GPU: 132 multiprocessors x 32
+WARPS = 4224  # warps that fill a large GPU: 132 multiprocessors x 32
 UNROLLED = 49  # kernel positions whose sums one program keeps: 7 x 7
 UNROLLED_CHANNELS = 27  # the same for a sweep whose lanes are channels: 3 x 3 x 3. At 49 ptxas spills
 _UNROLLED_RESULT = 9  # kernel positions that are unrolled where nothing is kept for them: 3 x 3
@@ -157,7 +157,7 @@ def parts(g: Geometry, tile: Tile) -> int:
     across = 1 if g.channel_lanes else -(-g.axes[2].per_phase // tile.lanes)
     blocks = -(-g.channels // tile.lanes) if g.channel_lanes else g.channels
     tiles = -(-_items(g, tile.rows) // tile.items) * across
-    wanted = -(-_WARPS // tile.warps) // (blocks * chunks * g.phases)
+    wanted = -(-WARPS // tile.warps) // (blocks * chunks * g.phases)
     return max(1, min(tiles, wanted, 1024))
 
 

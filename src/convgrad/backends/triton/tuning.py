@@ -14,12 +14,14 @@ import torch
 import triton
 
 from ... import settings
-from . import kernels
+from . import kernels, patch_tiles
 from .geometry import Geometry
+from .patch_tiles import Patch
 from .tiles import Tile, Use, candidates
 
-__all__ = ["exact", "may_tune", "tuner"]
+__all__ = ["exact", "may_tune", "patch_tuner", "tuner"]
 
+_PATCHES_TUNED_BY = ["batch", "channels", "depth", "height", "vectors", "src_depth", "src_height", "src_vectors"]
 _TUNED_BY = ["batch", "channels", "depth", "height", "width", "src_depth", "src_height", "src_width"]
 
 
@@ -39,6 +41,18 @@ def tuner(kernel: Any, g: Geometry, use: Use, exact_rows: bool) -> Any:
         if not exact_rows or exact(g, tile)
     ]
     return triton.autotune(configs=configs, key=_TUNED_BY, cache_results=True)(kernel)
+
+
+@lru_cache(maxsize=512)
+def patch_tuner(kernel: Any, g: Geometry, use: Use, chosen: Patch, exact_rows: bool) -> Any:
+    """The same for a kernel that computes patches."""
+    amd = torch.version.hip is not None
+    configs = [
+        triton.Config(found.constants(), num_warps=patch_tiles.warps_of(found.lanes, amd), num_stages=1)
+        for found in patch_tiles.candidates(g, use, chosen)
+        if not exact_rows or chosen.sequence or g.axes[1].result % found.rows == 0
+    ]
+    return triton.autotune(configs=configs, key=_PATCHES_TUNED_BY, cache_results=True)(kernel)
 
 
 def exact(g: Geometry, tile: Tile) -> bool:

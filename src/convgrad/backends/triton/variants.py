@@ -20,7 +20,7 @@ from . import against_sweep, banded_launch, launch
 from .bands import Precision
 from .on_bands import TritonBandedBackend
 
-__all__ = ["BANDED", "MATRIX", "Variant", "launches", "variants"]
+__all__ = ["BANDED", "MATRIX", "TOGETHER", "Variant", "launches", "variants"]
 
 _SHAPES = """
 g144ic144oc144mb32ih56kh3ph1
@@ -46,6 +46,8 @@ g64ic64oc64mb8iw100kw31pw15
 g64ic64oc128mb8iw1000kw5sw2pw2
 """.strip().splitlines()
 _LAYOUTS = ("", " channels_last")
+#: Says of a sequence that its channels lie together: strides (L*C, 1, C).
+TOGETHER = " strides (L*C, 1, C)"
 
 #: Shapes of every kind in the dtypes that models have, the others in fewer, biases, and offsets of 64 bits.
 MATRIX: tuple[str, ...] = (
@@ -56,6 +58,7 @@ MATRIX: tuple[str, ...] = (
       for dtype in (" float64", " float16") for layout in _LAYOUTS),
     *(shape + dtype for shape in _SEQUENCES[:2] for dtype in ("", " bfloat16", " float16", " float64")),
     *_SEQUENCES[2:],
+    *(shape + dtype + TOGETHER for shape in _SEQUENCES for dtype in ("", " bfloat16")),
     *(f"g144ic144oc144mb32ih56kh3ph1{words}{layout}"
       for words in (" bias", " bfloat16 bias", " transposed bias") for layout in _LAYOUTS),
     *(f"g512ic512oc512mb512ih112kh3ph1{dtype}{layout}" for dtype in ("", " bfloat16") for layout in _LAYOUTS),
@@ -122,15 +125,22 @@ def variant(call: launch.Call) -> Variant:
     )
 
 
-def launches(problem: ConvProblem, what: str) -> list[launch.Call]:
+def launches(problem: ConvProblem, what: str, together: bool = False) -> list[launch.Call]:
     """The launches of a pass, of ``"sweep"``, of ``"sweep+bias"`` or of one of `BANDED`.
 
     There are none where a sweep, or a band, does not take the problem.
+
+    Args:
+        together: the operands are sequences of strides (L*C, 1, C).
     """
 
     def slot(name: str) -> Tensor:
         tensor = torch.empty(problem.shape_of(name), dtype=problem.dtype, device="meta")  # pyright: ignore
-        return tensor if name == "weight" else tensor.contiguous(memory_format=problem.memory_format)
+        if name == "weight":
+            return tensor
+        if together:
+            return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+        return tensor.contiguous(memory_format=problem.memory_format)
 
     if what in BANDED:
         return _banded(problem, PASSES[BANDED.index(what)], slot)
@@ -173,8 +183,8 @@ def variants(problems: Iterable[str], passes: Sequence[str]) -> dict[Variant, li
     """The variants of some passes of every problem, each with the launches that need it, as text."""
     found: dict[Variant, list[str]] = {}
     for text in problems:
-        problem = ConvProblem.parse(text)
+        problem = ConvProblem.parse(text.removesuffix(TOGETHER))
         for what in passes:
-            for call in launches(problem, what):
+            for call in launches(problem, what, text.endswith(TOGETHER)):
                 found.setdefault(variant(call), []).append(f"{text} {what}")
     return found
