@@ -110,6 +110,7 @@ def test_channels_last_is_taken_for_wide_kernels_small_images_and_what_no_cache_
             assert taken("mb32g144ic144ih56oc144kh3ph1") == [False, True]
             assert taken("mb32g32ic32ih112oc32kh3ph1") == [False, False]
             assert taken("mb4g96ic96ih56oc96kh5ph2") == [True, False]
+            assert taken("mb32g672ic672ih14oc672kh5ph2") == [True, False]
             assert taken("mb32g960ic960ih7oc960kh5ph2") == [False, False]
             assert taken("mb32g480ic480ih14oc480kh5sh2ph2") == [False, False]
             assert taken("mb1g96ic96ih7oc96kh7ph3") == [False, False]

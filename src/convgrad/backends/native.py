@@ -145,7 +145,7 @@ def _channels_last_speedup(p: ConvProblem, outputs: tuple[Output, ...], taps: in
     if pixels <= 1000 and taps <= 9:
         gains = pixels <= 400 or in_memory or torch.get_num_threads() > 1
     elif pixels <= 1000:
-        gains = pixels > 60 or taps >= 49
+        gains = taps >= 49 or pixels > (60 if forward else 200)
     elif forward:
         gains = taps > 9
     else:
