@@ -34,6 +34,7 @@ _PIECES = 4  # of a long row, that a program takes at most
 KEPT = 49  # kernel positions whose sums or weights a thread keeps: 7 x 7
 _UNROLLED = 2048  # products that one program may hold: more would not fit into the instruction cache
 _MANY = 40  # sums and weights, of which ptxas takes more registers than they need
+_MOST_DEPTHS = 3  # of a kernel's window: LLVM for AMD begins the loads of all of them at once, and would spill
 _MOST_ROWS = 16
 _PER_ROW = 12  # instructions for a row beside its values: masks, addresses, loads
 
@@ -83,6 +84,8 @@ def patch(g: Geometry, use: Use, vector: int, columns: int) -> Patch | None:
         vector = gcd(vector, columns // width.stride)
     else:
         vector = gcd(vector, columns * width.stride)
+    if use == "result" and depth.kernel > _MOST_DEPTHS and height.kernel * width.kernel > 1:
+        return None
     positions = height.kernel * width.kernel * (1 if use == "result" else depth.kernel)
     if positions > KEPT or (use == "sweep" and g.multiplier > 1):
         return None
