@@ -108,7 +108,7 @@ struct Depthwise {
     if (p.wants(CONVGRAD_FORWARD)) planes(t.forward, p.output_tensor(0), p.multiplier, true);
     if (p.wants(CONVGRAD_GRAD_INPUT)) planes(t.grad_input, p.input_tensor(), 1, true);
     if (few && (p.cached || p.input_tensor().pixels() <= kFewPixels)) return s.ahead.at_once();
-    if (!p.cached) s.ahead.within(p.work() * (p.lanes / N));
+    if (!p.cached) s.ahead.within(p.work * (p.lanes / N));
   }
 
   // Units that follow one another. For grad_weight they are of one lane block, and `partial` receives the item's sums.
@@ -174,7 +174,7 @@ struct Depthwise {
     const int64_t phases = least(w.stride, w.input), zones = most(1, phases) + 2 * w.kernel;
     z.input = bytes(p.input_size(), sizeof(T));
     z.grad_output = bytes(p.output_size() * p.multiplier, sizeof(T));
-    const int64_t kept = p.needs_weight() ? p.kept_blocks() : 0;
+    const int64_t kept = p.needs_weight() ? p.kept_blocks : 0;
     z.weights = bytes(kept * p.weight_size(), sizeof(T));
     z.starts = bytes(kept * p.multiplier * p.lanes, sizeof(T));
     z.packed = bytes(kept, sizeof(PackedWeight));
@@ -209,7 +209,7 @@ struct Depthwise {
       s.weights = reinterpret_cast<T*>(at), at += z.weights;
       s.starts = reinterpret_cast<T*>(at), at += z.starts;
       s.packed = reinterpret_cast<PackedWeight*>(at), at += z.packed;
-      for (int64_t i = 0; i < p.kept_blocks() && z.packed; ++i) s.packed[i].channel = -1;
+      for (int64_t i = 0; i < p.kept_blocks && z.packed; ++i) s.packed[i].channel = -1;
       s.result = reinterpret_cast<T*>(at), at += z.result;
       s.listed.columns = reinterpret_cast<Columns*>(at), at += z.columns;
       s.listed.taps = reinterpret_cast<Tap*>(at), at += z.listed;

@@ -59,8 +59,6 @@ constexpr int64_t kWideKernel = 6;
 // Pixels of rows that are taken together, in a tensor and in scratch memory: enough to amortise a call, few enough for
 // the first-level cache. Pixels of a tensor are as far apart as it has channels, and take more of the cache.
 constexpr int64_t kTensorPixels = 64, kScratchPixels = 256;
-// Weights that are kept packed at most; an eighth of a second-level cache in float32.
-constexpr int64_t kKeptWeights = 16 * 1024;
 // Pixels of a row of a tensor that are summed between two looks ahead in its memory.
 constexpr int64_t kAskingPixels = 28;
 
@@ -77,12 +75,6 @@ struct DepthwisePlan : Plan {
   int64_t pitch() const { return direct ? lanes : N; }
   int64_t rows_of_sums() const { return multiplier * (kernel_elements + 1); }  // grad_weight, then grad_bias
   int64_t lane_in(int64_t rows, int64_t lane) const { return direct ? lane : lane / N * rows * N + lane % N; }
-
-  // Blocks whose packed weights are kept: all that units take in turn, if a part of the cache holds them.
-  int64_t kept_blocks() const {
-    const bool in_turn = !wants(CONVGRAD_GRAD_WEIGHT);
-    return in_turn && lane_blocks * weight_size() <= kKeptWeights ? most(1, lane_blocks) : 1;
-  }
 
   // The channel with which the vector at a lane begins: read directly, the last vector ends with the last channel.
   int64_t vector_at(const Block& b, int64_t lane) const { return direct ? least(lane, b.live - N) : lane; }
@@ -150,7 +142,7 @@ struct DepthwiseOperands {
 
   // Weights, and what sums start from, [multiplier][lane].
   void pack_weight(DepthwiseScratch<T>& s, const Block& b) const {
-    const int64_t kept = b.channel / p.lanes % p.kept_blocks();
+    const int64_t kept = b.channel / p.lanes % p.kept_blocks;
     PackedWeight& packed = s.packed[kept];
     s.weight = s.weights + kept * p.weight_size(), s.start = s.starts + kept * p.multiplier * p.lanes;
     if (packed.channel == b.channel) {

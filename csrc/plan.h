@@ -119,6 +119,8 @@ struct Plan {
   int64_t image_blocks;  // blocks of images
   int64_t bands[3];      // pieces along each dimension
   int64_t tiles;
+  int64_t kept_blocks;   // whose packed weights are kept: all that units take in turn, if the cache has room for them
+  int64_t work;          // multiply-adds of a unit of whole images, for each vector of lanes
   int64_t segments;      // the parallel work items: pieces of all units, or for grad_weight, which adds up a piece's
                          // sums, of the units of each lane block
   int64_t input_extent[3], output_extent[3];  // of the packed tiles, the largest of all tiles
@@ -129,12 +131,6 @@ struct Plan {
   bool needs_weight() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT); }
   int64_t units() const { return image_blocks * tiles; }  // of one lane block
   int64_t items() const { return segments * (wants(CONVGRAD_GRAD_WEIGHT) ? lane_blocks : 1); }
-  // Multiply-adds of a unit of whole images, for each vector of lanes.
-  int64_t work() const {
-    int64_t output = multiplier * kernel_elements, input = output;
-    for (const Axis& a : axis) output *= a.output, input *= ceil_div(a.input, a.stride);
-    return (wants(CONVGRAD_FORWARD) + wants(CONVGRAD_GRAD_WEIGHT)) * output + wants(CONVGRAD_GRAD_INPUT) * input;
-  }
   int64_t weight_size() const { return multiplier * kernel_elements * lanes; }
   int64_t sums_size() const { return weight_size() + multiplier * lanes; }  // grad_weight, then grad_bias
   // Pixels of a packed tile, an odd number: vectors a power of two apart would share a few places of the cache.
@@ -167,8 +163,8 @@ struct Plan {
   }
 };
 
-// Bytes of scratch memory per thread for packed tiles; half of a second-level cache of 512 KiB.
-// Tensors that are smaller in sum are in a cache if they have just been computed.
+// kTileBytes: scratch memory of a thread for packed tiles, half of a second-level cache of 512 KiB. kCachedBytes:
+// tensors that are smaller in sum are in a cache if they have just been computed.
 #if defined(CONVGRAD_TILE_BYTES)  // tests: small problems are cut into many tiles, and taken for large ones
 constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES, kCachedBytes = 0;
 #else
@@ -221,6 +217,16 @@ inline int64_t tensor_bytes(const Plan& p, int64_t storage_bytes) {
   return p.batch * p.channels * (input + output) * storage_bytes;
 }
 
+// See Plan::work.
+inline int64_t work_of(const Plan& p) {
+  int64_t output = p.multiplier * p.kernel_elements, input = output;
+  for (const Axis& a : p.axis) output *= a.output, input *= ceil_div(a.input, a.stride);
+  return (p.wants(CONVGRAD_FORWARD) + p.wants(CONVGRAD_GRAD_WEIGHT)) * output + p.wants(CONVGRAD_GRAD_INPUT) * input;
+}
+
+// Weights that are kept packed at most; an eighth of a second-level cache in float32.
+constexpr int64_t kKeptWeights = 16 * 1024;
+
 inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage_bytes, int64_t element_bytes) {
   Plan p = {};
   p.batch = q.batch, p.channels = q.groups, p.multiplier = q.out_per_group, p.kernel_elements = 1;
@@ -256,6 +262,9 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage
   p.image_blocks = ceil_div(p.batch, p.images);
   choose_bands(p, budget, ceil_div(2 * p.threads, most(1, p.lane_blocks * p.image_blocks)));
   p.tiles = p.bands[0] * p.bands[1] * p.bands[2];
+  const bool in_turn = !p.wants(CONVGRAD_GRAD_WEIGHT);
+  p.kept_blocks = in_turn && p.lane_blocks * p.weight_size() <= kKeptWeights ? most(1, p.lane_blocks) : 1;
+  p.work = work_of(p);
   for (int d = 0; d < 3; ++d)
     for (int64_t b = 0; b < p.bands[d]; ++b) {
       const Span s = p.span(d, b);

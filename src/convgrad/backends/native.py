@@ -21,6 +21,9 @@ __all__ = ["NativeBackend", "use_instruction_set"]
 #: Most input or output channels a group, where a problem is not depthwise.
 MOST_A_GROUP = 16
 
+#: Bytes of all operands and the result, beyond which no cache holds them; as in ``csrc/plan.h``.
+_CACHED_BYTES = 16 << 20
+
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _OUTPUTS: dict[Output, int] = {"forward": 1, "grad_input": 2, "grad_weight": 4, "grad_bias": 8}
 _TRANSPOSED_GRAD_BIAS = 16  # the bias of a transposed convolution is added to what the plain problem calls its input
@@ -141,7 +144,7 @@ def _channels_last_speedup(p: ConvProblem, outputs: tuple[Output, ...], taps: in
         return 1.2
     if p.ndim != 2 or max(p.stride) > 1 or max(p.dilation) > 1 or p.batch * p.in_channels * pixels < 500_000:
         return 0.9
-    forward, in_memory = outputs == ("forward",), p.least_bytes > 16 << 20
+    forward, in_memory = outputs == ("forward",), p.least_bytes > _CACHED_BYTES
     if pixels <= 1000 and taps <= 9:
         gains = pixels <= 400 or in_memory or torch.get_num_threads() > 1
     elif pixels <= 1000:

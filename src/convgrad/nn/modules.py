@@ -67,15 +67,15 @@ def _with_signature(module: type[M]) -> type[M]:
     """
     theirs = next(base for base in module.__mro__ if base.__module__.startswith("torch.nn.")).__init__
 
-    @functools.wraps(theirs)
     def constructor(self: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
         super(module, self).__init__(*args, backend=backend, **kwargs)  # pyright: ignore[reportCallIssue]
 
     signature = inspect.signature(theirs)
     chosen = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None")
     said = signature.replace(parameters=[*signature.parameters.values(), chosen])
-    setattr(constructor, "__signature__", said)  # noqa: B010
-    module.__init__ = constructor
+    made: Any = functools.wraps(theirs)(constructor)
+    made.__signature__ = said
+    module.__init__ = made
     return module
 
 

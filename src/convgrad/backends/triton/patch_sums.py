@@ -20,7 +20,18 @@ import triton
 import triton.language as tl
 
 from .kernels import within
-from .patches import UNSPECIALIZED, add_row, column, kernel_row, load_span, place_patches, reads, store_row
+from .patches import (
+    UNSPECIALIZED,
+    add_row,
+    column,
+    first_read,
+    kernel_row,
+    last_read,
+    load_span,
+    place_patches,
+    reads,
+    store_row,
+)
 
 
 @triton.jit
@@ -75,10 +86,10 @@ def sum_patches(
     DH: tl.constexpr = DILATION[1]
     DW: tl.constexpr = DILATION[2]
     # The first and the last row, and vector, of the source that a patch reads.
-    TOP: tl.constexpr = -(((KH - 1) * DH - PH) // SH) if ADJOINT else -PH
-    BOTTOM: tl.constexpr = (R - 1 + PH) // SH if ADJOINT else (R - 1) * SH + (KH - 1) * DH - PH
-    FIRST: tl.constexpr = (-(((KW - 1) * DW - PW) // SW) if ADJOINT else -PW) // U
-    LAST: tl.constexpr = ((V - 1 + PW) // SW if ADJOINT else (V - 1) * SW + (KW - 1) * DW - PW) // U
+    TOP: tl.constexpr = first_read(KH, SH, DH, PH, ADJOINT)
+    BOTTOM: tl.constexpr = last_read(R, KH, SH, DH, PH, ADJOINT)
+    FIRST: tl.constexpr = first_read(KW, SW, DW, PW, ADJOINT) // U
+    LAST: tl.constexpr = last_read(V, KW, SW, DW, PW, ADJOINT) // U
     STEP_H: tl.constexpr = R // SH if ADJOINT else R * SH
     STEP_W: tl.constexpr = V // SW // U if ADJOINT else V * SW // U
 

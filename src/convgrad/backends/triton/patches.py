@@ -33,6 +33,18 @@ UNSPECIALIZED = (
 
 
 @triton.constexpr_function
+def first_read(K, S, D, P, ADJOINT):
+    """The first position of the source that a patch reads in one dimension, from where its own would begin."""
+    return -(((K - 1) * D - P) // S) if ADJOINT else -P
+
+
+@triton.constexpr_function
+def last_read(results, K, S, D, P, ADJOINT):
+    """The last one, of a patch of so many results."""
+    return (results - 1 + P) // S if ADJOINT else (results - 1) * S + (K - 1) * D - P
+
+
+@triton.constexpr_function
 def kernel_row(r, j, KH, SH, DH, PH, ADJOINT):
     """The row of the kernel through which row j of a patch reads row r of the source, or -1."""
     distance = j + PH - r * SH if ADJOINT else r + PH - j * SH
@@ -170,10 +182,10 @@ def correlate_patches(
     DH: tl.constexpr = DILATION[1]
     DW: tl.constexpr = DILATION[2]
     # The first and the last row, and vector, of the source that a patch reads.
-    TOP: tl.constexpr = -(((KH - 1) * DH - PH) // SH) if ADJOINT else -PH
-    BOTTOM: tl.constexpr = (R - 1 + PH) // SH if ADJOINT else (R - 1) * SH + (KH - 1) * DH - PH
-    FIRST: tl.constexpr = (-(((KW - 1) * DW - PW) // SW) if ADJOINT else -PW) // U
-    LAST: tl.constexpr = ((V - 1 + PW) // SW if ADJOINT else (V - 1) * SW + (KW - 1) * DW - PW) // U
+    TOP: tl.constexpr = first_read(KH, SH, DH, PH, ADJOINT)
+    BOTTOM: tl.constexpr = last_read(R, KH, SH, DH, PH, ADJOINT)
+    FIRST: tl.constexpr = first_read(KW, SW, DW, PW, ADJOINT) // U
+    LAST: tl.constexpr = last_read(V, KW, SW, DW, PW, ADJOINT) // U
     # From one patch to the next, in rows and in vectors of the source.
     STEP_H: tl.constexpr = R // SH if ADJOINT else R * SH
     STEP_W: tl.constexpr = V // SW // U if ADJOINT else V * SW // U
