@@ -10,13 +10,16 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line; without its packages, say in one line how to get them."""
     try:
-        import rich  # noqa: F401
-        import typer  # noqa: F401
-    except ImportError as error:
-        sys.exit(f"convgrad: the command line needs {error.name}; install it with: pip install 'convgrad[cli]'")
-    from .cli.app import run
+        try:
+            import rich  # noqa: F401
+            import typer  # noqa: F401
+        except ImportError as error:
+            sys.exit(f"convgrad: the command line needs {error.name}; install it with: pip install 'convgrad[cli]'")
+        from .cli.app import run
 
-    sys.exit(run())
+        sys.exit(run())
+    except KeyboardInterrupt:  # while these were being loaded
+        sys.exit(130)
 
 
 if __name__ == "__main__":

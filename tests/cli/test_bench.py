@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("typer")
 
 from convgrad.backends.reference import ReferenceBackend
+from convgrad.cli import bench
 from convgrad.cli.app import run
 from convgrad.engine import register, unregister
 
@@ -52,9 +53,41 @@ def test_reasons_stand_in_the_table(capsys) -> None:
     assert "at most 16 channels a group" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("args", [["nonsense"], [SMALL, "-o", "nothing"], [SMALL, "--seconds", "0"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["nonsense"],
+        [SMALL, "-o", "nothing"],
+        [SMALL, "--seconds", "0"],
+        [SMALL, "--seconds", "nan"],
+        [SMALL, "--device", "nosuch"],
+        ["mb0ic1iw3oc1kw1"],
+        ["mb1ic1000000iw1000000000oc1kw1"],
+    ],
+)
 def test_bad_requests_are_one_line(capsys, args: list[str]) -> None:
     assert run(["bench", *args]) == 2
     error = capsys.readouterr().err
     assert error.startswith("convgrad: ")
     assert error.count("\n") == 1
+
+
+def test_what_pytorch_does_not_compute_is_said(capsys) -> None:
+    assert run(["bench", f"{SMALL} int64", "-o", "grad_input", "--return-memory"]) == 0
+    assert "PyTorch does not compute it" in capsys.readouterr().out
+
+
+def test_interrupted_it_keeps_the_lines_that_it_has(capsys, monkeypatch) -> None:
+    compare, calls = bench.compare, []
+
+    def interrupted(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 4:  # two of each line
+            raise KeyboardInterrupt
+        return compare(*args, **kwargs)
+
+    monkeypatch.setattr(bench, "compare", interrupted)
+    assert run(["bench", SMALL, "--backend", "im2col", "--seconds", "0.05", "--return-memory"]) == 130
+    printed, error = capsys.readouterr()
+    assert [line.split()[1] for line in printed.splitlines() if "im2col" in line] == ["forward"]
+    assert error == "convgrad: interrupted\n"

@@ -317,3 +317,29 @@ def test_without_a_command_the_help_and_no_empty_error(capsys) -> None:
 
 def test_a_script_of_kernels_that_is_not_there(capsys) -> None:
     assert "there is no script 'nowhere.py'" in refused(capsys, "--kernels", "nowhere.py", "info")
+
+
+def test_a_module_of_kernels_that_is_not_there(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "there is no module 'nowhere.kernels'" in refused(capsys, "--kernels", "nowhere.kernels", "info")
+    (tmp_path / "needs_more.py").write_text("import nowhere")
+    with pytest.raises(ModuleNotFoundError, match="nowhere"):  # its own mistake has its own traceback
+        run(["--kernels", "needs_more", "info"])
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**70)])
+def test_a_seed_that_is_none(capsys, seed: str) -> None:
+    assert "--seed" in refused(capsys, "check", SMALL, "--seed", seed)
+
+
+def test_interrupted_while_it_is_being_loaded() -> None:
+    code = """
+class Interrupted:
+    def find_spec(self, name, *rest):
+        if name == "convgrad.cli.app":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+from convgrad.__main__ import main
+main()"""
+    done = process(code)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -45,7 +45,11 @@ def test_without_stock_it_is_taken_over(script, capsys):
 def test_what_cannot_be_run_is_said_in_one_line(script, capsys):
     assert run(["run", "nowhere.py"]) == 2
     assert run(["run", "--csv", "no/such/folder/x.csv", script]) == 2
+    assert run(["run", "--csv", ".", script]) == 2
+    assert run(["run", "--stokc", script]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 2
+    assert len(lines) == 4
     assert "nowhere.py" in lines[0]
     assert "no/such/folder" in lines[1]
+    assert "'.' cannot be written" in lines[2]
+    assert "there is no option '--stokc'" in lines[3]

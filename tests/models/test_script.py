@@ -92,7 +92,6 @@ def test_both_ways_give_the_same_loss(script, capsys):
         ("raise SystemExit(7)", 7, ""),
         ("import sys; sys.exit('no data')", 1, "no data\n"),
         ("import sys; sys.exit()", 0, ""),
-        ("raise KeyboardInterrupt", 130, ""),
     ],
 )
 def test_the_exit_status_is_the_scripts(tmp_path, capsys, body, status, err):
@@ -112,6 +111,92 @@ def test_an_exception_is_shown_from_the_script_on_and_the_report_follows(tmp_pat
     assert err.splitlines()[1].endswith('script.py", line 3, in <module>')
     assert "runpy" not in err
     assert "1 call," in err.split("ZeroDivisionError")[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "last"),
+    [
+        ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
+        ("raise GeneratorExit", 1, "GeneratorExit"),
+        ("import asyncio; raise asyncio.CancelledError", 1, "asyncio.exceptions.CancelledError"),
+        ("import torch; torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 2, 3))", 1, "RuntimeError: "),
+    ],
+)
+def test_the_traceback_is_the_interpreters(tmp_path, capsys, monkeypatch, body, status, last):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    path = tmp_path / "script.py"
+    path.write_text(body)
+    assert run_script(str(path), measure=False, out=io.StringIO()) == status
+    err = capsys.readouterr().err
+    stock = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    assert err == stock.stderr
+    assert last in err.splitlines()[-1]
+
+
+def test_a_script_that_does_not_parse_or_is_not_there(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    path = tmp_path / "script.py"
+    path.write_text("a = )")
+    assert run_script(str(path), out=io.StringIO()) == 1
+    assert capsys.readouterr().err.splitlines()[0] == f'  File "{path}", line 1'
+    assert run_script("nowhere.to_be_found", module=True, out=io.StringIO()) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("convgrad: ")
+    assert "nowhere" in line
+
+
+def test_the_script_knows_where_it_is_and_may_go_elsewhere(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "script.py").write_text(
+        "import os, sys\nassert os.path.isabs(__file__) and sys.argv[0] == 'script.py' and __package__ is None\n"
+        "assert vars(sys.modules['__main__']) is globals() and __loader__.get_data(__file__)\n"
+        "def f(x: int): ...\nassert f.__annotations__ == {'x': int}\nos.chdir('elsewhere')"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert run_script("script.py", csv="kernels.csv", out=io.StringIO()) == 0
+    assert (tmp_path / "kernels.csv").is_file()
+    assert not list(elsewhere.iterdir())
+
+
+def test_where_nobody_hears_the_report_the_status_is_still_the_scripts(tmp_path, capsys):
+    path = tmp_path / "script.py"
+    path.write_text("raise SystemExit(3)")
+    closed = io.StringIO()
+    closed.close()
+    assert run_script(str(path), out=closed) == 3
+    gone = tmp_path / "gone"
+    out = io.StringIO()
+    assert run_script(str(path), csv=gone / "kernels.csv", out=out) == 3
+    assert "was not written: No such file" in out.getvalue()
+
+
+def test_who_does_not_wait_for_the_limit_gets_the_rest(tmp_path, monkeypatch):
+    from convgrad.models import usage
+
+    def limits(*_, measured):
+        if measured:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(usage, "limits_of", limits)
+    path, out, table = tmp_path / "script.py", io.StringIO(), tmp_path / "kernels.csv"
+    path.write_text("import torch\ntorch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))")
+    assert run_script(str(path), out=out, csv=table) == 0
+    assert "1 call," in out.getvalue()
+    assert table.read_text().count("\n") == 2
+
+
+def test_threads_that_outlive_the_script_are_counted(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(
+        "import threading, time, torch\n"
+        "def late():\n    threading.main_thread().join()\n    torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))\n"
+        "threading.Thread(target=late).start()\n"
+    )
+    code = f"import sys; from convgrad.models import run_script; sys.exit(run_script({str(path)!r}, measure=False))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "convgrad's choice: 1 call," in done.stderr
 
 
 def test_without_a_convolution_or_a_script(tmp_path):

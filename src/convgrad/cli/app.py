@@ -7,13 +7,14 @@ import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, Output, in_order
 
-__all__ = ["RequestError", "app", "fail", "out", "outputs_named", "run"]
+__all__ = ["RequestError", "app", "device_here", "fail", "out", "outputs_named", "run"]
 
 app = typer.Typer(
     name="convgrad",
@@ -47,7 +48,12 @@ def main(
     for source in kernels or ():
         from ..custom.origin import load_kernels
 
-        load_kernels(source)
+        try:
+            load_kernels(source)
+        except ModuleNotFoundError as error:
+            if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
+                raise  # it is there, and misses something itself
+            raise fail(f"there is no module {source!r}", "a module's name, or a script that ends in .py") from None
 
 
 #: Modules of this package that add commands when they are imported; one that is not there adds none.
@@ -79,6 +85,17 @@ def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
         if name not in OUTPUTS:
             raise fail(f"unknown output {name!r}", f"one of {', '.join(OUTPUTS)}")
     return in_order(names) if names else None
+
+
+def device_here(text: str) -> torch.device:
+    """The device of an option, once something has been put on it."""
+    try:
+        device = torch.device(text)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).splitlines()[0]
+        raise fail(f"cannot run on {text!r}: {first}", "a device that is here, such as cpu") from None
+    return device
 
 
 def _load_commands() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, NamedTuple
 
 import torch
@@ -19,7 +20,7 @@ from ..engine.registry import get, reasons_against
 from ..engine.timing import compare, conditions, keep_memory
 from ..problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
 from ..settings import current
-from .app import app, fail, out
+from .app import app, device_here, fail, out
 from .shrink import shrunk
 
 __all__ = ["bench"]
@@ -58,6 +59,7 @@ def bench(
 
     Each backend is checked first (exactly on integers, and against the error bound); a wrong one gets no time and the
     exit status 1. Both sides are timed alternately in this process; the interval is that of the ratio, at 95 %.
+    Interrupted, it prints the lines that it has and ends with 130.
 
     Examples:
 
@@ -67,24 +69,42 @@ def bench(
     """
     parsed = [ConvProblem.parse(p) for p in problems]
     passes = _passes(output)
-    if seconds <= 0:
-        raise fail(f"--seconds must be positive, got {seconds}")
+    if not 0 < seconds < float("inf"):
+        raise fail(f"--seconds must be positive and finite, got {seconds}")
+    place = device_here(device)
+    for problem in parsed:
+        if problem.empty:
+            raise fail(f"{problem} is empty: there is nothing to time")
     if keep:
         keep_memory()
+    status = 0
+    try:
+        for problem in parsed:
+            status |= _table(problem, passes, backend or [], place, seconds)
+    except KeyboardInterrupt:
+        print("convgrad: interrupted", file=sys.stderr)
+        status = 130
+    out().print(_HOW_TO_READ)
+    out().print(conditions(device))
+    raise typer.Exit(status)
+
+
+def _table(problem: ConvProblem, passes: Iterable[Pass], names: list[str], device: torch.device, seconds: float) -> int:
+    """Print one problem's table, also where it is interrupted; 1 if a backend was wrong."""
+    table = Table(title=str(problem), title_justify="left")
+    for column in ("output", "backend", "ms", "PyTorch's best, ms", "in", "speed", ""):
+        table.add_column(column, justify="right" if "ms" in column else "left")
     wrong = False
-    for problem in parsed:
-        table = Table(title=str(problem), title_justify="left")
-        for column in ("output", "backend", "ms", "PyTorch's best, ms", "in", "speed", ""):
-            table.add_column(column, justify="right" if "ms" in column else "left")
+    try:
         for pass_ in passes:
-            for line, speed in _lines(problem, pass_, backend or [], torch.device(device), seconds):
+            for line, speed in _lines(problem, pass_, names, device, seconds):
                 wrong |= line.wrong
                 times = ["" if t is None else f"{t:.4g}" for t in (line.milliseconds, line.pytorch)]
                 table.add_row(line.output, line.backend, *times, line.layout, speed, line.note)
-        out().print(table)
-    out().print(_HOW_TO_READ)
-    out().print(conditions(device))
-    raise typer.Exit(1 if wrong else 0)
+    finally:
+        if table.row_count:
+            out().print(table)
+    return int(wrong)
 
 
 def _passes(names: list[str] | None) -> tuple[Pass, ...]:
@@ -96,13 +116,14 @@ def _passes(names: list[str] | None) -> tuple[Pass, ...]:
 
 def _lines(
     problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device, seconds: float
-) -> list[tuple[_Line, str]]:
+) -> Iterator[tuple[_Line, str]]:
     if names == ["all"]:
         names = [n for n in backends() if not reasons_against(get(n), problem, (pass_,), device, current())]
     if not names:
         names = [choose(problem, (pass_,), device, current(), None)[0].backend.name]
     slots = _operands(problem, pass_, device)
-    return [_line(problem, pass_, name, slots, device, seconds) for name in names]
+    for name in names:
+        yield _line(problem, pass_, name, slots, device, seconds)
 
 
 def _line(
@@ -114,6 +135,8 @@ def _line(
     seconds: float,
 ) -> tuple[_Line, str]:
     against = reasons_against(get(name), problem, (pass_,), device, current())
+    if not against and reasons_against(get("aten"), problem, (pass_,), device, current()):
+        against = ["PyTorch does not compute it: there is nothing to compare with"]
     if against:
         return _Line(pass_, name, None, None, "", "; ".join(against)), ""
     small = shrunk(problem, _CHECKED_FLOPS)
@@ -157,4 +180,7 @@ def _operands(problem: ConvProblem, pass_: Pass, device: torch.device) -> tuple[
         return t.to(device, problem.dtype).contiguous(memory_format=problem.memory_format)
 
     first, second = OPERANDS[pass_]
-    return random(first), random(second)
+    try:
+        return random(first), random(second)
+    except (RuntimeError, MemoryError) as error:
+        raise fail(f"there is no memory for {problem}: {str(error).splitlines()[0]}", "a smaller problem") from None

@@ -22,7 +22,7 @@ from ..engine.problems import default_problems
 from ..engine.registry import backends, get
 from ..problem import ConvProblem, Output
 from ..problem_text import read_problem_file
-from .app import app, fail, outputs_named
+from .app import app, device_here, fail, outputs_named
 from .shrink import shrunk
 
 __all__ = ["check"]
@@ -90,7 +90,7 @@ def check(
     output: Annotated[list[str] | None, typer.Option("--output", "-o", help="forward, grad_input, ...")] = None,
     transposed: Annotated[bool, typer.Option("--transposed", help="Read every problem as a transposed one.")] = False,
     device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
-    seed: Annotated[int, typer.Option(help="Of the operands.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the operands.", min=0, max=2**63 - 1)] = 0,
     aspect: Annotated[list[str] | None, typer.Option("--aspect", help=f"Some of: {', '.join(ASPECTS)}.")] = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="Every aspect of many problems too.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Large problems as they are, not reduced.")] = False,
@@ -117,7 +117,7 @@ def check(
     single = len(problems) == 1 and not tally.unread
     aspects = _aspects(aspect, everything=thorough or single or not what)
     outputs = outputs_named(output)
-    place = _device(device)
+    place = device_here(device)
     for name in backend or ():
         if name != "all":
             get(name)
@@ -193,16 +193,6 @@ def _aspects(names: list[str] | None, *, everything: bool) -> tuple[str, ...]:
         if name not in ASPECTS:
             raise fail(f"unknown aspect {name!r}", f"one of {', '.join(ASPECTS)}")
     return tuple(names or (ASPECTS if everything else _QUICK))
-
-
-def _device(text: str) -> torch.device:
-    try:
-        device = torch.device(text)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
-        raise fail(f"cannot run on {text!r}: {first}", "a device that is here, such as cpu") from None
-    return device
 
 
 def _progress(tally: Tally) -> AbstractContextManager[Callable[[], None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -34,8 +35,12 @@ def run_command(
     """
     from ..models import run_script
 
+    if script.startswith("-") and not Path(script).exists():
+        raise fail(f"there is no option {script!r}", "see convgrad run --help; options of the script stand behind it")
     if csv is not None and not csv.parent.is_dir():
         raise fail(f"there is no folder {str(csv.parent)!r} to write {csv.name!r} to")
+    if csv is not None and (csv.is_dir() or not os.access(csv if csv.exists() else csv.parent, os.W_OK)):
+        raise fail(f"{str(csv)!r} cannot be written", "--csv takes a file")
     try:
         status = run_script(script, args or (), stock=stock, csv=csv, module=module, measure=measure)
     except FileNotFoundError as error:

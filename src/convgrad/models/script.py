@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import atexit
+import builtins
 import os
 import runpy
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType
 from typing import TextIO
+from zipfile import is_zipfile
 
+from . import process
 from .process import takeover, watch_stock
 from .usage import Usage
 
 __all__ = ["run_script"]
+
+#: Whose frames stand above the script's in a traceback.
+_STARTERS = {__file__, runpy.__file__, "<frozen runpy>"}
 
 
 def run_script(
@@ -31,7 +40,7 @@ def run_script(
     """Run a script as ``python script args...`` would, and report its convolutions.
 
     The script is ``__main__``, sees its own ``sys.argv`` and finds modules next to itself. The report follows when it
-    has ended, however it ended.
+    has ended, however it ended; where it leaves threads behind that are no daemons, when the interpreter does.
 
     Args:
         script: path of the script, or the name of a module.
@@ -42,51 +51,62 @@ def run_script(
         out: where the report goes; standard error by default, for standard output belongs to the script.
 
     Returns:
-        The exit status of the script: what it gave to `sys.exit`, 1 after an exception, whose traceback is printed.
+        The exit status of the script: what it gave to `sys.exit`, or 130 after an interrupt and 1 after any other
+        exception, whose traceback is printed.
 
     Raises:
         FileNotFoundError: there is no such script.
     """
     if not module and not Path(script).exists():
         raise FileNotFoundError(f"no script at {script!r}")
-    usage, start = Usage(), time.perf_counter()
-    taken = watch_stock() if stock else takeover()
-    try:
-        with _as_main(script, args, module), usage, taken:
+    target = None if csv is None else Path(csv).absolute()  # the script may go to another folder
+    usage, start, others = Usage(), time.perf_counter(), set(threading.enumerate())
+    with ExitStack() as opened:
+        opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, target, measure, out or sys.stderr))
+        opened.enter_context(watch_stock() if stock else takeover())
+        opened.enter_context(usage)
+        with _as_main(script, args, module):
             status = _run(script, module)
-    finally:
-        wall = time.perf_counter() - start
-        _report(usage, wall, stock, csv, measure, out or sys.stderr)
+        if any(t not in others and not t.daemon for t in threading.enumerate()):
+            atexit.register(opened.pop_all().close)  # the interpreter waits for them, and then comes to this
     return status
 
 
 @contextmanager
 def _as_main(script: str, args: Sequence[str], module: bool) -> Iterator[None]:
-    """The argument list and the module path that the script would see; afterwards as before."""
-    argv, path = sys.argv[:], sys.path[:]
+    """The argument list, the module path and the place of ``__main__`` that the script would see; then as before."""
+    argv, path, main = sys.argv[:], sys.path[:], sys.modules["__main__"]
     sys.argv[:] = [script, *args]
     sys.path.insert(0, os.getcwd() if module else str(Path(script).resolve().parent))
     try:
         yield
     finally:
-        sys.argv[:], sys.path[:] = argv, path
+        sys.argv[:], sys.path[:], sys.modules["__main__"] = argv, path, main
 
 
 def _run(script: str, module: bool) -> int:
     try:
         if module:
             runpy.run_module(script, run_name="__main__", alter_sys=True)
-        else:
+        elif Path(script).is_dir() or script.endswith(".pyc") or is_zipfile(script):
             runpy.run_path(script, run_name="__main__")
+        else:
+            _run_file(os.path.abspath(script))
     except SystemExit as stop:
         return _status(stop.code)
-    except KeyboardInterrupt:
-        return 130
-    except Exception as error:
-        tb = _from_the_script(error.__traceback__)
-        sys.excepthook(type(error), error.with_traceback(tb), tb)
-        return 1
+    except BaseException as error:
+        _show(error)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def _run_file(path: str) -> None:
+    """What the interpreter does with a file: runpy's ``__main__`` knows neither its absolute path nor its loader."""
+    main = ModuleType("__main__")
+    main.__file__, main.__loader__ = path, SourceFileLoader("__main__", path)
+    vars(main)["__builtins__"] = builtins
+    sys.modules["__main__"] = main
+    exec(compile(Path(path).read_bytes(), path, "exec", dont_inherit=True), vars(main))
 
 
 def _status(code: object) -> int:
@@ -99,22 +119,38 @@ def _status(code: object) -> int:
     return 1
 
 
-def _from_the_script(tb: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames of those who started the script."""
-    ours = {__file__, runpy.__file__, "<frozen runpy>"}
-    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename in ours:
+def _show(error: BaseException) -> None:
+    """The traceback that the interpreter would print: the script's frames, none of ours around them."""
+    tb = error.__traceback__
+    while tb is not None and tb.tb_frame.f_code.co_filename in _STARTERS:
         tb = tb.tb_next
-    return tb
+    if tb is None and isinstance(error, ImportError):  # of runpy: there is no such module
+        print(f"convgrad: {error}", file=sys.stderr)
+        return
+    frame = tb
+    while frame is not None and frame.tb_next is not None:
+        if frame.tb_next.tb_next is None and frame.tb_next.tb_frame.f_code.co_filename == process.__file__:
+            frame.tb_next = None  # PyTorch's own error, met on the way through an exchanged kernel
+        else:
+            frame = frame.tb_next
+    sys.excepthook(type(error), error.with_traceback(tb), tb)
 
 
-def _report(
-    usage: Usage, wall: float, stock: bool, csv: str | os.PathLike[str] | None, measure: bool, out: TextIO
-) -> None:
+def _report(usage: Usage, wall: float, stock: bool, csv: Path | None, measure: bool, out: TextIO) -> None:
     who = "PyTorch's own choice" if stock else "convgrad's choice"
     share = usage.seconds / wall if wall else 0.0
     calls = sum(r.calls for r in usage.rows)
     times = "1 call" if calls == 1 else f"{calls} calls"
-    print(f"\n{who}: {times}, {usage.seconds:.3f} s of {wall:.3f} s ({share:.0%}) in convolutions", file=out)
-    print(usage.table(measure=measure), file=out)
-    if csv is not None:
-        Path(csv).write_text(usage.to_csv(measure=measure), encoding="utf-8")
+    head = f"\n{who}: {times}, {usage.seconds:.3f} s of {wall:.3f} s ({share:.0%}) in convolutions"
+    try:
+        table = usage.table(measure=measure)
+    except KeyboardInterrupt:  # somebody has no two seconds for the limit; the rest is known
+        table, measure = usage.table(measure=False), False
+    with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
+        print(head, table, sep="\n", file=out, flush=True)
+    if csv is None:
+        return
+    try:
+        csv.write_text(usage.to_csv(measure=measure), encoding="utf-8")
+    except OSError as error:
+        print(f"convgrad: {str(csv)!r} was not written: {error.strerror}", file=out)
