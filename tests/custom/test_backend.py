@@ -91,3 +91,23 @@ def test_one_dtype_layout_or_device_may_stand_alone() -> None:
     double = DEPTHWISE.replace(dtype=torch.float64)
     assert not backend.reasons_against(double, ("forward",), torch.device("cpu"))
     assert "float64" in backend.reasons_against(DEPTHWISE, ("forward",), torch.device("cpu"))[0]
+
+
+def test_the_functions_own_convolutions_are_not_taken_over() -> None:
+    """Neither computed by convgrad nor reported: the check of a registration, and the call itself."""
+    with convgrad.models.Usage() as usage, convgrad.takeover():
+        kernel = counted()
+        assert not usage.rows
+        convgrad.conv2d(*(t.detach() for t in operands()), padding=1, groups=8)
+    assert kernel.calls == 1
+    assert [(row.backend, row.calls) for row in usage.rows] == [("mine", 1)]
+
+
+def test_a_function_that_ends_in_itself() -> None:
+    def again(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        return convgrad.conv2d(x, w, padding=1, groups=8)
+
+    convgrad.register("mine", forward=again, accepts=lambda p: p == DEPTHWISE, verify=False)
+    x, w = (t.detach().float() for t in operands())
+    with pytest.raises(BackendError, match="forward of 'mine' ends in itself"):
+        convgrad.conv2d(x, w, padding=1, groups=8)

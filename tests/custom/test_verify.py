@@ -84,6 +84,10 @@ WRONG: dict[str, tuple[Callable[..., Tensor], Callable[[ConvProblem], bool]]] = 
     "one buffer": (OneBuffer(), lambda p: True),
     "writes its input": (writing, lambda p: True),
     "depthwise": (wrong_if(lambda x, w, p: p.depthwise), lambda p: p.depthwise),
+    "channels past a tile": (wrong_if(lambda x, w, p: x.shape[1] > 64), lambda p: p.in_channels > 64),
+    "columns past a tile": (wrong_if(lambda x, w, p: x.shape[3] > 64), lambda p: p.input_size[1] > 64),
+    "rows past a tile": (wrong_if(lambda x, w, p: x.shape[2] > 64), lambda p: p.input_size[0] > 64),
+    "images past a tile": (wrong_if(lambda x, w, p: len(x) > 64), lambda p: p.batch > 64),
     "last of many channels": (wrong_if(lambda x, w, p: x.shape[1] > 8), lambda p: p.in_channels > 8),
 }
 
@@ -121,6 +125,16 @@ def test_message(capsys: pytest.CaptureFixture[str]) -> None:
     command = message.splitlines()[-1].removeprefix("  repeat: ")
     assert eval(command) is False
     assert "failed: exact: " in capsys.readouterr().out
+
+
+def test_where_it_raised() -> None:
+    def narrow(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+        assert len(input) == 2
+        return right(input, weight, p)
+
+    line = narrow.__code__.co_firstlineno + 1
+    with pytest.raises(CheckError, match=rf"it raised AssertionError.*test_verify\.py:{line}\)"):
+        convgrad.register("wrong", forward=narrow, accepts=accepts, seconds=60)
 
 
 def test_the_write_comes_first() -> None:

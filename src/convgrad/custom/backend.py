@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..backends.base import Arithmetic, Backend, Layout
+from ..engine.observe import thread
 from ..errors import BackendError
 from ..problem import PASSES, RESULT, ConvProblem, Output, Pass
 from .recipe import Recipe
@@ -116,8 +117,17 @@ class CustomBackend(Backend):
         def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
             # Nobody differentiates through the function: its derivatives are passes.
             a, b = a.detach() if a.requires_grad else a, b.detach() if b.requires_grad else b
-            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-                result = call(a, b, None if bias is None else bias.detach())
+            outer, thread.inside = thread.inside, True  # a convolution of PyTorch's in it is its own affair
+            try:
+                with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+                    result = call(a, b, None if bias is None else bias.detach())
+            except RecursionError:
+                raise BackendError(
+                    f"{pass_} of {self.name!r} ends in itself: convgrad, called in it, chose {self.name!r} again; "
+                    'inside it ask for another one, with convgrad.use_backend("aten")'
+                ) from None
+            finally:
+                thread.inside = outer
             if isinstance(result, (tuple, list)) and len(result) == 1:  # extensions return a vector of one tensor
                 result = result[0]
             if not isinstance(result, Tensor):

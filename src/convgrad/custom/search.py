@@ -24,9 +24,13 @@ _ENOUGH = 60
 _MOST = 10_000
 #: Operations of one pass: the reference computes every problem several times in float64.
 _SMALL = 4_000_000
+#: What is larger is computed by several programs of a kernel.
+_TILE = 64
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _CHANNELS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 144, 192, 256, 384, 512, 768, 1024)
 _SIZES = (3, 4, 5, 7, 8, 9, 12, 13, 14, 16, 17, 20, 24, 28, 32, 33, 48, 56, 64, 112, 128, 224)
+#: Longer than a tile, and then some: no multiple of anything, of 2, of 32.
+_LONG = (131, 130, 160)
 _KERNELS = (3, 1, 5, 7, 2, 4, 9, 11, 13, 31, 6, 8, 14, 16)
 
 
@@ -49,6 +53,7 @@ def admitted_problems(accepts: Callable[[ConvProblem], bool], seconds: float = 2
                 tried.add(p)
                 if accepts(p):
                     found[p] = None
+    found |= dict.fromkeys(p for p in _past_a_tile(list(found)) if accepts(p))
     return telling_first(_affordable(found))
 
 
@@ -161,6 +166,22 @@ def _other_channels(rng: random.Random, p: ConvProblem) -> ConvProblem | None:
     return _changed(p, out_channels=p.groups * rng.choice((co * 2, co + 1, 1)))
 
 
+def _past_a_tile(seeds: Sequence[ConvProblem]) -> Iterator[ConvProblem]:
+    """Like the smallest of each kind, but in one respect larger than the tile that a program of a kernel computes."""
+    smallest = {(p.ndim, p.depthwise, p.pointwise): p for p in sorted(seeds, key=lambda p: -p.flops)}
+    for p in smallest.values():
+        ci, co = p.in_channels // p.groups, p.out_channels // p.groups
+        for long in _LONG:
+            larger = [_changed(p, input_size=(*p.input_size[:-1], long)), _changed(p, batch=long)]
+            if p.ndim > 1:
+                larger.append(_changed(p, input_size=(long, *p.input_size[1:])))
+            if p.groups > 1:
+                larger.append(_changed(p, groups=long, in_channels=long * ci, out_channels=long * co))
+            else:
+                larger += [_changed(p, in_channels=long), _changed(p, out_channels=long)]
+            yield from (q for q in larger if q is not None)
+
+
 _CHANGES: tuple[Callable[[random.Random, ConvProblem], ConvProblem | None], ...] = (
     lambda rng, p: _changed(p, batch=rng.choice((1, 2, 3))),
     lambda rng, p: _changed(p, dtype=rng.choice(_DTYPES)),
@@ -193,6 +214,10 @@ def features(p: ConvProblem) -> frozenset[tuple[str, object]]:
             ("symmetric", p.symmetric),
             ("dilated", max(p.dilation) > 1),
             ("kernel", p.kernel_size if len(set(p.kernel_size)) == 1 else "uneven"),
+            ("wide", p.output_size[-1] > _TILE),
+            ("tall", p.output_size[0] > _TILE),
+            ("many images", p.batch > _TILE),
+            ("many channels in, out", (p.in_channels > _TILE, p.out_channels > _TILE)),
             ("larger kernel than image", any(k > n for k, n in zip(p.kernel_size, p.input_size, strict=True))),
             ("groups", "depthwise" if p.depthwise else p.groups > 1),
             ("multiplier", p.out_channels // p.groups > 1),

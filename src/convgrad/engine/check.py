@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
+from traceback import extract_tb
 
 import torch
 
@@ -80,8 +82,16 @@ def _check_aspect(case: Case, name: str, aspect: Callable[[Case], tuple[float, f
     except Failed as e:
         return _result(case, name, "failed", message=str(e), worst=e.worst, bound=e.bound)
     except Exception as e:  # whatever a backend raises is its failure, not ours
-        return _result(case, name, "failed", message=f"it raised {type(e).__name__}: {e}", worst=float("inf"))
+        message = f"it raised {type(e).__name__}: {e}{_where(e)}"
+        return _result(case, name, "failed", message=message, worst=float("inf"))
     return _result(case, name, "passed", worst=worst, bound=bound)
+
+
+def _where(error: Exception) -> str:
+    """The line of the backend's own code at which an error was raised, where there is one."""
+    theirs = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    lines = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(theirs)]
+    return f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
 
 
 def _result(
