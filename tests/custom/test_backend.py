@@ -111,3 +111,14 @@ def test_a_function_that_ends_in_itself() -> None:
     x, w = (t.detach().float() for t in operands())
     with pytest.raises(BackendError, match="forward of 'mine' ends in itself"):
         convgrad.conv2d(x, w, padding=1, groups=8)
+
+
+def test_another_version_of_a_function_that_was_typed_in() -> None:
+    """Where there is no source, the code tells them apart; remembered choices belong to one of them."""
+
+    def version(body: str) -> str:
+        typed: dict[str, Any] = {}
+        exec(compile(f"def mine(x, w, p):\n    return {body}", "<stdin>", "exec"), typed)
+        return convgrad.register("mine", forward=typed["mine"], accepts=accepts, verify=False).version
+
+    assert version("x") == version("x") != version("x * 2")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import marshal
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -147,12 +148,16 @@ class CustomBackend(Backend):
 
 
 def _version(functions: list[Callable[..., Any]]) -> str:
-    """A digest of the functions' source; of their names and files where there is no source."""
+    """A digest of the functions' source; without it (typed in, or an extension's) of their code, or names and files."""
     digest = hashlib.sha256()
     for function in functions:
         try:
             digest.update(inspect.getsource(inspect.unwrap(function)).encode())
         except (OSError, TypeError):
+            code = getattr(inspect.unwrap(function), "__code__", None)
+            if code is not None:
+                digest.update(marshal.dumps(code))
+                continue
             module = inspect.getmodule(function)
             digest.update(f"{getattr(module, '__file__', '')} {getattr(function, '__name__', function)!r}".encode())
     return digest.hexdigest()[:16]
