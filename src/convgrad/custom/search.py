@@ -29,7 +29,7 @@ _TILE = 64
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _CHANNELS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 144, 192, 256, 384, 512, 768, 1024)
 _SIZES = (3, 4, 5, 7, 8, 9, 12, 13, 14, 16, 17, 20, 24, 28, 32, 33, 48, 56, 64, 112, 128, 224)
-#: Longer than a tile, and then some: no multiple of anything, of 2, of 32.
+#: Longer than a tile of 128, and then some: no multiple of anything, of 2, of 32. Of images half as many.
 _LONG = (131, 130, 160)
 _KERNELS = (3, 1, 5, 7, 2, 4, 9, 11, 13, 31, 6, 8, 14, 16)
 
@@ -172,7 +172,7 @@ def _past_a_tile(seeds: Sequence[ConvProblem]) -> Iterator[ConvProblem]:
     for p in smallest.values():
         ci, co = p.in_channels // p.groups, p.out_channels // p.groups
         for long in _LONG:
-            larger = [_changed(p, input_size=(*p.input_size[:-1], long)), _changed(p, batch=long)]
+            larger = [_changed(p, input_size=(*p.input_size[:-1], long)), _changed(p, batch=long // 2 + 2)]
             if p.ndim > 1:
                 larger.append(_changed(p, input_size=(long, *p.input_size[1:])))
             if p.groups > 1:
