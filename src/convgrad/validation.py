@@ -82,10 +82,14 @@ def check_operands(first: tuple[str, Tensor], *others: tuple[str, Tensor | None]
 
     Raises:
         DtypeError: an mkldnn or sparse layout, a dtype or device that differs from the first operand's.
-        UnsupportedError: boolean tensors.
+        UnsupportedError: booleans, and floating-point numbers of 8 bits, as in PyTorch.
     """
     name, tensor = first
-    require(tensor.dtype is not torch.bool, lambda: "\"convolution\" not implemented for 'Bool'", UnsupportedError)
+    require(
+        tensor.dtype is not torch.bool and (tensor.dtype.itemsize > 1 or not tensor.dtype.is_floating_point),
+        lambda: f"\"convolution\" not implemented for '{str(tensor.dtype).removeprefix('torch.').capitalize()}'",
+        UnsupportedError,
+    )
     for label, t in (first, *others):
         if t is None:
             continue

@@ -176,6 +176,9 @@ def test_contiguous_tensors_are_suggested() -> None:
         "naive", forward=naive, accepts=lambda p: accepts(p) and p.depthwise, layouts=("contiguous",), seconds=3
     )
     assert backend.verified
+    with pytest.raises(CheckError) as caught:  # who gets contiguous tensors only is not told of them
+        convgrad.register("wrong", forward=writing, accepts=lambda p: p.channels_last, layouts="contiguous")
+    assert "layouts=" not in str(caught.value)
 
 
 def test_time_is_limited() -> None:

@@ -162,3 +162,14 @@ def test_pairs_of_padding_crop_a_transposed_convolution(padding: Any) -> None:
     want = F.pad(F.conv_transpose2d(x, w, stride=2), (-2, 1, -1, 0))
     assert torch.equal(convgrad.convolution(x, w, stride=2, padding=padding, transposed=True), want)
     assert torch.equal(convgrad.conv_transpose2d(x, w, stride=2, padding=padding), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_dtypes_that_pytorch_does_not_convolve(dtype: torch.dtype) -> None:
+    x, w = torch.ones(1, 2, 5, 5).to(dtype), torch.ones(2, 2, 3, 3).to(dtype)
+    word = re.escape(f"not implemented for '{str(dtype)[6:].capitalize()}'")
+    for call in (torch.conv2d, convgrad.conv2d, convgrad.conv_transpose2d):
+        with pytest.raises(NotImplementedError, match=word):
+            call(x, w)
+    with pytest.raises(convgrad.UnsupportedError, match=word):
+        convgrad.grad_weight(x, w.shape, torch.ones(1, 2, 3, 3).to(dtype))

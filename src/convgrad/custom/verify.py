@@ -61,7 +61,7 @@ def verify(backend: CustomBackend, extra: Sequence[ConvProblem], seconds: float,
         results = check_problem(backend, problem, output, device=device, repeats=_REPEATS, aspects=_REQUIRED)
         failures = [r for r in results if r.status == "failed"]
         if failures:
-            raise CheckError(_failure(failures, checked, command))
+            raise CheckError(_failure(backend, failures, checked, command))
         if not checked:  # the first one also waits for what PyTorch and the kernel load when first called
             end = time.monotonic() + seconds
         checked += 1
@@ -99,7 +99,7 @@ def _todo(
     return [entry for row in zip_longest(*lists) for entry in row if entry is not None]
 
 
-def _failure(failures: list[CheckResult], checked: int, command: str) -> str:
+def _failure(backend: CustomBackend, failures: list[CheckResult], checked: int, command: str) -> str:
     first = failures[0]
     lines = [
         f"{first.backend!r} is refused: its {first.output} of {first.problem} is wrong ({checked} problems passed)"
@@ -111,7 +111,7 @@ def _failure(failures: list[CheckResult], checked: int, command: str) -> str:
             lines[-1] += f"\n    {f'{r.worst:.0f} where 0 are allowed' if r.bound == 0 else what}"
     if {r.aspect for r in failures} == {"bound"}:  # right on integers, so only the rounding is in question
         lines.append(f"  {_ROUNDING}")
-    elif first.problem.channels_last and "it raised" not in first.message:
+    elif first.problem.channels_last and "channels_last" in backend.layouts and "it raised" not in first.message:
         lines.append(
             "  this problem is in channels_last; a function that needs contiguous tensors says so: "
             'layouts=("contiguous",)'
