@@ -171,6 +171,27 @@ def test_graphs_that_are_traced_see_an_operator() -> None:
     torch.testing.assert_close(traced(2 * x), net(2 * x))
 
 
+Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+TRACED: dict[str, Call] = {
+    "grad_input": lambda x, w, g: convgrad.grad_input(x.shape, w, g, groups=4),
+    "grad_weight": lambda x, w, g: convgrad.grad_weight(x, w.shape, g, groups=4),
+    "conv2d_input": lambda x, w, g: convgrad.conv2d_input(x.shape, w, g, groups=4),
+    "conv_transpose2d_weight": lambda x, w, g: convgrad.conv_transpose2d_weight(g, w.shape, x, groups=4),
+    "grad_bias": lambda x, w, g: convgrad.grad_bias(g),
+    "same": lambda x, w, g: convgrad.conv2d(x, w[..., :2], groups=4, padding="same"),
+}
+
+
+@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # the sizes of a gradient are constants of the trace
+def test_traces_of_jit_hold_operators(name: str) -> None:
+    operands = torch.randn(2, 4, 6, 6), torch.randn(4, 1, 3, 3), torch.randn(2, 4, 4, 4)
+    traced = torch.jit.trace(TRACED[name], operands)
+    other = [2 * t for t in operands]
+    torch.testing.assert_close(traced(*other), TRACED[name](*other))
+
+
 def test_gradients_are_traced_as_calls() -> None:
     x, w, g = torch.randn(2, 4, 6, 6), torch.randn(4, 1, 3, 3), torch.randn(2, 4, 4, 4)
 

@@ -107,6 +107,17 @@ def test_scripted_models(ours):
     assert computed(ours) == ["forward", "grad_weight"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_traced_inside_is_traced_as_pytorchs(ours):
+    """A trace of what our kernel does would record the tensor that it writes to, and not that it does."""
+    x, w, b = operands()
+    traced = torch.jit.trace(lambda x: F.conv2d(x, w, b, padding=1, groups=2), x)
+    with convgrad.use_backend("aten"):
+        want = F.conv2d(3 * x, w, b, padding=1, groups=2)
+    torch.testing.assert_close(traced(3 * x), want, **TOLERANCE)
+    assert {"aten::_convolution"} <= {node.kind() for node in traced.graph.nodes()}
+
+
 def test_a_process_group_of_one(ours, tmp_path):
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
     try:

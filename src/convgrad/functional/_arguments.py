@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import index
 from typing import Any
+from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ def _integer(value: Any) -> int:
 
 def sizes(value: Sequence[int], name: str) -> list[int]:
     """A shape as a list, from whatever holds integers; a tensor whose shape was meant is refused."""
-    if type(value) is torch.Size:
+    if type(value) is torch.Size and not any(isinstance(v, Tensor) for v in value):  # in a trace of jit they are
         return list(value)
     try:
         return [v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value]
@@ -116,10 +117,20 @@ def paddings(
     if any(s != 1 for s in stride):
         raise ShapeError("padding='same' is not supported for strided convolutions")
     steps = dilation if len(dilation) == d else tuple(dilation) * d
-    totals = [dil * (k - 1) for k, dil in zip(weight_size[2:], steps, strict=False)]
+    kernel = weight_size[2:]
+    if kernel and isinstance(kernel[0], Tensor):
+        kernel = _constants(kernel)
+    totals = [dil * (k - 1) for k, dil in zip(kernel, steps, strict=False)]
     if all(total % 2 == 0 for total in totals):
         return tuple(total // 2 for total in totals)
     return tuple(p for total in totals for p in (total // 2, total - total // 2))
+
+
+def _constants(traced: Sequence[Any]) -> list[int]:
+    """A weight's sizes where jit traces and takes them for tensors, without its warning: they do not change."""
+    with catch_warnings():
+        simplefilter("ignore")
+        return [int(n) for n in traced]
 
 
 def _flat(padding: Any) -> Ints:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from .._compat import cpu_convolution, function_modes, profiler_enabled
+from .._compat import cpu_convolution, function_modes, jit_tracing, profiler_enabled
 from ..engine.cache import BoundedCache
 from ..engine.observe import Event, observers, thread
 from ..engine.request import active
@@ -102,7 +102,7 @@ def _forward_kernel(router: _Router, original: Original, short: Original | None)
     ) -> Tensor:
         rest: Any = (stride, padding, dilation, transposed, output_padding, groups)
         watched = observers or profiler_enabled()
-        if thread.inside or not (router.taking or watched):
+        if thread.inside or not (router.taking or watched) or jit_tracing() is not None:
             return original(keyset, input, weight, bias, *rest)
         known = None if watched else (dumps(rest, 2), input.shape, weight.shape, input.dtype)
         if known in _settled and input.is_cpu and active() is None:
@@ -146,7 +146,7 @@ def _backward_kernel(router: _Router, original: Original) -> Callable[..., Any]:
         if bias_sizes is None and rest[6][2]:  # without them an empty batch would end the process
             bias_sizes = [weight.shape[1] * rest[5] if rest[3] else weight.shape[0]]
         watched = observers or profiler_enabled()
-        if thread.inside or not (router.taking or watched):
+        if thread.inside or not (router.taking or watched) or jit_tracing() is not None:
             return original(keyset, grad_output, input, weight, bias_sizes, *rest)
         written: Any = (bias_sizes, rest)
         known = None if watched else (dumps(written, 2), grad_output.shape, input.shape, weight.shape, input.dtype)

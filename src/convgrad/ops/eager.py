@@ -1,8 +1,8 @@
 """The short way of a plain eager call: no dispatcher, one look-up, and a backward that plans once.
 
 It is open where nobody stands between the caller and the kernel: plain tensors, no functorch transform, no dispatch or
-function mode, no forward-mode level, no autocast, no compiler. A call that was seen before costs one look-up with a key
-that holds everything that validation and choice depend on.
+function mode, no forward-mode level, no autocast, no compiler, no trace. A call that was seen before costs one look-up
+with a key that holds everything that validation and choice depend on.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from .. import settings
-from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, is_legacy_batched
+from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, is_legacy_batched, jit_tracing
 from ..calculus import Form, Role, sum_of_bias
 from ..engine.cache import epoch
 from ..engine.plan import Plan, plan_for
@@ -41,6 +41,7 @@ def is_eager(first: Tensor, second: Tensor, third: Tensor | None = None) -> bool
         and not function_modes()
         and forward_ad._current_level < 0
         and not any_autocast()
+        and jit_tracing() is None  # a trace must see torch operators
     )
 
 
