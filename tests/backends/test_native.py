@@ -167,3 +167,13 @@ def test_more_elements_than_32_bits_count(layout: torch.memory_format) -> None:
         del result
     sums = torch.stack([(n * end).sum((0, 2, 3)) for n in near], 1)
     assert torch.equal(BACKEND.run(p, "grad_weight", x, x)[:, 0, 0], sums.to(p.dtype))
+
+
+def test_a_workspace_of_its_own_lies_where_the_operands_lie() -> None:
+    problem = ConvProblem.parse("mb2g4ic4ih9oc4kh5 channels_last")
+    assert BACKEND.workspace(problem, ("grad_weight",)) > 0
+    x, g = (torch.ones(problem.shape_of(slot)) for slot in ("input", "grad_output"))
+    x, g = x.to(memory_format=torch.channels_last), g.to(memory_format=torch.channels_last)
+    with torch.device("meta"):
+        got = BACKEND.bind(problem, "grad_weight")(g, x)
+    assert torch.equal(got, torch.full_like(got, 50.0))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import convgrad
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.engine.aspects import ASPECTS
@@ -454,3 +455,11 @@ def test_outputs_and_aspects() -> None:
     assert [r.aspect for r in check_problem("reference", TEXT, "forward", aspects=chosen)] == list(chosen)
     assert {r.aspect for r in check_backend("reference", [TEXT], aspects=chosen).results} == set(chosen)
     assert isinstance(CheckReport("x", tuple(results)).results[0], CheckResult)
+
+
+@pytest.mark.parametrize("name", ["im2col", "aten", "reference"])
+def test_a_default_device_of_the_users_changes_nothing(name: str) -> None:
+    structural.cache_clear()
+    with torch.device("meta"):
+        assert check_backend(name, ["mb1g4ic4ih5oc4kh3", "mb1g4ic4ih5oc4kh3 bfloat16 channels_last"]).ok
+        assert convgrad.explain("mb1g4ic4ih5oc4kh3", measure=True).chosen()

@@ -231,7 +231,7 @@ class _Call:
 
     def _run(self, tensors: bytes, workspace: Tensor | None) -> None:
         if workspace is None:
-            workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8)
+            workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device="cpu")
         if self._function(self._address, tensors, workspace.data_ptr(), workspace.numel()):
             raise ValueError(
                 f"the workspace must have {self.workspace_bytes} bytes (Backend.workspace), got {workspace.numel()}"

@@ -105,7 +105,7 @@ def bias(case: Case) -> tuple[float, float]:
         raise Skipped("the engine adds the bias")
     operands = case.integers()
     channels = case.problem.shape_of(case.problem.bias_slot)[1]
-    added = (torch.arange(channels) % 2 + 1).to(case.problem.dtype)
+    added = (torch.arange(channels, device="cpu") % 2 + 1).to(case.problem.dtype)
     return case.compare(case.run(operands, case.place(added)), operands, bias=added)
 
 
@@ -204,7 +204,7 @@ def nonfinite(case: Case) -> tuple[float, float]:
 
 
 def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), tuple(shape)))
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, device="cpu"), tuple(shape)))
 
 
 def workspace(case: Case) -> tuple[float, float]:

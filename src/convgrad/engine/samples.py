@@ -64,7 +64,9 @@ def _absolute(tensor: Tensor) -> Tensor:
 @lru_cache(64)
 def structural(problem: ConvProblem, pass_: Pass) -> Tensor:
     """Which elements of the result read anything but padding."""
-    ones: Operands = {slot: torch.ones(problem.shape_of(slot), dtype=torch.float64) for slot in OPERANDS[pass_]}
+    ones: Operands = {
+        slot: torch.ones(problem.shape_of(slot), dtype=torch.float64, device="cpu") for slot in OPERANDS[pass_]
+    }
     return reference(problem.replace(dtype=torch.float64), pass_, ones) != 0
 
 
@@ -79,7 +81,7 @@ def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) ->
     length = max(reduction_length(problem, q) for q in passes)
     largest = max(1, min(4, isqrt(limit // length))) if length else 1
     density = min(1.0, sqrt(limit / (2 * length * largest**2))) if length > limit else 1.0
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     while True:
         operands: Operands = {slot: _integers(problem, slot, largest, density, generator) for slot in _slots(passes)}
         worst = max(float(magnitude(problem, q, operands).amax()) for q in passes)
@@ -109,11 +111,11 @@ def _integers(problem: ConvProblem, slot: Slot, largest: int, density: float, ge
     dtype, shape = problem.dtype, list(problem.shape_of(slot))
     if dtype.is_complex:
         shape.append(2)
-    values = torch.randint(1, largest + 1, shape, generator=generator)
+    values = torch.randint(1, largest + 1, shape, generator=generator, device="cpu")
     if dtype.is_floating_point or dtype.is_complex or dtype.is_signed:
         # Three positive ones for every negative one: sums rarely cancel to zero.
-        values *= torch.where(torch.rand(shape, generator=generator) < 0.25, -1, 1)
-    values *= torch.rand(shape, generator=generator) < density
+        values *= torch.where(torch.rand(shape, generator=generator, device="cpu") < 0.25, -1, 1)
+    values *= torch.rand(shape, generator=generator, device="cpu") < density
     if dtype.is_complex:
         values = torch.view_as_complex(values.to(torch.float64))
     return values.to(dtype).contiguous(memory_format=problem.memory_format)
@@ -121,10 +123,10 @@ def _integers(problem: ConvProblem, slot: Slot, largest: int, density: float, ge
 
 def real_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
     """Normally distributed numbers, rounded to the problem's dtype."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     wide = torch.complex128 if problem.dtype.is_complex else torch.float64
     return {
-        slot: torch.randn(problem.shape_of(slot), generator=generator, dtype=wide)
+        slot: torch.randn(problem.shape_of(slot), generator=generator, dtype=wide, device="cpu")
         .to(problem.dtype)
         .contiguous(memory_format=problem.memory_format)
         for slot in _slots(passes)

@@ -75,7 +75,8 @@ def _usable_aten(row: Row) -> bool:
 
 
 def _random(shape: tuple[int, ...], problem: ConvProblem, device: torch.device) -> torch.Tensor:
-    t = torch.ones(shape) if not problem.dtype.is_floating_point else torch.randn(shape)
+    make = torch.randn if problem.dtype.is_floating_point else torch.ones
+    t = make(shape, device="cpu")
     return t.to(device, problem.dtype).contiguous(
         memory_format=problem.memory_format if len(shape) > 3 else torch.contiguous_format
     )
