@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import convgrad
+
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "convgrad"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,6 +67,44 @@ def run_doctest(test: doctest.DocTest, clear: bool = True) -> None:
     report: list[str] = []
     doctest.DocTestRunner(optionflags=FLAGS, verbose=False).run(test, out=report.append, clear_globs=clear)
     assert not report, "".join(report)
+
+
+# ---- links and names ---------------------------------------------------------------------------------
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        file, _, anchor = link.partition("#")
+        if "://" not in link:
+            target = page.parent / file if file else page
+            assert target.exists(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_the_reference_has_every_public_name_and_each_exists():
+    """By name, or as one of a module whose members are all shown; a module of its own has a page of its own."""
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"auto(?:function|class):: ([\w.]+)", page))
+    for module in re.findall(r"automodule:: ([\w.]+)", page):
+        rest = page.split(f"automodule:: {module}\n")[1]
+        only = re.match(r"\s+:members: (.+)", rest)
+        names = only[1].split(", ") if only else importlib.import_module(module).__all__
+        named |= {f"{module}.{name}" for name in names}
+    shown = {qualified.rsplit(".", 1)[1] for qualified in named}
+    modules = {"direct", "functional", "nn"}
+    assert {name for name in convgrad.__all__ if name not in shown} <= modules
+    assert all(f"convgrad.{module}" in page for module in modules)
+    for name in named:
+        module, attribute = name.rsplit(".", 1)
+        assert hasattr(importlib.import_module(module), attribute), name
 
 
 # ---- the rooms --------------------------------------------------------------------------------------
