@@ -252,9 +252,11 @@ def show_result(stock: Training, ours: Training, data: Digits) -> bool:
 
 def show_layers(rows: list[Row]) -> None:
     table = Table(title="Who computed what, and its time against PyTorch's", title_justify="left")
-    for heading in ("layer  (channels x image)", "output", "backend", "why", "ms", "PyTorch", "speed"):
-        justify = "right" if heading in ("ms", "PyTorch", "speed") else "left"
-        table.add_column(heading, justify=justify, no_wrap=heading != "why")
+    wide = console.width >= 110  # a narrow terminal shows every figure, and no reasons
+    for heading in ("layer  (channels x image)", "output", "backend", *(["why"] if wide else [])):
+        table.add_column(heading, no_wrap=wide and heading != "why", overflow="fold")
+    for heading in ("ms", "PyTorch", "speed"):
+        table.add_column(heading, justify="right", no_wrap=True)
     layer = ""
     for row in rows:
         speed = row.times.speedup("convgrad")
@@ -263,9 +265,8 @@ def show_layers(rows: list[Row]) -> None:
         times = [f"{row.times.seconds(n) * 1e3:.2f}" for n in ("convgrad", "PyTorch")]
         for i, (outputs, backend, reason) in enumerate(row.parts):
             # Two gradients from two backends are two lines and one time: PyTorch computes them in one call.
-            table.add_row(
-                row.layer if row.layer != layer else "", outputs, backend, reason, *([*times, shown] if not i else [])
-            )
+            said = [row.layer if row.layer != layer else "", outputs, backend, *([reason] if wide else [])]
+            table.add_row(*said, *([*times, shown] if not i else []))
             layer = row.layer
     console.print(table)
     slower = [r for r in rows if r.times.speedup("convgrad").high < 1]

@@ -1,5 +1,6 @@
 """What the demonstration says of itself: that it can tell rounding from a wrong gradient."""
 
+import io
 import sys
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from torch import Tensor, nn
 
 pytest.importorskip("sklearn")
 pytest.importorskip("rich")
+
+from rich.console import Console
+
+from convgrad.engine.timing import Comparison
 
 
 @pytest.fixture
@@ -39,3 +44,16 @@ def test_the_check_of_the_gradients_sees_a_missed_border_and_no_rounding(demo, m
     agreement.check(demo.network(nn.Conv2d), *next(demo.Digits.load().batches(1)))
     assert agreement.holds is agrees, (agreement.difference, agreement.share)
     assert agrees or agreement.share > 1000
+
+
+@pytest.mark.parametrize("width", [132, 80, 60])
+def test_the_table_shows_every_figure_in_any_terminal(demo, monkeypatch, width):
+    times = Comparison("PyTorch", {"convgrad": [0.0123] * 9, "PyTorch": [0.0456] * 9})
+    parts = (("grad_input+grad_weight", "native", "expected 3.0x as fast as ATen, in one sweep"),)
+    shown = Console(width=width, file=io.StringIO())
+    monkeypatch.setattr(demo, "console", shown)
+    demo.show_layers([demo.Row("depthwise 3x3 s2  128 x 16x16", parts, times)])
+    text = shown.file.getvalue()
+    assert "…" not in text
+    assert all(figure in text for figure in ("12.30", "45.60", "3.71x"))
+    assert ("one sweep" in text) == (width == 132)

@@ -7,6 +7,8 @@ import torch
 
 pytest.importorskip("typer")
 
+from rich.console import Console
+
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.cli import bench
 from convgrad.cli.app import run
@@ -91,3 +93,9 @@ def test_interrupted_it_keeps_the_lines_that_it_has(capsys, monkeypatch) -> None
     printed, error = capsys.readouterr()
     assert [line.split()[1] for line in printed.splitlines() if "im2col" in line] == ["forward"]
     assert error == "convgrad: interrupted\n"
+
+
+def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(bench, "out", lambda: Console(width=50))
+    assert run(["bench", SMALL, "-b", "im2col", "-o", "forward", "--seconds", "0.05", "--return-memory"]) == 0
+    assert "…" not in capsys.readouterr().out

@@ -93,7 +93,7 @@ def _table(problem: ConvProblem, passes: Iterable[Pass], names: list[str], devic
     """Print one problem's table, also where it is interrupted; 1 if a backend was wrong."""
     table = Table(title=str(problem), title_justify="left")
     for column in ("output", "backend", "ms", "PyTorch's best, ms", "in", "speed", ""):
-        table.add_column(column, justify="right" if "ms" in column else "left")
+        table.add_column(column, justify="right" if "ms" in column else "left", overflow="fold")
     wrong = False
     try:
         for pass_ in passes:
