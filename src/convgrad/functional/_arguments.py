@@ -55,7 +55,7 @@ def _integer(value: Any) -> int:
 
 def sizes(value: Sequence[int], name: str) -> list[int]:
     """A shape as a list, from whatever holds integers; a tensor whose shape was meant is refused."""
-    if type(value) is torch.Size and not any(isinstance(v, Tensor) for v in value):  # in a trace of jit they are
+    if type(value) is torch.Size and not (value and type(value[0]) is Tensor):  # in a trace of jit they are
         return list(value)
     try:
         return [v if type(v) is int or isinstance(v, torch.SymInt) else index(v) for v in value]
@@ -118,7 +118,7 @@ def paddings(
         raise ShapeError("padding='same' is not supported for strided convolutions")
     steps = dilation if len(dilation) == d else tuple(dilation) * d
     kernel = weight_size[2:]
-    if kernel and isinstance(kernel[0], Tensor):
+    if kernel and type(kernel[0]) is Tensor:
         kernel = _constants(kernel)
     totals = [dil * (k - 1) for k, dil in zip(kernel, steps, strict=False)]
     if all(total % 2 == 0 for total in totals):
