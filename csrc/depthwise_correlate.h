@@ -86,7 +86,7 @@ struct DepthwiseCorrelate {
           if (in_place) {
             S* to = out + (b.image * x.pixels() + pixel + phase * x.size[2]) * pitch + b.channel;
             correlate_rows(s, slice, rows, phases, to, b.live);
-          } else {
+          } else if constexpr (std::is_same<X, T>::value) {  // what is read in a tensor is stored in one
             correlate_rows(s, slice, rows, phases, s.result + phase * width * pitch, round_up(b.live, N));
           }
         }

@@ -149,6 +149,10 @@ inline float widen_one(S h) {
 
 template <class S>
 inline S narrow_one(float value) {
+  if constexpr (std::is_same<S, bfloat16>::value) {
+    const uint32_t u = bit_cast<uint32_t>(value);
+    return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+  }
 #if defined(__F16C__)
   if constexpr (std::is_same<S, float16>::value) return {_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)};
 #endif
