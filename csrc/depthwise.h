@@ -2,12 +2,13 @@
 // stride, dilation, padding and channel multiplier, in both layouts and four dtypes.
 //
 // The idea: a vector holds one pixel of several channels. In channels_last such vectors lie in the tensor, and small
-// kernels read them there. Else (contiguous tensors, 16-bit storage, multipliers, large kernels) each work unit packs
-// the tile of its operands into scratch memory [vector][pixel][lane] that stays in the cache, converted and with the
-// columns of padding written out. Either way the kernels see a `Source`: pixels at a fixed pitch. Result positions
-// that the same kernel elements reach form a zone, and a zone is one run of `correlate` or `accumulate` (kernels.h):
-// borders, strides and dilation are nothing but zones. What does not change from unit to unit (packed weights, the
-// zones of a row and their taps, the zeros around a tile) is kept in a thread's scratch memory.
+// kernels read them there; 16-bit storage is converted by the load. Else (contiguous tensors, multipliers, large
+// kernels, processors without an instruction that converts) each work unit packs the tile of its operands into scratch
+// memory [vector][pixel][lane] that stays in the cache, converted and with the columns of padding written out. Either
+// way the kernels see a `Source`: pixels at a fixed pitch. Result positions that the same kernel elements reach form a
+// zone, and a zone is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing but
+// zones. What does not change from unit to unit (packed weights, the zones of a row and their taps, the zeros around a
+// tile) is kept in a thread's scratch memory.
 //
 // To read from the bottom up: plan.h cuts a problem into units, packing.h and depthwise_operands.h bring a unit's
 // operands, depthwise_correlate.h and depthwise_accumulate.h compute a tile with them. Here units are put in order,

@@ -227,6 +227,7 @@ inline int64_t work_of(const Plan& p) {
 // Weights that are kept packed at most; an eighth of a second-level cache in float32.
 constexpr int64_t kKeptWeights = 16 * 1024;
 
+// `cheap_to_load`: the storage may be loaded as often as there are kernel elements (kCheapToLoad in vector.h).
 inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage_bytes, int64_t element_bytes,
                       bool cheap_to_load) {
   Plan p = {};
