@@ -2,12 +2,13 @@
 // stride, dilation, padding and channel multiplier, in both layouts and four dtypes.
 //
 // The idea: a vector holds one pixel of several channels. In channels_last such vectors lie in the tensor, and small
-// kernels read them there. Else (contiguous tensors, 16-bit storage, multipliers, large kernels) each work unit packs
-// the tile of its operands into scratch memory [vector][pixel][lane] that stays in the cache, converted and with the
-// columns of padding written out. Either way the kernels see a `Source`: pixels at a fixed pitch. Result positions
-// that the same kernel elements reach form a zone, and a zone is one run of `correlate` or `accumulate` (kernels.h):
-// borders, strides and dilation are nothing but zones. What does not change from unit to unit (packed weights, the
-// zones of a row and their taps, the zeros around a tile) is kept in a thread's scratch memory.
+// kernels read them there; 16-bit storage is converted by the load. Else (contiguous tensors, multipliers, large
+// kernels, processors without an instruction that converts) each work unit packs the tile of its operands into scratch
+// memory [vector][pixel][lane] that stays in the cache, converted and with the columns of padding written out. Either
+// way the kernels see a `Source`: pixels at a fixed pitch. Result positions that the same kernel elements reach form a
+// zone, and a zone is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing but
+// zones. What does not change from unit to unit (packed weights, the zones of a row and their taps, the zeros around a
+// tile) is kept in a thread's scratch memory.
 //
 // To read from the bottom up: plan.h cuts a problem into units, packing.h and depthwise_operands.h bring a unit's
 // operands, depthwise_correlate.h and depthwise_accumulate.h compute a tile with them. Here units are put in order,
@@ -31,8 +32,6 @@ struct Depthwise {
   const DepthwisePlan<N>& p;
   const convgrad_tensors& t;
   const DepthwiseOperands<S, T, N> operands = {p, t};
-  const DepthwiseCorrelate<S, T, N> correlate = {p};
-  const DepthwiseAccumulate<T, N> accumulate = {p};
 
   // ---- units, items, threads ----
 
@@ -58,7 +57,11 @@ struct Depthwise {
     return b;
   }
 
+  // X: of the operands, T where they are packed and S where they are read in the tensors.
+  template <class X>
   void run_unit(Scratch& s, const Unit& unit) const {
+    const DepthwiseCorrelate<S, T, X, N> correlate = {p};
+    const DepthwiseAccumulate<T, X, N> accumulate = {p};
     const Block b = block_of(unit);
     Range output[3], input_result[3], input[3], grad_output[3], summed[3];
     const int64_t band = p.tiles == 1 ? 0 : unit.tile % p.bands[2];
@@ -72,13 +75,13 @@ struct Depthwise {
     const bool again = s.tile == unit.tile;
     s.tile = unit.tile;
     if (p.needs_weight()) operands.pack_weight(s, b);
-    Source<T> x = {}, g = {};
+    Source<X> x = {}, g = {};
     if (p.needs_input())
-      x = operands.source(t.input, p.input_tensor(), b, s.input, p.input_extent, input, again, s.careful());
+      x = operands.template source<X>(t.input, p.input_tensor(), b, s.input, p.input_extent, input, again, s.careful());
     if (p.needs_grad_output())
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
-        g = operands.source(t.grad_output, p.output_tensor(m), b, s.grad_output + m * p.output_size(), p.output_extent,
-                            grad_output, again, s.careful());
+        g = operands.template source<X>(t.grad_output, p.output_tensor(m), b, s.grad_output + m * p.output_size(),
+                                        p.output_extent, grad_output, again, s.careful());
     look_ahead(s, after(unit));
     if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) accumulate.sum_tile(s, b, summed, 0, x, x.data);
     for (int64_t m = 0; m < p.multiplier; ++m) {
@@ -113,6 +116,13 @@ struct Depthwise {
 
   // Units that follow one another. For grad_weight they are of one lane block, and `partial` receives the item's sums.
   void run_item(Scratch& s, int64_t item, T* partial) const {
+    if constexpr (kCheapToLoad<S>) {
+      if (p.direct) return run_item_from<S>(s, item, partial);
+    }
+    run_item_from<T>(s, item, partial);
+  }
+  template <class X>
+  void run_item_from(Scratch& s, int64_t item, T* partial) const {
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     const int64_t block = sums ? item / p.segments : 0, segment = sums ? item % p.segments : item;
     const int64_t units = p.units() * (sums ? 1 : p.lane_blocks);
@@ -125,7 +135,7 @@ struct Depthwise {
       }
       Unit unit = {block, first / p.tiles, first % p.tiles};
       if (!sums) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
-      for (int64_t i = first; i < last; ++i, unit = after(unit)) run_unit(s, unit);
+      for (int64_t i = first; i < last; ++i, unit = after(unit)) run_unit<X>(s, unit);
       if (!sums || p.direct || s.careful() || all_finite<T, N>(s.sums, p.sums_size())) return;
       s.infinite_sums = true;  // once more
     }
@@ -188,7 +198,9 @@ struct Depthwise {
     return z;
   }
 
-  static DepthwisePlan<N> plan(const convgrad_problem& q) { return {make_plan(q, N, sizeof(S), sizeof(T))}; }
+  static DepthwisePlan<N> plan(const convgrad_problem& q) {
+    return {make_plan(q, N, sizeof(S), sizeof(T), kCheapToLoad<S>)};
+  }
 
   static int64_t workspace(const convgrad_problem& q) { return sizes(plan(q)).total; }
 

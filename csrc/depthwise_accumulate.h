@@ -6,20 +6,20 @@
 
 namespace {
 
-// T: arithmetic, N: lanes of a vector.
-template <class T, int N>
+// T: arithmetic, X: of the operands, as packed or as they lie in the tensors, N: lanes of a vector.
+template <class T, class X, int N>
 struct DepthwiseAccumulate {
   static constexpr auto kTaps = std::make_integer_sequence<int, kMostTaps * kMostTaps>();
   using Scratch = DepthwiseScratch<T>;
 
   const DepthwisePlan<N>& p;
 
-  void tile(Scratch& s, const Block& b, const Range o[3], int64_t m, const Source<T>& grad,
-            const Source<T>& input) const {
+  void tile(Scratch& s, const Block& b, const Range o[3], int64_t m, const Source<X>& grad,
+            const Source<X>& input) const {
     const Axis* a = p.axis;
     const int64_t pixels = most(1, o[2].size() * least(o[0].size(), 4));
     const int64_t group = p.rows_together(pixels, p.direct);
-    Rows<T> rows;
+    Rows<X> rows;
     rows.ahead = &s.ahead;
     rows.grad_slice = grad.step[0], rows.grad_row = grad.step[1], rows.grad_pixel = grad.step[2];
     rows.input_slice = a[0].stride * input.step[0], rows.input_row = a[1].stride * input.step[1];
@@ -50,7 +50,7 @@ struct DepthwiseAccumulate {
   }
 
   // The columns that every kernel column reaches; if there are none, all of them.
-  Range inner_columns(Range columns, const Source<T>& input) const {
+  Range inner_columns(Range columns, const Source<X>& input) const {
     const Axis& a = p.axis[2];
     const Range first = a.output_reached_by(0, input.range[2], columns);
     const Range last = a.output_reached_by(a.kernel - 1, input.range[2], columns);
@@ -59,9 +59,9 @@ struct DepthwiseAccumulate {
   }
 
   // The bias gradient of one tile: a sum over pixels.
-  void sum_tile(const Scratch& s, const Block& b, const Range r[3], int64_t m, const Source<T>& source,
-                const T* data) const {
-    Rows<T> rows = {};
+  void sum_tile(const Scratch& s, const Block& b, const Range r[3], int64_t m, const Source<X>& source,
+                const X* data) const {
+    Rows<X> rows = {};
     rows.depth = r[0].size(), rows.rows = r[1].size(), rows.pixels = r[2].size();
     rows.grad_slice = source.step[0], rows.grad_row = source.step[1], rows.grad_pixel = source.step[2];
     data += r[0].low * source.step[0] + r[1].low * source.step[1] + r[2].low * source.step[2];
@@ -74,7 +74,7 @@ struct DepthwiseAccumulate {
 
   // Rows that the same kernel elements reach, with all of these at once.
   template <class Function>
-  void each_zone(Range od, Range oh, const Source<T>& input, Function&& function) const {
+  void each_zone(Range od, Range oh, const Source<X>& input, Function&& function) const {
     for (Zone d; od.low < od.high; od.low += d.positions) {
       d = zone(0, od.low, od.high, input);
       Range r = oh;
@@ -88,7 +88,7 @@ struct DepthwiseAccumulate {
   // Kernel rows, each with all rows of the image that it reaches: better for wide kernels, whose sums fill the
   // registers.
   template <class Function>
-  void each_kernel_row(Range od, Range oh, const Source<T>& input, Function&& function) const {
+  void each_kernel_row(Range od, Range oh, const Source<X>& input, Function&& function) const {
     const Axis *ad = &p.axis[0], *ah = &p.axis[1];
     for (int64_t kd = 0; kd < ad->kernel; ++kd) {
       const Range d = ad->output_reached_by(kd, input.range[0], od);
@@ -101,9 +101,9 @@ struct DepthwiseAccumulate {
     }
   }
 
-  void accumulate_columns(const Scratch& s, const Block& b, Range lanes, Rows<T>& rows, Range d, Range h, Range w,
-                          const Reach& kd, const Reach& kh, int64_t m, const Source<T>& grad,
-                          const Source<T>& input) const {
+  void accumulate_columns(const Scratch& s, const Block& b, Range lanes, Rows<X>& rows, Range d, Range h, Range w,
+                          const Reach& kd, const Reach& kh, int64_t m, const Source<X>& grad,
+                          const Source<X>& input) const {
     T* sums = s.sums + m * p.kernel_elements * p.pitch();
     rows.depth = d.size(), rows.rows = h.size();
     for (; w.low < w.high; w.low += rows.pixels) {
@@ -113,14 +113,14 @@ struct DepthwiseAccumulate {
       rows.pixels = asks ? least(in_w.positions, kAskingPixels) : in_w.positions;
       const int64_t count = p.list_taps(s.taps, kd, kh, in_w.reach, input.step, 1), along = in_w.reach.count;
       const int64_t newest = count ? s.taps[count - 1].source : 0;  // what no row before has read
-      const T* grad_at =
+      const X* grad_at =
           grad.data + m * p.output_size() + d.low * grad.step[0] + h.low * grad.step[1] + w.low * grad.step[2];
-      const T* input_at = input.data + d.low * rows.input_slice + h.low * rows.input_row + w.low * rows.input_pixel;
+      const X* input_at = input.data + d.low * rows.input_slice + h.low * rows.input_row + w.low * rows.input_pixel;
       for (int64_t lane = lanes.low; lane < lanes.high; lane += N) {
         const int64_t at = p.vector_at(b, lane);
         rows.grad = grad_at + at * grad.lane, rows.input = input_at + at * input.lane;
         for (int64_t i = 0; asks && i < rows.rows; ++i) {
-          const int64_t ahead = kAheadBytes / int64_t(sizeof(T)) + lane * rows.pixels;
+          const int64_t ahead = kAheadBytes / int64_t(sizeof(X)) + lane * rows.pixels;
           ask_for<0>(grad_at + i * rows.grad_row + ahead, N * rows.pixels);
           ask_for<0>(input_at + i * rows.input_row + newest + ahead, N * rows.pixels);
         }
@@ -130,7 +130,7 @@ struct DepthwiseAccumulate {
     }
   }
 
-  Zone zone(int d, int64_t position, int64_t end, const Source<T>& input) const {
+  Zone zone(int d, int64_t position, int64_t end, const Source<X>& input) const {
     const Axis& a = p.axis[d];
     return zone_at(a.forward_reach(), position * a.stride, a.stride, input.range[d].low, input.range[d].high,
                    end - position);

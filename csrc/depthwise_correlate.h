@@ -5,8 +5,8 @@
 
 namespace {
 
-// S: storage, T: arithmetic, N: lanes of a vector.
-template <class S, class T, int N>
+// S: storage, T: arithmetic, X: of the source, as packed or as it lies in the tensor, N: lanes of a vector.
+template <class S, class T, class X, int N>
 struct DepthwiseCorrelate {
   static constexpr auto kRuns = std::make_integer_sequence<int, kMostSums>();
   using Scratch = DepthwiseScratch<T>;
@@ -14,7 +14,7 @@ struct DepthwiseCorrelate {
   const DepthwisePlan<N>& p;
 
   // The zones of a row: for grad_input, each remainder of the column by the stride has its own.
-  void list_columns(Listed& listed, Range result, const Source<T>& source, bool backward) const {
+  void list_columns(Listed& listed, Range result, const Source<X>& source, bool backward) const {
     const Axis& a = p.axis[2];
     Columns* columns = listed.columns;
     const int64_t phases = backward ? least(a.stride, result.size()) : 1, step = backward ? 1 : a.stride;
@@ -41,7 +41,7 @@ struct DepthwiseCorrelate {
   static bool same(const Reach& a, const Reach& b) {
     return a.first == b.first && a.step == b.step && a.offset == b.offset && a.count == b.count;
   }
-  Line line(int d, int64_t position, int64_t positions, const Source<T>& source, bool backward) const {
+  Line line(int d, int64_t position, int64_t positions, const Source<X>& source, bool backward) const {
     const Axis& a = p.axis[d];
     const int64_t base = backward ? a.quotient(position) : position * a.stride, step = backward ? 1 : a.stride;
     const Reach all = backward ? a.backward_reach(a.remainder(position)) : a.forward_reach();
@@ -51,15 +51,15 @@ struct DepthwiseCorrelate {
 
   // Results of one slice of a tile.
   struct Slice {
-    const Source<T>& source;
-    const T* from;  // where the slice's kernel elements begin in the source, but for the row and the column
+    const Source<X>& source;
+    const X* from;  // where the slice's kernel elements begin in the source, but for the row and the column
     bool backward;
     int64_t m, pixel, step, row;  // steps of the results, in elements: column, column of a zone, row of a zone
     Reach depth;
   };
 
   void tile(Scratch& s, const Block& b, const Range result[3], int64_t band, bool backward, int64_t m,
-            const Source<T>& source, S* out, const Tensor& x) const {
+            const Source<X>& source, S* out, const Tensor& x) const {
     if (result[0].size() == 0 || result[1].size() == 0 || result[2].size() == 0) return;
     const bool in_place = p.channels_last && x.step == 1;  // results are stored where they belong
     const Axis* a = p.axis;
@@ -86,7 +86,7 @@ struct DepthwiseCorrelate {
           if (in_place) {
             S* to = out + (b.image * x.pixels() + pixel + phase * x.size[2]) * pitch + b.channel;
             correlate_rows(s, slice, rows, phases, to, b.live);
-          } else {
+          } else if constexpr (std::is_same<X, T>::value) {  // what is read in a tensor is stored in one
             correlate_rows(s, slice, rows, phases, s.result + phase * width * pitch, round_up(b.live, N));
           }
         }
@@ -102,7 +102,7 @@ struct DepthwiseCorrelate {
     const int64_t multiplier = slice.backward ? p.multiplier : 1;
     const int64_t per_column = slice.depth.count * multiplier;  // taps of one kernel row, for each kernel column
     const int64_t source_step = slice.backward ? 1 : p.axis[2].stride;  // in columns
-    Run<T, To> run = {};
+    Run<T, X, To> run = {};
     run.ahead = &s.ahead;
     run.new_rows = slice.backward ? 1 : least(p.axis[1].stride, p.axis[1].kernel), run.new_row = slice.source.step[1];
     run.result_step = slice.step, run.source_step = source_step * slice.source.step[2];
@@ -117,7 +117,7 @@ struct DepthwiseCorrelate {
       // In a tensor few rows are taken at a time, and those one by one, as they lie in memory.
       for (int64_t i = 0, now; i < h.positions; i += now, to += now * slice.row) {
         now = p.direct ? least(h.positions - i, kMostSums) : h.positions;
-        const T* from = slice.from + h.source + i * h.source_step;
+        const X* from = slice.from + h.source + i * h.source_step;
         for (const Columns* c = s.listed.columns; c != s.listed.columns + s.listed.zones; ++c) {
           run.result = to + c->first * slice.pixel, run.source = from + c->source;
           if (s.careful())  // no more zones than these fit the list
@@ -129,7 +129,7 @@ struct DepthwiseCorrelate {
           if (p.direct)
             correlate_in_tensor(run, c->pixels, live);
           else
-            correlate_all<T, N, To>(run, c->pixels, live, false, kRuns);
+            correlate_all<T, N>(run, c->pixels, live, false, kRuns);
         }
       }
     }
@@ -137,18 +137,18 @@ struct DepthwiseCorrelate {
 
   // Rows in a tensor, one by one; but a border of few columns along the column, as its sums would wait for each other.
   template <class To>
-  void correlate_in_tensor(Run<T, To> run, int64_t pixels, int64_t live) const {
+  void correlate_in_tensor(Run<T, X, To> run, int64_t pixels, int64_t live) const {
     const int64_t rows = run.rows;
     if (pixels < least(rows, 4)) {
       std::swap(run.result_step, run.result_row), std::swap(run.source_step, run.source_row);
       run.rows = pixels, run.along = 1, run.newest = nullptr;
-      return correlate_all<T, N, To>(run, rows, live, true, kRuns);
+      return correlate_all<T, N>(run, rows, live, true, kRuns);
     }
     run.rows = 1;
     const int64_t newest = run.count ? most(run.taps[0].source, run.taps[run.count - 1].source) : 0;
     for (int64_t i = 0; i < rows; ++i, run.result += run.result_row, run.source += run.source_row) {
       run.newest = !p.cached ? run.source + newest : nullptr;
-      correlate_all<T, N, To>(run, pixels, live, true, kRuns);
+      correlate_all<T, N>(run, pixels, live, true, kRuns);
     }
   }
 

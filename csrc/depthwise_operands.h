@@ -8,9 +8,9 @@
 namespace {
 
 // Pixels that a kernel can read: positions [low, high) in each dimension, at these steps in elements.
-template <class T>
+template <class X>
 struct Source {
-  const T* data;  // of position 0, which need not be among them
+  const X* data;  // of position 0, which need not be among them
   Range range[3];
   int64_t step[3];
   int64_t lane;  // from lane to lane: a whole vector lies together, the next one where this says
@@ -114,23 +114,37 @@ struct DepthwiseOperands {
   const DepthwisePlan<N>& p;
   const convgrad_tensors& t;
 
-  // Pack a tile, or look at the tensor itself. `again`: the scratch memory holds the same tile of another image or
-  // block, and so its borders.
-  Source<T> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
+  // The tensor itself (X is then the storage type), or a packed tile of it (X is the arithmetic type).
+  template <class X>
+  Source<X> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
+                   const Range r[3], bool again, bool careful) const {
+    const S* from = static_cast<const S*>(tensor);
+    if constexpr (std::is_same<S, T>::value)
+      return p.direct ? in_tensor(from, x, b) : packed(from, x, b, scratch, extent, r, again, careful);
+    else if constexpr (std::is_same<X, S>::value)
+      return in_tensor(from, x, b);
+    else
+      return packed(from, x, b, scratch, extent, r, again, careful);
+  }
+
+  static Source<S> in_tensor(const S* tensor, const Tensor& x, const Block& b) {
+    Source<S> s;
+    s.step[2] = x.width, s.step[1] = x.size[2] * s.step[2], s.step[0] = x.size[1] * s.step[1];
+    s.data = tensor + b.image * x.size[0] * s.step[0];
+    s.lane = 1;
+    for (int d = 0; d < 3; ++d) s.range[d] = {0, x.size[d]};
+    return s;
+  }
+
+  // `again`: the scratch memory holds the same tile of another image or block, and so its borders.
+  Source<T> packed(const S* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
                    const Range r[3], bool again, bool careful) const {
     Source<T> s;
-    if (p.direct) {
-      s.step[2] = x.width, s.step[1] = x.size[2] * s.step[2], s.step[0] = x.size[1] * s.step[1];
-      s.data = static_cast<const T*>(tensor) + b.image * x.size[0] * s.step[0];
-      s.lane = 1;
-      for (int d = 0; d < 3; ++d) s.range[d] = {0, x.size[d]};
-      return s;
-    }
     // Rows of zeros are left out of the sums, except where they let grad_weight run over whole tiles.
     const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.by_kernel_row();
     using Pack = Packing<const S, T, N>;
     const auto zeros = again ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
-    Pack::pack(scratch, extent, static_cast<const S*>(tensor), x, b, r, p.channels_last, zeros);
+    Pack::pack(scratch, extent, tensor, x, b, r, p.channels_last, zeros);
     s.step[2] = N, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
     s.lane = Plan::tile_pixels(extent), s.data = scratch;
     for (int d = 0; d < 3; ++d) {

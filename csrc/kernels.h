@@ -5,15 +5,22 @@
 // share their loads: `correlate` takes three of them at once, `accumulate` a whole row. Elsewhere each multiply-add has
 // a load of its own; two loads a cycle are then the same limit as two multiply-adds.
 //
-// What limits them: up to 9 kernel elements the bytes, from 25 on the multiply-adds. On 4 cores of a Zen 3, 3x3 kernels
-// and sequences reach 50 to 90 % of the roofline on images of 28x28 and more, 5x5 and 7x7 kernels 30 to 80 %, and small
-// images, with more to set up for each product, 30 to 70 %. docs/performance.md has the tables and their commands.
+// What limits them: up to 9 kernel elements the bytes, from 25 on the multiply-adds. Where 16-bit storage is converted
+// by the load, the bytes are half as many; a load takes one instruction more, and to round a result to bfloat16 takes
+// seven. On 4 cores of a Zen 3, 3x3 kernels and sequences reach 50 to 90 % of the roofline on images of 28x28 and more,
+// 5x5 and 7x7 kernels 30 to 80 %, and small images, with more to set up for each product, 30 to 70 %.
+// docs/performance.md has the tables and their commands.
 #pragma once
 
 #include "ahead.h"
 #include "vector.h"
 
 namespace {
+
+// The step from pixel to pixel that kernels are compiled for: in scratch memory. Storage that is converted by the load
+// lies in a tensor; there only a tensor of N channels has this step, which is not worth kernels of its own.
+template <class T, int N, class X>
+constexpr int kPackedStep = std::is_same<T, X>::value ? N : 0;
 
 // A kernel element as the inner loops see it.
 struct Tap {
@@ -38,12 +45,12 @@ inline const T* opaque(const T* pointer) {
 // near enough to stay in the first-level cache.
 constexpr int64_t kAheadBytes = 8192;
 
-// Rows of result pixels that the same kernel elements reach.
-template <class T, class S>
+// Rows of result pixels that the same kernel elements reach. T: arithmetic, X: of the source, S: of the result.
+template <class T, class X, class S>
 struct Run {
   S* result;
   int64_t result_step, result_row;  // from pixel to pixel, from row to row
-  const T* source;
+  const X* source;
   int64_t source_step, source_row;
   int64_t result_columns, source_columns;  // the steps from pixel to pixel, in columns of the tensors
   const T* weight;
@@ -54,23 +61,23 @@ struct Run {
   int64_t along;  // as many taps, and then the next as many, lie one source step apart; 1 where none do
   int64_t rows;
   Ahead* ahead;
-  const T* newest;  // the first pixel's last row, which no row of results before has read; null: nothing is asked for
+  const X* newest;  // the first pixel's last row, which no row of results before has read; null: nothing is asked for
   int64_t new_rows, new_row;  // how many such rows, and from one to the one above it
 
   // Pixels of a tensor with many channels lie far apart, and the processor's own prefetching does not see that their
   // memory is read and written from end to end: ask for what comes after `pixels`, of some lanes' share.
   void ask_ahead(int64_t pixels, int64_t lane, int64_t lanes) const {
-    const int64_t ahead = kAheadBytes / int64_t(sizeof(T));
+    const int64_t ahead = kAheadBytes / int64_t(sizeof(X)), ahead_there = kAheadBytes / int64_t(sizeof(S));
     for (int64_t row = 0; row < new_rows; ++row)
       ask_for<0>(newest - row * new_row + ahead + lane * pixels * source_columns, lanes * pixels * source_columns);
-    ask_for<1>(result + ahead + lane * pixels * result_columns, lanes * pixels * result_columns);
+    ask_for<1>(result + ahead_there + lane * pixels * result_columns, lanes * pixels * result_columns);
   }
 };
 
 // sum[p] += source[(p + g) * step] * weight[taps[g]] for P pixels and G taps that lie one step apart: each source pixel
 // is loaded once for all of them.
-template <class T, int N, int P, int G>
-inline void add_taps(Vec<T, N>* sum, const T* source, int64_t step, const T* weight, const Tap* taps) {
+template <class T, int N, int P, int G, class X>
+inline void add_taps(Vec<T, N>* sum, const X* source, int64_t step, const T* weight, const Tap* taps) {
   Vec<T, N> w[G];
 #pragma GCC unroll 4
   for (int g = 0; g < G; ++g) w[g] = load<T, N>(weight + taps[g].weight);
@@ -86,11 +93,12 @@ inline void add_taps(Vec<T, N>* sum, const T* source, int64_t step, const T* wei
 
 // result[p] = start + sum over taps of source[p * source_step + tap] * weight[tap], for P pixels of one vector in each
 // row. Step: source_step where it is known when compiled, else 0. G: so many taps are taken at once.
-template <class T, int N, class S, int P, int Step, int G>
-void correlate(const Run<T, S>& run, int64_t lane, int64_t live) {
+template <class T, int N, class X, class S, int P, int Step, int G>
+void correlate(const Run<T, X, S>& run, int64_t lane, int64_t live) {
   const int64_t step = Step ? Step : run.source_step;
   const Vec<T, N> start = load<T, N>(run.start + lane);
-  const T *source = run.source + lane * run.source_lane, *weight = run.weight + lane * run.weight_lane;
+  const X* source = run.source + lane * run.source_lane;
+  const T* weight = run.weight + lane * run.weight_lane;
   const Tap *const taps = run.taps, *const end = taps + run.count;
   S* to = run.result + lane;
   const int64_t due = run.ahead->due(P * run.count);
@@ -119,13 +127,13 @@ void correlate(const Run<T, S>& run, int64_t lane, int64_t live) {
 }
 
 // Some lanes, from `lane` on, of a run of any number of pixels, in pieces of nearly equal size.
-template <class T, int N, class S, int... P>
-void correlate_pixels(Run<T, S> run, int64_t pixels, int64_t lane, int64_t end, int64_t last,
+template <class T, int N, class X, class S, int... P>
+void correlate_pixels(Run<T, X, S> run, int64_t pixels, int64_t lane, int64_t end, int64_t last,
                       std::integer_sequence<int, P...>) {
-  using Kernel = void (*)(const Run<T, S>&, int64_t, int64_t);
-  static constexpr Kernel kernels[3][sizeof...(P)] = {{correlate<T, N, S, P + 1, 0, 1>...},
-                                                      {correlate<T, N, S, P + 1, 0, 3>...},
-                                                      {correlate<T, N, S, P + 1, N, 3>...}};
+  using Kernel = void (*)(const Run<T, X, S>&, int64_t, int64_t);
+  static constexpr Kernel kernels[3][sizeof...(P)] = {{correlate<T, N, X, S, P + 1, 0, 1>...},
+                                                      {correlate<T, N, X, S, P + 1, 0, 3>...},
+                                                      {correlate<T, N, X, S, P + 1, kPackedStep<T, N, X>, 3>...}};
   const Kernel* const of_size = kernels[run.along < 3 ? 0 : run.source_step == N ? 2 : 1];
   for (int64_t pieces = ceil_div(pixels, kMostSums); pieces > 0; --pieces) {
     const int64_t now = pieces == 1 ? pixels : ceil_div(pixels, pieces);
@@ -141,8 +149,8 @@ void correlate_pixels(Run<T, S> run, int64_t pixels, int64_t lane, int64_t end, 
 // All lanes of a run. Where pixels lie in a tensor, its lanes are taken together; where vectors of lanes lie apart, one
 // after the other. In a tensor the last vector starts early enough to be full; else it has lanes beyond `live`, which
 // are not stored.
-template <class T, int N, class S, class Sizes>
-void correlate_all(const Run<T, S>& run, int64_t pixels, int64_t live, bool in_tensor, Sizes sizes) {
+template <class T, int N, class X, class S, class Sizes>
+void correlate_all(const Run<T, X, S>& run, int64_t pixels, int64_t live, bool in_tensor, Sizes sizes) {
   if (in_tensor) return correlate_pixels<T, N>(run, pixels, 0, live, live - N, sizes);
   for (int64_t lane = 0; lane < live; lane += N)
     correlate_pixels<T, N>(run, pixels, lane, least(live, lane + N), lane, sizes);
@@ -151,9 +159,9 @@ void correlate_all(const Run<T, S>& run, int64_t pixels, int64_t live, bool in_t
 // ---- accumulate -----------------------------------------------------------------------------------------------------
 
 // A block of rows of grad_output, and the first input pixel of the same rows.
-template <class T>
+template <class X>
 struct Rows {
-  const T *grad, *input;
+  const X *grad, *input;
   int64_t depth, rows, pixels;                  // extent
   int64_t grad_slice, grad_row, grad_pixel;     // steps in elements
   int64_t input_slice, input_row, input_pixel;
@@ -163,15 +171,15 @@ struct Rows {
 
 // sum[u][j * W + k] += grad[v] * input[v + k of row j] for V pixels v, u = v % U. Sliding: taps lie as far apart as
 // pixels, so that an input pixel is loaded once for all taps of a row.
-template <class T, int N, int R, int W, int U, int V, bool Sliding>
-inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const T* grad, const T* input, int64_t step,
-                       const Rows<T>& r) {
+template <class T, int N, int R, int W, int U, int V, bool Sliding, class X>
+inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X* grad, const X* input, int64_t step,
+                       const Rows<X>& r) {
   Vec<T, N> g[V];
 #pragma GCC unroll 8
   for (int v = 0; v < V; ++v) g[v] = load<T, N>(grad + v * r.grad_pixel);
 #pragma GCC unroll 10
   for (int j = 0; j < R; ++j) {
-    const T* row = opaque(input + offset[j]);
+    const X* row = opaque(input + offset[j]);
     if constexpr (Sliding) {
 #pragma GCC unroll 18
       for (int i = 0; i < V + W - 1; ++i) {
@@ -193,8 +201,8 @@ inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const T* 
 // sums[tap] += sum over pixels of grad * input[tap], for R kernel rows of W taps that lie one step apart. Step: that
 // step where it is known when compiled, else 0. Few taps have U sums each, enough of them to hide an addition's
 // latency.
-template <class T, int N, int R, int W, int Step, bool Sliding>
-void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<T>& r) {
+template <class T, int N, class X, int R, int W, int Step, bool Sliding>
+void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
   constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1;
   constexpr int V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;  // pixels at once
   const int64_t step = Step ? Step : r.tap_step;
@@ -206,8 +214,8 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<T>& r) {
   for (int64_t d = 0; d < r.depth; ++d) {
     for (int64_t h = 0; h < r.rows; ++h) {
       r.ahead->ask(due);
-      const T* grad = r.grad + d * r.grad_slice + h * r.grad_row;
-      const T* input = r.input + d * r.input_slice + h * r.input_row;
+      const X* grad = r.grad + d * r.grad_slice + h * r.grad_row;
+      const X* input = r.input + d * r.input_slice + h * r.input_row;
       int64_t left = r.pixels;
       for (; left >= V; left -= V, grad += V * r.grad_pixel, input += V * r.input_pixel)
         add_pixels<T, N, R, W, U, V, Sliding>(sum, offset, grad, input, step, r);
@@ -226,24 +234,25 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<T>& r) {
 }
 
 // The kernels by rows and by taps in a row; null where these are more than the registers hold.
-template <class T, int N, int R, int W, int Step, bool Sliding>
+template <class T, int N, class X, int R, int W, int Step, bool Sliding>
 constexpr auto accumulate_kernel() {
-  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<T>&);
+  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
   if constexpr (R * W <= kMostTaps)
-    return static_cast<Kernel>(accumulate<T, N, R, W, Step, Sliding>);
+    return static_cast<Kernel>(accumulate<T, N, X, R, W, Step, Sliding>);
   else
     return static_cast<Kernel>(nullptr);
 }
 
 // `rows` kernel rows of `along` taps, in pieces of nearly equal size.
-template <class T, int N, int... I>
-void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<T>& r,
+template <class T, int N, class X, int... I>
+void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<X>& r,
                     std::integer_sequence<int, I...>) {
-  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<T>&);
+  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
   constexpr int M = kMostTaps;
-  static constexpr Kernel kernels[3][sizeof...(I)] = {{accumulate_kernel<T, N, I / M + 1, I % M + 1, 0, false>()...},
-                                                      {accumulate_kernel<T, N, I / M + 1, I % M + 1, 0, true>()...},
-                                                      {accumulate_kernel<T, N, I / M + 1, I % M + 1, N, true>()...}};
+  constexpr int P = kPackedStep<T, N, X>;
+  static constexpr Kernel kernels[3][sizeof...(I)] = {{accumulate_kernel<T, N, X, I / M + 1, I % M + 1, 0, false>()...},
+                                                      {accumulate_kernel<T, N, X, I / M + 1, I % M + 1, 0, true>()...},
+                                                      {accumulate_kernel<T, N, X, I / M + 1, I % M + 1, P, true>()...}};
   const Kernel* const of_size = kernels[r.tap_step != r.input_pixel ? 0 : r.tap_step == N ? 2 : 1];
   const int64_t most_along = most(1, least(along, M)), most_rows = M / most_along;
   for (int64_t row_pieces = ceil_div(rows, most_rows); row_pieces > 0; --row_pieces) {
@@ -259,12 +268,12 @@ void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const
 }
 
 // sums += sum over pixels of grad.
-template <class T, int N>
-void sum_rows(T* sums, const Rows<T>& r) {
+template <class T, int N, class X>
+void sum_rows(T* sums, const Rows<X>& r) {
   Vec<T, N> total[4] = {};  // enough to hide the latency of an addition
   for (int64_t d = 0; d < r.depth; ++d) {
     for (int64_t h = 0; h < r.rows; ++h) {
-      const T* grad = r.grad + d * r.grad_slice + h * r.grad_row;
+      const X* grad = r.grad + d * r.grad_slice + h * r.grad_row;
       int64_t left = r.pixels;
       for (; left >= 4; left -= 4) {
 #pragma GCC unroll 4

@@ -181,6 +181,18 @@ struct Packing {
     }
   }
 
+  // A vector of lanes, or the first `live` of them, `step` elements apart.
+  static void unpack_lanes(S* to, int64_t step, const T* from, int64_t live) {
+    live = least(live, N);
+    if constexpr (std::is_same<S, bfloat16>::value) {  // rounding takes several instructions
+      S lane[N];
+      store<T, N>(lane, load<T, N>(from));
+      for (int64_t l = 0; l < live; ++l) to[l * step] = lane[l];
+    } else {
+      for (int64_t l = 0; l < live; ++l) store_one<T>(to + l * step, from[l]);
+    }
+  }
+
   // `count` pixels that follow one another in the tensor, from scratch memory [pixel][lane].
   static void unpack(S* to, const T* from, const Tensor& x, const Block& b, int64_t pixel, int64_t count,
                      bool channels_last) {
@@ -191,7 +203,7 @@ struct Packing {
     }
     to += (b.image * x.pixels() + pixel) * x.width + b.channel * x.step + x.first;
     for (; count > 0; --count, to += x.width, from += b.lanes)
-      for (int64_t c = 0; c < b.live; ++c) store_one<T>(to + c * x.step, from[c]);
+      for (int64_t c = 0; c < b.live; c += N) unpack_lanes(to + c * x.step, x.step, from + c, b.live - c);
   }
 };
 

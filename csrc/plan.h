@@ -227,7 +227,9 @@ inline int64_t work_of(const Plan& p) {
 // Weights that are kept packed at most; an eighth of a second-level cache in float32.
 constexpr int64_t kKeptWeights = 16 * 1024;
 
-inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage_bytes, int64_t element_bytes) {
+// `cheap_to_load`: the storage may be loaded as often as there are kernel elements (kCheapToLoad in vector.h).
+inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage_bytes, int64_t element_bytes,
+                      bool cheap_to_load) {
   Plan p = {};
   p.batch = q.batch, p.channels = q.groups, p.multiplier = q.out_per_group, p.kernel_elements = 1;
   for (int d = 0; d < 3; ++d) {
@@ -238,7 +240,7 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage
   p.outputs = q.outputs, p.threads = q.threads;
 
   const int64_t budget = kTileBytes / element_bytes;
-  p.direct = storage_bytes == element_bytes && reads_directly(p, vector);
+  p.direct = cheap_to_load && reads_directly(p, vector);
   p.cached = tensor_bytes(p, storage_bytes) <= kCachedBytes;
   if (p.direct) {
     p.images = 1, p.lanes = round_up(p.channels, vector);

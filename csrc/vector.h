@@ -8,9 +8,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <type_traits>
 #include <utility>
 
-#if defined(__F16C__)
+#if defined(__F16C__) || defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -50,19 +51,49 @@ inline To bit_cast(const From& from) {
 
 // ---- conversions of 16-bit storage ------------------------------------------------------------------------------
 
+// Whether a load converts in an instruction or two: then kernels may read a pixel as often as they need it.
+template <class S>
+constexpr bool kCheapToLoad = true;
+#if !defined(__AVX2__)
+template <>
+constexpr bool kCheapToLoad<bfloat16> = false;
+#endif
+#if !defined(__F16C__)
+template <>
+constexpr bool kCheapToLoad<float16> = false;
+#endif
+
 template <int N>
 inline Vec<float, N> widen(Vec<uint16_t, N> h, bfloat16) {
+#if defined(__AVX2__)  // GCC needs five instructions
+  if constexpr (N == 8) {  // both halves of the register get all elements, and each takes its own
+    const __m256i upper = _mm256_setr_epi8(-1, -1, 0, 1, -1, -1, 2, 3, -1, -1, 4, 5, -1, -1, 6, 7,  //
+                                           -1, -1, 8, 9, -1, -1, 10, 11, -1, -1, 12, 13, -1, -1, 14, 15);
+    return (Vec<float, N>)_mm256_shuffle_epi8(_mm256_broadcastsi128_si256(bit_cast<__m128i>(h)), upper);
+  }
+#endif
+#if defined(__AVX512F__)
+  if constexpr (N == 16) return (Vec<float, N>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(bit_cast<__m256i>(h)), 16);
+#endif
   return bit_cast<Vec<float, N>>(__builtin_convertvector(h, Vec<uint32_t, N>) << 16);
 }
 
-// Round to nearest even; a NaN stays a NaN (quiet), because adding to its bits could turn it into an infinity.
+// Round to nearest even. A NaN stays one: it came from storage of 16 bits or from the processor, so that the bits that
+// are rounded off are zeros and nothing is carried into the others.
 template <int N>
 inline Vec<uint16_t, N> narrow(Vec<float, N> v, bfloat16) {
   typedef Vec<uint32_t, N> U;
   const U u = bit_cast<U>(v);
-  const U rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const U is_nan = bit_cast<U>(v != v);
-  return __builtin_convertvector((rounded & ~is_nan) | (((u >> 16) | 0x40u) & is_nan), Vec<uint16_t, N>);
+  const U rounded = u + 0x7fffu + ((u >> 16) & 1u);
+#if defined(__AVX2__)
+  if constexpr (N == 8) {  // the upper halves of the elements, which GCC masks once more before it packs them
+    const __m256i upper = _mm256_setr_epi8(2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                           2, 3, 6, 7, 10, 11, 14, 15, -1, -1, -1, -1, -1, -1, -1, -1);
+    const __m256i h = _mm256_shuffle_epi8((__m256i)rounded, upper);
+    return bit_cast<Vec<uint16_t, N>>(_mm_unpacklo_epi64(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1)));
+  }
+#endif
+  return __builtin_convertvector(rounded >> 16, Vec<uint16_t, N>);
 }
 
 // Exponent and mantissa move up by 13 bits; the multiplication by 2^112 rebases the exponent and normalises
@@ -104,6 +135,28 @@ inline Vec<uint16_t, N> narrow(Vec<float, N> v, float16) {
   h = (h & ~is_huge) | (0x7c00u & is_huge);
   h = (h & ~is_nan) | ((0x7e00u | ((magnitude >> 13) & 0x3ffu)) & is_nan);
   return __builtin_convertvector(h | sign, Vec<uint16_t, N>);
+}
+
+// One element.
+template <class S>
+inline float widen_one(S h) {
+  if constexpr (std::is_same<S, bfloat16>::value) return bit_cast<float>(uint32_t(h.bits) << 16);
+#if defined(__F16C__)
+  if constexpr (std::is_same<S, float16>::value) return _cvtsh_ss(h.bits);
+#endif
+  return widen<4>(Vec<uint16_t, 4>{h.bits, 0, 0, 0}, S{})[0];
+}
+
+template <class S>
+inline S narrow_one(float value) {
+  if constexpr (std::is_same<S, bfloat16>::value) {
+    const uint32_t u = bit_cast<uint32_t>(value);
+    return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
+  }
+#if defined(__F16C__)
+  if constexpr (std::is_same<S, float16>::value) return {_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)};
+#endif
+  return {narrow<4>(Vec<float, 4>{value, 0, 0, 0}, S{})[0]};
 }
 
 // ---- loads and stores ---------------------------------------------------------------------------------------------
@@ -155,8 +208,7 @@ inline T load_one(const S* from) {
   if constexpr (sizeof(S) == sizeof(T)) {
     return *reinterpret_cast<const T*>(from);
   } else {
-    Vec<uint16_t, 4> h = {from->bits, 0, 0, 0};
-    return widen<4>(h, S{})[0];
+    return widen_one(*from);
   }
 }
 
@@ -165,8 +217,7 @@ inline void store_one(S* to, T value) {
   if constexpr (sizeof(S) == sizeof(T)) {
     *reinterpret_cast<T*>(to) = value;
   } else {
-    Vec<T, 4> v = {value, 0, 0, 0};
-    to->bits = narrow<4>(v, S{})[0];
+    *to = narrow_one<S>(value);
   }
 }
 

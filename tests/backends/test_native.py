@@ -64,6 +64,25 @@ def test_every_instruction_set_is_exact(instruction_set: str) -> None:
     check()
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_every_value_of_16_bits_is_read_and_rounded(
+    instruction_set: str, dtype: torch.dtype, layout: torch.memory_format
+) -> None:
+    """Every pattern of bits, infinities and NaNs too, plus another one: there are ties and overflows among the sums."""
+    channels = 37  # fits no vector
+    rows = 2**16 // channels + 1
+    bits = torch.arange(channels * rows, dtype=torch.int32).to(torch.int16)  # each pattern at least once
+    x = torch.stack([bits, bits[torch.randperm(len(bits))]], -1).view(dtype).reshape(1, channels, rows, 2)
+    p = ConvProblem(1, channels, channels, channels, (rows, 2), (1, 2), (1, 1), ((0, 0), (0, 0)), (1, 1), (rows, 1))
+    p = p.replace(dtype=dtype, memory_format=layout)
+    x, ones = x.contiguous(memory_format=layout), torch.ones(p.weight_shape, dtype=dtype)
+    y = x.float().sum(-1, keepdim=True).to(dtype)
+    torch.testing.assert_close(BACKEND.run(p, "forward", x, ones), y, rtol=0, atol=0, equal_nan=True)
+    g = y.contiguous(memory_format=layout)
+    torch.testing.assert_close(BACKEND.run(p, "grad_input", g, ones), g.expand(x.shape), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("pass_", ["forward", "grad_input"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("multiplier", [1, 2])
