@@ -40,12 +40,11 @@ struct Depthwise {
     int64_t block, images, tile;
   };
 
-  // The unit after this one. grad_weight stays with a block, whose sums it keeps; else units come as they lie in
-  // memory.
+  // The unit after this one: as they lie in memory, unless grad_weight stays with a block, whose sums it keeps.
   Unit after(Unit u) const {
     if (++u.tile < p.tiles) return u;
     u.tile = 0;
-    if (p.wants(CONVGRAD_GRAD_WEIGHT)) return {u.block, u.images + 1, 0};
+    if (!p.in_turn) return {u.block, u.images + 1, 0};
     if (++u.block < p.lane_blocks) return u;
     return {0, u.images + 1, 0};
   }
@@ -114,7 +113,7 @@ struct Depthwise {
     if (!p.cached) s.ahead.within(p.work * (p.lanes / N));
   }
 
-  // Units that follow one another. For grad_weight they are of one lane block, and `partial` receives the item's sums.
+  // Units that follow one another. `partial` receives an item's sums, of one block or of all.
   void run_item(Scratch& s, int64_t item, T* partial) const {
     if constexpr (kCheapToLoad<S>) {
       if (p.direct) return run_item_from<S>(s, item, partial);
@@ -124,19 +123,20 @@ struct Depthwise {
   template <class X>
   void run_item_from(Scratch& s, int64_t item, T* partial) const {
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
-    const int64_t block = sums ? item / p.segments : 0, segment = sums ? item % p.segments : item;
-    const int64_t units = p.units() * (sums ? 1 : p.lane_blocks);
+    const int64_t block = p.in_turn ? 0 : item / p.segments, segment = p.in_turn ? item : item % p.segments;
+    const int64_t units = p.units() * (p.in_turn ? p.lane_blocks : 1);
     const int64_t first = units * segment / p.segments, last = units * (segment + 1) / p.segments;
+    T* const of_item = partial + item * p.item_sums();
     s.infinite_sums = false;
     for (;;) {
-      if (sums) {
-        s.sums = partial + item * p.sums_size();
-        memset(s.sums, 0, sizeof(T) * static_cast<size_t>(p.sums_size()));
-      }
+      if (sums) memset(of_item, 0, sizeof(T) * static_cast<size_t>(p.item_sums()));
       Unit unit = {block, first / p.tiles, first % p.tiles};
-      if (!sums) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
-      for (int64_t i = first; i < last; ++i, unit = after(unit)) run_unit<X>(s, unit);
-      if (!sums || p.direct || s.careful() || all_finite<T, N>(s.sums, p.sums_size())) return;
+      if (p.in_turn) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
+      for (int64_t i = first; i < last; ++i, unit = after(unit)) {
+        s.sums = of_item + (unit.block - block) * p.sums_size();
+        run_unit<X>(s, unit);
+      }
+      if (!sums || p.direct || s.infinite_sums || all_finite<T, N>(of_item, p.item_sums())) return;
       s.infinite_sums = true;  // once more
     }
   }
@@ -150,11 +150,11 @@ struct Depthwise {
     const int64_t elements = p.multiplier * p.kernel_elements;
     const int64_t biases = p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS) ? 1 : p.multiplier;  // of a channel
     const int64_t rows = elements + (bias ? biases : 0);
-    partial += block * p.segments * p.sums_size() + p.lane_in(p.rows_of_sums(), lane);
+    partial += block * (p.in_turn ? 1 : p.segments) * p.sums_size() + p.lane_in(p.rows_of_sums(), lane);
     for (int64_t row = 0; row < rows; ++row) {
       Vec<T, N> total = {};
       for (int64_t segment = 0; segment < p.segments; ++segment)
-        total += load<T, N>(partial + segment * p.sums_size() + row * p.pitch());
+        total += load<T, N>(partial + segment * p.item_sums() + row * p.pitch());
       T sums[N];
       store<T, N>(sums, total);
       const int64_t m = row < elements ? row / p.kernel_elements : row - elements;
@@ -193,7 +193,7 @@ struct Depthwise {
     z.listed = p.needs_weight() ? bytes(p.multiplier * p.kernel_elements * (p.direct ? zones : 1), sizeof(Tap)) : 0;
     z.taps = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.kernel_elements, sizeof(Tap)) : 0;
     z.thread = z.input + z.grad_output + z.weights + z.starts + z.packed + z.result + z.columns + z.listed + z.taps;
-    z.partial = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.lane_blocks * p.segments * p.sums_size(), sizeof(T)) : 0;
+    z.partial = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.items() * p.item_sums(), sizeof(T)) : 0;
     z.total = z.thread * p.threads + z.partial + kAlign;
     return z;
   }

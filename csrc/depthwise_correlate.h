@@ -67,9 +67,10 @@ struct DepthwiseCorrelate {
     // Rows taken together. In a tensor they are as many as need no second list of taps.
     const bool whole_rows = p.direct ? !backward || a[1].stride == 1 : in_place || width == x.size[2];
     const int64_t group = !whole_rows ? 1 : p.direct ? result[1].size() : p.rows_together(width, in_place);
-    if (s.listed.band != band || s.careful()) {
+    const int64_t listed = 2 * band + backward;
+    if (s.listed.band != listed || s.careful()) {
       list_columns(s.listed, result[2], source, backward);
-      s.listed.band = s.careful() ? -1 : band, s.listed.row.count = -1;
+      s.listed.band = s.careful() ? -1 : listed, s.listed.row.count = -1;
     }
     Slice slice = {source, nullptr, backward, m, pitch, pitch * (backward ? least(a[2].stride, width) : 1), 0, {}};
     for (int64_t d = result[0].low; d < result[0].high; ++d) {

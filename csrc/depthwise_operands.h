@@ -28,7 +28,7 @@ struct Columns {
 struct Listed {
   Columns* columns;
   Tap* taps;
-  int64_t zones, band;  // of the columns; band -1: not listed yet
+  int64_t zones, band;  // of the columns: twice the band, and 1 for grad_input; -1: not listed yet
   Reach depth, row;     // that the taps belong to; row.count -1: not listed yet
 };
 

@@ -126,15 +126,18 @@ void correlate(const Run<T, X, S>& run, int64_t lane, int64_t live) {
   }
 }
 
-// Some lanes, from `lane` on, of a run of any number of pixels, in pieces of nearly equal size.
+// Some lanes, from `lane` on, of a run of any number of pixels, in pieces of nearly equal size. The run is as before
+// afterwards: copying it would cost a short row as much as its arithmetic.
 template <class T, int N, class X, class S, int... P>
-void correlate_pixels(Run<T, X, S> run, int64_t pixels, int64_t lane, int64_t end, int64_t last,
+void correlate_pixels(Run<T, X, S>& run, int64_t pixels, int64_t lane, int64_t end, int64_t last,
                       std::integer_sequence<int, P...>) {
   using Kernel = void (*)(const Run<T, X, S>&, int64_t, int64_t);
   static constexpr Kernel kernels[3][sizeof...(P)] = {{correlate<T, N, X, S, P + 1, 0, 1>...},
                                                       {correlate<T, N, X, S, P + 1, 0, 3>...},
                                                       {correlate<T, N, X, S, P + 1, kPackedStep<T, N, X>, 3>...}};
   const Kernel* const of_size = kernels[run.along < 3 ? 0 : run.source_step == N ? 2 : 1];
+  S* const result = run.result;
+  const X *const source = run.source, *const newest = run.newest;
   for (int64_t pieces = ceil_div(pixels, kMostSums); pieces > 0; --pieces) {
     const int64_t now = pieces == 1 ? pixels : ceil_div(pixels, pieces);
     for (int64_t l = lane; l < end; l += N) {
@@ -144,13 +147,14 @@ void correlate_pixels(Run<T, X, S> run, int64_t pixels, int64_t lane, int64_t en
     run.result += now * run.result_step, run.source += now * run.source_step, pixels -= now;
     if (run.newest) run.newest += now * run.source_step;
   }
+  run.result = result, run.source = source, run.newest = newest;
 }
 
 // All lanes of a run. Where pixels lie in a tensor, its lanes are taken together; where vectors of lanes lie apart, one
 // after the other. In a tensor the last vector starts early enough to be full; else it has lanes beyond `live`, which
 // are not stored.
 template <class T, int N, class X, class S, class Sizes>
-void correlate_all(const Run<T, X, S>& run, int64_t pixels, int64_t live, bool in_tensor, Sizes sizes) {
+void correlate_all(Run<T, X, S>& run, int64_t pixels, int64_t live, bool in_tensor, Sizes sizes) {
   if (in_tensor) return correlate_pixels<T, N>(run, pixels, 0, live, live - N, sizes);
   for (int64_t lane = 0; lane < live; lane += N)
     correlate_pixels<T, N>(run, pixels, lane, least(live, lane + N), lane, sizes);

@@ -121,8 +121,8 @@ struct Plan {
   int64_t tiles;
   int64_t kept_blocks;   // whose packed weights are kept: all that units take in turn, if the cache has room for them
   int64_t work;          // multiply-adds of a unit of whole images, for each vector of lanes
-  int64_t segments;      // the parallel work items: pieces of all units, or for grad_weight, which adds up a piece's
-                         // sums, of the units of each lane block
+  bool in_turn;          // units take the blocks of an image in turn, as they lie in memory; else all of a block first
+  int64_t segments;      // the parallel work items: pieces of all units or, if not in turn, of the units of each block
   int64_t input_extent[3], output_extent[3];  // of the packed tiles, the largest of all tiles
 
   bool wants(int output) const { return outputs & output; }
@@ -130,9 +130,10 @@ struct Plan {
   bool needs_grad_output() const { return wants(CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT); }
   bool needs_weight() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT); }
   int64_t units() const { return image_blocks * tiles; }  // of one lane block
-  int64_t items() const { return segments * (wants(CONVGRAD_GRAD_WEIGHT) ? lane_blocks : 1); }
+  int64_t items() const { return segments * (in_turn ? 1 : lane_blocks); }
   int64_t weight_size() const { return multiplier * kernel_elements * lanes; }
   int64_t sums_size() const { return weight_size() + multiplier * lanes; }  // grad_weight, then grad_bias
+  int64_t item_sums() const { return sums_size() * (in_turn ? lane_blocks : 1); }
   // Pixels of a packed tile, an odd number: vectors a power of two apart would share a few places of the cache.
   static int64_t tile_pixels(const int64_t extent[3]) { return extent[0] * extent[1] * extent[2] | 1; }
   int64_t input_size() const { return needs_input() && !direct ? tile_pixels(input_extent) * lanes : 0; }
@@ -166,8 +167,10 @@ struct Plan {
 // kTileBytes: scratch memory of a thread for packed tiles, half of a second-level cache of 512 KiB. kCachedBytes:
 // tensors that are smaller in sum are in a cache if they have just been computed.
 #if defined(CONVGRAD_TILE_BYTES)  // tests: small problems are cut into many tiles, and taken for large ones
+constexpr bool kTestsTiles = true;
 constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES, kCachedBytes = 0;
 #else
+constexpr bool kTestsTiles = false;
 constexpr int64_t kTileBytes = 256 * 1024, kCachedBytes = 16 * 1024 * 1024;
 #endif
 
@@ -224,8 +227,9 @@ inline int64_t work_of(const Plan& p) {
   return (p.wants(CONVGRAD_FORWARD) + p.wants(CONVGRAD_GRAD_WEIGHT)) * output + p.wants(CONVGRAD_GRAD_INPUT) * input;
 }
 
-// Weights that are kept packed at most; an eighth of a second-level cache in float32.
-constexpr int64_t kKeptWeights = 16 * 1024;
+// Weights that are kept packed, and sums of grad_weight that an item keeps for all blocks, at most: an eighth and three
+// eighths of a second-level cache in float32.
+constexpr int64_t kKeptWeights = 16 * 1024, kKeptSums = 48 * 1024;
 
 // `cheap_to_load`: the storage may be loaded as often as there are kernel elements (kCheapToLoad in vector.h).
 inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage_bytes, int64_t element_bytes,
@@ -264,8 +268,9 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage
   p.image_blocks = ceil_div(p.batch, p.images);
   choose_bands(p, budget, ceil_div(2 * p.threads, most(1, p.lane_blocks * p.image_blocks)));
   p.tiles = p.bands[0] * p.bands[1] * p.bands[2];
-  const bool in_turn = !p.wants(CONVGRAD_GRAD_WEIGHT);
-  p.kept_blocks = in_turn && p.lane_blocks * p.weight_size() <= kKeptWeights ? most(1, p.lane_blocks) : 1;
+  const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
+  p.in_turn = !sums || p.lane_blocks * p.sums_size() <= kKeptSums;
+  p.kept_blocks = p.in_turn && p.lane_blocks * p.weight_size() <= kKeptWeights ? most(1, p.lane_blocks) : 1;
   p.work = work_of(p);
   for (int d = 0; d < 3; ++d)
     for (int64_t b = 0; b < p.bands[d]; ++b) {
@@ -273,9 +278,9 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage
       p.input_extent[d] = most(p.input_extent[d], s.input.size());
       p.output_extent[d] = most(p.output_extent[d], s.grad_output.size());
     }
-  const int64_t items = p.threads == 1 ? 1 : 8 * p.threads;
-  p.segments = p.wants(CONVGRAD_GRAD_WEIGHT) ? least(p.units(), ceil_div(items, p.lane_blocks))
-                                             : least(p.units() * p.lane_blocks, items);
+  // An item that keeps sums begins with zeros and ends in a reduction: fewer of them.
+  const int64_t items = p.threads == 1 ? 1 : (sums && p.in_turn ? 4 : 8) * p.threads;
+  p.segments = p.in_turn ? least(p.units() * p.lane_blocks, items) : least(p.units(), ceil_div(items, p.lane_blocks));
   return p;
 }
 
