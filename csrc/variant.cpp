@@ -1,6 +1,7 @@
 // The kernels for one instruction set. This file is compiled once for each, with its own -march and name.
 #include "depthwise.h"
 #include "grouped.h"
+#include "planar.h"
 
 #ifndef CONVGRAD_VARIANT
 #error "compile with -DCONVGRAD_VARIANT=<name>"
@@ -25,7 +26,10 @@ auto by_dtype(int32_t dtype, Function&& function) {
 
 template <class Function>
 auto by_problem(const convgrad_problem& p, Function&& function) {
-  if (p.in_per_group == 1 && p.groups > 1) return by_dtype<Depthwise>(p.dtype, function);
+  if (p.in_per_group == 1 && p.groups > 1) {
+    const bool planar = by_dtype<Planar>(p.dtype, [&](auto* kernels) { return kernels->takes(p); });
+    return planar ? by_dtype<Planar>(p.dtype, function) : by_dtype<Depthwise>(p.dtype, function);
+  }
   return by_dtype<Grouped>(p.dtype, function);
 }
 

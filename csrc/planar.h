@@ -1,0 +1,304 @@
+// Depthwise convolution of contiguous tensors with stride 1, read and written where they lie: a vector holds
+// neighbouring columns of one channel. Nothing is packed or transposed, so that the processor's own prefetching sees
+// tensors from end to end, and arithmetic and memory work at the same time. Kernels of up to 3 rows and 3 columns, or 4
+// columns, and of any depth; 1-D to 3-D, any dilation, padding and multiplier, all passes, four dtypes.
+//
+// A work unit is a channel of an image, computed by groups of rows that stay in the first-level cache. In a row, the
+// vectors in the middle are reached by every kernel element; those at its borders are computed under masks
+// (planar_kernels.h), and the last one begins early enough to be full. Rows that the same kernel rows reach form a
+// zone, as in depthwise.h, which computes everything else: larger kernels, whose arithmetic takes longer than their
+// memory, strides, channels_last, and narrow images, where lanes would be idle.
+#pragma once
+
+#include "parallel.h"
+#include "planar_exact.h"
+#include "planar_plan.h"
+
+namespace {
+
+// S: storage, T: arithmetic, N: lanes of a vector.
+template <class S, class T, int N>
+struct Planar {
+  static constexpr auto kBlocks = std::make_integer_sequence<int, kBlockRows * kBlockColumns>();
+  static constexpr int64_t kAlign = 64;
+  using Mask = MaskElement<T>;
+  using Columns = PlanarColumns<T, N>;
+
+  static bool takes(const convgrad_problem& q) { return Columns::takes(q); }
+
+  // ---- scratch memory ----
+
+  struct Scratch {
+    T *weights, *sums;
+    KernelBlock* blocks;
+    bool infinite_weight, infinite_sums;  // which the zeros of masks would spoil
+  };
+
+  // All passes' columns, shared by the threads.
+  struct Shared {
+    RowVectors<T> forward, backward, sums;
+  };
+
+  const PlanarPlan& p;
+  const convgrad_tensors& t;
+  const Shared& shared;
+
+  // Rows of a slice that the same kernel rows reach; `row` and `first` are the first one's row of the source and kernel
+  // row, as they lie in the source: in grad_input, whose kernel runs backward, the last kernel row comes first.
+  // `together`: kernel rows that share their loads, as they lie as far apart as the rows that are computed together.
+  struct Rows {
+    int64_t positions, row, first, count, together;
+  };
+  static Rows rows_from(const PlanarPass& pass, int64_t low, int64_t high) {
+    const Zone z = zone_at(pass.reach(1), low, 1, 0, pass.source[1], high - low);
+    const int64_t lowest = pass.step[1] < 0 ? z.reach.count - 1 : 0;
+    const bool neighbours = pass.step[1] * pass.step[1] == 1;
+    return {z.positions, low + z.reach.offset + lowest * z.reach.offset_step, z.reach.first + lowest, z.reach.count,
+            neighbours ? most(1, z.reach.count) : 1};
+  }
+
+  // The elements that the vectors of some rows reach to, from the first to the last one.
+  struct Reached {
+    int64_t low, high, size;
+    bool inside() const { return low >= 0 && high < size; }
+  };
+  // Fewer rows, where only the first one begins before the tensor, or the last one ends behind it.
+  static int64_t without_ends(const Reached& r, int64_t positions) {
+    return r.inside() || positions == 1 ? positions : r.low < 0 ? 1 : positions - 1;
+  }
+  static bool exactly(const Scratch& s, const Reached& r) {
+    return s.infinite_weight || s.infinite_sums || !r.inside();
+  }
+
+  // ---- forward, grad_input ----
+
+  // Some rows of one slice of a result. `multiplier`: planes of the source that one result plane reads.
+  void correlate(const Scratch& s, const PlanarPass& pass, const RowVectors<T>& columns, int64_t d, Range rows,
+                 const Bounded<S>& source, int64_t plane, int64_t multiplier, S* result, const T* weights,
+                 T start) const {
+    const Zone depth = zone_at(pass.reach(0), d, 1, 0, pass.source[0], 1);
+    const int64_t kernel = pass.kernel[2], width = pass.source[2], down = pass.step[1] < 0 ? -1 : 1;
+    Strip<S, T> strip = {};
+    strip.columns = columns, strip.source = source, strip.weights = weights, strip.start = start;
+    strip.result_row = pass.result[2], strip.source_row = width, strip.column = pass.step[2];
+    strip.weight_row = down * kernel * N, strip.blocks = s.blocks;
+    const int64_t reach = (kernel - 1) * pass.step[2];
+    for (int64_t end = rows.high; rows.low < rows.high;) {
+      const Rows r = rows_from(pass, rows.low, end);
+      strip.rows = r.positions, strip.count = 0;
+      strip.result = result + (d * pass.result[1] + rows.low) * pass.result[2];
+      strip.first = plane + (d * pass.source[1] + r.row) * width + pass.shift[2];
+      Reached reached = {strip.first, strip.first, source.size};
+      for (int64_t m = 0; m < multiplier; ++m)
+        for (int64_t i = 0; i < depth.reach.count; ++i)
+          for (int64_t k = 0; k < r.count; k += r.together) {
+            const int64_t slice = depth.reach.offset + i * depth.reach.offset_step;
+            const int64_t kd = m * pass.kernel[0] + depth.reach.first + i;
+            const int64_t at = m * p.output + (slice * pass.source[1] + down * k * pass.step[1]) * width;
+            s.blocks[strip.count++] = {at, (kd * pass.kernel[1] + r.first + down * k) * kernel * N};
+            reached.low = least(reached.low, strip.first + at), reached.high = most(reached.high, strip.first + at);
+          }
+      reached.low += least(0, reach);
+      reached.high += (r.positions + r.together - 2) * width + most(0, reach) + pass.result[2] - 1;
+      if (without_ends(reached, r.positions) < r.positions) {
+        end = rows.low + without_ends(reached, r.positions);
+        continue;
+      }
+      if (exactly(s, reached))
+        correlate_exactly<T, N, S>(strip, r.together, kernel);
+      else
+        planar_kernels<T, N, S>(r.together, kernel, kBlocks).correlate(strip);
+      rows.low += r.positions, end = rows.high;
+    }
+  }
+
+  // ---- grad_weight ----
+
+  // Add what some rows of one slice of grad_output give to the sums of its kernel elements.
+  void accumulate(const Scratch& s, int64_t d, Range rows, const Bounded<S>& grad, int64_t grad_plane,
+                  const Bounded<S>& input, int64_t input_plane, T* sums) const {
+    const PlanarPass& f = p.forward;
+    const int64_t kernel = f.kernel[2], width = f.source[2];
+    const Zone depth = zone_at(f.reach(0), d, 1, 0, f.source[0], 1);
+    Pairs<S, T> pairs = {};
+    pairs.columns = shared.sums, pairs.grad = grad, pairs.input = input;
+    pairs.grad_row = f.result[2], pairs.input_row = width, pairs.column = f.step[2], pairs.weight_row = kernel * N;
+    for (int64_t i = 0; i < depth.reach.count; ++i) {
+      const int64_t slice = input_plane + (d + depth.reach.offset + i * depth.reach.offset_step) * f.source[1] * width;
+      for (int64_t h = rows.low, end = rows.high; h < rows.high;) {
+        const Rows r = rows_from(f, h, end);
+        pairs.rows = r.positions, pairs.grad_at = grad_plane + (d * f.result[1] + h) * f.result[2];
+        const int64_t first = slice + r.row * width + f.shift[2];
+        const int64_t last_row = most(0, r.positions + r.count * f.step[1] - 1 - f.step[1]);
+        const int64_t last = first + last_row * width + (kernel - 1) * f.step[2] + f.result[2] - 1;
+        const Reached reached = {first, last, input.size};
+        if (without_ends(reached, r.positions) < r.positions) {
+          end = h + without_ends(reached, r.positions);
+          continue;
+        }
+        for (int64_t k = 0; k < r.count; k += r.together) {
+          pairs.input_at = first + k * f.step[1] * width;
+          T* const to = sums + ((depth.reach.first + i) * f.kernel[1] + r.first + k) * kernel * N;
+          if (exactly(s, reached))
+            accumulate_exactly<T, N, S>(to, pairs, r.together, kernel);
+          else
+            planar_kernels<T, N, S>(r.together, kernel, kBlocks).accumulate(to, pairs);
+        }
+        h += r.positions, end = rows.high;
+      }
+    }
+  }
+
+  // ---- units, items, threads ----
+
+  // Where a unit's planes begin: a channel of an image.
+  struct Unit {
+    int64_t channel, input, output;
+  };
+  T* bias_sums(const Scratch& s) const { return s.sums + p.multiplier * p.elements * N; }
+
+  // A group of rows: `od` and `oh` of what has grad_output's size, `id` and `ih` of what has the input's.
+  void run_rows(const Scratch& s, const Unit& u, Range od, Range oh, Range id, Range ih) const {
+    const Bounded<S> x = {static_cast<const S*>(t.input), p.units() * p.input};
+    const Bounded<S> g = {static_cast<const S*>(t.grad_output), p.units() * p.multiplier * p.output};
+    const S* const bias = static_cast<const S*>(t.bias);
+    const int64_t *in = p.forward.source, *out = p.forward.result;
+    for (int64_t d = od.low; d < od.high; ++d)
+      for (int64_t m = 0; m < p.multiplier; ++m) {
+        const int64_t plane = u.output + m * p.output, weights = m * p.elements * N;
+        if (p.wants(CONVGRAD_GRAD_BIAS))
+          sum_elements<T, N>(bias_sums(s) + m * N, g.data + plane + (d * out[1] + oh.low) * out[2], oh.size() * out[2]);
+        if (p.wants(CONVGRAD_FORWARD))
+          correlate(s, p.forward, shared.forward, d, oh, x, u.input, 1, static_cast<S*>(t.forward) + plane,
+                    s.weights + weights, bias ? load_one<T>(bias + u.channel * p.multiplier + m) : T(0));
+        if (p.wants(CONVGRAD_GRAD_WEIGHT)) accumulate(s, d, oh, g, plane, x, u.input, s.sums + weights);
+      }
+    for (int64_t d = id.low; d < id.high; ++d) {
+      if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS))
+        sum_elements<T, N>(bias_sums(s), x.data + u.input + (d * in[1] + ih.low) * in[2], ih.size() * in[2]);
+      if (p.wants(CONVGRAD_GRAD_INPUT))
+        correlate(s, p.backward, shared.backward, d, ih, g, u.output, p.multiplier,
+                  static_cast<S*>(t.grad_input) + u.input, s.weights,
+                  bias && !p.wants(CONVGRAD_FORWARD) ? load_one<T>(bias + u.channel) : T(0));
+    }
+  }
+
+  // `partial`: the item's sums.
+  void run_unit(Scratch& s, int64_t number, T* partial) const {
+    const int64_t elements = p.multiplier * p.elements;
+    const Unit u = {number % p.channels, number * p.input, number * p.multiplier * p.output};
+    const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
+    if (p.needs_weight()) {
+      const S* const weight = static_cast<const S*>(t.weight) + u.channel * elements;
+      for (int64_t k = 0; k < elements; ++k) store<T, N>(s.weights + k * N, Vec<T, N>{} + load_one<T>(weight + k));
+      s.infinite_weight = !all_finite<T, N>(s.weights, elements * N);
+    }
+    if (sums) memset(s.sums, 0, sizeof(T) * static_cast<size_t>(p.sums() * N));
+    const int64_t *in = p.forward.source, *out = p.forward.result;
+    const int64_t slices = most(in[0], out[0]), groups = ceil_div(most(in[1], out[1]), p.rows);
+    for (int64_t i = 0; i < slices; ++i)
+      for (int64_t j = 0; j < groups; ++j)
+        run_rows(s, u, share(out[0], i, slices), share(out[1], j, groups), share(in[0], i, slices),
+                 share(in[1], j, groups));
+    if (!sums) return;
+    add_lanes<T, N>(partial + u.channel * elements, s.sums, elements);
+    add_lanes<T, N>(partial + p.channels * elements + u.channel * p.biases(), bias_sums(s), p.biases());
+  }
+
+  void run_item(Scratch& s, int64_t item, T* partial) const {
+    const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
+    const int64_t size = p.item_sums();
+    const Range units = share(p.units(), item, p.items);
+    T* const of_item = partial + item * size;
+    s.infinite_sums = false;
+    for (;;) {
+      if (sums) memset(of_item, 0, sizeof(T) * static_cast<size_t>(size));
+      for (int64_t unit = units.low; unit < units.high; ++unit) run_unit(s, unit, of_item);
+      if (!sums || s.infinite_sums || all_finite<T, N>(of_item, size)) return;
+      s.infinite_sums = true;  // once more
+    }
+  }
+
+  // Add the items' sums, always in the same order.
+  void reduce(Range of, const T* partial) const {
+    const int64_t weights = p.channels * p.multiplier * p.elements;
+    for (int64_t i = of.low; i < of.high; ++i) {
+      T total = 0;
+      for (int64_t item = 0; item < p.items; ++item) total += partial[item * p.item_sums() + i];
+      if (i < weights)
+        store_one<T>(static_cast<S*>(t.grad_weight) + i, total);
+      else
+        store_one<T>(static_cast<S*>(t.grad_bias) + i - weights, total);
+    }
+  }
+
+  // ---- memory ----
+
+  static PlanarPlan plan(const convgrad_problem& q) { return make_planar_plan(q, sizeof(S)); }
+
+  struct Sizes {
+    int64_t at, masks, weights, sums, blocks, thread, partial, total;
+  };
+  static Sizes sizes(const PlanarPlan& p) {
+    auto bytes = [](int64_t elements, int64_t size) { return round_up(elements * size, kAlign); };
+    Sizes z;
+    const int64_t in_row = Columns::vectors(most(p.forward.source[2], p.forward.result[2]));
+    const int64_t elements = p.multiplier * p.elements;
+    z.at = bytes(in_row, sizeof(int64_t));
+    z.masks = bytes(in_row * p.forward.kernel[2] * N, sizeof(Mask));
+    z.weights = p.needs_weight() ? bytes(elements * N, sizeof(T)) : 0;
+    z.sums = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.sums() * N, sizeof(T)) : 0;
+    const int64_t blocks = p.multiplier * p.forward.kernel[0] * p.forward.kernel[1];
+    z.blocks = p.needs_weight() ? bytes(blocks, sizeof(KernelBlock)) : 0;
+    z.thread = z.weights + z.sums + z.blocks;
+    z.partial = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.items * p.item_sums(), sizeof(T)) : 0;
+    z.total = 3 * (z.at + z.masks) + z.thread * p.threads + z.partial + kAlign;
+    return z;
+  }
+
+  static int64_t workspace(const convgrad_problem& q) { return sizes(plan(q)).total; }
+
+  static int32_t run(const convgrad_problem& q, const convgrad_tensors& t, char* memory, int64_t bytes) {
+    const PlanarPlan p = plan(q);
+    const Sizes z = sizes(p);
+    if (bytes < z.total) return 1;
+    memory += (kAlign - reinterpret_cast<uintptr_t>(memory) % kAlign) % kAlign;
+    Shared shared = {};
+    auto columns = [&](RowVectors<T>& to, const PlanarPass& pass, bool once) {
+      to = Columns::list(pass, once, reinterpret_cast<int64_t*>(memory), reinterpret_cast<Mask*>(memory + z.at));
+      memory += z.at + z.masks;
+    };
+    columns(shared.forward, p.forward, false);
+    columns(shared.backward, p.backward, false);
+    columns(shared.sums, p.forward, true);
+    T* const partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
+    const Planar call = {p, t, shared};
+    auto scratch = [&](int64_t thread) {
+      char* at = memory + z.thread * thread;
+      Scratch s = {};
+      s.weights = reinterpret_cast<T*>(at), at += z.weights;
+      s.sums = reinterpret_cast<T*>(at), at += z.sums;
+      s.blocks = reinterpret_cast<KernelBlock*>(at);
+      return s;
+    };
+    const int64_t sums = p.wants(CONVGRAD_GRAD_WEIGHT) ? p.item_sums() : 0;
+    const int threads = static_cast<int>(most(1, least(p.threads, p.items)));  // an empty batch has no items
+    if (threads == 1) {  // no parallel region: also safe in a forked child
+      Scratch s = scratch(0);
+      for (int64_t item = 0; item < p.items; ++item) call.run_item(s, item, partial);
+      call.reduce({0, sums}, partial);
+      return 0;
+    }
+    Queue queue(p.items);
+    on_threads(threads, [&](const Member& me) {
+      Scratch s = scratch(me.number);
+      for (int64_t item; queue.take(&item);) call.run_item(s, item, partial);
+      if (!sums) return;
+      me.wait_for_all();
+      call.reduce(me.share_of(sums), partial);
+    });
+    return 0;
+  }
+};
+
+}  // namespace
