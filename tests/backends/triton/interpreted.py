@@ -14,7 +14,7 @@ import torch
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.backends.triton import TritonBackend, patch_tiles, tiles
+from convgrad.backends.triton import TritonBackend, channel_tiles, patch_tiles, tiles
 from convgrad.backends.triton.ways import Way
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
 from convgrad.testing import check_problem
@@ -27,6 +27,9 @@ tiles.WARPS = 16
 tiles._UNROLLED_ROWS = 8
 tiles._UNROLLED_CHUNK = 16
 patch_tiles._LANES = 4
+channel_tiles._WARPS = 16
+channel_tiles._LANES = 8
+channel_tiles._LINE = 4
 
 # numpy warns where an infinity meets a zero, also in lanes whose value is not taken.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")

@@ -22,9 +22,9 @@ from torch import Tensor
 from ...errors import BackendError
 from ...problem import ConvProblem, Output, Pass
 from ..base import Backend
-from . import patch_tiles
+from . import channel_tiles, patch_tiles, tiles
 from .geometry import geometry
-from .tiles import UNROLLED, UNROLLED_CHANNELS, share_elements
+from .tiles import UNROLLED, UNROLLED_CHANNELS
 from .ways import way_of
 
 __all__ = ["TritonBackend"]
@@ -88,7 +88,7 @@ class TritonBackend(Backend):
         if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
             return 0
         use = "sweep" if len(outputs) > 1 else "sum"
-        most = max(share_elements(problem, use), patch_tiles.share_elements(problem, use))
+        most = max(module.share_elements(problem, use) for module in (tiles, patch_tiles, channel_tiles))
         return most * max(4, problem.dtype.itemsize)
 
     def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
