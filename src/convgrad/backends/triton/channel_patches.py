@@ -12,13 +12,13 @@ patch pays for padding. Threads without a patch of their own compute a neighbour
 Lanes are numbered over vectors of channels, however many there are, and then over patches: see `place`.
 
 A sequence of strides (L*C, 1, C) has its positions as rows. TRANSPOSED: its result is contiguous instead, and a thread
-stores O positions of each of its channels together.
+stores TOGETHER positions of each of its channels with one instruction.
 
 Limits: `channel_tiles` chooses R, W and V and refuses what would not fit into registers; one output channel per input
 channel.
 """
 
-# ruff: noqa: N803, N806, PLR0912, PLR0915, RUF005
+# ruff: noqa: N803, N806, PLR0915, RUF005, SIM108
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportOptionalOperand=false, reportAssignmentType=false
 # pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
@@ -30,10 +30,11 @@ import triton.language as tl
 from .kernels import mask_of, within
 from .patches import add_row, first_read, last_read, place_patches, store_row, unpack
 
-#: Sizes and strides that must not select another compiled kernel: all of them.
+#: Sizes and strides that must not select another compiled kernel: all but these, which are 1 where there is no such
+#: dimension and then cost nothing.
+LENGTHS = ("depth", "width")
 UNSPECIALIZED = (
-    *("batch", "vectors", "depth", "height", "width", "src_depth", "src_height", "src_width"),
-    *("period", "parts"),
+    *("batch", "vectors", "height", "src_depth", "src_height", "src_width", "period", "parts"),
     *(f"{operand}_{axis}" for operand in ("src", "centre", "out") for axis in "ncdhw"),
 )
 
@@ -54,11 +55,21 @@ def place(block, tile, vectors, items, period, LINE: tl.constexpr, B: tl.constex
 @triton.jit
 def load_vector(ptrs, ok, MASKED: tl.constexpr, ACC: tl.constexpr, V: tl.constexpr):
     """V channels of each lane; zero where a masked one is not there."""
-    at = ptrs[:, None] + tl.arange(0, V)[None, :]
+    # A bfloat16 is the high half of a float32: pairs are loaded as they lie and taken apart by one instruction a value.
+    PAIRS: tl.constexpr = ptrs.dtype.element_ty == tl.bfloat16 and V > 1
+    if PAIRS:
+        ptrs = ptrs.to(tl.pointer_type(tl.int32), bitcast=True)
+    at = ptrs[:, None] + tl.arange(0, V // 2 if PAIRS else V)[None, :]
     if MASKED:
-        return tl.load(at, mask=mask_of(ok)[:, None], other=0.0).to(ACC)
+        x = tl.load(at, mask=mask_of(ok)[:, None], other=0)
     else:
-        return tl.load(at).to(ACC)
+        x = tl.load(at)
+    if PAIRS:
+        low = (x << 16).to(tl.float32, bitcast=True)
+        high = (x & -65536).to(tl.float32, bitcast=True)
+        return tl.reshape(tl.join(low, high), (ptrs.shape[0], V))
+    else:
+        return x.to(ACC)
 
 
 @triton.jit
@@ -104,33 +115,36 @@ def store_patch(
 
 @triton.jit
 def store_positions(
-    ptrs, channel_step, values, ok, rows, R: tl.constexpr, B: tl.constexpr, V: tl.constexpr, O: tl.constexpr
-):
-    """Store R positions of V channels, O positions together; each channel's are neighbours."""
+    ptrs, channel_step, values, ok, rows, R: tl.constexpr, B: tl.constexpr, V: tl.constexpr, TOGETHER: tl.constexpr,
+):  # fmt: skip
+    """Store R positions of V channels, some of them together; those of a channel are neighbours."""
     apart = ()
     for j in tl.static_range(R):
         apart = apart + (unpack(values[j], B, V),)
     for v in tl.static_range(V):
-        for first in tl.static_range(0, R, O):
+        for first in tl.static_range(0, R, TOGETHER):
             some = ()
-            for j in tl.static_range(O):
+            for j in tl.static_range(TOGETHER):
                 some = some + (apart[first + j][v],)
-            store_row(ptrs + v * channel_step + first, some, ok & (first < rows), B, O)
+            store_row(ptrs + v * channel_step + first, some, ok & (first < rows), B, TOGETHER)
 
 
-@triton.jit(do_not_specialize=[name for name in UNSPECIALIZED if name != "parts" and "centre" not in name])
+@triton.jit(
+    do_not_specialize=[name for name in UNSPECIALIZED if name != "parts" and "centre" not in name],
+    do_not_specialize_on_alignment=LENGTHS,
+)
 def correlate_channels(
     src, weight, bias, out, batch, vectors, depth, height, width, src_depth, src_height, src_width, period,
     src_n, src_d, src_h, src_w, out_n, out_c, out_d, out_h, out_w, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
     DILATION: tl.constexpr, PAD: tl.constexpr, ADJOINT: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr,
     HAS_BIAS: tl.constexpr, TRANSPOSED: tl.constexpr, INSIDE_D: tl.constexpr,
     INSIDE_H: tl.constexpr, INSIDE_W: tl.constexpr, EXACT: tl.constexpr, EXACT_W: tl.constexpr, W: tl.constexpr,
-    V: tl.constexpr, O: tl.constexpr, LINE: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+    V: tl.constexpr, TOGETHER: tl.constexpr, LINE: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """out[n, c, q] = bias[c] + sum over taps of source * weight, for a patch of R rows, W columns, V channels a thread.
 
-    Strides are given in vectors of V values, or for a TRANSPOSED result in vectors of O: so the compiler knows what is
-    aligned. The host launches (vectors of channels of a period, in lines) x (patches) programs, in this order from the fastest.
+    Strides are given in vectors of V values, or for a TRANSPOSED result in vectors of TOGETHER: so the compiler knows what is
+    aligned. The host launches (lines of a period) x (patches) programs, in this order from the fastest.
     """
     KD: tl.constexpr = KERNEL[0]
     KH: tl.constexpr = KERNEL[1]
@@ -193,8 +207,8 @@ def correlate_channels(
         acc = new
     rows = height - group * R
     if TRANSPOSED:
-        target = out + (n * out_n + vector * V * out_c + group * (R // O)) * O
-        store_positions(target, out_c * O, acc, ok, rows, R, B, V, O)
+        target = out + (n * out_n + vector * V * out_c + group * (R // TOGETHER)) * TOGETHER
+        store_positions(target, out_c * TOGETHER, acc, ok, rows, R, B, V, TOGETHER)
     else:
         target = out + (n * out_n + d * out_d + group * R * out_h + strip * W * out_w + vector) * V
         store_patch(target, out_h * V, out_w * V, acc, ok, rows, width - strip * W, EXACT, EXACT_W, R, W, B, V)

@@ -11,7 +11,7 @@ registers to its end; then those of the same vectors are added through shared me
 Limits: all kernel positions at once, so kernels up to 7x7 or 3x3x3; one output channel per input channel.
 """
 
-# ruff: noqa: N803, N806, PLR0912, PLR0915, RUF005
+# ruff: noqa: N803, N806, PLR0912, PLR0915, RUF005, SIM108
 # pyright: reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportOptionalOperand=false, reportAssignmentType=false
 # pyright: reportAttributeAccessIssue=false, reportPossiblyUnboundVariable=false
@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from .channel_patches import (
+    LENGTHS,
     UNSPECIALIZED,
     load_strip,
     load_weights,
@@ -39,7 +40,7 @@ def add_lines(x, LINE: tl.constexpr, B: tl.constexpr, V: tl.constexpr):
     return tl.sum(tl.reshape(x, (B // LINE, LINE, V)), axis=0)
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
+@triton.jit(do_not_specialize=UNSPECIALIZED, do_not_specialize_on_alignment=LENGTHS)
 def sum_channels(
     src, centre, weight, out, shares, bias_shares, batch, vectors, depth, height, width, src_depth, src_height,
     src_width, period, src_n, src_d, src_h, src_w, centre_n, centre_d, centre_h, centre_w, out_n, out_c, out_d, out_h,
@@ -47,13 +48,13 @@ def sum_channels(
     PAD: tl.constexpr, ADJOINT: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr, SWEEP: tl.constexpr,
     BIAS_TAP: tl.constexpr, TRANSPOSED: tl.constexpr, INSIDE_D: tl.constexpr,
     INSIDE_H: tl.constexpr, INSIDE_W: tl.constexpr, EXACT: tl.constexpr, FULL: tl.constexpr, W: tl.constexpr,
-    V: tl.constexpr, O: tl.constexpr, LINE: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
+    V: tl.constexpr, TOGETHER: tl.constexpr, LINE: tl.constexpr, R: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """shares[part * period + p, c, k] = a part of the sum over n, q of centre * source; with SWEEP out = grad_input as well.
+    """shares[share, c, k] = a part of the sum over n, q of centre * source; with SWEEP out = grad_input as well.
 
-    The host launches (vectors of channels of a period, in lines) x parts programs, in this order from the fastest. BIAS_TAP is the kernel
-    position (depth, height, width) whose loads are summed, or -1 for none. EXACT: every row of every patch exists; all
-    columns do. FULL: every lane has a patch in every tile.
+    The host launches (lines of a period) x parts programs, in this order from the fastest; there are parts x period
+    shares. BIAS_TAP is the kernel position (depth, height, width) whose loads are summed, or -1 for none. EXACT: every
+    row of every patch exists; all columns do. FULL: every lane has a patch in every tile.
     """
     KD: tl.constexpr = KERNEL[0]
     KH: tl.constexpr = KERNEL[1]
@@ -148,8 +149,8 @@ def sum_channels(
         sums = new
         if SWEEP:
             if TRANSPOSED:
-                target = out + (n * out_n + vector * V * out_c + group * (R // O)) * O
-                store_positions(target, out_c * O, acc, ok, rows, R, B, V, O)
+                target = out + (n * out_n + vector * V * out_c + group * (R // TOGETHER)) * TOGETHER
+                store_positions(target, out_c * TOGETHER, acc, ok, rows, R, B, V, TOGETHER)
             else:
                 target = out + (n * out_n + d * out_d + group * R * out_h + strip * W * out_w + vector) * V
                 store_patch(target, out_h * V, out_w * V, acc, ok, rows, W, EXACT, True, R, W, B, V)

@@ -40,6 +40,10 @@ _KEPT = 49  # kernel positions whose sums or weights a thread keeps: 7 x 7
 _UNROLLED = 2048  # products that one program may hold: more would not fit into the instruction cache
 _MOST_ROWS = 16
 _MOST_COLUMNS = 8
+_ROOM = 175  # registers for sums, weights, results and a row of the source
+_ROOM_DEEP = {"result": 175, "sum": 90, "sweep": 120}  # with a depth, whose loads all begin at once in a sum
+_MOST_SUMS = 80  # more of them, and ptxas spills because it begins too many loads at once
+_AT_ONCE = 440  # registers for loads, sums and results of a thread on AMD
 _PER_LOAD = 5  # instructions of a load beside the conversion: its address, its mask, the zeros it may leave
 _PER_PATCH = 100  # for where a patch lies
 
@@ -86,7 +90,7 @@ def channel_patch(g: Geometry, use: Use, vector: int, together: int) -> ChannelP
         return None
     if height.kernel * width.kernel * (1 if use == "result" else depth.kernel) > _KEPT:
         return None
-    if g.batch * g.channels * prod(g.field("result")) > INT32_MAX:
+    if g.batch * prod(g.field("result")) > INT32_MAX // 2:
         return None
     found = {shape: _instructions(g, use, *shape) for shape in _shapes(g, use, vector, together)}
     if not found:
@@ -148,13 +152,16 @@ def _held(g: Geometry, use: Use, rows: int, columns: int, v: int) -> float:
     """An estimate of a thread's registers, as a fraction of what it may have (fitted to ptxas for sm_90)."""
     depth, height, width = g.axes
     each = v * (2 if g.double else 1)
-    plane = height.kernel * width.kernel
+    deep = depth.kernel if use != "result" else 1
+    sums = height.kernel * width.kernel * deep
     values = rows * columns
-    if use == "result":
-        kept = plane + values
-    else:
-        kept = plane * depth.kernel * (2 if use == "sweep" else 1) + values * (2 if use == "sweep" else 1)
-    return each * (kept + _reach(width, columns)) / 140
+    row = _reach(width, columns)
+    room = _ROOM_DEEP[use] if depth.kernel > 1 else _ROOM
+    held = each * ((values + sums) * (2 if use == "sweep" else 1) + row) / room
+    # LLVM for AMD begins all loads of a patch at once.
+    begun = v * max(g.itemsize // 2, 1) / 2 * (_reach(height, rows) * row * deep + values)
+    most = max(held, (begun + each * (sums + values)) / _AT_ONCE)
+    return most if use == "result" else max(most, each * sums / _MOST_SUMS)
 
 
 def _fit(g: Geometry, rows: int, columns: int, v: int, together: int) -> ChannelPatch:
@@ -215,7 +222,7 @@ def constants(g: Geometry, use: Use, chosen: ChannelPatch) -> dict[str, int]:
         "EXACT": int(height.result % chosen.rows == 0),
         "W": chosen.columns,
         "V": chosen.vector,
-        "O": max(1, chosen.together),
+        "TOGETHER": max(1, chosen.together),
         "LINE": chosen.line,
         "R": chosen.rows,
         "B": chosen.lanes,

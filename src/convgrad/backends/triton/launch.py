@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...problem import ConvProblem
-from . import grad_weight as grad_weight_kernels
 from . import channel_launch, kernels, patch_launch
+from . import grad_weight as grad_weight_kernels
 from .arguments import constants, programs, sizes, strides, weight_strides
 from .geometry import Geometry, geometry, needs_wide
 from .operands import channel_last, empty, filter_of, ready, sum_lanes

@@ -23,6 +23,7 @@ from .tiles import Tile, Use, candidates
 __all__ = ["channel_tuner", "exact", "may_tune", "patch_tuner", "tuner"]
 
 _PATCHES_TUNED_BY = ["batch", "channels", "depth", "height", "vectors", "src_depth", "src_height", "src_vectors"]
+_CHANNELS_TUNED_BY = ["batch", "vectors", "depth", "height", "width", "src_depth", "src_height", "src_width"]
 _TUNED_BY = ["batch", "channels", "depth", "height", "width", "src_depth", "src_height", "src_width"]
 
 
@@ -64,7 +65,7 @@ def channel_tuner(kernel: Any, g: Geometry, use: Use, chosen: ChannelPatch) -> A
         triton.Config(channel_tiles.constants(g, use, found), num_warps=patch_tiles.warps_of(found.lanes, amd))
         for found in channel_tiles.candidates(g, use, chosen)
     ]
-    return triton.autotune(configs=configs, key=_TUNED_BY, cache_results=True)(kernel)
+    return triton.autotune(configs=configs, key=_CHANNELS_TUNED_BY, cache_results=True)(kernel)
 
 
 def exact(g: Geometry, tile: Tile) -> bool:
