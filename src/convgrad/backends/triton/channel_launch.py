@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from math import gcd
 from typing import Any
 
 import torch
@@ -13,11 +12,9 @@ from torch import Tensor
 from . import channel_patches, channel_sums
 from .channel_tiles import (
     ChannelPatch,
-    aligned,
-    aligned_positions,
-    channel_patch,
     constants,
     parts,
+    patch_of,
     period,
     programs,
     shares,
@@ -33,7 +30,7 @@ __all__ = ["result", "sums"]
 
 def result(g: Geometry, source: Tensor, out: Tensor, with_bias: bool, tune: bool) -> Launch | None:
     """``forward`` or ``grad_input``: a launch that takes (source, weight, bias, out), or None."""
-    chosen = _chosen(g, "result", out, source)
+    chosen = patch_of(g, "result", out, source)
     if chosen is None:
         return None
     arguments = {
@@ -55,7 +52,7 @@ def sums(
     tune: bool,
 ) -> tuple[Launch, int] | None:
     """A launch that takes (source, centre, weight, out, shares, shares of the bias), and the number of shares."""
-    chosen = _chosen(g, use, out, source, centre)
+    chosen = patch_of(g, use, out, source, centre)
     if chosen is None:
         return None
     count = shares(g, chosen)
@@ -74,17 +71,6 @@ def sums(
         "BIAS_TAP": bias_tap,
     }
     return _launch(channel_sums.sum_channels, g, use, arguments, chosen, parts(g, chosen), tune), count
-
-
-def _chosen(g: Geometry, use: Use, out: Tensor | None, *operands: Tensor) -> ChannelPatch | None:
-    """A patch for these operands and this result, of which a contiguous one is for sequences only."""
-    together = 0
-    if out is not None and out.shape[1] > 1 and out.stride(1) > 1:
-        together = aligned_positions(g, out)
-    elif out is not None:
-        operands = (*operands, out)
-    vectors = [aligned(g, t) for t in operands]
-    return channel_patch(g, use, gcd(*vectors) if all(vectors) else 0, together)
 
 
 def _launch(

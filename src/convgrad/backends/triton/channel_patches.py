@@ -39,6 +39,15 @@ UNSPECIALIZED = (
 )
 
 
+@triton.constexpr_function
+def is_read(position, results, K, S, D, P, ADJOINT):
+    """Whether a patch of so many results reads a position of the source at all; a dilated kernel leaves some out."""
+    pairs = [(q, k) for q in range(results) for k in range(K)]
+    if ADJOINT:
+        return any(position * S == q + P - k * D for q, k in pairs)
+    return any(position == q * S + k * D - P for q, k in pairs)
+
+
 @triton.jit
 def place(block, tile, vectors, items, period, LINE: tl.constexpr, B: tl.constexpr):
     """Vector of channels and patch of each lane of a program, and whether it is there.
@@ -75,12 +84,15 @@ def load_vector(ptrs, ok, MASKED: tl.constexpr, ACC: tl.constexpr, V: tl.constex
 @triton.jit
 def load_strip(
     ptrs, step, at, width, ok, MASKED: tl.constexpr, ACC: tl.constexpr, V: tl.constexpr, FIRST: tl.constexpr,
-    LAST: tl.constexpr, INSIDE: tl.constexpr,
+    LAST: tl.constexpr, INSIDE: tl.constexpr, W: tl.constexpr, K: tl.constexpr, S: tl.constexpr, D: tl.constexpr,
+    P: tl.constexpr, ADJOINT: tl.constexpr,
 ):  # fmt: skip
     """The columns ``at + FIRST`` to ``at + LAST`` of a row, of which those from 0 to INSIDE are known to be there."""
     found = ()
     for s in tl.static_range(FIRST, LAST + 1):
-        if s >= 0 and s < INSIDE:
+        if not is_read(s, W, K, S, D, P, ADJOINT):
+            found = found + (0,)
+        elif s >= 0 and s < INSIDE:
             found = found + (load_vector(ptrs + s * step, ok, MASKED, ACC, V),)
         else:
             found = found + (load_vector(ptrs + s * step, ok & within(at + s, width), True, ACC, V),)
@@ -143,8 +155,8 @@ def correlate_channels(
 ):  # fmt: skip
     """out[n, c, q] = bias[c] + sum over taps of source * weight, for a patch of R rows, W columns, V channels a thread.
 
-    Strides are given in vectors of V values, or for a TRANSPOSED result in vectors of TOGETHER: so the compiler knows what is
-    aligned. The host launches (lines of a period) x (patches) programs, in this order from the fastest.
+    Strides are given in vectors of V values, those of a TRANSPOSED result in vectors of TOGETHER: so the compiler knows
+    what is aligned. The host launches (lines of a period) x (patches) programs, in this order from the fastest.
     """
     KD: tl.constexpr = KERNEL[0]
     KH: tl.constexpr = KERNEL[1]
@@ -193,11 +205,12 @@ def correlate_channels(
         w = load_weights(weight + (kd * (KH * KW) * vectors + vector) * V, vectors, 0, KH * KW, ACC, V)
         plane = base + ds * src_d * V
         for r in tl.static_range(TOP, BOTTOM + 1):
-            x = load_strip(
-                plane + r * src_h * V, src_w * V, left, src_width, in_depth & within(row + r, src_height),
-                INSIDE_D == 0 or r < 0 or r >= INSIDE_H, ACC, V, FIRST, LAST, INSIDE_W,
-            )  # fmt: skip
-            acc = add_row(acc, x, w, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, W, FIRST)
+            if is_read(r, R, KH, SH, DH, PH, ADJOINT):
+                x = load_strip(
+                    plane + r * src_h * V, src_w * V, left, src_width, in_depth & within(row + r, src_height),
+                    INSIDE_D == 0 or r < 0 or r >= INSIDE_H, ACC, V, FIRST, LAST, INSIDE_W, W, KW, SW, DW, PW, ADJOINT,
+                )  # fmt: skip
+                acc = add_row(acc, x, w, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, W, FIRST)
 
     if HAS_BIAS:
         added = load_vector(bias + vector * V, True, False, ACC, V)

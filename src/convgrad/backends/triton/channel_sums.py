@@ -23,6 +23,7 @@ import triton.language as tl
 from .channel_patches import (
     LENGTHS,
     UNSPECIALIZED,
+    is_read,
     load_strip,
     load_weights,
     place,
@@ -54,7 +55,7 @@ def sum_channels(
 
     The host launches (lines of a period) x parts programs, in this order from the fastest; there are parts x period
     shares. BIAS_TAP is the kernel position (depth, height, width) whose loads are summed, or -1 for none. EXACT: every
-    row of every patch exists; all columns do. FULL: every lane has a patch in every tile.
+    row and column of every patch exists. FULL: every lane has a patch in every tile.
     """
     KD: tl.constexpr = KERNEL[0]
     KH: tl.constexpr = KERNEL[1]
@@ -74,7 +75,7 @@ def sum_channels(
     STEP_H: tl.constexpr = R // SH if ADJOINT else R * SH
     STEP_W: tl.constexpr = W // SW if ADJOINT else W * SW
 
-    strips = width // W
+    strips = (width + W - 1) // W
     groups = (height + R - 1) // R
     items = batch * depth * groups * strips
     at_once = B // LINE * period
@@ -105,14 +106,18 @@ def sum_channels(
         row = group * STEP_H
         left = strip * STEP_W
         rows = height - group * R
+        columns = width - strip * W
+        exist = ()
+        for v in tl.static_range(W):
+            exist = exist + (tl.where(v < columns, rows, 0)[:, None],)
 
         middle = centre + (n * centre_n + d * centre_d + group * R * centre_h + strip * W * centre_w + vector) * V
         patch = ()
         acc = ()
         for j in tl.static_range(R):
             patch = patch + load_strip(
-                middle + j * centre_h * V, centre_w * V, left, width, ok & (j < rows), not (EXACT and FULL), ACC, V,
-                0, W - 1, W,
+                middle + j * centre_h * V, centre_w * V, strip * W, width, ok & (j < rows), not (EXACT and FULL),
+                ACC, V, 0, W - 1, W if EXACT else 0, W, 1, 1, 1, 0, False,
             )  # fmt: skip
             for _ in tl.static_range(W):
                 acc = acc + (tl.zeros((B, V), ACC),)
@@ -135,16 +140,18 @@ def sum_channels(
                 if SWEEP:
                     some_w = some_w + (w[kd * KH * KW + k],)
             for r in tl.static_range(TOP, BOTTOM + 1):
-                x = load_strip(
-                    plane + r * src_h * V, src_w * V, left, src_width, in_depth & within(row + r, src_height),
-                    not FULL or INSIDE_D == 0 or r < 0 or r >= INSIDE_H, ACC, V, FIRST, LAST, INSIDE_W,
-                )  # fmt: skip
-                some, bias = sum_row(
-                    some, bias, x, patch, rows[:, None], r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT,
-                    R, W, FIRST, EXACT, BIAS_TAP[1] if kd == BIAS_TAP[0] else -1, BIAS_TAP[2],
-                )  # fmt: skip
-                if SWEEP:
-                    acc = add_row(acc, x, some_w, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, W, FIRST)
+                if is_read(r, R, KH, SH, DH, PH, ADJOINT):
+                    x = load_strip(
+                        plane + r * src_h * V, src_w * V, left, src_width, in_depth & within(row + r, src_height),
+                        not FULL or INSIDE_D == 0 or r < 0 or r >= INSIDE_H, ACC, V, FIRST, LAST, INSIDE_W,
+                        W, KW, SW, DW, PW, ADJOINT,
+                    )  # fmt: skip
+                    some, bias = sum_row(
+                        some, bias, x, patch, exist, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT,
+                        R, W, FIRST, EXACT, BIAS_TAP[1] if kd == BIAS_TAP[0] else -1, BIAS_TAP[2],
+                    )  # fmt: skip
+                    if SWEEP:
+                        acc = add_row(acc, x, some_w, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, W, FIRST)
             new = new + some
         sums = new
         if SWEEP:
@@ -153,7 +160,7 @@ def sum_channels(
                 store_positions(target, out_c * TOGETHER, acc, ok, rows, R, B, V, TOGETHER)
             else:
                 target = out + (n * out_n + d * out_d + group * R * out_h + strip * W * out_w + vector) * V
-                store_patch(target, out_h * V, out_w * V, acc, ok, rows, W, EXACT, True, R, W, B, V)
+                store_patch(target, out_h * V, out_w * V, acc, ok, rows, columns, EXACT, EXACT, R, W, B, V)
 
     line = block * LINE + tl.arange(0, LINE)
     of = part * period + line // vectors  # the shares of a period's patches are shares of their own

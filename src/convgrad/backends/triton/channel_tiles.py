@@ -8,6 +8,7 @@ needs triton.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from math import gcd, prod
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ __all__ = [
     "channel_patch",
     "constants",
     "parts",
+    "patch_of",
     "period",
     "programs",
     "share_elements",
@@ -35,12 +37,13 @@ __all__ = [
 _VECTOR = 16  # bytes
 _LANES = 128  # of a program
 _LINE = 32  # vectors of channels that a program takes one after the other: a warp has one of each, nothing to add
-_WARPS = 12 * 132  # of the programs of a sum: what 168 registers a thread allow on a large GPU
+_WARPS = 12 * 132  # what 168 registers a thread allow on a large GPU; a sum has no more
 _KEPT = 49  # kernel positions whose sums or weights a thread keeps: 7 x 7
 _UNROLLED = 2048  # products that one program may hold: more would not fit into the instruction cache
 _MOST_ROWS = 16
 _MOST_COLUMNS = 8
 _ROOM = 175  # registers for sums, weights, results and a row of the source
+_ROOM_STRIDED = 125
 _ROOM_DEEP = {"result": 175, "sum": 90, "sweep": 120}  # with a depth, whose loads all begin at once in a sum
 _MOST_SUMS = 80  # more of them, and ptxas spills because it begins too many loads at once
 _AT_ONCE = 440  # registers for loads, sums and results of a thread on AMD
@@ -78,6 +81,18 @@ def aligned_positions(g: Geometry, tensor: Tensor) -> int:
     return gcd(_VECTOR // g.itemsize, tensor.shape[-1])
 
 
+def patch_of(g: Geometry, use: Use, out: Tensor | None, *operands: Tensor) -> ChannelPatch | None:
+    """A patch for these operands and this result, of which a contiguous one is for sequences only."""
+    together = 0
+    if out is not None and out.shape[1] > 1 and out.stride(1) > 1:
+        together = aligned_positions(g, out)
+    elif out is not None:
+        operands = (*operands, out)
+    vectors = [aligned(g, t) for t in operands]
+    return channel_patch(g, use, gcd(*vectors) if all(vectors) else 0, together)
+
+
+@lru_cache(maxsize=4096)
 def channel_patch(g: Geometry, use: Use, vector: int, together: int) -> ChannelPatch | None:
     """A patch, or None where rows of lanes (`tiles`) are the way.
 
@@ -95,7 +110,9 @@ def channel_patch(g: Geometry, use: Use, vector: int, together: int) -> ChannelP
     found = {shape: _instructions(g, use, *shape) for shape in _shapes(g, use, vector, together)}
     if not found:
         return None
-    rows, columns, v = min(found, key=lambda shape: found[shape])
+    v = min(found, key=lambda shape: found[shape])[2]
+    filled = {shape[:2]: n * _alone(g, *shape) for shape, n in found.items() if shape[2] == v}
+    rows, columns = min(filled, key=lambda shape: filled[shape])
     return _fit(g, rows, columns, v, gcd(together, rows) if together else 0)
 
 
@@ -109,8 +126,7 @@ def _shapes(g: Geometry, use: Use, vector: int, together: int) -> Iterator[tuple
                 if (
                     _falls(height, rows)
                     and _falls(width, columns)
-                    and (use == "result" or width.result % columns == 0)
-                    and (not together or rows % gcd(together, height.result) == 0 or rows == 1)
+                    and (not together or rows % gcd(together, height.result) == 0)
                     and _held(g, use, rows, columns, v) <= 1
                     and rows * columns * v * _products(g, use) <= _UNROLLED
                 ):
@@ -130,6 +146,15 @@ def _reach(axis: Axis, results: int) -> int:
     return (results - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
 
 
+@lru_cache(maxsize=4096)
+def _read(axis: Axis, results: int) -> int:
+    """How many of them are read: a dilated kernel leaves some out."""
+    pairs = [(q, k * axis.dilation) for q in range(results) for k in range(axis.kernel)]
+    if axis.adjoint:
+        return len({q + axis.low - k for q, k in pairs if (q + axis.low - k) % axis.stride == 0})
+    return len({q * axis.stride + k for q, k in pairs})
+
+
 def _products(g: Geometry, use: Use) -> float:
     """Products of one result, on average."""
     stride = g.axes[1].stride * g.axes[2].stride if g.adjoint else 1
@@ -141,11 +166,20 @@ def _instructions(g: Geometry, use: Use, rows: int, columns: int, v: int) -> flo
     depth, height, width = g.axes
     conversion = 1 if g.itemsize == 2 else 0
     values = rows * columns
-    loads = depth.kernel * _reach(height, rows) * _reach(width, columns)
+    loads = depth.kernel * _read(height, rows) * _read(width, columns)
     touched = loads + values * (2 if use == "sweep" else 1) + (g.kernel_elements if use == "result" else 0)
     work = values * v * _products(g, use) + touched * (conversion * v + _PER_LOAD) + _PER_PATCH
     patches = -(-height.result // rows) * -(-width.result // columns)
+    if use != "result" and (height.result % rows or width.result % columns):  # a selection for every product
+        work += values * v * _products(g, "sum")
     return work * patches / (height.result * width.result * v)
+
+
+def _alone(g: Geometry, rows: int, columns: int, v: int) -> float:
+    """How many times as long a patch takes because there are too few of them to fill a large GPU."""
+    depth, height, width = g.field("result")
+    threads = g.channels // v * g.batch * depth * -(-height // rows) * -(-width // columns)
+    return max(1.0, 32 * _WARPS / threads)
 
 
 def _held(g: Geometry, use: Use, rows: int, columns: int, v: int) -> float:
@@ -155,11 +189,13 @@ def _held(g: Geometry, use: Use, rows: int, columns: int, v: int) -> float:
     deep = depth.kernel if use != "result" else 1
     sums = height.kernel * width.kernel * deep
     values = rows * columns
-    row = _reach(width, columns)
+    row = _read(width, columns)
     room = _ROOM_DEEP[use] if depth.kernel > 1 else _ROOM
+    if height.src_step * width.src_step > 1:  # more loads for each result, which begin as early
+        room = min(room, _ROOM_STRIDED)
     held = each * ((values + sums) * (2 if use == "sweep" else 1) + row) / room
     # LLVM for AMD begins all loads of a patch at once.
-    begun = v * max(g.itemsize // 2, 1) / 2 * (_reach(height, rows) * row * deep + values)
+    begun = v * max(g.itemsize // 2, 1) / 2 * (_read(height, rows) * row * deep + values)
     most = max(held, (begun + each * (sums + values)) / _AT_ONCE)
     return most if use == "result" else max(most, each * sums / _MOST_SUMS)
 
@@ -216,10 +252,10 @@ def constants(g: Geometry, use: Use, chosen: ChannelPatch) -> dict[str, int]:
     """The kernel's arguments that follow from the patch, and that the tuner may vary."""
     depth, height, width = g.axes
     found = {
-        "INSIDE_D": int(_reach(depth, 1) == 1 and _inside(depth, 1) == 1),
+        "INSIDE_D": int(depth.kernel == 1 and depth.low == 0 and _inside(depth, 1) == 1),
         "INSIDE_H": _inside(height, chosen.rows),
         "INSIDE_W": _inside(width, chosen.columns),
-        "EXACT": int(height.result % chosen.rows == 0),
+        "EXACT": int(height.result % chosen.rows == 0 and (use == "result" or width.result % chosen.columns == 0)),
         "W": chosen.columns,
         "V": chosen.vector,
         "TOGETHER": max(1, chosen.together),
