@@ -24,6 +24,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 # Everything that is counted on a GPU is counted here too, but in smaller numbers: more than one share of a sum, and
 # kernels that take several chunks of unrolled positions with some left over.
 tiles.WARPS = 16
+channel_tiles._ENOUGH = 16
 tiles._UNROLLED_ROWS = 8
 tiles._UNROLLED_CHUNK = 16
 patch_tiles._LANES = 4
@@ -84,8 +85,8 @@ g1mb2ic1id4ih4iw8oc1od4oh2ow4kd3kh3kw3sh2sw2pd1ph1pw1 bfloat16
 g1mb1ic1id4ih2iw4oc1od2oh2ow4kd2kh1kw2sd2pd0ph0pw1
 """.strip().splitlines()
 
-#: Patches of channels: vectors of 1 to 8, more vectors than a line has and fewer, rows and columns left over, strides in
-#: both directions, dilation that leaves rows out, padding of one side and negative, kernels of one column or depth.
+#: Patches of channels: vectors of 1 to 8, more of them than a line has and fewer, rows and columns left over,
+#: strides in both directions, dilation that leaves rows out, negative padding, kernels of one column or depth.
 CHANNELS = """
 g8mb2ic8ih8iw8oc8kh3kw3ph1pw1 channels_last bfloat16
 g6mb3ic6ih7iw7oc6kh3kw3ph1pw1 channels_last

@@ -38,6 +38,7 @@ _VECTOR = 16  # bytes
 _LANES = 128  # of a program
 _LINE = 32  # vectors of channels that a program takes one after the other: a warp has one of each, nothing to add
 _WARPS = 12 * 132  # what 168 registers a thread allow on a large GPU; a sum has no more
+_ENOUGH = 6 * 132 * 32  # threads: with fewer of them a large GPU would wait for its memory
 _KEPT = 49  # kernel positions whose sums or weights a thread keeps: 7 x 7
 _UNROLLED = 2048  # products that one program may hold: more would not fit into the instruction cache
 _MOST_ROWS = 16
@@ -47,6 +48,7 @@ _ROOM_STRIDED = 125
 _ROOM_DEEP = {"result": 175, "sum": 90, "sweep": 120}  # with a depth, whose loads all begin at once in a sum
 _MOST_SUMS = 80  # more of them, and ptxas spills because it begins too many loads at once
 _AT_ONCE = 440  # registers for loads, sums and results of a thread on AMD
+_AT_ONCE_DEEP = 230  # the same for sums with a depth, on any chip
 _PER_LOAD = 5  # instructions of a load beside the conversion: its address, its mask, the zeros it may leave
 _PER_PATCH = 100  # for where a patch lies
 
@@ -179,7 +181,7 @@ def _alone(g: Geometry, rows: int, columns: int, v: int) -> float:
     """How many times as long a patch takes because there are too few of them to fill a large GPU."""
     depth, height, width = g.field("result")
     threads = g.channels // v * g.batch * depth * -(-height // rows) * -(-width // columns)
-    return max(1.0, 32 * _WARPS / threads)
+    return max(1.0, _ENOUGH / threads)
 
 
 def _held(g: Geometry, use: Use, rows: int, columns: int, v: int) -> float:
@@ -194,9 +196,9 @@ def _held(g: Geometry, use: Use, rows: int, columns: int, v: int) -> float:
     if height.src_step * width.src_step > 1:  # more loads for each result, which begin as early
         room = min(room, _ROOM_STRIDED)
     held = each * ((values + sums) * (2 if use == "sweep" else 1) + row) / room
-    # LLVM for AMD begins all loads of a patch at once.
+    # LLVM for AMD begins all loads of a patch at once; so does ptxas for those of several depths.
     begun = v * max(g.itemsize // 2, 1) / 2 * (_read(height, rows) * row * deep + values)
-    most = max(held, (begun + each * (sums + values)) / _AT_ONCE)
+    most = max(held, (begun + each * (sums + values)) / (_AT_ONCE_DEEP if deep > 1 else _AT_ONCE))
     return most if use == "result" else max(most, each * sums / _MOST_SUMS)
 
 

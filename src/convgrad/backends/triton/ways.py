@@ -62,7 +62,8 @@ def way_of(problem: ConvProblem, what: str, a: Tensor, b: Tensor) -> Way:
     }
     if lanes:
         known["sequence"] = problem.ndim == 1
-        out = None if use == "sum" else empty(problem, problem.input_shape if adjoint else problem.output_shape, "meta")
+        shape = problem.input_shape if adjoint else problem.output_shape
+        out = None if use == "sum" else empty(problem, shape, torch.device("meta"))
         found = patch_of(g, use, out, *given)
         if found is None:
             return Way("channels", **known)
