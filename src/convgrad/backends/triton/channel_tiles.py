@@ -197,7 +197,7 @@ def _held(g: Geometry, use: Use, rows: int, columns: int, v: int) -> float:
         room = min(room, _ROOM_STRIDED)
     held = each * ((values + sums) * (2 if use == "sweep" else 1) + row) / room
     # LLVM for AMD begins all loads of a patch at once; so does ptxas for those of several depths.
-    begun = v * max(g.itemsize // 2, 1) / 2 * (_read(height, rows) * row * deep + values)
+    begun = v * max(g.itemsize // 2, 1) / 2 * (_read(height, rows) * row * depth.kernel + values)
     most = max(held, (begun + each * (sums + values)) / (_AT_ONCE_DEEP if deep > 1 else _AT_ONCE))
     return most if use == "result" else max(most, each * sums / _MOST_SUMS)
 
