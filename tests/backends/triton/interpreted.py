@@ -14,7 +14,7 @@ import torch
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.backends.triton import TritonBackend, patch_tiles, tiles
+from convgrad.backends.triton import TritonBackend, channel_tiles, patch_tiles, tiles
 from convgrad.backends.triton.ways import Way
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
 from convgrad.testing import check_problem
@@ -24,9 +24,13 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 # Everything that is counted on a GPU is counted here too, but in smaller numbers: more than one share of a sum, and
 # kernels that take several chunks of unrolled positions with some left over.
 tiles.WARPS = 16
+channel_tiles._ENOUGH = 16
 tiles._UNROLLED_ROWS = 8
 tiles._UNROLLED_CHUNK = 16
 patch_tiles._LANES = 4
+channel_tiles._WARPS = 16
+channel_tiles._LANES = 8
+channel_tiles._LINE = 4
 
 # numpy warns where an infinity meets a zero, also in lanes whose value is not taken.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -81,6 +85,20 @@ g1mb2ic1id4ih4iw8oc1od4oh2ow4kd3kh3kw3sh2sw2pd1ph1pw1 bfloat16
 g1mb1ic1id4ih2iw4oc1od2oh2ow4kd2kh1kw2sd2pd0ph0pw1
 """.strip().splitlines()
 
+#: Patches of channels: vectors of 1 to 8, more of them than a line has and fewer, rows and columns left over,
+#: strides in both directions, dilation that leaves rows out, negative padding, kernels of one column or depth.
+CHANNELS = """
+g8mb2ic8ih8iw8oc8kh3kw3ph1pw1 channels_last bfloat16
+g6mb3ic6ih7iw7oc6kh3kw3ph1pw1 channels_last
+g12mb1ic12ih9iw7oc12oh5ow4kh3kw3sh2sw2ph1pw1 channels_last bfloat16
+g5mb2ic5ih13iw9oc5oh5ow3kh3kw3sh3sw4ph2pw1 channels_last float64
+g16mb1ic16ih7iw8oc16kh5kw2ph4pw0dh1dw2 channels_last bfloat16
+g4mb2ic4ih12iw5oc4oh6ow4kh3kw1sh1sw1ph-2pw-1dh1dw0 channels_last
+g4mb1ic4id3ih5iw4oc4od5oh5ow4kd1kh3kw3pd1ph1pw1 channels_last
+g2mb2ic2id4ih6iw3oc2kd3kh3kw3pd1ph1pw1 channels_last bfloat16
+g4mb1ic4id5ih4iw6oc4od3oh2ow3kd3kh3kw3sd2sh2sw2pd1ph1pw1 channels_last
+""".strip().splitlines()
+
 #: For the whole conformance suite: alignment, poison, strides of zero, NaN, repeated bits.
 CONFORM = [
     "g2mb1ic2iw5oc2ow5kw3pw2",
@@ -98,7 +116,7 @@ def integers(problem: ConvProblem, slot: str) -> torch.Tensor:
     return tensor if slot == "weight" else tensor.contiguous(memory_format=problem.memory_format)
 
 
-@pytest.mark.parametrize("text", [*EXACT, *PATCHES])
+@pytest.mark.parametrize("text", [*EXACT, *PATCHES, *CHANNELS])
 def test_exact(text: str) -> None:
     problem = ConvProblem.parse(text)
     backend, reference = TritonBackend(), ReferenceBackend()
@@ -135,7 +153,14 @@ def test_channel_lanes_of_a_contiguous_problem() -> None:
     assert torch.equal(got, expected)
 
 
-@pytest.mark.parametrize("text", ["g6mb2ic6iw13oc6ow13kw4pw3", "g3mb2ic3iw12oc6kw5sw2pw2dw1 bfloat16 bias"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "g6mb2ic6iw13oc6ow13kw4pw3",
+        "g8mb1ic8iw32oc8ow16kw4sw2pw1 bfloat16 bias",
+        "g3mb2ic3iw12oc6kw5sw2pw2dw1 bfloat16 bias",
+    ],
+)
 def test_a_sequence_with_its_channels_together_is_read_as_it_lies(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Strides (L*C, 1, C), in every pass: nothing is copied, and the result is contiguous as PyTorch's is."""
     from convgrad.backends.triton import launch
@@ -181,8 +206,10 @@ def test_offsets_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 WAYS = [
     ("forward", Way("channels", strided=True)),
-    ("grad_input", Way("channels", sequence=True)),
-    ("sweep", Way("channels")),
+    ("grad_weight", Way("channels", multiplied=True)),
+    ("forward", Way("patches of channels", 1, 4, strided=True)),
+    ("grad_input", Way("patches of channels", 4, 2, sequence=True)),
+    ("sweep", Way("patches of channels", 1, 2)),
     ("grad_weight", Way("columns")),
     ("forward", Way("patches", 2, 4, deep=True)),
     ("grad_input", Way("patches", 4, 2, strided=True, wide=True)),

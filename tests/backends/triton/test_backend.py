@@ -131,13 +131,21 @@ def every_way(what: str) -> Iterator[tuple[torch.dtype, Way]]:
             if what == "sweep" and multiplied:
                 continue
             known = {"strided": strided, "multiplied": multiplied, "deep": deep}
-            yield dtype, Way("channels", **known)
-            if not deep:
+            if what != "sweep" or (deep and strided):
+                yield dtype, Way("channels", **known)
+            if not deep and what != "sweep":
                 yield dtype, Way("channels", sequence=True, **known)
             if strided or what != "sweep":
                 yield dtype, Way("columns", **known)
             widest, step = 16 // dtype.itemsize, 2 if strided else 1
             vectors = [v for v in (1, 2, 4, 8) if v <= widest]
+            for vector, together in product(vectors, vectors):
+                if multiplied:
+                    continue
+                if together == 1:
+                    yield dtype, Way("patches of channels", 1, vector, **known)
+                if not deep and (what != "grad_weight" or together == 1):
+                    yield dtype, Way("patches of channels", together, vector, sequence=True, **known)
             for columns, vector, pieces in product(vectors, vectors, (False, True)):
                 adjoint = what in ("grad_input", "sweep")
                 most = columns // step if adjoint else columns * step

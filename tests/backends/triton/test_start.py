@@ -18,6 +18,10 @@ from stubbed import install  # noqa: E402 - it needs triton; it lies beside this
 
 from convgrad.backends.triton import (  # noqa: E402
     TritonBackend,
+    channel_launch,
+    channel_patches,
+    channel_sums,
+    channel_tiles,
     launch,
     patch_sums,
     patch_tiles,
@@ -44,7 +48,9 @@ def started(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
         launch._bound.cache_clear()
         tuning.tuner.cache_clear()
         tuning.patch_tuner.cache_clear()
+        tuning.channel_tuner.cache_clear()
         ours = [getattr(launch.grad_weight_kernels, name) for name in SUMS]
+        ours += [channel_patches.correlate_channels, channel_sums.sum_channels]
         for kernel in (launch.kernels.correlate, patches.correlate_patches, patch_sums.sum_patches, *ours):
             kernel.device_caches.clear()
 
@@ -74,7 +80,8 @@ def call(backend: TritonBackend, problem: ConvProblem, what: str, shift: int = 0
 
 def seen(entries: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Of each start: the function, the grid, the arguments behind the addresses, and the warps."""
-    pointers = {"correlate": 4, "correlate_patches": 4, "correlate_sum": 6, "sum_patches": 6, "add_shares": 2}
+    results, sums = ("correlate", "correlate_patches", "correlate_channels"), ("sum_patches", "sum_channels")
+    pointers = {**dict.fromkeys(results, 4), **dict.fromkeys((*sums, "correlate_sum"), 6), "add_shares": 2}
     return [(n, grid, arguments[pointers[n] :], how.num_warps) for n, grid, _, arguments, how in entries]
 
 
@@ -139,7 +146,7 @@ def test_hooks_of_a_profiler_are_called(started: list[tuple[Any, ...]], monkeypa
         monkeypatch.setattr(triton.knobs.runtime, "launch_enter_hook", hook)
         call(backend, CHANNELS_LAST.replace(batch=3), "forward")
         call(backend, CHANNELS_LAST.replace(batch=3), "forward")
-    assert entered == [None, None, "correlate", "correlate"]
+    assert entered == [None, None, "correlate_channels", "correlate_channels"]
 
 
 def test_a_kernel_that_spills_is_compiled_with_all_registers(started: list[tuple[Any, ...]]) -> None:
@@ -151,33 +158,40 @@ def test_a_kernel_that_spills_is_compiled_with_all_registers(started: list[tuple
     assert len({entry[2:3] for entry in started[1:]}) == 1
 
 
+#: What a tuner may have found: the kernel's last arguments, in their order.
+TUNED = {
+    **{"INSIDE_D": 1, "INSIDE_H": 1, "INSIDE_W": 1, "EXACT": 1, "EXACT_W": 1},
+    **{"W": 1, "V": 2, "TOGETHER": 1, "LINE": 32, "R": 1, "B": 64},
+}
+
+
 def test_nothing_is_tuned_during_a_capture(started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call outside a capture tunes; its tile is the one that later calls have, captured or not."""
     asked: list[str] = []
     capture = [True]
 
     class Tuner:
-        best_config = SimpleNamespace(kwargs={"R": 3, "BM": 1, "BL": 32, "TH": 3, "TW": 3}, num_warps=2, num_stages=1)
+        best_config = SimpleNamespace(kwargs=TUNED, num_warps=2, num_stages=1)
 
         def __getitem__(self, grid: Any) -> Any:
             tile = self.best_config.kwargs
 
             def run(**given: Any) -> Any:
                 asked.append("tuned")
-                return launch.kernels.correlate[grid(tile)](**given, **tile, num_warps=2, num_stages=1)
+                return channel_patches.correlate_channels[grid(tile)](**given, **tile, num_warps=2, num_stages=1)
 
             return run
 
     ask_for_tuning(monkeypatch)
-    monkeypatch.setattr(launch, "tuner", lambda *_: Tuner())
+    monkeypatch.setattr(channel_launch, "channel_tuner", lambda *_: Tuner())
     monkeypatch.setattr(start, "capturing", lambda device: capture[0])
     problem = CHANNELS_LAST.replace(batch=5)
     backend = TritonBackend()
     for capture[0] in (True, True, False, False, True):
         call(backend, problem, "forward")
     assert asked == ["tuned"]
-    tiles = [entry[2][-5:] for entry in seen(started)]
-    assert tiles[0] == tiles[1] != tiles[2] == tiles[3] == tiles[4] == (3, 1, 32, 3, 3)
+    tiles = [entry[2][-len(TUNED) :] for entry in seen(started)]
+    assert tiles[0] == tiles[1] != tiles[2] == tiles[3] == tiles[4] == tuple(TUNED.values())
 
 
 def ask_for_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +210,9 @@ def test_tuning_keeps_the_fastest(
     ask_for_tuning(monkeypatch)
     every = patch_tiles.candidates
     monkeypatch.setattr(tuning, "candidates", lambda g, use: tiles.candidates(g, use)[:2])
+    channels = channel_tiles.candidates
     monkeypatch.setattr(patch_tiles, "candidates", lambda g, use, chosen: every(g, use, chosen)[:2])
+    monkeypatch.setattr(channel_tiles, "candidates", lambda g, use, chosen: channels(g, use, chosen)[:2])
     backend = TritonBackend()
     call(backend, problem, what)
     tuned = [entry for entry in seen(started) if entry[0] != "add_shares"]

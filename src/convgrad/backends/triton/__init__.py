@@ -1,8 +1,9 @@
 """Depthwise convolutions on a GPU, in Triton: one source for CUDA, ROCm and XPU.
 
 `geometry` turns a problem into a sliding sum. `patches` and `patch_sums` compute it where columns are neighbours in
-memory, `kernels` and `grad_weight` elsewhere; `patch_tiles`, `tiles` and `tuning` choose the shape of a program;
-`operands`, `arguments`, `patch_launch` and `launch` bring tensors to them, `start` starts them; `ways` and `selfcheck`
+memory, `channel_patches` and `channel_sums` where channels are, `kernels` and `grad_weight` what those do not take;
+`patch_tiles`, `channel_tiles`, `tiles` and `tuning` choose the shape of a program; `operands`, `arguments`,
+`patch_launch`, `channel_launch` and `launch` bring tensors to them, `start` starts them; `ways` and `selfcheck`
 decide which are trusted; `variants`, `aot` compile them where there is no GPU. `banded`, `bands` and `banded_launch` do
 it for large kernels on tensor cores, the backend `on_bands`. triton is imported at the first use.
 """
@@ -22,9 +23,9 @@ from torch import Tensor
 from ...errors import BackendError
 from ...problem import ConvProblem, Output, Pass
 from ..base import Backend
-from . import patch_tiles
+from . import channel_tiles, patch_tiles, tiles
 from .geometry import geometry
-from .tiles import UNROLLED, UNROLLED_CHANNELS, share_elements
+from .tiles import UNROLLED, UNROLLED_CHANNELS
 from .ways import way_of
 
 __all__ = ["TritonBackend"]
@@ -88,7 +89,7 @@ class TritonBackend(Backend):
         if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
             return 0
         use = "sweep" if len(outputs) > 1 else "sum"
-        most = max(share_elements(problem, use), patch_tiles.share_elements(problem, use))
+        most = max(module.share_elements(problem, use) for module in (tiles, patch_tiles, channel_tiles))
         return most * max(4, problem.dtype.itemsize)
 
     def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:

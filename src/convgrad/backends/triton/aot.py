@@ -39,7 +39,7 @@ TARGETS: dict[str, tuple[GPUTarget, int]] = {
     "sm_90": (GPUTarget("cuda", 90, 32), 227 * 1024),
     "gfx942": (GPUTarget("hip", "gfx942", 64), 64 * 1024),
 }
-_ONE_A_THREAD = ("correlate_patches", "sum_patches")
+_ONE_A_THREAD = ("correlate_patches", "sum_patches", "correlate_channels", "sum_channels")
 WHAT = (*PASSES, "sweep", "sweep+bias", *BANDED)
 
 

@@ -11,8 +11,8 @@ loaded value of grad_output is multiplied by a weight for the one and by an inpu
 one reading of grad_output and input and one writing of grad_input; grad_bias is the sum of what one kernel position
 loads (`Axis.whole_tap`).
 
-Where columns are neighbours `patch_sums` comes first. Limits: TD * TH * TW kernel positions a program; a larger kernel
-is split over programs (`grad_weight` alone).
+Where columns are neighbours `patch_sums` comes first, where channels are `channel_sums`. Limits: TD * TH * TW kernel
+positions a program; a larger kernel is split over programs (`grad_weight` alone).
 """
 
 # ruff: noqa: N803, N806, PLR0912, PLR0915, RUF005, SIM108

@@ -10,10 +10,10 @@ A tile is [BM, BL]. With CHANNEL_LANES, BM items run over (batch, depth, row gro
 without, BM items run over (batch, channel, depth, row group) and BL over columns. Nothing is staged in shared
 memory: neighbouring columns come from the L1 cache.
 
-This is the way of channels_last, and of what `patches` does not take: large kernels, and columns that a stride or the
-alignment of rows keeps from being loaded together. See `geometry` for the two directions and for phases. Limits: R,
-BM * BL and the number of kernel positions that are unrolled bound the registers; `tiles` chooses them, and larger
-kernels run through the loops around the unrolled part.
+This is the way of what `patches` and `channel_patches` do not take: large kernels, several output channels per channel
+in channels_last, and columns that a stride or the alignment of rows keeps from being loaded together. See `geometry`
+for the two directions and for phases. Limits: R, BM * BL and the number of kernel positions that are unrolled bound the
+registers; `tiles` chooses them, and larger kernels run through the loops around the unrolled part.
 """
 
 # ruff: noqa: N803, N806, RUF005, SIM108

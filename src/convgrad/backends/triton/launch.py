@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ...problem import ConvProblem
+from . import channel_launch, kernels, patch_launch
 from . import grad_weight as grad_weight_kernels
-from . import kernels, patch_launch
 from .arguments import constants, programs, sizes, strides, weight_strides
 from .geometry import Geometry, geometry, needs_wide
 from .operands import channel_last, empty, filter_of, ready, sum_lanes
@@ -90,7 +90,8 @@ class Result:
     def _prepare(self, source: Tensor, out: Tensor, lanes: bool, with_bias: bool) -> tuple[Launch, bool]:
         p = self._problem
         g = geometry(p, adjoint=self._adjoint, channel_lanes=lanes, wide=self._wide or needs_wide(source))
-        launch = patch_launch.result(g, source, out, with_bias, self._tune)
+        patches = channel_launch if lanes else patch_launch
+        launch = patches.result(g, source, out, with_bias, self._tune)
         launch = launch or self._by_rows(g, source, out, with_bias)
         return remember(self._launches, (source.stride(), not with_bias), (launch, lanes))
 
@@ -176,7 +177,8 @@ class Sum:
         wide = self._wide or needs_wide(source, centre)
         g = geometry(p, adjoint=self._sweep, channel_lanes=lanes, wide=wide)
         bias_tap = g.field("whole_tap") if self._with_bias else (-1, -1, -1)
-        found = patch_launch.sums(g, use, source, centre, out, bias_tap, self._tune)
+        patches = channel_launch if lanes else patch_launch
+        found = patches.sums(g, use, source, centre, out, bias_tap, self._tune)
         main, count = found or self._by_rows(g, use, source, centre, out, bias_tap)
         elements = g.kernel_elements
         share_c, share_k = _share_strides(g, count)

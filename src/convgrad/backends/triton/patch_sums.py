@@ -41,7 +41,7 @@ def sum_row(
     ADJOINT: tl.constexpr, R: tl.constexpr, V: tl.constexpr, START: tl.constexpr, EXACT: tl.constexpr,
     BIAS_H: tl.constexpr, BIAS_W: tl.constexpr,
 ):  # fmt: skip
-    """Add all products of row ``r`` of the source and a patch of the centre, of which ``left`` rows exist."""
+    """Add all products of row ``r`` of the source and a patch of the centre; of its columns ``left`` rows exist."""
     new = ()
     for kh in tl.static_range(KH):
         for kw in tl.static_range(KW):
@@ -54,7 +54,7 @@ def sum_row(
                             if EXACT:
                                 total += value * centre[j * V + v]
                             else:  # not zero times what may be infinite
-                                total += tl.where(j < left, value * centre[j * V + v], 0.0)
+                                total += tl.where(j < left[v], value * centre[j * V + v], 0.0)
                             if kh == BIAS_H and kw == BIAS_W:
                                 bias += value
             new = new + (total,)
@@ -131,6 +131,9 @@ def sum_patches(
         middle = centre + (n * centre_n + c * centre_c + d * centre_d + group * R * centre_h + vector) * V
         patch = ()
         acc = ()
+        lefts = ()
+        for _ in tl.static_range(V):
+            lefts = lefts + (left,)
         for j in tl.static_range(R):
             if SEQUENCE:
                 patch = patch + load_span(middle + j * (B * V), vector + j * B, vectors, ok, ACC, B, V, 0, 0)
@@ -164,7 +167,7 @@ def sum_patches(
                     inside = there & within(row + r, src_height)
                 x = load_span(ptrs, at, src_vectors, inside, ACC, B, U, FIRST, LAST)
                 some, bias = sum_row(
-                    some, bias, x, patch, left, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT,
+                    some, bias, x, patch, lefts, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT,
                     R, V, FIRST * U, EXACT, BIAS_TAP[1] if kd == BIAS_TAP[0] else -1, BIAS_TAP[2],
                 )  # fmt: skip
                 if SWEEP:

@@ -14,14 +14,16 @@ import torch
 import triton
 
 from ... import settings
-from . import kernels, patch_tiles
+from . import channel_tiles, kernels, patch_tiles
+from .channel_tiles import ChannelPatch
 from .geometry import Geometry
 from .patch_tiles import Patch
 from .tiles import Tile, Use, candidates
 
-__all__ = ["exact", "may_tune", "patch_tuner", "tuner"]
+__all__ = ["channel_tuner", "exact", "may_tune", "patch_tuner", "tuner"]
 
 _PATCHES_TUNED_BY = ["batch", "channels", "depth", "height", "vectors", "src_depth", "src_height", "src_vectors"]
+_CHANNELS_TUNED_BY = ["batch", "vectors", "depth", "height", "width", "src_depth", "src_height", "src_width"]
 _TUNED_BY = ["batch", "channels", "depth", "height", "width", "src_depth", "src_height", "src_width"]
 
 
@@ -53,6 +55,17 @@ def patch_tuner(kernel: Any, g: Geometry, use: Use, chosen: Patch, exact_rows: b
         if not exact_rows or chosen.sequence or g.axes[1].result % found.rows == 0
     ]
     return triton.autotune(configs=configs, key=_PATCHES_TUNED_BY, cache_results=True)(kernel)
+
+
+@lru_cache(maxsize=512)
+def channel_tuner(kernel: Any, g: Geometry, use: Use, chosen: ChannelPatch) -> Any:
+    """The same for a kernel that computes patches of channels."""
+    amd = torch.version.hip is not None
+    configs = [
+        triton.Config(channel_tiles.constants(g, use, found), num_warps=patch_tiles.warps_of(found.lanes, amd))
+        for found in channel_tiles.candidates(g, use, chosen)
+    ]
+    return triton.autotune(configs=configs, key=_CHANNELS_TUNED_BY, cache_results=True)(kernel)
 
 
 def exact(g: Geometry, tile: Tile) -> bool:

@@ -111,7 +111,7 @@ def variant(call: launch.Call) -> Variant:
             constants[parameter.name] = value
         else:
             signature[parameter.name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0 and not parameter.do_not_specialize:
+            if value % 16 == 0 and not (parameter.do_not_specialize or parameter.do_not_specialize_on_alignment):
                 divisible.append(i)
     fn = call.kernel.fn
     return Variant(

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ...problem import ConvProblem
+from .channel_tiles import patch_of
 from .geometry import geometry, needs_wide
-from .operands import channel_last, ready, sum_lanes
+from .operands import channel_last, empty, ready, sum_lanes
 from .patch_tiles import aligned, patch
 from .tiles import Use
 
@@ -25,14 +26,14 @@ class Way(NamedTuple):
     """What tells kernels for one pass and dtype apart.
 
     Args:
-        lanes: the neighbours that a program computes together.
-        columns: of a patch: values that are stored together.
+        lanes: the neighbours that a program computes together: in patches, or in rows of lanes.
+        columns: of a patch: values that are stored together; of a sequence's patch of channels: positions.
         vector: values of the source that are loaded together.
         pieces: a program takes pieces of one long row.
         sequence: the channels of a 1-D problem are neighbours, and those of its result are not.
     """
 
-    lanes: Literal["patches", "columns", "channels"]
+    lanes: Literal["patches", "columns", "patches of channels", "channels"]
     columns: int = 1
     vector: int = 1
     pieces: bool = False
@@ -60,7 +61,13 @@ def way_of(problem: ConvProblem, what: str, a: Tensor, b: Tensor) -> Way:
         "wide": g.wide,
     }
     if lanes:
-        return Way("channels", sequence=problem.ndim == 1, **known)
+        known["sequence"] = problem.ndim == 1
+        shape = problem.input_shape if adjoint else problem.output_shape
+        out = None if use == "sum" else empty(problem, shape, torch.device("meta"))
+        found = patch_of(g, use, out, *given)
+        if found is None:
+            return Way("channels", **known)
+        return Way("patches of channels", max(1, found.together), found.vector, **known)
     columns = [aligned(g, t) for t in given[1:]]
     if use != "sum":
         shape = problem.input_shape if adjoint else problem.output_shape
@@ -90,27 +97,33 @@ def tiny(what: str, dtype: torch.dtype, way: Way, kernel: tuple[int, int] = (3, 
     layout = torch.contiguous_format
     stride = 2 if way.strided else 1
     adjoint = what in ("grad_input", "sweep")
-    if way.lanes == "columns":  # what patches do not take
-        kernel = (9, 7)
-        stride = 3 if what == "sweep" else stride
+    if way.lanes in ("columns", "channels"):  # what patches do not take
+        kernel = (9, 7) if way.lanes == "columns" or what != "sweep" else kernel
+        stride = 3 if way.lanes == "columns" and what == "sweep" else stride
+    if way.lanes == "patches of channels":  # few positions leave registers for the widest vectors
+        kernel = (1, 1) if way.deep else (2, 2)
+    if way.lanes == "channels" and way.sequence and not way.multiplied:
+        kernel = (1, 51)
     if way.lanes == "patches":
         columns = padded(kernel[1], stride, adjoint, way.columns, way.vector, _PIECES if way.pieces else 5)
+    elif way.sequence:
+        columns = padded(kernel[1], stride, adjoint, way.columns, 1, 8 * kernel[1] + 1)
     else:
         columns = _sized(37, kernel[1], stride, (2, 0))
     found = [_sized(19, kernel[0], stride, (1, 1)), columns]
     kernels = list(kernel)
     if way.pieces or way.sequence:
         found, kernels = [columns], [kernel[1]]
-    elif way.lanes == "channels":
+    elif "channels" in way.lanes:
         layout = torch.channels_last
     strides = [stride] * len(found)
     if way.deep:
-        found.insert(0, (3, (1, 0), 3))
+        found.insert(0, _sized(3, 2, stride if way.lanes == "channels" else 1, (1, 0)))
         kernels.insert(0, 2)
-        strides.insert(0, 1)
+        strides.insert(0, stride if way.lanes == "channels" else 1)
         layout = torch.channels_last_3d if layout == torch.channels_last else layout
     sizes, pads, outs = zip(*found, strict=True)
-    channels, dilation = 5, (1,) * len(found)
+    channels, dilation = 5 * way.vector if way.lanes == "patches of channels" else 5, (1,) * len(found)
     return ConvProblem(
         *(2, channels, channels * (2 if way.multiplied else 1), channels),
         *(sizes, tuple(kernels), tuple(strides), pads, dilation, outs, dtype, layout),
