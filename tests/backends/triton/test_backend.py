@@ -143,6 +143,9 @@ def every_way(what: str) -> Iterator[tuple[torch.dtype, Way]]:
                 most = columns // step if adjoint else columns * step
                 if vector <= most and not (deep and pieces):
                     yield dtype, Way("patches", columns, vector, pieces, **known)
+            for columns, vector, whole in product((4, 8, 16), (4, 8, 16), (1, 2)):
+                if columns > 2 * whole:
+                    yield dtype, Way("patches", columns, vector, whole=whole, **known)
 
 
 @pytest.mark.parametrize("what", ["forward", "grad_input", "grad_weight", "sweep"])

@@ -78,6 +78,8 @@ def compile_variant(variant: Variant, target: GPUTarget, more: dict[str, int] | 
     constants = dict(variant.constants)
     if "PRECISION" in constants and target.backend == "hip":
         constants["PRECISION"] = "ieee"  # as `on_bands.precision` has it there
+    if "AHEAD" in constants and target.backend == "hip":
+        constants["AHEAD"] = 0  # as `patch_launch` has it there
     source = ASTSource(variant.kernel, dict(variant.signature), constexprs=constants, attrs=attributes)
     warps = variant.warps
     if target.backend == "hip" and variant.name in _ONE_A_THREAD:

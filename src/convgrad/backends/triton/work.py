@@ -41,18 +41,34 @@ def _up(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _read(axis: int, a: dict[str, Any]) -> float:
-    """Kernel positions that a result reads in one dimension: with a stride, on average over its phases."""
+def _read(axis: int, a: dict[str, Any], results: int, sources: int = 0) -> float:
+    """Products of some neighbouring results with a kernel in one dimension: with a stride, on average over its phases.
+
+    Args:
+        sources: where these are all the results there are, the positions of the source; others are not read.
+    """
     kernel, stride, dilation, pad = (a[name][axis] for name in ("KERNEL", "STRIDE", "DILATION", "PAD"))
-    if not a["ADJOINT"]:
-        return kernel
-    return sum((v + pad - k * dilation) % stride == 0 for v in range(stride) for k in range(kernel)) / stride
+    if not sources:
+        if not a["ADJOINT"]:
+            return results * kernel
+        reads = ((v + pad - k * dilation) % stride == 0 for v in range(stride) for k in range(kernel))
+        return results * sum(reads) / stride
+    pairs = ((v, k * dilation) for v in range(results) for k in range(kernel))
+    if a["ADJOINT"]:
+        return sum((v + pad - k) % stride == 0 and 0 <= (v + pad - k) // stride < sources for v, k in pairs)
+    return sum(0 <= v * stride + k - pad < sources for v, k in pairs)
+
+
+def _patch(a: dict[str, Any], threads: int) -> float:
+    """Products of the patches that a thread has at a time, in one plane of the kernel."""
+    columns, source_columns, source_rows, _ = a["WHOLE"]
+    each = _read(1, a, a["R"], source_rows) * _read(2, a, columns or a["V"], source_columns)
+    return max(1, a["B"] // threads) * each
 
 
 def _patches(a: dict[str, Any], threads: int) -> Work:
-    each = max(1, a["B"] // threads) * a["R"] * a["V"]
-    planes = a["KERNEL"][0] * (a["MULTIPLIER"] if a["ADJOINT"] else 1)
-    return Work(each * planes * _read(1, a) * _read(2, a), planes // a["KERNEL"][0])
+    modulated = a["MULTIPLIER"] if a["ADJOINT"] else 1
+    return Work(_patch(a, threads) * a["KERNEL"][0] * modulated, modulated)
 
 
 def _patch_sums(a: dict[str, Any], threads: int) -> Work:
@@ -60,8 +76,7 @@ def _patch_sums(a: dict[str, Any], threads: int) -> Work:
         tiles = a["batch"] * _up(a["vectors"], a["B"] * a["R"])
     else:
         tiles = _up(a["batch"] * a["depth"] * _up(a["height"], a["R"]) * a["vectors"], a["B"])
-    each = max(1, a["B"] // threads) * a["R"] * a["V"] * a["KERNEL"][0] * _read(1, a) * _read(2, a)
-    return Work(tiles / a["parts"] * each * (2 if a["SWEEP"] else 1))
+    return Work(tiles / a["parts"] * _patch(a, threads) * a["KERNEL"][0] * (2 if a["SWEEP"] else 1))
 
 
 def _rows(a: dict[str, Any], threads: int) -> Work:
