@@ -235,6 +235,8 @@ WAYS = [
     ("grad_input", Way("patches", 4, 2, strided=True, wide=True)),
     ("grad_weight", Way("patches", 4, 4, pieces=True, multiplied=True)),
     ("sweep", Way("patches", 4, 4)),
+    ("grad_weight", Way("patches", 16, 16, whole=2)),
+    ("sweep", Way("patches", 8, 4, whole=1, strided=True)),
 ]
 
 

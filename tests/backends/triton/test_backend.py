@@ -144,7 +144,8 @@ def every_way(what: str) -> Iterator[tuple[torch.dtype, Way]]:
                 if vector <= most and not (deep and pieces):
                     yield dtype, Way("patches", columns, vector, pieces, **known)
             for columns, vector, whole in product((4, 8, 16), (4, 8, 16), (1, 2)):
-                if columns > 2 * whole:
+                long = max(columns, vector) > 8
+                if columns > 2 * whole and (not long or what == "grad_weight" or (what != "sweep" and widest == 8)):
                     yield dtype, Way("patches", columns, vector, whole=whole, **known)
 
 

@@ -8,6 +8,10 @@ once for all of its up to KH * KW products, and a mask covers a vector. Vectors 
 Where a value goes is known when the kernel is compiled: strides, dilation and padding are constants. With a stride,
 `grad_input` needs no phases: a patch holds all of them.
 
+WHOLE rows: where the alignment allows one value or two and rows are short, a patch is as wide as a row. The threads of
+a warp load neighbouring values, in tiles [B, U] whose rows are patches, and `unpack` has Triton exchange them so that
+each thread holds rows of its own: padding beside the image and, with all rows, above it is then known to the compiler.
+
 Lanes are patches, numbered along the row, then over row groups, depths, channels and the batch, so that no thread of a
 program is without work. SEQUENCE: one long row, of which a program takes R pieces of B patches.
 
