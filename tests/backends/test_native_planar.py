@@ -70,11 +70,11 @@ def test_every_result_is_exact(p: ConvProblem, threads: int) -> None:
 def test_what_is_infinite_spoils_its_own_sums_only(text: str, dtype: torch.dtype, operand: str, value: float) -> None:
     p = ConvProblem.parse(text).replace(dtype=dtype)
     slots = ("input", "weight", "grad_output")
-    for position in (0, 1, -1, 13, 26 * 5):  # corners, and in the middle
+    for wanted in (0, 1, -1, 13, 26 * 5):  # corners, and in the middle
         tensors = [torch.ones(p.shape_of(slot), dtype=dtype) for slot in slots]
         marked = [torch.ones(p.shape_of(slot)) * (slot != operand) for slot in slots]
         at = slots.index(operand)
-        position = position % tensors[at].numel() if position < tensors[at].numel() else 0
+        position = wanted % tensors[at].numel() if wanted < tensors[at].numel() else 0
         tensors[at].view(-1)[position], marked[at].view(-1)[position] = value, 1
         spoilt = reference(p.replace(dtype=torch.float32), *marked)  # how often the marked element is part of a sum
         input, weight, grad_output = tensors

@@ -99,11 +99,35 @@ g2mb2ic2id4ih6iw3oc2kd3kh3kw3pd1ph1pw1 channels_last bfloat16
 g4mb1ic4id5ih4iw6oc4od3oh2ow3kd3kh3kw3sd2sh2sw2pd1ph1pw1 channels_last
 """.strip().splitlines()
 
+#: Patches as wide as a row: all lengths, all rows or some, strides in both directions, uneven and negative padding,
+#: dilation, multipliers, kernels larger than the plane, depths, and lanes that have no patch.
+WHOLE = """
+g3mb2ic3ih7oc3kh3ph1
+g3mb3ic3ih7oc3kh3ph1 bfloat16
+g2mb2ic2ih7oc2kh5ph2 float16
+g2mb1ic2ih7oc2kh7ph3 float64
+g2mb2ic2ih14oc2kh3ph1
+g2mb2ic2ih14oc2kh3sh2ph1 bfloat16
+g2mb1ic2ih14iw14oc4oh5ow7kh5kw3sh3sw2ph1pw1
+g1mb2ic1ih9iw3oc1oh9ow5kh2kw3ph1pw2 float16
+g2mb2ic2ih6iw11oc2oh6ow9kh3kw3ph1pw0
+g2mb1ic2ih5iw13oc6kh3kw2ph1pw1dh1dw2
+g1mb2ic1ih7iw7oc1kh1kw7ph0pw3
+g1mb1ic1ih1iw9oc1oh1ow9kh3kw3ph1pw1
+g2mb2ic2ih7iw9oc2oh6ow7kh2kw3ph0pw0
+g1mb3ic1ih7iw9oc1oh7ow5kh3kw3ph1pw-1
+g1mb2ic1id3ih5iw5oc1kd3kh3kw3pd1ph1pw1 bfloat16
+g2mb1ic2id3ih7iw7oc2od2oh4ow4kd2kh3kw3sh2sw2pd0ph1pw1
+g2mb1ic2ih30iw7oc2kh3kw3ph1pw1
+""".strip().splitlines()
+
 #: For the whole conformance suite: alignment, poison, strides of zero, NaN, repeated bits.
 CONFORM = [
     "g2mb1ic2iw5oc2ow5kw3pw2",
     "g2mb1ic2iw12oc2ow12kw3pw2",
     "g1mb2ic1ih3iw4oc1kh3kw3ph1pw1 float16",
+    "g3mb2ic3ih5iw5oc3kh3ph1",
+    "g1mb1ic1ih7iw7oc2oh4ow4kh3sh2ph1 bfloat16",
     "g3mb2ic3ih3iw4oc3kh3kw2ph1pw1 channels_last",
     "g1mb1ic1ih3iw3oc2kh3kw2sh2sw1ph1pw0dh0dw1",
     "g2mb1ic2id2ih2iw3oc2kd2kh2kw2sd1sh2sw1pd1ph0pw1 float64 channels_last",
@@ -116,7 +140,7 @@ def integers(problem: ConvProblem, slot: str) -> torch.Tensor:
     return tensor if slot == "weight" else tensor.contiguous(memory_format=problem.memory_format)
 
 
-@pytest.mark.parametrize("text", [*EXACT, *PATCHES, *CHANNELS])
+@pytest.mark.parametrize("text", [*EXACT, *PATCHES, *WHOLE, *CHANNELS])
 def test_exact(text: str) -> None:
     problem = ConvProblem.parse(text)
     backend, reference = TritonBackend(), ReferenceBackend()
@@ -134,6 +158,29 @@ def test_exact(text: str) -> None:
         sums = given["grad_output"].double().sum(dim=(0, *range(2, 2 + problem.ndim))).to(problem.dtype)
         for output, tensor in zip(outputs, got, strict=True):
             assert torch.equal(tensor, sums if output == "grad_bias" else expected[output]), output
+
+
+@pytest.mark.parametrize("text", ["g2mb2ic2ih7oc2kh3ph1", "g1mb3ic1ih7oc1kh3sh2ph1 bfloat16"])
+@pytest.mark.parametrize("apart", [0, 1])
+def test_whole_rows_wherever_they_lie(text: str, apart: int) -> None:
+    """Rows, planes and images with gaps between them; one channel, whose stride may be anything."""
+    problem = ConvProblem.parse(text)
+    backend, reference = TritonBackend(), ReferenceBackend()
+    given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
+    placed = dict(given)
+    for slot in ("input", "grad_output"):
+        t = given[slot]
+        rows = t.shape[3] + apart
+        plane = t.shape[2] * rows + apart
+        strides = (t.shape[1] * plane + apart, plane if t.shape[1] > 1 else 1, rows, 1)
+        memory = torch.full((sum((n - 1) * s for n, s in zip(t.shape, strides, strict=True)) + 1,), torch.nan)
+        placed[slot] = torch.as_strided(memory.to(t.dtype), t.shape, strides).copy_(t)
+    for pass_ in PASSES:
+        expected = reference.run(problem, pass_, *(given[slot] for slot in OPERANDS[pass_]))
+        assert torch.equal(backend.run(problem, pass_, *(placed[slot] for slot in OPERANDS[pass_])), expected), pass_
+    got = backend.sweep(problem, SWEEP, placed["grad_output"], placed["input"], placed["weight"])
+    for pass_, tensor in zip(("grad_input", "grad_weight"), got, strict=True):
+        assert torch.equal(tensor, reference.run(problem, pass_, *(given[slot] for slot in OPERANDS[pass_]))), pass_
 
 
 @pytest.mark.parametrize("text", CONFORM)
@@ -215,6 +262,8 @@ WAYS = [
     ("grad_input", Way("patches", 4, 2, strided=True, wide=True)),
     ("grad_weight", Way("patches", 4, 4, pieces=True, multiplied=True)),
     ("sweep", Way("patches", 4, 4)),
+    ("grad_weight", Way("patches", 16, 16, whole=2)),
+    ("sweep", Way("patches", 8, 4, whole=1, strided=True)),
 ]
 
 

@@ -14,10 +14,12 @@ pytest.importorskip("triton")
 from convgrad.backends.triton import aot
 from convgrad.backends.triton.variants import MATRIX, variants
 
-#: Problems and passes: columns as lanes and channels as lanes, all kernels, a stride, a bias; on all three chips.
+#: Problems and passes: columns as lanes and channels as lanes, all kernels, a stride, a bias, and the band whose rare
+#: way had its loop unrolled; on all three chips.
 QUICK = [
     ("g768ic768oc768mb8iw2048ow2048kw4pw3 bfloat16 bias", "forward,sweep+bias"),
     ("g144ic144oc144mb32ih56kh3sh2ph1 channels_last", "grad_input,grad_weight"),
+    ("g128ic128oc128mb8ih32kh13ph6 bfloat16", "forward banded"),
 ]
 
 

@@ -137,20 +137,32 @@ def every_way(what: str) -> Iterator[tuple[torch.dtype, Way]]:
                 yield dtype, Way("channels", sequence=True, **known)
             if strided or what != "sweep":
                 yield dtype, Way("columns", **known)
-            widest, step = 16 // dtype.itemsize, 2 if strided else 1
-            vectors = [v for v in (1, 2, 4, 8) if v <= widest]
-            for vector, together in product(vectors, vectors):
-                if multiplied:
-                    continue
-                if together == 1:
-                    yield dtype, Way("patches of channels", 1, vector, **known)
-                if not deep and (what != "grad_weight" or together == 1):
-                    yield dtype, Way("patches of channels", together, vector, sequence=True, **known)
-            for columns, vector, pieces in product(vectors, vectors, (False, True)):
-                adjoint = what in ("grad_input", "sweep")
-                most = columns // step if adjoint else columns * step
-                if vector <= most and not (deep and pieces):
-                    yield dtype, Way("patches", columns, vector, pieces, **known)
+            if not multiplied:
+                yield from ((dtype, way) for way in patches_of_channels(what, 16 // dtype.itemsize, known))
+            yield from ((dtype, way) for way in patches_of_columns(what, 16 // dtype.itemsize, known))
+
+
+def patches_of_channels(what: str, widest: int, known: dict[str, bool]) -> Iterator[Way]:
+    vectors = [v for v in (1, 2, 4, 8) if v <= widest]
+    for vector, together in product(vectors, vectors):
+        if together == 1:
+            yield Way("patches of channels", 1, vector, **known)
+        if not known["deep"] and (what != "grad_weight" or together == 1):
+            yield Way("patches of channels", together, vector, sequence=True, **known)
+
+
+def patches_of_columns(what: str, widest: int, known: dict[str, bool]) -> Iterator[Way]:
+    vectors = [v for v in (1, 2, 4, 8) if v <= widest]
+    step = 2 if known["strided"] else 1
+    for columns, vector, pieces in product(vectors, vectors, (False, True)):
+        adjoint = what in ("grad_input", "sweep")
+        most = columns // step if adjoint else columns * step
+        if vector <= most and not (known["deep"] and pieces):
+            yield Way("patches", columns, vector, pieces, **known)
+    for columns, vector, whole in product((4, 8, 16), (4, 8, 16), (1, 2)):
+        long = max(columns, vector) > 8
+        if columns > 2 * whole and (not long or what == "grad_weight" or (what != "sweep" and widest == 8)):
+            yield Way("patches", columns, vector, whole=whole, **known)
 
 
 @pytest.mark.parametrize("what", ["forward", "grad_input", "grad_weight", "sweep"])

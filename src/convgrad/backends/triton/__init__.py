@@ -4,8 +4,9 @@
 memory, `channel_patches` and `channel_sums` where channels are, `kernels` and `grad_weight` what those do not take;
 `patch_tiles`, `channel_tiles`, `tiles` and `tuning` choose the shape of a program; `operands`, `arguments`,
 `patch_launch`, `channel_launch` and `launch` bring tensors to them, `start` starts them; `ways` and `selfcheck`
-decide which are trusted; `variants`, `aot` compile them where there is no GPU. `banded`, `bands` and `banded_launch` do
-it for large kernels on tensor cores, the backend `on_bands`. triton is imported at the first use.
+decide which are trusted; `variants`, `aot` compile them where there is no GPU, and `work`, `listing`, `counting` count
+their instructions. `banded`, `bands` and `banded_launch` do it for large kernels on tensor cores, the backend
+`on_bands`. triton is imported at the first use.
 """
 
 from __future__ import annotations

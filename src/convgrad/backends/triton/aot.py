@@ -31,7 +31,7 @@ from .patch_tiles import warps_of
 from .start import ALL_REGISTERS
 from .variants import BANDED, MATRIX, Variant, variants
 
-__all__ = ["TARGETS", "Resources", "Row", "compile_variant", "main", "resources", "rows"]
+__all__ = ["TARGETS", "Resources", "Row", "as_launched", "compile_variant", "main", "resources", "rows"]
 
 #: Name, target, and the shared memory in bytes that one program may take there.
 TARGETS: dict[str, tuple[GPUTarget, int]] = {
@@ -78,6 +78,8 @@ def compile_variant(variant: Variant, target: GPUTarget, more: dict[str, int] | 
     constants = dict(variant.constants)
     if "PRECISION" in constants and target.backend == "hip":
         constants["PRECISION"] = "ieee"  # as `on_bands.precision` has it there
+    if "AHEAD" in constants and target.backend == "hip":
+        constants["AHEAD"] = 0  # as `patch_launch` has it there
     source = ASTSource(variant.kernel, dict(variant.signature), constexprs=constants, attrs=attributes)
     warps = variant.warps
     if target.backend == "hip" and variant.name in _ONE_A_THREAD:
@@ -115,14 +117,17 @@ def _nvidia(cubin: bytes) -> tuple[int, int]:
     return _number(r"REG:(\d+)", text), _number(r"STACK:(\d+)", text)
 
 
+def as_launched(variant: Variant, target: GPUTarget) -> Any:
+    """Compile one variant as the launcher does: again, with all registers, where it spills."""
+    compiled = compile_variant(variant, target)
+    if target.backend == "cuda" and resources(compiled, target).spills:
+        return compile_variant(variant, target, ALL_REGISTERS)
+    return compiled
+
+
 def _examine(variant: Variant, names: Sequence[str]) -> dict[str, Resources]:
-    found: dict[str, Resources] = {}
-    for name in names:
-        target = TARGETS[name][0]
-        found[name] = resources(compile_variant(variant, target), target)
-        if found[name].spills and target.backend == "cuda":  # as the launcher does
-            found[name] = resources(compile_variant(variant, target, ALL_REGISTERS), target)
-    return found
+    targets = {name: TARGETS[name][0] for name in names}
+    return {name: resources(as_launched(variant, target), target) for name, target in targets.items()}
 
 
 def rows(problems: Sequence[str], names: Sequence[str], passes: Sequence[str], jobs: int = 1) -> Iterator[Row]:

@@ -79,17 +79,26 @@ def batch_and_depth(image, depths, DEEP: tl.constexpr):
 
 @triton.jit
 def one_by_one(
-    src, row, row_ok, w, weight, td_rows, kd, kh0, pad_w, rows, columns, src_h, KH: tl.constexpr, KW: tl.constexpr,
-    TAPS: tl.constexpr, TAP_STRIDE: tl.constexpr, TAP_STEP: tl.constexpr, STRIDE: tl.constexpr,
+    src, row, row_ok, w0, w, weight, td_rows, kd, kh0, low, high, pad_w, rows, columns, src_h, KH: tl.constexpr,
+    KW: tl.constexpr, TAP_STRIDE: tl.constexpr, TAP_STEP: tl.constexpr, STRIDE: tl.constexpr,
     DILATION: tl.constexpr, ADJOINT: tl.constexpr,
 ):  # fmt: skip
-    """The products of a tile and of one kernel plane without a band: what is not finite stays with its readers."""
+    """The products of a tile and of one kernel plane without a band: what is not finite stays with its readers.
+
+    A rare way, which must not take more registers than the other: it has no pipeline, and how many kernel columns it
+    visits is known when it runs. LLVM for AMD would unroll a fixed number of them, and keep the addresses of all.
+    """
     acc = tl.zeros((row.shape[0], w.shape[1]), tl.float32)
-    for t in range(TAPS):
+    last = w0 + w.shape[1] - 1
+    if ADJOINT:
+        left, right = meeting(w0 + pad_w, last + pad_w, columns * STRIDE, KW, -DILATION)
+    else:
+        left, right = meeting(w0 * STRIDE - pad_w, last * STRIDE - pad_w, columns, KW, DILATION)
+    for t in tl.range(low, high, num_stages=1):
         kh = kh0 + t * TAP_STRIDE
         at = row + t * TAP_STEP
         ok = row_ok & within(at, rows) & (kh < KH)
-        for kw in range(KW):
+        for kw in tl.range(left, right, num_stages=1):
             if ADJOINT:
                 distance = w + pad_w - kw * DILATION
                 v = distance // STRIDE
@@ -208,9 +217,9 @@ def correlate(
                 kd = kd0 + td * TAP_STRIDE[0]
                 ds = d * SRC_STEP[0] + d0 + td * TAP_STEP[0]
                 acc += one_by_one(
-                    src, row, row_ok & within(ds, src_depth) & (kd < KD) & (w < width), w,
+                    src, row, row_ok & within(ds, src_depth) & (kd < KD) & (w < width), w0, w,
                     weight + cw * (KD * KH * KW), (n * src_n + cs * src_c + ds * src_d) * SRC_ALIGN, kd, kh0,
-                    pad_w, src_height, src_width, stride_h, KH, KW, TAPS_H, TAP_STRIDE[1], TAP_STEP[1], STRIDE[2],
+                    low, high, pad_w, src_height, src_width, stride_h, KH, KW, TAP_STRIDE[1], TAP_STEP[1], STRIDE[2],
                     DILATION[2], ADJOINT,
                 )  # fmt: skip
     if HAS_BIAS:

@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from .kernels import mask_of, within
-from .patches import add_row, first_read, last_read, place_patches, store_row, unpack
+from .patches import NARROW, add_row, first_read, last_read, place_patches, store_row, unpack
 
 #: Sizes and strides that must not select another compiled kernel: all but these, which are 1 where there is no such
 #: dimension and then cost nothing.
@@ -138,7 +138,7 @@ def store_positions(
             some = ()
             for j in tl.static_range(TOGETHER):
                 some = some + (apart[first + j][v],)
-            store_row(ptrs + v * channel_step + first, some, ok & (first < rows), B, TOGETHER)
+            store_row(ptrs + v * channel_step + first, some, ok & (first < rows), B, TOGETHER, 0)
 
 
 @triton.jit(
@@ -182,7 +182,7 @@ def correlate_channels(
     blocks = vectors * period // LINE
     pid = tl.program_id(0)
     vector, item, ok = place(pid % blocks, pid // blocks, vectors, batch * depth * groups * strips, period, LINE, B)
-    strip, group, d, n = place_patches(item, strips, groups, depth)
+    strip, group, d, n = place_patches(item, strips, groups, depth, NARROW, True)
     if WIDE:
         n, vector, d, group, strip = (
             n.to(tl.int64), vector.to(tl.int64), d.to(tl.int64), group.to(tl.int64), strip.to(tl.int64)
@@ -210,7 +210,7 @@ def correlate_channels(
                     plane + r * src_h * V, src_w * V, left, src_width, in_depth & within(row + r, src_height),
                     INSIDE_D == 0 or r < 0 or r >= INSIDE_H, ACC, V, FIRST, LAST, INSIDE_W, W, KW, SW, DW, PW, ADJOINT,
                 )  # fmt: skip
-                acc = add_row(acc, x, w, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, W, FIRST)
+                acc = add_row(acc, x, w, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, W, FIRST, NARROW)
 
     if HAS_BIAS:
         added = load_vector(bias + vector * V, True, False, ACC, V)

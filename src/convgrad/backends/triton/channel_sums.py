@@ -32,7 +32,7 @@ from .channel_patches import (
 )
 from .kernels import within
 from .patch_sums import sum_row
-from .patches import add_row, first_read, last_read, place_patches
+from .patches import NARROW, add_row, first_read, last_read, place_patches
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def sum_channels(
 
     for tile in range(part, tiles, parts):
         vector, item, ok = place(block, tile, vectors, items, period, LINE, B)
-        strip, group, d, n = place_patches(item, strips, groups, depth)
+        strip, group, d, n = place_patches(item, strips, groups, depth, NARROW, True)
         if WIDE:
             n, vector, d, group, strip = (
                 n.to(tl.int64), vector.to(tl.int64), d.to(tl.int64), group.to(tl.int64), strip.to(tl.int64)
@@ -148,10 +148,10 @@ def sum_channels(
                     )  # fmt: skip
                     some, bias = sum_row(
                         some, bias, x, patch, exist, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT,
-                        R, W, FIRST, EXACT, BIAS_TAP[1] if kd == BIAS_TAP[0] else -1, BIAS_TAP[2],
+                        R, W, FIRST, EXACT, BIAS_TAP[1] if kd == BIAS_TAP[0] else -1, BIAS_TAP[2], NARROW,
                     )  # fmt: skip
                     if SWEEP:
-                        acc = add_row(acc, x, some_w, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, W, FIRST)
+                        acc = add_row(acc, x, some_w, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, W, FIRST, NARROW)
             new = new + some
         sums = new
         if SWEEP:

@@ -10,9 +10,10 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from . import patch_sums, patches
+from . import patch_sums
+from . import patches as patch_kernels
 from .geometry import Geometry, view_5d
-from .patch_tiles import Patch, aligned, parts, patch, programs, warps_of
+from .patch_tiles import Patch, aligned, parts, patch, patches, programs, warps_of
 from .start import Launch
 from .tiles import Use
 from .tuning import patch_tuner
@@ -26,12 +27,12 @@ def result(g: Geometry, source: Tensor, out: Tensor, with_bias: bool, tune: bool
     if chosen is None:
         return None
     arguments = {
-        **_common(g, chosen),
-        **_strides("src", g, source, chosen.vector),
-        **_strides("out", g, out, chosen.columns),
+        **_common(g, "result", chosen, source, out),
+        **_strides("src", g, source, chosen.units[0]),
+        **_strides("out", g, out, chosen.units[1]),
         "HAS_BIAS": with_bias,
     }
-    return _launch(patches.correlate_patches, g, "result", arguments, chosen, 0, tune)
+    return _launch(patch_kernels.correlate_patches, g, "result", arguments, chosen, 0, tune)
 
 
 def sums(
@@ -51,10 +52,10 @@ def sums(
     count = parts(g, chosen)
     exact = chosen.sequence or g.axes[1].result % chosen.rows == 0
     arguments = {
-        **_common(g, chosen),
-        **_strides("src", g, source, chosen.vector),
-        **_strides("centre", g, centre, chosen.columns),
-        **_strides("out", g, centre if out is None else out, chosen.columns),
+        **_common(g, use, chosen, source, centre, *([] if out is None else [out])),
+        **_strides("src", g, source, chosen.units[0]),
+        **_strides("centre", g, centre, chosen.units[1]),
+        **_strides("out", g, centre if out is None else out, chosen.units[1]),
         "parts": count,
         "SWEEP": use == "sweep",
         "BIAS_TAP": bias_tap,
@@ -71,17 +72,18 @@ def _launch(
     return Launch(kernel, arguments, tile, partial(programs, g, chosen, shares), find)
 
 
-def _common(g: Geometry, chosen: Patch) -> dict[str, Any]:
+def _common(g: Geometry, use: Use, chosen: Patch, *operands: Tensor) -> dict[str, Any]:
     depth, height, width = g.axes
+    lanes = patches(g, chosen) // (1 if use == "result" else g.channels)
     return {
         "batch": g.batch,
         "channels": g.channels,
         "depth": depth.result,
         "height": height.result,
-        "vectors": width.result // chosen.columns,
+        "vectors": -(-width.result // chosen.columns),
         "src_depth": depth.source,
         "src_height": height.source,
-        "src_vectors": width.source // chosen.vector,
+        "src_vectors": -(-width.source // chosen.vector),
         "KERNEL": g.field("kernel"),
         "STRIDE": g.field("stride"),
         "DILATION": g.field("dilation"),
@@ -91,12 +93,32 @@ def _common(g: Geometry, chosen: Patch) -> dict[str, Any]:
         "WIDE": g.wide,
         "ACC": tl.float64 if g.double else tl.float32,
         "SEQUENCE": chosen.sequence,
+        "WHOLE": _whole(g, chosen),
+        "UNITS": chosen.units,
+        "AHEAD": 0 if torch.version.hip is not None else chosen.ahead,  # LLVM orders loads by itself, and would spill
+        "DEEP": (depth.result, depth.source, depth.kernel, depth.low) != (1, 1, 1, 0),
+        "FULL": chosen.whole is not None and lanes % chosen.lanes == 0,
+        "DENSE": chosen.whole is not None and all(t.is_contiguous() for t in operands),
         "V": chosen.columns,
         "U": chosen.vector,
     }
 
 
+def _whole(g: Geometry, chosen: Patch) -> tuple[int, int, int, int]:
+    """What the kernel knows of planes whose rows are taken whole."""
+    if chosen.whole is None:
+        return (0, 0, 0, 0)
+    _, height, width = g.axes
+    return (width.result, width.source, height.source if chosen.plane else 0, -(-height.result // chosen.rows))
+
+
 def _strides(prefix: str, g: Geometry, tensor: Tensor, unit: int) -> dict[str, int]:
-    """Where the rows of an operand lie, in vectors; a dimension of length 1 may have any stride, which nothing uses."""
+    """Where the rows of an operand lie, in units; a dimension of length 1 may have any stride, which nothing uses.
+
+    But one channel has the stride that several would have: planes are numbered through all images.
+    """
+    strides = list(view_5d(g, tensor))
+    if tensor.shape[1] == 1:
+        strides[1] = strides[0]
     names = (f"{prefix}_{axis}" for axis in "ncdh")
-    return {name: stride // unit for name, stride in zip(names, view_5d(g, tensor), strict=False)}
+    return {name: stride // unit for name, stride in zip(names, strides, strict=False)}

@@ -27,7 +27,9 @@ from .patches import (
     first_read,
     kernel_row,
     last_read,
-    load_span,
+    load_row,
+    load_vectors,
+    opened,
     place_patches,
     reads,
     store_row,
@@ -39,7 +41,7 @@ def sum_row(
     sums, bias, x, centre, left, r: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,
     SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
     ADJOINT: tl.constexpr, R: tl.constexpr, V: tl.constexpr, START: tl.constexpr, EXACT: tl.constexpr,
-    BIAS_H: tl.constexpr, BIAS_W: tl.constexpr,
+    BIAS_H: tl.constexpr, BIAS_W: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Add all products of row ``r`` of the source and a patch of the centre; of its columns ``left`` rows exist."""
     new = ()
@@ -49,7 +51,7 @@ def sum_row(
             for j in tl.static_range(R):
                 if kernel_row(r, j, KH, SH, DH, PH, ADJOINT) == kh:
                     for v in tl.static_range(V):
-                        if reads(v, kw, SW, DW, PW, ADJOINT):
+                        if reads(v, kw, SW, DW, PW, ADJOINT, WHOLE[0], WHOLE[1]):
                             value = x[column(v, kw, SW, DW, PW, ADJOINT) - START]
                             if EXACT:
                                 total += value * centre[j * V + v]
@@ -67,7 +69,8 @@ def sum_patches(
     src_vectors, src_n, src_c, src_d, src_h, centre_n, centre_c, centre_d, centre_h, out_n, out_c, out_d, out_h,
     parts, KERNEL: tl.constexpr, STRIDE: tl.constexpr, DILATION: tl.constexpr, PAD: tl.constexpr,
     ADJOINT: tl.constexpr, MULTIPLIER: tl.constexpr, WIDE: tl.constexpr, ACC: tl.constexpr, SWEEP: tl.constexpr,
-    BIAS_TAP: tl.constexpr, EXACT: tl.constexpr, SEQUENCE: tl.constexpr,
+    BIAS_TAP: tl.constexpr, EXACT: tl.constexpr, SEQUENCE: tl.constexpr, WHOLE: tl.constexpr,
+    UNITS: tl.constexpr, AHEAD: tl.constexpr, DEEP: tl.constexpr, FULL: tl.constexpr, DENSE: tl.constexpr,
     R: tl.constexpr, V: tl.constexpr, U: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """shares[part, c, k] = a part of the sum over n, q of centre * source; with SWEEP out = grad_input as well.
@@ -86,10 +89,10 @@ def sum_patches(
     DH: tl.constexpr = DILATION[1]
     DW: tl.constexpr = DILATION[2]
     # The first and the last row, and vector, of the source that a patch reads.
-    TOP: tl.constexpr = first_read(KH, SH, DH, PH, ADJOINT)
-    BOTTOM: tl.constexpr = last_read(R, KH, SH, DH, PH, ADJOINT)
-    FIRST: tl.constexpr = first_read(KW, SW, DW, PW, ADJOINT) // U
-    LAST: tl.constexpr = last_read(V, KW, SW, DW, PW, ADJOINT) // U
+    TOP: tl.constexpr = first_read(KH, SH, DH, PH, ADJOINT, WHOLE[2])
+    BOTTOM: tl.constexpr = last_read(R, KH, SH, DH, PH, ADJOINT, WHOLE[2])
+    FIRST: tl.constexpr = 0 if WHOLE[0] else first_read(KW, SW, DW, PW, ADJOINT, 0) // U
+    LAST: tl.constexpr = 0 if WHOLE[0] else last_read(V, KW, SW, DW, PW, ADJOINT, 0) // U
     STEP_H: tl.constexpr = R // SH if ADJOINT else R * SH
     STEP_W: tl.constexpr = V // SW // U if ADJOINT else V * SW // U
 
@@ -121,72 +124,89 @@ def sum_patches(
             d = group
             ok = n < batch
         else:
-            vector, group, d, n = place_patches(tile * B + tl.arange(0, B), vectors, groups, depth)
-            ok = n < batch
+            lane = tile * B + tl.arange(0, B)
+            vector, group, d, n = place_patches(lane, vectors, groups, depth, WHOLE, DEEP)
+            ok = tl.full((B,), 1, tl.int1) if FULL else n < batch
         if WIDE:
             n, d, group = n.to(tl.int64), d.to(tl.int64), group.to(tl.int64)
         row = group * STEP_H
+        src_pitch = WHOLE[1] if DENSE else src_h * UNITS[0]
+        centre_pitch = WHOLE[0] if DENSE else centre_h * UNITS[1]
+        out_pitch = WHOLE[0] if DENSE else out_h * UNITS[1]
         left = R if SEQUENCE else height - group * R
 
-        middle = centre + (n * centre_n + c * centre_c + d * centre_d + group * R * centre_h + vector) * V
+        middle = centre + (n * centre_n + c * centre_c + d * centre_d + group * R * centre_h + vector) * UNITS[1]
         patch = ()
         acc = ()
         lefts = ()
         for _ in tl.static_range(V):
             lefts = lefts + (left,)
+        near = ()
         for j in tl.static_range(R):
             if SEQUENCE:
-                patch = patch + load_span(middle + j * (B * V), vector + j * B, vectors, ok, ACC, B, V, 0, 0)
+                loaded = load_vectors(middle + j * (B * V), vector + j * B, vectors, ok, V, 0, 0, 0)
             else:
-                patch = patch + load_span(middle + j * centre_h * V, vector, vectors, ok & (j < left), ACC, B, V, 0, 0)
+                there = ok if WHOLE[2] else ok & (j < left)
+                loaded = load_vectors(middle + j * centre_pitch, vector, vectors, there, V, 0, 0, WHOLE[0])
+            if WHOLE[0]:
+                near = near + (loaded,)
+            else:
+                patch = patch + opened(loaded, ACC, B, V)
             for _ in tl.static_range(V):
                 acc = acc + (tl.zeros((B,), ACC),)
+        if WHOLE[0]:
+            for j in tl.static_range(R):
+                patch = patch + opened(near[j], ACC, B, V)
 
-        base = src + (n * src_n + (c if ADJOINT else c // MULTIPLIER) * src_c + row * src_h + vector * STEP_W) * U
+        base = (
+            src + (n * src_n + (c if ADJOINT else c // MULTIPLIER) * src_c + row * src_h + vector * STEP_W) * UNITS[0]
+        )
         new = ()
         for kd in tl.static_range(KD):
-            if ADJOINT:
+            if ADJOINT and (WHOLE[0] == 0 or DEEP):
                 ds = (d + PAD[0] - kd * DILATION[0]) // SD
                 there = ok & within(ds, src_depth) & (ds * SD == d + PAD[0] - kd * DILATION[0])
             else:
                 ds = d * SD + kd * DILATION[0] - PAD[0]
-                there = ok & within(ds, src_depth)
-            plane = base + ds * src_d * U
+                there = ok & within(ds, src_depth) if WHOLE[0] == 0 or DEEP else ok
+            plane = base + ds * src_d * UNITS[0]
             some = ()
             some_w = ()
             for k in tl.static_range(KH * KW):
                 some = some + (sums[kd * KH * KW + k],)
                 if SWEEP:
                     some_w = some_w + (w[kd * KH * KW + k],)
-            for r in tl.static_range(TOP, BOTTOM + 1):
-                if SEQUENCE:
-                    ptrs, at = plane + r * (B * STEP_W * U), (vector + r * B) * STEP_W
-                    inside = there & (vector + r * B < vectors)
-                else:
-                    ptrs, at = plane + r * src_h * U, vector * STEP_W
-                    inside = there & within(row + r, src_height)
-                x = load_span(ptrs, at, src_vectors, inside, ACC, B, U, FIRST, LAST)
-                some, bias = sum_row(
-                    some, bias, x, patch, lefts, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT,
-                    R, V, FIRST * U, EXACT, BIAS_TAP[1] if kd == BIAS_TAP[0] else -1, BIAS_TAP[2],
-                )  # fmt: skip
-                if SWEEP:
-                    acc = add_row(
-                        acc, x, some_w, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, V,
-                        FIRST * U,
+            queue = ()
+            for r in tl.static_range(TOP, BOTTOM + 1 + AHEAD):
+                if r <= BOTTOM:
+                    loaded = load_row(
+                        plane, r, row, src_pitch, src_height, vector, vectors, src_vectors, there, B, U, FIRST,
+                        LAST, STEP_W, SEQUENCE, WHOLE,
                     )  # fmt: skip
+                    queue = queue + (loaded,)
+                if r - AHEAD >= TOP:
+                    x = opened(queue[r - AHEAD - TOP], ACC, B, U)
+                    some, bias = sum_row(
+                        some, bias, x, patch, left, r - AHEAD, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT,
+                        R, V, FIRST * U, EXACT, BIAS_TAP[1] if kd == BIAS_TAP[0] else -1, BIAS_TAP[2], WHOLE,
+                    )  # fmt: skip
+                    if SWEEP:
+                        acc = add_row(
+                            acc, x, some_w, r - AHEAD, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, V, FIRST * U, WHOLE
+                        )
             new = new + some
         sums = new
         if SWEEP:
-            target = out + (n * out_n + c * out_c + d * out_d + group * R * out_h + vector) * V
+            target = out + (n * out_n + c * out_c + d * out_d + group * R * out_h + vector) * UNITS[1]
             for j in tl.static_range(R):
                 values = ()
                 for v in tl.static_range(V):
                     values = values + (acc[j * V + v],)
                 if SEQUENCE:
-                    store_row(target + j * (B * V), values, ok & (vector + j * B < vectors), B, V)
+                    store_row(target + j * (B * V), values, ok & (vector + j * B < vectors), B, V, WHOLE[0])
                 else:
-                    store_row(target + j * out_h * V, values, ok & (j < left), B, V)
+                    there = ok if WHOLE[2] else ok & (j < left)
+                    store_row(target + j * out_pitch, values, there, B, V, WHOLE[0])
 
     share = shares + (part * channels + c) * (KD * KH * KW)
     for k in tl.static_range(KD * KH * KW):

@@ -1,7 +1,9 @@
 """The shape of a patch: rows, columns and vectors that a thread of `patches` and `patch_sums` takes, or none.
 
-Vectors are as wide as the alignment of rows in memory allows, 16 bytes at most. Rows follow from counting registers and
-unrolled products. **No figure behind it was measured on a GPU.** Nothing here needs triton.
+Vectors are as wide as the alignment of rows in memory allows, 16 bytes at most. Where that is one value or two and rows
+are short, a patch is as wide as a row: a program's threads load neighbouring values together, and exchange them so that
+each has whole rows; nothing beside a row is read then, and no product with padding beside it is computed. Rows follow
+from counting registers and unrolled products. **No figure behind it was measured on a GPU.** Nothing here needs triton.
 """
 
 from __future__ import annotations
@@ -39,8 +41,23 @@ _MOST_ROWS = 16
 _PER_ROW = 12  # instructions for a row beside its values: masks, addresses, loads
 
 
+_NARROW = 2  # values of the widest vectors: below that, rows are taken whole
+_WIDEST = 16  # columns of such a row, at most: a thread has them all
+_SMALL = 25  # kernel positions
+_WHOLE_ROOM = 1.5  # of the registers and products of other patches: a few warps with whole planes are enough
+_PLANE_ROOM = 2.2  # the same where a thread has all rows
+_PREFETCHED = 32  # values of rows that a thread begins to load before it uses them
+
+
 class Patch(NamedTuple):
-    """R rows of V columns, read in vectors of U values; B patches a program; ``sequence``: R pieces of one row."""
+    """R rows of V columns, read in vectors of U values; B patches a program; ``sequence``: R pieces of one row.
+
+    Args:
+        whole: for patches as wide as a row, the vectors into which rows of source and result fall; V and U are then the
+            powers of 2 above the rows' lengths.
+        plane: such a patch has all rows.
+        ahead: rows that are loaded before the first is used.
+    """
 
     rows: int
     columns: int
@@ -48,6 +65,14 @@ class Patch(NamedTuple):
     lanes: int
     warps: int
     sequence: bool
+    whole: tuple[int, int] | None = None
+    plane: bool = False
+    ahead: int = 0
+
+    @property
+    def units(self) -> tuple[int, int]:
+        """Values of which the strides of source and result are multiples."""
+        return self.whole or (self.vector, self.columns)
 
     def constants(self) -> dict[str, Any]:
         """The kernel's arguments that the tuner may vary."""
@@ -78,24 +103,27 @@ def patch(g: Geometry, use: Use, vector: int, columns: int) -> Patch | None:
     depth, height, width = g.axes
     if g.channel_lanes or not columns or not vector or width.result > INT32_MAX // 2:
         return None
+    if use == "result" and depth.kernel > _MOST_DEPTHS and height.kernel * width.kernel > 1:
+        return None
+    positions = height.kernel * width.kernel * (1 if use == "result" else depth.kernel)
+    if positions > KEPT or (use == "sweep" and g.multiplier > 1) or (g.adjoint and depth.stride > 1):
+        return None
+    if g.batch * g.channels * prod(g.field("result")) // columns > INT32_MAX - _LANES:
+        return None
+    whole = _whole(g, use, vector, columns)
+    if whole is not None:
+        return whole
     if g.adjoint:
-        if columns % width.stride or depth.stride > 1:
+        if columns % width.stride:
             return None
         vector = gcd(vector, columns // width.stride)
     else:
         vector = gcd(vector, columns * width.stride)
-    if use == "result" and depth.kernel > _MOST_DEPTHS and height.kernel * width.kernel > 1:
-        return None
-    positions = height.kernel * width.kernel * (1 if use == "result" else depth.kernel)
-    if positions > KEPT or (use == "sweep" and g.multiplier > 1):
-        return None
-    if g.batch * g.channels * prod(g.field("result")) // columns > INT32_MAX - _LANES:
-        return None
     pieces = _pieces(g, columns)
     if pieces:
         return Patch(pieces, columns, vector, _LANES, warps_of(_LANES, False), True)
     while columns:
-        rows = _rows(g, use, columns)
+        rows = _rows(g, use, columns, _reach(width, columns), columns * width.kernel)
         if rows:
             return _fit(g, use, Patch(rows, columns, vector, _LANES, warps_of(_LANES, False), False))
         columns //= 2  # half as many columns, which are as well aligned, take half the registers
@@ -103,6 +131,47 @@ def patch(g: Geometry, use: Use, vector: int, columns: int) -> Patch | None:
             return None
         vector = gcd(vector, columns // width.stride if g.adjoint else columns * width.stride)
     return None
+
+
+def _power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _whole(g: Geometry, use: Use, vector: int, columns: int) -> Patch | None:
+    """A patch as wide as a row, or None where rows are long, very short, or fall into wide vectors."""
+    _, height, width = g.axes
+    if min(vector, columns) > _NARROW or not _NARROW < width.result <= _WIDEST or width.source > _WIDEST:
+        return None
+    if max(width.result, width.source) > _WIDEST // 2 and not _pays(g, use):
+        return None
+    wide, read = _power_of_2(width.result), _power_of_2(width.source)
+    ahead = max(1, _PREFETCHED // read)
+    rows = _rows(g, use, width.result, (ahead + 1) * read, _pairs(width, width.result), whole=True)
+    if not rows:
+        return None
+    lanes = min(_LANES, 32)  # one warp: what its threads exchange needs no barrier
+    chosen = Patch(rows, wide, read, lanes, warps_of(lanes, False), False, (vector, columns))
+    chosen = _fit(g, use, chosen)
+    plane = chosen.rows == height.result
+    met = height.source if plane else _reach(height, chosen.rows)
+    return chosen._replace(plane=plane, ahead=min(ahead, met - 1))
+
+
+def _pays(g: Geometry, use: Use) -> bool:
+    """Whether rows of more than 8 columns are worth their registers: 1.2 times fewer instructions, where counted."""
+    _, height, width = g.axes
+    return use == "sum" or (use == "result" and g.itemsize == 2 and height.kernel * width.kernel <= _SMALL)
+
+
+def _pairs(axis: Axis, results: int) -> int:
+    """Results, as many as there are or fewer, times the kernel positions through which each reads the source."""
+    count = 0
+    for v in range(results):
+        for k in range(axis.kernel):
+            at = v + axis.low - k * axis.dilation if axis.adjoint else v * axis.stride + k * axis.dilation - axis.low
+            step = axis.stride if axis.adjoint else 1
+            count += at % step == 0 and 0 <= at // step < axis.source
+    return count
 
 
 def _pieces(g: Geometry, columns: int) -> int:
@@ -124,19 +193,28 @@ def _reach(axis: Axis, results: int) -> int:
     return (results - 1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1
 
 
-def _rows(g: Geometry, use: Use, columns: int) -> int:
-    """Rows of a patch: those with the fewest instructions for an image that a thread has registers for, or none."""
+def _rows(g: Geometry, use: Use, columns: int, span: int, pairs: int, whole: bool = False) -> int:
+    """Rows of a patch: those with the fewest instructions for an image that a thread has registers for, or none.
+
+    Args:
+        span: values of a row that a thread has at a time.
+        pairs: columns times the columns of the kernel that they read.
+    """
     depth, height, width = g.axes
-    positions = height.kernel * width.kernel
-    kept = positions * (1 if use == "result" else depth.kernel)
-    products = kept * (2 if use == "sweep" else 1) / (height.stride * width.stride if g.adjoint else 1)
-    span = _reach(width, columns)
+    kept = height.kernel * width.kernel * (1 if use == "result" else depth.kernel)
+    products = pairs * kept / width.kernel * (2 if use == "sweep" else 1)
+    products /= height.stride * width.stride if g.adjoint else 1
     found: dict[int, float] = {}
     for rows in range(1, min(height.result, _MOST_ROWS) + 1):
         if g.adjoint and rows % height.stride and rows < height.result:
             continue
-        unrolled = rows * columns * products
-        if _held(g, use, rows * columns, kept, span) <= 1 and (unrolled <= _UNROLLED or rows == 1):
+        unrolled = rows * products
+        if whole and rows == height.result:
+            unrolled *= _pairs(height, rows) / (rows * height.kernel)
+        room = (_PLANE_ROOM if rows == height.result else _WHOLE_ROOM) if whole else 1
+        if _held(g, use, rows * columns, kept, span) <= room and (unrolled <= _UNROLLED * min(room, 1.5) or rows == 1):
+            if use != "result" and height.result % rows:
+                unrolled *= 2  # a product that may not be there is selected
             found[rows] = -(-height.result // rows) * (unrolled + _reach(height, rows) * (2 * span + _PER_ROW))
     return min(found, key=lambda rows: found[rows], default=0)
 
@@ -156,7 +234,8 @@ def _held(g: Geometry, use: Use, values: int, kept: int, span: int) -> float:
 def _fit(g: Geometry, use: Use, chosen: Patch) -> Patch:
     """Fewer rows where the GPU would have too few threads, fewer lanes where there are not as many patches."""
     rows, stride = chosen.rows, g.axes[1].stride if g.adjoint else 1
-    while rows > 2 * stride and patches(g, chosen._replace(rows=rows)) < WARPS * 16:
+    enough = WARPS * (4 if chosen.whole else 16)
+    while rows > 2 * stride and patches(g, chosen._replace(rows=rows)) < enough:
         rows = rows // 2 // stride * stride
     chosen = chosen._replace(rows=rows)
     lanes = chosen.lanes
@@ -169,7 +248,7 @@ def _fit(g: Geometry, use: Use, chosen: Patch) -> Patch:
 def patches(g: Geometry, chosen: Patch) -> int:
     """Patches of a problem."""
     depth, height, width = g.field("result")
-    return g.batch * g.channels * depth * -(-height // chosen.rows) * (width // chosen.columns)
+    return g.batch * g.channels * depth * -(-height // chosen.rows) * -(-width // chosen.columns)
 
 
 def programs(g: Geometry, chosen: Patch, shares: int, tile: Any) -> int:
@@ -192,8 +271,13 @@ def parts(g: Geometry, chosen: Patch) -> int:
 
 
 def candidates(g: Geometry, use: Use, chosen: Patch) -> list[Patch]:
-    """The chosen patch first, then neighbours with other rows and lanes."""
+    """The chosen patch first, then neighbours with other rows and lanes; none of one as wide as a row.
+
+    What its kernel leaves out follows from the chosen rows and lanes.
+    """
     found = [chosen]
+    if chosen.whole:
+        return found
     for lanes in (64, 256):
         found.append(chosen._replace(lanes=lanes, warps=warps_of(lanes, False)))
     height = g.axes[1]

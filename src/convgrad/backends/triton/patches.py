@@ -8,6 +8,10 @@ once for all of its up to KH * KW products, and a mask covers a vector. Vectors 
 Where a value goes is known when the kernel is compiled: strides, dilation and padding are constants. With a stride,
 `grad_input` needs no phases: a patch holds all of them.
 
+WHOLE rows: where the alignment allows one value or two and rows are short, a patch is as wide as a row. The threads of
+a warp load neighbouring values, in tiles [B, U] whose rows are patches, and `unpack` has Triton exchange them so that
+each thread holds rows of its own: padding beside the image and, with all rows, above it is then known to the compiler.
+
 Lanes are patches, numbered along the row, then over row groups, depths, channels and the batch, so that no thread of a
 program is without work. SEQUENCE: one long row, of which a program takes R pieces of B patches.
 
@@ -32,16 +36,8 @@ UNSPECIALIZED = (
 )
 
 
-@triton.constexpr_function
-def first_read(K, S, D, P, ADJOINT):
-    """The first position of the source that a patch reads in one dimension, from where its own would begin."""
-    return -(((K - 1) * D - P) // S) if ADJOINT else -P
-
-
-@triton.constexpr_function
-def last_read(results, K, S, D, P, ADJOINT):
-    """The last one, of a patch of so many results."""
-    return (results - 1 + P) // S if ADJOINT else (results - 1) * S + (K - 1) * D - P
+#: WHOLE of patches that are not as wide as a row; see `correlate_patches`.
+NARROW = tl.constexpr((0, 0, 0, 0))
 
 
 @triton.constexpr_function
@@ -52,9 +48,34 @@ def kernel_row(r, j, KH, SH, DH, PH, ADJOINT):
 
 
 @triton.constexpr_function
-def reads(v, kw, SW, DW, PW, ADJOINT):
-    """Whether column v of a patch reads the source at all through column kw of the kernel."""
-    return not ADJOINT or (v + PW - kw * DW) % SW == 0
+def first_read(K, S, D, P, ADJOINT, sources=0):
+    """The first position of the source that a patch reads in one dimension, from where its own would begin.
+
+    Args:
+        sources: of all that there are, or 0 where a patch may lie anywhere.
+    """
+    first = -(((K - 1) * D - P) // S) if ADJOINT else -P
+    return max(first, 0) if sources else first
+
+
+@triton.constexpr_function
+def last_read(results, K, S, D, P, ADJOINT, sources=0):
+    """The last one, of a patch of so many results."""
+    last = (results - 1 + P) // S if ADJOINT else (results - 1) * S + (K - 1) * D - P
+    return min(last, sources - 1) if sources else last
+
+
+@triton.constexpr_function
+def reads(v, kw, SW, DW, PW, ADJOINT, results, sources):
+    """Whether column v of a patch reads the source at all through column kw of the kernel.
+
+    Args:
+        results, sources: columns of a whole row, where a patch is as wide, or 0.
+    """
+    if ADJOINT and (v + PW - kw * DW) % SW != 0:
+        return False
+    at = (v + PW - kw * DW) // SW if ADJOINT else v * SW + kw * DW - PW
+    return not results or (v < results and 0 <= at < sources)
 
 
 @triton.constexpr_function
@@ -65,27 +86,28 @@ def column(v, kw, SW, DW, PW, ADJOINT):
 
 @triton.jit
 def unpack(x, B: tl.constexpr, V: tl.constexpr):
-    """The columns of a tile [B, V], each [B]. A thread holds a whole row of it, so nothing is moved."""
+    """The columns of a tile [B, V], each [B]; a thread then holds a whole row of it."""
     if V == 1:
         return (tl.reshape(x, (B,)),)
-    elif V == 2:
-        x0, x1 = tl.split(x)
-        return (x0, x1)
-    elif V == 4:
-        even, odd = tl.split(tl.reshape(x, (B, 2, 2)))
-        x0, x2 = tl.split(even)
-        x1, x3 = tl.split(odd)
-        return (x0, x1, x2, x3)
     else:
-        tl.static_assert(V == 8)
-        even, odd = tl.split(tl.reshape(x, (B, 4, 2)))
-        x04, x26 = tl.split(tl.reshape(even, (B, 2, 2)))
-        x15, x37 = tl.split(tl.reshape(odd, (B, 2, 2)))
-        x0, x4 = tl.split(x04)
-        x2, x6 = tl.split(x26)
-        x1, x5 = tl.split(x15)
-        x3, x7 = tl.split(x37)
-        return (x0, x1, x2, x3, x4, x5, x6, x7)
+        even, odd = tl.split(tl.reshape(x, (B, V // 2, 2)))
+        even, odd = unpack(even, B, V // 2), unpack(odd, B, V // 2)
+        columns = ()
+        for i in tl.static_range(V // 2):
+            columns = columns + (even[i], odd[i])
+        return columns
+
+
+@triton.jit
+def halves(x, V: tl.constexpr):
+    """Columns joined in pairs, pairs of pairs, and so on: [B, 2, 2, ...]."""
+    if V == 2:
+        return tl.join(x[0], x[1])
+    else:
+        even, odd = (), ()
+        for i in tl.static_range(V // 2):
+            even, odd = even + (x[2 * i],), odd + (x[2 * i + 1],)
+        return tl.join(halves(even, V // 2), halves(odd, V // 2))
 
 
 @triton.jit
@@ -93,56 +115,96 @@ def pack(x, B: tl.constexpr, V: tl.constexpr):
     """The inverse of `unpack`."""
     if V == 1:
         return x[0][:, None]
-    elif V == 2:
-        return tl.join(x[0], x[1])
-    elif V == 4:
-        return tl.reshape(tl.join(tl.join(x[0], x[2]), tl.join(x[1], x[3])), (B, 4))
     else:
-        even = tl.join(tl.join(x[0], x[4]), tl.join(x[2], x[6]))
-        odd = tl.join(tl.join(x[1], x[5]), tl.join(x[3], x[7]))
-        return tl.reshape(tl.join(tl.reshape(even, (B, 4)), tl.reshape(odd, (B, 4))), (B, 8))
+        return tl.reshape(halves(x, V), (B, V))
 
 
 @triton.jit
-def load_span(
-    ptrs, vector, vectors, ok, ACC: tl.constexpr, B: tl.constexpr, U: tl.constexpr, FIRST: tl.constexpr,
-    LAST: tl.constexpr,
-):  # fmt: skip
-    """The values of a row from its vector ``vector + FIRST`` to ``vector + LAST``; what lies outside is zero."""
+def load_vectors(
+    ptrs, vector, vectors, ok, U: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr, LENGTH: tl.constexpr
+):
+    """A row from its vector ``vector + FIRST`` to ``vector + LAST``, each [B, U]; what lies outside is zero.
+
+    Args:
+        LENGTH: of a row that is taken as one vector, or 0.
+    """
     found = ()
     for u in tl.static_range(FIRST, LAST + 1):
         at = ptrs[:, None] + (u * U + tl.arange(0, U))[None, :]
-        mask = mask_of(ok & within(vector + u, vectors))
-        values = unpack(tl.load(at, mask=mask[:, None], other=0.0), B, U)
+        if LENGTH:
+            mask = mask_of(ok)[:, None] & (tl.arange(0, U) < LENGTH)[None, :]
+        else:
+            mask = mask_of(ok & within(vector + u, vectors))[:, None]
+        found = found + (tl.load(at, mask=mask, other=0.0),)
+    return found
+
+
+@triton.jit
+def load_row(
+    plane, r: tl.constexpr, row, stride, rows, vector, vectors, src_vectors, ok, B: tl.constexpr, U: tl.constexpr,
+    FIRST: tl.constexpr, LAST: tl.constexpr, STEP_W: tl.constexpr, SEQUENCE: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """The vectors of row ``r`` of the source, counted from a patch's row ``row``."""
+    if SEQUENCE:
+        ptrs, at = plane + r * (B * STEP_W * U), (vector + r * B) * STEP_W
+        inside = ok & (vector + r * B < vectors)
+    else:
+        ptrs, at = plane + r * stride, vector * STEP_W
+        inside = ok
+        if WHOLE[2] == 0:
+            inside = ok & within(row + r, rows)
+    return load_vectors(ptrs, at, src_vectors, inside, U, FIRST, LAST, WHOLE[1])
+
+
+@triton.jit
+def opened(vectors, ACC: tl.constexpr, B: tl.constexpr, U: tl.constexpr):
+    """The values of a row, each [B]."""
+    found = ()
+    for u in tl.static_range(len(vectors)):
+        values = unpack(vectors[u], B, U)
         for i in tl.static_range(U):
             found = found + (values[i].to(ACC),)
     return found
 
 
 @triton.jit
-def store_row(ptrs, values, ok, B: tl.constexpr, V: tl.constexpr):
-    """Store V columns, in the type that the pointers point to."""
+def store_row(ptrs, values, ok, B: tl.constexpr, V: tl.constexpr, LENGTH: tl.constexpr):
+    """Store V columns, or the LENGTH of a row, in the type that the pointers point to."""
     cast = ()
     for i in tl.static_range(V):
         cast = cast + (values[i].to(ptrs.dtype.element_ty),)
-    tl.store(ptrs[:, None] + tl.arange(0, V)[None, :], pack(cast, B, V), mask=mask_of(ok)[:, None])
+    mask = mask_of(ok)[:, None]
+    if LENGTH:
+        mask = mask & (tl.arange(0, V) < LENGTH)[None, :]
+    tl.store(ptrs[:, None] + tl.arange(0, V)[None, :], pack(cast, B, V), mask=mask)
 
 
 @triton.jit
-def place_patches(lane, vectors, groups, depths):
+def place_patches(lane, vectors, groups, depths, WHOLE: tl.constexpr, DEEP: tl.constexpr):
     """Vector, row group, depth of numbered patches, and what is left of the number."""
-    vector = lane % vectors
-    lane = lane // vectors
-    group = lane % groups
-    lane = lane // groups
-    return vector, group, lane % depths, lane // depths
+    vector = lane * 0
+    group = vector
+    if WHOLE[0] == 0:
+        vector = lane % vectors
+        lane = lane // vectors
+    if WHOLE[3] > 1:  # a constant, which needs no division
+        group = lane % WHOLE[3]
+        lane = lane // WHOLE[3]
+    elif WHOLE[3] == 0:
+        group = lane % groups
+        lane = lane // groups
+    d = lane * 0
+    if WHOLE[0] == 0 or DEEP:
+        d = lane % depths
+        lane = lane // depths
+    return vector, group, d, lane
 
 
 @triton.jit
 def add_row(
     acc, x, w, r: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     DH: tl.constexpr, DW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, ADJOINT: tl.constexpr,
-    R: tl.constexpr, V: tl.constexpr, START: tl.constexpr,
+    R: tl.constexpr, V: tl.constexpr, START: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """Add all products of row ``r`` of the source, whose values begin at column START, to a patch's results."""
     new = ()
@@ -151,7 +213,7 @@ def add_row(
             total = acc[j * V + v]
             if kernel_row(r, j, KH, SH, DH, PH, ADJOINT) >= 0:
                 for kw in tl.static_range(KW):
-                    if reads(v, kw, SW, DW, PW, ADJOINT):
+                    if reads(v, kw, SW, DW, PW, ADJOINT, WHOLE[0], WHOLE[1]):
                         value = x[column(v, kw, SW, DW, PW, ADJOINT) - START]
                         total += value * w[kernel_row(r, j, KH, SH, DH, PH, ADJOINT) * KW + kw]
             new = new + (total,)
@@ -163,13 +225,16 @@ def correlate_patches(
     src, weight, bias, out, batch, channels, depth, height, vectors, src_depth, src_height, src_vectors, src_n,
     src_c, src_d, src_h, out_n, out_c, out_d, out_h, KERNEL: tl.constexpr, STRIDE: tl.constexpr,
     DILATION: tl.constexpr, PAD: tl.constexpr, ADJOINT: tl.constexpr, MULTIPLIER: tl.constexpr, WIDE: tl.constexpr,
-    ACC: tl.constexpr, HAS_BIAS: tl.constexpr, SEQUENCE: tl.constexpr, R: tl.constexpr, V: tl.constexpr,
-    U: tl.constexpr, B: tl.constexpr,
+    ACC: tl.constexpr, HAS_BIAS: tl.constexpr, SEQUENCE: tl.constexpr, WHOLE: tl.constexpr, UNITS: tl.constexpr,
+    AHEAD: tl.constexpr, DEEP: tl.constexpr, FULL: tl.constexpr, DENSE: tl.constexpr, R: tl.constexpr,
+    V: tl.constexpr, U: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """out[n, c, q] = bias[c] + sum over taps of source * weight.
 
-    Strides of the source are given in vectors of U values, those of the result in vectors of V: so the compiler knows
-    what is aligned.
+    Strides of the source and of the result are given in UNITS of values, so that the compiler knows what is aligned:
+    vectors of U and of V, but where a patch is as wide as a row. Then WHOLE has the columns of a result's row, those of
+    a source's row, the source's rows where a patch has them all, and the patches of a plane; and zeros where not. Its
+    rows are loaded AHEAD of use; FULL: every lane has a patch; DENSE: rows and planes lie one behind the other.
     """
     KD: tl.constexpr = KERNEL[0]
     KH: tl.constexpr = KERNEL[1]
@@ -182,10 +247,10 @@ def correlate_patches(
     DH: tl.constexpr = DILATION[1]
     DW: tl.constexpr = DILATION[2]
     # The first and the last row, and vector, of the source that a patch reads.
-    TOP: tl.constexpr = first_read(KH, SH, DH, PH, ADJOINT)
-    BOTTOM: tl.constexpr = last_read(R, KH, SH, DH, PH, ADJOINT)
-    FIRST: tl.constexpr = first_read(KW, SW, DW, PW, ADJOINT) // U
-    LAST: tl.constexpr = last_read(V, KW, SW, DW, PW, ADJOINT) // U
+    TOP: tl.constexpr = first_read(KH, SH, DH, PH, ADJOINT, WHOLE[2])
+    BOTTOM: tl.constexpr = last_read(R, KH, SH, DH, PH, ADJOINT, WHOLE[2])
+    FIRST: tl.constexpr = 0 if WHOLE[0] else first_read(KW, SW, DW, PW, ADJOINT, 0) // U
+    LAST: tl.constexpr = 0 if WHOLE[0] else last_read(V, KW, SW, DW, PW, ADJOINT, 0) // U
     # From one patch to the next, in rows and in vectors of the source.
     STEP_H: tl.constexpr = R // SH if ADJOINT else R * SH
     STEP_W: tl.constexpr = V // SW // U if ADJOINT else V * SW // U
@@ -201,14 +266,19 @@ def correlate_patches(
         d = group
         ok = n < batch
     else:
-        vector, group, d, c = place_patches(pid * B + tl.arange(0, B), vectors, (height + R - 1) // R, depth)
-        n = c // channels
-        c = c % channels
-        ok = n < batch
+        lane = pid * B + tl.arange(0, B)
+        vector, group, d, image = place_patches(lane, vectors, (height + R - 1) // R, depth, WHOLE, DEEP)
+        n = image // channels
+        c = image % channels
+        ok = tl.full((B,), 1, tl.int1) if FULL else n < batch
     if WIDE:
         n, c, d, group = n.to(tl.int64), c.to(tl.int64), d.to(tl.int64), group.to(tl.int64)
         src_h, out_h = src_h.to(tl.int64), out_h.to(tl.int64)
+        if DENSE:
+            image = image.to(tl.int64)
     row = group * STEP_H
+    src_pitch = WHOLE[1] if DENSE else src_h * UNITS[0]
+    out_pitch = WHOLE[0] if DENSE else out_h * UNITS[1]
 
     acc = ()
     for _ in tl.static_range(R * V):
@@ -216,27 +286,32 @@ def correlate_patches(
     for m in range(MODULATED):
         cs = c * MULTIPLIER + m if ADJOINT else c // MULTIPLIER
         weights = weight + (cs if ADJOINT else c) * (KD * KH * KW)
-        base = src + (n * src_n + cs * src_c + row * src_h + vector * STEP_W) * U
+        if DENSE and MULTIPLIER == 1:
+            base = src + image * src_c * UNITS[0] + row * src_pitch
+        else:
+            base = src + (n * src_n + cs * src_c + row * src_h + vector * STEP_W) * UNITS[0]
         for kd in range(KD):
-            if ADJOINT:
+            if ADJOINT and (WHOLE[0] == 0 or DEEP):
                 ds = (d + PAD[0] - kd * DILATION[0]) // SD
                 there = ok & within(ds, src_depth) & (ds * SD == d + PAD[0] - kd * DILATION[0])
             else:
                 ds = d * SD + kd * DILATION[0] - PAD[0]
-                there = ok & within(ds, src_depth)
+                there = ok & within(ds, src_depth) if WHOLE[0] == 0 or DEEP else ok
             w = ()
             for k in tl.static_range(KH * KW):
                 w = w + (tl.load(weights + (kd * (KH * KW) + k), mask=mask_of(ok), other=0.0).to(ACC),)
-            plane = base + ds * src_d * U
-            for r in tl.static_range(TOP, BOTTOM + 1):
-                if SEQUENCE:
-                    ptrs, at = plane + r * (B * STEP_W * U), (vector + r * B) * STEP_W
-                    inside = there & (vector + r * B < vectors)
-                else:
-                    ptrs, at = plane + r * src_h * U, vector * STEP_W
-                    inside = there & within(row + r, src_height)
-                x = load_span(ptrs, at, src_vectors, inside, ACC, B, U, FIRST, LAST)
-                acc = add_row(acc, x, w, r, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, V, FIRST * U)
+            plane = base + ds * src_d * UNITS[0]
+            queue = ()
+            for r in tl.static_range(TOP, BOTTOM + 1 + AHEAD):
+                if r <= BOTTOM:
+                    loaded = load_row(
+                        plane, r, row, src_pitch, src_height, vector, vectors, src_vectors, there, B, U, FIRST,
+                        LAST, STEP_W, SEQUENCE, WHOLE,
+                    )  # fmt: skip
+                    queue = queue + (loaded,)
+                if r - AHEAD >= TOP:
+                    x = opened(queue[r - AHEAD - TOP], ACC, B, U)
+                    acc = add_row(acc, x, w, r - AHEAD, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT, R, V, FIRST * U, WHOLE)
 
     if HAS_BIAS:
         added = tl.load(bias + c, mask=mask_of(ok), other=0.0).to(ACC)
@@ -244,12 +319,16 @@ def correlate_patches(
         for i in tl.static_range(R * V):
             new = new + (acc[i] + added,)
         acc = new
-    target = out + (n * out_n + c * out_c + d * out_d + group * R * out_h + vector) * V
+    if DENSE:
+        target = out + (image * out_c + d * out_d) * UNITS[1] + group * (R * WHOLE[0])
+    else:
+        target = out + (n * out_n + c * out_c + d * out_d + group * R * out_h + vector) * UNITS[1]
     for j in tl.static_range(R):
         values = ()
         for v in tl.static_range(V):
             values = values + (acc[j * V + v],)
         if SEQUENCE:
-            store_row(target + j * (B * V), values, ok & (vector + j * B < vectors), B, V)
+            store_row(target + j * (B * V), values, ok & (vector + j * B < vectors), B, V, WHOLE[0])
         else:
-            store_row(target + j * out_h * V, values, ok & (group * R + j < height), B, V)
+            there = ok if WHOLE[2] else ok & (group * R + j < height)
+            store_row(target + j * out_pitch, values, there, B, V, WHOLE[0])

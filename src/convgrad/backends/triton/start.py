@@ -27,12 +27,13 @@ _ALIGNED = 15  # the bits of an address that are zero when it is divisible by 16
 
 
 class Call(NamedTuple):
-    """What a launch would have been: a kernel, its arguments by name, and its warps."""
+    """What a launch would have been: a kernel, its arguments by name, its warps, and the size of the grid."""
 
     kernel: Any
     arguments: dict[str, Any]
     warps: int
     stages: int = 1
+    programs: int = 0
 
 
 _recorded: ContextVar[list[Call] | None] = ContextVar("_recorded", default=None)
@@ -117,7 +118,7 @@ class Launch:
         if calls is not None:
             tile = dict(self._tile)
             warps, stages = tile.pop("num_warps"), tile.pop("num_stages", 1)
-            calls.append(Call(self._kernel, {**given, **tile}, warps, stages))
+            calls.append(Call(self._kernel, {**given, **tile}, warps, stages, self._programs(self._tile)))
             return
         device = tensors[0].device
         index = device.index

@@ -30,6 +30,7 @@ class Way(NamedTuple):
         columns: of a patch: values that are stored together; of a sequence's patch of channels: positions.
         vector: values of the source that are loaded together.
         pieces: a program takes pieces of one long row.
+        whole: for patches as wide as a row, the narrower of the vectors into which rows of source and result fall.
         sequence: the channels of a 1-D problem are neighbours, and those of its result are not.
     """
 
@@ -37,6 +38,7 @@ class Way(NamedTuple):
     columns: int = 1
     vector: int = 1
     pieces: bool = False
+    whole: int = 0
     sequence: bool = False
     strided: bool = False
     multiplied: bool = False
@@ -75,7 +77,8 @@ def way_of(problem: ConvProblem, what: str, a: Tensor, b: Tensor) -> Way:
     chosen = patch(g, use, aligned(g, given[0]), gcd(*columns))
     if chosen is None:
         return Way("columns", **known)
-    return Way("patches", chosen.columns, chosen.vector, chosen.sequence, **known)
+    whole = min(chosen.whole) if chosen.whole else 0
+    return Way("patches", chosen.columns, chosen.vector, chosen.sequence, whole, **known)
 
 
 def like(t: Tensor) -> Tensor:
@@ -86,6 +89,7 @@ def like(t: Tensor) -> Tensor:
 # ---- the smallest problem --------------------------------------------------------------------------
 
 _PIECES = 105  # patches of a row that is taken in pieces
+_LONG = 17  # of a row of narrow vectors that is too long to be taken whole
 
 
 def tiny(what: str, dtype: torch.dtype, way: Way, kernel: tuple[int, int] = (3, 3)) -> ConvProblem:
@@ -104,8 +108,11 @@ def tiny(what: str, dtype: torch.dtype, way: Way, kernel: tuple[int, int] = (3, 
         kernel = (1, 1) if way.deep else (2, 2)
     if way.lanes == "channels" and way.sequence and not way.multiplied:
         kernel = (1, 51)
-    if way.lanes == "patches":
-        columns = padded(kernel[1], stride, adjoint, way.columns, way.vector, _PIECES if way.pieces else 5)
+    if way.whole:
+        columns = _short(kernel[1], stride, adjoint, way)
+    elif way.lanes == "patches":
+        times = _PIECES if way.pieces else _LONG if way.columns < 4 else 5
+        columns = padded(kernel[1], stride, adjoint, way.columns, way.vector, times)
     elif way.sequence:
         columns = padded(kernel[1], stride, adjoint, way.columns, 1, 8 * kernel[1] + 1)
     else:
@@ -136,6 +143,15 @@ Length = tuple[int, tuple[int, int], int]
 
 def _sized(size: int, kernel: int, stride: int, padding: tuple[int, int]) -> Length:
     return size, padding, (size + sum(padding) - kernel) // stride + 1
+
+
+def _short(kernel: int, stride: int, adjoint: bool, way: Way) -> Length:
+    """A row that is taken whole: the longest that falls into vectors so narrow, and into no wider ones."""
+    results, sources = (n - (way.whole if n > 2 * way.whole else 0) for n in (way.columns, way.vector))
+    size, out = (results, sources) if adjoint else (sources, results)
+    padding = (out - 1) * stride + kernel - size
+    low = min(kernel - 1, max(1, padding))
+    return size, (low, padding - low), out
 
 
 def padded(kernel: int, stride: int, adjoint: bool, columns: int, vector: int, times: int) -> Length:
