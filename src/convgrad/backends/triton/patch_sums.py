@@ -187,7 +187,7 @@ def sum_patches(
                 if r - AHEAD >= TOP:
                     x = opened(queue[r - AHEAD - TOP], ACC, B, U)
                     some, bias = sum_row(
-                        some, bias, x, patch, left, r - AHEAD, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT,
+                        some, bias, x, patch, lefts, r - AHEAD, KH, KW, SH, SW, DH, DW, PH, PW, ADJOINT,
                         R, V, FIRST * U, EXACT, BIAS_TAP[1] if kd == BIAS_TAP[0] else -1, BIAS_TAP[2], WHOLE,
                     )  # fmt: skip
                     if SWEEP:
