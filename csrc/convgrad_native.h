@@ -18,7 +18,7 @@ extern "C" {
 enum { CONVGRAD_CONTIGUOUS = 0, CONVGRAD_CHANNELS_LAST = 1 };
 enum { CONVGRAD_FLOAT32 = 0, CONVGRAD_FLOAT64 = 1, CONVGRAD_BFLOAT16 = 2, CONVGRAD_FLOAT16 = 3 };
 
-/* What is asked for: any sum of these. */
+/* What is asked for: a sum of these, in which forward and grad_input are not together. */
 enum {
   CONVGRAD_FORWARD = 1,
   CONVGRAD_GRAD_INPUT = 2,
