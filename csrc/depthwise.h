@@ -230,23 +230,12 @@ struct Depthwise {
       s.tile = -1;
       return s;
     };
-    const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     const int64_t in_block = p.lanes / N, vectors = ceil_div(p.channels, N);  // only the last block may lack some
-    if (threads == 1) {  // no parallel region: also safe in a forked child
-      Scratch s = scratch(0);
-      for (int64_t item = 0; item < items; ++item) call.run_item(s, item, partial);
-      for (int64_t i = 0; sums && i < vectors; ++i) call.reduce(i / in_block, i % in_block * N, partial);
-      return 0;
-    }
-    Queue queue(items);
-    on_threads(threads, [&](const Member& me) {
-      Scratch s = scratch(me.number);
-      for (int64_t item; queue.take(&item);) call.run_item(s, item, partial);
-      if (!sums) return;
-      me.wait_for_all();
-      const Range mine = me.share_of(vectors);
-      for (int64_t i = mine.low; i < mine.high; ++i) call.reduce(i / in_block, i % in_block * N, partial);
-    });
+    run_items(
+        threads, items, scratch, [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
+        p.wants(CONVGRAD_GRAD_WEIGHT) ? vectors : 0, [&](Range of) {
+          for (int64_t i = of.low; i < of.high; ++i) call.reduce(i / in_block, i % in_block * N, partial);
+        });
     return 0;
   }
 };

@@ -7,8 +7,9 @@
 //
 // What limits them: up to 9 kernel elements the bytes, from 25 on the multiply-adds. Where 16-bit storage is converted
 // by the load, the bytes are half as many; a load takes one instruction more, and to round a result to bfloat16 takes
-// seven. On 4 cores of a Zen 3, 3x3 kernels and sequences reach 50 to 90 % of the roofline on images of 28x28 and more,
-// 5x5 and 7x7 kernels 30 to 80 %, and small images, with more to set up for each product, 30 to 70 %.
+// seven. On 4 cores of a Zen 3, channels_last 3x3 kernels reach 80 to 110 % of the roofline on images of 28x28 and
+// more, 5x5 and 7x7 kernels 40 to 85 %, and 3x3 kernels on small images, with more to set up for each product, 40 to
+// 80 %.
 // docs/performance.md has the tables and their commands.
 #pragma once
 

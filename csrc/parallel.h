@@ -44,4 +44,23 @@ void on_threads(int threads, const Body& body) {
   GOMP_parallel(enter, const_cast<Body*>(&body), static_cast<unsigned>(threads), 0);
 }
 
+// Every item on one of the threads, `run(scratch of the thread, item)`; then, when all are done, `add_up(range)` for
+// shares of [0, sums).
+template <class Scratch, class Run, class AddUp>
+void run_items(int threads, int64_t items, const Scratch& scratch, const Run& run, int64_t sums, const AddUp& add_up) {
+  if (threads == 1) {  // no parallel region: also safe in a forked child
+    auto s = scratch(0);
+    for (int64_t item = 0; item < items; ++item) run(s, item);
+    return add_up(Range{0, sums});
+  }
+  Queue queue(items);
+  on_threads(threads, [&](const Member& me) {
+    auto s = scratch(me.number);
+    for (int64_t item; queue.take(&item);) run(s, item);
+    if (sums == 0) return;
+    me.wait_for_all();
+    add_up(me.share_of(sums));
+  });
+}
+
 }  // namespace

@@ -268,9 +268,9 @@ struct Planar {
       to = Columns::list(pass, once, reinterpret_cast<int64_t*>(memory), reinterpret_cast<Mask*>(memory + z.at));
       memory += z.at + z.masks;
     };
-    columns(shared.forward, p.forward, false);
-    columns(shared.backward, p.backward, false);
-    columns(shared.sums, p.forward, true);
+    if (p.wants(CONVGRAD_FORWARD)) columns(shared.forward, p.forward, false);
+    if (p.wants(CONVGRAD_GRAD_INPUT)) columns(shared.backward, p.backward, false);
+    if (p.wants(CONVGRAD_GRAD_WEIGHT)) columns(shared.sums, p.forward, true);
     T* const partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
     const Planar call = {p, t, shared};
     auto scratch = [&](int64_t thread) {
@@ -281,22 +281,10 @@ struct Planar {
       s.blocks = reinterpret_cast<KernelBlock*>(at);
       return s;
     };
-    const int64_t sums = p.wants(CONVGRAD_GRAD_WEIGHT) ? p.item_sums() : 0;
     const int threads = static_cast<int>(most(1, least(p.threads, p.items)));  // an empty batch has no items
-    if (threads == 1) {  // no parallel region: also safe in a forked child
-      Scratch s = scratch(0);
-      for (int64_t item = 0; item < p.items; ++item) call.run_item(s, item, partial);
-      call.reduce({0, sums}, partial);
-      return 0;
-    }
-    Queue queue(p.items);
-    on_threads(threads, [&](const Member& me) {
-      Scratch s = scratch(me.number);
-      for (int64_t item; queue.take(&item);) call.run_item(s, item, partial);
-      if (!sums) return;
-      me.wait_for_all();
-      call.reduce(me.share_of(sums), partial);
-    });
+    run_items(
+        threads, p.items, scratch, [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
+        p.wants(CONVGRAD_GRAD_WEIGHT) ? p.item_sums() : 0, [&](Range of) { call.reduce(of, partial); });
     return 0;
   }
 };

@@ -9,7 +9,8 @@
 // turns what lies outside into zeros. Infinity times zero is NaN: where there is one, and in rows whose vectors would
 // reach past the ends of the tensor, slower loops leave what lies outside out of the sums (planar_exact.h).
 //
-// What limits them: the bytes. docs/performance.md has the measured share of a copy's speed.
+// What limits them: the bytes. On 4 cores of a Zen 3 they reach 83 to 128 % of the roofline, which is a copy's speed;
+// docs/performance.md has the tables and their commands.
 #pragma once
 
 #include "plan.h"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 
 import torch
 from hypothesis import strategies as st
@@ -81,6 +83,16 @@ def reference(
     exact = {"forward": y.detach(), "grad_input": grads[0], "grad_weight": grads[1]}
     exact["grad_bias"] = grad_output.double().sum((0, *range(2, p.ndim + 2)))
     return {name: value.to(dtype or p.dtype) for name, value in exact.items()}
+
+
+@contextlib.contextmanager
+def on_threads(threads: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def everything(p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor) -> list[tuple[str, Tensor]]:

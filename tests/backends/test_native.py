@@ -15,7 +15,7 @@ from convgrad.backends.native import use_instruction_set
 from convgrad.engine.check import check_backend
 from convgrad.problem import ConvProblem, Pass
 
-from .native_cases import BACKEND, everything, operands, problems, reference
+from .native_cases import BACKEND, everything, on_threads, operands, problems, reference
 
 pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
 
@@ -40,16 +40,12 @@ def test_conformance_native() -> None:
 @settings(max_examples=150)
 @given(p=problems(), threads=st.sampled_from([1, 2]))
 def test_every_result_is_exact(p: ConvProblem, threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         tensors = operands(p, 1 if p.dtype.itemsize == 2 else 3)
         expected = reference(p, *tensors)
         for name, result in everything(p, *tensors):
             assert torch.equal(result, expected[name]), name
             assert name == "grad_bias" or result.is_contiguous(memory_format=p.memory_format), name
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_every_instruction_set_is_exact(instruction_set: str) -> None:
@@ -102,14 +98,10 @@ def test_the_bias_gradient_of_a_transposed_convolution_sums_the_input(p: ConvPro
     x, w, g = operands(p, 1 if p.dtype.itemsize == 2 else 3)
     expected = reference(p, x, w, g)
     expected["grad_bias"] = x.double().sum((0, *range(2, p.ndim + 2))).to(p.dtype)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         for sweep in BACKEND.sweeps:
             for name, result in zip(sweep, BACKEND.sweep(p.replace(origin="transposed"), sweep, g, x, w), strict=True):
                 assert torch.equal(result, expected[name]), name
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("strides", ["sd1sh2sw1", "sd2sh1sw1", "sd2sh2sw1", "sd1sh1sw2", "sd3sh2sw3"])
@@ -148,14 +140,10 @@ def test_an_empty_batch_or_image_gives_zeros(empty: str, groups: str, channels: 
     p = ConvProblem.parse(f"g{channels // size}ic{channels}oc{channels}kh3{empty}{layout}")
     tensors = operands(p)
     expected = reference(p, *tensors) if p.batch else {}
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         for name, result in everything(p, *tensors):
             zeros = torch.zeros_like(result)
             assert torch.equal(result, expected["grad_bias"] if expected and name == "grad_bias" else zeros), name
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_a_workspace_that_is_too_small_is_refused() -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from convgrad.backends import _native_library as library
 from convgrad.problem import ConvProblem
 
-from .native_cases import BACKEND, everything, operands, problems, reference
+from .native_cases import BACKEND, everything, on_threads, operands, problems, reference
 
 pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
 
@@ -75,13 +75,9 @@ def test_infinity_and_nan_reach_what_they_are_multiplied_into(
         "grad_weight": with_limits(lambda a, b: reference(p, b, none[1], a, torch.float64)["grad_weight"], g, x),
         "grad_bias": g.double().sum((0, *range(2, p.ndim + 2))),
     }
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         for name, result in everything(p, *tensors):
             torch.testing.assert_close(result, expected[name].to(p.dtype), rtol=0, atol=0, equal_nan=True, msg=name)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("channels", [1, 4])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from convgrad.backends import _native_library as library
 from convgrad.problem import ConvProblem, output_length
 
-from .native_cases import BACKEND, DTYPES, everything, operands, reference
+from .native_cases import BACKEND, DTYPES, everything, on_threads, operands, reference
 
 pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
 
@@ -52,15 +52,11 @@ def planar(draw: st.DrawFn) -> ConvProblem:
 @settings(max_examples=200)
 @given(p=planar(), threads=st.sampled_from([1, 2]))
 def test_every_result_is_exact(p: ConvProblem, threads: int) -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
+    with on_threads(threads):
         tensors = operands(p, 1 if p.dtype.itemsize == 2 else 3)
         expected = reference(p, *tensors)
         for name, result in everything(p, *tensors):
             assert torch.equal(result, expected[name]), name
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("text", ["mb2g8ic8ih26oc8kh3ph1", "mb2g8ic8ih26oc8oh26kh3ph2dh1", "mb3g8ic8iw60oc8ow63kw4pw3"])
