@@ -28,7 +28,7 @@ struct DepthwiseAccumulate {
     const int64_t together = p.direct ? b.live : N;
     for (Range lanes = {0, 0}; lanes.low < b.live; lanes.low = lanes.high) {
       lanes.high = least(b.live, lanes.low + together);
-      auto sum_columns = [&](Range columns, int64_t rows_at_once) {
+      auto sum_columns = [&](const Window& columns, int64_t rows_at_once) {
         auto add = [&](Range d, Range r, const Reach& kd, const Reach& kh) {
           accumulate_columns(s, b, lanes, rows, d, r, columns, kd, kh, m, grad, input);
         };
@@ -40,13 +40,35 @@ struct DepthwiseAccumulate {
             each_zone(o[0], in_group, input, add);
         }
       };
+      const Window whole = whole_row(o[2]);
+      if (whole.columns.size()) {
+        sum_columns(whole, group);
+        continue;
+      }
       // In a tensor, a border of few columns is summed along the column: its sums are loaded and stored once.
       const Range inner = p.direct ? inner_columns(o[2], input) : o[2];
-      sum_columns(inner, group);
-      if (o[2].low < inner.low) sum_columns({o[2].low, inner.low}, o[1].size());
-      if (inner.high < o[2].high) sum_columns({inner.high, o[2].high}, o[1].size());
+      sum_columns({inner, 0, 0}, group);
+      if (o[2].low < inner.low) sum_columns({{o[2].low, inner.low}, 0, 0}, o[1].size());
+      if (inner.high < o[2].high) sum_columns({{inner.high, o[2].high}, 0, 0}, o[1].size());
     }
     if (p.wants(CONVGRAD_GRAD_BIAS)) sum_tile(s, b, o, m, grad, grad.data + m * p.output_size());
+  }
+
+  // Columns of grad_output that are summed together. A row's first pixel lacks the first `left` kernel columns, the next
+  // one a column less; the last pixel lacks the last `right` ones.
+  struct Window {
+    Range columns;
+    int64_t left, right;
+  };
+  // All columns that any kernel column reaches. That needs kernel columns as far apart as the pixels, and pixels that lack
+  // columns on one side only; else there are none. Packed, whose padding is written out, it is no faster.
+  Window whole_row(Range columns) const {
+    const Axis& a = p.axis[2];
+    if (!p.direct || a.dilation != a.stride) return {};
+    const Range first = a.output_reached_by(0, {0, a.input}, columns);
+    const Range last = a.output_reached_by(a.kernel - 1, {0, a.input}, columns);
+    if (first.low > last.high) return {};
+    return {{last.low, first.high}, first.low - last.low, first.high - last.high};
   }
 
   // The columns that every kernel column reaches; if there are none, all of them.
@@ -101,16 +123,21 @@ struct DepthwiseAccumulate {
     }
   }
 
-  void accumulate_columns(const Scratch& s, const Block& b, Range lanes, Rows<X>& rows, Range d, Range h, Range w,
-                          const Reach& kd, const Reach& kh, int64_t m, const Source<X>& grad,
+  void accumulate_columns(const Scratch& s, const Block& b, Range lanes, Rows<X>& rows, Range d, Range h,
+                          const Window& window, const Reach& kd, const Reach& kh, int64_t m, const Source<X>& grad,
                           const Source<X>& input) const {
     T* sums = s.sums + m * p.kernel_elements * p.pitch();
     rows.depth = d.size(), rows.rows = h.size();
+    Range w = window.columns;
     for (; w.low < w.high; w.low += rows.pixels) {
-      const Zone in_w = zone(2, w.low, w.high, input);
+      const Zone in_w = window.left || window.right ? Zone{p.axis[2].forward_reach(), w.size()}
+                                                    : zone(2, w.low, w.high, input);
       // Strided, the loads alone keep the memory busy.
       const bool asks = p.direct && !p.cached && p.axis[2].stride == 1 && in_w.positions >= 4;
-      rows.pixels = asks ? least(in_w.positions, kAskingPixels) : in_w.positions;
+      const int64_t piece = most(kAskingPixels, window.left);
+      rows.pixels = asks && in_w.positions - piece > window.right ? piece : in_w.positions;
+      rows.left = w.low == window.columns.low ? window.left : 0;
+      rows.right = w.low + rows.pixels == w.high ? window.right : 0;
       const int64_t count = p.list_taps(s.taps, kd, kh, in_w.reach, input.step, 1), along = in_w.reach.count;
       const int64_t newest = count ? s.taps[count - 1].source : 0;  // what no row before has read
       const X* grad_at =

@@ -171,6 +171,7 @@ struct Rows {
   int64_t grad_slice, grad_row, grad_pixel;     // steps in elements
   int64_t input_slice, input_row, input_pixel;
   int64_t tap_step;  // from a kernel element to the next of its row
+  int64_t left, right;  // so many of a kernel row's taps the first (last) pixel of a row lacks, the next one less by one
   Ahead* ahead;
 };
 
@@ -185,7 +186,7 @@ inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X* 
 #pragma GCC unroll 10
   for (int j = 0; j < R; ++j) {
     const X* row = opaque(input + offset[j]);
-    if constexpr (Sliding) {
+    if constexpr (Sliding && W > 1) {
 #pragma GCC unroll 18
       for (int i = 0; i < V + W - 1; ++i) {
         const Vec<T, N> x = load<T, N>(row + i * step);
@@ -203,6 +204,30 @@ inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X* 
   }
 }
 
+// The same for one pixel at the border of a row and the taps [First, Last) of the kernel rows.
+template <class T, int N, int R, int W, int First, int Last, class X>
+inline void add_border(Vec<T, N>* sum, const int64_t* offset, const X*& grad, const X*& input, int64_t step,
+                       const Rows<X>& r) {
+  const Vec<T, N> g = load<T, N>(grad);
+#pragma GCC unroll 10
+  for (int j = 0; j < R; ++j) {
+    const X* row = opaque(input + offset[j]);
+#pragma GCC unroll 10
+    for (int k = First; k < Last; ++k) sum[j * W + k] += g * load<T, N>(row + k * step);
+  }
+  grad += r.grad_pixel, input += r.input_pixel;
+}
+template <class T, int N, int R, int W, int U, class X, int... I>
+inline void add_left(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X*& grad, const X*& input, int64_t step,
+                     const Rows<X>& r, std::integer_sequence<int, I...>) {
+  ((r.left >= W - 1 - I ? add_border<T, N, R, W, W - 1 - I, W>(sum[I % U], offset, grad, input, step, r) : void()), ...);
+}
+template <class T, int N, int R, int W, int U, class X, int... I>
+inline void add_right(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X*& grad, const X*& input, int64_t step,
+                      const Rows<X>& r, std::integer_sequence<int, I...>) {
+  ((r.right >= I + 1 ? add_border<T, N, R, W, 0, W - 1 - I>(sum[I % U], offset, grad, input, step, r) : void()), ...);
+}
+
 // sums[tap] += sum over pixels of grad * input[tap], for R kernel rows of W taps that lie one step apart. Step: that
 // step where it is known when compiled, else 0. Few taps have U sums each, enough of them to hide an addition's
 // latency.
@@ -211,6 +236,7 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
   constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1;
   constexpr int V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;  // pixels at once
   const int64_t step = Step ? Step : r.tap_step;
+  constexpr auto kBorders = std::make_integer_sequence<int, W - 1>();
   Vec<T, N> sum[U][K] = {};
   int64_t offset[R];
 #pragma GCC unroll 10
@@ -222,10 +248,17 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
       const X* grad = r.grad + d * r.grad_slice + h * r.grad_row;
       const X* input = r.input + d * r.input_slice + h * r.input_row;
       int64_t left = r.pixels;
+      if constexpr (Sliding && W > 1) {
+        left -= r.left + r.right;
+        if (r.left) add_left<T, N, R, W, U>(sum, offset, grad, input, step, r, kBorders);
+      }
       for (; left >= V; left -= V, grad += V * r.grad_pixel, input += V * r.input_pixel)
         add_pixels<T, N, R, W, U, V, Sliding>(sum, offset, grad, input, step, r);
       for (; V > 1 && left > 0; --left, grad += r.grad_pixel, input += r.input_pixel)
         add_pixels<T, N, R, W, U, 1, false>(sum, offset, grad, input, step, r);
+      if constexpr (Sliding && W > 1) {
+        if (r.right) add_right<T, N, R, W, U>(sum, offset, grad, input, step, r, kBorders);
+      }
     }
   }
 #pragma GCC unroll 10
@@ -248,6 +281,17 @@ constexpr auto accumulate_kernel() {
     return static_cast<Kernel>(nullptr);
 }
 
+// Taps [first, first + count) of the kernel rows: they miss other pixels than the whole rows do.
+template <class T, class X, class Kernel>
+void accumulate_piece(Kernel kernel, T* sums, const Tap* taps, int64_t along, int64_t first, int64_t count,
+                      Rows<X> r) {
+  const int64_t left = most(0, r.left - first), right = most(0, r.right - (along - first - count));
+  const int64_t before = most(0, left - count + 1), after = most(0, right - count + 1);  // pixels that all taps miss
+  r.left = left - before, r.right = right - after, r.pixels -= before + after;
+  r.grad += before * r.grad_pixel, r.input += before * r.input_pixel;
+  if (r.pixels > 0) kernel(sums, taps + first, along, r);
+}
+
 // `rows` kernel rows of `along` taps, in pieces of nearly equal size.
 template <class T, int N, class X, int... I>
 void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<X>& r,
@@ -265,7 +309,11 @@ void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const
     int64_t left = along;
     for (int64_t pieces = ceil_div(along, most_along); pieces > 0; --pieces) {
       const int64_t now = pieces == 1 ? left : ceil_div(left, pieces);
-      of_size[(rows_now - 1) * M + now - 1](sums, taps + along - left, along, r);
+      const auto kernel = of_size[(rows_now - 1) * M + now - 1];
+      if (now == along || (r.left | r.right) == 0)
+        kernel(sums, taps + along - left, along, r);
+      else
+        accumulate_piece(kernel, sums, taps, along, along - left, now, r);
       left -= now;
     }
     taps += rows_now * along, rows -= rows_now;

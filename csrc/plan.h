@@ -211,7 +211,8 @@ inline bool reads_directly(const Plan& p, int64_t vector) {
   if (!p.channels_last || p.multiplier != 1 || p.channels < vector) return false;
   const Axis& w = p.axis[2];
   const int64_t border = (w.kernel - 1) * w.dilation / w.stride;
-  return p.kernel_elements <= 9 || (p.kernel_elements <= 27 && w.output >= 4 * border);
+  return p.kernel_elements <= 9 || (p.kernel_elements <= 27 && w.output >= 4 * border) ||
+         (p.kernel_elements <= 49 && w.output >= 8 * border);
 }
 
 inline int64_t tensor_bytes(const Plan& p, int64_t storage_bytes) {

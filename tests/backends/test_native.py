@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor
 from convgrad.backends import _native_library as library
 from convgrad.backends.native import use_instruction_set
 from convgrad.engine.check import check_backend
-from convgrad.problem import ConvProblem, Pass
+from convgrad.problem import ConvProblem, Pass, output_length
 
 from .native_cases import BACKEND, everything, on_threads, operands, problems, reference
 
@@ -58,6 +59,22 @@ def test_every_instruction_set_is_exact(instruction_set: str) -> None:
             assert torch.equal(result, expected[name]), (instruction_set, name)
 
     check()
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4, 5, 7, 9, 12, 25])
+def test_every_border_of_a_row_is_exact(kernel: int) -> None:
+    """Rows whose pixels lack kernel columns on the left, on the right, on both sides, and altogether."""
+    paddings = {(0, 0), (kernel - 1, 0), (0, kernel + 1), (kernel // 2, kernel // 2), (kernel + 1, kernel)}
+    for width, padding, step in itertools.product([1, 2, 3, 6, 8, 13, 37, 200], sorted(paddings), [1, 2]):
+        output = output_length(width, kernel, step, *padding, step)
+        if output < 1:
+            continue
+        p = ConvProblem(2, 19, 19, 19, (2, width), (2, kernel), (1, step), ((1, 0), padding), (1, step), (2, output))
+        p = p.replace(memory_format=torch.channels_last)
+        tensors = operands(p)
+        expected = reference(p, *tensors)
+        for name, result in everything(p, *tensors):
+            assert torch.equal(result, expected[name]), (name, p)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
