@@ -9,6 +9,7 @@ namespace {
 // T: arithmetic, X: of the operands, as packed or as they lie in the tensors, N: lanes of a vector.
 template <class T, class X, int N>
 struct DepthwiseAccumulate {
+  static constexpr int64_t kShortRow = 12;  // pixels
   static constexpr auto kTaps = std::make_integer_sequence<int, kMostTaps * kMostTaps>();
   using Scratch = DepthwiseScratch<T>;
 
@@ -133,7 +134,8 @@ struct DepthwiseAccumulate {
       const Zone in_w = window.left || window.right ? Zone{p.axis[2].forward_reach(), w.size()}
                                                     : zone(2, w.low, w.high, input);
       // Strided, the loads alone keep the memory busy.
-      const bool asks = p.direct && !p.cached && p.axis[2].stride == 1 && in_w.positions >= 4;
+      const bool asks = p.direct && p.axis[2].stride == 1 && in_w.positions >= 4 &&
+                        (!p.cached || window.columns.size() <= kShortRow);
       const int64_t piece = most(kAskingPixels, window.left);
       rows.pixels = asks && in_w.positions - piece > window.right ? piece : in_w.positions;
       rows.left = w.low == window.columns.low ? window.left : 0;
@@ -146,15 +148,39 @@ struct DepthwiseAccumulate {
       for (int64_t lane = lanes.low; lane < lanes.high; lane += N) {
         const int64_t at = p.vector_at(b, lane);
         rows.grad = grad_at + at * grad.lane, rows.input = input_at + at * input.lane;
-        for (int64_t i = 0; asks && i < rows.rows; ++i) {
-          const int64_t ahead = kAheadBytes / int64_t(sizeof(X)) + lane * rows.pixels;
-          ask_for<0>(grad_at + i * rows.grad_row + ahead, N * rows.pixels);
-          ask_for<0>(input_at + i * rows.input_row + newest + ahead, N * rows.pixels);
-        }
+        if (asks && window.columns.size() <= kShortRow)
+          ask_short_rows(rows, grad_at, input_at + newest, lane, b.live);
+        else if (asks)
+          ask_long_rows(rows, grad_at, input_at + newest, lane);
         accumulate_all<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows,
                              kTaps);
       }
     }
+  }
+
+  // Ask for memory ahead of the pixels that a vector from `lane` on is summed over; `input`: of the row that no row before
+  // has read. Long rows are read from end to end while the lanes of a few of their pixels are taken in turn.
+  static void ask_long_rows(const Rows<X>& rows, const X* grad, const X* input, int64_t lane) {
+    const int64_t ahead = kAheadBytes / int64_t(sizeof(X)) + lane * rows.pixels;
+    for (int64_t i = 0; i < rows.rows; ++i) {
+      ask_for<0>(grad + i * rows.grad_row + ahead, N * rows.pixels);
+      ask_for<0>(input + i * rows.input_row + ahead, N * rows.pixels);
+    }
+  }
+  // A group of short rows is most of an image: the next lines of all its pixels are read before any other's. Behind the
+  // last line of the `live` lanes comes the group below.
+  static void ask_short_rows(const Rows<X>& rows, const X* grad, const X* input, int64_t lane, int64_t live) {
+    constexpr int64_t kLine = 64 / int64_t(sizeof(X)), kLines = 4;
+    if (lane % kLine) return;
+    lane += kLines * kLine;
+    const int64_t groups = lane / live * rows.rows;
+    grad += lane % live + groups * rows.grad_row, input += lane % live + groups * rows.input_row;
+    for (int64_t i = 0; i < rows.rows; ++i, grad += rows.grad_row, input += rows.input_row)
+      for (int64_t j = 0; j < rows.pixels; ++j) {
+        __builtin_prefetch(grad + j * rows.grad_pixel, 0, 2);
+        __builtin_prefetch(input + j * rows.input_pixel, 0, 2);
+      }
+    asm volatile("");  // else the compiler leaves out what has no effect
   }
 
   Zone zone(int d, int64_t position, int64_t end, const Source<X>& input) const {
