@@ -173,7 +173,7 @@ struct Depthwise {
   // ---- memory ----
 
   struct Sizes {
-    int64_t input, grad_output, weights, starts, packed, result, columns, listed, taps, thread, partial, total;
+    int64_t input, grad_output, weights, starts, packed, result, columns, lines, listed, taps, thread, partial, total;
   };
   static Sizes sizes(const DepthwisePlan<N>& p) {
     auto bytes = [](int64_t elements, int64_t size) { return round_up(elements * size, kAlign); };
@@ -189,10 +189,13 @@ struct Depthwise {
     z.starts = bytes(kept * p.multiplier * p.lanes, sizeof(T));
     z.packed = bytes(kept, sizeof(PackedWeight));
     z.result = p.needs_weight() && !p.direct ? bytes(row * p.lanes, sizeof(T)) : 0;
-    z.columns = p.needs_weight() ? bytes(zones, sizeof(Columns)) : 0;
+    const int64_t pieces = zones + 2 * row / kMostSums;  // nearly equal ones, none smaller than half of the largest
+    z.columns = p.needs_weight() ? bytes(pieces, sizeof(Columns)) : 0;
+    z.lines = p.needs_weight() ? bytes(1 + 2 * p.axis[1].kernel, sizeof(Lines)) : 0;
     z.listed = p.needs_weight() ? bytes(p.multiplier * p.kernel_elements * (p.direct ? zones : 1), sizeof(Tap)) : 0;
     z.taps = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.kernel_elements, sizeof(Tap)) : 0;
-    z.thread = z.input + z.grad_output + z.weights + z.starts + z.packed + z.result + z.columns + z.listed + z.taps;
+    z.thread = z.input + z.grad_output + z.weights + z.starts + z.packed + z.result + z.columns + z.lines + z.listed +
+               z.taps;
     z.partial = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.items() * p.item_sums(), sizeof(T)) : 0;
     z.total = z.thread * p.threads + z.partial + kAlign;
     return z;
@@ -224,6 +227,7 @@ struct Depthwise {
       for (int64_t i = 0; i < p.kept_blocks && z.packed; ++i) s.packed[i].channel = -1;
       s.result = reinterpret_cast<T*>(at), at += z.result;
       s.listed.columns = reinterpret_cast<Columns*>(at), at += z.columns;
+      s.listed.lines = reinterpret_cast<Lines*>(at), at += z.lines;
       s.listed.taps = reinterpret_cast<Tap*>(at), at += z.listed;
       s.listed.band = -1;
       s.taps = reinterpret_cast<Tap*>(at);

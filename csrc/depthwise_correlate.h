@@ -13,7 +13,13 @@ struct DepthwiseCorrelate {
 
   const DepthwisePlan<N>& p;
 
-  // The zones of a row: for grad_input, each remainder of the column by the stride has its own.
+  static bool same(const Reach& a, const Reach& b) {
+    return a.first == b.first && a.step == b.step && a.offset == b.offset && a.count == b.count;
+  }
+  static bool same(const Range& a, const Range& b) { return a.low == b.low && a.high == b.high; }
+
+  // The zones of a row, in pieces of nearly equal size: for grad_input, each remainder of the column by the stride has
+  // its own.
   void list_columns(Listed& listed, Range result, const Source<X>& source, bool backward) const {
     const Axis& a = p.axis[2];
     Columns* columns = listed.columns;
@@ -24,29 +30,38 @@ struct DepthwiseCorrelate {
       int64_t base = backward ? a.quotient(w) : w * a.stride, left = ceil_div(result.size() - phase, phases);
       for (int64_t at = phase; left > 0;) {
         const Zone z = zone_at(reach, base, step, source.range[2].low, source.range[2].high, left);
-        *columns++ = {at, z.positions, base * source.step[2], z.reach, nullptr};
-        at += z.positions * phases, base += z.positions * step, left -= z.positions;
+        const int64_t along = z.reach.offset_step * z.reach.offset_step == step * step ? z.reach.count : 1;
+        left -= z.positions;
+        for (int64_t pieces = ceil_div(z.positions, kMostSums), in_zone = z.positions, now; pieces > 0; --pieces) {
+          now = ceil_div(in_zone, pieces);
+          *columns++ = {at, now, base * source.step[2], z.reach, along, nullptr};
+          at += now * phases, base += now * step, in_zone -= now;
+        }
       }
     }
-    listed.zones = columns - listed.columns;
+    listed.columns_count = columns - listed.columns;
   }
 
-  // Positions of the depth or row dimension, `step` apart, that the same kernel elements reach: what could reach them,
-  // what does, how many they are, and where in the source.
-  struct Line {
-    Reach all, reach;
-    int64_t positions, source, source_step;
-    int64_t skipped() const { return reach.count ? (reach.first - all.first) / all.step : 0; }
-  };
-  static bool same(const Reach& a, const Reach& b) {
-    return a.first == b.first && a.step == b.step && a.offset == b.offset && a.count == b.count;
-  }
-  Line line(int d, int64_t position, int64_t positions, const Source<X>& source, bool backward) const {
-    const Axis& a = p.axis[d];
-    const int64_t base = backward ? a.quotient(position) : position * a.stride, step = backward ? 1 : a.stride;
-    const Reach all = backward ? a.backward_reach(a.remainder(position)) : a.forward_reach();
-    const Zone z = zone_at(all, base, step, source.range[d].low, source.range[d].high, positions);
-    return {all, z.reach, z.positions, base * source.step[d], step * source.step[d]};
+  // The zones of every `step`-th row of a range, unless they are listed already; and the kernel elements that could
+  // reach them.
+  Reach list_lines(Listed& listed, Range rows, int64_t step, const Source<X>& source, bool backward) const {
+    const Axis& a = p.axis[1];
+    const Reach all = backward ? a.backward_reach(a.remainder(rows.low)) : a.forward_reach();
+    const LinesOf& of = listed.lines_of;
+    if (same(of.rows, rows) && same(of.source, source.range[1]) && of.step == step && of.backward == backward)
+      return all;
+    listed.lines_of = {rows, source.range[1], step, backward};
+    Lines* lines = listed.lines;
+    const int64_t base_step = backward ? 1 : a.stride;
+    int64_t base = backward ? a.quotient(rows.low) : rows.low * a.stride;
+    for (int64_t at = 0, count = ceil_div(rows.size(), step); at < count; ++lines) {
+      const Zone z = zone_at(all, base, base_step, source.range[1].low, source.range[1].high, count - at);
+      const int64_t skipped = z.reach.count ? (z.reach.first - all.first) / all.step : 0;
+      *lines = {at, z.positions, base * source.step[1], z.reach, skipped};
+      at += z.positions, base += z.positions * base_step;
+    }
+    listed.lines_count = lines - listed.lines;
+    return all;
   }
 
   // Results of one slice of a tile.
@@ -74,8 +89,10 @@ struct DepthwiseCorrelate {
     }
     Slice slice = {source, nullptr, backward, m, pitch, pitch * (backward ? least(a[2].stride, width) : 1), 0, {}};
     for (int64_t d = result[0].low; d < result[0].high; ++d) {
-      const Line depth = line(0, d, 1, source, backward);
-      slice.depth = depth.reach, slice.from = source.data + depth.source;
+      const int64_t base = backward ? a[0].quotient(d) : d * a[0].stride;
+      const Reach depth = backward ? a[0].backward_reach(a[0].remainder(d)) : a[0].forward_reach();
+      slice.depth = zone_at(depth, base, 1, source.range[0].low, source.range[0].high, 1).reach;
+      slice.from = source.data + base * source.step[0];
       for (int64_t low = result[1].low; low < result[1].high; low += group) {
         const int64_t high = least(result[1].high, low + group);
         const int64_t pixel = (d * x.size[1] + low) * x.size[2] + result[2].low;
@@ -111,29 +128,38 @@ struct DepthwiseCorrelate {
     run.result_row = slice.row, run.source_row = (slice.backward ? 1 : p.axis[1].stride) * slice.source.step[1];
     run.weight = s.weight + slice.m * p.kernel_elements * p.pitch(), run.start = s.start + slice.m * p.lanes;
     run.source_lane = slice.source.lane, run.weight_lane = p.direct ? 1 : p.multiplier * p.kernel_elements;
-    Line h;
-    for (; rows.low < rows.high; rows.low += h.positions * step) {
-      h = line(1, rows.low, ceil_div(rows.high - rows.low, step), slice.source, slice.backward);
-      if (!s.careful()) list_taps(s.listed, slice, h.all, multiplier);
-      // In a tensor few rows are taken at a time, and those one by one, as they lie in memory.
-      for (int64_t i = 0, now; i < h.positions; i += now, to += now * slice.row) {
-        now = p.direct ? least(h.positions - i, kMostSums) : h.positions;
-        const X* from = slice.from + h.source + i * h.source_step;
-        for (const Columns* c = s.listed.columns; c != s.listed.columns + s.listed.zones; ++c) {
-          run.result = to + c->first * slice.pixel, run.source = from + c->source;
-          if (s.careful())  // no more zones than these fit the list
-            p.list_taps(s.listed.taps, slice.depth, h.reach, c->reach, slice.source.step, multiplier);
-          run.taps = s.careful() ? s.listed.taps : c->taps + h.skipped() * per_column * c->reach.count;
-          run.count = h.reach.count * per_column * c->reach.count;
-          run.along = c->reach.offset_step * c->reach.offset_step == source_step * source_step ? c->reach.count : 1;
-          run.rows = now;
-          if (p.direct)
+    Listed& listed = s.listed;
+    const Reach all = list_lines(listed, rows, step, slice.source, slice.backward);
+    if (!s.careful()) list_taps(listed, slice, all, multiplier);
+    auto set = [&](const Lines& l, const Columns& c, int64_t row) {
+      run.result = to + (l.first + row) * slice.row + c.first * slice.pixel;
+      run.source = slice.from + l.source + row * run.source_row + c.source;
+      run.taps = c.taps + l.skipped * per_column * c.reach.count;
+      run.count = l.reach.count * per_column * c.reach.count, run.along = c.along;
+    };
+    const Lines* const last_line = listed.lines + listed.lines_count;
+    const Columns* const last_column = listed.columns + listed.columns_count;
+    if (p.direct) {  // few rows at a time, and those one by one, as they lie in memory
+      for (const Lines* l = listed.lines; l != last_line; ++l)
+        for (int64_t row = 0; row < l->rows; row += run.rows)
+          for (const Columns* c = listed.columns; c != last_column; ++c) {
+            set(*l, *c, row);
+            run.rows = least(l->rows - row, kMostSums);
             correlate_in_tensor(run, c->pixels, live);
-          else
-            correlate_all<T, N>(run, c->pixels, live, false, kRuns);
-        }
-      }
+          }
+      return;
     }
+    for (int64_t lane = 0; lane < live; lane += N)
+      for (const Lines* l = listed.lines; l != last_line; ++l)
+        for (const Columns* c = listed.columns; c != last_column; ++c) {
+          set(*l, *c, 0);
+          run.rows = l->rows;
+          if (s.careful()) {  // no more zones than these fit the list
+            run.taps = listed.taps;
+            p.list_taps(listed.taps, slice.depth, l->reach, c->reach, slice.source.step, multiplier);
+          }
+          correlate_kernel<T, N>(run, c->pixels, kRuns)(run, lane, live - lane);
+        }
   }
 
   // Rows in a tensor, one by one; but a border of few columns along the column, as its sums would wait for each other.
@@ -143,22 +169,26 @@ struct DepthwiseCorrelate {
     if (pixels < least(rows, 4)) {
       std::swap(run.result_step, run.result_row), std::swap(run.source_step, run.source_row);
       run.rows = pixels, run.along = 1, run.newest = nullptr;
-      return correlate_all<T, N>(run, rows, live, true, kRuns);
+      return correlate_lanes<T, N>(run, rows, live, kRuns);
     }
     run.rows = 1;
     const int64_t newest = run.count ? most(run.taps[0].source, run.taps[run.count - 1].source) : 0;
     for (int64_t i = 0; i < rows; ++i, run.result += run.result_row, run.source += run.source_row) {
       run.newest = !p.cached ? run.source + newest : nullptr;
-      correlate_all<T, N>(run, pixels, live, true, kRuns);
+      correlate_lanes<T, N>(run, pixels, live, kRuns);
     }
   }
 
-  // The taps of all zones of a row, unless they are listed already.
+  // The taps of all columns, unless they are listed already.
   void list_taps(Listed& listed, const Slice& slice, const Reach& row, int64_t multiplier) const {
     if (same(listed.row, row) && same(listed.depth, slice.depth)) return;
     listed.row = row, listed.depth = slice.depth;
     Tap* taps = listed.taps;
-    for (Columns* c = listed.columns; c != listed.columns + listed.zones; ++c) {
+    for (Columns *c = listed.columns, *before = nullptr; c != listed.columns + listed.columns_count; before = c++) {
+      if (before && same(before->reach, c->reach)) {  // pieces of one zone
+        c->taps = before->taps;
+        continue;
+      }
       c->taps = taps;
       taps += p.list_taps(taps, slice.depth, row, c->reach, slice.source.step, multiplier);
     }

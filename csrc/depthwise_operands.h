@@ -16,20 +16,39 @@ struct Source {
   int64_t lane;  // from lane to lane: a whole vector lies together, the next one where this says
 };
 
-// A zone of a row of results.
+// Columns of a row of results that are computed together, by the same kernel columns.
 struct Columns {
   int64_t first;   // position relative to the tile
   int64_t pixels;  // of the phase
   int64_t source;  // element offset of the first one's source position
   Reach reach;
+  int64_t along;  // kernel columns that lie one source step apart; 1 where none do
   const Tap* taps;
 };
-// The zones of a row and the taps of each, kept from unit to unit: small images would spend their time on them.
+// Rows of results that the same kernel rows reach.
+struct Lines {
+  int64_t first;  // among the rows of the phase
+  int64_t rows;
+  int64_t source;   // element offset of the first one's source position
+  Reach reach;
+  int64_t skipped;  // kernel rows before the first one of the reach
+};
+// What the lines of some rows belong to.
+struct LinesOf {
+  Range rows, source;
+  int64_t step;
+  bool backward;
+};
+// The columns and lines of a tile and the taps of each column, kept from unit to unit: small images would spend their
+// time on them.
 struct Listed {
   Columns* columns;
+  Lines* lines;
   Tap* taps;
-  int64_t zones, band;  // of the columns: twice the band, and 1 for grad_input; -1: not listed yet
-  Reach depth, row;     // that the taps belong to; row.count -1: not listed yet
+  int64_t columns_count, band;  // of the columns: twice the band, and 1 for grad_input; -1: not listed yet
+  int64_t lines_count;
+  LinesOf lines_of;
+  Reach depth, row;  // that the taps belong to; row.count -1: not listed yet
 };
 
 // The packed weights of a block of channels; channel -1: none yet.
@@ -168,17 +187,21 @@ struct DepthwiseOperands {
     const int64_t live = p.images > 1 ? p.images * p.channels : least(p.lanes, p.channels - b.channel);
     for (int64_t m = 0; m < p.multiplier; ++m) {
       T *to = s.weight + m * p.kernel_elements * p.pitch(), *start = s.start + m * p.lanes;
-      if (p.lanes == N) {  // a channel's weights are packed like a plane of pixels, the same one for each image
+      // A channel's weights are packed like a plane of pixels, the same one for each image.
+      const Tensor weights = {{1, 1, p.kernel_elements}, 0, m, p.multiplier};
+      for (int64_t l = 0; l < p.lanes; l += N) {
+        T* lanes = to + p.lane_in(p.multiplier * p.kernel_elements, l);
+        if (l >= live) {  // whole vectors that are not in use
+          memset(lanes, 0, sizeof(T) * static_cast<size_t>(p.kernel_elements * N));
+          continue;
+        }
         const S* lane[N];
-        const Tensor weights = {{1, 1, p.kernel_elements}, 0, m, p.multiplier};
-        Packing<const S, T, N>::planes(from, weights, {b.channel, 0, live, N, b.channels_per_image}, lane);
-        Packing<const S, T, N>::pack_planes(to, lane, live, 0, p.kernel_elements, p.kernel_elements, 0);
+        Packing<const S, T, N>::planes(from, weights, {b.channel + l, 0, live - l, N, b.channels_per_image}, lane);
+        Packing<const S, T, N>::pack_planes(lanes, lane, live - l, 0, p.kernel_elements,
+                                            p.direct ? 1 : p.kernel_elements, p.lanes);
       }
       for (int64_t l = 0; l < p.lanes; ++l) {
         const int64_t c = b.channel + (p.images > 1 ? l % b.channels_per_image : l);
-        const S* w = from + (c * p.multiplier + m) * p.kernel_elements;
-        for (int64_t k = 0; k < p.kernel_elements && p.lanes > N; ++k)
-          to[k * p.pitch() + p.lane_in(p.multiplier * p.kernel_elements, l)] = l < live ? load_one<T>(w + k) : T(0);
         start[l] = bias && l < live ? load_one<T>(bias + c * bias_step + m % bias_step) : T(0);
       }
     }

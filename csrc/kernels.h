@@ -127,38 +127,24 @@ void correlate(const Run<T, X, S>& run, int64_t lane, int64_t live) {
   }
 }
 
-// Some lanes, from `lane` on, of a run of any number of pixels, in pieces of nearly equal size. The run is as before
-// afterwards: copying it would cost a short row as much as its arithmetic.
+// The kernel for a run of so many pixels, at most kMostSums.
 template <class T, int N, class X, class S, int... P>
-void correlate_pixels(Run<T, X, S>& run, int64_t pixels, int64_t lane, int64_t end, int64_t last,
-                      std::integer_sequence<int, P...>) {
+auto correlate_kernel(const Run<T, X, S>& run, int64_t pixels, std::integer_sequence<int, P...>) {
   using Kernel = void (*)(const Run<T, X, S>&, int64_t, int64_t);
   static constexpr Kernel kernels[3][sizeof...(P)] = {{correlate<T, N, X, S, P + 1, 0, 1>...},
                                                       {correlate<T, N, X, S, P + 1, 0, 3>...},
                                                       {correlate<T, N, X, S, P + 1, kPackedStep<T, N, X>, 3>...}};
-  const Kernel* const of_size = kernels[run.along < 3 ? 0 : run.source_step == N ? 2 : 1];
-  S* const result = run.result;
-  const X *const source = run.source, *const newest = run.newest;
-  for (int64_t pieces = ceil_div(pixels, kMostSums); pieces > 0; --pieces) {
-    const int64_t now = pieces == 1 ? pixels : ceil_div(pixels, pieces);
-    for (int64_t l = lane; l < end; l += N) {
-      if (run.newest) run.ask_ahead(now, l, N);
-      of_size[now - 1](run, least(l, last), end - least(l, last));
-    }
-    run.result += now * run.result_step, run.source += now * run.source_step, pixels -= now;
-    if (run.newest) run.newest += now * run.source_step;
-  }
-  run.result = result, run.source = source, run.newest = newest;
+  return kernels[run.along < 3 ? 0 : run.source_step == N ? 2 : 1][pixels - 1];
 }
 
-// All lanes of a run. Where pixels lie in a tensor, its lanes are taken together; where vectors of lanes lie apart, one
-// after the other. In a tensor the last vector starts early enough to be full; else it has lanes beyond `live`, which
-// are not stored.
+// All lanes of a run in a tensor. The last vector begins early enough to be full.
 template <class T, int N, class X, class S, class Sizes>
-void correlate_all(Run<T, X, S>& run, int64_t pixels, int64_t live, bool in_tensor, Sizes sizes) {
-  if (in_tensor) return correlate_pixels<T, N>(run, pixels, 0, live, live - N, sizes);
-  for (int64_t lane = 0; lane < live; lane += N)
-    correlate_pixels<T, N>(run, pixels, lane, least(live, lane + N), lane, sizes);
+void correlate_lanes(const Run<T, X, S>& run, int64_t pixels, int64_t live, Sizes sizes) {
+  const auto kernel = correlate_kernel<T, N>(run, pixels, sizes);
+  for (int64_t lane = 0; lane < live; lane += N) {
+    if (run.newest) run.ask_ahead(pixels, lane, N);
+    kernel(run, least(lane, live - N), N);
+  }
 }
 
 // ---- accumulate -----------------------------------------------------------------------------------------------------

@@ -75,19 +75,19 @@ struct Zone {
   int64_t positions;
 };
 inline Zone zone_at(const Reach& r, int64_t base, int64_t step, int64_t low, int64_t high, int64_t most_positions) {
-  const int64_t one = base + r.offset, other = one + (r.count - 1) * r.offset_step;
-  if (r.count && least(one, other) >= low && most(one, other) + (most_positions - 1) * step < high)
-    return {r, most_positions};  // nothing is cut off
   Zone z = {{r.first, r.step, r.offset, r.offset_step, 0}, most_positions};
-  for (int64_t t = 0; t < r.count; ++t) {
-    const int64_t at = base + r.offset + t * r.offset_step;
-    if (at < low) {
-      z.positions = least(z.positions, ceil_div(low - at, step));
-    } else if (at < high) {
-      if (z.reach.count++ == 0) z.reach.first = r.first + t * r.step, z.reach.offset = r.offset + t * r.offset_step;
-      z.positions = least(z.positions, floor_div(high - 1 - at, step) + 1);
-    }
-  }
+  if (r.count == 0) return z;
+  // In the order of what they read, `before` elements read below `low`, and those from `behind` on at `high` or above.
+  const int64_t apart = r.offset_step < 0 ? -r.offset_step : most(r.offset_step, 1);
+  const int64_t first = base + r.offset + least((r.count - 1) * r.offset_step, 0);
+  const int64_t before = first >= low ? 0 : least(r.count, ceil_div(low - first, apart));
+  const int64_t behind = first >= high ? 0 : least(r.count, ceil_div(high - first, apart));
+  if (before) z.positions = least(z.positions, ceil_div(low - first - (before - 1) * apart, step));
+  if (before >= behind) return z;
+  z.positions = least(z.positions, ceil_div(high - first - (behind - 1) * apart, step));
+  z.reach.count = behind - before;
+  const int64_t skipped = r.offset_step < 0 ? r.count - behind : before;
+  z.reach.first += skipped * r.step, z.reach.offset += skipped * r.offset_step;
   return z;
 }
 
