@@ -109,8 +109,9 @@ struct Depthwise {
     if (p.needs_grad_output()) planes(t.grad_output, p.output_tensor(0), p.multiplier, false);
     if (p.wants(CONVGRAD_FORWARD)) planes(t.forward, p.output_tensor(0), p.multiplier, true);
     if (p.wants(CONVGRAD_GRAD_INPUT)) planes(t.grad_input, p.input_tensor(), 1, true);
-    if (few && (p.cached || p.input_tensor().pixels() <= kFewPixels)) return s.ahead.at_once();
-    if (!p.cached) s.ahead.within(p.work * (p.lanes / N));
+    const bool small = few && (p.cached || p.input_tensor().pixels() <= kFewPixels);
+    if (small && p.lanes == N) return s.ahead.at_once();
+    if (small || !p.cached) s.ahead.within(p.work * (p.lanes / N));
   }
 
   // Units that follow one another. `partial` receives an item's sums, of one block or of all.

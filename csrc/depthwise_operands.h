@@ -163,9 +163,18 @@ struct DepthwiseOperands {
     const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.by_kernel_row();
     using Pack = Packing<const S, T, N>;
     const auto zeros = again ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
-    Pack::pack(scratch, extent, tensor, x, b, r, p.channels_last, zeros);
+    s.lane = Plan::tile_pixels(extent);
+    if (p.channels_last) {
+      Pack::pack(scratch, extent, tensor, x, b, r, true, zeros);
+    } else {
+      for (int64_t l = 0; l < b.live; l += N)
+        Pack::pack(scratch + l * s.lane, extent, tensor, x, Pack::vector_of(b, l), r, false, zeros);
+      const int64_t unused = b.lanes - round_up(b.live, N);  // by this block, but by the ones to come
+      if (!again && unused)
+        memset(scratch + (b.lanes - unused) * s.lane, 0, sizeof(T) * static_cast<size_t>(unused * s.lane));
+    }
     s.step[2] = N, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
-    s.lane = Plan::tile_pixels(extent), s.data = scratch;
+    s.data = scratch;
     for (int d = 0; d < 3; ++d) {
       s.range[d] = r[d], s.data -= r[d].low * s.step[d];
       if (careful || (skip && d < 2)) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};

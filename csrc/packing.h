@@ -25,6 +25,11 @@ struct Tensor {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Packing {
+  // A vector of a block's lanes.
+  static Block vector_of(const Block& b, int64_t lane) {
+    return b.lanes == N ? b : Block{b.channel + lane, b.image, b.live - lane, N, N};
+  }
+
   // Where each lane's image plane begins. Lanes that are not in use repeat the first: they may be read, and count as 0.
   template <class P>
   static void planes(P* base, const Tensor& x, const Block& b, P** lane) {
@@ -80,17 +85,18 @@ struct Packing {
         to[i / width * row + i % width * N + l] = l < live ? load_one<T>(lane[l] + pixel + i) : T(0);
   }
 
-  static void unpack_planes(const T* from, S* const* lane, int64_t live, int64_t pixel, int64_t count) {
+  // `pitch`: elements from one pixel to the next.
+  static void unpack_planes(const T* from, int64_t pitch, S* const* lane, int64_t live, int64_t pixel, int64_t count) {
     for (int64_t done = 0; done < count;) {
       if (count < N) {
-        for (int64_t l = 0; l < live; ++l) store_one<T>(lane[l] + pixel + done, from[done * N + l]);
+        for (int64_t l = 0; l < live; ++l) store_one<T>(lane[l] + pixel + done, from[done * pitch + l]);
         ++done;
         continue;
       }
       const int64_t at = least(done, count - N);
       Vec<T, N> v[N];
 #pragma GCC unroll 16
-      for (int l = 0; l < N; ++l) v[l] = load<T, N>(from + (at + l) * N);
+      for (int l = 0; l < N; ++l) v[l] = load<T, N>(from + (at + l) * pitch);
       transpose<T, N>(v);
       if (live == N) {
 #pragma GCC unroll 16
@@ -198,8 +204,11 @@ struct Packing {
                      bool channels_last) {
     if (!channels_last) {
       S* lane[N];
-      planes(to, x, b, lane);
-      return unpack_planes(from, lane, b.live, pixel, count);
+      for (int64_t l = 0; l < b.live; l += N) {
+        planes(to, x, vector_of(b, l), lane);
+        unpack_planes(from + l, b.lanes, lane, least(b.live - l, N), pixel, count);
+      }
+      return;
     }
     to += (b.image * x.pixels() + pixel) * x.width + b.channel * x.step + x.first;
     for (; count > 0; --count, to += x.width, from += b.lanes)

@@ -164,14 +164,15 @@ struct Plan {
   }
 };
 
-// kTileBytes: scratch memory of a thread for packed tiles, half of a second-level cache of 512 KiB. kCachedBytes:
-// tensors that are smaller in sum are in a cache if they have just been computed.
+// kTileBytes: scratch memory of a thread for packed tiles, half of a second-level cache of 512 KiB. kSmallTileBytes:
+// a first-level cache. kCachedBytes: tensors that are smaller in sum are in a cache if they have just been
+// computed.
 #if defined(CONVGRAD_TILE_BYTES)  // tests: small problems are cut into many tiles, and taken for large ones
 constexpr bool kTestsTiles = true;
-constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES, kCachedBytes = 0;
+constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES, kSmallTileBytes = 4 * kTileBytes, kCachedBytes = 0;
 #else
 constexpr bool kTestsTiles = false;
-constexpr int64_t kTileBytes = 256 * 1024, kCachedBytes = 16 * 1024 * 1024;
+constexpr int64_t kTileBytes = 256 * 1024, kSmallTileBytes = 32 * 1024, kCachedBytes = 16 * 1024 * 1024;
 #endif
 
 // Elements of the packed tiles if the dimensions were cut into these bands; an estimate from the first full band.
@@ -228,9 +229,9 @@ inline int64_t work_of(const Plan& p) {
   return (p.wants(CONVGRAD_FORWARD) + p.wants(CONVGRAD_GRAD_WEIGHT)) * output + p.wants(CONVGRAD_GRAD_INPUT) * input;
 }
 
-// Weights that are kept packed, and sums of grad_weight that an item keeps for all blocks, at most: an eighth and three
-// eighths of a second-level cache in float32.
-constexpr int64_t kKeptWeights = 16 * 1024, kKeptSums = 48 * 1024;
+// Weights that are kept packed, and sums of grad_weight that an item keeps for all blocks, at most: three eighths of a
+// second-level cache in float32.
+constexpr int64_t kKeptWeights = 48 * 1024, kKeptSums = 48 * 1024;
 
 // `cheap_to_load`: the storage may be loaded as often as there are kernel elements (kCheapToLoad in vector.h).
 inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage_bytes, int64_t element_bytes,
@@ -264,6 +265,11 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage
   } else {
     p.lanes = vector;
     p.images = p.channels < vector ? most(1, least(vector / p.channels, p.batch)) : 1;
+    // Small images in blocks of several vectors: to prepare a unit takes as long as some of their rows.
+    const int64_t whole[3] = {1, 1, 1}, least_units = 16 * p.threads;
+    while (2 * p.lanes <= p.channels && packed_pixels(p, whole) * 2 * p.lanes * element_bytes <= kSmallTileBytes &&
+           p.batch * ceil_div(p.channels, 2 * p.lanes) >= least_units)
+      p.lanes *= 2;
   }
   p.lane_blocks = ceil_div(p.channels, p.lanes);
   p.image_blocks = ceil_div(p.batch, p.images);
