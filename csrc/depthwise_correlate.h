@@ -81,7 +81,7 @@ struct DepthwiseCorrelate {
     const int64_t width = result[2].size(), pitch = in_place ? x.width : b.lanes;
     // Rows taken together. In a tensor they are as many as need no second list of taps.
     const bool whole_rows = p.direct ? !backward || a[1].stride == 1 : in_place || width == x.size[2];
-    const int64_t group = !whole_rows ? 1 : p.direct ? result[1].size() : p.rows_together(width, in_place);
+    const int64_t group = !whole_rows ? 1 : p.direct ? result[1].size() : p.rows_together(width, false);
     const int64_t listed = 2 * band + backward;
     if (s.listed.band != listed || s.careful()) {
       list_columns(s.listed, result[2], source, backward);
