@@ -7,8 +7,8 @@
 // memory [vector][pixel][lane] that stays in the cache, converted and with the columns of padding written out. Either
 // way the kernels see a `Source`: pixels at a fixed pitch. Result positions that the same kernel elements reach form a
 // zone, and a zone is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing but
-// zones. What does not change from unit to unit (packed weights, the zones of a row and their taps, the zeros around a
-// tile) is kept in a thread's scratch memory.
+// zones. What does not change from unit to unit (packed weights, the zones of a tile and their taps, the zeros around
+// it) is kept in a thread's scratch memory.
 //
 // To read from the bottom up: plan.h cuts a problem into units, packing.h and depthwise_operands.h bring a unit's
 // operands, depthwise_correlate.h and depthwise_accumulate.h compute a tile with them. Here units are put in order,

@@ -1,4 +1,5 @@
-// The tile of depthwise forward and grad_input: rows of results are cut into zones, and each is a run of `correlate`.
+// The tile of depthwise forward and grad_input: rows and columns of results are cut into zones, and columns into pieces
+// that fit the registers. Each piece of each zone is a run of `correlate`.
 #pragma once
 
 #include "depthwise_operands.h"

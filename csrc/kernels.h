@@ -9,7 +9,7 @@
 // by the load, the bytes are half as many; a load takes one instruction more, and to round a result to bfloat16 takes
 // seven. On 4 cores of a Zen 3, channels_last 3x3 kernels reach 80 to 110 % of the roofline on images of 28x28 and
 // more, 5x5 and 7x7 kernels 40 to 85 %, and 3x3 kernels on small images, with more to set up for each product, 40 to
-// 80 %.
+// 80 %. Results in rows of 7 or fewer wait for the additions of their own sums, 4 cycles for each kernel element.
 // docs/performance.md has the tables and their commands.
 #pragma once
 
