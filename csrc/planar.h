@@ -81,12 +81,14 @@ struct Planar {
     Strip<S, T> strip = {};
     strip.columns = columns, strip.source = source, strip.weights = weights, strip.start = start;
     strip.result_row = pass.result[2], strip.source_row = width, strip.column = pass.step[2];
-    strip.weight_row = down * kernel * N, strip.blocks = s.blocks;
+    strip.weight_row = down * kernel * N, strip.blocks = s.blocks, strip.ahead = p.ahead * width;
+    const int64_t newest = d + pass.shift[0] + most(0, (pass.kernel[0] - 1) * pass.step[0]);
     const int64_t reach = (kernel - 1) * pass.step[2];
     for (int64_t end = rows.high; rows.low < rows.high;) {
       const Rows r = rows_from(pass, rows.low, end);
       strip.rows = r.positions, strip.count = 0;
       strip.result = result + (d * pass.result[1] + rows.low) * pass.result[2];
+      strip.newest = source.data + plane + (newest * pass.source[1] + rows.low) * width;
       strip.first = plane + (d * pass.source[1] + r.row) * width + pass.shift[2];
       Reached reached = {strip.first, strip.first, source.size};
       for (int64_t m = 0; m < multiplier; ++m)
@@ -123,10 +125,19 @@ struct Planar {
     Pairs<S, T> pairs = {};
     pairs.columns = shared.sums, pairs.grad = grad, pairs.input = input;
     pairs.grad_row = f.result[2], pairs.input_row = width, pairs.column = f.step[2], pairs.weight_row = kernel * N;
+    const int64_t newest = d + f.shift[0] + most(0, (f.kernel[0] - 1) * f.step[0]);
     for (int64_t i = 0; i < depth.reach.count; ++i) {
       const int64_t slice = input_plane + (d + depth.reach.offset + i * depth.reach.offset_step) * f.source[1] * width;
       for (int64_t h = rows.low, end = rows.high; h < rows.high;) {
         const Rows r = rows_from(f, h, end);
+        // Each slice of the kernel asks for other memory: what its last one reads, and the next group.
+        const bool only = f.kernel[0] == 1;
+        pairs.input_ahead = pairs.grad_ahead = nullptr;
+        if (p.ahead && i == 0)
+          pairs.input_ahead = input.data + input_plane + (newest * f.source[1] + h + (only ? p.ahead : 0)) * width;
+        if (p.ahead && (only || i == 1))
+          pairs.grad_ahead =
+              grad.data + grad_plane + (d * f.result[1] + h + (only ? p.ahead : rows.size())) * f.result[2];
         pairs.rows = r.positions, pairs.grad_at = grad_plane + (d * f.result[1] + h) * f.result[2];
         const int64_t first = slice + r.row * width + f.shift[2];
         const int64_t last_row = most(0, r.positions + r.count * f.step[1] - 1 - f.step[1]);

@@ -6,7 +6,8 @@
 
 namespace {
 
-// Bytes of the rows that are computed together: half of a first-level cache.
+// Bytes of a group of rows: half of a first-level cache. With a kernel depth, most of what is read lies in the
+// second-level cache anyway; there larger groups make fewer calls.
 constexpr int64_t kGroupBytes = kTestsTiles ? kTileBytes : 16 * 1024;
 
 // What forward and grad_input have in common: position r of a result reads r + shift + k * step of the source through
@@ -16,12 +17,17 @@ struct PlanarPass {
   Reach reach(int d) const { return {0, 1, shift[d], step[d], kernel[d]}; }
 };
 
+// Bytes from which on a row is fetched ahead by the processor itself. Shorter ones, several at once, it does not see
+// through; and so much memory, a power of two apart, would share a few places of the cache.
+constexpr int64_t kLongRow = 2048;
+
 struct PlanarPlan {
   int64_t batch, channels, multiplier, elements;
   int outputs, threads;
   PlanarPass forward, backward;
   int64_t input, output;  // pixels of a plane
   int64_t rows;           // of a group
+  int64_t ahead;          // rows from those that are computed to those whose memory is asked for; 0: none is
   int64_t items;          // the parallel work items; those of grad_weight have sums of their own for all channels
 
   bool wants(int output) const { return outputs & output; }
@@ -45,7 +51,9 @@ inline PlanarPlan make_planar_plan(const convgrad_problem& q, int64_t storage_by
     f.shift[d] = -q.padding[d], f.step[d] = q.dilation[d], b.shift[d] = q.padding[d], b.step[d] = -q.dilation[d];
     p.elements *= q.kernel[d], p.input *= q.input[d], p.output *= q.output[d];
   }
-  p.rows = most(1, kGroupBytes / most(1, (q.input[2] + q.output[2]) * storage_bytes));
+  p.rows = most(1, kGroupBytes * (q.kernel[0] > 1 ? 2 : 1) / most(1, (q.input[2] + q.output[2]) * storage_bytes));
+  const bool prefetched = most(q.input[2], q.output[2]) * storage_bytes > kLongRow;
+  p.ahead = prefetched ? 0 : least(p.rows, kMostRows) + (q.kernel[1] - 1) * q.dilation[1] + 1;
   p.items = least(p.units(), p.threads == 1 ? 1 : (p.wants(CONVGRAD_GRAD_WEIGHT) ? 4 : 8) * p.threads);
   return p;
 }
@@ -96,12 +104,13 @@ struct PlanarColumns {
            (kTestsTiles || gains(q));
   }
 
-  // Where they are faster than packing: planes for all threads, no kernel depth, and rows long enough for what a call
+  // Where they are faster than packing: planes for all threads, and rows long enough for what a call
   // of the loops costs.
   static bool gains(const convgrad_problem& q) {
     const bool sums = q.outputs & CONVGRAD_GRAD_WEIGHT, results = q.outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
-    const int64_t least_width = sums && results ? 3 * N : results ? 5 * N / 2 : 7 * N / 4;
-    return q.kernel[0] == 1 && q.batch * q.groups >= 4 * q.threads && least(q.input[2], q.output[2]) >= least_width;
+    const int64_t least_width = q.kernel[0] > 1 ? 5 * N : sums && results ? 3 * N : results ? 5 * N / 2 : 7 * N / 4;
+    return (q.kernel[0] == 1 || least(q.input[1], q.output[1]) >= 2 * kMostRows) &&
+           q.batch * q.groups >= 4 * q.threads && least(q.input[2], q.output[2]) >= least_width;
   }
 };
 

@@ -30,9 +30,9 @@ def planar(draw: st.DrawFn) -> ConvProblem:
 
     dims = [dimension(14, 90, 4 if ndim == 1 else 3)]
     if ndim > 1:
-        dims.insert(0, dimension(1, 12, 3))
+        dims.insert(0, dimension(1, 24, 3))
     if ndim > 2:
-        dims.insert(0, dimension(1, 3, draw(st.sampled_from([1, 1, 2]))))
+        dims.insert(0, dimension(1, 4, 3))
     size, kernel, padding, dilation, output = zip(*dims, strict=True)
     return ConvProblem(
         draw(st.integers(2, 5)),

@@ -1,0 +1,84 @@
+// What the loops of planar.h work on: rows of a tensor, seen as vectors of neighbouring columns of one channel, and
+// blocks of G kernel rows and C kernel columns.
+//
+// Vectors at a border, whose kernel elements reach past the ends of a row, have a mask for each kernel column that
+// turns what lies outside into zeros. Infinity times zero is NaN: where there is one, and in rows whose vectors would
+// reach past the ends of the tensor, slower loops leave what lies outside out of the sums (planar_exact.h).
+#pragma once
+
+#include "ahead.h"
+#include "vector.h"
+
+namespace {
+
+// Most kernel rows and kernel columns of a block; with several rows, one column less.
+constexpr int kBlockRows = 3, kBlockColumns = 4;
+// Most rows of results that are computed together; as many sums hide the latency of an addition.
+constexpr int kMostRows = 8;
+
+template <class T>
+using MaskElement = typename std::conditional<sizeof(T) == 8, int64_t, int32_t>::type;
+
+template <class T, int N>
+inline Vec<T, N> load_mask(const MaskElement<T>* from) {
+  Vec<T, N> mask;
+  memcpy(&mask, from, sizeof(mask));
+  return mask;
+}
+
+template <class T, int N>
+inline Vec<T, N> masked(Vec<T, N> v, Vec<T, N> mask) {
+  typedef Vec<MaskElement<T>, N> M;
+  return bit_cast<Vec<T, N>>(bit_cast<M>(v) & bit_cast<M>(mask));
+}
+
+// A tensor and its elements; vectors may reach past its ends.
+template <class S>
+struct Bounded {
+  const S* data;
+  int64_t size;
+};
+
+// Where a block of kernel elements begins: offsets in elements.
+struct KernelBlock {
+  int64_t source, weight;
+};
+
+// The same pointer, and the same vector in a register, about which the compiler knows nothing. Else it keeps a pointer
+// for each row, more than there are registers, and loads a vector again for each of its multiply-adds.
+template <class T>
+inline const T* hidden(const T* pointer) {
+  asm("" : "+r"(pointer));
+  return pointer;
+}
+template <class V>
+inline V hidden(V vector) {
+#if defined(__x86_64__) && !defined(CONVGRAD_VECTOR_BYTES)
+  asm("" : "+v"(vector));
+#elif defined(__aarch64__) && !defined(CONVGRAD_VECTOR_BYTES)
+  asm("" : "+w"(vector));
+#endif
+  return vector;
+}
+
+// The vectors of a row. Those at its left and its right border have masks for each kernel column.
+template <class T>
+struct RowVectors {
+  int64_t left, middle, right;  // how many
+  int64_t first;                // column of the first one in the middle, from where they follow one another
+  const int64_t* at;            // columns of the others
+  const MaskElement<T>* masks;
+
+  // inside(column) and at_border(column, masks) for all vectors, from left to right.
+  template <int N, int C, class Inside, class AtBorder>
+  void each(Inside&& inside, AtBorder&& at_border) const {
+    for (int64_t j = 0;; ++j) {
+      if (j == left)
+        for (int64_t i = 0; i < middle; ++i) inside(first + i * N);
+      if (j == left + right) return;
+      at_border(at[j], masks + j * C * N);
+    }
+  }
+};
+
+}  // namespace
