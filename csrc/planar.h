@@ -1,13 +1,17 @@
 // Depthwise convolution of contiguous tensors with stride 1, read and written where they lie: a vector holds
-// neighbouring columns of one channel. Nothing is packed or transposed, so that the processor's own prefetching sees
-// tensors from end to end, and arithmetic and memory work at the same time. Kernels of up to 3 rows and 3 columns, or 4
-// columns, and of any depth; 1-D to 3-D, any dilation, padding and multiplier, all passes, four dtypes.
+// neighbouring columns of one channel. Nothing is packed or transposed, so that tensors are read from end to end, and
+// arithmetic and memory work at the same time. Kernels of up to 3 rows and 3 columns, or 4 columns, and of any depth;
+// 1-D to 3-D, any dilation, padding and multiplier, all passes, four dtypes.
 //
-// A work unit is a channel of an image, computed by groups of rows that stay in the first-level cache. In a row, the
-// vectors in the middle are reached by every kernel element; those at its borders are computed under masks
-// (planar_kernels.h), and the last one begins early enough to be full. Rows that the same kernel rows reach form a
-// zone, as in depthwise.h, which computes everything else: larger kernels, whose arithmetic takes longer than their
-// memory, strides, channels_last, and narrow images, where lanes would be idle.
+// A work unit is a channel of an image, computed slice after slice, by groups of rows. In a row, the vectors in the
+// middle are reached by every kernel element; those at its borders are computed under masks (planar_rows.h), and the
+// last one begins early enough to be full. Rows that the same kernel rows reach form a zone, as in depthwise.h, which
+// computes everything else: larger kernels, whose arithmetic takes longer than their memory, strides, channels_last,
+// and narrow or low images, where lanes would be idle and calls short.
+//
+// Of the memory, each slice reads one slice of the input and of grad_output that no slice before has read. Long rows
+// the processor fetches ahead by itself; of shorter ones, several of which are computed together, it makes no pattern:
+// they are asked for, as far ahead as the rows that are computed together reach.
 #pragma once
 
 #include "parallel.h"
@@ -24,7 +28,7 @@ struct Planar {
   using Mask = MaskElement<T>;
   using Columns = PlanarColumns<T, N>;
 
-  static bool takes(const convgrad_problem& q) { return Columns::takes(q); }
+  static bool takes(const convgrad_problem& q) { return Columns::takes(q, sizeof(S)); }
 
   // ---- scratch memory ----
 
@@ -130,7 +134,8 @@ struct Planar {
       const int64_t slice = input_plane + (d + depth.reach.offset + i * depth.reach.offset_step) * f.source[1] * width;
       for (int64_t h = rows.low, end = rows.high; h < rows.high;) {
         const Rows r = rows_from(f, h, end);
-        // Each slice of the kernel asks for other memory: what its last one reads, and the next group.
+        // Each slice of the kernel asks for other memory: the first one for what the last one reads, the second one
+        // for the next group.
         const bool only = f.kernel[0] == 1;
         pairs.input_ahead = pairs.grad_ahead = nullptr;
         if (p.ahead && i == 0)

@@ -1,7 +1,9 @@
-// Rows of grad_weight. A block's sums stay in registers. Up to 4 rows of grad_output are multiplied together, a vector of
-// each, so that a vector of the input is loaded once for all kernel rows of the block.
+// Rows of grad_weight. A block's sums stay in registers. Up to 4 rows of grad_output are multiplied together, a vector
+// of each, so that a vector of the input is loaded once for all kernel rows of the block.
 //
-// What limits it: the bytes, and from 27 kernel elements on the multiply-adds as well.
+// What limits it: the bytes for up to 9 kernel elements. For 27 the multiply-adds take nearly as long: from the
+// second-level cache, a Zen 3 needs 2.6 cycles for a float32 element of grad_output where two multiply-adds a cycle
+// would need 1.7. 3x3x3 kernels on slices of 56x56 take 0.65 to 0.75 of the time that packing takes.
 #pragma once
 
 #include "planar_rows.h"
