@@ -140,14 +140,16 @@ struct DepthwiseCorrelate {
     };
     const Lines* const last_line = listed.lines + listed.lines_count;
     const Columns* const last_column = listed.columns + listed.columns_count;
-    if (p.direct) {  // few rows at a time, and those one by one, as they lie in memory
+    if (p.direct) {
       for (const Lines* l = listed.lines; l != last_line; ++l)
-        for (int64_t row = 0; row < l->rows; row += run.rows)
-          for (const Columns* c = listed.columns; c != last_column; ++c) {
-            set(*l, *c, row);
-            run.rows = least(l->rows - row, kMostSums);
-            correlate_in_tensor(run, c->pixels, live);
-          }
+        for (int64_t low = 0, high; low < l->rows; low = high) {  // few rows at a time, and those as they lie in memory
+          high = least(l->rows, low + kMostSums);
+          for (const Columns* c = listed.columns; c != last_column; ++c)
+            if (few(*c, high - low)) set(*l, *c, low), correlate_along_columns(run, high - low, c->pixels, live);
+          for (int64_t row = low; row < high; ++row)
+            for (const Columns* c = listed.columns; c != last_column; ++c)
+              if (!few(*c, high - low)) set(*l, *c, row), correlate_along_row(run, c->pixels, live);
+        }
       return;
     }
     for (int64_t lane = 0; lane < live; lane += N)
@@ -163,21 +165,20 @@ struct DepthwiseCorrelate {
         }
   }
 
-  // Rows in a tensor, one by one; but a border of few columns along the column, as its sums would wait for each other.
+  // A border of few columns of a tensor is computed along the column: in a row, its sums would wait for each other.
+  static bool few(const Columns& c, int64_t rows) { return c.pixels < least(rows, 4); }
   template <class To>
-  void correlate_in_tensor(Run<T, X, To> run, int64_t pixels, int64_t live) const {
-    const int64_t rows = run.rows;
-    if (pixels < least(rows, 4)) {
-      std::swap(run.result_step, run.result_row), std::swap(run.source_step, run.source_row);
-      run.rows = pixels, run.along = 1, run.newest = nullptr;
-      return correlate_lanes<T, N>(run, rows, live, kRuns);
-    }
+  void correlate_along_columns(Run<T, X, To> run, int64_t rows, int64_t columns, int64_t live) const {
+    std::swap(run.result_step, run.result_row), std::swap(run.source_step, run.source_row);
+    run.rows = columns, run.along = 1, run.newest = nullptr;
+    correlate_lanes<T, N>(run, rows, live, kRuns);
+  }
+  template <class To>
+  void correlate_along_row(Run<T, X, To>& run, int64_t columns, int64_t live) const {
     run.rows = 1;
     const int64_t newest = run.count ? most(run.taps[0].source, run.taps[run.count - 1].source) : 0;
-    for (int64_t i = 0; i < rows; ++i, run.result += run.result_row, run.source += run.source_row) {
-      run.newest = !p.cached ? run.source + newest : nullptr;
-      correlate_lanes<T, N>(run, pixels, live, kRuns);
-    }
+    run.newest = !p.cached ? run.source + newest : nullptr;
+    correlate_lanes<T, N>(run, columns, live, kRuns);
   }
 
   // The taps of all columns, unless they are listed already.
