@@ -7,6 +7,10 @@
 
 namespace {
 
+// Memory of a tensor is asked for this far ahead of the pixels that are computed: far enough for it to answer in time,
+// near enough to stay in the first-level cache.
+constexpr int64_t kAheadBytes = 8192;
+
 // Ask for the memory of `elements` from an address on.
 template <int Write, class T>
 inline void ask_for(const T* from, int64_t elements) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "depthwise_operands.h"
+#include "kernels_accumulate.h"
 
 namespace {
 
@@ -55,14 +56,14 @@ struct DepthwiseAccumulate {
     if (p.wants(CONVGRAD_GRAD_BIAS)) sum_tile(s, b, o, m, grad, grad.data + m * p.output_size());
   }
 
-  // Columns of grad_output that are summed together. A row's first pixel lacks the first `left` kernel columns, the next
-  // one a column less; the last pixel lacks the last `right` ones.
+  // Columns of grad_output that are summed together. A row's first pixel lacks the first `left` kernel columns, the
+  // next one a column less; the last pixel lacks the last `right` ones.
   struct Window {
     Range columns;
     int64_t left, right;
   };
-  // All columns that any kernel column reaches. That needs kernel columns as far apart as the pixels, and pixels that lack
-  // columns on one side only; else there are none. Packed, whose padding is written out, it is no faster.
+  // All columns that any kernel column reaches. That needs kernel columns as far apart as the pixels, and pixels that
+  // lack columns on one side only; else there are none. Packed, whose padding is written out, it is no faster.
   Window whole_row(Range columns) const {
     const Axis& a = p.axis[2];
     if (!p.direct || a.dilation != a.stride) return {};
@@ -158,8 +159,8 @@ struct DepthwiseAccumulate {
     }
   }
 
-  // Ask for memory ahead of the pixels that a vector from `lane` on is summed over; `input`: of the row that no row before
-  // has read. Long rows are read from end to end while the lanes of a few of their pixels are taken in turn.
+  // Ask for memory ahead of the pixels that a vector from `lane` on is summed over; `input`: of the row that no row
+  // before has read. Long rows are read from end to end while the lanes of a few of their pixels are taken in turn.
   static void ask_long_rows(const Rows<X>& rows, const X* grad, const X* input, int64_t lane) {
     const int64_t ahead = kAheadBytes / int64_t(sizeof(X)) + lane * rows.pixels;
     for (int64_t i = 0; i < rows.rows; ++i) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "depthwise_operands.h"
+#include "kernels_correlate.h"
 
 namespace {
 

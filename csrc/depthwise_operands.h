@@ -2,6 +2,7 @@
 // kernel elements; and the scratch memory of a thread, which keeps them from one unit of work to the next.
 #pragma once
 
+#include "ahead.h"
 #include "kernels.h"
 #include "packing.h"
 

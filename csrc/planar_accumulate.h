@@ -34,12 +34,12 @@ struct AccumulateRows {
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
       const Vec<T, N> mask = Masked ? load_mask<T, N>(masks + c * N) : Vec<T, N>{};
-      const S* from = hidden(p.input.data + input + c * p.column);
+      const S* from = opaque(p.input.data + input + c * p.column);
 #pragma GCC unroll 6
-      for (int i = 0; i < R + G - 1; ++i, from = hidden(from + p.input_row)) {
+      for (int i = 0; i < R + G - 1; ++i, from = opaque(from + p.input_row)) {
         Vec<T, N> x = load<T, N>(from);
         if (Masked) x = masked<T, N>(x, mask);
-        x = hidden(x);
+        x = opaque(x);
 #pragma GCC unroll 3
         for (int g = 0; g < G; ++g)
           if (i >= g && i - g < R) sum[c][g] += y[i - g] * x;

@@ -44,23 +44,6 @@ struct KernelBlock {
   int64_t source, weight;
 };
 
-// The same pointer, and the same vector in a register, about which the compiler knows nothing. Else it keeps a pointer
-// for each row, more than there are registers, and loads a vector again for each of its multiply-adds.
-template <class T>
-inline const T* hidden(const T* pointer) {
-  asm("" : "+r"(pointer));
-  return pointer;
-}
-template <class V>
-inline V hidden(V vector) {
-#if defined(__x86_64__) && !defined(CONVGRAD_VECTOR_BYTES)
-  asm("" : "+v"(vector));
-#elif defined(__aarch64__) && !defined(CONVGRAD_VECTOR_BYTES)
-  asm("" : "+w"(vector));
-#endif
-  return vector;
-}
-
 // The vectors of a row. Those at its left and its right border have masks for each kernel column.
 template <class T>
 struct RowVectors {

@@ -271,4 +271,21 @@ inline void transpose(Vec<T, N>* rows) {
   transpose_blocks<N / 2, T, N>(rows);
 }
 
+// The same pointer, and the same vector in a register, about which the compiler knows nothing. Else it keeps a pointer
+// for every row or kernel element, more than there are registers, and loads a vector again for each multiply-add.
+template <class T>
+inline const T* opaque(const T* pointer) {
+  asm("" : "+r"(pointer));
+  return pointer;
+}
+template <class V>
+inline V opaque(V vector) {
+#if defined(__x86_64__) && !defined(CONVGRAD_VECTOR_BYTES)
+  asm("" : "+v"(vector));
+#elif defined(__aarch64__) && !defined(CONVGRAD_VECTOR_BYTES)
+  asm("" : "+w"(vector));
+#endif
+  return vector;
+}
+
 }  // namespace

@@ -1,0 +1,187 @@
+// The loop of grad_weight: sums of a few kernel elements stay in registers while it runs over the pixels.
+#pragma once
+
+#include "ahead.h"
+#include "kernels.h"
+
+namespace {
+
+// A block of rows of grad_output, and the first input pixel of the same rows.
+template <class X>
+struct Rows {
+  const X *grad, *input;
+  int64_t depth, rows, pixels;                  // extent
+  int64_t grad_slice, grad_row, grad_pixel;     // steps in elements
+  int64_t input_slice, input_row, input_pixel;
+  int64_t tap_step;  // from a kernel element to the next of its row
+  // The first pixel of a row lacks the first `left` taps of a kernel row, the next pixel one tap less; the last pixel
+  // lacks the last `right` ones.
+  int64_t left, right;
+  Ahead* ahead;
+};
+
+// sum[u][j * W + k] += grad[v] * input[v + k of row j] for V pixels v, u = v % U. Sliding: taps lie as far apart as
+// pixels, so that an input pixel is loaded once for all taps of a row.
+template <class T, int N, int R, int W, int U, int V, bool Sliding, class X>
+inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X* grad, const X* input, int64_t step,
+                       const Rows<X>& r) {
+  Vec<T, N> g[V];
+#pragma GCC unroll 8
+  for (int v = 0; v < V; ++v) g[v] = load<T, N>(grad + v * r.grad_pixel);
+#pragma GCC unroll 10
+  for (int j = 0; j < R; ++j) {
+    const X* row = opaque(input + offset[j]);
+    if constexpr (Sliding && W > 1) {
+#pragma GCC unroll 18
+      for (int i = 0; i < V + W - 1; ++i) {
+        const Vec<T, N> x = load<T, N>(row + i * step);
+#pragma GCC unroll 10
+        for (int k = 0; k < W; ++k)
+          if (i >= k && i - k < V) sum[(i - k) % U][j * W + k] += g[i - k] * x;
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int v = 0; v < V; ++v) {
+#pragma GCC unroll 10
+        for (int k = 0; k < W; ++k) sum[v % U][j * W + k] += g[v] * load<T, N>(row + v * r.input_pixel + k * step);
+      }
+    }
+  }
+}
+
+// The same for one pixel at the border of a row and the taps [First, Last) of the kernel rows.
+template <class T, int N, int R, int W, int First, int Last, class X>
+inline void add_border(Vec<T, N>* sum, const int64_t* offset, const X*& grad, const X*& input, int64_t step,
+                       const Rows<X>& r) {
+  const Vec<T, N> g = load<T, N>(grad);
+#pragma GCC unroll 10
+  for (int j = 0; j < R; ++j) {
+    const X* row = opaque(input + offset[j]);
+#pragma GCC unroll 10
+    for (int k = First; k < Last; ++k) sum[j * W + k] += g * load<T, N>(row + k * step);
+  }
+  grad += r.grad_pixel, input += r.input_pixel;
+}
+template <class T, int N, int R, int W, int U, class X, int... I>
+inline void add_left(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X*& grad, const X*& input, int64_t step,
+                     const Rows<X>& r, std::integer_sequence<int, I...>) {
+  constexpr int Most = W - 1;  // taps that a pixel lacks
+  ((r.left >= Most - I ? add_border<T, N, R, W, Most - I, W>(sum[I % U], offset, grad, input, step, r) : void()), ...);
+}
+template <class T, int N, int R, int W, int U, class X, int... I>
+inline void add_right(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X*& grad, const X*& input, int64_t step,
+                      const Rows<X>& r, std::integer_sequence<int, I...>) {
+  ((r.right > I ? add_border<T, N, R, W, 0, W - 1 - I>(sum[I % U], offset, grad, input, step, r) : void()), ...);
+}
+
+// sums[tap] += sum over pixels of grad * input[tap], for R kernel rows of W taps that lie one step apart. Step: that
+// step where it is known when compiled, else 0. Few taps have U sums each, enough of them to hide an addition's
+// latency.
+template <class T, int N, class X, int R, int W, int Step, bool Sliding>
+void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
+  constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1;
+  constexpr int V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;  // pixels at once
+  const int64_t step = Step ? Step : r.tap_step;
+  constexpr auto kBorders = std::make_integer_sequence<int, W - 1>();
+  Vec<T, N> sum[U][K] = {};
+  int64_t offset[R];
+#pragma GCC unroll 10
+  for (int j = 0; j < R; ++j) offset[j] = taps[j * along].source;
+  const int64_t due = r.ahead->due(K * r.pixels);
+  for (int64_t d = 0; d < r.depth; ++d) {
+    for (int64_t h = 0; h < r.rows; ++h) {
+      r.ahead->ask(due);
+      const X* grad = r.grad + d * r.grad_slice + h * r.grad_row;
+      const X* input = r.input + d * r.input_slice + h * r.input_row;
+      int64_t left = r.pixels;
+      if constexpr (Sliding && W > 1) {
+        left -= r.left + r.right;
+        if (r.left) add_left<T, N, R, W, U>(sum, offset, grad, input, step, r, kBorders);
+      }
+      for (; left >= V; left -= V, grad += V * r.grad_pixel, input += V * r.input_pixel)
+        add_pixels<T, N, R, W, U, V, Sliding>(sum, offset, grad, input, step, r);
+      for (; V > 1 && left > 0; --left, grad += r.grad_pixel, input += r.input_pixel)
+        add_pixels<T, N, R, W, U, 1, false>(sum, offset, grad, input, step, r);
+      if constexpr (Sliding && W > 1) {
+        if (r.right) add_right<T, N, R, W, U>(sum, offset, grad, input, step, r, kBorders);
+      }
+    }
+  }
+#pragma GCC unroll 10
+  for (int k = 0; k < K; ++k) {
+    Vec<T, N> total = sum[0][k];
+#pragma GCC unroll 8
+    for (int u = 1; u < U; ++u) total += sum[u][k];
+    T* to = sums + taps[k / W * along + k % W].weight;
+    store<T, N>(to, load<T, N>(to) + total);
+  }
+}
+
+// The kernels by rows and by taps in a row; null where these are more than the registers hold.
+template <class T, int N, class X, int R, int W, int Step, bool Sliding>
+constexpr auto accumulate_kernel() {
+  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
+  if constexpr (R * W <= kMostTaps)
+    return static_cast<Kernel>(accumulate<T, N, X, R, W, Step, Sliding>);
+  else
+    return static_cast<Kernel>(nullptr);
+}
+
+// Taps [first, first + count) of the kernel rows: they miss other pixels than the whole rows do.
+template <class T, class X, class Kernel>
+void accumulate_piece(Kernel kernel, T* sums, const Tap* taps, int64_t along, int64_t first, int64_t count,
+                      Rows<X> r) {
+  const int64_t left = most(0, r.left - first), right = most(0, r.right - (along - first - count));
+  const int64_t before = most(0, left - count + 1), after = most(0, right - count + 1);  // pixels that all taps miss
+  r.left = left - before, r.right = right - after, r.pixels -= before + after;
+  r.grad += before * r.grad_pixel, r.input += before * r.input_pixel;
+  if (r.pixels > 0) kernel(sums, taps + first, along, r);
+}
+
+// `rows` kernel rows of `along` taps, in pieces of nearly equal size.
+template <class T, int N, class X, int... I>
+void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<X>& r,
+                    std::integer_sequence<int, I...>) {
+  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
+  constexpr int M = kMostTaps;
+  constexpr int P = kPackedStep<T, N, X>;
+  static constexpr Kernel kernels[3][sizeof...(I)] = {{accumulate_kernel<T, N, X, I / M + 1, I % M + 1, 0, false>()...},
+                                                      {accumulate_kernel<T, N, X, I / M + 1, I % M + 1, 0, true>()...},
+                                                      {accumulate_kernel<T, N, X, I / M + 1, I % M + 1, P, true>()...}};
+  const Kernel* const of_size = kernels[r.tap_step != r.input_pixel ? 0 : r.tap_step == N ? 2 : 1];
+  const int64_t most_along = most(1, least(along, M)), most_rows = M / most_along;
+  for (int64_t row_pieces = ceil_div(rows, most_rows); row_pieces > 0; --row_pieces) {
+    const int64_t rows_now = row_pieces == 1 ? rows : ceil_div(rows, row_pieces);
+    int64_t left = along;
+    for (int64_t pieces = ceil_div(along, most_along); pieces > 0; --pieces) {
+      const int64_t now = pieces == 1 ? left : ceil_div(left, pieces);
+      const auto kernel = of_size[(rows_now - 1) * M + now - 1];
+      if (now == along || (r.left | r.right) == 0)
+        kernel(sums, taps + along - left, along, r);
+      else
+        accumulate_piece(kernel, sums, taps, along, along - left, now, r);
+      left -= now;
+    }
+    taps += rows_now * along, rows -= rows_now;
+  }
+}
+
+// sums += sum over pixels of grad.
+template <class T, int N, class X>
+void sum_rows(T* sums, const Rows<X>& r) {
+  Vec<T, N> total[4] = {};  // enough to hide the latency of an addition
+  for (int64_t d = 0; d < r.depth; ++d) {
+    for (int64_t h = 0; h < r.rows; ++h) {
+      const X* grad = r.grad + d * r.grad_slice + h * r.grad_row;
+      int64_t left = r.pixels;
+      for (; left >= 4; left -= 4) {
+#pragma GCC unroll 4
+        for (int u = 0; u < 4; ++u, grad += r.grad_pixel) total[u] += load<T, N>(grad);
+      }
+      for (; left > 0; --left, grad += r.grad_pixel) total[0] += load<T, N>(grad);
+    }
+  }
+  store<T, N>(sums, load<T, N>(sums) + ((total[0] + total[1]) + (total[2] + total[3])));
+}
+
+}  // namespace

@@ -1,0 +1,110 @@
+// The loop of forward and grad_input: sums of a few results stay in registers while it runs over the kernel elements.
+#pragma once
+
+#include "ahead.h"
+#include "kernels.h"
+
+namespace {
+
+// Rows of result pixels that the same kernel elements reach. T: arithmetic, X: of the source, S: of the result.
+template <class T, class X, class S>
+struct Run {
+  S* result;
+  int64_t result_step, result_row;  // from pixel to pixel, from row to row
+  const X* source;
+  int64_t source_step, source_row;
+  int64_t result_columns, source_columns;  // the steps from pixel to pixel, in columns of the tensors
+  const T* weight;
+  const T* start;  // what the sums start from: the bias, or zeros
+  const Tap* taps;
+  int64_t source_lane, weight_lane;  // from lane to lane: a whole vector lies together, the next one where these say
+  int64_t count;  // of the taps
+  int64_t along;  // as many taps, and then the next as many, lie one source step apart; 1 where none do
+  int64_t rows;
+  Ahead* ahead;
+  const X* newest;  // the first pixel's last row, which no row of results before has read; null: nothing is asked for
+  int64_t new_rows, new_row;  // how many such rows, and from one to the one above it
+
+  // Pixels of a tensor with many channels lie far apart, and the processor's own prefetching does not see that their
+  // memory is read and written from end to end: ask for what comes after `pixels`, of some lanes' share.
+  void ask_ahead(int64_t pixels, int64_t lane, int64_t lanes) const {
+    const int64_t ahead = kAheadBytes / int64_t(sizeof(X)), ahead_there = kAheadBytes / int64_t(sizeof(S));
+    for (int64_t row = 0; row < new_rows; ++row)
+      ask_for<0>(newest - row * new_row + ahead + lane * pixels * source_columns, lanes * pixels * source_columns);
+    ask_for<1>(result + ahead_there + lane * pixels * result_columns, lanes * pixels * result_columns);
+  }
+};
+
+// sum[p] += source[(p + g) * step] * weight[taps[g]] for P pixels and G taps that lie one step apart: each source pixel
+// is loaded once for all of them.
+template <class T, int N, int P, int G, class X>
+inline void add_taps(Vec<T, N>* sum, const X* source, int64_t step, const T* weight, const Tap* taps) {
+  Vec<T, N> w[G];
+#pragma GCC unroll 4
+  for (int g = 0; g < G; ++g) w[g] = load<T, N>(weight + taps[g].weight);
+  source += taps->source;
+#pragma GCC unroll 16
+  for (int i = 0; i < P + G - 1; ++i) {
+    const Vec<T, N> x = load<T, N>(source + i * step);
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g)
+      if (i >= g && i - g < P) sum[i - g] += w[g] * x;
+  }
+}
+
+// result[p] = start + sum over taps of source[p * source_step + tap] * weight[tap], for P pixels of one vector in each
+// row. Step: source_step where it is known when compiled, else 0. G: so many taps are taken at once.
+template <class T, int N, class X, class S, int P, int Step, int G>
+void correlate(const Run<T, X, S>& run, int64_t lane, int64_t live) {
+  const int64_t step = Step ? Step : run.source_step;
+  const Vec<T, N> start = load<T, N>(run.start + lane);
+  const X* source = run.source + lane * run.source_lane;
+  const T* weight = run.weight + lane * run.weight_lane;
+  const Tap *const taps = run.taps, *const end = taps + run.count;
+  S* to = run.result + lane;
+  const int64_t due = run.ahead->due(P * run.count);
+  for (int64_t row = 0; row < run.rows; ++row, source += run.source_row, to += run.result_row) {
+    run.ahead->ask(due);
+    Vec<T, N> sum[P];
+#pragma GCC unroll 12
+    for (int p = 0; p < P; ++p) sum[p] = start;
+    for (const Tap* tap = taps; tap != end;) {
+      if constexpr (G == 1) {
+        add_taps<T, N, P, 1>(sum, source, step, weight, tap++);
+      } else {
+        int64_t left = run.along;
+        for (; left >= G; left -= G, tap += G) add_taps<T, N, P, G>(sum, source, step, weight, tap);
+        for (; left > 0; --left) add_taps<T, N, P, 1>(sum, source, step, weight, tap++);
+      }
+    }
+    if (live >= N) {
+#pragma GCC unroll 12
+      for (int p = 0; p < P; ++p) store<T, N>(to + p * run.result_step, sum[p]);
+    } else {
+#pragma GCC unroll 12
+      for (int p = 0; p < P; ++p) store_first<T, N>(to + p * run.result_step, sum[p], live);
+    }
+  }
+}
+
+// The kernel for a run of so many pixels, at most kMostSums.
+template <class T, int N, class X, class S, int... P>
+auto correlate_kernel(const Run<T, X, S>& run, int64_t pixels, std::integer_sequence<int, P...>) {
+  using Kernel = void (*)(const Run<T, X, S>&, int64_t, int64_t);
+  static constexpr Kernel kernels[3][sizeof...(P)] = {{correlate<T, N, X, S, P + 1, 0, 1>...},
+                                                      {correlate<T, N, X, S, P + 1, 0, 3>...},
+                                                      {correlate<T, N, X, S, P + 1, kPackedStep<T, N, X>, 3>...}};
+  return kernels[run.along < 3 ? 0 : run.source_step == N ? 2 : 1][pixels - 1];
+}
+
+// All lanes of a run in a tensor. The last vector begins early enough to be full.
+template <class T, int N, class X, class S, class Sizes>
+void correlate_lanes(const Run<T, X, S>& run, int64_t pixels, int64_t live, Sizes sizes) {
+  const auto kernel = correlate_kernel<T, N>(run, pixels, sizes);
+  for (int64_t lane = 0; lane < live; lane += N) {
+    if (run.newest) run.ask_ahead(pixels, lane, N);
+    kernel(run, least(lane, live - N), N);
+  }
+}
+
+}  // namespace
