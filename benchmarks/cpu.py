@@ -117,23 +117,28 @@ def symmetric(p: ConvProblem, x: Tensor) -> tuple[Tensor, list[int]]:
     return torch.nn.functional.pad(x, [v for pair in reversed(p.padding) for v in pair]), [0] * p.ndim
 
 
-def pytorch(p: ConvProblem, asked: tuple[Output, ...], x: Tensor, w: Tensor, g: Tensor) -> Results:
+def pytorch(
+    p: ConvProblem, asked: tuple[Output, ...], x: Tensor, w: Tensor, g: Tensor, b: Tensor | None = None
+) -> Results:
     """The same results by PyTorch's own operators, on operands in any layout."""
     padded, padding = symmetric(p, x)
     zeros = [0] * p.ndim
     if asked == ("forward",):
-        return (torch.convolution(padded, w, None, p.stride, padding, p.dilation, False, zeros, p.groups),)
-    mask = ["grad_input" in asked, "grad_weight" in asked, False]
+        return (torch.convolution(padded, w, b, p.stride, padding, p.dilation, False, zeros, p.groups),)
+    mask = ["grad_input" in asked, "grad_weight" in asked, "grad_bias" in asked]
+    sizes = [p.out_channels] if mask[2] else None
     grads = torch.ops.aten.convolution_backward(
-        g, padded, w, None, p.stride, padding, p.dilation, False, zeros, p.groups, mask
+        g, padded, w, sizes, p.stride, padding, p.dilation, False, zeros, p.groups, mask
     )
-    found = [grads[i] for i in range(2) if mask[i]]
+    found = [grads[i] for i in range(3) if mask[i]]
     if mask[0] and not p.symmetric:
         found[0] = torch.nn.functional.pad(found[0], [-v for pair in reversed(p.padding) for v in pair])
     return tuple(found)
 
 
-def through_channels_last(p: ConvProblem, asked: tuple[Output, ...], x: Tensor, w: Tensor, g: Tensor) -> Results:
+def through_channels_last(
+    p: ConvProblem, asked: tuple[Output, ...], x: Tensor, w: Tensor, g: Tensor, b: Tensor | None = None
+) -> Results:
     """PyTorch on channels_last copies, results copied back; a sequence is an image of one row."""
     q = p
     if p.ndim == 1:
@@ -143,29 +148,32 @@ def through_channels_last(p: ConvProblem, asked: tuple[Output, ...], x: Tensor, 
         )  # fmt: skip
         x, w, g = x.unsqueeze(2), w.unsqueeze(2), g.unsqueeze(2)
     copies = (t.contiguous(memory_format=FORMATS[q.ndim]) for t in (x, w, g))
-    found = tuple(t.contiguous() for t in pytorch(q, asked, *copies))
-    return tuple(t.squeeze(2) for t in found) if p.ndim == 1 else found
+    found = tuple(t.contiguous() for t in pytorch(q, asked, *copies, b))
+    return tuple(t.squeeze(2) if t.ndim > 1 else t for t in found) if p.ndim == 1 else found
 
 
-def calls(p: ConvProblem, asked: tuple[Output, ...]) -> dict[str, Callable[[], Results]]:
-    """What is compared, checked: ours first."""
+def calls(p: ConvProblem, asked: tuple[Output, ...], bias: bool = False) -> dict[str, Callable[[], Results]]:
+    """What is compared, checked: ours first. With a bias, the forward adds it, and grad_bias comes with grad_weight."""
     ours = NativeBackend()
 
     def operand(shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape).to(p.dtype).contiguous(memory_format=p.memory_format)
 
     x, w, g = operand(p.input_shape), operand(p.weight_shape), operand(p.output_shape)
+    b = torch.randn(p.out_channels).to(p.dtype) if bias and asked == ("forward",) else None
+    if bias and "grad_weight" in asked:
+        asked = (*asked, "grad_bias")
     workspace = torch.empty(ours.workspace(p, asked), dtype=torch.uint8)
 
     def native() -> Results:
         if len(asked) > 1:
             return ours.sweep(p, asked, g, x, w, workspace)
-        a, b = {"forward": (x, w), "grad_input": (g, w), "grad_weight": (g, x)}[asked[0]]
-        return (ours.run(p, asked[0], a, b, None, workspace),)  # pyright: ignore[reportArgumentType]
+        operands = {"forward": (x, w, b), "grad_input": (g, w, None), "grad_weight": (g, x, None)}[asked[0]]
+        return (ours.run(p, asked[0], *operands, workspace),)  # pyright: ignore[reportArgumentType]
 
-    found = {"ours": native, "pytorch": lambda: pytorch(p, asked, x, w, g)}
+    found = {"ours": native, "pytorch": lambda: pytorch(p, asked, x, w, g, b)}
     if not p.channels_last:
-        found["through channels_last"] = lambda: through_channels_last(p, asked, x, w, g)
+        found["through channels_last"] = lambda: through_channels_last(p, asked, x, w, g, b)
     tolerance = {torch.float64: 1e-11, torch.float32: 1e-4}.get(p.dtype, 3e-2)
     for mine, theirs in zip(native(), found["pytorch"](), strict=True):
         error = (mine.double() - theirs.double()).norm() / theirs.double().norm().clamp_min(1e-30)
@@ -215,7 +223,14 @@ def layouts(problems: list[ConvProblem], wanted: str) -> Iterator[tuple[str, lis
         yield "channels_last", [p.replace(memory_format=FORMATS[p.ndim]) for p in problems if p.ndim in FORMATS]
 
 
-def table(title: str, problems: list[ConvProblem], wanted: str, measure: Callable[..., Found], seconds: float) -> None:
+def table(
+    title: str,
+    problems: list[ConvProblem],
+    wanted: str,
+    measure: Callable[..., Found],
+    seconds: float,
+    bias: bool = False,
+) -> None:
     """One table a layout: ours / the best of PyTorch in ms, and their ratio; below it the summary."""
     for layout, chosen in layouts(problems, wanted):
         ratios: dict[str, list[tuple[float, float, ConvProblem]]] = {name: [] for name in ASKED}
@@ -224,7 +239,7 @@ def table(title: str, problems: list[ConvProblem], wanted: str, measure: Callabl
         for p in chosen:
             cells, shares = [], []
             for name, asked in ASKED.items():
-                found = measure(calls(p, asked), seconds)
+                found = measure(calls(p, asked, bias), seconds)
                 expected = NativeBackend().expected_speedup(p, asked, torch.device("cpu"))
                 ratios[name].append((found.ratio, expected, p))
                 mark = "" if expected > 1 else " *"
@@ -281,6 +296,7 @@ def main() -> None:
     parser.add_argument("--layout", choices=["contiguous", "channels_last"], help="only this one")
     parser.add_argument("--shared", action="store_true", help="the fastest calls, on a machine that others use")
     parser.add_argument("--groups", action="store_true", help="small groups instead of depthwise problems")
+    parser.add_argument("--bias", action="store_true", help="the forward adds one, the gradients give its own too")
     parser.add_argument("--no-table", action="store_true", help="only the random problems")
     parser.add_argument("--problem", action="append", help="only these, instead of the tables")
     arguments = parser.parse_args()
@@ -294,12 +310,12 @@ def main() -> None:
     print(f"{conditions()}. Ours / PyTorch's best in milliseconds; * where the rules of choice take PyTorch.")
     if not arguments.no_table:
         seconds = min(arguments.seconds, 0.2) if arguments.short else arguments.seconds
-        table("The table", problems, wanted, measure, seconds)
+        table("The table", problems, wanted, measure, seconds, arguments.bias)
     if not (arguments.short or arguments.problem) and arguments.random:
         rng = random.Random(arguments.seed)
         drawn = [random_problem(rng, arguments.groups) for _ in range(arguments.random)]
         drawn = [p.replace(dtype=problems[0].dtype) for p in drawn]
-        table("Random problems", drawn, wanted, measure, arguments.seconds / 4)
+        table("Random problems", drawn, wanted, measure, arguments.seconds / 4, arguments.bias)
 
 
 if __name__ == "__main__":

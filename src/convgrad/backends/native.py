@@ -117,7 +117,7 @@ def _depthwise_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
     alone = "grad_input" not in outputs
     if p.channels_last:
         if "grad_weight" in outputs:
-            return 0.9 if alone and pixels < 100 else 1.2
+            return 0.9 if alone and pixels < 36 and torch.get_num_threads() < 4 else 1.2
         return _channels_last_speedup(p, outputs, taps, pixels)
     few = torch.get_num_threads() < 4 and pixels < 100  # then setting up a tile costs as much as its arithmetic
     if "grad_weight" in outputs:
