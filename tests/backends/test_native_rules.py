@@ -8,7 +8,7 @@ import torch
 from convgrad.backends import _native_library as library
 from convgrad.problem import ConvProblem, Output
 
-from .native_cases import BACKEND, CPU
+from .native_cases import BACKEND, CPU, on_threads
 
 pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
 
@@ -53,45 +53,33 @@ def test_pytorch_keeps_small_images_and_strides_in_groups_of_8() -> None:
     assert not taken("mb16ic4ih28oc4kh3ph1", "forward")
 
 
-def test_small_images_are_taken_where_four_threads_share_them() -> None:
-    small = ConvProblem.parse("mb32g768ic768ih7oc768kh3ph1")
-    wide = ConvProblem.parse("mb32g768ic768ih7oc768kh7ph3")
-    asked: tuple[tuple[ConvProblem, Output], ...] = (
-        (small, "forward"),
-        (small, "grad_weight"),
-        (wide, "forward"),
-        (wide, "grad_weight"),
-    )
+def test_the_weight_gradient_of_the_smallest_images_needs_four_threads() -> None:
+    asked = [
+        ConvProblem.parse(f"mb32g768ic768ih{size}oc768kh3ph1{layout}")
+        for layout in ("", " channels_last")
+        for size in (2, 3, 5, 7)
+    ]
     taken = {}
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 4):
-            torch.set_num_threads(threads)
-            taken[threads] = [BACKEND.expected_speedup(p, (output,), CPU) > 1 for p, output in asked]
-    finally:
-        torch.set_num_threads(before)
-    assert taken == {1: [True, False, False, True], 2: [True, False, False, True], 4: [True] * 4}
+    for threads in (1, 2, 4):
+        with on_threads(threads):
+            taken[threads] = [BACKEND.expected_speedup(p, ("grad_weight",), CPU) > 1 for p in asked]
+    few = [True, False, True, True, False, False, False, True]
+    assert taken == {1: few, 2: few, 4: [True] * 8}
 
 
-def test_thousands_of_tiny_images_a_thread_are_left_to_pytorch() -> None:
+def test_tens_of_thousands_of_single_pixels_a_thread_are_left_to_pytorch() -> None:
     def taken(text: str) -> list[bool]:
         p = ConvProblem.parse(text)
         sweep: tuple[Output, ...] = ("grad_input", "grad_weight")
         return [BACKEND.expected_speedup(p, o, CPU) > 1 for o in (("forward",), ("grad_input",), sweep)]
 
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        assert taken("mb4g960ic960ih4oc960kh3") == [False, False, True]  # the end of a MobileNet on 64x64 images
-        assert taken("mb4g960ic960ih7oc960kh3") == [True, True, True]
-        assert taken("mb4g960ic960ih6oc960kh3ph1") == [False, True, True]
-        assert taken("mb4g960ic960ih7oc960kh3ph1") == [True, True, True]
-        assert taken("mb4g240ic240ih2oc240kh3ph1") == [True, True, True]
-        torch.set_num_threads(2)
-        assert taken("mb4g960ic960ih4oc960kh3") == [True, True, True]
-        assert taken("mb8g960ic960ih4oc960kh3") == [False, False, True]
-    finally:
-        torch.set_num_threads(before)
+    with on_threads(1):
+        assert taken("mb4g960ic960ih4oc960kh3") == [True, True, True]  # the end of a MobileNet on 64x64 images
+        assert taken("mb4g960ic960ih3oc960kh3") == [True, True, True]
+        assert taken("mb32g960ic960ih3oc960kh3") == [False, False, True]
+        assert taken("mb32g960ic960ih4oc960kh3") == [True, True, True]
+    with on_threads(2):
+        assert taken("mb32g960ic960ih3oc960kh3") == [True, True, True]
 
 
 def test_channels_last_is_taken_for_wide_kernels_small_images_and_what_no_cache_holds() -> None:

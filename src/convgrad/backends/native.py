@@ -119,21 +119,16 @@ def _depthwise_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
         if "grad_weight" in outputs:
             return 0.9 if alone and pixels < 36 and torch.get_num_threads() < 4 else 1.2
         return _channels_last_speedup(p, outputs, taps, pixels)
-    few = torch.get_num_threads() < 4 and pixels < 100  # then setting up a tile costs as much as its arithmetic
     if "grad_weight" in outputs:
-        return 0.9 if few and alone else 1.5
-    slow = (few and outputs == ("forward",)) if taps > 9 else _many_tiny_images(p, outputs, pixels)
-    return 0.9 if slow else 1.2
+        return 0.9 if alone and 4 < pixels < 16 and torch.get_num_threads() < 4 else 1.5
+    return 0.9 if _many_single_pixels(p, pixels) else 1.2
 
 
-def _many_tiny_images(p: ConvProblem, outputs: tuple[Output, ...], pixels: int) -> bool:
-    """Whether each thread has thousands of images of a few pixels, one a channel: PyTorch's fixed cost of a call is
-    spread over all of them, what ours sets up for each is not.
+def _many_single_pixels(p: ConvProblem, pixels: int) -> bool:
+    """Whether each thread has tens of thousands of images of next to nothing, one a channel: PyTorch's fixed cost of a
+    call is spread over all of them, what ours sets up for each is not.
     """
-    if p.batch * p.in_channels < 3000 * torch.get_num_threads():
-        return False
-    padded = any(side for pair in p.padding for side in pair)
-    return pixels <= (9 if outputs == ("grad_input",) else 36 if padded else 16)
+    return pixels < 4 and p.batch * p.in_channels >= 20_000 * torch.get_num_threads()
 
 
 def _channels_last_speedup(p: ConvProblem, outputs: tuple[Output, ...], taps: int, pixels: int) -> float:
