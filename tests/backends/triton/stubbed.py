@@ -1,4 +1,4 @@
-"""A Triton driver that compiles for a chip that is not here and starts nothing: what would have been started is kept.
+"""A Triton driver that compiles for a chip that is not here and starts nothing; what would have been started is kept.
 
 Everything above the driver is Triton's own: specialization, compilation, its caches, the compiled kernel's launch.
 """
@@ -18,8 +18,9 @@ __all__ = ["StubDriver", "install"]
 class StubDriver:
     """Device 0 of an sm_90, for tensors that may lie anywhere."""
 
-    def __init__(self, started: list[tuple[Any, ...]]) -> None:
+    def __init__(self, started: list[tuple[Any, ...]], keeps: bool) -> None:
         self.started = started
+        self.keeps = keeps
         #: Of the kernels that are loaded next; 0 for all others.
         self.spills: list[int] = []
         self.utils = SimpleNamespace(
@@ -35,6 +36,9 @@ class StubDriver:
         )
 
     def launcher_cls(self, src: Any, metadata: Any) -> Any:
+        if not self.keeps:
+            return lambda *_: None
+
         def launch(x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
             # packed metadata, launch metadata, the two hooks of a profiler, and then the kernel's own arguments
             arguments = tuple(a.data_ptr() if hasattr(a, "data_ptr") else a for a in rest[4:])
@@ -62,8 +66,8 @@ class StubDriver:
         return GPUTarget("cuda", 90, 32)
 
 
-def install(patch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """Put the driver in; what would have been started is appended to the list that is returned."""
+def install(patch: pytest.MonkeyPatch, keeps: bool = True) -> list[tuple[Any, ...]]:
+    """Put the driver in; what would have been started is appended to the list that is returned, if it keeps that."""
     started: list[tuple[Any, ...]] = []
-    patch.setattr(driver, "_active", StubDriver(started))
+    patch.setattr(driver, "_active", StubDriver(started, keeps))
     return started

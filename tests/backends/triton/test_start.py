@@ -81,7 +81,7 @@ def call(backend: TritonBackend, problem: ConvProblem, what: str, shift: int = 0
 def seen(entries: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Of each start: the function, the grid, the arguments behind the addresses, and the warps."""
     results, sums = ("correlate", "correlate_patches", "correlate_channels"), ("sum_patches", "sum_channels")
-    pointers = {**dict.fromkeys(results, 4), **dict.fromkeys((*sums, "correlate_sum"), 6), "add_shares": 2}
+    pointers = {**dict.fromkeys(results, 4), **dict.fromkeys((*sums, "correlate_sum"), 6), "add_shares": 4}
     return [(n, grid, arguments[pointers[n] :], how.num_warps) for n, grid, _, arguments, how in entries]
 
 

@@ -127,7 +127,7 @@ class Sum:
             shares = scratch.view(torch.float32)
         start(main, source, centre, shares)
         if add is not None:
-            start(add, shares, result)
+            start(add, shares, result, shares, result)
         return result
 
     def _prepare(self, source: Tensor, centre: Tensor) -> tuple[Launch, Launch | None, int]:
@@ -143,9 +143,8 @@ class Sum:
             "KP": triton.next_power_of_2(g.axes[2].kernel),
         }
         main = _launch(banded.correlate_sum, g, "sum", arguments, count, self._tune)
-        size = g.channels * elements
-        add = adding(count, size, elements, elements, 1, False) if count > 1 else None
-        return main, add, count * size
+        add = adding(g, count, elements, 1, False) if count > 1 else None
+        return main, add, count * g.channels * elements
 
 
 # ---- launches --------------------------------------------------------------------------------------

@@ -268,14 +268,9 @@ def correlate_sum(
         tl.store(bias_shares + part * channels + c_out, total.to(bias_shares.dtype.element_ty), mask=c_out < channels)
 
 
-@triton.jit(do_not_specialize=("parts", "count"))
-def add_shares(
-    shares, out, parts, count, share_c, share_k, ELEMENTS: tl.constexpr, ACC: tl.constexpr, BP: tl.constexpr,
-    BN: tl.constexpr,
-):  # fmt: skip
-    """out[c, k] = sum of shares[part, c, k] over the parts, in an order that depends on nothing but their number."""
-    at = tl.program_id(0) * BN + tl.arange(0, BN)
-    offset = at // ELEMENTS * share_c + at % ELEMENTS * share_k
+@triton.jit
+def add_parts(shares, out, at, offset, parts, count, ACC: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr):
+    """out[at] = sum of shares[part, offset] over the parts, each of ``count`` values."""
     total = tl.zeros((BN,), ACC)
     for first in range(0, parts, BP):
         part = first + tl.arange(0, BP)[:, None]
@@ -283,3 +278,23 @@ def add_shares(
         share = tl.load(shares + part * count + offset[None, :], mask=mask, other=0.0)
         total += tl.sum(share.to(ACC), axis=0)
     tl.store(out + at, total.to(out.dtype.element_ty), mask=at < count)
+
+
+@triton.jit(do_not_specialize=("parts", "count"))
+def add_shares(
+    shares, out, bias_shares, bias, parts, count, share_c, share_k, ELEMENTS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    ACC: tl.constexpr, BP: tl.constexpr, BN: tl.constexpr,
+):  # fmt: skip
+    """out[c, k] = sum of shares[part, c, k] over the parts, in an order that depends on nothing but their number.
+
+    With HAS_BIAS the programs behind those of ``out`` do the same for bias[c].
+    """
+    block = tl.program_id(0)
+    blocks = (count + BN - 1) // BN
+    if block < blocks:
+        at = block * BN + tl.arange(0, BN)
+        offset = at // ELEMENTS * share_c + at % ELEMENTS * share_k
+        add_parts(shares, out, at, offset, parts, count, ACC, BP, BN)
+    elif HAS_BIAS:
+        at = (block - blocks) * BN + tl.arange(0, BN)
+        add_parts(bias_shares, bias, at, at, parts, count // ELEMENTS, ACC, BP, BN)

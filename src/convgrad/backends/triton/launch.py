@@ -22,7 +22,7 @@ from . import channel_launch, kernels, patch_launch
 from . import grad_weight as grad_weight_kernels
 from .arguments import constants, programs, sizes, strides, weight_strides
 from .geometry import Geometry, geometry, needs_wide
-from .operands import channel_last, empty, filter_of, ready, sum_lanes
+from .operands import channel_last, filter_of, ready, result_like, sum_lanes
 from .start import Call, Launch, capturing, recording
 from .tiles import Tile, Use, fixed, parts
 from .tuning import exact, may_tune, tuner
@@ -66,13 +66,13 @@ class Result:
         self._adjoint = adjoint
         self._tune = tune
         self._shape = problem.input_shape if adjoint else problem.output_shape
+        self._strides = result_like(problem, self._shape).stride()
         #: Each with its lanes.
         self._launches: dict[object, tuple[Launch, bool]] = {}
 
     def __call__(self, source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         p = self._problem
-        device = source.device
-        out = empty(p, self._shape, device)
+        out = source.new_empty_strided(self._shape, self._strides)
         known = self._launches.get((source.stride(), bias is None))
         if known is None:
             lanes = channel_last(p, source)
@@ -83,7 +83,7 @@ class Result:
         weight = filter_of(weight, lanes)
         added = weight if bias is None else bias.contiguous()
         addresses = (source.data_ptr(), weight.data_ptr(), added.data_ptr(), out.data_ptr())
-        if not launch.again(device.index, *addresses):
+        if not launch.again(source.device.index, *addresses):
             launch.first(source, weight, added, out)
         return out
 
@@ -121,7 +121,6 @@ class Shares(NamedTuple):
     lanes: bool
     main: Launch
     add: Launch | None
-    add_bias: Launch | None
     #: Values of the scratch memory, and those in front of the shares of grad_bias.
     values: int
     before_bias: int
@@ -140,6 +139,7 @@ class Sum:
         self._with_bias = with_bias
         self._tune = tune
         self._accumulated = torch.float64 if problem.dtype == torch.float64 else torch.float32
+        self._input_strides = result_like(problem, problem.input_shape).stride()
         self._shares: dict[object, Shares] = {}
 
     def __call__(
@@ -147,28 +147,25 @@ class Sum:
     ) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """grad_input (for a sweep), grad_weight and grad_bias (if asked for)."""
         p = self._problem
-        device = source.device
-        out = empty(p, p.input_shape, device) if self._sweep else None
+        out = source.new_empty_strided(p.input_shape, self._input_strides) if self._sweep else None
         known = self._shares.get((source.stride(), centre.stride()))
         if known is None:
             lanes = sum_lanes(p, self._sweep, source, centre)
             source, centre = ready(p, source, lanes), ready(p, centre, lanes)
             known = self._shares.get((source.stride(), centre.stride())) or self._prepare(source, centre, out, lanes)
-        result = torch.empty(p.weight_shape, dtype=p.dtype, device=device)  # [C_out, 1, *k]
-        bias = result.new_empty(result.shape[0]) if self._with_bias else None
+        result = source.new_empty(p.weight_shape)  # [C_out, 1, *k]
+        bias = source.new_empty(p.out_channels) if self._with_bias else None
         shares, bias_shares = result, result if bias is None else bias
         if known.values:
             if workspace is None:
-                shares = torch.empty(known.values, dtype=self._accumulated, device=device)
+                shares = source.new_empty(known.values, dtype=self._accumulated)
             else:
                 shares = workspace.view(self._accumulated)
             bias_shares = shares if bias is None else shares[known.before_bias :]
         flat = source if weight is None else filter_of(weight, known.lanes)
         start(known.main, source, centre, flat, source if out is None else out, shares, bias_shares)
         if known.add is not None:
-            start(known.add, shares, result)
-        if known.add_bias is not None and bias is not None:
-            start(known.add_bias, bias_shares, bias)
+            start(known.add, shares, result, bias_shares, result if bias is None else bias)
         # [C, 1, *k] has the same strides in every format.
         return out, result, bias
 
@@ -182,12 +179,9 @@ class Sum:
         main, count = found or self._by_rows(g, use, source, centre, out, bias_tap)
         elements = g.kernel_elements
         share_c, share_k = _share_strides(g, count)
-        add = add_bias = None
-        if count > 1:
-            add = adding(count, g.channels * elements, elements, share_c, share_k, g.double)
-            add_bias = adding(count, g.channels, 1, 1, 0, g.double) if self._with_bias else None
+        add = adding(g, count, share_c, share_k, self._with_bias) if count > 1 else None
         values = count * g.channels * (elements + self._with_bias) if count > 1 else 0
-        shares = Shares(lanes, main, add, add_bias, values, count * g.channels * elements)
+        shares = Shares(lanes, main, add, values, count * g.channels * elements)
         return remember(self._shares, (source.stride(), centre.stride()), shares)
 
     def _by_rows(
@@ -222,18 +216,24 @@ def _share_strides(g: Geometry, count: int) -> tuple[int, int]:
     return (1, g.channels) if g.channel_lanes and count > 1 else (g.kernel_elements, 1)
 
 
-def adding(count: int, size: int, elements: int, share_c: int, share_k: int, double: bool) -> Launch:
-    block = 64
+def adding(g: Geometry, count: int, share_c: int, share_k: int, with_bias: bool) -> Launch:
+    """A launch that takes (shares, result, shares of the bias, bias)."""
+    size = g.channels * g.kernel_elements
     arguments = {
         "parts": count,
         "count": size,
         "share_c": share_c,
         "share_k": share_k,
-        "ELEMENTS": elements,
-        "ACC": tl.float64 if double else tl.float32,
+        "ELEMENTS": g.kernel_elements,
+        "HAS_BIAS": with_bias,
+        "ACC": tl.float64 if g.double else tl.float32,
     }
-    tile = {"BP": 32, "BN": block, "num_warps": 4}
-    return Launch(grad_weight_kernels.add_shares, arguments, tile, lambda tile: triton.cdiv(size, tile["BN"]))
+    tile = {"BP": 32, "BN": 64, "num_warps": 4}
+
+    def blocks(tile: Any) -> int:
+        return triton.cdiv(size, tile["BN"]) + (triton.cdiv(g.channels, tile["BN"]) if with_bias else 0)
+
+    return Launch(grad_weight_kernels.add_shares, arguments, tile, blocks)
 
 
 def start(launch: Launch, *tensors: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ...problem import ConvProblem
 from .tiles import UNROLLED_CHANNELS
 
-__all__ = ["channel_lanes", "channel_last", "empty", "filter_of", "planes", "ready", "sum_lanes"]
+__all__ = ["channel_lanes", "channel_last", "filter_of", "planes", "ready", "result_like", "sum_lanes"]
 
 
 def _neighbours(t: Tensor, dim: int) -> bool:
@@ -75,13 +75,16 @@ def sum_lanes(problem: ConvProblem, sweep: bool, source: Tensor, centre: Tensor)
     return channel_last(problem, source, centre)
 
 
-def empty(problem: ConvProblem, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Memory for a result, in the problem's layout."""
-    return torch.empty(shape, dtype=problem.dtype, device=device, memory_format=problem.memory_format)
+def result_like(problem: ConvProblem, shape: tuple[int, ...]) -> Tensor:
+    """What a result will be, without memory: its strides are those of the problem's layout."""
+    return torch.empty(shape, dtype=problem.dtype, device="meta", memory_format=problem.memory_format)
+
+
+_LANES_LAST = {ndim: (*range(2, 2 + ndim), 1, 0) for ndim in (1, 2, 3)}
 
 
 def filter_of(weight: Tensor, channel_lanes: bool) -> Tensor:
-    """The weight with its lanes together: [C, 1, *k] in order, or [K, C]."""
+    """The weight with its lanes together: [C, 1, *k] in order, or [*k, 1, C]."""
     if channel_lanes:
-        return weight.reshape(weight.shape[0], -1).t().contiguous()
+        return weight.permute(_LANES_LAST[weight.dim() - 2]).contiguous()
     return weight.contiguous()  # [C, 1, *k] has the same strides in every format

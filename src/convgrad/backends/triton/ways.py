@@ -15,7 +15,7 @@ from torch import Tensor
 from ...problem import ConvProblem
 from .channel_tiles import patch_of
 from .geometry import geometry, needs_wide
-from .operands import channel_last, empty, ready, sum_lanes
+from .operands import channel_last, ready, result_like, sum_lanes
 from .patch_tiles import aligned, patch
 from .tiles import Use
 
@@ -65,7 +65,7 @@ def way_of(problem: ConvProblem, what: str, a: Tensor, b: Tensor) -> Way:
     if lanes:
         known["sequence"] = problem.ndim == 1
         shape = problem.input_shape if adjoint else problem.output_shape
-        out = None if use == "sum" else empty(problem, shape, torch.device("meta"))
+        out = None if use == "sum" else result_like(problem, shape)
         found = patch_of(g, use, out, *given)
         if found is None:
             return Way("channels", **known)
