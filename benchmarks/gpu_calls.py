@@ -209,13 +209,19 @@ def short(error: BaseException) -> str:
 # ---- the card --------------------------------------------------------------------------------------
 
 
-def card(device: str) -> dict[str, float | None]:
-    """Bytes per second of a large copy, read and written, and products and sums per second of the CUDA cores."""
+def card(device: str) -> dict[str, float | str | None]:
+    """Its name, bytes per second of a large copy, read and written, products and sums per second of the CUDA cores."""
     size = (1 << 30) if device != "cpu" else (1 << 20)
     a = torch.empty(size, dtype=torch.uint8, device=device).fill_(7)
     b = torch.empty_like(a)
     seconds = compare({"copy": lambda: b.copy_(a)}, device=device, seconds=0.5).median("copy")
-    return {"copy bytes/s": 2 * size / seconds, "float32 peak": float32_peak(device)}
+    return {"device": name_of(device), "copy bytes/s": 2 * size / seconds, "float32 peak": float32_peak(device)}
+
+
+def name_of(device: str) -> str:
+    if device == "cpu":
+        return "CPU"
+    return torch.get_device_module(device).get_device_name(device)
 
 
 def float32_peak(device: str) -> float | None:

@@ -78,6 +78,8 @@ def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
             below = f"{sum(x < 1 for x in reached)} below, geometric mean {mean(reached):.2f}"
             found = f"{what} {label}, worst share of it" + f" ({below})" * bool(reached)
             lines.append(bar(found, least(reached), 1, len(reached)))
+    if "H100" not in card.get("device", ""):
+        lines.append(f"- the bars were set for an H100; this is {card.get('device', 'an unknown device')}")
     if not card.get("float32 peak"):
         lines.append("- the float32 peak is not known here: only the copy bandwidth counted")
     return lines
@@ -132,11 +134,18 @@ def line(row: Row, card: dict[str, Any]) -> str:
     return "| " + " | ".join([*names, *cells]) + " |"
 
 
+def said(key: str, value: Any) -> Any:
+    """Bytes and operations per second as people say them; anything else as it is."""
+    if not isinstance(value, float):
+        return value
+    return f"{value * 1e-9:.0f} GB/s" if "bytes" in key else f"{value * 1e-12:.1f} TFLOP/s"
+
+
 def report(state: dict[str, Any]) -> str:
     """The whole run."""
     card, rows = state["card"], state["rows"]
     lines = ["# GPU", "", *[f"**{state.get('warning')}**", ""] * bool(state.get("warning")), state["conditions"], ""]
-    lines += [f"- {key}: {value}" for key, value in {**card, **state.get("graphs", {})}.items()]
+    lines += [f"- {key}: {said(key, value)}" for key, value in {**card, **state.get("graphs", {})}.items()]
     for stage in ("compiled", "conformance"):
         found = state.get(stage)
         if found is None:

@@ -151,7 +151,7 @@ def test_one_failure_does_not_end_the_others() -> None:
 
 # ---- the report ------------------------------------------------------------------------------------
 
-CARD = {"copy bytes/s": 2e12, "float32 peak": 50e12}
+CARD = {"device": "NVIDIA H100 80GB HBM3", "copy bytes/s": 2e12, "float32 peak": 50e12}
 
 
 def row(problem: str, what: str, ours: float, theirs: float, **more: Any) -> dict[str, Any]:
@@ -205,6 +205,15 @@ def test_the_float32_peak_binds_where_there_are_many_products() -> None:
     heavy = row("convnext", "forward", 1e-3, 2e-3, flops=50_000_000_000)
     assert gpu_report.allowed(heavy, CARD, 0.85) == pytest.approx(2e-3)
     assert gpu_report.allowed(heavy, {**CARD, "float32 peak": None}, 0.85) == pytest.approx(0.588e-3, rel=1e-3)
+
+
+def test_the_card_is_named() -> None:
+    """The bars were set for an H100; another device is measured against them, and says so."""
+    state = {"card": {**CARD, "device": "NVIDIA H200"}, "rows": [], "conditions": "", "wanted": 0}
+    told = gpu_report.report(state).splitlines()
+    assert {"- device: NVIDIA H200", "- copy bytes/s: 2000 GB/s", "- float32 peak: 50.0 TFLOP/s"} <= set(told)
+    assert any("an H100; this is NVIDIA H200" in line for line in told)
+    assert not any("H100;" in line for line in gpu_report.bars([], CARD))
 
 
 def test_a_row_that_failed_says_why() -> None:

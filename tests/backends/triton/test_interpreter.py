@@ -15,6 +15,18 @@ CASES = Path(__file__).with_name("interpreted.py")
 
 def test_interpreted() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", str(CASES), "-p", "no:cacheprovider", "-n", "2", "--dist", "worksteal"]
+    workers = str(min(4, os.cpu_count() or 1))
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(CASES),
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        workers,
+        "--dist",
+        "worksteal",
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=900)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
