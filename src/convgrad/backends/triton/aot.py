@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -176,6 +176,18 @@ def _summary(done: Sequence[Row], names: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def _some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """An argument: some of these, with commas between them."""
+
+    def parse(text: str) -> list[str]:
+        asked = text.split(",")
+        if unknown := [name for name in asked if name not in names]:
+            raise argparse.ArgumentTypeError(f"no {', '.join(map(repr, unknown))} among {', '.join(names)}")
+        return asked
+
+    return parse
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print the table as it grows, then the summary and the faults."""
     parser = argparse.ArgumentParser(
@@ -184,15 +196,15 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("problems", nargs="*", default=MATRIX)
-    parser.add_argument("--targets", default=",".join(TARGETS))
-    parser.add_argument("--passes", default=",".join(WHAT))
+    parser.add_argument("--targets", type=_some_of(TARGETS), default=list(TARGETS), help="of " + ",".join(TARGETS))
+    parser.add_argument("--passes", type=_some_of(WHAT), default=list(WHAT), help="of " + ",".join(WHAT))
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
     parser.add_argument("--out", type=Path, help="also write it to this Markdown file")
     given = parser.parse_args(arguments)
-    names, start = given.targets.split(","), time.monotonic()
+    names, start = given.targets, time.monotonic()
     done: list[Row] = []
     print(_head(names))
-    for row in rows(given.problems, names, given.passes.split(","), given.jobs):
+    for row in rows(given.problems, names, given.passes, given.jobs):
         done.append(row)
         print(_line(row), flush=True)
     faults = [fault for row in done for fault in row.faults()]
