@@ -79,7 +79,9 @@ def test_faults(
     assert aot.main(["g8ic8oc8mb2ih9kh3ph1", "--passes", "forward", "--targets", "sm_90"]) == 0
 
 
-@pytest.mark.parametrize("option, wrong", [("--targets", "sm_80 gfx942"), ("--targets", "sm_1"), ("--passes", "both")])
+@pytest.mark.parametrize(
+    ("option", "wrong"), [("--targets", "sm_80 gfx942"), ("--targets", "sm_1"), ("--passes", "both")]
+)
 def test_an_unknown_name_is_refused_before_anything_is_compiled(
     option: str, wrong: str, capsys: pytest.CaptureFixture
 ) -> None:
