@@ -8,9 +8,10 @@
 //
 // What limits them: up to 9 kernel elements the bytes, from 25 on the multiply-adds. Where 16-bit storage is converted
 // by the load, the bytes are half as many; a load takes one instruction more, and to round a result to bfloat16 takes
-// seven. On 4 cores of a Zen 3, channels_last 3x3 kernels reach 80 to 110 % of the roofline on images of 28x28 and
-// more, 5x5 and 7x7 kernels 40 to 85 %, and 3x3 kernels on small images, with more to set up for each product, 40 to
-// 80 %. Results in rows of 7 or fewer wait for the additions of their own sums, 4 cycles for each kernel element.
+// seven. On 4 cores of a Zen 3, channels_last 3x3 kernels reach 56 to 107 % of the roofline on images of 28x28 and
+// more and, with more to set up for each product, 34 to 73 % on small ones; 5x5 and 7x7 kernels reach 26 to 75 % there
+// and 34 to 79 % packed from contiguous tensors. Results in rows of 7 or fewer wait for the additions of their own
+// sums, 4 cycles for each kernel element.
 // docs/performance.md has the tables and their commands.
 #pragma once
 
