@@ -41,7 +41,7 @@ class Ahead {
   // What to `ask` for with so many multiply-adds.
   int64_t due(int64_t work) const { return rate_ * work; }
   void ask(int64_t due) {
-    for (credit_ += due; credit_ >= kLine; credit_ -= kLine) {
+    for (credit_ += due; credit_ >= kLine && parts_ > 0; credit_ -= kLine) {
       Part& part = part_[parts_ - 1];
       if (part.write)
         __builtin_prefetch(part.at, 1);

@@ -36,6 +36,7 @@ struct DepthwiseAccumulate {
         };
         for (int64_t h = o[1].low; h < o[1].high; h += rows_at_once) {
           const Range in_group = {h, least(o[1].high, h + rows_at_once)};
+          if (asks_evenly(columns.columns.size())) ask_evenly(s, b, in_group, m, grad, input);
           if (p.by_kernel_row())
             each_kernel_row(o[0], in_group, input, add);
           else
@@ -136,7 +137,7 @@ struct DepthwiseAccumulate {
                                                     : zone(2, w.low, w.high, input);
       // Strided, the loads alone keep the memory busy.
       const bool asks = p.direct && p.axis[2].stride == 1 && in_w.positions >= 4 &&
-                        (!p.cached || window.columns.size() <= kShortRow);
+                        (!p.cached || window.columns.size() <= kShortRow) && !asks_evenly(window.columns.size());
       const int64_t piece = most(kAskingPixels, window.left);
       rows.pixels = asks && in_w.positions - piece > window.right ? piece : in_w.positions;
       rows.left = w.low == window.columns.low ? window.left : 0;
@@ -157,6 +158,24 @@ struct DepthwiseAccumulate {
                              kTaps);
       }
     }
+  }
+
+  // Whether what the next group of rows will read is asked for while this one is summed. Larger kernels read a row once
+  // for each kernel row, and only one of these times from memory: asked for evenly, it is busy all the while.
+  bool asks_evenly(int64_t pixels) const {
+    return p.direct && !p.cached && p.kernel_elements > 9 && pixels > kShortRow && p.axis[0].output == 1 &&
+           p.axis[1].stride == 1 && p.axis[2].stride == 1;
+  }
+  // The next rows lie behind these, and behind an image's last rows lie the next image's first ones.
+  void ask_evenly(Scratch& s, const Block& b, Range rows, int64_t m, const Source<X>& grad,
+                  const Source<X>& input) const {
+    const Axis &d = p.axis[0], &h = p.axis[1];
+    const int64_t newest = rows.high + (h.kernel - 1) * h.dilation - h.padding;
+    const int64_t slice = (d.kernel - 1) * d.dilation - d.padding, size = sizeof(X);
+    s.ahead.clear();
+    s.ahead.add(grad.data + m * p.output_size() + rows.high * grad.step[1], rows.size() * grad.step[1] * size, false);
+    s.ahead.add(input.data + slice * input.step[0] + newest * input.step[1], rows.size() * input.step[1] * size, false);
+    s.ahead.within(rows.size() * p.axis[2].output * p.kernel_elements * ceil_div(b.live, N));
   }
 
   // Ask for memory ahead of the pixels that a vector from `lane` on is summed over; `input`: of the row that no row

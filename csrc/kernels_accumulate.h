@@ -79,8 +79,10 @@ inline void add_right(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X*& 
 // latency.
 template <class T, int N, class X, int R, int W, int Step, bool Sliding>
 void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
-  constexpr int K = R * W, U = K == 1 ? 8 : K == 2 ? 4 : K <= 5 ? 2 : 1;
-  constexpr int V = K == 1 ? 8 : !Sliding && K != 2 ? U : K <= 8 && U == 1 ? 6 : 4;  // pixels at once
+  constexpr bool kConverts = !std::is_same<T, X>::value;  // which takes a register
+  constexpr int K = R * W, U = K == 1 && !kConverts ? 8 : K <= 2 ? 4 : K <= 5 ? 2 : 1;
+  constexpr int kAtOnce = (K <= 8 && U == 1 ? 6 : 4) - (kConverts && K >= 8);
+  constexpr int V = K == 1 || (!Sliding && K != 2) ? U : kAtOnce;  // pixels at once
   const int64_t step = Step ? Step : r.tap_step;
   constexpr auto kBorders = std::make_integer_sequence<int, W - 1>();
   Vec<T, N> sum[U][K] = {};

@@ -102,5 +102,7 @@ def test_channels_last_is_taken_for_wide_kernels_small_images_and_what_no_cache_
             assert taken("mb32g960ic960ih7oc960kh5ph2") == [False, False]
             assert taken("mb32g480ic480ih14oc480kh5sh2ph2") == [False, False]
             assert taken("mb1g96ic96ih7oc96kh7ph3") == [False, False]
+            causal = "mb8g768ic768ih1iw2048oc768oh1ow2048kh1kw4ph0pw3dw0"  # for which PyTorch's must pad a copy
+            assert taken(causal) == [True, True]
     finally:
         torch.set_num_threads(before)

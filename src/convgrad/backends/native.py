@@ -110,7 +110,7 @@ def _depthwise_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
     taps, pixels = prod(p.kernel_size), prod(p.output_size)
     one_to_one = p.dtype is torch.float32 and p.in_channels == p.out_channels
     dilated_volume = p.ndim == 3 and max(p.dilation) > 1
-    if outputs == ("forward",) and p.channels_last and one_to_one and not dilated_volume:
+    if outputs == ("forward",) and p.channels_last and one_to_one and p.symmetric and not dilated_volume:
         return _channels_last_speedup(p, outputs, taps, pixels)  # at any dilation of an image, and in other volumes too
     if _off_the_fast_path(p) or ("grad_weight" in outputs and taps >= 16):
         return 3.0
