@@ -40,22 +40,26 @@ struct CorrelateRows {
 
   template <bool Masked>
   void vector(const Weights& kept, S* to, int64_t first, const MaskElement<T>* masks) const {
+    const int64_t source_row = s.source_row, column = s.column, weight_row = s.weight_row, result_row = s.result_row;
+    const S* const source = s.source.data + first;
     Vec<T, N> sum[U][R] = {};
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sum[0][r] += s.start;
-    for (int64_t b = 0; b < s.count; ++b) {
-      const T* const weights = s.weights + s.blocks[b].weight;
-      const S* const from = s.source.data + first + s.blocks[b].source;
+    for (const KernelBlock *block = s.blocks, *const end = block + s.count; block != end; ++block) {
+      const T* const weights = s.weights + block->weight;
+      const S* const from = source + block->source;
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
         const Vec<T, N> mask = Masked ? load_mask<T, N>(masks + c * N) : Vec<T, N>{};
         Vec<T, N> w[G];
 #pragma GCC unroll 3
-        for (int g = 0; g < G; ++g) w[g] = Kept ? kept[c][g] : load<T, N>(weights + g * s.weight_row + c * N);
+        for (int g = 0; g < G; ++g) w[g] = Kept ? kept[c][g] : load<T, N>(weights + g * weight_row + c * N);
+        const S* row = opaque(from + c * column);
 #pragma GCC unroll 10
-        for (int i = 0; i < R + G - 1; ++i) {
-          Vec<T, N> x = load<T, N>(from + c * s.column + i * s.source_row);
+        for (int i = 0; i < R + G - 1; ++i, row = opaque(row + source_row)) {
+          Vec<T, N> x = load<T, N>(row);
           if (Masked) x = masked<T, N>(x, mask);
+          x = opaque(x);
 #pragma GCC unroll 3
           for (int g = 0; g < G; ++g)
             if (i >= g && i - g < R) sum[c % U][i - g] += w[g] * x;
@@ -66,7 +70,8 @@ struct CorrelateRows {
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
       for (int u = 1; u < U; ++u) sum[0][r] += sum[u][r];
-      store<T, N>(to + r * s.result_row, sum[0][r]);
+      store<T, N>(to, sum[0][r]);
+      to += result_row;
     }
   }
 
