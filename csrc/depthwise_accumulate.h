@@ -163,18 +163,18 @@ struct DepthwiseAccumulate {
   // Whether what the next group of rows will read is asked for while this one is summed. Larger kernels read a row once
   // for each kernel row, and only one of these times from memory: asked for evenly, it is busy all the while.
   bool asks_evenly(int64_t pixels) const {
-    return p.direct && !p.cached && p.kernel_elements > 9 && pixels > kShortRow && p.axis[0].output == 1 &&
-           p.axis[1].stride == 1 && p.axis[2].stride == 1;
+    return p.direct && !p.cached && p.kernel_elements > 9 && pixels > kShortRow && p.axis[0].output == 1;
   }
   // The next rows lie behind these, and behind an image's last rows lie the next image's first ones.
   void ask_evenly(Scratch& s, const Block& b, Range rows, int64_t m, const Source<X>& grad,
                   const Source<X>& input) const {
     const Axis &d = p.axis[0], &h = p.axis[1];
-    const int64_t newest = rows.high + (h.kernel - 1) * h.dilation - h.padding;
+    const int64_t newest = (rows.high - 1) * h.stride + (h.kernel - 1) * h.dilation - h.padding + 1;
     const int64_t slice = (d.kernel - 1) * d.dilation - d.padding, size = sizeof(X);
     s.ahead.clear();
     s.ahead.add(grad.data + m * p.output_size() + rows.high * grad.step[1], rows.size() * grad.step[1] * size, false);
-    s.ahead.add(input.data + slice * input.step[0] + newest * input.step[1], rows.size() * input.step[1] * size, false);
+    s.ahead.add(input.data + slice * input.step[0] + newest * input.step[1],
+                rows.size() * h.stride * input.step[1] * size, false);
     s.ahead.within(rows.size() * p.axis[2].output * p.kernel_elements * ceil_div(b.live, N));
   }
 

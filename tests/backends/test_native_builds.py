@@ -51,6 +51,12 @@ def skip_without_avx2(flags: list[str]) -> None:
         pytest.skip("this processor has no AVX2")
 
 
+def test_nothing_is_asked_for_after_the_last_line(tmp_path: Path) -> None:
+    program = str(tmp_path / "ahead")
+    run(first_found("g++", "c++"), "-std=c++17", *MEMORY, *WARNINGS, str(CSRC / "tests/ahead.cpp"), "-o", program)
+    assert "asked" in run(program)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",

@@ -1,0 +1,21 @@
+// Memory that is asked for ahead: each line once, and nothing after the last one, however often `ask` is called. Built
+// with -fsanitize=undefined, which sees an index below the first part.
+#include <stdio.h>
+
+#include "../ahead.h"
+
+int main() {
+  static char memory[1024];
+  Ahead ahead = {};
+  ahead.ask(ahead.due(1 << 20));  // nothing was added
+  for (int lines = 1; lines <= 16; ++lines) {
+    ahead.clear();
+    ahead.add(memory, 64 * lines, false);
+    ahead.add(memory, 64, true);
+    ahead.within(lines);
+    const int64_t due = ahead.due(1);  // of a loop that goes on after the last line
+    for (int i = 0; i < 4 * lines; ++i) ahead.ask(due);
+    if (ahead.due(1) != 0) return fprintf(stderr, "%d lines: something is left\n", lines), 1;
+  }
+  puts("asked");
+}
