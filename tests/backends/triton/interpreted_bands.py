@@ -56,7 +56,7 @@ g1ic1oc1mb2iw300ow300kw63pw31
 #: For the whole conformance suite: alignment, poison, strides of zero, NaN and infinities, repeated bits, the bound.
 CONFORM = [
     "g2mb2ic2ih9iw12oc2kh7kw9ph3pw4",
-    "g2mb1ic2ih8iw13oc4kh3kw10sh2sw3ph1pw2dh0dw1 channels_last",
+    "g2mb1ic2ih8iw20oc4kh3kw10sh2sw3ph1pw2dh0dw1 channels_last",
     "g2mb2ic2iw16oc2ow16kw9pw4 float16",
     "g2mb1ic2ih6iw9oc2oh12ow18kh4kw10sh2sw2ph1pw4 transposed bias",
 ]
