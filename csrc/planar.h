@@ -61,15 +61,6 @@ struct Planar {
             neighbours ? most(1, z.reach.count) : 1};
   }
 
-  // The elements that the vectors of some rows reach to, from the first to the last one.
-  struct Reached {
-    int64_t low, high, size;
-    bool inside() const { return low >= 0 && high < size; }
-  };
-  // Fewer rows, where only the first one begins before the tensor, or the last one ends behind it.
-  static int64_t without_ends(const Reached& r, int64_t positions) {
-    return r.inside() || positions == 1 ? positions : r.low < 0 ? 1 : positions - 1;
-  }
   static bool exactly(const Scratch& s, const Reached& r) {
     return s.infinite_weight || s.infinite_sums || !r.inside();
   }

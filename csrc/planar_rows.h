@@ -39,6 +39,16 @@ struct Bounded {
   int64_t size;
 };
 
+// The elements that the vectors of some rows reach to, from the first to the last one.
+struct Reached {
+  int64_t low, high, size;
+  bool inside() const { return low >= 0 && high < size; }
+};
+// Fewer rows, where only the first one begins before the tensor, or the last one ends behind it.
+inline int64_t without_ends(const Reached& r, int64_t positions) {
+  return r.inside() || positions == 1 ? positions : r.low < 0 ? 1 : positions - 1;
+}
+
 // Where a block of kernel elements begins: offsets in elements.
 struct KernelBlock {
   int64_t source, weight;
