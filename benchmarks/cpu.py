@@ -122,12 +122,11 @@ def pytorch(
 ) -> Results:
     """The same results by PyTorch's own operators, on operands in any layout."""
     zeros = [0] * p.ndim
-    if asked == ("forward",) and all(low >= high for low, high in p.padding):  # as people do: too much, then a part
-        found = torch.convolution(x, w, b, p.stride, [low for low, _ in p.padding], p.dilation, False, zeros, p.groups)
-        return (found[(..., *(slice(size) for size in p.output_size))],)
-    padded, padding = symmetric(p, x)
+    too_much = asked == ("forward",) and all(low >= max(high, 0) for low, high in p.padding)  # and then a part of it
+    padded, padding = (x, [low for low, _ in p.padding]) if too_much else symmetric(p, x)
     if asked == ("forward",):
-        return (torch.convolution(padded, w, b, p.stride, padding, p.dilation, False, zeros, p.groups),)
+        found = torch.convolution(padded, w, b, p.stride, padding, p.dilation, False, zeros, p.groups)
+        return (found[(..., *map(slice, p.output_size))],)
     mask = ["grad_input" in asked, "grad_weight" in asked, "grad_bias" in asked]
     sizes = [p.out_channels] if mask[2] else None
     grads = torch.ops.aten.convolution_backward(

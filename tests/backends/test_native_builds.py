@@ -53,7 +53,7 @@ def skip_without_avx2(flags: list[str]) -> None:
 
 def test_nothing_is_asked_for_after_the_last_line(tmp_path: Path) -> None:
     program = str(tmp_path / "ahead")
-    run(first_found("g++", "c++"), "-std=c++17", *MEMORY, *WARNINGS, str(CSRC / "tests/ahead.cpp"), "-o", program)
+    run(first_found("g++", "c++"), "-std=c++17", "-O1", *WARNINGS, str(CSRC / "tests/ahead.cpp"), "-o", program)
     assert "asked" in run(program)
 
 
@@ -127,7 +127,9 @@ def test_inner_loops_keep_their_sums_in_whole_registers(tmp_path: Path, march: s
     for name, body in loops:
         products = [text for text in body if "fmadd" in text]
         assert all(register in text for text in products), name
-        # GCC keeps one of 12 sums, 3 weights and a pixel on the stack, although 16 registers would do. That costs no
-        # time: held in registers by inline assembly, the loop ran as fast. More would.
+        # Of forward and grad_input, GCC keeps one of 12 sums, 3 weights and a pixel on the stack, although 16 registers
+        # would do, and two beside the mask that widens bfloat16. In float32 that costs no time: held in registers by
+        # inline assembly, the loop ran as fast.
         spilt = [text for text in body if "mm" in text and re.search(r"%r[sb]p", text)]
-        assert len(spilt) <= len(products) / 9, f"{name} spills"
+        full = register == "ymm" and len(products) >= 33 and "::correlate<" in name
+        assert len(spilt) <= (4 if full else 0), f"{name} spills"

@@ -87,10 +87,8 @@ def test_channels_last_is_taken_for_wide_kernels_small_images_and_what_no_cache_
         p = ConvProblem.parse(text + " channels_last")
         return [BACKEND.expected_speedup(p, (output,), CPU) > 1 for output in ("forward", "grad_input")]
 
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
+    for threads in (1, 2):
+        with on_threads(threads):
             assert taken("mb32g96ic96ih56oc96kh7ph3") == [True, True]
             assert taken("mb32g576ic576ih14oc576kh3ph1") == [True, True]
             assert taken("mb32g192ic192ih28oc192kh3ph1") == [True, True]
@@ -104,5 +102,3 @@ def test_channels_last_is_taken_for_wide_kernels_small_images_and_what_no_cache_
             assert taken("mb1g96ic96ih7oc96kh7ph3") == [False, False]
             causal = "mb8g768ic768ih1iw2048oc768oh1ow2048kh1kw4ph0pw3dw0"  # for which PyTorch's must pad a copy
             assert taken(causal) == [True, True]
-    finally:
-        torch.set_num_threads(before)
