@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from convgrad.backends.native import NativeBackend
-from convgrad.engine.timing import Comparison, compare, conditions, keep_memory
+from convgrad.engine.ab_timer import Comparison, compare, conditions, keep_memory
 from convgrad.problem import ConvProblem, Output, output_length
 
 TABLE = (

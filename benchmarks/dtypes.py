@@ -17,7 +17,7 @@ from cpu import ASKED, TABLE, layouts
 from torch import Tensor
 
 from convgrad.backends.native import NativeBackend
-from convgrad.engine.timing import conditions, keep_memory
+from convgrad.engine.ab_timer import conditions, keep_memory
 from convgrad.problem import ConvProblem, Output
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -34,9 +34,9 @@ from gpu_problems import DTYPES, PROBLEMS, TINY, WHAT, WIDE, layouts, moved
 from gpu_report import line, report
 from gpu_workers import Worker, in_parallel, run_once
 
-from convgrad.engine.problems import default_problems
+from convgrad.check.problems import default_problems
+from convgrad.engine.ab_timer import conditions
 from convgrad.engine.registry import backends
-from convgrad.engine.timing import conditions
 from convgrad.problem import ConvProblem
 
 _ROW_LIMIT = 60.0  # seconds for one row, compilation included

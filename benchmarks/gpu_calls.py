@@ -18,10 +18,10 @@ from gpu_problems import LAYOUTS, SWEEP, WHAT, layouts, outputs_of
 from torch import Tensor
 
 from convgrad.backends.base import Backend
-from convgrad.engine.check import check_backend
+from convgrad.check.suite import check_backend
+from convgrad.engine.ab_timer import compare
 from convgrad.engine.choice import choose
 from convgrad.engine.registry import get
-from convgrad.engine.timing import compare
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
 from convgrad.settings import current
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import convgrad
-from convgrad.engine.timing import compare, conditions, keep_memory
+from convgrad.engine.ab_timer import compare, conditions, keep_memory
 
 #: name -> (whether gradients are wanted, whether they are computed, bar)
 CASES = {

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 
 import torch
 
-from convgrad.engine.timing import Comparison, compare, conditions, keep_memory
+from convgrad.engine.ab_timer import Comparison, compare, conditions, keep_memory
 from convgrad.models import Usage, accelerate_, takeover
 
 #: name -> (whether gradients are wanted, whether they are computed)

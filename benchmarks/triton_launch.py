@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from convgrad.backends.triton import TritonBackend, start
-from convgrad.engine.timing import compare, conditions
+from convgrad.engine.ab_timer import compare, conditions
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Slot
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "backends" / "triton"))

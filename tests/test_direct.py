@@ -15,7 +15,7 @@ from torch.autograd import grad, gradcheck, gradgradcheck
 
 import convgrad
 from convgrad import direct
-from convgrad.engine.observe import Event, observers
+from convgrad.engine.events import Event, observers
 from convgrad.engine.registry import backends, unregister
 from convgrad.settings import current
 from tests.standins import Call, install

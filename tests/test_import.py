@@ -60,6 +60,12 @@ def test_import_takes_at_most_100_ms_beyond_torch():
     pytest.fail(f"import convgrad took {best * 1e3:.0f} ms beyond torch at best")
 
 
-@pytest.mark.parametrize("module", ["convgrad.engine.timing", "convgrad.problem"])
+@pytest.mark.parametrize("module", ["convgrad.engine.ab_timer", "convgrad.problem"])
 def test_a_part_can_be_imported_alone(module):
     subprocess.run([sys.executable, "-W", "error", "-c", f"import {module}"], check=True)
+
+
+def test_the_old_name_of_a_room_works_and_says_the_new_one():
+    sys.modules.pop("convgrad.pipeline", None)
+    with pytest.warns(DeprecationWarning, match=r"convgrad\.diagnostics\.aten_rules"):
+        from convgrad.pipeline import walk  # noqa: F401

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from . import direct
     from .cpp import include_path
     from .custom import register, unregister
-    from .engine.ask import explain
-    from .engine.trace import trace
+    from .diagnostics.ask import explain
+    from .diagnostics.trace import trace
     from .models import accelerate_, takeover
 
 __version__ = "0.1.0"
@@ -49,17 +49,17 @@ __all__ = [  # noqa: PLE0604
 #: Loaded when first used: name -> the room where it lives.
 _LATER = {
     "accelerate_": "models",
-    "explain": "engine.ask",
+    "explain": "diagnostics.ask",
     "include_path": "cpp",
     "register": "custom",
     "takeover": "models",
-    "trace": "engine.trace",
+    "trace": "diagnostics.trace",
     "unregister": "custom",
 }
 
 
 #: Rooms that are loaded when first named.
-_ROOMS = ("direct", "models", "pipeline", "testing")
+_ROOMS = ("direct", "models", "testing")
 
 
 def __getattr__(name: str) -> Any:

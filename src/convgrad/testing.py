@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .engine.check import check_backend, check_problem, outputs_of
-from .engine.check_report import CheckReport, CheckResult
-from .engine.problems import default_problems
+from .check.problems import default_problems
+from .check.report import CheckReport, CheckResult
+from .check.suite import check_backend, check_problem, outputs_of
 from .problem import ConvProblem, effective_kernel, output_length
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from torch import Tensor
 from convgrad.backends import columns, im2col
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.engine.bounds import error_bound, reduction_length
-from convgrad.engine.watch import PeakMemory
+from convgrad.check.bounds import error_bound, reduction_length
+from convgrad.check.memory_guards import PeakMemory
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
 from convgrad.testing import problems
 

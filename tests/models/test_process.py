@@ -12,8 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import convgrad
-from convgrad.engine.observe import observers
-from convgrad.engine.trace import Trace
+from convgrad.diagnostics.trace import Trace
+from convgrad.engine.events import observers
 from convgrad.models import takeover, watch_stock
 
 from .taken_over import OURS, TOLERANCE, computed, operands, stock_kernel

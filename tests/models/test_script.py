@@ -232,7 +232,7 @@ def test_what_a_script_pickles_from_itself(tmp_path):
 
 
 def test_the_least_time_of_a_sweep_reads_each_operand_once():
-    from convgrad.engine.limits import Limits
+    from convgrad.diagnostics.roofline import Limits
 
     p = convgrad.ConvProblem.parse("mb1ic1iw4oc1kw1")
     limits = Limits(4.0, 1e30, "float32", "made up")  # one float32 a second
@@ -243,7 +243,7 @@ def test_the_least_time_of_a_sweep_reads_each_operand_once():
 
 
 def test_the_part_of_the_limit_is_shown_where_it_is_known(monkeypatch):
-    from convgrad.engine.limits import Limits
+    from convgrad.diagnostics.roofline import Limits
     from convgrad.models import usage
 
     monkeypatch.setattr(usage, "limits_of", lambda *_, **__: Limits(1e30, 1.0, "float32", "made up"))

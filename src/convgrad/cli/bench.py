@@ -12,12 +12,12 @@ from rich.table import Table
 from torch import Tensor
 
 from .._compat import channels_last_of
+from ..check.suite import check_problem
 from ..engine import backends
-from ..engine.check import check_problem
+from ..engine.ab_timer import compare, conditions, keep_memory
 from ..engine.choice import Step, choose
 from ..engine.plan import Plan
 from ..engine.registry import get, reasons_against
-from ..engine.timing import compare, conditions, keep_memory
 from ..problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
 from ..settings import current
 from .app import app, device_here, fail, out

@@ -14,11 +14,11 @@ from typing import Annotated
 import torch
 import typer
 
-from ..engine.aspects import ASPECTS
-from ..engine.check import check_problem, outputs_of
-from ..engine.check_report import CheckResult
-from ..engine.explain import explain_problem
-from ..engine.problems import default_problems
+from ..check.problems import default_problems
+from ..check.properties import ASPECTS
+from ..check.report import CheckResult
+from ..check.suite import check_problem, outputs_of
+from ..diagnostics.explanation import explain_problem
 from ..engine.registry import backends, get
 from ..problem import ConvProblem, Output
 from ..problem_text import read_problem_file

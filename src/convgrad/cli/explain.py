@@ -11,9 +11,9 @@ import torch
 import typer
 from torch import nn
 
-from ..engine.ask import ModelExplanation, explain
-from ..engine.explain import Explanation, explain_problem
-from ..pipeline import Machine
+from ..diagnostics.ask import ModelExplanation, explain
+from ..diagnostics.aten_rules import Machine
+from ..diagnostics.explanation import Explanation, explain_problem
 from ..problem import ConvProblem, Output
 from ..problem_text import DTYPES
 from .app import app, fail, out, outputs_named
@@ -116,7 +116,7 @@ def _model(
 
 
 def _as_model(found: Explanation, name: str) -> ModelExplanation:
-    from ..engine.ask import Layer
+    from ..diagnostics.ask import Layer
 
     return ModelExplanation(found.machine, (Layer((name,), name, found),))
 

@@ -10,9 +10,9 @@ import torch
 import typer
 
 from .. import __version__, settings
-from ..engine.limits import cache_file, limits_of, measure
+from ..diagnostics.aten_rules import MODELLED_VERSIONS, Machine
+from ..diagnostics.roofline import cache_file, limits_of, measure
 from ..engine.registry import backends, reasons_against
-from ..pipeline import MODELLED_VERSIONS, Machine
 from ..problem import PASSES, ConvProblem
 from .app import app, out
 
@@ -28,7 +28,7 @@ _SAMPLES = {
 
 def gather() -> dict[str, Any]:
     """Everything that `info` shows, as plain data."""
-    from ..engine.timing import conditions
+    from ..engine.ab_timer import conditions
 
     machine = Machine.here()
     devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]

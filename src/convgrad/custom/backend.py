@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..backends.base import Arithmetic, Backend, Layout
-from ..engine.observe import thread
+from ..engine.events import thread
 from ..errors import BackendError
 from ..problem import PASSES, RESULT, ConvProblem, Output, Pass
 from .recipe import Recipe

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..engine.problems import default_problems
+from ..check.problems import default_problems
 from ..problem import ConvProblem, effective_kernel, output_length
 
 __all__ = ["admitted_problems"]

@@ -9,10 +9,10 @@ from itertools import zip_longest
 
 import torch
 
-from ..engine.aspects import ASPECTS
-from ..engine.check import check_problem
-from ..engine.check_report import CheckResult
-from ..engine.problems import default_problems
+from ..check.problems import default_problems
+from ..check.properties import ASPECTS
+from ..check.report import CheckResult
+from ..check.suite import check_problem
 from ..errors import CheckError
 from ..problem import ConvProblem, Output
 from .backend import CustomBackend

@@ -18,7 +18,7 @@ from .._compat import profiler_enabled
 from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order, passes_of
 from .cache import BoundedCache
 from .choice import Step, choose
-from .observe import Event, observers, thread
+from .events import Event, observers, thread
 from .operands import is_prepared, prepare, prepare_bias
 from .request import active
 

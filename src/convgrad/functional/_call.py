@@ -15,7 +15,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from .._compat import any_autocast, dispatch_modes, function_modes, functorch_active, jit_tracing, profiler_enabled
 from ..engine.cache import BoundedCache
-from ..engine.observe import observers
+from ..engine.events import observers
 from ..engine.request import asked
 from ..errors import ShapeError
 from ..ops import kernels

@@ -21,7 +21,7 @@ from torch.autograd.profiler import record_function
 
 from .._compat import cpu_convolution, function_modes, jit_tracing, profiler_enabled
 from ..engine.cache import BoundedCache
-from ..engine.observe import Event, observers, thread
+from ..engine.events import Event, observers, thread
 from ..engine.request import active
 from .dispatch import Override, original_kernel
 from .routes import Route, backward_route, forward_route, inside

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._compat import aten_memory_format, channels_last_of, record
 from ..engine.cache import BoundedCache
-from ..engine.observe import thread
+from ..engine.events import thread
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
 from ..errors import BackendError, ConvgradError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..engine.timing import compare
+from ..engine.ab_timer import compare
 from .classes import is_convolution
 
 __all__ = ["NO_COPY", "faster_in_channels_last", "shapes_seen"]

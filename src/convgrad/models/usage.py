@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import torch
 
-from ..engine.limits import Limits, limits_of
-from ..engine.observe import Event, observers
-from ..pipeline import Machine, select_conv_backend
+from ..diagnostics.aten_rules import Machine, select_conv_backend
+from ..diagnostics.roofline import Limits, limits_of
+from ..engine.events import Event, observers
 from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass, Slot, shown_outputs
 
 __all__ = ["Row", "Usage"]

@@ -17,7 +17,7 @@ from .._compat import aten_memory_format, profiler_enabled
 from ..backends.aten import aten_backward
 from ..calculus import Form
 from ..engine.cache import BoundedCache
-from ..engine.observe import observers
+from ..engine.events import observers
 from ..engine.plan import Plan, plan_for
 from ..engine.request import active
 from ..problem import Output, gradient_outputs

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..pipeline import Machine, TensorSpec
-from ..pipeline.select import DeviceLike
 from ..problem import ConvProblem, Output
+from .aten_rules import Machine, TensorSpec
+from .aten_rules.select import DeviceLike
 from .capture import Captured, Operands, capture
-from .explain import Explanation, explain_problem, machine_for
+from .explanation import Explanation, explain_problem, machine_for
 
 __all__ = ["Layer", "ModelExplanation", "explain", "explain_captured"]
 

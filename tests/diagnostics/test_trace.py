@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import convgrad
+from convgrad.diagnostics.trace import trace
 from convgrad.engine import plan_for, use_backend
-from convgrad.engine.observe import observers
-from convgrad.engine.trace import trace
+from convgrad.engine.events import observers
 from convgrad.problem import ConvProblem
 
 P = ConvProblem.parse("g4mb2ic4ih9oc4kh3ph1")
@@ -105,7 +105,7 @@ SCRIPT = """
 import sys, os, torch
 sys.path.insert(0, {src!r})
 from convgrad.engine import plan_for, use_backend
-from convgrad.engine.trace import trace
+from convgrad.diagnostics.trace import trace
 from convgrad.problem import ConvProblem
 p = ConvProblem.parse("g8mb2ic8ih20oc8kh7ph3")
 g, x = torch.randn(p.output_shape), torch.randn(p.input_shape)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ..problem import PASSES, RESULT, Pass, Slot
 from .case import Case, Failed, Skipped
-from .samples import Operands, integer_operands, reference
-from .watch import PeakMemory, Poison, guarded_copy, raw_bytes
+from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
+from .operands import Operands, integer_operands, reference
 
 __all__ = ["ASPECTS", "Case", "Failed", "Skipped"]
 

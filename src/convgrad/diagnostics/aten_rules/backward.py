@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import ShapeError
+from ...errors import ShapeError
 from .call import Call, validate
 from .machine import Machine
 from .select import backend_of_call
@@ -48,7 +48,7 @@ def unchecked(
     """What is wrong with a backward call that PyTorch lets through, and what then happens; empty if nothing is.
 
     Equivalent to:
-        >>> from convgrad.pipeline import TensorSpec, make_call
+        >>> from convgrad.diagnostics.aten_rules import TensorSpec, make_call
         >>> call = make_call(TensorSpec((2, 4, 9, 9)), TensorSpec((4, 4, 3, 3)))
         >>> unchecked(call, (2, 4, 7, 7), [4])
         []

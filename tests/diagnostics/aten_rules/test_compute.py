@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from convgrad.diagnostics.aten_rules import TensorSpec, walk
 from convgrad.errors import DtypeError
-from convgrad.pipeline import TensorSpec, walk
 
 F64 = torch.float64
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from ..pipeline import Machine
 from ..problem import ConvProblem
+from .aten_rules import Machine
 
 __all__ = ["Limits", "cache_file", "datasheet", "limits_of", "measure"]
 
@@ -174,7 +174,7 @@ def cache_file() -> Path:
 
 
 def _key(dtype: torch.dtype) -> str:
-    from .timing import conditions
+    from ..engine.ab_timer import conditions
 
     return f"{conditions('cpu')}, {str(dtype).removeprefix('torch.')}"
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import torch
 
-from ..pipeline import Machine
+from ..engine.ab_timer import compare
+from ..engine.choice import Step
+from ..engine.plan import Plan
+from ..engine.registry import get
 from ..problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
-from .choice import Step
-from .onednn import OneDNNLog
-from .plan import Plan
-from .registry import get
+from .aten_rules import Machine
+from .onednn_log import OneDNNLog
 from .row import Row
-from .timing import compare
 
 __all__ = ["require_here", "times"]
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
+from convgrad.diagnostics.ask import ModelExplanation, explain
+from convgrad.diagnostics.aten_rules import Machine, TensorSpec
+from convgrad.diagnostics.capture import _run, capture
+from convgrad.diagnostics.explanation import Explanation, explain_problem
 from convgrad.engine import use_backend
-from convgrad.engine.ask import ModelExplanation, explain
-from convgrad.engine.capture import _run, capture
-from convgrad.engine.explain import Explanation, explain_problem
 from convgrad.engine.registry import backends
 from convgrad.errors import ShapeError
-from convgrad.pipeline import Machine, TensorSpec
 from convgrad.problem import OUTPUTS, ConvProblem
 
 P = ConvProblem.parse("g8mb2ic8ih9oc8kh7ph3")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convgrad.pipeline import MODELLED_VERSIONS, Machine, TensorSpec, select_conv_backend
+from convgrad.diagnostics.aten_rules import MODELLED_VERSIONS, Machine, TensorSpec, select_conv_backend
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ShapeError
-from ..pipeline import Machine, TensorSpec, walk
 from ..problem import ConvProblem
 from ..shapes import conv_geometry, convolution_shape, problem_of
+from .aten_rules import Machine, TensorSpec, walk
 
 __all__ = ["Captured", "Operands", "capture"]
 

@@ -11,15 +11,15 @@ import torch
 
 from .. import settings
 from ..backends.base import Backend, described
-from ..pipeline import Machine, Walk, kernel_of, walk
-from ..pipeline.select import DeviceLike, machine_of
+from ..engine.choice import choose
+from ..engine.registry import backends, reasons_against
+from ..engine.request import active
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
-from .choice import choose
-from .limits import Limits, limits_of
-from .registry import backends, reasons_against
-from .request import active
+from .aten_rules import Machine, Walk, kernel_of, walk
+from .aten_rules.select import DeviceLike, machine_of
+from .measure import require_here, times
+from .roofline import Limits, limits_of
 from .row import Row
-from .speed import require_here, times
 
 __all__ = ["Explanation", "Row", "explain_problem", "machine_for"]
 
@@ -167,7 +167,8 @@ def explain_problem(
 
     Args:
         outputs: which; all where none are given.
-        device: None for this CPU, a device that is here, or a description of one that is not (`convgrad.pipeline`).
+        device: None for this CPU, a device that is here, or a description of one that is not
+            (`convgrad.diagnostics.aten_rules.Machine`).
         measure: time the chosen backend and ATen, and the machine's limit where it is not known yet; only for a
             machine that is here.
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..errors import DtypeError
-from ..problem import ConvProblem
+from ...errors import DtypeError
+from ...problem import ConvProblem
 from .call import Call, Ints, call_of_problem, make_call
 from .layouts import layout_of
 from .names import kernel_of

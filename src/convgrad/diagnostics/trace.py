@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from ..engine.events import Event, observers
 from ..problem import shown_outputs
-from .observe import Event, observers
-from .onednn import OneDNNLog
+from .onednn_log import OneDNNLog
 
 __all__ = ["Record", "Trace", "trace"]
 

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from convgrad.engine import limits
-from convgrad.engine.limits import Limits
-from convgrad.pipeline import Machine
+from convgrad.diagnostics import roofline as limits
+from convgrad.diagnostics.aten_rules import Machine
+from convgrad.diagnostics.roofline import Limits
 from convgrad.problem import ConvProblem
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from convgrad.diagnostics.aten_rules import Machine, TensorSpec, determine_backend_memory_format, select_conv_backend
 from convgrad.errors import ShapeError
-from convgrad.pipeline import Machine, TensorSpec, determine_backend_memory_format, select_conv_backend
 from convgrad.problem import ConvProblem
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64

@@ -29,7 +29,7 @@ class Kernel:
     """A forward function of ATen and the function that computes its gradients.
 
     Args:
-        backends: the backends of `convgrad.pipeline.BACKENDS` that run it.
+        backends: the backends of `convgrad.diagnostics.aten_rules.BACKENDS` that run it.
         forward: the forward function.
         backward: the function that computes the gradients.
         autograd: what autograd records when the forward function is called on its own (``derivatives.yaml``).

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torchgen
 
-from convgrad.pipeline import BACKENDS, backward_of, forward_of, kernel_of
-from convgrad.pipeline.names import KERNELS
+from convgrad.diagnostics.aten_rules import BACKENDS, backward_of, forward_of, kernel_of
+from convgrad.diagnostics.aten_rules.names import KERNELS
 
 
 def test_every_backend_has_its_pair() -> None:

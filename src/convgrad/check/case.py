@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..backends.base import Arithmetic, Backend
+from ..engine.operands import prepare
 from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass
 from .bounds import error_bound, reduction_length
-from .operands import prepare
-from .samples import (
+from .operands import (
     Operands,
     exact_limit,
     integer_operands,

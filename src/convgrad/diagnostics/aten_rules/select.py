@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from ..errors import ShapeError
-from ..problem import ConvProblem
+from ...errors import ShapeError
+from ...problem import ConvProblem
 from .call import Call, Ints, call_of_problem, make_call
 from .conditions import (
     is_depthwise,

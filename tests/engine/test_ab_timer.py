@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from convgrad.engine import timing
-from convgrad.engine.timing import Comparison, Ratio, compare, conditions, median_interval
+from convgrad.engine import ab_timer as timing
+from convgrad.engine.ab_timer import Comparison, Ratio, compare, conditions, median_interval
 
 
 def test_interval_of_too_few_values_is_everything():
@@ -99,7 +99,7 @@ def test_compare_refuses_an_unknown_baseline(calls):
 
 KEEP = """
 import resource, torch
-from convgrad.engine.timing import keep_memory, memory_kept
+from convgrad.engine.ab_timer import keep_memory, memory_kept
 assert not memory_kept()
 if KEPT: assert keep_memory() and memory_kept()
 def fill(): torch.empty(64 << 20, dtype=torch.uint8).fill_(1)

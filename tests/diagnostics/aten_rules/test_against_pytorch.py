@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from convgrad.errors import ShapeError
-from convgrad.pipeline import (
+from convgrad.diagnostics.aten_rules import (
     BACKENDS,
     Machine,
     TensorSpec,
     determine_backend_memory_format,
     select_conv_backend,
 )
+from convgrad.errors import ShapeError
 
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32,
           torch.complex64)  # fmt: skip

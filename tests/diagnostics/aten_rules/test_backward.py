@@ -8,8 +8,8 @@ import sys
 import pytest
 import torch
 
+from convgrad.diagnostics.aten_rules import Machine, TensorSpec, check_backward, make_call, unchecked
 from convgrad.errors import ShapeError
-from convgrad.pipeline import Machine, TensorSpec, check_backward, make_call, unchecked
 
 X, W = TensorSpec((2, 4, 9, 9)), TensorSpec((4, 4, 3, 3))
 BACKWARD = torch.ops.aten.convolution_backward

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ..errors import ShapeError
-from ..problem import ConvProblem
+from ...errors import ShapeError
+from ...problem import ConvProblem
 from .tensors import TensorSpec, dense_strides
 
 __all__ = ["Call", "call_of_problem", "make_call", "validate"]

@@ -11,13 +11,13 @@ from torch import Tensor
 import convgrad
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.engine.aspects import ASPECTS
-from convgrad.engine.bounds import error_bound, reduction_length
-from convgrad.engine.case import Case, Failed, Skipped
-from convgrad.engine.check import check_backend, check_problem, outputs_of
-from convgrad.engine.check_report import CheckReport, CheckResult
-from convgrad.engine.samples import integer_operands, is_exact, structural
-from convgrad.engine.watch import PeakMemory, Poison, guarded_copy
+from convgrad.check.bounds import error_bound, reduction_length
+from convgrad.check.case import Case, Failed, Skipped
+from convgrad.check.memory_guards import PeakMemory, Poison, guarded_copy
+from convgrad.check.operands import integer_operands, is_exact, structural
+from convgrad.check.properties import ASPECTS
+from convgrad.check.report import CheckReport, CheckResult
+from convgrad.check.suite import check_backend, check_problem, outputs_of
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 from convgrad.testing import default_problems
 

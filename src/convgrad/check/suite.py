@@ -15,11 +15,11 @@ from traceback import extract_tb
 import torch
 
 from ..backends.base import Backend
+from ..engine.registry import get
 from ..problem import OUTPUTS, ConvProblem, Output
-from .aspects import ASPECTS, Case, Failed, Skipped
-from .check_report import CheckReport, CheckResult, Status
 from .problems import default_problems
-from .registry import get
+from .properties import ASPECTS, Case, Failed, Skipped
+from .report import CheckReport, CheckResult, Status
 
 __all__ = ["check_backend", "check_problem", "outputs_of"]
 
