@@ -171,11 +171,13 @@ def calls(p: ConvProblem, asked: tuple[Output, ...], bias: bool = False) -> dict
         asked = (*asked, "grad_bias")
     workspace = torch.empty(ours.workspace(p, asked), dtype=torch.uint8)
 
+    kernel = ours.bind(p, asked)
+
     def native() -> Results:
         if len(asked) > 1:
-            return ours.sweep(p, asked, g, x, w, workspace)
+            return kernel(g, x, w, workspace)
         operands = {"forward": (x, w, b), "grad_input": (g, w, None), "grad_weight": (g, x, None)}[asked[0]]
-        return (ours.run(p, asked[0], *operands, workspace),)  # pyright: ignore[reportArgumentType]
+        return (kernel(*operands, workspace),)
 
     found = {"ours": native, "pytorch": lambda: pytorch(p, asked, x, w, g, b)}
     if not p.channels_last:

@@ -77,12 +77,12 @@ def ours(
     if what == "backward":
         device = given["input"].device
         if SWEEP in backend.sweeps and not backend.reasons_against(problem, SWEEP, device):
-            sweep = backend.bind_sweep(problem, SWEEP)
+            sweep = backend.bind(problem, SWEEP)
             return lambda: sweep(given["grad_output"], given["input"], given["weight"], None)
         calls = [ours(backend, problem, one, given) for one in SWEEP]
         return lambda: (*calls[0](), *calls[1]())
     pass_ = cast(Pass, what)
-    run = backend.bind(problem, pass_)
+    run = backend.bind(problem, (pass_,))
     first, second = (given[slot] for slot in OPERANDS[pass_])
     return lambda: (run(first, second, None, None),)
 

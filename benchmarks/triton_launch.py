@@ -40,12 +40,11 @@ def bound(problem: ConvProblem, what: str) -> Callable[[], object]:
     outputs = _SWEEPS.get(what) or (cast(Output, what),)
     size = backend.workspace(problem, outputs)
     scratch = torch.empty(size, dtype=torch.uint8) if size else None
+    kernel = backend.bind(problem, outputs)
     if what in PASSES:
-        run = backend.bind(problem, what)
         first, second = (given[slot] for slot in OPERANDS[what])
-        return lambda: run(first, second, None, scratch)
-    sweep = backend.bind_sweep(problem, outputs)
-    return lambda: sweep(given["grad_output"], given["input"], given["weight"], scratch)
+        return lambda: kernel(first, second, None, scratch)
+    return lambda: kernel(given["grad_output"], given["input"], given["weight"], scratch)
 
 
 def main() -> int:

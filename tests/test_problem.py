@@ -78,8 +78,8 @@ def test_canonical_is_idempotent_and_the_same_form(problem: ConvProblem) -> None
     plain = {"dtype": torch.float64, "memory_format": torch.contiguous_format}
     for pass_ in PASSES:
         a, b = (slots[s] for s in OPERANDS[pass_])
-        mine = reference.run(wider.replace(**plain), pass_, a, b)
-        assert torch.equal(mine, reference.run(wider.canonical().replace(**plain), pass_, a, b))
+        mine = reference.bind(wider.replace(**plain), (pass_,))(a, b)
+        assert torch.equal(mine, reference.bind(wider.canonical().replace(**plain), (pass_,))(a, b))
         assert tuple(mine.shape) == problem.shape_of(RESULT[pass_])
 
 

@@ -98,10 +98,10 @@ def on_threads(threads: int) -> Iterator[None]:
 def everything(p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor) -> list[tuple[str, Tensor]]:
     """Every result, from single passes and from every sweep."""
     results: list[tuple[str, Tensor]] = [
-        ("forward", BACKEND.run(p, "forward", input, weight)),
-        ("grad_input", BACKEND.run(p, "grad_input", grad_output, weight)),
-        ("grad_weight", BACKEND.run(p, "grad_weight", grad_output, input)),
+        ("forward", BACKEND.bind(p, ("forward",))(input, weight)),
+        ("grad_input", BACKEND.bind(p, ("grad_input",))(grad_output, weight)),
+        ("grad_weight", BACKEND.bind(p, ("grad_weight",))(grad_output, input)),
     ]
     for sweep in BACKEND.sweeps:
-        results += zip(sweep, BACKEND.sweep(p, sweep, grad_output, input, weight), strict=True)
+        results += zip(sweep, BACKEND.bind(p, sweep)(grad_output, input, weight), strict=True)
     return results

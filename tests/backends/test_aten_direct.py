@@ -40,8 +40,8 @@ def bias_of(problem: ConvProblem, pass_: Pass) -> torch.Tensor | None:
 def assert_right(backend: AtenDirect, problem: ConvProblem, pass_: Pass) -> None:
     a, b = operands(problem, pass_)
     bias = bias_of(problem, pass_)
-    got = backend.run(problem, pass_, a, b, bias)
-    want = ReferenceBackend().run(problem, pass_, a, b).to(torch.float64)
+    got = backend.bind(problem, (pass_,))(a, b, bias)
+    want = ReferenceBackend().bind(problem, (pass_,))(a, b).to(torch.float64)
     if bias is not None:
         want = want + bias.double().view(-1, *(1,) * problem.ndim)
     assert got.dtype == problem.dtype
@@ -87,7 +87,10 @@ def test_bit_equal_to_aten_where_pytorch_would_pick_the_same(dtype):
             continue
         for pass_ in PASSES:
             a, b = (torch.randn_like(t) for t in operands(p, pass_))
-            assert torch.equal(backend.run(p, pass_, a, b), AtenBackend().run(p, pass_, a, b)), (backend.name, p)
+            assert torch.equal(backend.bind(p, (pass_,))(a, b), AtenBackend().bind(p, (pass_,))(a, b)), (
+                backend.name,
+                p,
+            )
             picked += 1
     assert picked > 100
 
@@ -101,7 +104,7 @@ def test_a_pick_is_forced_where_pytorch_would_pick_another():
     native = AtenNativeBackend()
     a, b = (torch.randn_like(t) for t in operands(large, "forward"))
     own = torch.ops.aten._slow_conv2d_forward(a, b, [3, 3], None, [1, 1], [1, 1])
-    assert torch.equal(native.run(large, "forward", a, b), own)
+    assert torch.equal(native.bind(large, ("forward",))(a, b), own)
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
@@ -110,7 +113,7 @@ def test_native_takes_the_integers_that_pytorch_takes(dtype):
     p = ConvProblem.parse("mb2g2ic4ih6oc4kh3ph1").replace(dtype=dtype)
     assert native.reasons_against(p, ("forward",), CPU) == []
     a, b = (torch.randint(0, 3, p.shape_of(s)).to(dtype) for s in OPERANDS["forward"])
-    assert torch.equal(native.run(p, "forward", a, b), torch.conv2d(a, b, padding=1, groups=2))
+    assert torch.equal(native.bind(p, ("forward",))(a, b), torch.conv2d(a, b, padding=1, groups=2))
     assert native.reasons_against(p, ("grad_weight",), CPU)
 
 
@@ -119,8 +122,8 @@ def test_an_odd_stride_where_the_size_is_one_does_no_harm():
     a, b = operands(p, "grad_weight")
     odd = b.as_strided(b.shape, (7919, *b.stride()[1:]))
     native = AtenNativeBackend()
-    want = ReferenceBackend().run(p, "grad_weight", a, b)
-    assert torch.equal(native.run(p, "grad_weight", a, odd), want)
+    want = ReferenceBackend().bind(p, ("grad_weight",))(a, b)
+    assert torch.equal(native.bind(p, ("grad_weight",))(a, odd), want)
 
 
 # ---- reasons ---------------------------------------------------------------------------------------

@@ -38,9 +38,9 @@ def test_any_problem_in_pieces_of_any_size(problem: ConvProblem, max_bytes: int)
             a, b = (slots[s] for s in OPERANDS[pass_])
             size = BACKEND.workspace(problem, (pass_,))
             workspace = torch.full((size,), 255, dtype=torch.uint8)
-            got = BACKEND.run(problem, pass_, a, b, None, workspace)
-            assert torch.equal(got, REFERENCE.run(problem, pass_, a, b))
-            assert torch.equal(got, BACKEND.run(problem, pass_, a, b))
+            got = BACKEND.bind(problem, (pass_,))(a, b, None, workspace)
+            assert torch.equal(got, REFERENCE.bind(problem, (pass_,))(a, b))
+            assert torch.equal(got, BACKEND.bind(problem, (pass_,))(a, b))
 
 
 def test_pieces_cover_the_output_once() -> None:
@@ -66,15 +66,15 @@ def test_the_callers_buffers_are_used(text: str, positions: int) -> None:
     x, w, g = slots["input"], slots["weight"], slots["grad_output"]
 
     output = im2col.forward(p, x, w, bias, columns=held, ones=ones)
-    expected = REFERENCE.run(p, "forward", x, w) + bias.view(-1, *(1,) * p.ndim)
+    expected = REFERENCE.bind(p, ("forward",))(x, w) + bias.view(-1, *(1,) * p.ndim)
     assert torch.equal(output, expected)
     assert not held.isnan().all()
     assert ones[0] == 1
     held.fill_(float("nan"))
-    assert torch.equal(im2col.grad_input(p, g, w, columns=held), REFERENCE.run(p, "grad_input", g, w))
+    assert torch.equal(im2col.grad_input(p, g, w, columns=held), REFERENCE.bind(p, ("grad_input",))(g, w))
     assert not held.isnan().all()
     held.fill_(float("nan"))
-    assert torch.equal(im2col.grad_weight(p, g, x, columns=held), REFERENCE.run(p, "grad_weight", g, x))
+    assert torch.equal(im2col.grad_weight(p, g, x, columns=held), REFERENCE.bind(p, ("grad_weight",))(g, x))
     assert not held.isnan().all()
 
 
@@ -115,7 +115,7 @@ def test_memory_stays_under_the_bound(text: str, pass_: Pass, monkeypatch: pytes
     a, b = (slots[s].contiguous(memory_format=p.memory_format) for s in OPERANDS[pass_])
     with PeakMemory() as watch:
         watch.ignore(a, b)
-        result = BACKEND.run(p, pass_, a, b)  # without a workspace it allocates what it needs
+        result = BACKEND.bind(p, (pass_,))(a, b)  # without a workspace it allocates what it needs
     used = watch.peak - result.untyped_storage().nbytes()
     assert used <= declared
     assert used > 2**20 // 4
@@ -127,10 +127,10 @@ def test_sums_of_16_bit_numbers_are_kept_in_32_bits() -> None:
     for pass_ in PASSES:
         a, b = (torch.randn(p.shape_of(s), generator=generator).half() for s in OPERANDS[pass_])
         wide = p.replace(dtype=torch.float64)
-        exact = REFERENCE.run(wide, pass_, a.double(), b.double())
-        size = REFERENCE.run(wide, pass_, a.double().abs(), b.double().abs())
+        exact = REFERENCE.bind(wide, (pass_,))(a.double(), b.double())
+        size = REFERENCE.bind(wide, (pass_,))(a.double().abs(), b.double().abs())
         length = reduction_length(p, pass_)
-        error = (BACKEND.run(p, pass_, a, b).double() - exact).abs()
+        error = (BACKEND.bind(p, (pass_,))(a, b).double() - exact).abs()
         assert (error <= error_bound("direct", p.dtype, length, exact, size)).all()
         in_16_bits = error_bound("low-precision accumulation", p.dtype, length, exact, size)
         assert (in_16_bits > 50 * error).all()  # a sum kept in 16 bits would be held to far less

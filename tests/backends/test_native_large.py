@@ -40,11 +40,11 @@ def test_exact(text: str) -> None:
 
     input, weight, grad_output = (integers(slot) for slot in ("input", "weight", "grad_output"))
     backend = NativeBackend()
-    forward = backend.run(problem, "forward", input, weight)
-    grad_input, grad_weight, grad_bias = backend.sweep(
-        problem, ("grad_input", "grad_weight", "grad_bias"), grad_output, input, weight
+    forward = backend.bind(problem, ("forward",))(input, weight)
+    grad_input, grad_weight, grad_bias = backend.bind(problem, ("grad_input", "grad_weight", "grad_bias"))(
+        grad_output, input, weight
     )
-    alone = backend.run(problem, "grad_input", grad_output, weight)
+    alone = backend.bind(problem, ("grad_input",))(grad_output, weight)
     like = (problem.stride, tuple(low for low, _ in problem.padding), problem.dilation)
     expected = torch.ops.aten.convolution(
         input, weight, None, like[0], like[1], like[2], False, [0] * problem.ndim, problem.groups

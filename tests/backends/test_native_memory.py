@@ -29,7 +29,7 @@ def test_nothing_outside_the_operands_is_read(p: ConvProblem) -> None:
     tensors = tuple(in_poison(x) for x in operands(p, 1))
     poisoned = torch.full((BACKEND.workspace(p, ("grad_input", "grad_weight")),), 255, dtype=torch.uint8)  # NaN
     results = everything(p, *tensors)
-    results += [("swept", r) for r in BACKEND.sweep(p, ("grad_input", "grad_weight"), *swap(tensors), poisoned)]
+    results += [("swept", r) for r in BACKEND.bind(p, ("grad_input", "grad_weight"))(*swap(tensors), poisoned)]
     for name, result in results:
         assert not result.isnan().any(), name
 
@@ -86,13 +86,13 @@ def test_infinity_does_not_meet_the_padding(channels: int, layout: str) -> None:
     p = ConvProblem.parse(f"mb2g8ic{8 * channels}ih9oc{8 * channels}kh3ph1{layout}")
     x, w, g = (torch.ones_like(t) for t in operands(p))
     w[..., 0, 0] = torch.inf  # reads what lies above and to the left
-    y = BACKEND.run(p, "forward", x, w)
+    y = BACKEND.bind(p, ("forward",))(x, w)
     assert y[..., 0, :].isfinite().all()
     assert y[..., 0].isfinite().all()
     assert y[..., 1:, 1:].isposinf().all()
-    assert not BACKEND.run(p, "grad_input", g, w).isnan().any()
+    assert not BACKEND.bind(p, ("grad_input",))(g, w).isnan().any()
     g[..., 0, 0] = torch.inf
-    sums = BACKEND.run(p, "grad_weight", g, x)
+    sums = BACKEND.bind(p, ("grad_weight",))(g, x)
     assert not sums.isnan().any()
     assert sums[..., 0, :].isfinite().all()
     assert sums[..., 0].isfinite().all()

@@ -33,10 +33,10 @@ def test_a_forked_child_does_not_hang() -> None:
         "torch.set_num_threads(2)\n"
         "p = ConvProblem(8, 64, 64, 64, (64,), (3,), (1,), ((1, 1),), (1,), (64,))\n"
         "x, w = torch.ones(p.input_shape), torch.ones(p.weight_shape)\n"
-        "y = NativeBackend().run(p, 'forward', x, w)\n"
+        "y = NativeBackend().bind(p, ('forward',))(x, w)\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    os._exit(0 if y.equal(NativeBackend().run(p, 'forward', x, w)) else 3)\n"
+        "    os._exit(0 if y.equal(NativeBackend().bind(p, ('forward',))(x, w)) else 3)\n"
         "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}

@@ -33,8 +33,9 @@ class Broken(Im2colBackend):
     def __init__(self, damage: Break) -> None:
         self.damage = damage
 
-    def run(self, problem, pass_, a, b, bias=None, workspace=None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.damage(problem, pass_, a, b, super().run(problem, pass_, a, b, bias, workspace))
+    def bind(self, problem, outputs):
+        kernel = super().bind(problem, outputs)
+        return lambda a, b, *rest: self.damage(problem, outputs[0], a, b, kernel(a, b, *rest))
 
 
 def off_by_one(result: Tensor) -> Tensor:
@@ -135,10 +136,14 @@ class Forgetful(Im2colBackend):
     def __init__(self) -> None:
         self.calls = 0
 
-    def run(self, problem, pass_, a, b, bias=None, workspace=None):
-        self.calls += 1
-        result = super().run(problem, pass_, a, b, bias, workspace)
-        return result if self.calls == 1 else off_by_one(result)
+    def bind(self, problem, outputs):
+        kernel = super().bind(problem, outputs)
+
+        def forgetful(*args):
+            self.calls += 1
+            return kernel(*args) if self.calls == 1 else off_by_one(kernel(*args))
+
+        return forgetful
 
 
 def test_wrong_on_its_second_call_only() -> None:
@@ -156,10 +161,15 @@ class Remembers(ReferenceBackend):
     def __init__(self) -> None:
         self.known: dict[object, Tensor] = {}
 
-    def run(self, problem, pass_, a, b, bias=None, workspace=None):
-        if (problem, pass_) not in self.known:
-            self.known[problem, pass_] = super().run(problem, pass_, a, b)
-        return self.known[problem, pass_].clone()
+    def bind(self, problem, outputs):
+        kernel = super().bind(problem, outputs)
+
+        def remembers(*args):
+            if (problem, outputs) not in self.known:
+                self.known[problem, outputs] = kernel(*args)
+            return self.known[problem, outputs].clone()
+
+        return remembers
 
 
 def test_an_answer_kept_from_an_earlier_call() -> None:
@@ -217,11 +227,16 @@ def test_other_bits_in_one_run_of_twenty() -> None:
     class Flickers(Im2colBackend):
         calls = 0
 
-        def run(self, problem, pass_, a, b, bias=None, workspace=None):
-            result = super().run(problem, pass_, a, b, bias, workspace)
-            self.calls += 1
-            real = result[0, 0, 0, 0] != result[0, 0, 0, 0].round()
-            return result * (1 + 2**-22) if real and self.calls % 15 == 0 else result
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def flickers(*args):
+                result = kernel(*args)
+                self.calls += 1
+                real = result[0, 0, 0, 0] != result[0, 0, 0, 0].round()
+                return result * (1 + 2**-22) if real and self.calls % 15 == 0 else result
+
+            return flickers
 
     assert aspects_that_fail(Flickers()) == {"deterministic"}
 
@@ -253,9 +268,9 @@ def test_strides_that_are_ignored() -> None:
     class Careless(ReferenceBackend):
         layouts = ("strided",)
 
-        def run(self, problem, pass_, a, b, bias=None, workspace=None):
-            a = a.as_strided(a.shape, torch.empty(a.shape).stride())
-            return super().run(problem, pass_, a, b)
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+            return lambda a, *rest: kernel(a.as_strided(a.shape, torch.empty(a.shape).stride()), *rest)
 
     assert "layouts" in aspects_that_fail(Careless())
 
@@ -275,15 +290,21 @@ def test_a_result_in_another_layout_or_dtype() -> None:
 
 def test_a_wrong_bias_and_a_wrong_sweep() -> None:
     class Doubles(Im2colBackend):
-        def run(self, problem, pass_, a, b, bias=None, workspace=None):
-            return super().run(problem, pass_, a, b, None if bias is None else bias * 2, workspace)
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+            return lambda a, b, bias, *rest: kernel(a, b, None if bias is None else bias * 2, *rest)
 
     assert aspects_that_fail(Doubles()) == {"bias"}
 
     class Sweeps(Im2colBackend):
-        def sweep(self, *args, **kwargs):
-            grad_weight, grad_bias = super().sweep(*args, **kwargs)
-            return off_by_one(grad_weight), grad_bias
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def sweep(*args):
+                grad_weight, grad_bias = kernel(*args)
+                return off_by_one(grad_weight), grad_bias
+
+            return sweep if len(outputs) > 1 else kernel
 
     assert aspects_that_fail(Sweeps(), "grad_weight") == {"sweeps"}
     assert aspects_that_fail(Sweeps(), "grad_bias") == set()
@@ -291,13 +312,18 @@ def test_a_wrong_bias_and_a_wrong_sweep() -> None:
 
 def test_a_bias_gradient_is_held_to_the_declared_sums() -> None:
     class Coarse(Im2colBackend):
-        def sweep(self, problem, outputs, grad_output, input, weight, workspace=None):
-            grad_weight, _ = super().sweep(problem, outputs, grad_output, input, weight, workspace)
-            terms = grad_output.transpose(0, 1).flatten(1)
-            total = torch.zeros(problem.out_channels, dtype=problem.dtype)
-            for i in range(terms.shape[1]):
-                total += terms[:, i]
-            return grad_weight, total
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def sweep(grad_output, *rest):
+                grad_weight, _ = kernel(grad_output, *rest)
+                terms = grad_output.transpose(0, 1).flatten(1)
+                total = torch.zeros(problem.out_channels, dtype=problem.dtype)
+                for i in range(terms.shape[1]):
+                    total += terms[:, i]
+                return grad_weight, total
+
+            return sweep if len(outputs) > 1 else kernel
 
     class Declared(Coarse):
         def arithmetic(self, problem, pass_, device):
@@ -316,8 +342,9 @@ def test_more_memory_than_declared() -> None:
             return 0
 
     class Leaves(Im2colBackend):
-        def run(self, problem, pass_, a, b, bias=None, workspace=None):
-            return super().run(problem, pass_, a, b, bias, None)  # and allocates its own
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+            return lambda a, b, bias, workspace: kernel(a, b, bias, None)  # and allocates its own
 
     for backend in (Modest(), Leaves()):
         failed = [r for r in check_problem(backend, text, "forward") if r.status == "failed"]
@@ -377,7 +404,7 @@ def test_integer_operands_are_exact_and_their_results_mostly_not_zero(text: str,
     for q in PASSES:
         operands = integer_operands(p, (q,), seed=3)
         a, b = (operands[slot] for slot in OPERANDS[q])
-        result = ReferenceBackend().run(p, q, a, b)
+        result = ReferenceBackend().bind(p, (q,))(a, b)
         read = structural(p, q)
         assert int((result != 0)[read].sum()) * 2 >= int(read.sum())
 

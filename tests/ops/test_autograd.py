@@ -13,7 +13,8 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 import convgrad
 from convgrad import engine
 from convgrad.backends import Backend, ReferenceBackend
-from convgrad.problem import ConvProblem, Output, Pass
+from convgrad.backends.base import Kernel
+from convgrad.problem import ConvProblem, Output
 
 from .forms import EVERY, Case, case, identify, quick
 
@@ -108,17 +109,14 @@ class Counting(Backend):
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         return self.inner.reasons_against(problem, outputs, device)
 
-    def run(
-        self,
-        problem: ConvProblem,
-        pass_: Pass,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> Tensor:
-        self.calls.append(pass_)
-        return self.inner.run(problem, pass_, a, b, bias, workspace)
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        kernel = self.inner.bind(problem, outputs)
+
+        def counting(*operands: Tensor | None) -> Tensor:
+            self.calls.append(outputs[0])
+            return kernel(*operands)
+
+        return counting
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..problem import ConvProblem, Output, Pass, effective_kernel
-from .base import BOTH_GRADIENTS, Arithmetic, Backend
+from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import pad_input, padded, unpad_input
 from .strides import tidy, usual_strides
 
@@ -77,38 +77,19 @@ class AtenBackend(Backend):
             return "low-precision accumulation"  # its gradients exceed a bound that assumes float32 sums
         return "direct" if device.type == "cpu" else "transform"
 
-    def run(
-        self,
-        problem: ConvProblem,
-        pass_: Pass,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> Tensor:
-        return self.bind(problem, pass_)(a, b, bias)
-
-    def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        if len(outputs) != 1:
+            return self._sweep(problem, outputs)
+        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
         if problem.dtype.is_complex:
-            return partial(_complex, self.bind(_real(problem), pass_))
+            return partial(_complex, self.bind(_real(problem), outputs))
         problem = without_slack(problem)
         call = _operator(problem) if pass_ == problem.bias_pass else _gradient(problem, pass_)
         if pass_ == "grad_weight" or not reads_every_stride(problem):
             return call
         return lambda a, b, *rest: call(a, tidy(b), *rest)
 
-    def sweep(
-        self,
-        problem: ConvProblem,
-        outputs: tuple[Output, ...],
-        grad_output: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        workspace: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        return self.bind_sweep(problem, outputs)(grad_output, input, weight)
-
-    def bind_sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
+    def _sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
         if problem.dtype.is_complex:
             return partial(self._complex_sweep, problem, outputs)
         problem = without_slack(problem)
@@ -143,7 +124,7 @@ class AtenBackend(Backend):
         }
         dims = (0, *range(2, problem.ndim + 2))
         return tuple(
-            slots[problem.bias_slot].sum(dims) if o == "grad_bias" else self.run(problem, o, *operands[o])
+            slots[problem.bias_slot].sum(dims) if o == "grad_bias" else self.bind(problem, (o,))(*operands[o])
             for o in outputs
         )
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..problem import ConvProblem, Output, Pass, effective_kernel
 from .aten import AtenBackend, statable, statable_arguments
-from .base import Backend
+from .base import Backend, Kernel
 from .padding import pad_input, padded, unpad_input
 from .strides import usual_strides
 
@@ -98,18 +98,8 @@ class AtenDirect(Backend):
     def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
         return 0.0
 
-    def run(
-        self,
-        problem: ConvProblem,
-        pass_: Pass,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> Tensor:
-        return self.bind(problem, pass_)(a, b, bias)
-
-    def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
         made: dict[torch.device, Contract] = {}  # a plan has one device; it is known at the first call
 
         def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
@@ -124,7 +114,7 @@ class AtenDirect(Backend):
     def contraction(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
         """PyTorch's own call where it would pick this backend, else the backend's operator."""
         if self.picked(problem, device):
-            return _aten.bind(problem, pass_)
+            return _aten.bind(problem, (pass_,))
         return self.forced(problem, pass_, device)
 
     def forced(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:

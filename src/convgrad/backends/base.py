@@ -10,21 +10,22 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from functools import partial
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
-from torch import Tensor
 
 from ..problem import PASSES, ConvProblem, Output, Pass, gradient_outputs
 
-__all__ = ["BOTH_GRADIENTS", "Arithmetic", "Backend", "Layout", "capability", "described"]
+__all__ = ["BOTH_GRADIENTS", "Arithmetic", "Backend", "Kernel", "Layout", "capability", "described"]
 
 #: How a backend sums products; it selects the error bound to which the backend is held.
 #: ``direct``: products rounded at most once, summed in float32 or better (float64 for float64).
 #: ``tf32``: operands rounded to 10 mantissa bits. ``transform``: Winograd, FFT.
 #: ``low-precision accumulation``: partial sums kept in the storage dtype.
 Arithmetic = Literal["direct", "tf32", "transform", "low-precision accumulation"]
+
+#: What `Backend.bind` returns.
+Kernel = Callable[..., Any]
 
 #: The engine hands operands over in the problem's memory format where it is among these, else in the one that is;
 #: ``strided`` means as they lie in memory: any strides, even overlapping ones. ``any`` means as they are, lazily
@@ -72,7 +73,7 @@ class Backend(ABC):
     summary: str = ""
     #: The passes that it implements.
     passes: tuple[Pass, ...] = PASSES
-    #: The sets of several outputs that one `sweep` computes, each in the order of ``OUTPUTS``.
+    #: The sets of several outputs that one call computes, each in the order of ``OUTPUTS``.
     sweeps: tuple[tuple[Output, ...], ...] = ()
     #: The same inputs always give the same bits.
     deterministic: bool = True
@@ -93,68 +94,40 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def run(
-        self,
-        problem: ConvProblem,
-        pass_: Pass,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> Tensor:
-        """Contract two slots.
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        """The function that computes ``outputs`` of this problem: one pass, or several outputs (one of ``sweeps``).
+
+        What a problem costs to prepare is paid here: a plan binds once and calls many times.
 
         Shape:
-            - forward: a = input, b = weight -> output
-            - grad_input: a = grad_output, b = weight -> grad_input
-            - grad_weight: a = grad_output, b = input -> grad_weight
+            - ("forward",): kernel(input, weight) -> output
+            - ("grad_input",): kernel(grad_output, weight) -> grad_input
+            - ("grad_weight",): kernel(grad_output, input) -> grad_weight
+            - several: kernel(grad_output, input, weight) -> a tuple in the order of ``outputs``. These are tensors of
+              the plain problem; ``grad_bias`` is the sum of the slot ``problem.bias_slot`` over batch and space.
 
-        Args:
-            bias: passed only where `fuses_bias` says so; added to the result along its channels.
-            workspace: a uint8 tensor of `workspace` bytes, or None where that is 0.
-
-        Returns:
-            A dense tensor in ``problem.memory_format`` (where a size-1 dimension makes both formats true, either).
+        The function of one pass is ``kernel(a, b, bias=None, workspace=None)``, that of several outputs
+        ``kernel(grad_output, input, weight, workspace=None)``. A bias is passed only where `fuses_bias` says so, and is
+        added to the result along its channels; the workspace is a uint8 tensor of `workspace` bytes, or None where that
+        is 0. Results are dense tensors in ``problem.memory_format`` (where a dimension of size 1 makes two formats
+        true, in either).
         """
-
-    def sweep(
-        self,
-        problem: ConvProblem,
-        outputs: tuple[Output, ...],
-        grad_output: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        workspace: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Compute several outputs (one of ``sweeps``) at once, in the order of ``outputs``.
-
-        The tensors are slots of the plain problem; ``grad_bias`` is the sum of the slot ``problem.bias_slot``
-        over batch and space.
-        """
-        raise NotImplementedError(f"{self.name} has no sweep")
-
-    def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
-        """``run`` with the problem fixed: a function of (a, b, bias, workspace) that a plan keeps.
-
-        Override it where a problem costs something to prepare: it is asked once a problem, not once a call.
-        """
-        return partial(self.run, problem, pass_)
-
-    def bind_sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
-        """``sweep`` with the problem fixed: a function of (grad_output, input, weight, workspace)."""
-        return partial(self.sweep, problem, outputs)
 
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         """Bytes of scratch memory that one call needs: an upper bound that tests hold it to."""
         return 0
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
-        """Whether ``run`` adds the bias itself in ``problem.bias_pass``."""
+        """Whether its kernel adds the bias itself in ``problem.bias_pass``."""
         return False
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         """How it sums for this problem."""
         return "direct"
+
+    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+        """Which of its kernels would run, where it has several: for people."""
+        return ""
 
     def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
         """How many times faster than ATen it is expected to be, from measurements; the rules of choice take the

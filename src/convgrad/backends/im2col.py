@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from ..problem import ConvProblem, Output, Pass
-from .base import Arithmetic, Backend
+from .base import Arithmetic, Backend, Kernel
 from .columns import (
     accumulate_dtype,
     column_height,
@@ -245,33 +245,22 @@ class Im2colBackend(Backend):
             reasons.append("it sums grad_output for the bias gradient; that of a transposed convolution sums the input")
         return reasons
 
-    def run(
-        self,
-        problem: ConvProblem,
-        pass_: Pass,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> Tensor:
-        buffers = _Buffers(problem, a.device, workspace)
-        if pass_ == "forward":
-            return _forward(problem, a, b, bias, buffers)
-        return (_grad_input if pass_ == "grad_input" else _grad_weight)(problem, a, b, buffers)
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+            buffers = _Buffers(problem, a.device, workspace)
+            if outputs == ("forward",):
+                return _forward(problem, a, b, bias, buffers)
+            return (_grad_input if outputs == ("grad_input",) else _grad_weight)(problem, a, b, buffers)
 
-    def sweep(
-        self,
-        problem: ConvProblem,
-        outputs: tuple[Output, ...],
-        grad_output: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        workspace: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        buffers = _Buffers(problem, input.device, workspace)
-        grad_bias = buffers.take(problem.out_channels).zero_()
-        grad_weight = _grad_weight(problem, grad_output, input, buffers, grad_bias=grad_bias)
-        return grad_weight, grad_bias.to(problem.dtype, copy=True)
+        def weight_and_bias(
+            grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]:
+            buffers = _Buffers(problem, input.device, workspace)
+            grad_bias = buffers.take(problem.out_channels).zero_()
+            grad_weight = _grad_weight(problem, grad_output, input, buffers, grad_bias=grad_bias)
+            return grad_weight, grad_bias.to(problem.dtype, copy=True)
+
+        return weight_and_bias if len(outputs) > 1 else one_pass
 
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         return _bytes(problem, outputs)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
 from math import prod
 
 import torch
 from torch import Tensor
 
-from ..problem import ConvProblem, Output, Pass, Slot
+from ..problem import ConvProblem, Output, Slot
 from . import _native_library as library
 from ._native_library import pack_tensors as pack
-from .base import BOTH_GRADIENTS, Backend
+from .base import BOTH_GRADIENTS, Backend, Kernel
 from .strides import usual_strides
 
 __all__ = ["NativeBackend", "use_instruction_set"]
@@ -52,33 +51,9 @@ class NativeBackend(Backend):
             reasons.append(absent)
         return reasons
 
-    def run(
-        self,
-        problem: ConvProblem,
-        pass_: Pass,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> Tensor:
-        return self.bind(problem, pass_)(a, b, bias, workspace)
-
-    def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
-        return getattr(_call(problem, (pass_,), torch.get_num_threads()), pass_)
-
-    def sweep(
-        self,
-        problem: ConvProblem,
-        outputs: tuple[Output, ...],
-        grad_output: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        workspace: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        return self.bind_sweep(problem, outputs)(grad_output, input, weight, workspace)
-
-    def bind_sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
-        return _call(problem, outputs, torch.get_num_threads()).sweep
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        call = _call(problem, outputs, torch.get_num_threads())
+        return getattr(call, outputs[0]) if len(outputs) == 1 else call.sweep
 
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         return _call(problem, outputs, torch.get_num_threads()).workspace_bytes

@@ -16,8 +16,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ..problem import ConvProblem, Output, Pass
-from .base import Backend
+from ..problem import ConvProblem, Output
+from .base import Backend, Kernel
 
 __all__ = ["ReferenceBackend"]
 
@@ -34,25 +34,19 @@ class ReferenceBackend(Backend):
             return ["it computes one pass at a time and leaves the bias to the engine"]
         return []
 
-    def run(
-        self,
-        problem: ConvProblem,
-        pass_: Pass,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> Tensor:
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         wide = _wide(problem.dtype)
-        # Integer matrix products exist on the CPU only, float64 not everywhere.
-        device = a.device if wide.is_floating_point or wide.is_complex else torch.device("cpu")
-        if device.type == "mps":
-            device = torch.device("cpu")
-        wide_a, wide_b = a.to(device, wide), b.to(device, wide)
-        result = {"forward": _forward, "grad_input": _grad_input, "grad_weight": _grad_weight}[pass_](
-            problem, wide_a, wide_b
-        )
-        return result.to(a.device, problem.dtype).contiguous(memory_format=problem.memory_format)
+        contract = {"forward": _forward, "grad_input": _grad_input, "grad_weight": _grad_weight}[outputs[0]]
+
+        def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+            # Integer matrix products exist on the CPU only, float64 not everywhere.
+            device = a.device if wide.is_floating_point or wide.is_complex else torch.device("cpu")
+            if device.type == "mps":
+                device = torch.device("cpu")
+            result = contract(problem, a.to(device, wide), b.to(device, wide))
+            return result.to(a.device, problem.dtype).contiguous(memory_format=problem.memory_format)
+
+        return kernel
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -122,7 +122,7 @@ class Case:
     @cached_property
     def bound_run(self) -> Callable[..., Tensor]:
         """The function that a plan would keep, and call again and again."""
-        return self.backend.bind(self.problem, self.pass_)
+        return self.backend.bind(self.problem, self.passes)
 
     def place(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
@@ -156,7 +156,7 @@ class Case:
         slots = [
             prepare(self.backend, self.problem, self.place(operands[s])) for s in ("grad_output", "input", "weight")
         ]
-        results = self.backend.bind_sweep(self.problem, outputs)(*slots, self.scratch(outputs))
+        results = self.backend.bind(self.problem, outputs)(*slots, self.scratch(outputs))
         if len(results) != len(outputs):
             raise Failed(f"the sweep {outputs} returned {len(results)} tensors")
         return self._checked(results[outputs.index(self.output)], self.output)

@@ -45,7 +45,7 @@ def reference(problem: ConvProblem, pass_: Pass, operands: Operands) -> Tensor:
     """The pass in 64 bits, not rounded to the problem's dtype, on the CPU."""
     wide = wide_dtype(problem.dtype)
     a, b = (operands[slot].cpu().to(wide) for slot in OPERANDS[pass_])
-    return _REFERENCE.run(problem.replace(dtype=wide, memory_format=torch.contiguous_format), pass_, a, b)
+    return _REFERENCE.bind(problem.replace(dtype=wide, memory_format=torch.contiguous_format), (pass_,))(a, b)
 
 
 def magnitude(problem: ConvProblem, pass_: Pass, operands: Operands) -> Tensor:

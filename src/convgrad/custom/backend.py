@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends.base import Arithmetic, Backend, Layout
+from ..backends.base import Arithmetic, Backend, Kernel, Layout
 from ..engine.events import thread
 from ..errors import BackendError
 from ..problem import PASSES, RESULT, ConvProblem, Output, Pass
@@ -99,18 +99,8 @@ class CustomBackend(Backend):
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         return self._arithmetic
 
-    def run(
-        self,
-        problem: ConvProblem,
-        pass_: Pass,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> Tensor:
-        return self.bind(problem, pass_)(a, b, bias)
-
-    def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
         function, recipe = self._functions[pass_]
         call = recipe.bind(function, problem)
         shape, dtype, memory_format = problem.shape_of(RESULT[pass_]), problem.dtype, problem.memory_format

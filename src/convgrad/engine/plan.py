@@ -15,7 +15,7 @@ from torch.autograd.profiler import record_function
 
 from .. import settings
 from .._compat import profiler_enabled
-from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order, passes_of
+from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order
 from .cache import BoundedCache
 from .choice import Step, choose
 from .events import Event, observers, thread
@@ -61,7 +61,7 @@ class Plan:
         """Run a plan of a single pass.
 
         Shape:
-            - a, b: the operands of the pass, in the order of ``Backend.run``.
+            - a, b: the operands of the pass, in the order of `Backend.bind`.
             - result: the slot that the pass yields.
         """
         if observers or profiler_enabled() or self._first is None:
@@ -151,8 +151,8 @@ _SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
 
 def _slots_of(step: Step) -> tuple[int, ...]:
     """Which of `_SLOTS` a step reads, in the order in which its backend takes them."""
-    passes = passes_of(step.outputs)
-    return tuple([_SLOTS.index(s) for s in (OPERANDS[passes[0]] if len(passes) == 1 else _SLOTS)])
+    reads = OPERANDS[step.outputs[0]] if len(step.outputs) == 1 else _SLOTS  # pyright: ignore[reportArgumentType]
+    return tuple([_SLOTS.index(s) for s in reads])
 
 
 def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
@@ -164,28 +164,26 @@ def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
     def scratch(like: Tensor) -> Tensor | None:
         return torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
 
-    passes = passes_of(step.outputs)
-    if len(passes) > 1:
-        sweep = backend.bind_sweep(problem, step.outputs)
+    kernel = backend.bind(problem, step.outputs)
+    if len(step.outputs) > 1:
 
         def run_sweep(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
             slots = [prepare(backend, problem, t) for t in (grad_output, input, weight)]
-            return sweep(*slots, scratch(weight))
+            return kernel(*slots, scratch(weight))
 
-        return sweep if as_they_are else run_sweep
-    run = backend.bind(problem, next(iter(passes)))
+        return kernel if as_they_are else run_sweep
     fused = backend.fuses_bias(problem)
     channels = (-1, *(1,) * problem.ndim)
 
     def run_pass(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         a, b = prepare(backend, problem, a), prepare(backend, problem, b)
         if bias is None:
-            return run(a, b, None, scratch(a))
+            return kernel(a, b, None, scratch(a))
         if fused:
-            return run(a, b, prepare_bias(bias), scratch(a))
-        return run(a, b, None, scratch(a)).add_(bias.view(channels))
+            return kernel(a, b, prepare_bias(bias), scratch(a))
+        return kernel(a, b, None, scratch(a)).add_(bias.view(channels))
 
-    return run if as_they_are and fused else run_pass
+    return kernel if as_they_are and fused else run_pass
 
 
 def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tensor | None) -> Tensor:

@@ -148,16 +148,16 @@ def test_exact(text: str) -> None:
     problem = ConvProblem.parse(text)
     backend, reference = TritonBackend(), ReferenceBackend()
     given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
-    expected = {p: reference.run(problem, p, *(given[s] for s in OPERANDS[p])) for p in PASSES}
+    expected = {p: reference.bind(problem, (p,))(*(given[s] for s in OPERANDS[p])) for p in PASSES}
     for pass_ in PASSES:
         assert not backend.reasons_against(problem, (pass_,), CPU)
-        got = backend.run(problem, pass_, *(given[slot] for slot in OPERANDS[pass_]))
+        got = backend.bind(problem, (pass_,))(*(given[slot] for slot in OPERANDS[pass_]))
         assert torch.equal(got, expected[pass_]), pass_
     outputs: tuple[Output, ...] = (*SWEEP, "grad_bias")
     if backend.reasons_against(problem, outputs, CPU):
         outputs = SWEEP
     if not backend.reasons_against(problem, outputs, CPU):
-        got = backend.sweep(problem, outputs, given["grad_output"], given["input"], given["weight"])
+        got = backend.bind(problem, outputs)(given["grad_output"], given["input"], given["weight"])
         sums = given["grad_output"].double().sum(dim=(0, *range(2, 2 + problem.ndim))).to(problem.dtype)
         for output, tensor in zip(outputs, got, strict=True):
             assert torch.equal(tensor, sums if output == "grad_bias" else expected[output]), output
@@ -179,11 +179,13 @@ def test_whole_rows_wherever_they_lie(text: str, apart: int) -> None:
         memory = torch.full((sum((n - 1) * s for n, s in zip(t.shape, strides, strict=True)) + 1,), torch.nan)
         placed[slot] = torch.as_strided(memory.to(t.dtype), t.shape, strides).copy_(t)
     for pass_ in PASSES:
-        expected = reference.run(problem, pass_, *(given[slot] for slot in OPERANDS[pass_]))
-        assert torch.equal(backend.run(problem, pass_, *(placed[slot] for slot in OPERANDS[pass_])), expected), pass_
-    got = backend.sweep(problem, SWEEP, placed["grad_output"], placed["input"], placed["weight"])
+        expected = reference.bind(problem, (pass_,))(*(given[slot] for slot in OPERANDS[pass_]))
+        assert torch.equal(backend.bind(problem, (pass_,))(*(placed[slot] for slot in OPERANDS[pass_])), expected), (
+            pass_
+        )
+    got = backend.bind(problem, SWEEP)(placed["grad_output"], placed["input"], placed["weight"])
     for pass_, tensor in zip(("grad_input", "grad_weight"), got, strict=True):
-        assert torch.equal(tensor, reference.run(problem, pass_, *(given[slot] for slot in OPERANDS[pass_]))), pass_
+        assert torch.equal(tensor, reference.bind(problem, (pass_,))(*(given[slot] for slot in OPERANDS[pass_]))), pass_
 
 
 @pytest.mark.parametrize("text", CONFORM)
@@ -198,8 +200,8 @@ def test_channel_lanes_of_a_contiguous_problem() -> None:
     problem = ConvProblem.parse("g6mb2ic6ih5iw7oc6kh3kw3ph1pw1")
     given = {slot: integers(problem, slot) for slot in ("input", "grad_output")}
     apart = {slot: tensor.movedim(1, -1).contiguous().movedim(-1, 1) for slot, tensor in given.items()}
-    got = TritonBackend().run(problem, "grad_weight", apart["grad_output"], apart["input"])
-    expected = ReferenceBackend().run(problem, "grad_weight", given["grad_output"], given["input"])
+    got = TritonBackend().bind(problem, ("grad_weight",))(apart["grad_output"], apart["input"])
+    expected = ReferenceBackend().bind(problem, ("grad_weight",))(given["grad_output"], given["input"])
     assert torch.equal(got, expected)
 
 
@@ -224,17 +226,17 @@ def test_a_sequence_with_its_channels_together_is_read_as_it_lies(text: str, mon
     backend, reference = TritonBackend(), ReferenceBackend()
     given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
     apart = {**given, **{s: given[s].transpose(1, 2).contiguous().transpose(1, 2) for s in ("input", "grad_output")}}
-    expected = {p: reference.run(problem, p, *(given[s] for s in OPERANDS[p])) for p in PASSES}
+    expected = {p: reference.bind(problem, (p,))(*(given[s] for s in OPERANDS[p])) for p in PASSES}
     for pass_ in PASSES:
-        got = backend.run(problem, pass_, *(apart[slot] for slot in OPERANDS[pass_]))
+        got = backend.bind(problem, (pass_,))(*(apart[slot] for slot in OPERANDS[pass_]))
         assert torch.equal(got, expected[pass_]), pass_
         assert got.is_contiguous()
     if problem.has_bias:
         bias = torch.arange(problem.out_channels).to(problem.dtype)
-        got = backend.run(problem, "forward", apart["input"], apart["weight"], bias)
+        got = backend.bind(problem, ("forward",))(apart["input"], apart["weight"], bias)
         assert torch.equal(got, expected["forward"] + bias[:, None])
     if not backend.reasons_against(problem, (*SWEEP, "grad_bias"), CPU):
-        got = backend.sweep(problem, (*SWEEP, "grad_bias"), apart["grad_output"], apart["input"], apart["weight"])
+        got = backend.bind(problem, (*SWEEP, "grad_bias"))(apart["grad_output"], apart["input"], apart["weight"])
         assert torch.equal(got[0], expected["grad_input"])
         assert torch.equal(got[1], expected["grad_weight"])
         assert torch.equal(got[2], given["grad_output"].sum((0, 2)))
@@ -250,8 +252,8 @@ def test_offsets_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
         for pass_ in PASSES:
             operands = [given[slot] for slot in OPERANDS[pass_]]
-            expected = ReferenceBackend().run(problem, pass_, *operands)
-            assert torch.equal(TritonBackend().run(problem, pass_, *operands), expected)
+            expected = ReferenceBackend().bind(problem, (pass_,))(*operands)
+            assert torch.equal(TritonBackend().bind(problem, (pass_,))(*operands), expected)
 
 
 WAYS = [

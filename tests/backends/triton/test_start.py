@@ -72,10 +72,10 @@ def slot(problem: ConvProblem, name: str, shift: int = 0) -> Tensor:
 def call(backend: TritonBackend, problem: ConvProblem, what: str, shift: int = 0) -> None:
     given = {name: slot(problem, name, shift) for name in ("input", "weight", "grad_output")}
     if what in PASSES:
-        backend.run(problem, what, *(given[name] for name in OPERANDS[what]))  # type: ignore[arg-type, index]
+        backend.bind(problem, (what,))(*(given[name] for name in OPERANDS[what]))  # type: ignore[arg-type, index]
     else:
         outputs = ("grad_input", "grad_weight", *(("grad_bias",) if what == "sweep+bias" else ()))
-        backend.sweep(problem, outputs, given["grad_output"], given["input"], given["weight"])  # type: ignore[arg-type]
+        backend.bind(problem, outputs)(given["grad_output"], given["input"], given["weight"])  # type: ignore[arg-type]
 
 
 def seen(entries: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -119,7 +119,7 @@ def test_other_strides_are_another_launch(started: list[tuple[Any, ...]]) -> Non
     backend = TritonBackend()
     weight = torch.zeros(8, 1, 3, 3)
     for rows in (9, 18, 9, 18):
-        backend.run(PROBLEM, "forward", torch.zeros(2, 8, rows, 11)[:, :, :9], weight)
+        backend.bind(PROBLEM, ("forward",))(torch.zeros(2, 8, rows, 11)[:, :, :9], weight)
     arguments = [entry[2] for entry in seen(started)]
     assert arguments[0] == arguments[2] != arguments[1] == arguments[3]
     assert arguments[1][8] == 2 * arguments[0][8]  # the stride of the batch

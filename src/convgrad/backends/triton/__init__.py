@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -22,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ...errors import BackendError
-from ...problem import ConvProblem, Output, Pass
-from ..base import Backend
+from ...problem import ConvProblem, Output
+from ..base import Backend, Kernel
 from . import channel_tiles, patch_tiles, tiles
 from .geometry import geometry
 from .tiles import UNROLLED, UNROLLED_CHANNELS
@@ -113,55 +112,18 @@ class TritonBackend(Backend):
 
     # ---- doing it ----------------------------------------------------------------------------------
 
-    def run(
-        self,
-        problem: ConvProblem,
-        pass_: Pass,
-        a: Tensor,
-        b: Tensor,
-        bias: Tensor | None = None,
-        workspace: Tensor | None = None,
-    ) -> Tensor:
-        return self.bind(problem, pass_)(a, b, bias, workspace)
-
-    def bind(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
-        ready: list[Callable[..., Tensor]] = []  # made at the first call, which is when triton is imported
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        what = outputs[0] if len(outputs) == 1 else "sweep"
+        ready: list[Kernel] = []  # made at the first call, which is when triton is imported
         trusted: set[object] = set()
 
-        def run(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        def run(a: Tensor, b: Tensor, *rest: Tensor | None) -> Any:
             met = (a.device, a.stride(), b.stride())
-            if met not in trusted and self._trust(problem, pass_, a, b):
+            if met not in trusted and self._trust(problem, what, a, b):
                 trusted.add(met)
             if not ready:
-                ready.append(self._made(problem, pass_))
-            return ready[0](a, b, bias, workspace)
-
-        return run
-
-    def sweep(
-        self,
-        problem: ConvProblem,
-        outputs: tuple[Output, ...],
-        grad_output: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        workspace: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        return self.bind_sweep(problem, outputs)(grad_output, input, weight, workspace)
-
-    def bind_sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
-        ready: list[Callable[..., tuple[Tensor, ...]]] = []
-        trusted: set[object] = set()
-
-        def run(
-            grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
-        ) -> tuple[Tensor, ...]:
-            met = (grad_output.device, grad_output.stride(), input.stride())
-            if met not in trusted and self._trust(problem, "sweep", grad_output, input):
-                trusted.add(met)
-            if not ready:
-                ready.append(_bound_sweep(problem, outputs))
-            return ready[0](grad_output, input, weight, workspace)
+                ready.append(self._made(problem, outputs))
+            return ready[0](a, b, *rest)
 
         return run
 
@@ -201,9 +163,9 @@ class TritonBackend(Backend):
 
     # ---- which kernels -----------------------------------------------------------------------------
 
-    def _made(self, problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
-        """A function of (a, b, bias, workspace) for a pass with the problem fixed, without asking for trust."""
-        return _bound(problem, pass_)
+    def _made(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        """What `bind` returns, without asking for trust."""
+        return _bound(problem, outputs)
 
     def _way(self, problem: ConvProblem, what: str, a: Tensor, b: Tensor) -> Any:
         """What tells the kernels of one pass and dtype apart."""
@@ -233,23 +195,18 @@ def against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str
 
 
 def _bound(
-    problem: ConvProblem, pass_: Pass, *, fixed_tiles: bool = False, wide: bool = False
-) -> Callable[..., Tensor]:
-    """A pass with the problem fixed, without asking for trust."""
-    from . import launch
-
-    call = launch.bound(problem, pass_, fixed_tiles=fixed_tiles, wide=wide)
-    if pass_ == "grad_weight":
-        return lambda grad_output, input, bias, workspace: call(input, grad_output, None, workspace)[1]
-    return lambda a, b, bias, workspace: call(a, b, bias)
-
-
-def _bound_sweep(
     problem: ConvProblem, outputs: tuple[Output, ...], *, fixed_tiles: bool = False, wide: bool = False
-) -> Callable[..., tuple[Tensor, ...]]:
+) -> Kernel:
+    """The kernel of one pass or of a sweep, without asking for trust."""
     from . import launch
 
+    if len(outputs) == 1:
+        what: Any = outputs[0]
+        call = launch.bound(problem, what, fixed_tiles=fixed_tiles, wide=wide)
+        if outputs == ("grad_weight",):
+            return lambda grad_output, input, bias=None, workspace=None: call(input, grad_output, None, workspace)[1]
+        return lambda a, b, bias=None, workspace=None: call(a, b, bias)
     if "grad_bias" in outputs:
         return launch.bound(problem, "sweep+bias", fixed_tiles=fixed_tiles, wide=wide)
     call = launch.bound(problem, "sweep", fixed_tiles=fixed_tiles, wide=wide)
-    return lambda grad_output, input, weight, workspace: call(grad_output, input, weight, workspace)[:2]
+    return lambda grad_output, input, weight, workspace=None: call(grad_output, input, weight, workspace)[:2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ... import settings
 from ...problem import ConvProblem, Output, Pass
-from ..base import Arithmetic, capability
+from ..base import Arithmetic, Kernel, capability
 from . import TritonBackend
 from .bands import LEAST_COLUMNS, Precision, advantage, align, share_elements
 from .geometry import geometry, needs_wide, view_5d
@@ -76,9 +75,11 @@ class TritonBandedBackend(TritonBackend):
         return 2 * scalar if advantage(problem, precision(problem.dtype, device)) >= 2 else 0.0
 
     def _made(
-        self, problem: ConvProblem, pass_: Pass, *, fixed_tiles: bool = False, wide: bool = False
-    ) -> Callable[..., Tensor]:
+        self, problem: ConvProblem, outputs: tuple[Output, ...], *, fixed_tiles: bool = False, wide: bool = False
+    ) -> Kernel:
         from . import banded_launch
+
+        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
 
         def run(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
             way = precision(problem.dtype, a.device)

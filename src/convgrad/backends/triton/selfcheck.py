@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...problem import ConvProblem, Output, Pass
+from ..base import Kernel
 from ..reference import ReferenceBackend
 from .ways import Way, tiny
 
@@ -30,15 +31,15 @@ def first_fault(
     way: Way,
     device: torch.device,
     problem: ConvProblem | None = None,
-    bound: Callable[[ConvProblem, Pass], Callable[..., Tensor]] | None = None,
+    bound: Callable[[ConvProblem, tuple[Output, ...]], Kernel] | None = None,
 ) -> str | None:
     """What is wrong with the kernels behind a pass (or ``"sweep"``) on a device, or None.
 
     Args:
         problem: with an exact answer, if it is not the tiny one of the way.
-        bound: gives a pass as a function of (a, b, bias, workspace), if it is not that of the backend ``triton``.
+        bound: gives the kernel of a pass, if it is not that of the backend ``triton``.
     """
-    from . import _bound, _bound_sweep
+    from . import _bound
 
     problem = problem or tiny(what, dtype, way)
     here = {slot: integers(problem, slot, seed) for seed, slot in enumerate(("input", "weight", "grad_output"))}
@@ -49,17 +50,17 @@ def first_fault(
 
     def expect(pass_: Pass) -> Tensor:
         first, second = _OPERANDS[pass_]
-        return reference.run(problem, pass_, here[first], here[second])
+        return reference.bind(problem, (pass_,))(here[first], here[second])
 
     outputs: tuple[Output, ...] = ("grad_input", "grad_weight") if what == "sweep" else (cast(Output, what),)
     try:
         if what == "sweep":
-            sweep = _bound_sweep(problem, outputs, fixed_tiles=True, wide=way.wide)
+            sweep = _bound(problem, outputs, fixed_tiles=True, wide=way.wide)
             got = sweep(there["grad_output"], there["input"], there["weight"], None)
         else:
             first, second = _OPERANDS[what]
             made = bound or partial(_bound, fixed_tiles=True, wide=way.wide)
-            run = made(problem, cast(Pass, what))  # nothing is tuned for a tiny problem
+            run = made(problem, outputs)  # nothing is tuned for a tiny problem
             got = (run(there[first], there[second], None, None),)
         answers = [tensor.cpu() for tensor in got]
     except Exception as error:  # whatever the compiler or the driver raises: this backend must not be used
