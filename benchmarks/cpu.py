@@ -29,6 +29,7 @@ from torch import Tensor
 
 from convgrad.backends.native import NativeBackend
 from convgrad.engine.ab_timer import Comparison, compare, conditions, keep_memory
+from convgrad.engine.rules import why_native
 from convgrad.problem import ConvProblem, Output, output_length
 
 TABLE = (
@@ -242,23 +243,23 @@ def table(
 ) -> None:
     """One table a layout: ours / the best of PyTorch in ms, and their ratio; below it the summary."""
     for layout, chosen in layouts(problems, wanted):
-        ratios: dict[str, list[tuple[float, float, ConvProblem]]] = {name: [] for name in ASKED}
+        ratios: dict[str, list[tuple[float, bool, ConvProblem]]] = {name: [] for name in ASKED}
         print(f"\n## {title}, {layout}\n")
         print("| problem | " + " | ".join(f"{n} ms" for n in ASKED) + " | of the roofline |\n|---|" + "---|" * 5)
         for p in chosen:
             cells, shares = [], []
             for name, asked in ASKED.items():
                 found = measure(calls(p, asked, bias), seconds)
-                expected = NativeBackend().expected_speedup(p, asked, torch.device("cpu"))
-                ratios[name].append((found.ratio, expected, p))
-                mark = "" if expected > 1 else " *"
+                chosen_here = bool(why_native(p, asked, torch.device("cpu"), torch.get_num_threads()))
+                ratios[name].append((found.ratio, chosen_here, p))
+                mark = "" if chosen_here else " *"
                 cells.append(f"{found.ours * 1e3:.2f} / {found.best * 1e3:.2f} = **{found.ratio:.2f}x**{mark}")
                 shares.append(f"{roofline(p) * len(asked) / found.ours:.0%}")
             print(f"| `{p}` | " + " | ".join(cells) + f" | {', '.join(shares[:3])} |", flush=True)
         print("\n| | geometric mean | worst | worst where chosen | slower where chosen |\n|---|---|---|---|---|")
         for name, seen in ratios.items():
             values = [r for r, _, _ in seen]
-            taken = [r for r, e, _ in seen if e > 1]
+            taken = [r for r, e, _ in seen if e]
             worst = f"{min(taken):.2f}x" if taken else "-"
             mean, slower = (
                 f"{statistics.geometric_mean(values):.2f}x",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Settings", "cpu_flags", "current", "device_flags", "key"]
+__all__ = ["Settings", "cudnn_allows_tf32", "current", "deterministic", "flags", "mkldnn"]
 
 
 class Settings(NamedTuple):
@@ -55,21 +55,11 @@ def current() -> Settings:
     )
 
 
-_deterministic = torch._C._get_deterministic_algorithms
-_mkldnn = torch._C._get_mkldnn_enabled
-_threads = torch.get_num_threads
+#: Whether deterministic algorithms are demanded, and whether oneDNN may be used, without a Python frame.
+deterministic = torch._C._get_deterministic_algorithms
+mkldnn = torch._C._get_mkldnn_enabled
 
 
-def cpu_flags() -> int:
-    """A cheap number that changes whenever the flags that matter on a CPU do."""
-    return 4 * _threads() + 2 * _deterministic() + _mkldnn()
-
-
-def device_flags(*tensors: Tensor | None) -> object:
-    """The devices of the tensors and all flags, hashable."""
-    return (*(None if t is None else t.device for t in tensors), current())
-
-
-def key(like: Tensor) -> object:
+def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
-    return cpu_flags() if like.is_cpu else current()
+    return (torch.get_num_threads(), deterministic(), mkldnn()) if like.is_cpu else current()

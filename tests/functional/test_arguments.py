@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import convgrad
-from convgrad.engine.cache import forget
+from convgrad.engine.cache import invalidate
 
 KINDS: dict[str, Any] = {
     "float": 1.0,
@@ -60,7 +60,7 @@ def test_an_integer_of_another_kind_is_taken_or_refused_as_by_pytorch(
             want = theirs(x, w, **given)
         except (TypeError, RuntimeError) as error:
             want = error
-        forget()
+        invalidate()
         for warm in (False, True):
             if isinstance(want, Tensor):
                 assert torch.allclose(ours(x, w, **given), want, atol=1e-5), (shape, warm)

@@ -169,14 +169,17 @@ def test_the_operator_too_computes_only_what_is_asked_for(counting: Counting) ->
 def kept_elements(x: Tensor, w: Tensor) -> list[tuple[int, ...]]:
     kept: list[tuple[int, ...]] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
-        y = convgrad.conv2d(x, w, padding=1)
+        y = convgrad.conv2d(x, w, padding=1, groups=x.shape[1] // w.shape[1])
     y.sum().backward()
     return kept
 
 
 def test_nothing_is_kept_that_is_not_needed() -> None:
-    x, w = torch.randn(2, 3, 8, 8), torch.randn(5, 3, 3, 3)
-    assert kept_elements(x.clone().requires_grad_(), w) == [w.shape]  # frozen weight: no input
+    for x, w in (
+        (torch.randn(2, 3, 8, 8), torch.randn(5, 3, 3, 3)),
+        (torch.randn(2, 4, 8, 8), torch.randn(4, 1, 3, 3)),
+    ):
+        assert kept_elements(x.clone().requires_grad_(), w) == [w.shape]  # frozen weight: no input
     assert kept_elements(x, w.clone().requires_grad_()) == [x.shape]  # no gradient for the input: no weight
 
 

@@ -19,7 +19,15 @@ from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import pad_input, padded, unpad_input
 from .strides import tidy, usual_strides
 
-__all__ = ["AtenBackend", "aten_backward", "reads_every_stride", "statable", "statable_arguments", "without_slack"]
+__all__ = [
+    "AtenBackend",
+    "aten_backward",
+    "reads_every_stride",
+    "runs_as_stated",
+    "statable",
+    "statable_arguments",
+    "without_slack",
+]
 
 #: PyTorch's own backward, without a Python frame of its own.
 aten_backward: Any = torch.ops.aten.convolution_backward.default._op
@@ -64,9 +72,6 @@ class AtenBackend(Backend):
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
-
-    def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
-        return 1.0
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         if device.type == "cuda" and problem.dtype is torch.float32:
@@ -155,6 +160,12 @@ def statable(problem: ConvProblem) -> ConvProblem:
     ):
         return problem
     return padded(problem).replace(origin="plain")
+
+
+def runs_as_stated(problem: ConvProblem) -> bool:
+    """Whether PyTorch's own operator may be called with the operands as they are: nothing padded, cropped or split."""
+    p = problem
+    return p.dtype.is_floating_point and not p.empty and statable(p) is p and without_slack(p) is p
 
 
 def statable_arguments(problem: ConvProblem) -> tuple[Any, ...]:

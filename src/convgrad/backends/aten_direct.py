@@ -95,9 +95,6 @@ class AtenDirect(Backend):
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
 
-    def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
-        return 0.0
-
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
         made: dict[torch.device, Contract] = {}  # a plan has one device; it is known at the first call

@@ -128,9 +128,3 @@ class Backend(ABC):
     def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
         """Which of its kernels would run, where it has several: for people."""
         return ""
-
-    def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
-        """How many times faster than ATen it is expected to be, from measurements; the rules of choice take the
-        usable backend with the largest value. ATen's own value is 1; 0 means "never unless asked for".
-        """
-        return 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from math import prod
 
 import torch
 from torch import Tensor
@@ -19,9 +18,6 @@ __all__ = ["NativeBackend", "use_instruction_set"]
 
 #: Most input or output channels a group, where a problem is not depthwise.
 MOST_A_GROUP = 16
-
-#: Bytes of all operands and the result, beyond which no cache holds them; as in ``csrc/plan.h``.
-_CACHED_BYTES = 16 << 20
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _OUTPUTS: dict[Output, int] = {"forward": 1, "grad_input": 2, "grad_weight": 4, "grad_bias": 8}
@@ -61,102 +57,10 @@ class NativeBackend(Backend):
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
 
-    def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
-        """What `benchmarks/cpu.py` found, as rules."""
-        if _mostly_padding(problem):
-            return 0.9
-        if not problem.depthwise:
-            return _grouped_speedup(problem, outputs)
-        return _depthwise_speedup(problem, outputs)
-
-
-def _mostly_padding(p: ConvProblem) -> bool:
-    """Whether nearly all of an image is padding, as where a dilation is wider than it: a tile writes the padding out,
-    and may need more memory than there is.
-    """
-    padded = prod(n + max(low, 0) + max(high, 0) for n, (low, high) in zip(p.input_size, p.padding, strict=True))
-    return padded > max(2**18, 16 * prod(p.input_size), 16 * prod(p.output_size))
-
-
-def _depthwise_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
-    """PyTorch has a fast path for plain float32 images on the CPU, and nothing comparable for the weight gradient
-    of a wide kernel, for sequences, volumes, dilation, multipliers and the other dtypes.
-    """
-    taps, pixels = prod(p.kernel_size), prod(p.output_size)
-    one_to_one = p.dtype is torch.float32 and p.in_channels == p.out_channels
-    dilated_volume = p.ndim == 3 and max(p.dilation) > 1
-    if outputs == ("forward",) and p.channels_last and one_to_one and p.symmetric and not dilated_volume:
-        return _channels_last_speedup(p, outputs, taps, pixels)  # at any dilation of an image, and in other volumes too
-    if _off_the_fast_path(p) or ("grad_weight" in outputs and taps >= 16):
-        return 3.0
-    alone = "grad_input" not in outputs
-    if p.channels_last:
-        if "grad_weight" in outputs:
-            return 0.9 if alone and pixels < 36 and torch.get_num_threads() < 4 else 1.2
-        return _channels_last_speedup(p, outputs, taps, pixels)
-    if "grad_weight" in outputs:
-        return 0.9 if alone and 4 < pixels < 16 and torch.get_num_threads() < 4 else 1.5
-    return 0.9 if _many_single_pixels(p, pixels) else 1.2
-
-
-def _many_single_pixels(p: ConvProblem, pixels: int) -> bool:
-    """Whether each thread has tens of thousands of images of next to nothing, one a channel: PyTorch's fixed cost of a
-    call is spread over all of them, what ours sets up for each is not.
-    """
-    return pixels < 4 and p.batch * p.in_channels >= 20_000 * torch.get_num_threads()
-
-
-def _channels_last_speedup(p: ConvProblem, outputs: tuple[Output, ...], taps: int, pixels: int) -> float:
-    """Forward and grad_input in channels_last, where PyTorch's kernels are near the memory's speed for large images and
-    small kernels, and faster than ours on what a cache holds; ours are better at bringing memory in.
-    """
-    if taps > 100:
-        return 1.2
-    if p.ndim != 2 or max(p.stride) > 1 or max(p.dilation) > 1 or p.batch * p.in_channels * pixels < 500_000:
-        return 0.9
-    forward, in_memory = outputs == ("forward",), p.least_bytes > _CACHED_BYTES
-    if pixels <= 1000 and taps <= 9:
-        gains = pixels <= 400 or in_memory or torch.get_num_threads() > 1
-    elif pixels <= 1000:
-        gains = taps >= 49 or pixels > (60 if forward else 200)
-    elif forward:
-        gains = taps > 9
-    else:
-        gains = pixels <= 5000 and (in_memory or taps >= 49)
-    return 1.2 if gains else 0.9
-
 
 def _group(p: ConvProblem) -> tuple[int, int]:
     """Input and output channels of a group."""
     return p.in_channels // p.groups, p.out_channels // p.groups
-
-
-def _grouped_speedup(p: ConvProblem, outputs: tuple[Output, ...]) -> float:
-    """What `benchmarks/cpu.py --groups` found: PyTorch is fast for float32 where a group has a multiple of 8 input and
-    of 8 output channels, and an image is small or there is a stride.
-    """
-    strided = max(p.stride) > 1
-    if p.groups == 1:
-        return 0.9  # dense: PyTorch's matrix products are not slow
-    if p.dtype is not torch.float32 or any(channels % 8 for channels in _group(p)):
-        return 1.5
-    if max(p.dilation) > 1 and "grad_weight" in outputs and not strided:
-        return 2.0
-    if strided:
-        return 1.2 if not p.channels_last and torch.get_num_threads() >= 4 else 0.9
-    return 1.1 if prod(p.output_size) >= 700 else 0.9
-
-
-def _off_the_fast_path(p: ConvProblem) -> bool:
-    """Whether PyTorch has no fast CPU kernels for any pass of this depthwise problem."""
-    fast = (
-        p.dtype is torch.float32
-        and p.ndim == 2
-        and p.in_channels == p.out_channels
-        and all(d == 1 for d in p.dilation)
-        and p.symmetric
-    )
-    return not fast
 
 
 class _Call:

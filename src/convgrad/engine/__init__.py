@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..backends import built_in
-from .cache import forget
+from .cache import invalidate
 from .plan import Plan, plan_for
 from .registry import backends, register, unregister
 from .request import active, resume, set_default_backend, use_backend
@@ -12,7 +12,7 @@ __all__ = [
     "Plan",
     "active",
     "backends",
-    "forget",
+    "invalidate",
     "plan_for",
     "register",
     "resume",

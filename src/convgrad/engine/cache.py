@@ -1,38 +1,30 @@
-"""Bounded caches that all forget together when the set of backends changes."""
+"""The one cache of plans: bounded, and emptied whenever a choice may turn out differently."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["BoundedCache", "epoch", "forget"]
+__all__ = ["generation", "invalidate", "plans", "remember"]
 
-_caches: list[BoundedCache] = []
-#: Counts how often everything was forgotten, for those who keep a plan outside of a cache.
-epoch: list[int] = [0]
+_MOST = 4096
 
-
-class BoundedCache(dict[Any, Any]):
-    """A dict that drops its oldest entry when full.
-
-    A look-up is a plain ``dict.get``; only an insertion pays for the bound.
-    """
-
-    def __init__(self, limit: int = 4096) -> None:
-        super().__init__()
-        self.limit = limit
-        _caches.append(self)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        while len(self) >= self.limit:
-            try:
-                self.pop(next(iter(self)), None)
-            except (StopIteration, RuntimeError):  # another thread was faster
-                break
-        super().__setitem__(key, value)
+#: Everything that a call's meaning and choice depend on -> its plan; see `resolve.find`.
+plans: dict[Any, Any] = {}
+#: Counts how often the cache was emptied, for those who keep a plan outside of it.
+generation: list[int] = [0]
 
 
-def forget() -> None:
-    """Empty every cache: a backend came, went or was banned, so every choice must be made again."""
-    epoch[0] += 1
-    for cache in _caches:
-        cache.clear()
+def remember(key: Any, plan: Any) -> None:
+    """Keep a plan; the oldest one goes when there are too many."""
+    while len(plans) >= _MOST:
+        try:
+            plans.pop(next(iter(plans)), None)
+        except (StopIteration, RuntimeError):  # another thread was faster
+            break
+    plans[key] = plan
+
+
+def invalidate() -> None:
+    """Empty the cache: a backend came or went, or the default changed, so every choice must be made again."""
+    generation[0] += 1
+    plans.clear()

@@ -18,7 +18,7 @@ class Event(NamedTuple):
     backend: str
     device: str
     reason: str
-    #: Operands that had to be copied into a layout that the backend takes, as "slot: from -> to".
+    #: Operands that had to be copied into a layout that the backend takes, each with its shape and strides.
     copies: tuple[str, ...]
     seconds: float
 

@@ -1,6 +1,6 @@
-"""A plan: the steps that compute the outputs asked for, bound to their problem and ready to be called.
+"""A plan: the kernels that compute the outputs asked for, bound to their problem and ready to be called.
 
-Everything that can be decided once a problem is decided here; a call runs the bound functions and nothing else.
+Everything that can be decided once a problem is decided here; a call runs the bound kernels and nothing else.
 """
 
 from __future__ import annotations
@@ -15,96 +15,138 @@ from torch.autograd.profiler import record_function
 
 from .. import settings
 from .._compat import profiler_enabled
-from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order
-from .cache import BoundedCache
+from ..backends.aten import runs_as_stated, statable_arguments
+from ..calculus import Role
+from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order, passes_of
+from .cache import generation
 from .choice import Step, choose
 from .events import Event, observers, thread
-from .operands import is_prepared, prepare, prepare_bias
-from .request import active
+from .operands import is_prepared, operand_format, prepare, prepare_bias
+from .request import Request, active, resume
 
 __all__ = ["Plan", "plan_for"]
 
+_SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
+#: PyTorch's second derivatives of a convolution in groups take a number of kernel calls that grows with the groups.
+#: Up to here they are as fast as ours (0.55x to 1.0x of our time at 2 to 32 groups; 1.1x at 64, 2.3x at 256).
+_MOST_GROUPS = 32
+
 
 class Plan:
-    """What will run for one problem, one set of outputs and one device.
+    """What runs for one problem, one set of outputs and one device, under the flags and the request of its making.
 
     Attributes:
         problem: what is computed.
         outputs: what is asked for, in the order of ``problem.OUTPUTS``.
         device: where.
         steps: the calls of backends, each with its reason. A ``grad_bias`` that no step yields is a sum.
+        aten: whether PyTorch's own operator, called as it is, computes all of it.
+        arguments: those of PyTorch's own operator, where it does.
+        kernel: of a plan of a single pass, the function of (a, b, bias) that computes it unobserved; after `bind`.
+        form: of a plan of a call, the form that its derivatives contract.
+        request: the `use_backend` request under which it was made.
+        flags, generation: a plan holds as long as neither has changed.
     """
 
-    __slots__ = ("_bound", "_first", "_places", "_program", "_whole", "device", "outputs", "problem", "steps")
+    #: For `Contraction`, to which a plan is a call as any other.
+    yields: Role = "output"
+    transformed = False
+
+    __slots__ = (
+        "_gradients",
+        "_kernels",
+        "_places",
+        "_program",
+        "_pytorch",
+        "_rests",
+        "_transposed",
+        "arguments",
+        "aten",
+        "device",
+        "flags",
+        "form",
+        "generation",
+        "kernel",
+        "outputs",
+        "problem",
+        "request",
+        "steps",
+    )
 
     def __init__(
-        self,
-        problem: ConvProblem,
-        outputs: tuple[Output, ...],
-        device: torch.device,
-        steps: tuple[Step, ...],
+        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, steps: tuple[Step, ...]
     ) -> None:
         self.problem = problem
         self.outputs = outputs
         self.device = device
         self.steps = () if problem.empty else steps
-        self._bound = [_bind(problem, step) for step in self.steps]
-        self._first = self._bound[0] if self._bound else None
-        #: One sweep yields everything.
-        self._whole = len(self.steps) == 1 and self.steps[0].outputs == outputs and len(outputs) > 1
+        one_call = len(self.steps) == 1 and self.steps[0].backend.name == "aten"
+        self.aten = one_call and runs_as_stated(problem)
+        self.arguments = statable_arguments(problem) if self.aten else ()
+        self.kernel: Callable[..., Tensor] = self.contract
+        self.form: Any = None
+        self.request: Request | None = active()
+        self.flags: object = None
+        self.generation = generation[0]
+        self._kernels: list[Callable[..., Any]] | None = None
         #: For each step: which slots it reads, and where among the outputs its results belong.
         self._program = [(_slots_of(step), tuple([outputs.index(o) for o in step.outputs])) for step in self.steps]
-        #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are.
-        self._places = [outputs.index(o) if o in outputs else None for o in gradient_outputs(problem.transposed)]
+        yielded = {o for step in self.steps for o in step.outputs}
+        self._rests = [i for i, output in enumerate(outputs) if output not in yielded]
+        #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are; -1 for none.
+        self._places = [outputs.index(o) if o in outputs else -1 for o in gradient_outputs(problem.transposed)]
+        self._transposed = problem.transposed
+        self._gradients: dict[tuple[bool, bool, bool], Plan] = {}
+        self._pytorch: dict[tuple[bool, bool], bool] = {}
+
+    # ---- running -------------------------------------------------------------------------------------
+
+    def bind(self) -> list[Callable[..., Any]]:
+        """The kernel of each step; bound when first needed, so that a plan may also be only looked at."""
+        if self._kernels is None:
+            self._kernels = [_bind(self.problem, step) for step in self.steps]
+            if self._kernels:
+                self.kernel = self._kernels[0]
+        return self._kernels
 
     def contract(self, a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
         """Run a plan of a single pass.
 
         Shape:
-            - a, b: the operands of the pass, in the order of `Backend.bind`.
+            - a, b: the operands of the pass, in the order of ``Backend.bind``.
             - result: the slot that the pass yields.
         """
-        if observers or profiler_enabled() or self._first is None:
-            return self._contract(a, b, bias)
-        return self._first(a, b, bias)
-
-    def _contract(self, a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-        if self._first is None:
+        if not self.steps:
             return _empty_result(self.problem, self.outputs[0], a, bias)
-        return self._observed(0, (a, b), (a, b, bias))
+        if observers or profiler_enabled():
+            return self._observed(0, (a, b), (a, b, bias))
+        return (self._kernels or self.bind())[0](a, b, bias)
 
-    def all(self, grad_output: Tensor | None, input: Tensor | None, weight: Tensor | None) -> tuple[Tensor, ...]:
-        """Run a plan of any outputs on the three slots; the results in the order of ``outputs``.
+    def gradients(
+        self, grad_output: Tensor, input: Tensor | None, weight: Tensor | None
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Run a plan of gradients, in PyTorch's words: (grad_input, grad_weight, grad_bias), None where not asked for.
 
         Args:
-            grad_output, input, weight: the slots; one that no step reads may be None.
+            grad_output, input, weight: of the user's convolution; one that no step reads may be None. Of a transposed
+                problem grad_output is the slot input, and input the slot grad_output.
         """
-        slots = (grad_output, input, weight)
+        slots: Any = (input, grad_output, weight) if self._transposed else (grad_output, input, weight)
+        kernels = self._kernels or self.bind()
         watched = observers or profiler_enabled()
-        if self._whole and not watched:
-            return self._bound[0](*slots)
-        results: list[Any] = [None] * len(self.outputs)
+        results: list[Any] = [None] * (len(self.outputs) + 1)  # the last one is never filled
         for i, (reads, places) in enumerate(self._program):
-            operands: Any = tuple([slots[r] for r in reads])
-            result = self._observed(i, operands, operands) if watched else self._bound[i](*operands)
+            operands = slots if len(reads) == 3 else (slots[reads[0]], slots[reads[1]])
+            result = self._observed(i, operands, operands) if watched else kernels[i](*operands)
             if len(places) == 1:
                 results[places[0]] = result
             else:
                 for place, one in zip(places, result, strict=True):
                     results[place] = one
-        for i, result in enumerate(results):
-            if result is None:
-                results[i] = self._rest(self.outputs[i], slots)
-        return tuple(results)
-
-    def gradients(self, grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor | None, ...]:
-        """Run a plan of gradients, in PyTorch's words: (grad_input, grad_weight, grad_bias), None where not asked for.
-
-        Of a transposed problem PyTorch's grad_output is the slot input, and its input the slot grad_output.
-        """
-        both = (input, grad_output) if self.problem.transposed else (grad_output, input)
-        found = self.all(*both, weight)
-        return tuple([None if place is None else found[place] for place in self._places])
+        for i in self._rests:
+            results[i] = self._rest(self.outputs[i], slots)
+        one, two, three = self._places
+        return results[one], results[two], results[three]
 
     def _rest(self, output: Output, slots: tuple[Tensor | None, ...]) -> Tensor:
         """What no step yields: the sum that a grad_bias is, or the result of an empty contraction."""
@@ -117,19 +159,48 @@ class Plan:
             return tensor.sum((0, *range(2, p.ndim + 2)))
         return tensor.new_zeros(p.shape_of(p.bias_slot)[1])
 
+    # ---- the backward of a forward plan ------------------------------------------------------------------
+
+    def backward(self, needs: tuple[bool, bool, bool]) -> Plan:
+        """The plan of the gradients that are needed, of (input, weight, bias); made when first needed."""
+        plan = self._gradients.get(needs)
+        if plan is None:
+            with resume(self.request):
+                outputs = gradient_outputs(self._transposed, needs)
+                plan = plan_for(self.problem.replace(has_bias=False), outputs, self.device)
+            self._gradients[needs] = plan
+        return plan
+
+    def autograd_is_pytorchs(self, input: bool, weight: bool) -> bool:
+        """Whether PyTorch's own call, recorded by its own autograd, computes all of it and loses nothing by it.
+
+        Args:
+            input, weight: which of them require a gradient. Where the weight does not, PyTorch would keep an input that
+                nobody needs, so our autograd records.
+        """
+        found = self._pytorch.get((input, weight))
+        if found is None:
+            found = self._pytorch[input, weight] = weight and self._all_pytorchs(input)
+        return found
+
+    def _all_pytorchs(self, input: bool) -> bool:
+        p = self.problem
+        if not self.aten or self.request is not None or p.depthwise or p.groups > _MOST_GROUPS:
+            return False
+        return self.device.type == "cpu" and all(self.backward((input, True, b)).aten for b in {False, p.has_bias})
+
     # ---- for those who watch ---------------------------------------------------------------------
 
     def _observed(self, i: int, operands: tuple[Tensor, ...], args: tuple[Any, ...]) -> Any:
         step = self.steps[i]
-        label = f"convgrad::{'+'.join(step.outputs)}[{step.backend.name}]"
         wait = self.device.type == "cuda" and any(o.synchronize for o in observers)
-        with record_function(label):
+        with record_function(f"convgrad::{'+'.join(step.outputs)}[{step.backend.name}]"):
             if wait:
                 torch.cuda.synchronize(self.device)
             outer, thread.inside = thread.inside, True  # or a convolution of ATen's would be reported once more
             start = time.perf_counter()
             try:
-                result = self._bound[i](*args)
+                result = self.bind()[i](*args)
             finally:
                 thread.inside = outer
             if wait:
@@ -146,44 +217,53 @@ class Plan:
         return result
 
 
-_SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
-
-
 def _slots_of(step: Step) -> tuple[int, ...]:
     """Which of `_SLOTS` a step reads, in the order in which its backend takes them."""
-    reads = OPERANDS[step.outputs[0]] if len(step.outputs) == 1 else _SLOTS  # pyright: ignore[reportArgumentType]
-    return tuple([_SLOTS.index(s) for s in reads])
+    passes = passes_of(step.outputs)
+    return tuple([_SLOTS.index(s) for s in (OPERANDS[passes[0]] if len(passes) == 1 else _SLOTS)])
 
 
 def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
-    """One function that lays out the operands, gives a workspace, adds the bias where the backend does not."""
+    """One function that lays out the operands, gives a workspace, adds the bias where the backend does not.
+
+    It asks of each operand whether it must be copied (`is_prepared`), in as few steps as it can: small convolutions
+    wait for nothing else.
+    """
     backend = step.backend
+    kernel = backend.bind(problem, step.outputs)
     size = backend.workspace(problem, step.outputs)
-    as_they_are = "any" in backend.layouts and not size
+    one_pass = len(passes_of(step.outputs)) == 1
+    fused = backend.fuses_bias(problem)
+    if "any" in backend.layouts and not size and (fused or not one_pass):
+        return kernel
+    layout = operand_format(backend, problem)
+    ask_all = layout is None or problem.dtype.is_complex  # any strides will do, or a lazy conjugate is possible
+    layout = layout or torch.contiguous_format
+    channels = (-1, *(1,) * problem.ndim)
 
     def scratch(like: Tensor) -> Tensor | None:
         return torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
 
-    kernel = backend.bind(problem, step.outputs)
-    if len(step.outputs) > 1:
-
-        def run_sweep(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-            slots = [prepare(backend, problem, t) for t in (grad_output, input, weight)]
-            return kernel(*slots, scratch(weight))
-
-        return kernel if as_they_are else run_sweep
-    fused = backend.fuses_bias(problem)
-    channels = (-1, *(1,) * problem.ndim)
+    def run_sweep(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        if ask_all or not grad_output.is_contiguous(memory_format=layout) or grad_output.is_neg():
+            grad_output = prepare(backend, problem, grad_output)
+        if ask_all or not input.is_contiguous(memory_format=layout) or input.is_neg():
+            input = prepare(backend, problem, input)
+        if ask_all or not weight.is_contiguous(memory_format=layout) or weight.is_neg():
+            weight = prepare(backend, problem, weight)
+        return kernel(grad_output, input, weight, scratch(weight) if size else None)
 
     def run_pass(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-        a, b = prepare(backend, problem, a), prepare(backend, problem, b)
-        if bias is None:
-            return kernel(a, b, None, scratch(a))
-        if fused:
-            return kernel(a, b, prepare_bias(bias), scratch(a))
-        return kernel(a, b, None, scratch(a)).add_(bias.view(channels))
+        if ask_all or not a.is_contiguous(memory_format=layout) or a.is_neg():
+            a = prepare(backend, problem, a)
+        if ask_all or not b.is_contiguous(memory_format=layout) or b.is_neg():
+            b = prepare(backend, problem, b)
+        if bias is None or not fused:
+            result = kernel(a, b, None, scratch(a) if size else None)
+            return result if bias is None else result.add_(bias.view(channels))
+        return kernel(a, b, prepare_bias(bias), scratch(a) if size else None)
 
-    return kernel if as_they_are and fused else run_pass
+    return run_pass if one_pass else run_sweep
 
 
 def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tensor | None) -> Tensor:
@@ -195,20 +275,12 @@ def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tens
     return result.contiguous(memory_format=problem.memory_format)
 
 
-_plans = BoundedCache()
-
-
 def plan_for(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Plan:
-    """The plan under the flags and the request in force; made once and remembered.
+    """A new plan under the flags and the request in force. The plan of a call comes from `resolve`, which keeps it.
 
     Raises:
         BackendError: a requested backend cannot compute the outputs, or none can.
     """
-    flags = settings.current()
-    key = (problem, outputs, device, active(), flags)
-    plan = _plans.get(key)
-    if plan is None:
-        outputs = in_order(outputs)
-        steps = () if problem.empty else choose(problem, outputs, device, flags, active())
-        plan = _plans[key] = Plan(problem, outputs, device, steps)
-    return plan
+    outputs = in_order(outputs)
+    steps = () if problem.empty else choose(problem, outputs, device, settings.current(), active())
+    return Plan(problem, outputs, device, steps)

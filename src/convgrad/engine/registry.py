@@ -7,19 +7,17 @@ import torch
 from ..backends.base import Backend
 from ..problem import ConvProblem, Output
 from ..settings import Settings
-from .cache import forget
+from .cache import invalidate
 
-__all__ = ["backends", "ban", "get", "reasons_against", "register", "unban", "unregister"]
+__all__ = ["backends", "get", "reasons_against", "register", "unregister"]
 
 _backends: dict[str, Backend] = {}
-_bans: dict[tuple[str, str], str] = {}
 
 
 def register(backend: Backend) -> None:
     """Add a backend, or replace the one of the same name."""
     _backends[backend.name] = backend
-    unban(backend.name)
-    forget()
+    invalidate()
 
 
 def unregister(name: str) -> None:
@@ -32,7 +30,7 @@ def unregister(name: str) -> None:
         raise KeyError("the backend 'aten' is what everything falls back to and cannot be removed")
     get(name)
     del _backends[name]
-    forget()
+    invalidate()
 
 
 def backends() -> dict[str, Backend]:
@@ -52,20 +50,6 @@ def get(name: str) -> Backend:
         raise KeyError(f"no backend is called {name!r}; there are {', '.join(_backends)}") from None
 
 
-def ban(name: str, device: torch.device, reason: str) -> None:
-    """Never use this backend on this type of device again in this process. ATen is never banned."""
-    if name != "aten":
-        _bans[name, device.type] = reason
-        forget()
-
-
-def unban(name: str) -> None:
-    """Forget every ban of this backend."""
-    for key in [k for k in _bans if k[0] == name]:
-        del _bans[key]
-    forget()
-
-
 def reasons_against(
     backend: Backend,
     problem: ConvProblem,
@@ -74,16 +58,13 @@ def reasons_against(
     settings: Settings,
 ) -> list[str]:
     """Every reason why a backend cannot compute these outputs here and now; empty means usable."""
-    reasons: list[str] = []
-    banned = _bans.get((backend.name, device.type))
-    if banned:
-        reasons.append(f"banned in this process: {banned}")
     passes = [o for o in outputs if o != "grad_bias"]
     missing = [p for p in passes if p not in backend.passes]
     if missing:
-        return [*reasons, f"it has no {' and no '.join(missing)}"]
+        return [f"it has no {' and no '.join(missing)}"]
     if len(passes) > 1 and outputs not in backend.sweeps:
-        return [*reasons, f"it does not compute {' and '.join(outputs)} in one sweep"]
+        return [f"it does not compute {' and '.join(outputs)} in one sweep"]
+    reasons: list[str] = []
     if settings.must_be_deterministic and not backend.deterministic:
         reasons.append("deterministic algorithms are demanded and it does not repeat its bits")
     if device.type == "cuda" and not backend.capture_safe and _capturing():

@@ -11,9 +11,9 @@ from torch.compiler import is_dynamo_compiling
 
 from ..problem import Pass
 from . import registry
-from .cache import forget
+from .cache import invalidate
 
-__all__ = ["Request", "active", "asked", "request_for", "resume", "set_default_backend", "traced", "use_backend"]
+__all__ = ["Request", "active", "request_for", "requested", "resume", "set_default_backend", "traced", "use_backend"]
 
 
 class Request(NamedTuple):
@@ -36,8 +36,8 @@ _default: Request | None = None
 traced: list[Request] = []
 
 
-#: The request of this thread or task, without the process default.
-asked: Callable[[], Request | None] = _task.get
+#: The request of this thread or task, without the process default (which empties the cache when it changes).
+requested: Callable[[], Request | None] = _task.get
 
 
 def active() -> Request | None:
@@ -134,4 +134,4 @@ def set_default_backend(name: str | None) -> None:
     """
     global _default  # noqa: PLW0603
     _default = _request(name, None, None, None)
-    forget()
+    invalidate()

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..calculus import sum_of_bias
-from ..ops import kernels
-from ..ops.asked import operator
-from ..ops.eager import is_eager
 from ..shapes import check_rank
 from ..validation import refuse_nested
 from ._arguments import (
@@ -24,7 +20,7 @@ from ._arguments import (
     stands_for_tensors,
     transpose_arguments,
 )
-from ._call import run
+from ._call import gradient, run
 
 __all__ = ["convolution", "convolution_backward", "grad_bias", "grad_input", "grad_weight"]
 
@@ -124,9 +120,7 @@ def grad_input(
     )
     other = weight.conj() if weight.is_complex() else weight
     rest = (sizes(input_size, "input_size"), *arguments)
-    if is_eager(grad_output, weight) and not _moves(grad_output, weight):
-        return kernels.grad_input(grad_output, other, *rest)
-    return operator("grad_input")(grad_output, other, *rest)
+    return gradient("grad_input", rest, grad_output, other)
 
 
 def grad_weight(
@@ -166,9 +160,7 @@ def grad_weight(
     size = sizes(weight_size, "weight_size")
     rest = (size, *all_arguments(len(size) - 2, size, stride, padding, dilation, transposed, output_padding, groups))
     other = input.conj() if input.is_complex() else input
-    if is_eager(grad_output, input) and not _moves(grad_output, input):
-        return kernels.grad_weight(grad_output, other, *rest)
-    return operator("grad_weight")(grad_output, other, *rest)
+    return gradient("grad_weight", rest, grad_output, other)
 
 
 def grad_bias(grad_output: Tensor) -> Tensor:
@@ -228,11 +220,5 @@ def convolution_backward(
     )
     if input.is_complex():
         input, weight = input.conj(), weight.conj()
-    bias_size = None if bias_sizes is None else tuple(bias_sizes)
-    if is_eager(grad_output, input, weight) and not _moves(grad_output, input, weight):
-        return kernels.gradients(grad_output, input, weight, bias_size, arguments, tuple(output_mask))
-    return operator("convolution_backward")(grad_output, input, weight, bias_size, *arguments, output_mask)
-
-
-def _moves(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    rest = (None if bias_sizes is None else list(bias_sizes), *arguments, list(output_mask))
+    return gradient("convolution_backward", rest, grad_output, input, weight)

@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import settings
 from .._compat import channels_last_of
-from ..engine.choice import choose
-from ..engine.request import active
+from ..engine import plan_for
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, ConvProblem, Output
 from ..shapes import conv_geometry, convolution_shape, problem_of
@@ -93,7 +91,7 @@ def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:
     calls = [forward, tuple(backward), *((o,) for o in backward if o != "grad_bias")]
     for outputs in calls:
         try:
-            steps = choose(problem.replace(has_bias=False), outputs, device, settings.current(), active())
+            steps = plan_for(problem.replace(has_bias=False), outputs, device).steps
         except ConvgradError:
             continue
         if any(step.backend.name != "aten" for step in steps):

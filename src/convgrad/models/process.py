@@ -12,19 +12,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from marshal import dumps
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from .._compat import cpu_convolution, function_modes, jit_tracing, profiler_enabled
-from ..engine.cache import BoundedCache
+from .._compat import cpu_convolution, function_modes, jit_tracing, profiler_enabled, record
+from ..engine.cache import remember
 from ..engine.events import Event, observers, thread
+from ..engine.plan import Plan
 from ..engine.request import active
+from ..engine.resolve import find, make
+from ..errors import BackendError, ConvgradError
+from ..shapes import conv_geometry
+from ..validation import check_backward, check_operands
 from .dispatch import Override, original_kernel
-from .routes import Route, backward_route, forward_route, inside
 
 __all__ = ["takeover", "watch_stock"]
 
@@ -80,59 +83,41 @@ def _keys() -> tuple[str, ...]:
 # ---- the kernels ---------------------------------------------------------------------------------
 # These two functions are paid for at every call.
 
-#: Calls that are PyTorch's own whatever is not in this key: the bytes of the arguments, the sizes, the dtype. What else
-#: may be wrong with their operands, PyTorch says.
-_settled = BoundedCache()
+
+class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator would cost several microseconds more
+    """Convolutions in this block are PyTorch's own, and nothing is recorded for autograd, which lies above."""
+
+    __slots__ = ("_recorded",)
+
+    def __enter__(self) -> None:
+        thread.inside = True
+        self._recorded = torch.is_grad_enabled()
+        record(False)
+
+    def __exit__(self, *exception: object) -> None:
+        record(self._recorded)
+        thread.inside = False
 
 
 def _forward_kernel(router: _Router, original: Original, short: Original | None) -> Callable[..., Tensor]:
     """The kernel for aten::convolution; ``short`` computes what ``original`` does, and starts faster."""
 
-    def convolution(
-        keyset: Any,
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: Ints,
-        padding: Ints,
-        dilation: Ints,
-        transposed: bool,
-        output_padding: Ints,
-        groups: int,
-    ) -> Tensor:
-        rest: Any = (stride, padding, dilation, transposed, output_padding, groups)
+    def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *raw: Any) -> Tensor:
         watched = observers or profiler_enabled()
         if thread.inside or not (router.taking or watched) or jit_tracing() is not None:
-            return original(keyset, input, weight, bias, *rest)
-        known = None if watched else (dumps(rest, 2), input.shape, weight.shape, input.dtype)
-        if known in _settled and input.is_cpu and active() is None:
-            if short is None or function_modes():  # those see what is called from Python
-                return original(keyset, input, weight, bias, *rest)
-            return short(
-                input,
-                weight,
-                bias,
-                stride,
-                padding,
-                dilation,
-                transposed,
-                output_padding,
-                groups,
-                False,
-                False,
-                False,
-                False,
-            )
-        arguments = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
-        route = forward_route(router.taking, input, weight, bias, arguments)
-        if known is not None and route is not None and route.is_settled:
-            _settled[known] = True
-        if route is None or (route.is_stock and not watched):
-            return original(keyset, input, weight, bias, *rest)
-        with inside():
-            if route.plan is not None:
-                return route.plan.contract(input, weight, bias)
-            return _observed(route, input.device, partial(original, keyset, input, weight, bias, *rest))
+            return original(keyset, input, weight, bias, *raw)
+        plan: Any = find("aten::convolution", raw, input, weight, bias, None, True)
+        if plan.__class__ is tuple:
+            with inside():
+                plan = _plan_forward(plan, raw, input, weight, bias)
+        if plan is not None and router.taking and not plan.aten:
+            with inside():
+                return plan.contract(input, weight, bias)
+        if plan is not None and watched:
+            return _observed(plan, partial(original, keyset, input, weight, bias, *raw))
+        if short is None or not input.is_cpu or function_modes():  # those see what is called from Python
+            return original(keyset, input, weight, bias, *raw)
+        return short(input, weight, bias, *raw, False, False, False, False)
 
     return convolution
 
@@ -148,40 +133,81 @@ def _backward_kernel(router: _Router, original: Original) -> Callable[..., Any]:
         watched = observers or profiler_enabled()
         if thread.inside or not (router.taking or watched) or jit_tracing() is not None:
             return original(keyset, grad_output, input, weight, bias_sizes, *rest)
-        written: Any = (bias_sizes, rest)
-        known = None if watched else (dumps(written, 2), grad_output.shape, input.shape, weight.shape, input.dtype)
-        if known in _settled and input.is_cpu and active() is None:
-            return original(keyset, grad_output, input, weight, bias_sizes, *rest)
-        stride, padding, dilation, transposed, output_padding, groups, mask = rest
-        arguments = (tuple(stride), tuple(padding), tuple(dilation), transposed, tuple(output_padding), groups)
-        sizes = tuple(bias_sizes or ()) if mask[2] else None  # autograd states the sizes of a missing bias as [0]
-        route = backward_route(router.taking, grad_output, input, weight, sizes, arguments, tuple(mask))
-        if known is not None and route is not None and route.is_settled:
-            _settled[known] = True
-        if route is None or (route.is_stock and not watched):
-            return original(keyset, grad_output, input, weight, bias_sizes, *rest)
-        with inside():
-            if route.plan is not None:
-                return route.plan.gradients(grad_output, input, weight)
-            stock = partial(original, keyset, grad_output, input, weight, bias_sizes, *rest)
-            return _observed(route, input.device, stock)
+        raw = (bias_sizes, *rest)
+        plan: Any = find("aten::convolution_backward", raw, input, weight, grad_output, None, True)
+        if plan.__class__ is tuple:
+            with inside():
+                plan = _plan_backward(plan, raw, input, weight, grad_output)
+        if plan is not None and router.taking and not plan.aten:
+            with inside():
+                return plan.gradients(grad_output, input, weight)
+        if plan is not None and watched:
+            return _observed(plan, partial(original, keyset, grad_output, input, weight, bias_sizes, *rest))
+        return original(keyset, grad_output, input, weight, bias_sizes, *rest)
 
     return convolution_backward
 
 
-def _observed(route: Route, device: torch.device, stock: Callable[[], Any]) -> Any:
+def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
+    """The plan of a call, remembered under its key; None where PyTorch must see the call as it is.
+
+    Raises:
+        BackendError: a backend that was requested by name cannot.
+    """
+    plan = None
+    if len(raw[1]) in (1, weight.dim() - 2) and 0 not in input.shape and not input.is_complex():
+        try:
+            plan = make(None, "convolution", raw, input, weight, bias)
+        except BackendError:
+            if active() is not None:
+                raise
+        except ConvgradError:  # PyTorch says in its own words what is wrong
+            pass
+    remember(key, plan)
+    return plan
+
+
+def _plan_backward(key: Any, raw: Any, input: Tensor, weight: Tensor, grad_output: Tensor) -> Plan | None:
+    """The same for a backward.
+
+    Raises:
+        ShapeError: a grad_output or bias_sizes that PyTorch's own kernel would not check before it reads memory.
+        BackendError: a backend that was requested by name cannot.
+    """
+    bias_sizes, *arguments, mask = raw
+    plan = None
+    try:
+        if len(arguments[1]) not in (1, weight.dim() - 2):
+            raise ConvgradError("PyTorch knows no padding whose low and high sides differ")
+        geometry = conv_geometry(weight.shape, *arguments)
+        check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
+    except ConvgradError:
+        return None
+    sizes = bias_sizes if mask[2] else None  # autograd states the sizes of a missing bias as [0]
+    check_backward(grad_output.shape, input.shape, weight.shape, sizes, geometry, mask)
+    if 0 not in (grad_output.numel(), input.numel()) and any(mask) and not input.is_complex():
+        try:
+            plan = make(None, "convolution_backward", (sizes, *arguments, mask), input, weight, grad_output)
+        except BackendError:
+            if active() is not None:
+                raise
+    remember(key, plan)
+    return plan
+
+
+def _observed(plan: Plan, original: Callable[[], Any]) -> Any:
     """PyTorch's own kernel, with a label for the profiler and a word to everybody who watches."""
-    wait = device.type == "cuda" and any(o.synchronize for o in observers)
-    label = f"convgrad::{'+'.join(route.outputs)}[aten]"
+    wait = plan.device.type == "cuda" and any(o.synchronize for o in observers)
+    label = f"convgrad::{'+'.join(plan.outputs)}[aten]"
     with record_function(label) if profiler_enabled() else nullcontext():
         if wait:
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(plan.device)
         start = time.perf_counter()
-        result = stock()
+        result = original()
         if wait:
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(plan.device)
         seconds = time.perf_counter() - start
-    event = Event(route.problem, route.outputs, "aten", str(device), "PyTorch's own kernel", (), seconds)
+    event = Event(plan.problem, plan.outputs, "aten", str(plan.device), "PyTorch's own kernel", (), seconds)
     for observer in tuple(observers):
         observer(event)
     return result

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .. import settings
 from .._compat import (
     AutoDispatchBelowAutograd,
     after_autograd,
@@ -20,16 +21,21 @@ from .._compat import (
     forward_ad_active,
     functorch_active,
     inner_transforms,
+    is_legacy_batched,
+    profiler_enabled,
     single_level,
     will_execute,
 )
 from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
+from ..engine.cache import generation
+from ..engine.events import observers
+from ..engine.plan import Plan
 from ..engine.request import Request, active, resume
+from ..engine.resolve import layout_of
 from ..shapes import conv_geometry, convolution_shape
 from ..validation import check_backward, refuse_nested
-from . import flops, guests, kernels
+from . import flops, guests
 from .asked import traced_overload
-from .eager import EagerCall
 
 __all__ = ["Call", "Contraction", "apply", "convolution", "convolution_backward", "grad_input", "grad_weight"]
 
@@ -43,14 +49,13 @@ class Call(NamedTuple):
     request: Request | None
     #: A functorch level or a forward-mode level is active.
     transformed: bool = False
-    eager: None = None
 
 
 class Contraction(torch.autograd.Function):
     """Any operator that yields one role, with its derivatives of every order by the calculus."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call | EagerCall, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, call: Call | Plan, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
         """Compute, and keep of the two operands only the one that a derivative will contract."""
         ctx.call = call
         if first.requires_grad and second.requires_grad:
@@ -58,6 +63,9 @@ class Contraction(torch.autograd.Function):
         else:
             _, first_moves, second_moves, _ = ctx.needs_input_grad
             ctx.save_for_backward(first if second_moves else None, second if first_moves else None)
+        if call.__class__ is Plan:
+            contract = call.contract if observers or profiler_enabled() else call.kernel
+            return contract(first, second, bias)
         if not call.transformed:
             return call.below(first, second, bias)
         ctx.save_for_forward(first, second)
@@ -68,10 +76,11 @@ class Contraction(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         """One contraction for each gradient that the running backward pass needs."""
         (cotangent,) = cotangents
-        call, needs = ctx.call, _needed(ctx)
+        call = ctx.call
         first, second = ctx.saved_tensors
-        if call.eager is not None and call.eager.still_holds(cotangent):
-            return (None, *call.eager.gradients(cotangent, first, second, needs))
+        if call.__class__ is Plan and _holds(call, cotangent):
+            return (None, *call.backward(_needed(ctx)).gradients(cotangent, first, second))
+        needs = ctx.needs_input_grad[1:] if torch.compiler.is_compiling() else _needed(ctx)
         if not any(needs):
             return (None,) * 4
         with resume(call.request):
@@ -95,24 +104,35 @@ class Contraction(torch.autograd.Function):
 apply: Callable[..., Any] = super(torch.autograd.Function, Contraction).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def _holds(plan: Plan, cotangent: Tensor) -> bool:
+    """Whether a plan may compute the backward pass: nothing has changed, and nobody differentiates it."""
+    return (
+        not torch.is_grad_enabled()
+        and type(cotangent) is Tensor
+        and generation[0] == plan.generation
+        and not functorch_active()
+        and not dispatch_modes()
+        and not torch.compiler.is_dynamo_compiling()
+        and settings.flags(cotangent) == plan.flags
+        and not cotangent.is_complex()
+        and not is_legacy_batched(cotangent)
+    )
+
+
 def _needed(ctx: Any) -> tuple[bool, bool, bool]:
     """Which of (first, second, bias) the running backward pass needs: also right for ``autograd.grad(y, x)``."""
-    _, first, second, bias = ctx.needs_input_grad
-    if first + second + bias == 1:  # else this would not run
-        return first, second, bias
-    if functorch_active() or torch.compiler.is_compiling():
-        return first, second, bias
-    nodes = ctx.next_functions  # one for each tensor argument, in their order
-    return (
-        first and will_execute(nodes[0][0]),
-        second and will_execute(nodes[1][0]),
-        bias and will_execute(nodes[2][0]),
-    )
+    _, *needs = ctx.needs_input_grad
+    if needs.count(True) > 1 and not functorch_active():  # a single one is needed, or this would not run
+        nodes = ctx.next_functions  # one for each tensor argument, in their order
+        for i in (0, 1, 2):
+            if needs[i]:
+                needs[i] = will_execute(nodes[i][0])
+    return tuple(needs)
 
 
 def _with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
     geometry = conv_geometry(weight.shape, *form.arguments)
-    return form._replace(memory_format=kernels.layout_of(input, weight, geometry))
+    return form._replace(memory_format=layout_of(input, weight, geometry))
 
 
 def _output_shape(form: Form) -> tuple[int, ...]:
@@ -263,7 +283,7 @@ def convolution_backward(
             return op.redispatch(keyset & after_autograd, *tensors, bias_sizes, *arguments)
     geometry = conv_geometry(weight.shape, *rest)
     check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, geometry, mask)
-    options = {"memory_format": kernels.layout_of(input, weight, geometry)}
+    options = {"memory_format": layout_of(input, weight, geometry)}
     ops = torch.ops.convgrad
     return (
         ops.grad_input.default(grad_output, weight, input.shape, *rest, **options) if mask[0] else None,

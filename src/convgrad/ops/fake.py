@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..shapes import conv_geometry, convolution_shape
-from ..validation import check_backward, check_grad_input, check_grad_weight, check_operands
-from .kernels import layout_like, layout_of
+from ..engine.resolve import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 
 __all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
 
@@ -21,54 +19,31 @@ def _empty(shape: Sequence[int], like: Tensor, memory_format: torch.memory_forma
 
 def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
     """The output, without data."""
-    g = conv_geometry(weight.shape, *arguments)
-    shape = convolution_shape(input.shape, weight.shape, None if bias is None else bias.shape, g)
-    check_operands(("input", input), ("weight", weight), ("bias", bias))
-    return _empty(shape, input, layout_of(input, weight, g))
+    call = checked_convolution(input, weight, bias, *arguments)
+    return _empty(call.output_size, input, call.layout)
 
 
 def convolution_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Sequence[int] | None, *arguments: Any
+    grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients that the mask asks for, without data."""
-    *form, output_mask = arguments
-    g = conv_geometry(weight.shape, *form)
-    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, g, output_mask)
-    check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
-    layout = layout_of(input, weight, g)
+    call = checked_backward(grad_output, input, weight, *arguments)
+    g = call.geometry
     channels = weight.shape[1] * g.groups if g.transposed else weight.shape[0]
     return (
-        _empty(input.shape, input, layout) if output_mask[0] else None,
-        _empty(weight.shape, weight, layout) if output_mask[1] else None,
-        input.new_empty(channels) if output_mask[2] else None,
+        _empty(input.shape, input, call.layout) if call.mask[0] else None,
+        _empty(weight.shape, weight, call.layout) if call.mask[1] else None,
+        input.new_empty(channels) if call.mask[2] else None,
     )
 
 
-def grad_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    input_size: Sequence[int],
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
-) -> Tensor:
+def grad_input(grad_output: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """The gradient of the input, without data."""
-    g = conv_geometry(weight.shape, *arguments)
-    check_grad_input(grad_output.shape, weight.shape, input_size, g)
-    check_operands(("grad_output", grad_output), ("weight", weight))
-    layout = memory_format or layout_of(layout_like(input_size, grad_output), weight, g)
-    return _empty(input_size, grad_output, layout)
+    call = checked_grad_input(grad_output, weight, *arguments, **options)
+    return _empty(call.input_size, grad_output, call.layout)
 
 
-def grad_weight(
-    grad_output: Tensor,
-    input: Tensor,
-    weight_size: Sequence[int],
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
-) -> Tensor:
+def grad_weight(grad_output: Tensor, input: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """The gradient of the weight, without data."""
-    g = conv_geometry(weight_size, *arguments)
-    check_grad_weight(grad_output.shape, input.shape, weight_size, g)
-    check_operands(("grad_output", grad_output), ("input", input))
-    weight = _empty(weight_size, input, torch.contiguous_format)
-    return _empty(weight_size, input, memory_format or layout_of(input, weight, g))
+    call = checked_grad_weight(grad_output, input, *arguments, **options)
+    return _empty(call.weight_size, input, call.layout)

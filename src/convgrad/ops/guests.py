@@ -12,12 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import settings
 from .._compat import hint_of, is_guest, is_traced
-from ..backends.aten import without_slack
-from ..engine.choice import choose
-from ..engine.request import active
-from ..problem import ConvProblem, Output, gradient_outputs
+from ..engine.plan import plan_for
+from ..engine.resolve import layout_of
+from ..problem import ConvProblem, gradient_outputs
 from ..shapes import conv_geometry, convolution_shape, problem_of
 from . import fake
 
@@ -101,13 +99,8 @@ def _all_aten(input: Tensor, weight: Tensor, arguments: Sequence[Any], mask: Seq
     problem = _hinted_problem(input, weight, arguments)
     if problem is None or problem.empty:
         return True
-    if without_slack(problem) is not problem:
-        return False  # aten's own operator would corrupt memory
-    outputs: tuple[Output, ...] = (problem.bias_pass,)
-    if mask is not None:
-        outputs = gradient_outputs(problem.transposed, mask)
-    steps = choose(problem, outputs, input.device, settings.current(), active())
-    return all(step.backend.name == "aten" for step in steps)
+    outputs = (problem.bias_pass,) if mask is None else gradient_outputs(problem.transposed, mask)
+    return plan_for(problem, outputs, input.device).aten
 
 
 def _hinted_problem(input: Tensor, weight: Tensor, arguments: Sequence[Any]) -> ConvProblem | None:
@@ -119,7 +112,5 @@ def _hinted_problem(input: Tensor, weight: Tensor, arguments: Sequence[Any]) -> 
     shape = convolution_shape(shapes[0], shapes[1], None, g)  # pyright: ignore[reportArgumentType]
     layout = torch.contiguous_format
     if input.dim() > 3:
-        from .kernels import layout_of
-
         layout = layout_of(input, weight, conv_geometry(weight.shape, *arguments))
     return problem_of(shapes[0], shapes[1], shape, g, dtype=input.dtype, memory_format=layout)  # pyright: ignore[reportArgumentType]

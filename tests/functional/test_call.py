@@ -36,12 +36,37 @@ def test_what_would_lose_something_is_not() -> None:
     x, w = operands()
     assert is_pytorchs(convgrad.conv2d(x, w))
     assert not is_pytorchs(convgrad.conv2d(x, w.detach()))  # PyTorch keeps the input
-    assert not is_pytorchs(convgrad.conv2d(x.detach(), w))  # and the weight
     assert not is_pytorchs(convgrad.conv2d(x, w, padding=(0, 1, 0, 1)))  # it cannot state this
     with convgrad.use_backend("aten"):
         assert not is_pytorchs(convgrad.conv2d(x, w))  # its backward would not know the request
     assert not is_pytorchs(convgrad.conv2d(*operands(8), groups=8))  # depthwise: second derivatives
     assert not is_pytorchs(convgrad.conv2d(*operands(64, channels=128), groups=64))  # for the same reason
+
+
+def test_the_first_layer_of_a_network_is_pytorchs_own() -> None:
+    """Only the weight needs a gradient, and PyTorch keeps nothing that does not live anyway."""
+    x, w = operands()
+    assert is_pytorchs(convgrad.conv2d(x.detach(), w))
+    assert is_pytorchs(convgrad.conv2d(x.detach(), w, torch.randn(8, requires_grad=True)))
+    y = convgrad.conv2d(x.detach(), w)
+    (found,) = torch.autograd.grad(y, w, torch.ones_like(y), create_graph=True)
+    assert torch.equal(found, torch.autograd.grad(torch.conv2d(x.detach(), w), w, torch.ones_like(y))[0])
+
+
+def test_another_number_of_threads_is_another_plan() -> None:
+    """The rules look at it: a plan that was made for one thread does not serve four."""
+    x, w = torch.randn(2, 64, 20, 20), torch.randn(64, 8, 3, 3)
+    before, seen = torch.get_num_threads(), []
+    try:
+        for threads in (1, 4, 1):
+            torch.set_num_threads(threads)
+            with convgrad.trace() as ran:
+                y = convgrad.conv2d(x, w, stride=2, groups=8)
+            seen.append((ran.records[0].backend, y))
+    finally:
+        torch.set_num_threads(before)
+    assert [name for name, _ in seen] == ["aten", "native", "aten"]
+    torch.testing.assert_close(seen[0][1], seen[1][1])
 
 
 def test_a_frozen_bias_changes_nothing() -> None:

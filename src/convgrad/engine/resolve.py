@@ -1,0 +1,261 @@
+"""From a call to its plan: one key, one look-up, and the first time validation, layout, problem and choice.
+
+Every way into the library ends here: the eager functions, the dispatcher's kernels, the takeover of a process. The
+functions ``checked_*`` are the first half alone, on symbolic sizes too: they serve the operators without data as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from marshal import dumps
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Parameter
+
+from .. import settings
+from .._compat import (
+    any_autocast,
+    aten_memory_format,
+    channels_last_of,
+    dispatch_modes,
+    function_modes,
+    functorch_active,
+    jit_tracing,
+    suggests_channels_last,
+)
+from ..backends.aten import reads_every_stride
+from ..backends.strides import tidy
+from ..calculus import Form
+from ..problem import Output, gradient_outputs
+from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
+from ..validation import check_backward, check_grad_input, check_grad_weight, check_operands
+from .cache import plans, remember
+from .plan import Plan, plan_for
+from .request import requested
+
+__all__ = [
+    "Checked",
+    "checked_backward",
+    "checked_convolution",
+    "checked_grad_input",
+    "checked_grad_weight",
+    "find",
+    "layout_of",
+    "make",
+    "resolve",
+]
+
+Ints = Sequence[int]
+_threads, _deterministic, _mkldnn = torch.get_num_threads, settings.deterministic, settings.mkldnn
+
+
+def find(
+    op: str,
+    raw: tuple[Any, ...],
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    memory_format: torch.memory_format | None = None,
+    below: bool = False,
+) -> Plan | tuple[Any, ...] | None:
+    """The plan of a call that was seen before, else its key; None where it has none or may not skip the dispatcher.
+
+    The key holds everything that validation and choice depend on. In it the arguments are bytes as `marshal` writes
+    them, since 1, 1.0 and True are one key to a dictionary but not one argument to PyTorch.
+
+    Args:
+        op: what is called; it says how ``raw`` is read.
+        raw: the arguments as the caller wrote them.
+        a, b, c: the operands.
+        memory_format: the layout of the result, where the caller decides it.
+        below: the call has been through the dispatcher. Otherwise it must be a plain eager one: no subclass, functorch
+            transform, mode, forward-mode level, autocast, compiler or trace.
+    """
+    if not below and (
+        is_dynamo_compiling()  # first: the compiler folds it, and traces nothing of what follows
+        or not (a.__class__ is Tensor or a.__class__ is Parameter)
+        or not (b.__class__ is Parameter or b.__class__ is Tensor)
+        or not (c is None or c.__class__ is Parameter or c.__class__ is Tensor)
+        or functorch_active()
+        or dispatch_modes()
+        or function_modes()
+        or forward_ad._current_level >= 0
+        or any_autocast()
+        or jit_tracing() is not None
+    ):
+        return None
+    try:
+        key = (
+            op,
+            dumps(raw, 2),
+            a.shape,
+            a.stride(),
+            a.dtype,
+            a.device,
+            b.shape,
+            b.stride(),
+            b.dtype,
+            b.device,
+            None if c is None else (c.shape, c.dtype, c.device, c.layout),
+            memory_format,
+            requested(),
+            (_threads(), _deterministic(), _mkldnn()) if a.is_cpu else settings.current(),
+        )
+    except (ValueError, RuntimeError):  # an argument that has no bytes, a tensor that has no strides
+        return None
+    return plans.get(key, key)
+
+
+def resolve(
+    op: str,
+    raw: tuple[Any, ...],
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Plan:
+    """The plan of a call of an operator below the dispatcher: looked up, or made and remembered.
+
+    Args:
+        op: ``convolution`` (a, b, c are input, weight, bias), ``convolution_backward`` (input, weight, grad_output),
+            ``grad_input`` (grad_output, weight) or ``grad_weight`` (grad_output, input).
+        raw: its other arguments, in the operator's order.
+
+    Raises:
+        ConvgradError: the operands do not belong together, or no backend can.
+    """
+    found = find(op, raw, a, b, c, memory_format, True)
+    return found if isinstance(found, Plan) else make(found, op, raw, a, b, c, memory_format)
+
+
+def make(
+    key: tuple[Any, ...] | None,
+    op: str,
+    raw: tuple[Any, ...],
+    a: Tensor,
+    b: Tensor,
+    c: Tensor | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> Plan:
+    """Validate a call of an operator, plan it, and remember the plan under a key."""
+    if op == "convolution":
+        checked, weight = checked_convolution(a, b, c, *raw), b
+    elif op == "convolution_backward":
+        checked, weight = checked_backward(c, a, b, *raw), b  # pyright: ignore[reportArgumentType]
+    elif op == "grad_input":
+        checked, weight = checked_grad_input(a, b, *raw, memory_format=memory_format), b
+    else:
+        checked, weight = checked_grad_weight(a, b, *raw, memory_format=memory_format), None
+    g = checked.geometry
+    problem = problem_of(
+        checked.input_size,
+        checked.weight_size,
+        checked.output_size,
+        g,
+        dtype=a.dtype,
+        memory_format=checked.layout,
+        has_bias=op == "convolution" and c is not None,
+    )
+    outputs: tuple[Output, ...] = (problem.bias_pass,)
+    if op != "convolution":
+        outputs = gradient_outputs(g.transposed, checked.mask)
+    plan = plan_for(problem, outputs, a.device)
+    if weight is not None and reads_every_stride(problem) and tidy(weight) is not weight:
+        plan.aten = False
+    if op == "convolution":
+        plan.form = Form(a.shape, b.shape, raw)
+    plan.flags = settings.flags(a)
+    plan.bind()
+    if key is not None:
+        remember(key, plan)
+    return plan
+
+
+# ---- validation and layout -------------------------------------------------------------------------
+
+
+class Checked(NamedTuple):
+    """A call whose operands belong together, in the words of its user."""
+
+    geometry: Geometry
+    input_size: Ints
+    weight_size: Ints
+    output_size: Ints
+    #: In which PyTorch would return the results.
+    layout: torch.memory_format
+    #: Which gradients are wanted.
+    mask: Sequence[bool] = (True, True, True)
+
+
+def checked_convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Checked:
+    """A convolution's operands, validated: real, fake or meta."""
+    g = conv_geometry(weight.shape, *arguments)
+    shape = convolution_shape(input.shape, weight.shape, None if bias is None else bias.shape, g)
+    check_operands(("input", input), ("weight", weight), ("bias", bias))
+    return Checked(g, input.shape, weight.shape, shape, layout_of(input, weight, g))
+
+
+def checked_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Ints | None, *arguments: Any
+) -> Checked:
+    """The operands of ``convolution_backward``, validated."""
+    *form, mask = arguments
+    g = conv_geometry(weight.shape, *form)
+    check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, g, mask)
+    check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
+    return Checked(g, input.shape, weight.shape, grad_output.shape, layout_of(input, weight, g), mask)
+
+
+def checked_grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Ints,
+    *arguments: Any,
+    memory_format: torch.memory_format | None = None,
+) -> Checked:
+    """The operands of ``grad_input``, validated; without a layout, that of grad_output and weight decides."""
+    g = conv_geometry(weight.shape, *arguments)
+    check_grad_input(grad_output.shape, weight.shape, input_size, g)
+    check_operands(("grad_output", grad_output), ("weight", weight))
+    layout = memory_format or layout_of(_like(input_size, grad_output), weight, g)
+    return Checked(g, input_size, weight.shape, grad_output.shape, layout, (True, False, False))
+
+
+def checked_grad_weight(
+    grad_output: Tensor,
+    input: Tensor,
+    weight_size: Ints,
+    *arguments: Any,
+    memory_format: torch.memory_format | None = None,
+) -> Checked:
+    """The operands of ``grad_weight``, validated."""
+    g = conv_geometry(weight_size, *arguments)
+    check_grad_weight(grad_output.shape, input.shape, weight_size, g)
+    check_operands(("grad_output", grad_output), ("input", input))
+    weight = torch.empty(tuple(weight_size), dtype=input.dtype, device=input.device)
+    layout = memory_format or layout_of(input, weight, g)
+    return Checked(g, input.shape, weight_size, grad_output.shape, layout, (False, True, False))
+
+
+def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format:
+    """The layout in which PyTorch would return the results of this convolution.
+
+    PyTorch is asked with the same padding on both sides, one that leaves room for the kernel and for an output.
+    """
+    wider = min if g.transposed else max
+    padding = tuple(max(wider(low, high), 0) for low, high in g.padding)
+    return aten_memory_format(
+        input, weight, None, g.stride, padding, g.dilation, g.transposed, g.output_padding, g.groups
+    )
+
+
+def _like(shape: Ints, like: Tensor) -> Tensor:
+    """An untouched tensor of this shape in the layout that another suggests, for a question about layouts alone."""
+    memory_format = torch.contiguous_format
+    if like.dim() == len(shape) and suggests_channels_last(like):
+        memory_format = channels_last_of(like.dim() - 2)
+    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)

@@ -1,0 +1,87 @@
+"""The rules: what is taken where nobody requested a backend and no kernel of the user's is there.
+
+PyTorch's own kernels are, except where a rule below says otherwise. Each rule was read off the tables of
+``benchmarks/results/`` (`benchmarks/cpu.py`), where both were timed alternately. There is none for a GPU: nobody has
+measured our kernels on one yet.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from ..problem import ConvProblem, Output
+
+__all__ = ["why_native"]
+
+#: Bytes of all operands and the result beyond which no cache of a processor holds them.
+_CACHED_BYTES = 16 << 20
+
+
+def why_native(p: ConvProblem, outputs: tuple[Output, ...], device: torch.device, threads: int) -> str:
+    """Why the compiled CPU kernels are expected to be faster than PyTorch's; empty where they are not."""
+    if device.type != "cpu" or _mostly_padding(p):
+        return ""
+    return _depthwise(p, outputs, threads) if p.depthwise else _grouped(p, outputs, threads)
+
+
+def _mostly_padding(p: ConvProblem) -> bool:
+    """Nearly all of the image is padding, which our tiles write out."""
+    padded = prod(n + max(low, 0) + max(high, 0) for n, (low, high) in zip(p.input_size, p.padding, strict=True))
+    return padded > max(2**18, 16 * prod(p.input_size), 16 * prod(p.output_size))
+
+
+def _depthwise(p: ConvProblem, outputs: tuple[Output, ...], threads: int) -> str:
+    taps, pixels = prod(p.kernel_size), prod(p.output_size)
+    one_to_one = p.dtype is torch.float32 and p.in_channels == p.out_channels and p.symmetric
+    fast = one_to_one and p.ndim == 2 and max(p.dilation) == 1
+    weight_alone = "grad_weight" in outputs and not {"forward", "grad_input"} & {*outputs}
+    few = threads < 4
+    if p.channels_last and outputs == ("forward",) and one_to_one and not (p.ndim == 3 and max(p.dilation) > 1):
+        return _channels_last(
+            p, outputs, taps, pixels, threads
+        )  # PyTorch's is fast for these volumes and dilations too
+    if not fast:
+        return "PyTorch is slow for sequences, volumes, dilation, multipliers, one-sided padding and other dtypes"
+    if "grad_weight" in outputs and taps >= 16:
+        return "PyTorch is slow for the weight gradient of a wide depthwise kernel"
+    if "grad_weight" in outputs:
+        small = pixels < 36 if p.channels_last else 4 < pixels < 16
+        return "" if weight_alone and small and few else "a depthwise weight gradient"
+    if p.channels_last:
+        return _channels_last(p, outputs, taps, pixels, threads)
+    many_single_pixels = pixels < 4 and p.batch * p.in_channels >= 20_000 * threads
+    return "" if many_single_pixels else "a contiguous depthwise image"
+
+
+def _channels_last(p: ConvProblem, outputs: tuple[Output, ...], taps: int, pixels: int, threads: int) -> str:
+    """PyTorch's kernels are near the memory's speed for large images and small kernels, and fast in the cache."""
+    if taps > 100:
+        return "PyTorch is slow for a very large kernel"
+    if p.ndim != 2 or max(p.stride) > 1 or max(p.dilation) > 1 or p.batch * p.in_channels * pixels < 500_000:
+        return ""
+    forward, in_memory = outputs == ("forward",), p.least_bytes > _CACHED_BYTES
+    if pixels <= 1000 and taps <= 9:
+        gains = pixels <= 400 or in_memory or threads > 1
+    elif pixels <= 1000:
+        gains = taps >= 49 or pixels > (60 if forward else 200)
+    elif forward:
+        gains = taps > 9
+    else:
+        gains = pixels <= 5000 and (in_memory or taps >= 49)
+    return "a channels_last depthwise image of this size" if gains else ""
+
+
+def _grouped(p: ConvProblem, outputs: tuple[Output, ...], threads: int) -> str:
+    """Small groups: PyTorch is fast for float32 in multiples of 8 channels on small or strided images."""
+    strided = max(p.stride) > 1
+    if p.groups == 1:
+        return ""
+    if p.dtype is not torch.float32 or any(n // p.groups % 8 for n in (p.in_channels, p.out_channels)):
+        return "PyTorch is slow for groups whose channels are no multiple of 8, and for other dtypes"
+    if max(p.dilation) > 1 and "grad_weight" in outputs and not strided:
+        return "PyTorch is slow for the weight gradient of a dilated kernel"
+    if strided:
+        return "a strided contiguous image in small groups" if not p.channels_last and threads >= 4 else ""
+    return "a large image in small groups" if prod(p.output_size) >= 700 else ""
