@@ -31,7 +31,7 @@ __all__ = [
     "record",
     "single_level",
     "suggests_channels_last",
-    "will_execute",
+    "will_engine_execute",
 ]
 
 _C: Any = torch._C
@@ -95,18 +95,11 @@ def cpu_convolution() -> Callable[..., Tensor] | None:
     return getattr(torch, "_convolution", None)
 
 
-def will_execute(node: Any) -> bool:
-    """Whether the running backward pass needs the gradient that flows into ``node``."""
-    if node is None:
-        return False
-    try:
-        return _C._will_engine_execute_node(node)
-    except RuntimeError:  # no backward pass is running in this thread, or it was asked for no subset
-        return True
-
-
 # ---- autograd and dispatch -------------------------------------------------------------------------
 
+#: Whether the running backward pass needs the gradient that flows into a node. It raises RuntimeError where no backward
+#: pass runs in this thread, and for a leaf that `torch.autograd.grad` was asked for.
+will_engine_execute: Callable[[Any], bool] = _C._will_engine_execute_node
 AutoDispatchBelowAutograd = _C._AutoDispatchBelowAutograd
 after_autograd = _C._after_autograd_keyset
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack

@@ -43,6 +43,7 @@ class Plan:
         aten: whether PyTorch's own operator, called as it is, computes all of it.
         arguments: those of PyTorch's own operator, where it does.
         kernel: of a plan of a single pass, the function of (a, b, bias) that computes it unobserved; after `bind`.
+        backwards, pytorchs: what `backward` and `autograd_is_pytorchs` answered.
         form: of a plan of a call, the form that its derivatives contract.
         request: the `use_backend` request under which it was made.
         flags, generation: a plan holds as long as neither has changed.
@@ -53,15 +54,14 @@ class Plan:
     transformed = False
 
     __slots__ = (
-        "_gradients",
         "_kernels",
         "_places",
         "_program",
-        "_pytorch",
         "_rests",
         "_transposed",
         "arguments",
         "aten",
+        "backwards",
         "device",
         "flags",
         "form",
@@ -69,6 +69,7 @@ class Plan:
         "kernel",
         "outputs",
         "problem",
+        "pytorchs",
         "request",
         "steps",
     )
@@ -96,8 +97,8 @@ class Plan:
         #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are; -1 for none.
         self._places = [outputs.index(o) if o in outputs else -1 for o in gradient_outputs(problem.transposed)]
         self._transposed = problem.transposed
-        self._gradients: dict[tuple[bool, bool, bool], Plan] = {}
-        self._pytorch: dict[tuple[bool, bool], bool] = {}
+        self.backwards: dict[tuple[bool, ...], Plan] = {}
+        self.pytorchs: dict[tuple[bool, bool], bool] = {}
 
     # ---- running -------------------------------------------------------------------------------------
 
@@ -161,14 +162,14 @@ class Plan:
 
     # ---- the backward of a forward plan ------------------------------------------------------------------
 
-    def backward(self, needs: tuple[bool, bool, bool]) -> Plan:
+    def backward(self, needs: tuple[bool, ...]) -> Plan:
         """The plan of the gradients that are needed, of (input, weight, bias); made when first needed."""
-        plan = self._gradients.get(needs)
+        plan = self.backwards.get(needs)
         if plan is None:
             with resume(self.request):
                 outputs = gradient_outputs(self._transposed, needs)
                 plan = plan_for(self.problem.replace(has_bias=False), outputs, self.device)
-            self._gradients[needs] = plan
+            self.backwards[needs] = plan
         return plan
 
     def autograd_is_pytorchs(self, input: bool, weight: bool) -> bool:
@@ -178,16 +179,14 @@ class Plan:
             input, weight: which of them require a gradient. Where the weight does not, PyTorch would keep an input that
                 nobody needs, so our autograd records.
         """
-        found = self._pytorch.get((input, weight))
-        if found is None:
-            found = self._pytorch[input, weight] = weight and self._all_pytorchs(input)
-        return found
-
-    def _all_pytorchs(self, input: bool) -> bool:
         p = self.problem
-        if not self.aten or self.request is not None or p.depthwise or p.groups > _MOST_GROUPS:
-            return False
-        return self.device.type == "cpu" and all(self.backward((input, True, b)).aten for b in {False, p.has_bias})
+        lost = not weight or p.depthwise or p.groups > _MOST_GROUPS or self.request is not None
+        if not self.aten or lost or self.device.type != "cpu":
+            found = False
+        else:
+            found = all(self.backward((input, True, bias)).aten for bias in {False, p.has_bias})
+        self.pytorchs[input, weight] = found
+        return found
 
     # ---- for those who watch ---------------------------------------------------------------------
 

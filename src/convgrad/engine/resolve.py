@@ -61,8 +61,8 @@ def find(
     c: Tensor | None = None,
     memory_format: torch.memory_format | None = None,
     below: bool = False,
-) -> Plan | tuple[Any, ...] | None:
-    """The plan of a call that was seen before, else its key; None where it has none or may not skip the dispatcher.
+) -> Any:
+    """The plan of a call that was seen before, else its key (a tuple); None where it has none or must be dispatched.
 
     The key holds everything that validation and choice depend on. In it the arguments are bytes as `marshal` writes
     them, since 1, 1.0 and True are one key to a dictionary but not one argument to PyTorch.

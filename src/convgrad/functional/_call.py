@@ -49,7 +49,10 @@ def run(
     if _recording():
         first, second = input.requires_grad, weight.requires_grad
         if first or second or (bias is not None and bias.requires_grad):
-            if plan.autograd_is_pytorchs(first, second) and not observers and not profiler_enabled():
+            pytorchs = plan.pytorchs.get((first, second))
+            if pytorchs is None:
+                pytorchs = plan.autograd_is_pytorchs(first, second)
+            if pytorchs and not observers and not profiler_enabled():
                 return _convolution(input, weight, bias, *plan.arguments)
             return apply(plan, input, weight, bias)
     if observers or profiler_enabled():
@@ -82,12 +85,13 @@ def _first_call(
     return run(name, d, normalize, input, weight, bias, raw)
 
 
-def gradient(op: str, raw: tuple[Any, ...], grad_output: Tensor, *others: Tensor) -> Any:
+def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | None = None) -> Any:
     """Compute one call of a gradient operator: without the dispatcher where it is plain and nothing is recorded."""
-    recorded = _recording() and (grad_output.requires_grad or any(t.requires_grad for t in others))
-    if recorded or find(op, raw, grad_output, *others) is None:
-        return operator(op)(grad_output, *others, *raw)
-    return getattr(kernels, op)(grad_output, *others, *raw)
+    operands = (a, b) if c is None else (a, b, c)
+    recorded = _recording() and any(t.requires_grad for t in operands)
+    if recorded or find(op, raw, a, b, c) is None:
+        return operator(op)(*operands, *raw)
+    return getattr(kernels, op)(*operands, *raw)
 
 
 def _not_tensors(name: str, input: object, weight: object, bias: object, raw: tuple[Any, ...]) -> Any:

@@ -24,7 +24,7 @@ from .._compat import (
     is_legacy_batched,
     profiler_enabled,
     single_level,
-    will_execute,
+    will_engine_execute,
 )
 from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
 from ..engine.cache import generation
@@ -55,8 +55,12 @@ class Contraction(torch.autograd.Function):
     """Any operator that yields one role, with its derivatives of every order by the calculus."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call | Plan, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute, and keep of the two operands only the one that a derivative will contract."""
+    def forward(ctx: Any, call: Any, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute, and keep of the two operands only the one that a derivative will contract.
+
+        Args:
+            call: a `Plan`, or a `Call` of an operator that the dispatcher handed over.
+        """
         ctx.call = call
         if first.requires_grad and second.requires_grad:
             ctx.save_for_backward(first, second)
@@ -79,7 +83,9 @@ class Contraction(torch.autograd.Function):
         call = ctx.call
         first, second = ctx.saved_tensors
         if call.__class__ is Plan and _holds(call, cotangent):
-            return (None, *call.backward(_needed(ctx)).gradients(cotangent, first, second))
+            needs = _needed(ctx)
+            plan = call.backwards.get(needs) or call.backward(needs)
+            return (None, *plan.gradients(cotangent, first, second))
         needs = ctx.needs_input_grad[1:] if torch.compiler.is_compiling() else _needed(ctx)
         if not any(needs):
             return (None,) * 4
@@ -126,7 +132,10 @@ def _needed(ctx: Any) -> tuple[bool, bool, bool]:
         nodes = ctx.next_functions  # one for each tensor argument, in their order
         for i in (0, 1, 2):
             if needs[i]:
-                needs[i] = will_execute(nodes[i][0])
+                try:  # noqa: SIM105 - a `with` costs more than the question
+                    needs[i] = will_engine_execute(nodes[i][0])
+                except RuntimeError:  # it was asked for no subset, or for a leaf, which is needed then
+                    pass
     return tuple(needs)
 
 
