@@ -257,6 +257,49 @@ def test_a_nan_that_is_swallowed_or_spread() -> None:
     assert "nonfinite" in aspects_that_fail(Broken(spread))
 
 
+class OfPytorch(Broken):
+    """A kernel of PyTorch's, as far as the check can tell."""
+
+    from_pytorch = True
+
+
+def test_what_pytorch_does_not_promise_of_its_kernels_is_reported_and_no_failure() -> None:
+    def nan_for_inf(p, pass_, a, b, result):
+        return torch.where(result.isinf(), float("nan"), result)
+
+    (result,) = check_problem(OfPytorch(nan_for_inf), TEXT, "forward", aspects=["nonfinite"])
+    assert result.status == "differs"
+    assert "inf in input: 12 NaN and 0 infinite where the reference has 0 NaN and 12 infinite" in result.message
+    (result,) = check_problem(Broken(nan_for_inf), TEXT, "forward", aspects=["nonfinite"])
+    assert result.status == "failed"
+    report = check_backend(OfPytorch(nan_for_inf), [TEXT], outputs=["forward"])
+    assert report.ok
+    assert [r.aspect for r in report.differences] == ["nonfinite"]
+    assert "1 differ in what PyTorch does not promise" in str(report)
+
+
+def test_rounding_of_pytorchs_low_precision_sums_is_reported_and_that_of_any_other_fails() -> None:
+    def rough(p, pass_, a, b, result):
+        return result.mul_(2).round_().div_(2)
+
+    class Low(OfPytorch):
+        def arithmetic(self, problem, pass_, device):
+            return "low-precision accumulation" if problem.dtype is torch.bfloat16 else "direct"
+
+    class Ours(Low):
+        from_pytorch = False
+
+    text = "mb1ic1iw9oc2kw3"
+    for backend, dtype, status in (
+        (Low(rough), "bfloat16", "differs"),
+        (Low(rough), "float32", "failed"),
+        (Ours(rough), "bfloat16", "failed"),
+    ):
+        (result,) = check_problem(backend, f"{text} {dtype}", "forward", aspects=["bound"])
+        assert result.status == status
+    assert "exact" in aspects_that_fail(Low(lambda p, pass_, a, b, result: off_by_one(result)), text=f"{text} bfloat16")
+
+
 def test_passes_that_are_each_plausible_but_not_one_form() -> None:
     def flipped(p, pass_, a, b, result):
         return result.flip(-1).contiguous() if pass_ == "grad_weight" else result

@@ -42,6 +42,7 @@ class AtenBackend(Backend):
 
     name = "aten"
     summary = "what PyTorch itself would run"
+    from_pytorch = True
     sweeps = BOTH_GRADIENTS
     layouts = ("any",)
 

@@ -79,6 +79,7 @@ class AtenDirect(Backend):
 
     #: Values of ``_ConvBackend`` that stand for this backend.
     kinds: frozenset[int] = frozenset()
+    from_pytorch = True
 
     @abstractmethod
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> tuple[Contract, bool]:

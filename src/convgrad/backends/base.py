@@ -85,6 +85,8 @@ class Backend(ABC):
     verified: bool = True
     #: The rules take it wherever it is usable: a user registered it for that.
     preferred: bool = False
+    #: Its kernels are PyTorch's: what they do beyond what PyTorch promises depends on the processor.
+    from_pytorch: bool = False
 
     @abstractmethod
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:

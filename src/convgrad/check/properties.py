@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..problem import PASSES, RESULT, Pass, Slot
-from .case import Case, Failed, Skipped
+from .case import Case, Differs, Failed, Skipped
 from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
 from .operands import Operands, integer_operands, reference
 
-__all__ = ["ASPECTS", "Case", "Failed", "Skipped"]
+__all__ = ["ASPECTS", "Case", "Differs", "Failed", "Skipped"]
 
 Aspect = Callable[[Case], tuple[float, float]]
 
@@ -189,18 +189,23 @@ def nonfinite(case: Case) -> tuple[float, float]:
         spoiled[slot][_index(at, spoiled[slot].shape)] = value
         expected = reference(case.problem, case.pass_, spoiled)
         got = case.run(spoiled).cpu().to(torch.float64)
-        lost = ~expected.isfinite() & got.isfinite()
-        gained = expected.isfinite() & ~got.isfinite()
         if case.arithmetic == "transform":  # it may spread over a tile
-            gained, flipped = torch.zeros_like(gained), torch.zeros_like(gained)
+            wrong = ~expected.isfinite() & got.isfinite()
         else:
-            flipped = expected.isinf() & (got != expected)
-        count = int((lost | gained | flipped).sum())
+            finite = expected.isfinite() & got.isfinite()
+            wrong = ~(finite | (expected == got) | (expected.isnan() & got.isnan()))
+        count = int(wrong.sum())
         if count:
-            raise Failed(
-                f"{value} in {slot}: {int(lost.sum())} elements lost it, {int(gained.sum())} have it wrongly", count
+            raise case.unpromised(
+                f"{value} in {slot}: {_nonfinite(got)} where the reference has {_nonfinite(expected)}; "
+                f"{count} elements differ",
+                count,
             )
     return 0.0, 0.0
+
+
+def _nonfinite(tensor: Tensor) -> str:
+    return f"{int(tensor.isnan().sum())} NaN and {int(tensor.isinf().sum())} infinite"
 
 
 def _index(flat: int, shape: Sequence[int]) -> tuple[int, ...]:

@@ -11,7 +11,8 @@ from ..problem import ConvProblem, Output
 
 __all__ = ["CheckReport", "CheckResult", "Status"]
 
-Status = Literal["passed", "failed", "skipped"]
+#: "differs": a kernel of PyTorch's does what PyTorch does not promise and what ours may not do; it is no failure.
+Status = Literal["passed", "failed", "differs", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class CheckResult:
         problem: what was computed.
         output: the pass, or ``grad_bias``.
         aspect: what was checked: "exact", "bound", "layouts" ...
-        status: "passed", "failed" or "skipped".
-        message: why it failed or was skipped.
+        status: "passed", "failed", "differs" or "skipped".
+        message: why it failed, differs or was skipped.
         worst: the largest error found, or the number of differing elements where none may differ.
         bound: what ``worst`` may be.
         seed: of the operands.
@@ -53,7 +54,7 @@ class CheckResult:
         line = f"{self.status}: {self.backend} {self.output} of {self.problem}: {self.aspect}"
         if self.message:
             line += f": {self.message}"
-        if self.status == "failed":
+        if self.status in ("failed", "differs"):
             line += f"\n  worst {self.worst:.6g}, allowed {self.bound:.6g}, seed {self.seed}\n  repeat: {self.command}"
         return line
 
@@ -75,6 +76,10 @@ class CheckReport:
     @property
     def failures(self) -> tuple[CheckResult, ...]:
         return tuple(r for r in self.results if r.status == "failed")
+
+    @property
+    def differences(self) -> tuple[CheckResult, ...]:
+        return tuple(r for r in self.results if r.status == "differs")
 
     @property
     def first_failure(self) -> CheckResult | None:
@@ -100,7 +105,10 @@ class CheckReport:
 
     def __str__(self) -> str:
         problems = len({r.problem for r in self.results})
-        lines = [f"{self.backend}: {self.passed} checks passed, {len(self.failures)} failed, on {problems} problems"]
+        counts = f"{self.passed} checks passed, {len(self.failures)} failed"
+        if self.differences:
+            counts += f", {len(self.differences)} differ in what PyTorch does not promise"
+        lines = [f"{self.backend}: {counts}, on {problems} problems"]
         if not self.finished:
             lines[0] += " (stopped when the time was up)"
         if self.first_failure is not None:

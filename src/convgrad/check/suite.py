@@ -18,7 +18,7 @@ from ..backends.base import Backend
 from ..engine.registry import get
 from ..problem import OUTPUTS, ConvProblem, Output
 from .problems import default_problems
-from .properties import ASPECTS, Case, Failed, Skipped
+from .properties import ASPECTS, Case, Differs, Failed, Skipped
 from .report import CheckReport, CheckResult, Status
 
 __all__ = ["check_backend", "check_problem", "outputs_of"]
@@ -80,7 +80,8 @@ def _check_aspect(case: Case, name: str, aspect: Callable[[Case], tuple[float, f
     except Skipped as e:
         return _result(case, name, "skipped", message=str(e))
     except Failed as e:
-        return _result(case, name, "failed", message=str(e), worst=e.worst, bound=e.bound)
+        status = "differs" if isinstance(e, Differs) else "failed"
+        return _result(case, name, status, message=str(e), worst=e.worst, bound=e.bound)
     except Exception as e:  # whatever a backend raises is its failure, not ours
         message = f"it raised {type(e).__name__}: {e}{_where(e)}"
         return _result(case, name, "failed", message=message, worst=float("inf"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,29 +34,28 @@ _MOST_FLOPS = 2_000_000
 
 @dataclass
 class Tally:
-    """What a run of checks has found so far."""
+    """What a run of checks has found so far; ``differ``: in what PyTorch does not promise of its kernels."""
 
     asked: int = 0
     done: int = 0
     reduced: int = 0
     passed: int = 0
+    differ: int = 0
     failures: list[CheckResult] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     unread: list[str] = field(default_factory=list)
     why_stopped: str = ""
 
-    def add(self, results: Iterable[CheckResult]) -> list[CheckResult]:
-        """Count results; return those that failed."""
-        failed = []
+    def add(self, results: Sequence[CheckResult]) -> list[CheckResult]:
+        """Count results; return those to show: what failed or differs."""
+        shown = [r for r in results if r.status in ("failed", "differs")]
         for r in results:
-            if r.status == "passed":
-                self.passed += 1
-            elif r.status == "failed":
-                failed.append(r)
-            elif r.aspect == "usable":
+            self.passed += r.status == "passed"
+            self.differ += r.status == "differs"
+            if r.status == "skipped" and r.aspect == "usable":
                 self.skipped[f"{r.backend} {r.output}: {r.message}"] += 1
-        self.failures += failed
-        return failed
+        self.failures += [r for r in shown if r.status == "failed"]
+        return shown
 
     @property
     def status(self) -> int:
@@ -67,6 +66,8 @@ class Tally:
 
     def summary(self, aspects: Iterable[str], seconds: float) -> str:
         text = f"{self.done} of {self.asked} problems: {self.passed} checks passed, {len(self.failures)} failed"
+        if self.differ:
+            text += f", {self.differ} differ in what PyTorch does not promise"
         lines = [f"{text} ({', '.join(aspects)}; {seconds:.0f} s)"]
         if self.why_stopped:
             lines[0] = f"{self.why_stopped} after {lines[0]}"
@@ -100,6 +101,9 @@ def check(
 
     One problem is checked in every aspect, as it is. Many are checked for exactness and the error bound, and a large
     one at a reduced size: the same kernel, stride, dilation, border and groups, fewer images, channels and rows.
+
+    A kernel of PyTorch's that differs in what PyTorch does not promise, such as where infinities become NaN, is told
+    and no failure: that depends on the processor.
 
     Ends with 0 if all is well, 1 if something failed, 2 if a request was not understood, 130 if interrupted (the
     summary so far is printed). Every failure prints the command that repeats it.
@@ -150,14 +154,14 @@ def _check_one(
     aspects: tuple[str, ...],
     tally: Tally,
 ) -> None:
-    """Every asked output of one problem, by every asked backend; failures are printed as they are found."""
+    """Every asked output of one problem, by every asked backend; what fails or differs is printed as it is found."""
     if problem.empty:
         tally.skipped["an empty problem is not given to any backend"] += 1
         return
     for name, output in _pairs(problem, names, outputs, device):
         results = check_problem(name, problem, output, device=device, seed=seed, aspects=aspects)
-        for failure in tally.add(results):
-            print(failure, flush=True)
+        for result in tally.add(results):
+            print(result, flush=True)
 
 
 def _pairs(
