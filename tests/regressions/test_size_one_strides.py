@@ -33,6 +33,24 @@ def test_a_channels_last_weight_of_groups(backend: str, kernel: tuple[int, ...])
         assert torch.equal(conv(input.contiguous(memory_format=layout), odd, groups=2), expected)
 
 
+@pytest.mark.parametrize("backend", ["im2col", "native", "aten"])
+@pytest.mark.parametrize("input_too", [False, True], ids=["grad_weight", "both gradients"])
+def test_the_batch_stride_of_one_image(backend: str, input_too: bool) -> None:
+    """PyTorch 2.13's own kernel for grouped float64 in channels_last takes it for the size of an image."""
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randint(-3, 4, (8, 5, 6), generator=generator).double()
+    input = image.permute(2, 0, 1).unsqueeze(0).requires_grad_(input_too)  # [1, 6, 8, 5], batch stride 6
+    weight = torch.randint(-3, 4, (3, 2, 3, 3), generator=generator).double()
+    weight = weight.contiguous(memory_format=torch.channels_last).requires_grad_()
+    (expected,) = torch.autograd.grad(
+        torch.conv2d(input.detach().contiguous(), weight, padding=1, groups=3).square().sum(), weight
+    )
+    with convgrad.use_backend(backend):
+        convgrad.conv2d(input, weight, padding=1, groups=3).square().sum().backward()
+    assert weight.grad is not None
+    assert torch.equal(weight.grad, expected)
+
+
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("d", [2, 3])
 def test_pytorch_reads_such_strides_of_a_weight_only(d: int, transposed: bool) -> None:
