@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .check.problems import default_problems
-from .check.report import CheckReport, CheckResult
-from .check.suite import check_backend, check_problem, outputs_of
+from .check import CheckReport, CheckResult, check_backend, check_problem, default_problems, outputs_of
 from .problem import ConvProblem, effective_kernel, output_length
 
 if TYPE_CHECKING:

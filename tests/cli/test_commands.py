@@ -155,7 +155,7 @@ def test_explain_a_known_model(capsys) -> None:
         (("explian",), "No such command"),
         (("check", "--bad"), "No such option"),
         (("check", SMALL, "-b", "nope"), "no backend is called 'nope'"),
-        (("check", SMALL, "--aspect", "nope"), "unknown aspect"),
+        (("check", SMALL, "--property", "nope"), "unknown property"),
         (("check", "no/such/file"), "is no file"),
         (("names", "cudnn_convolutoin"), "near it: cudnn_convolution"),
     ],
@@ -202,7 +202,7 @@ def _wrong():
     unregister("wrong")
 
 
-def test_check_one_problem_in_every_aspect(capsys) -> None:
+def test_check_one_problem_for_every_property(capsys) -> None:
     status, printed, _ = call(capsys, "check", SMALL, "-b", "reference")
     assert status == 0
     assert "0 failed (exact, again, bound, memory" in printed
@@ -210,7 +210,7 @@ def test_check_one_problem_in_every_aspect(capsys) -> None:
 
 @pytest.mark.usefixtures("_wrong")
 def test_a_failure_prints_the_command_that_repeats_it(capsys) -> None:
-    status, printed, _ = call(capsys, "check", SMALL, "-b", "wrong", "-o", "grad_weight", "--aspect", "exact")
+    status, printed, _ = call(capsys, "check", SMALL, "-b", "wrong", "-o", "grad_weight", "--property", "exact")
     assert status == 1
     (line,) = (x for x in printed.splitlines() if "repeat: " in x)
     import shlex

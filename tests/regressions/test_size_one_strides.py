@@ -1,7 +1,7 @@
 """A stride that no index ever multiplies must not matter: a dimension of size 1 may have any.
 
 PyTorch 2.13 on the CPU (oneDNN) returns wrong numbers, silently, for a grouped convolution whose channels_last weight
-has an odd stride in a dimension of size 1. Found by the check's aspect "layouts".
+has an odd stride in a dimension of size 1. Found by the check's property "layouts".
 """
 
 from __future__ import annotations

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from .memory_guards import PeakMemory, Poison, guarded_copy
 from .problems import default_problems
-from .properties import ASPECTS
+from .properties import PROPERTIES
 from .report import CheckReport, CheckResult
 from .suite import check_backend, check_problem, outputs_of
 
 __all__ = [
-    "ASPECTS",
+    "PROPERTIES",
     "CheckReport",
     "CheckResult",
-    "PeakMemory",
-    "Poison",
     "check_backend",
     "check_problem",
     "default_problems",
-    "guarded_copy",
     "outputs_of",
 ]

@@ -1,9 +1,9 @@
-"""What a check found: one result for each aspect of each output of each problem."""
+"""What a check found: one result for each property of each output of each problem."""
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,13 +17,13 @@ Status = Literal["passed", "failed", "differs", "skipped"]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One aspect of one output of one problem.
+    """One property of one output of one problem.
 
     Attributes:
         backend: its name.
         problem: what was computed.
         output: the pass, or ``grad_bias``.
-        aspect: what was checked: "exact", "bound", "layouts" ...
+        property_name: what was checked: "exact", "bound", "layouts" ...; "usable" where the backend declines.
         status: "passed", "failed", "differs" or "skipped".
         message: why it failed, differs or was skipped.
         worst: the largest error found, or the number of differing elements where none may differ.
@@ -35,13 +35,19 @@ class CheckResult:
     backend: str
     problem: ConvProblem
     output: Output
-    aspect: str
+    property_name: str
     status: Status
     message: str = ""
     worst: float = 0.0
     bound: float = 0.0
     seed: int = 0
     device: str = "cpu"
+
+    @property
+    def aspect(self) -> str:
+        """The old name of ``property_name``."""
+        warnings.warn("CheckResult.aspect is property_name now", DeprecationWarning, stacklevel=2)
+        return self.property_name
 
     @property
     def command(self) -> str:
@@ -51,7 +57,7 @@ class CheckResult:
         return line if self.device == "cpu" else f"{line} --device {self.device}"
 
     def __str__(self) -> str:
-        line = f"{self.status}: {self.backend} {self.output} of {self.problem}: {self.aspect}"
+        line = f"{self.status}: {self.backend} {self.output} of {self.problem}: {self.property_name}"
         if self.message:
             line += f": {self.message}"
         if self.status in ("failed", "differs"):
@@ -75,11 +81,11 @@ class CheckReport:
 
     @property
     def failures(self) -> tuple[CheckResult, ...]:
-        return tuple(r for r in self.results if r.status == "failed")
+        return self._of("failed")
 
     @property
     def differences(self) -> tuple[CheckResult, ...]:
-        return tuple(r for r in self.results if r.status == "differs")
+        return self._of("differs")
 
     @property
     def first_failure(self) -> CheckResult | None:
@@ -87,7 +93,10 @@ class CheckReport:
 
     @property
     def passed(self) -> int:
-        return sum(r.status == "passed" for r in self.results)
+        return len(self._of("passed"))
+
+    def _of(self, status: Status) -> tuple[CheckResult, ...]:
+        return tuple(r for r in self.results if r.status == status)
 
     @property
     def ok(self) -> bool:
@@ -103,24 +112,26 @@ class CheckReport:
         if not self.ok:
             raise AssertionError(str(self))
 
+    @property
+    def counts(self) -> str:
+        """How many checks passed, failed and differ, in words."""
+        differ = len(self.differences)
+        text = f"{self.passed} checks passed, {len(self.failures)} failed"
+        return f"{text}, {differ} differ in what PyTorch does not promise" if differ else text
+
+    def reasons(self, most: int = 5) -> list[str]:
+        """Why problems were not checked, the most frequent reasons first."""
+        counts = Counter(f"{r.backend} {r.output}: {r.message}" for r in self.results if r.property_name == "usable")
+        return [f"not checked: {message} (x{n})" for message, n in counts.most_common(most)]
+
     def __str__(self) -> str:
-        problems = len({r.problem for r in self.results})
-        counts = f"{self.passed} checks passed, {len(self.failures)} failed"
-        if self.differences:
-            counts += f", {len(self.differences)} differ in what PyTorch does not promise"
-        lines = [f"{self.backend}: {counts}, on {problems} problems"]
+        lines = [f"{self.backend}: {self.counts}, on {len({r.problem for r in self.results})} problems"]
         if not self.finished:
             lines[0] += " (stopped when the time was up)"
         if self.first_failure is not None:
-            by_aspect = Counter(f"{r.output} {r.aspect}" for r in self.failures)
-            lines.append("failures: " + ", ".join(f"{name} x{n}" for name, n in by_aspect.most_common()))
+            names = Counter(f"{r.output} {r.property_name}" for r in self.failures)
+            lines.append("failures: " + ", ".join(f"{name} x{n}" for name, n in names.most_common()))
             lines.append(f"first {self.first_failure}")
         elif not self.passed:
-            lines.append("nothing could be checked:")
-            lines += _reasons(self.results)
+            lines += ["nothing could be checked", *self.reasons()]
         return "\n".join(lines)
-
-
-def _reasons(results: Iterable[CheckResult], most: int = 5) -> list[str]:
-    counts = Counter(r.message for r in results if r.status == "skipped")
-    return [f"  {message} (x{n})" for message, n in counts.most_common(most)]

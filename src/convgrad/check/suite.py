@@ -1,16 +1,18 @@
 """The check: is a backend's output right, for this problem, in every respect that the engine relies on?
 
-`check_problem` looks at one output of one problem, aspect after aspect (`aspects.ASPECTS`); `check_backend` does so for
-many problems and reports. A backend is only ever compared with the reference, with itself, and with the error bound of
-the arithmetic that it declares.
+`check_problem` looks at one output of one problem, property after property (`properties.PROPERTIES`); `check_backend`
+does so for many problems and reports. A backend is only ever compared with the reference, with itself, and with the
+error bound of the arithmetic that it declares.
 """
 
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from traceback import extract_tb
+from typing import Any
 
 import torch
 
@@ -18,7 +20,8 @@ from ..backends.base import Backend
 from ..engine.registry import get
 from ..problem import OUTPUTS, ConvProblem, Output
 from .problems import default_problems
-from .properties import ASPECTS, Case, Differs, Failed, Skipped
+from .properties import PROPERTIES
+from .property_check import Differs, Failed, PropertyCheck, Skipped
 from .report import CheckReport, CheckResult, Status
 
 __all__ = ["check_backend", "check_problem", "outputs_of"]
@@ -44,9 +47,10 @@ def check_problem(
     device: torch.device | str = "cpu",
     seed: int = 0,
     repeats: int = 20,
+    properties: Iterable[str] | None = None,
     aspects: Iterable[str] | None = None,
 ) -> list[CheckResult]:
-    """Check one output of one problem in every aspect.
+    """Check every property of one output of one problem.
 
     Args:
         backend: a backend, or the name of a registered one.
@@ -55,37 +59,50 @@ def check_problem(
         device: where to run.
         seed: of the operands.
         repeats: how many runs must agree bit by bit.
-        aspects: which to check, names out of ``ASPECTS``; all of them if not given.
+        properties: which to check, names out of ``PROPERTIES``; all of them if not given.
+        aspects: the old name of ``properties``.
 
     Returns:
-        One result for each aspect; a single skipped one where the backend has reasons against the problem.
+        One result for each property; a single skipped one where the backend has reasons against the problem.
 
     Equivalent to:
         >>> results = check_problem("reference", "g2ic4iw9oc6kw3", "grad_weight")
         >>> {r.status for r in results} <= {"passed", "skipped"}
         True
     """
-    backend = get(backend) if isinstance(backend, str) else backend
-    problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
-    case = Case(backend, problem, output, torch.device(device), seed, repeats)
-    reasons = case.reasons_against()
+    backend, problem = _backend(backend), _problem(problem)
+    check = PropertyCheck(backend, problem, output, torch.device(device), seed, repeats)
+    reasons = check.reasons_against()
     if reasons:
-        return [_result(case, "usable", "skipped", message="; ".join(reasons))]
-    return [_check_aspect(case, name, ASPECTS[name]) for name in (ASPECTS if aspects is None else aspects)]
+        return [_result(check, "usable", "skipped", "; ".join(reasons))]
+    return [_check_property(check, name) for name in _named(properties, aspects)]
 
 
-def _check_aspect(case: Case, name: str, aspect: Callable[[Case], tuple[float, float]]) -> CheckResult:
+def _backend(backend: Backend | str) -> Backend:
+    return get(backend) if isinstance(backend, str) else backend
+
+
+def _problem(problem: ConvProblem | str) -> ConvProblem:
+    return ConvProblem.parse(problem) if isinstance(problem, str) else problem
+
+
+def _named(properties: Iterable[str] | None, aspects: Iterable[str] | None) -> tuple[str, ...]:
+    if aspects is not None:
+        warnings.warn("the argument aspects is named properties now", DeprecationWarning, stacklevel=3)
+        properties = aspects
+    return tuple(PROPERTIES if properties is None else properties)
+
+
+def _check_property(check: PropertyCheck, name: str) -> CheckResult:
     try:
-        worst, bound = aspect(case)
+        worst, bound = PROPERTIES[name](check)
     except Skipped as e:
-        return _result(case, name, "skipped", message=str(e))
+        return _result(check, name, "skipped", str(e))
     except Failed as e:
-        status = "differs" if isinstance(e, Differs) else "failed"
-        return _result(case, name, status, message=str(e), worst=e.worst, bound=e.bound)
+        return _result(check, name, "differs" if isinstance(e, Differs) else "failed", str(e), e.worst, e.bound)
     except Exception as e:  # whatever a backend raises is its failure, not ours
-        message = f"it raised {type(e).__name__}: {e}{_where(e)}"
-        return _result(case, name, "failed", message=message, worst=float("inf"))
-    return _result(case, name, "passed", worst=worst, bound=bound)
+        return _result(check, name, "failed", f"it raised {type(e).__name__}: {e}{_where(e)}", float("inf"))
+    return _result(check, name, "passed", "", worst, bound)
 
 
 def _where(error: Exception) -> str:
@@ -95,21 +112,9 @@ def _where(error: Exception) -> str:
     return f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
 
 
-def _result(
-    case: Case, aspect: str, status: Status, *, message: str = "", worst: float = 0.0, bound: float = 0.0
-) -> CheckResult:
-    return CheckResult(
-        backend=case.backend.name,
-        problem=case.problem,
-        output=case.output,
-        aspect=aspect,
-        status=status,
-        message=message,
-        worst=worst,
-        bound=bound,
-        seed=case.seed,
-        device=str(case.device),
-    )
+def _result(check: PropertyCheck, name: str, status: Status, *found: Any) -> CheckResult:
+    c = check
+    return CheckResult(c.backend.name, c.problem, c.output, name, status, *found, seed=c.seed, device=str(c.device))
 
 
 def check_backend(
@@ -122,6 +127,7 @@ def check_backend(
     progress: Callable[[int, int, ConvProblem], None] | None = None,
     seed: int = 0,
     repeats: int = 20,
+    properties: Iterable[str] | None = None,
     aspects: Iterable[str] | None = None,
 ) -> CheckReport:
     """Check a backend on many problems.
@@ -135,29 +141,27 @@ def check_backend(
         progress: called with (problems done, problems in all, the next problem).
         seed: of the operands.
         repeats: how many runs must agree bit by bit.
-        aspects: which to check, names out of ``ASPECTS``; all of them if not given.
+        properties: which to check, names out of ``PROPERTIES``; all of them if not given.
+        aspects: the old name of ``properties``.
 
     Equivalent to:
         >>> report = check_backend("reference", ["ic2iw5oc3kw3", "g2ic2ih4oc4kh3ph1 float64"])
         >>> report.ok
         True
     """
-    backend = get(backend) if isinstance(backend, str) else backend
-    todo = [
-        ConvProblem.parse(p) if isinstance(p, str) else p
-        for p in (default_problems() if problems is None else problems)
-    ]
-    asked = tuple(outputs) if outputs is not None else outputs_of(backend)
-    chosen = None if aspects is None else tuple(aspects)
-    end = None if seconds is None else time.monotonic() + seconds
+    backend = _backend(backend)
+    todo = [_problem(p) for p in (default_problems() if problems is None else problems)]
+    chosen = outputs_of(backend) if outputs is None else tuple(outputs)
+    names = _named(properties, aspects)
+    end = float("inf") if seconds is None else time.monotonic() + seconds
     results: list[CheckResult] = []
     for done, problem in enumerate(todo):
-        if end is not None and time.monotonic() > end:
+        if time.monotonic() > end:
             return CheckReport(backend.name, tuple(results), finished=False)
         if progress is not None:
             progress(done, len(todo), problem)
-        for output in asked:
+        for output in chosen:
             results += check_problem(
-                backend, problem, output, device=device, seed=seed, repeats=repeats, aspects=chosen
+                backend, problem, output, device=device, seed=seed, repeats=repeats, properties=names
             )
     return CheckReport(backend.name, tuple(results))

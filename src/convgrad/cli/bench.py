@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from .._compat import channels_last_of
-from ..check.suite import check_problem
+from ..check import check_problem
 from ..engine import backends
 from ..engine.ab_timer import compare, conditions, keep_memory
 from ..engine.choice import Step, choose
@@ -140,7 +140,7 @@ def _line(
     if against:
         return _Line(pass_, name, None, None, "", "; ".join(against)), ""
     small = shrunk(problem, _CHECKED_FLOPS)
-    results = check_problem(name, small, pass_, device=device, aspects=("exact", "bound"))
+    results = check_problem(name, small, pass_, device=device, properties=("exact", "bound"))
     failed = [r for r in results if r.status == "failed"]
     if failed:
         return _Line(pass_, name, None, None, "", f"wrong: {failed[0].message}", wrong=True), "not timed"

@@ -11,7 +11,7 @@ from .verify import repeat
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print every aspect of the check; 1 if one failed."""
+    """Print every property of the check; 1 if one failed."""
     parser = argparse.ArgumentParser(prog="python -m convgrad.custom", description=__doc__)
     parser.add_argument("source", help="a script (.py), run up to the registration, or the name of a module")
     parser.add_argument("problem", help="such as g32mb1ic32ih112oc32kh3ph1")

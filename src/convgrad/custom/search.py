@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..check.problems import default_problems
+from ..check import default_problems
 from ..problem import ConvProblem, effective_kernel, output_length
 
 __all__ = ["admitted_problems"]

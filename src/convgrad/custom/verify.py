@@ -9,10 +9,7 @@ from itertools import zip_longest
 
 import torch
 
-from ..check.problems import default_problems
-from ..check.properties import ASPECTS
-from ..check.report import CheckResult
-from ..check.suite import check_problem
+from ..check import PROPERTIES, CheckResult, check_problem, default_problems
 from ..errors import CheckError
 from ..problem import ConvProblem, Output
 from .backend import CustomBackend
@@ -22,7 +19,7 @@ __all__ = ["repeat", "verify"]
 
 #: What a user's kernel is not held to: how much memory it takes beside its result is its own affair, and that two
 #: passes contradict each other does not say which one is wrong; each is compared with the reference anyway.
-_REQUIRED = tuple(a for a in ASPECTS if a not in ("workspace", "adjoint"))
+_REQUIRED = tuple(p for p in PROPERTIES if p not in ("workspace", "adjoint"))
 #: Runs that must agree bit by bit; `convgrad.testing` asks for more, which a registration cannot wait for.
 _REPEATS = 5
 #: How many ways in which one problem fails are told; a kernel that writes where it may not fails in every way.
@@ -58,7 +55,7 @@ def verify(backend: CustomBackend, extra: Sequence[ConvProblem], seconds: float,
     for device, problem, output in todo:
         if time.monotonic() > end:
             break
-        results = check_problem(backend, problem, output, device=device, repeats=_REPEATS, aspects=_REQUIRED)
+        results = check_problem(backend, problem, output, device=device, repeats=_REPEATS, properties=_REQUIRED)
         failures = [r for r in results if r.status == "failed"]
         if failures:
             raise CheckError(_failure(backend, failures, checked, command))
@@ -74,7 +71,7 @@ def repeat(backend: CustomBackend, problem: str, output: Output, device: str = "
     """Check one problem again in every respect, and print what came out; whether nothing failed."""
     results = check_problem(backend, problem, output, device=device, seed=seed)
     for r in results:
-        print(f"{r.status}: {r.aspect}{': ' if r.message else ''}{r.message}")
+        print(f"{r.status}: {r.property_name}{': ' if r.message else ''}{r.message}")
     return all(r.status != "failed" for r in results)
 
 
@@ -105,11 +102,11 @@ def _failure(backend: CustomBackend, failures: list[CheckResult], checked: int, 
         f"{first.backend!r} is refused: its {first.output} of {first.problem} is wrong ({checked} problems passed)"
     ]
     for r in sorted(failures, key=lambda r: "it wrote" not in r.message)[:_SHOWN]:
-        lines.append(f"  {r.aspect}: {r.message}")
+        lines.append(f"  {r.property_name}: {r.message}")
         if r.worst != float("inf"):
             what = f"worst error {r.worst:.6g}, allowed {r.bound:.6g}"
             lines[-1] += f"\n    {f'{r.worst:.0f} where 0 are allowed' if r.bound == 0 else what}"
-    if {r.aspect for r in failures} == {"bound"}:  # right on integers, so only the rounding is in question
+    if {r.property_name for r in failures} == {"bound"}:  # right on integers, so only the rounding is in question
         lines.append(f"  {_ROUNDING}")
     elif first.problem.channels_last and "channels_last" in backend.layouts and "it raised" not in first.message:
         lines.append(

@@ -120,7 +120,7 @@ def test_a_first_call_in_poisoned_memory(pass_: Output) -> None:
     from convgrad.backends.triton import banded_launch
 
     banded_launch._bound.cache_clear()
-    (result,) = check_problem(TritonBandedBackend(), "g2mb1ic2ih4iw10oc2kh3kw9ph1pw4", pass_, aspects=["memory"])
+    (result,) = check_problem(TritonBandedBackend(), "g2mb1ic2ih4iw10oc2kh3kw9ph1pw4", pass_, properties=["memory"])
     assert result.status == "passed", str(result)
 
 
@@ -128,7 +128,7 @@ def test_a_first_call_in_poisoned_memory(pass_: Output) -> None:
 def test_what_is_not_finite_stays_with_its_readers(pass_: str) -> None:
     """A band's zeros meet every value of a row; see `banded`."""
     text = "g2mb1ic2ih6iw20oc2kh3kw9ph1pw3"
-    (result,) = check_problem(TritonBandedBackend(), text, pass_, aspects=["nonfinite"])  # type: ignore[arg-type]
+    (result,) = check_problem(TritonBandedBackend(), text, pass_, properties=["nonfinite"])  # type: ignore[arg-type]
     assert result.status == "passed", str(result)
 
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..backends.base import Arithmetic, Backend
+from ..backends.base import Arithmetic, Backend, Kernel
 from ..engine.operands import prepare
-from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass
+from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass, Slot
 from .bounds import error_bound, reduction_length
 from .operands import (
     Operands,
@@ -25,7 +26,9 @@ from .operands import (
     wide_dtype,
 )
 
-__all__ = ["Case", "Differs", "Failed", "Skipped"]
+__all__ = ["Differs", "Failed", "PropertyCheck", "Skipped", "index_of"]
+
+_T = TypeVar("_T")
 
 #: Bytes that may be taken for odds and ends, such as a bias in another dtype.
 _SLACK = 4096
@@ -48,8 +51,8 @@ class Skipped(Exception):  # noqa: N818 (an outcome)
 
 
 @dataclass(frozen=True)
-class Case:
-    """An output of a problem by a backend on a device."""
+class PropertyCheck:
+    """An output of a problem by a backend on a device: what every property is checked on."""
 
     backend: Backend
     problem: ConvProblem
@@ -71,11 +74,7 @@ class Case:
             raise Skipped("computed in sweeps only")
         return self.output
 
-    @property
-    def passes(self) -> tuple[Pass, ...]:
-        return (self.pass_,)
-
-    def for_pass(self, pass_: Pass) -> Case:
+    def for_pass(self, pass_: Pass) -> PropertyCheck:
         """The same of another pass."""
         return replace(self, output=pass_)
 
@@ -91,56 +90,57 @@ class Case:
         """Why the backend computes this output neither alone nor in a sweep; empty if it does."""
         if self.problem.empty:
             return ["backends are never given an empty problem"]
-        if any(self.output in sweep for sweep in self.usable_sweeps()):
+        if self.usable_sweeps():
             return []
         if self.output in self.backend.passes:
             return self.backend.reasons_against(self.problem, (self.output,), self.device)
         return [f"it does not compute {self.output} of this problem"]
 
     def usable_sweeps(self) -> list[tuple[Output, ...]]:
-        p, d = self.problem, self.device
-        return [s for s in self.backend.sweeps if not p.empty and not self.backend.reasons_against(p, s, d)]
+        """The sweeps that compute this output."""
+        with_output = [s for s in self.backend.sweeps if self.output in s]
+        return [s for s in with_output if not self.backend.reasons_against(self.problem, s, self.device)]
 
     # ---- what it is given ----------------------------------------------------------------------
 
-    def integers(self, passes: tuple[Pass, ...] | None = None) -> Operands:
-        """The same `integer_operands` at every call."""
-        return self._operands(integer_operands, passes or self.passes)
+    def integers(self, *passes: Pass) -> Operands:
+        """`integer_operands` for the pass, or for all of ``passes``: the same at every call."""
+        return self._operands(integer_operands, passes)
 
-    def reals(self, passes: tuple[Pass, ...] | None = None) -> Operands:
-        """The same `real_operands` at every call."""
-        return self._operands(real_operands, passes or self.passes)
+    def reals(self, *passes: Pass) -> Operands:
+        """`real_operands` for the pass, or for all of ``passes``: the same at every call."""
+        return self._operands(real_operands, passes)
 
     def _operands(self, make: Callable[..., Operands], passes: tuple[Pass, ...]) -> Operands:
-        key = (make, passes)
+        passes = passes or (self.pass_,)
+        return self._kept((make, passes), lambda: make(self.problem, passes, self.seed))
+
+    def _kept(self, key: object, make: Callable[[], _T]) -> _T:
+        """What is made once and used by several properties."""
         if key not in self._made:
-            self._made[key] = make(self.problem, passes, self.seed)
+            self._made[key] = make()
         return self._made[key]
 
     @cached_property
-    def _made(self) -> dict[object, Operands]:
+    def _made(self) -> dict[object, Any]:
         return {}
 
     # ---- calling the backend -------------------------------------------------------------------
 
-    @cached_property
-    def bound_run(self) -> Callable[..., Tensor]:
+    def kernel(self, outputs: tuple[Output, ...]) -> Kernel:
         """The function that a plan would keep, and call again and again."""
-        return self.backend.bind(self.problem, self.passes)
+        return self._kept(outputs, lambda: self.backend.bind(self.problem, outputs))
 
     def place(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
 
-    def scratch(self, outputs: tuple[Output, ...] | None = None) -> Tensor | None:
+    def scratch(self, outputs: tuple[Output, ...]) -> Tensor | None:
         """A workspace of the declared size, full of ones: NaN to every floating-point dtype."""
-        size = self.backend.workspace(self.problem, outputs or self.passes)
-        if not size:
-            return None
-        return torch.empty(size, dtype=torch.uint8, device=self.device).fill_(255)
+        size = self.backend.workspace(self.problem, outputs)
+        return torch.full((size,), 255, dtype=torch.uint8, device=self.device) if size else None
 
-    def prepared(self, operands: Operands) -> tuple[Tensor, Tensor]:
-        a, b = (prepare(self.backend, self.problem, self.place(operands[s])) for s in OPERANDS[self.pass_])
-        return a, b
+    def prepared(self, operands: Operands, slots: Sequence[Slot]) -> list[Tensor]:
+        return [prepare(self.backend, self.problem, self.place(operands[s])) for s in slots]
 
     def run(self, operands: Operands, bias: Tensor | None = None) -> Tensor:
         """The pass, by the backend.
@@ -148,8 +148,9 @@ class Case:
         Raises:
             Failed: a result of another shape, dtype, device or layout than the problem's.
         """
-        a, b = self.prepared(operands)
-        return self._checked(self.bound_run(a, b, bias, self.scratch()), self.pass_)
+        outputs = (self.pass_,)
+        a, b = self.prepared(operands, OPERANDS[self.pass_])
+        return self._as_stated(self.kernel(outputs)(a, b, bias, self.scratch(outputs)))
 
     def sweep(self, outputs: tuple[Output, ...], operands: Operands) -> Tensor:
         """The output, out of a sweep.
@@ -157,31 +158,29 @@ class Case:
         Raises:
             Failed: a result of another shape, dtype, device or layout than the problem's.
         """
-        slots = [
-            prepare(self.backend, self.problem, self.place(operands[s])) for s in ("grad_output", "input", "weight")
-        ]
-        results = self.backend.bind(self.problem, outputs)(*slots, self.scratch(outputs))
+        tensors = self.prepared(operands, ("grad_output", "input", "weight"))
+        results = self.kernel(outputs)(*tensors, self.scratch(outputs))
         if len(results) != len(outputs):
             raise Failed(f"the sweep {outputs} returned {len(results)} tensors")
-        return self._checked(results[outputs.index(self.output)], self.output)
+        return self._as_stated(results[outputs.index(self.output)])
 
-    def _checked(self, result: Tensor, output: Output) -> Tensor:
+    def _as_stated(self, result: Tensor) -> Tensor:
         p = self.problem
-        shape = (p.shape_of(p.bias_slot)[1],) if output == "grad_bias" else p.shape_of(RESULT[output])
+        shape = (p.shape_of(p.bias_slot)[1],) if self.output == "grad_bias" else p.shape_of(RESULT[self.output])
         for what, got, expected in (
             ("shape", tuple(result.shape), shape),
             ("dtype", result.dtype, p.dtype),
             ("device", result.device.type, self.device.type),
         ):
             if got != expected:
-                raise Failed(f"the result has {what} {got}, the problem asks for {expected}")
+                raise Failed(f"the result has {what} {got}, the problem says {expected}")
         if "any" in self.backend.layouts:
             # It passes its operands on to ATen, whose layout follows from them. So does the engine's for a problem, by
             # the same rule; but here problems come with a layout of their own.
             return result
-        memory_format = torch.contiguous_format if output == "grad_bias" else p.memory_format
+        memory_format = torch.contiguous_format if self.output == "grad_bias" else p.memory_format
         if not result.is_contiguous(memory_format=memory_format):
-            raise Failed(f"the result has strides {result.stride()}, the problem asks for {memory_format}")
+            raise Failed(f"the result has strides {result.stride()}, the problem says {memory_format}")
         return result
 
     # ---- comparing -----------------------------------------------------------------------------
@@ -204,6 +203,7 @@ class Case:
             Failed: it is wrong.
             Skipped: the output is mostly zero, which proves nothing.
         """
+        where = f" ({where})" if where else ""
         expected, size, length = self._expected(operands)
         if bias is not None:
             added = bias.to(expected.dtype).view(-1, *(1,) * self.problem.ndim)
@@ -215,13 +215,13 @@ class Case:
             return 0.0, 0.0
         allowed = error_bound(arithmetic, self.problem.dtype, length, expected, size)
         error = (got - expected).abs()
-        ratio = torch.where(error == 0, 0.0, error / allowed)
-        worst = float(ratio.nan_to_num(nan=float("inf")).amax())
+        ratio = torch.where(error == 0, 0.0, error / allowed).nan_to_num(nan=float("inf"))
+        worst = float(ratio.amax())
         if not worst <= 1:
-            at = _index(ratio.nan_to_num(nan=float("inf")).argmax(), ratio.shape)
+            at = index_of(int(ratio.argmax()), ratio)
             failed = self.unpromised if arithmetic == "low-precision accumulation" else Failed
             raise failed(
-                _join(f"element {at} is {got[at].item():.9g}, exact is {expected[at].item():.9g}", where),
+                f"element {at} is {got[at].item():.9g}, exact is {expected[at].item():.9g}{where}",
                 float(error[at]),
                 float(allowed[at]),
             )
@@ -233,22 +233,15 @@ class Case:
 
     def _expected(self, operands: Operands) -> tuple[Tensor, Tensor, int]:
         """The exact result, the same of absolute values, and how many products or terms an element sums."""
-        known = self._known.get(id(operands))
-        if known is None or known[0] is not operands:
-            known = self._known[id(operands)] = (operands, self._compute_expected(operands))
-        return known[1]
-
-    @cached_property
-    def _known(self) -> dict[int, tuple[Operands, tuple[Tensor, Tensor, int]]]:
-        return {}
+        # The operands are kept too: their id belongs to them as long as they live.
+        return self._kept(id(operands), lambda: (operands, self._compute_expected(operands)))[1]
 
     def _compute_expected(self, operands: Operands) -> tuple[Tensor, Tensor, int]:
         p = self.problem
         if self.output == "grad_bias":
-            terms = operands[p.bias_slot].cpu()
+            terms = operands[p.bias_slot].cpu().to(wide_dtype(p.dtype))
             dims = (0, *range(2, terms.dim()))
-            length = terms.numel() // max(1, terms.shape[1])
-            return terms.to(wide_dtype(p.dtype)).sum(dims), terms.to(wide_dtype(p.dtype)).abs().sum(dims), length
+            return terms.sum(dims), terms.abs().sum(dims), terms.numel() // max(1, terms.shape[1])
         pass_: Pass = self.output
         return reference(p, pass_, operands), magnitude(p, pass_, operands), reduction_length(p, pass_)
 
@@ -256,13 +249,10 @@ class Case:
         wrong = got != expected
         count = int(wrong.sum())
         if count:
-            at = _index(wrong.flatten().to(torch.uint8).argmax(), wrong.shape)
+            at = index_of(int(wrong.flatten().to(torch.uint8).argmax()), wrong)
             raise Failed(
-                _join(
-                    f"{count} of {wrong.numel()} elements differ, the first at {at}: "
-                    f"{got[at].item()} instead of {expected[at].item()}",
-                    where,
-                ),
+                f"{count} of {wrong.numel()} elements differ, the first at {at}: "
+                f"{got[at].item()} instead of {expected[at].item()}{where}",
                 count,
             )
         read = torch.ones_like(wrong) if self.output == "grad_bias" else structural(self.problem, self.output)
@@ -276,16 +266,13 @@ class Case:
         dtype: a cast, a padded copy and a product, but no matrix of columns.
         """
         p = self.problem
-        if self.backend.workspace(p, self.passes):
+        if self.backend.workspace(p, (self.pass_,)):
             return _SLACK
         padded = [max(n, n + low + high) for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
         elements = p.batch * p.in_channels * prod(padded) + prod(p.weight_shape) + prod(p.output_shape)
         return _SLACK + 3 * (16 if p.dtype.is_complex else 8) * elements
 
 
-def _index(flat: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(i) for i in torch.unravel_index(flat, tuple(shape)))
-
-
-def _join(message: str, where: str) -> str:
-    return f"{message} ({where})" if where else message
+def index_of(flat: int, tensor: Tensor) -> tuple[int, ...]:
+    """The index of an element, from its place among all of a tensor's."""
+    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, device="cpu"), tensor.shape))

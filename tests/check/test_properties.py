@@ -1,0 +1,234 @@
+"""Each property finds what it is there for: backends broken on purpose, in one way only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from convgrad.backends.im2col import Im2colBackend
+from convgrad.backends.reference import ReferenceBackend
+from convgrad.check import check_backend, check_problem
+
+from .broken import TEXT, Broken, OfPytorch, failing_properties, off_by_one
+
+
+def test_the_border_alone() -> None:
+    def last_column(p, pass_, a, b, result):
+        result[..., -1] *= 2
+        return result
+
+    assert "exact" in failing_properties(Broken(last_column))
+
+
+def test_an_error_that_integers_do_not_show() -> None:
+    def rough(p, pass_, a, b, result):
+        return result.mul_(2**8).round_().div_(2**8)
+
+    assert failing_properties(Broken(rough)) == {"bound"}
+
+
+class Forgetful(Im2colBackend):
+    """Right once."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def bind(self, problem, outputs):
+        kernel = super().bind(problem, outputs)
+
+        def forgetful(*args):
+            self.calls += 1
+            return kernel(*args) if self.calls == 1 else off_by_one(kernel(*args))
+
+        return forgetful
+
+
+def test_wrong_on_its_second_call_only() -> None:
+    backend = Forgetful()
+    results = {r.property_name: r for r in check_problem(backend, TEXT, "forward")}
+    assert results["exact"].status == "passed"
+    assert results["again"].status == "failed"
+
+
+class Remembers(ReferenceBackend):
+    """Gives the first answer to every question about the same shapes."""
+
+    name = "remembers"
+
+    def __init__(self) -> None:
+        self.known: dict[object, Tensor] = {}
+
+    def bind(self, problem, outputs):
+        kernel = super().bind(problem, outputs)
+
+        def remembers(*args):
+            if (problem, outputs) not in self.known:
+                self.known[problem, outputs] = kernel(*args)
+            return self.known[problem, outputs].clone()
+
+        return remembers
+
+
+def test_an_answer_kept_from_an_earlier_call() -> None:
+    assert "again" in failing_properties(Remembers())
+
+
+@pytest.mark.parametrize("operand", [0, 1])
+def test_writing_an_operand(operand: int) -> None:
+    def writes(p, pass_, a, b, result):
+        (a, b)[operand].view(-1)[-1:] += 1
+        return result
+
+    assert "memory" in failing_properties(Broken(writes))
+
+
+def test_writing_beside_an_operand() -> None:
+    def oversteps(p, pass_, a, b, result):
+        if a.storage_offset():
+            a.as_strided((1,), (1,), a.storage_offset() - 1).fill_(5)
+        return result
+
+    assert failing_properties(Broken(oversteps)) == {"memory"}
+
+
+def test_reading_beside_an_operand() -> None:
+    def reads(p, pass_, a, b, result):
+        if a.storage_offset():
+            result += 0 * a.as_strided((1,), (1,), a.storage_offset() - 1)
+        return result
+
+    assert failing_properties(Broken(reads)) == {"memory"}
+
+
+def test_an_element_that_is_never_written() -> None:
+    def unwritten(p, pass_, a, b, result):
+        fresh = torch.empty(result.shape, dtype=result.dtype)
+        fresh.view(-1)[1:] = result.view(-1)[1:]
+        return fresh
+
+    assert "memory" in failing_properties(Broken(unwritten))
+
+
+def test_writing_beside_the_result() -> None:
+    def beyond(p, pass_, a, b, result):
+        fresh = torch.empty(result.shape, dtype=result.dtype)
+        fresh.copy_(result)
+        if fresh.storage_offset():
+            fresh.as_strided((1,), (1,), fresh.storage_offset() + fresh.numel()).fill_(1)
+        return fresh
+
+    assert failing_properties(Broken(beyond)) == {"memory"}
+
+
+def test_other_bits_in_one_run_of_twenty() -> None:
+    class Flickers(Im2colBackend):
+        calls = 0
+
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def flickers(*args):
+                result = kernel(*args)
+                self.calls += 1
+                real = result[0, 0, 0, 0] != result[0, 0, 0, 0].round()
+                return result * (1 + 2**-22) if real and self.calls % 15 == 0 else result
+
+            return flickers
+
+    assert failing_properties(Flickers()) == {"deterministic"}
+
+    class Honest(Flickers):
+        deterministic = False
+
+    assert failing_properties(Honest()) == set()
+
+
+def test_a_nan_that_is_swallowed_or_spread() -> None:
+    def swallow(p, pass_, a, b, result):
+        return result.nan_to_num(nan=0.0, posinf=float("inf"), neginf=-float("inf"))
+
+    def spread(p, pass_, a, b, result):
+        return result + 0 * a.sum()
+
+    assert failing_properties(Broken(swallow)) == {"nonfinite"}
+    assert "nonfinite" in failing_properties(Broken(spread))
+
+
+def test_what_pytorch_does_not_promise_of_its_kernels_is_reported_and_no_failure() -> None:
+    def nan_for_inf(p, pass_, a, b, result):
+        return torch.where(result.isinf(), float("nan"), result)
+
+    (result,) = check_problem(OfPytorch(nan_for_inf), TEXT, "forward", properties=["nonfinite"])
+    assert result.status == "differs"
+    assert "inf in input: 12 NaN and 0 infinite where the reference has 0 NaN and 12 infinite" in result.message
+    (result,) = check_problem(Broken(nan_for_inf), TEXT, "forward", properties=["nonfinite"])
+    assert result.status == "failed"
+    report = check_backend(OfPytorch(nan_for_inf), [TEXT], outputs=["forward"])
+    assert report.ok
+    assert [r.property_name for r in report.differences] == ["nonfinite"]
+    assert "1 differ in what PyTorch does not promise" in str(report)
+
+
+def test_passes_that_are_each_plausible_but_not_one_form() -> None:
+    def flipped(p, pass_, a, b, result):
+        return result.flip(-1).contiguous() if pass_ == "grad_weight" else result
+
+    assert {"exact", "adjoint"} <= failing_properties(Broken(flipped), "grad_weight")
+
+
+def test_strides_that_are_ignored() -> None:
+    class Careless(ReferenceBackend):
+        layouts = ("strided",)
+
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+            return lambda a, *rest: kernel(a.as_strided(a.shape, torch.empty(a.shape).stride()), *rest)
+
+    assert "layouts" in failing_properties(Careless())
+
+    class Declares(Careless):
+        layouts = ("contiguous",)
+
+    assert failing_properties(Declares()) == set()
+
+
+def test_a_wrong_bias_and_a_wrong_sweep() -> None:
+    class Doubles(Im2colBackend):
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+            return lambda a, b, bias, *rest: kernel(a, b, None if bias is None else bias * 2, *rest)
+
+    assert failing_properties(Doubles()) == {"bias"}
+
+    class Sweeps(Im2colBackend):
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def sweep(*args):
+                grad_weight, grad_bias = kernel(*args)
+                return off_by_one(grad_weight), grad_bias
+
+            return sweep if len(outputs) > 1 else kernel
+
+    assert failing_properties(Sweeps(), "grad_weight") == {"sweeps"}
+    assert failing_properties(Sweeps(), "grad_bias") == set()
+
+
+def test_more_memory_than_declared() -> None:
+    text = "mb4ic16ih20oc4kh3ph1"
+
+    class Modest(Im2colBackend):
+        def workspace(self, problem, outputs):
+            return 0
+
+    class Leaves(Im2colBackend):
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+            return lambda a, b, bias, workspace: kernel(a, b, bias, None)  # and allocates its own
+
+    for backend in (Modest(), Leaves()):
+        failed = [r for r in check_problem(backend, text, "forward") if r.status == "failed"]
+        assert [r.property_name for r in failed] == ["workspace"]
+        assert failed[0].worst > failed[0].bound
+    assert failing_properties(Im2colBackend(), text=text) == set()

@@ -1,0 +1,93 @@
+"""What a result is held to: its shape and layout, no differing element, or the bound of the declared arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from convgrad.backends.im2col import Im2colBackend
+from convgrad.check import check_problem
+from convgrad.check.property_check import Failed, PropertyCheck, Skipped
+from convgrad.problem import ConvProblem
+
+from .broken import TEXT, Broken, OfPytorch, failing_properties, off_by_one
+
+
+def test_a_result_in_another_layout_or_dtype() -> None:
+    def transposed(p, pass_, a, b, result):
+        return result.transpose(2, 3).contiguous().transpose(2, 3)
+
+    assert "exact" in failing_properties(Broken(transposed))
+    assert "exact" in failing_properties(Broken(lambda p, pass_, a, b, result: result.double()))
+
+
+def test_a_bias_gradient_is_held_to_the_declared_sums() -> None:
+    class Coarse(Im2colBackend):
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def sweep(grad_output, *rest):
+                grad_weight, _ = kernel(grad_output, *rest)
+                terms = grad_output.transpose(0, 1).flatten(1)
+                total = torch.zeros(problem.out_channels, dtype=problem.dtype)
+                for i in range(terms.shape[1]):
+                    total += terms[:, i]
+                return grad_weight, total
+
+            return sweep if len(outputs) > 1 else kernel
+
+    class Declared(Coarse):
+        def arithmetic(self, problem, pass_, device):
+            return "low-precision accumulation"
+
+    text = "mb4ic2iw40oc4kw3 bf16"
+    assert failing_properties(Coarse(), "grad_bias", text) == {"sweeps"}
+    assert failing_properties(Declared(), "grad_bias", text) == set()
+
+
+def test_a_transform_is_held_to_its_norm_and_not_to_exactness() -> None:
+    def noisy(p, pass_, a, b, result):
+        noise = torch.linspace(-1, 1, result.numel()).view(result.shape)
+        return result + noise * 2**-20 * result.abs().amax()
+
+    class Transform(Broken):
+        def arithmetic(self, problem, pass_, device):
+            return "transform"
+
+    assert {"exact", "bound"} <= failing_properties(Broken(noisy))
+    assert not failing_properties(Transform(noisy)) & {"exact", "bound"}
+    assert "exact" in failing_properties(Transform(lambda p, q, a, b, result: off_by_one(result)))
+
+
+def test_rounding_of_pytorchs_low_precision_sums_is_reported_and_that_of_any_other_fails() -> None:
+    def rough(p, pass_, a, b, result):
+        return result.mul_(2).round_().div_(2)
+
+    class Low(OfPytorch):
+        def arithmetic(self, problem, pass_, device):
+            return "low-precision accumulation" if problem.dtype is torch.bfloat16 else "direct"
+
+    class Ours(Low):
+        from_pytorch = False
+
+    text = "mb1ic1iw9oc2kw3"
+    for backend, dtype, status in (
+        (Low(rough), "bfloat16", "differs"),
+        (Low(rough), "float32", "failed"),
+        (Ours(rough), "bfloat16", "failed"),
+    ):
+        (result,) = check_problem(backend, f"{text} {dtype}", "forward", properties=["bound"])
+        assert result.status == status
+    assert "exact" in failing_properties(
+        Low(lambda p, pass_, a, b, result: off_by_one(result)), text=f"{text} bfloat16"
+    )
+
+
+def test_a_mostly_zero_output_does_not_count() -> None:
+    p = ConvProblem.parse(TEXT)
+    case = PropertyCheck(Im2colBackend(), p, "forward", torch.device("cpu"))
+    operands = {slot: torch.zeros_like(t) for slot, t in case.integers().items()}
+    with pytest.raises(Skipped, match="mostly zero"):
+        case.compare(torch.zeros(p.output_shape), operands)
+    with pytest.raises(Failed, match="differ"):
+        case.compare(torch.ones(p.output_shape), operands)
