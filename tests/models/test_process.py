@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import convgrad
-from convgrad.diagnostics.trace import Trace
+from convgrad.diagnostics import Trace
 from convgrad.engine.events import observers
 from convgrad.models import takeover, watch_stock
 

@@ -18,7 +18,7 @@ from ..check.problems import default_problems
 from ..check.properties import ASPECTS
 from ..check.report import CheckResult
 from ..check.suite import check_problem, outputs_of
-from ..diagnostics.explanation import explain_problem
+from ..diagnostics import explain_problem
 from ..engine.registry import backends, get
 from ..problem import ConvProblem, Output
 from ..problem_text import read_problem_file

@@ -11,9 +11,7 @@ import torch
 import typer
 from torch import nn
 
-from ..diagnostics.ask import ModelExplanation, explain
-from ..diagnostics.aten_rules import Machine
-from ..diagnostics.explanation import Explanation, explain_problem
+from ..diagnostics import Explanation, Layer, Machine, ModelExplanation, explain, explain_problem
 from ..problem import ConvProblem, Output
 from ..problem_text import DTYPES
 from .app import app, fail, out, outputs_named
@@ -112,13 +110,9 @@ def _model(
     if last:
         net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     found = explain(net, x, device=place.machine, outputs=outputs)
-    return found if isinstance(found, ModelExplanation) else _as_model(found, name)
-
-
-def _as_model(found: Explanation, name: str) -> ModelExplanation:
-    from ..diagnostics.ask import Layer
-
-    return ModelExplanation(found.machine, (Layer((name,), name, found),))
+    if isinstance(found, Explanation):
+        return ModelExplanation(found.machine, (Layer((name,), name, found),))
+    return found
 
 
 def _details(

@@ -10,8 +10,7 @@ import torch
 import typer
 
 from .. import __version__, settings
-from ..diagnostics.aten_rules import MODELLED_VERSIONS, Machine
-from ..diagnostics.roofline import cache_file, limits_of, measure
+from ..diagnostics import MODELLED_VERSIONS, Machine, cache_file, limits_of, measure_limits
 from ..engine.registry import backends, reasons_against
 from ..problem import PASSES, ConvProblem
 from .app import app, out
@@ -100,7 +99,7 @@ def info(
         convgrad info --measure
     """
     if again:
-        measure(torch.float32)
+        measure_limits(torch.float32)
     data = gather()
     if as_json:
         print(json.dumps(data, indent=2))
