@@ -69,6 +69,7 @@ def select_conv_backend(
         ValueError: a device description that cannot be read.
 
     Equivalent to:
+        >>> import torch
         >>> x, w = torch.empty(2, 64, 56, 56), torch.empty(64, 1, 7, 7)
         >>> select_conv_backend(x, w, padding=3, groups=64, device="h100 cudnn 9.10").backend
         'CudaDepthwise2d'
@@ -178,6 +179,7 @@ def determine_backend_memory_format(
         ValueError: an unknown backend.
 
     Equivalent to:
+        >>> import torch
         >>> x, w = torch.empty(2, 8, 4, 4).to(memory_format=torch.channels_last), torch.empty(8, 8, 3, 3)
         >>> determine_backend_memory_format(x, w, "Mkldnn").memory_format
         torch.channels_last
