@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from ...problem import ConvProblem
-from .call import ConvCall, Ints, TensorSpec, short
+from .call import ConvCall, TensorSpec, short
 from .decision import Decision
 from .layouts import layout_decision
-from .machine import DeviceLike, Machine
+from .machine import Machine
 from .names import kernel_of
 from .select import backend_of_call, described_call
 
@@ -102,20 +102,7 @@ class AtenTrace:
         return "\n".join(lines)
 
 
-def trace_aten(
-    input: TensorSpec | Tensor | ConvProblem,
-    weight: TensorSpec | Tensor | None = None,
-    bias: TensorSpec | Tensor | None = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    *,
-    device: DeviceLike = None,
-    need_backward: bool | None = None,
-) -> AtenTrace:
+def trace_aten(input: TensorSpec | Tensor | ConvProblem, *args: Any, **kwargs: Any) -> AtenTrace:
     """PyTorch's four steps for one call: validate, select a backend, choose a layout, compute.
 
     The arguments are those of `select_conv_backend`.
@@ -129,8 +116,7 @@ def trace_aten(
         >>> t.backend.backend, t.forward.function, t.forward.calls
         ('Slow2d', '_slow_conv2d_forward', 3)
     """
-    arguments = (weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-    return trace_call(*described_call(input, *arguments, device=device, need_backward=need_backward))
+    return trace_call(*described_call(input, *args, **kwargs))
 
 
 def trace_call(call: ConvCall, machine: Machine) -> AtenTrace:

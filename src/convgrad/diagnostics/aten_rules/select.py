@@ -5,6 +5,8 @@ Modelled after ``_select_conv_backend`` in ATen's ``Convolution.cpp`` (2.11 to 2
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from ...problem import ConvProblem
@@ -81,9 +83,10 @@ def select_conv_backend(
 def described_call(
     input: TensorSpec | Tensor | ConvProblem,
     weight: TensorSpec | Tensor | None = None,
-    *arguments: object,
+    *args: Any,
     device: DeviceLike = None,
     need_backward: bool | None = None,
+    **kwargs: Any,
 ) -> tuple[ConvCall, Machine]:
     """The call that the arguments of `select_conv_backend` mean, and the machine that it runs on."""
     if isinstance(input, ConvProblem):
@@ -91,7 +94,7 @@ def described_call(
         return call_of_problem(input, machine.device_type, need_backward is not False), machine
     if weight is None:
         raise TypeError("a weight is needed beside an input tensor (or give one ConvProblem)")
-    call = ConvCall.of(input, weight, *arguments, need_backward=need_backward)  # pyright: ignore[reportArgumentType]
+    call = ConvCall.of(input, weight, *args, need_backward=need_backward, **kwargs)
     machine = machine_of(device, call.input.device_type)
     return call if device is None else call.on(machine.device_type), machine
 
