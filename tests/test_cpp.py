@@ -79,7 +79,7 @@ def test_derivatives_of_the_gradients(extension: ModuleType) -> None:
 @needs_compiler
 @pytest.mark.slow
 def test_only_the_gradients_asked_for(extension: ModuleType) -> None:
-    from convgrad.diagnostics.trace import trace
+    from convgrad.diagnostics import trace
 
     x, w = torch.randn(2, 6, 9, 11), torch.randn(6, 1, 5, 5, requires_grad=True)
     with trace() as seen:

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from . import direct
     from .cpp import include_path
     from .custom import register, unregister
-    from .diagnostics.ask import explain
-    from .diagnostics.trace import trace
+    from .diagnostics import explain, trace
     from .models import accelerate_, takeover
 
 __version__ = "0.1.0"
@@ -49,11 +48,11 @@ __all__ = [  # noqa: PLE0604
 #: Loaded when first used: name -> the room where it lives.
 _LATER = {
     "accelerate_": "models",
-    "explain": "diagnostics.ask",
+    "explain": "diagnostics",
     "include_path": "cpp",
     "register": "custom",
     "takeover": "models",
-    "trace": "diagnostics.trace",
+    "trace": "diagnostics",
     "unregister": "custom",
 }
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import convgrad
 from convgrad import BackendError, ConvProblem
-from convgrad.diagnostics.explanation import explain_problem
+from convgrad.diagnostics import explain_problem
 
 from .functions import DEPTHWISE, accepts, counted, depthwise, forward, operands
 

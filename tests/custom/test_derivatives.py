@@ -10,7 +10,7 @@ from torch import Tensor
 
 import convgrad
 from convgrad import ConvProblem
-from convgrad.diagnostics.explanation import explain_problem
+from convgrad.diagnostics import explain_problem
 
 from .functions import DEPTHWISE, WIDE, Counted, accepts, counted, depthwise, forward, grad_input, grad_weight, operands
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import convgrad
-from convgrad.diagnostics.trace import trace
+from convgrad.diagnostics import trace
 
 from .functions import WIDE, Counted, accepts, counted, depthwise, forward, grad_weight, operands
 

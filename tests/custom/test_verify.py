@@ -209,7 +209,7 @@ def test_unverified_is_visible() -> None:
     backend = convgrad.register("wrong", forward=writing, accepts=accepts, verify=False)
     assert not backend.verified
     assert backend.note == "not verified: registered with verify=False"
-    from convgrad.diagnostics.explanation import explain_problem
+    from convgrad.diagnostics import explain_problem
 
     assert "registered by the user, not verified" in str(explain_problem(ConvProblem.parse("ic2ih5oc2kh3")))
 

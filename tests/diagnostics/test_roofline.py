@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
+from convgrad.diagnostics import Limits
 from convgrad.diagnostics import roofline as limits
 from convgrad.diagnostics.aten_rules import Machine
-from convgrad.diagnostics.roofline import Limits
 from convgrad.problem import ConvProblem
 
 
@@ -35,14 +35,14 @@ def test_measured_once_and_kept(monkeypatch) -> None:
     assert found is not None
     assert found.source.startswith("measured on this CPU")
     assert found.bytes_per_second > 1e8
-    monkeypatch.setattr(limits, "measure", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(limits, "measure_limits", lambda *_: pytest.fail("measured again"))
     assert limits.limits_of(here, torch.float32, measured=True) == found
 
 
 def test_measuring_again_only_raises() -> None:
     fast = Limits(1e18, 1e21, "float32", "measured before")
     limits._store(torch.float32, fast)
-    again = limits.measure(torch.float32)
+    again = limits.measure_limits(torch.float32)
     assert (again.bytes_per_second, again.flops_per_second) == (1e18, 1e21)
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import convgrad
-from convgrad.diagnostics.trace import trace
+from convgrad.diagnostics import trace
 from convgrad.engine import plan_for, use_backend
 from convgrad.engine.events import observers
 from convgrad.problem import ConvProblem
@@ -87,7 +87,7 @@ def test_nothing_watches_after_an_error() -> None:
 
 
 def test_table_and_csv(tmp_path) -> None:
-    with trace() as t:
+    with trace() as t, use_backend("reference"):
         forward()
     table = t.table().splitlines()
     assert "kernel" not in table[0]  # an empty column is left out
@@ -105,7 +105,7 @@ SCRIPT = """
 import sys, os, torch
 sys.path.insert(0, {src!r})
 from convgrad.engine import plan_for, use_backend
-from convgrad.diagnostics.trace import trace
+from convgrad.diagnostics import trace
 from convgrad.problem import ConvProblem
 p = ConvProblem.parse("g8mb2ic8ih20oc8kh7ph3")
 g, x = torch.randn(p.output_shape), torch.randn(p.input_shape)

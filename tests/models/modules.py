@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import convgrad
-from convgrad.diagnostics.trace import Trace
+from convgrad.diagnostics import Trace
 
 OURS = "im2col"
 FAST = [nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d]

@@ -12,9 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import convgrad
-from convgrad.diagnostics.trace import Trace
+from convgrad.diagnostics import Trace
 from convgrad.engine.events import observers
-from convgrad.models import takeover, watch_stock
+from convgrad.models import observe_aten, takeover
 
 from .taken_over import OURS, TOLERANCE, computed, operands, stock_kernel
 
@@ -205,7 +205,7 @@ def test_opening_and_closing_while_other_threads_compute():
     for t in threads:
         t.start()
     for _ in range(1500):
-        with watch_stock():
+        with observe_aten():
             pass
     stop.set()
     for t in threads:
@@ -224,7 +224,7 @@ def test_as_a_decorator():
 def test_watching_changes_nothing_and_sees_everything():
     x, w, b = operands(requires_grad=True)
     want = F.conv2d(x, w, b, groups=2)
-    with Trace() as seen, watch_stock():
+    with Trace() as seen, observe_aten():
         y = F.conv2d(x, w, b, groups=2)
         y.sum().backward()
     assert torch.equal(y, want)
@@ -235,7 +235,13 @@ def test_watching_changes_nothing_and_sees_everything():
     assert observers == []
 
 
-@pytest.mark.parametrize("block", [watch_stock, takeover])
+def test_the_old_name_of_observe_aten_warns():
+    with pytest.warns(DeprecationWarning, match="is now observe_aten"):
+        from convgrad.models import watch_stock
+    assert watch_stock is observe_aten
+
+
+@pytest.mark.parametrize("block", [observe_aten, takeover])
 def test_what_convgrads_own_functions_compute_is_reported_once(block):
     x, w, *_ = operands(groups=1)
     x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
@@ -245,7 +251,7 @@ def test_what_convgrads_own_functions_compute_is_reported_once(block):
     y = convgrad.conv2d(x, w)
     with Trace() as alone:
         torch.autograd.grad(y.sum(), (x, w), retain_graph=True)
-    with Trace() as watched, watch_stock():
+    with Trace() as watched, observe_aten():
         y.sum().backward()
     assert [r.outputs for r in alone] == []  # the call was PyTorch's own, as the docstring of `trace` says
     assert [(r.outputs, r.reason) for r in watched] == [("grad_input+grad_weight", "PyTorch's own kernel")]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import convgrad
-from convgrad.diagnostics.trace import Trace
+from convgrad.diagnostics import Trace
 from convgrad.models import takeover
 
 from .taken_over import OURS, operands

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import convgrad
-from convgrad.diagnostics.trace import Trace
+from convgrad.diagnostics import Trace
 from convgrad.models import accelerate_, takeover
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] brings transformers")

@@ -11,6 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
+from .. import __version__
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, Output, in_order
 
@@ -27,10 +28,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        from .. import __version__
-
+def _version(shown: bool) -> None:
+    if shown:
         print(__version__)
         raise typer.Exit
 
@@ -56,8 +55,8 @@ def main(
             raise fail(f"there is no module {source!r}", "a module's name, or a script that ends in .py") from None
 
 
-#: Modules of this package that add commands when they are imported; one that is not there adds none.
-_COMMANDS = ("info", "explain", "check", "bench", "tune", "report", "run", "names")
+#: Modules of this package that add their command when they are imported, in the order in which help lists them.
+_COMMANDS = ("info", "explain", "check", "bench", "run", "names")
 
 
 def out() -> Console:
@@ -98,19 +97,10 @@ def device_here(text: str) -> torch.device:
     return device
 
 
-def _load_commands() -> None:
-    for name in _COMMANDS:
-        full = f"{__package__}.{name}"
-        try:
-            importlib.import_module(full)
-        except ModuleNotFoundError as error:
-            if error.name != full:
-                raise
-
-
 def run(args: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status: 0 well, 1 a failed check, 2 not understood, 130 interrupted."""
-    _load_commands()
+    """Run a command and return the exit status: 0 success, 1 a failed check, 2 a bad request, 130 interrupted."""
+    for name in _COMMANDS:
+        importlib.import_module(f"{__package__}.{name}")
     command: Any = typer.main.get_command(app)
     try:
         status = command.main(args=None if args is None else list(args), prog_name="convgrad", standalone_mode=False)

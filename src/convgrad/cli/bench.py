@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Annotated, NamedTuple
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from .._compat import channels_last_of
 from ..check import check_problem
+from ..diagnostics import plan_of, random_operands
 from ..engine import backends
 from ..engine.ab_timer import compare, conditions, keep_memory
-from ..engine.choice import Step, choose
-from ..engine.plan import Plan
+from ..engine.choice import choose
 from ..engine.registry import get, reasons_against
-from ..problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
+from ..problem import PASSES, ConvProblem, Pass
 from ..settings import current
 from .app import app, device_here, fail, out
 from .shrink import shrunk
@@ -37,10 +38,11 @@ class _Line(NamedTuple):
 
     output: Pass
     backend: str
-    milliseconds: float | None
-    pytorch: float | None
-    layout: str
     note: str
+    milliseconds: str = ""
+    pytorch: str = ""
+    layout: str = ""
+    speed: str = ""
     wrong: bool = False
 
 
@@ -89,6 +91,13 @@ def bench(
     raise typer.Exit(status)
 
 
+def _passes(names: list[str] | None) -> tuple[Pass, ...]:
+    unknown = [n for n in names or () if n not in PASSES]
+    if unknown:
+        raise fail(f"there is no output {unknown[0]!r}", f"one of {', '.join(PASSES)}")
+    return tuple(p for p in PASSES if not names or p in names)
+
+
 def _table(problem: ConvProblem, passes: Iterable[Pass], names: list[str], device: torch.device, seconds: float) -> int:
     """Print one problem's table, also where it is interrupted; 1 if a backend was wrong."""
     table = Table(title=str(problem), title_justify="left")
@@ -97,90 +106,62 @@ def _table(problem: ConvProblem, passes: Iterable[Pass], names: list[str], devic
     wrong = False
     try:
         for pass_ in passes:
-            for line, speed in _lines(problem, pass_, names, device, seconds):
-                wrong |= line.wrong
-                times = ["" if t is None else f"{t:.4g}" for t in (line.milliseconds, line.pytorch)]
-                table.add_row(line.output, line.backend, *times, line.layout, speed, line.note)
+            operands = _operands(problem, pass_, device)
+            for name in _backends(problem, pass_, names, device):
+                x = _line(problem, pass_, name, operands, device, seconds)
+                wrong |= x.wrong
+                table.add_row(x.output, x.backend, x.milliseconds, x.pytorch, x.layout, x.speed, x.note)
     finally:
         if table.row_count:
             out().print(table)
     return int(wrong)
 
 
-def _passes(names: list[str] | None) -> tuple[Pass, ...]:
-    unknown = [n for n in names or () if n not in PASSES]
-    if unknown:
-        raise fail(f"there is no output {unknown[0]!r}", f"one of {', '.join(PASSES)}")
-    return tuple(p for p in PASSES if not names or p in names)
+def _operands(problem: ConvProblem, pass_: Pass, device: torch.device) -> list[Tensor]:
+    try:
+        return random_operands(problem, pass_, device)
+    except (RuntimeError, MemoryError) as error:
+        raise fail(f"there is no memory for {problem}: {str(error).splitlines()[0]}", "a smaller problem") from None
 
 
-def _lines(
-    problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device, seconds: float
-) -> Iterator[tuple[_Line, str]]:
+def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:
     if names == ["all"]:
-        names = [n for n in backends() if not reasons_against(get(n), problem, (pass_,), device, current())]
-    if not names:
-        names = [choose(problem, (pass_,), device, current(), None)[0].backend.name]
-    slots = _operands(problem, pass_, device)
-    for name in names:
-        yield _line(problem, pass_, name, slots, device, seconds)
+        return [n for n, b in backends().items() if not reasons_against(b, problem, (pass_,), device, current())]
+    return names or [choose(problem, (pass_,), device, current(), None)[0].backend.name]
 
 
 def _line(
-    problem: ConvProblem,
-    pass_: Pass,
-    name: str,
-    slots: tuple[Tensor, Tensor],
-    device: torch.device,
-    seconds: float,
-) -> tuple[_Line, str]:
+    problem: ConvProblem, pass_: Pass, name: str, operands: list[Tensor], device: torch.device, seconds: float
+) -> _Line:
     against = reasons_against(get(name), problem, (pass_,), device, current())
     if not against and reasons_against(get("aten"), problem, (pass_,), device, current()):
         against = ["PyTorch does not compute it: there is nothing to compare with"]
     if against:
-        return _Line(pass_, name, None, None, "", "; ".join(against)), ""
+        return _Line(pass_, name, "; ".join(against))
     small = shrunk(problem, _CHECKED_FLOPS)
     results = check_problem(name, small, pass_, device=device, properties=("exact", "bound"))
     failed = [r for r in results if r.status == "failed"]
     if failed:
-        return _Line(pass_, name, None, None, "", f"wrong: {failed[0].message}", wrong=True), "not timed"
-    a, b = slots
-    plan = _plan(problem, pass_, name, device)
-    calls: dict[str, Callable[[], object]] = {"mine": lambda: plan.contract(a, b), **_pytorch(problem, pass_, a, b)}
-    rivals = [c for c in calls if c != "mine"]
-    first = compare(calls, rivals[0], seconds=seconds / 2, device=device, least_rounds=5)
-    best = min(rivals, key=first.median)
-    seen = compare({"mine": calls["mine"], best: calls[best]}, best, seconds=seconds / 2, device=device)
+        return _Line(pass_, name, f"wrong: {failed[0].message}", speed="not timed", wrong=True)
+    pytorch = _pytorch(problem, pass_, *operands)
+    mine = partial(plan_of(problem, pass_, name, device).contract, *operands)
+    as_given = next(iter(pytorch))
+    first = compare({"mine": mine, **pytorch}, as_given, seconds=seconds / 2, device=device, least_rounds=5)
+    best = min(pytorch, key=first.median)
+    seen = compare({"mine": mine, best: pytorch[best]}, best, seconds=seconds / 2, device=device)
+    ours, theirs = (f"{seen.seconds(who) * 1e3:.4g}" for who in ("mine", best))
     note = "" if small == problem else "checked at a reduced size"
-    line = _Line(pass_, name, seen.seconds("mine") * 1e3, seen.seconds(best) * 1e3, best, note)
-    return line, str(seen.speedup("mine"))
-
-
-def _plan(problem: ConvProblem, pass_: Pass, name: str, device: torch.device) -> Plan:
-    return Plan(problem, (pass_,), device, (Step(get(name), (pass_,), "asked for by name"),))
+    return _Line(pass_, name, note, ours, theirs, best, str(seen.speedup("mine")))
 
 
 def _pytorch(problem: ConvProblem, pass_: Pass, a: Tensor, b: Tensor) -> dict[str, Callable[[], object]]:
     """PyTorch as given, and through channels_last with the conversions there and back."""
-    given = _plan(problem, pass_, "aten", a.device)
+    given = plan_of(problem, pass_, "aten", a.device)
     calls: dict[str, Callable[[], object]] = {"as given": lambda: given.contract(a, b)}
     last = channels_last_of(problem.ndim)
     if problem.ndim > 1 and not problem.channels_last:
-        other = _plan(problem.replace(memory_format=last), pass_, "aten", a.device)
+        other = plan_of(problem.replace(memory_format=last), pass_, "aten", a.device)
         calls["channels_last"] = lambda: other.contract(
             a.contiguous(memory_format=last), b.contiguous(memory_format=last)
         ).contiguous()
     return calls
-
-
-def _operands(problem: ConvProblem, pass_: Pass, device: torch.device) -> tuple[Tensor, Tensor]:
-    def random(slot: Slot) -> Tensor:
-        shape = problem.shape_of(slot)
-        t = torch.randn(shape) if problem.dtype.is_floating_point else torch.randint(-3, 4, shape)
-        return t.to(device, problem.dtype).contiguous(memory_format=problem.memory_format)
-
-    first, second = OPERANDS[pass_]
-    try:
-        return random(first), random(second)
-    except (RuntimeError, MemoryError) as error:
-        raise fail(f"there is no memory for {problem}: {str(error).splitlines()[0]}", "a smaller problem") from None

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from ..check import PROPERTIES, CheckReport, CheckResult, check_problem, default_problems, outputs_of
-from ..diagnostics.explanation import explain_problem
+from ..diagnostics import explain_problem
 from ..engine.registry import backends, get
 from ..problem import ConvProblem, Output
 from ..problem_text import read_problem_file

@@ -11,9 +11,8 @@ import torch
 import typer
 from torch import nn
 
-from ..diagnostics.ask import ModelExplanation, explain
-from ..diagnostics.aten_rules import Machine
-from ..diagnostics.explanation import Explanation, explain_problem
+from .._compat import channels_last_of
+from ..diagnostics import Explanation, Layer, Machine, ModelExplanation, explain, explain_problem
 from ..problem import ConvProblem, Output
 from ..problem_text import DTYPES
 from .app import app, fail, out, outputs_named
@@ -24,7 +23,7 @@ __all__ = ["explain_command"]
 
 @dataclass(frozen=True)
 class Place:
-    """A machine, and the dtype and layout in which it is asked."""
+    """A machine, and the dtype and layout to explain for it."""
 
     machine: Machine
     dtype: torch.dtype | None
@@ -34,10 +33,9 @@ class Place:
     def parse(cls, text: str) -> Place:
         """Read ``"h100 bfloat16 channels_last"``: dtype and layout may stand among the words of the description."""
         words = text.replace(",", " ").split()
-        dtype = next((DTYPES[w] for w in words if w in DTYPES and w not in ("bf16", "fp16")), None)
-        rest = [w for w in words if w != "channels_last" and (w not in DTYPES or w in ("bf16", "fp16"))]
-        machine = Machine.here() if rest in ([], ["here"], ["cpu"]) else Machine.parse(" ".join(rest))
-        return cls(machine, dtype, "channels_last" in words)
+        dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions
+        rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
+        return cls(Machine.parse(rest or "here"), DTYPES[dtypes[0]] if dtypes else None, "channels_last" in words)
 
 
 def _is_problem(text: str) -> bool:
@@ -94,45 +92,41 @@ def explain_command(
 
 
 def _one(problem: ConvProblem, place: Place, outputs: tuple[Output, ...] | None, measure: bool | None) -> Explanation:
-    if place.dtype is not None:
-        problem = problem.replace(dtype=place.dtype)
-    if place.channels_last and problem.ndim > 1:
-        problem = problem.replace(memory_format=torch.channels_last if problem.ndim == 2 else torch.channels_last_3d)
-    here = place.machine == Machine.here()
-    return explain_problem(problem, outputs, place.machine, measure=here if measure is None else measure and here)
+    problem = problem.replace(dtype=place.dtype or problem.dtype)
+    if place.channels_last:
+        problem = problem.replace(memory_format=channels_last_of(problem.ndim))
+    return explain_problem(problem, outputs, place.machine, measure=_measures(place.machine, measure))
+
+
+def _measures(machine: Machine, wanted: bool | None) -> bool:
+    """Whether something is timed: only on this machine, and not against the user's wish."""
+    return wanted is not False and machine == Machine.here()
 
 
 def _model(
     name: str, place: Place, dtype: torch.dtype, channels_last: bool, shape: str, outputs: tuple[Output, ...] | None
 ) -> ModelExplanation:
-    """A model on a machine; the same definition may be asked for in another dtype and layout."""
+    """A model on a machine, in the dtype and layout that belong to it."""
     dtype, last = place.dtype or dtype, place.channels_last or channels_last
     net: nn.Module = build(name).to(dtype=dtype)
     x: Any = example_input(name, shape, dtype, last)
     if last:
         net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     found = explain(net, x, device=place.machine, outputs=outputs)
-    return found if isinstance(found, ModelExplanation) else _as_model(found, name)
-
-
-def _as_model(found: Explanation, name: str) -> ModelExplanation:
-    from ..diagnostics.ask import Layer
-
-    return ModelExplanation(found.machine, (Layer((name,), name, found),))
+    if isinstance(found, Explanation):
+        return ModelExplanation(found.machine, (Layer((name,), name, found),))
+    return found
 
 
 def _details(
     models: list[ModelExplanation], outputs: tuple[Output, ...] | None, measure: bool | None
 ) -> list[Explanation]:
     """Layer by layer, every machine after the other."""
-    answers: list[Explanation] = []
-    for layers in zip(*models, strict=False):
-        for layer in layers:
-            e = layer.explanation
-            here = e.machine == Machine.here()
-            wanted = here if measure is None else measure and here
-            answers.append(explain_problem(e.problem, outputs, e.machine, measure=True) if wanted else e)
-    return answers
+    found = [layer.explanation for layers in zip(*models, strict=False) for layer in layers]
+    return [
+        explain_problem(e.problem, outputs, e.machine, measure=True) if _measures(e.machine, measure) else e
+        for e in found
+    ]
 
 
 def _print(answers: list[Explanation] | list[ModelExplanation], rules: bool) -> None:
@@ -142,13 +136,10 @@ def _print(answers: list[Explanation] | list[ModelExplanation], rules: bool) -> 
             console.print()
         console.print(str(answer))
         if rules and isinstance(answer, Explanation):
-            walked = answer.aten
+            aten = answer.aten
             console.print("why PyTorch itself runs what it runs:")
-            decision = walked.gradient_backend if _only_gradients(answer) else walked.backend
+            forward = any(r.output == answer.problem.bias_pass for r in answer.rows)
+            decision = aten.backend if forward else aten.gradient_backend
             console.print("  " + str(decision).replace("\n", "\n  "))
-            for rule in walked.memory_format.rules:
+            for rule in aten.memory_format.rules:
                 console.print(f"  {'yes' if rule.holds else 'no '}  layout: {rule.text}: {rule.value}")
-
-
-def _only_gradients(answer: Explanation) -> bool:
-    return all(r.output != answer.problem.bias_pass for r in answer.rows)

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
 from .. import __version__, settings
-from ..diagnostics.aten_rules import MODELLED_VERSIONS, Machine
-from ..diagnostics.roofline import cache_file, limits_of, measure
+from ..diagnostics import MODELLED_VERSIONS, Machine, cache_file, limits_of, measure_limits
+from ..engine.ab_timer import conditions
 from ..engine.registry import backends, reasons_against
 from ..problem import PASSES, ConvProblem
 from .app import app, out
 
 __all__ = ["gather", "info"]
 
-#: What a backend is asked about: everyday layers.
+#: Everyday layers, for which each backend says whether it can compute them.
 _SAMPLES = {
     "depthwise": "g32mb1ic32ih56oc32kh3ph1",
     "groups of 4 channels": "g8mb1ic32ih56oc32kh3ph1",
@@ -28,8 +30,6 @@ _SAMPLES = {
 
 def gather() -> dict[str, Any]:
     """Everything that `info` shows, as plain data."""
-    from ..engine.ab_timer import conditions
-
     machine = Machine.here()
     devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     flags = settings.current()
@@ -40,18 +40,18 @@ def gather() -> dict[str, Any]:
             "python": platform.python_version(),
             "triton": _version("triton"),
             "cudnn": str(torch.backends.cudnn.version()) if torch.cuda.is_available() else "none",
-            "pipeline models torch": f"{MODELLED_VERSIONS[0]} to {MODELLED_VERSIONS[-1]}"
-            + ("" if machine.modelled else f"; {machine.torch_version} is unknown to it"),
+            "ATen's rules model torch": f"{MODELLED_VERSIONS[0]} to {MODELLED_VERSIONS[-1]}"
+            + ("" if machine.modelled else f"; {machine.torch_version} is unknown to them"),
         },
         "machine": {
             "here": conditions("cpu"),
-            "pipeline": str(machine),
+            "ATen's rules see": str(machine),
             "limits": str(limits_of(machine, torch.float32) or "not measured yet (convgrad info --measure)"),
             "devices": devices,
         },
         "backends": {name: _backend(name, devices) for name in backends()},
         "settings": {**{name: bool(value) for name, value in flags._asdict().items()}, "threads": flags.threads},
-        "paths": {"package": str(_package()), "limits": str(cache_file())},
+        "paths": {"package": str(Path(__file__).parent.parent), "limits": str(cache_file())},
     }
 
 
@@ -69,19 +69,11 @@ def _backend(name: str, devices: list[str]) -> dict[str, Any]:
     return {"summary": backend.summary, **found}
 
 
-def _version(module: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
+def _version(package: str) -> str:
     try:
-        return version(module)
+        return version(package)
     except PackageNotFoundError:
         return "not installed"
-
-
-def _package() -> str:
-    from pathlib import Path
-
-    return str(Path(__file__).parent.parent)
 
 
 @app.command()
@@ -100,7 +92,7 @@ def info(
         convgrad info --measure
     """
     if again:
-        measure(torch.float32)
+        measure_limits(torch.float32)
     data = gather()
     if as_json:
         print(json.dumps(data, indent=2))

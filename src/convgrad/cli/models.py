@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .._compat import channels_last_of
 from .app import fail
 
 __all__ = ["KNOWN", "build", "example_input"]
@@ -44,9 +45,8 @@ def build(name: str) -> nn.Module:
 def _factory(name: str) -> Callable[[], nn.Module]:
     if ":" in name:
         return _own(name)
-    key = re.sub(r"[-\s]", "_", name.lower())
-    key = next((k for k in KNOWN if k.replace("_", "") == key.replace("_", "")), key)
-    if key not in KNOWN:
+    key = _known(name)
+    if key is None:
         raise fail(f"{name!r} is neither a problem nor a model", f"models: {', '.join(KNOWN)}, or module:factory")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     try:
@@ -55,6 +55,12 @@ def _factory(name: str) -> Callable[[], nn.Module]:
         raise fail(f"the model {name!r} is a definition of transformers", "pip install 'convgrad[models]'") from None
     config = getattr(transformers, KNOWN[key][0])
     return lambda: transformers.AutoModel.from_config(config())
+
+
+def _known(name: str) -> str | None:
+    """The entry of `KNOWN` that is meant, whatever its spelling: ``MobileNet-V2``, ``mobilenet_v2``."""
+    letters = re.sub(r"[-_\s]", "", name.lower())
+    return next((k for k in KNOWN if k.replace("_", "") == letters), None)
 
 
 def _own(name: str) -> Callable[[], nn.Module]:
@@ -82,9 +88,7 @@ def example_input(name: str, shape: str, dtype: torch.dtype, channels_last: bool
             raise fail(f"--input {shape!r} is no shape", "for example --input 8x3x224x224")
         sizes = tuple(int(n) for n in shape.split("x"))
     else:
-        key = name.lower().replace("-", "").replace("_", "")
-        usual = {k.replace("_", ""): size for k, (_, size) in KNOWN.items()}
-        sizes = (1, *usual.get(key, (3, 224, 224)))
+        known = _known(name)
+        sizes = (1, *(KNOWN[known][1] if known else (3, 224, 224)))
     x = torch.empty(sizes, dtype=dtype, device="meta")
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    return x.to(memory_format=formats[len(sizes)]) if channels_last and len(sizes) in formats else x
+    return x.to(memory_format=channels_last_of(len(sizes) - 2)) if channels_last else x

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..diagnostics.aten_rules import kernel_of
+from ..diagnostics import kernel_of
 from .app import app, out
 
 __all__ = ["names"]

@@ -1,1 +1,34 @@
-"""Why: what ran, for what reason, and how far from the limit of the machine; PyTorch's own rules written out."""
+"""Why: what ran, for what reason, and how far from the limit of the machine; PyTorch's own rules written out.
+
+Nothing on the path of a call imports this room; `convgrad.explain` and `convgrad.trace` load it when first used.
+"""
+
+from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, select_conv_backend
+from .explain import explain, explain_problem
+from .explanation import Answer, Explanation, Layer, ModelExplanation
+from .measure import plan_of, random_operands
+from .roofline import Limits, cache_file, limits_of, measure_limits
+from .trace import Record, Trace, kernel_of_event, trace
+
+__all__ = [
+    "MODELLED_VERSIONS",
+    "Answer",
+    "Explanation",
+    "Layer",
+    "Limits",
+    "Machine",
+    "ModelExplanation",
+    "Record",
+    "Trace",
+    "cache_file",
+    "explain",
+    "explain_problem",
+    "kernel_of",
+    "kernel_of_event",
+    "limits_of",
+    "measure_limits",
+    "plan_of",
+    "random_operands",
+    "select_conv_backend",
+    "trace",
+]

@@ -1,4 +1,4 @@
-"""The convolutions of a module, a model or plain operands, as problems, without computing anything.
+"""The convolutions of a module or a model, without computing anything.
 
 A model runs on the meta device: its parameters and inputs are replaced by tensors without memory, so that even a
 large one is read in a moment and its state is not touched. Where something in it cannot run there, it runs once for
@@ -18,101 +18,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import ShapeError
 from ..problem import ConvProblem
-from ..shapes import conv_geometry, convolution_shape, problem_of
-from .aten_rules import Machine, TensorSpec, walk
+from ..shapes import problem_of
+from .aten_rules import ConvCall, Machine
+from .aten_rules.aten_trace import trace_call
 
-__all__ = ["Captured", "Operands", "capture"]
-
-
-@dataclass(frozen=True)
-class Operands:
-    """The arguments of one convolution; each tensor only described."""
-
-    input: TensorSpec
-    weight: TensorSpec
-    bias: TensorSpec | None
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    transposed: bool
-    output_padding: tuple[int, ...]
-    groups: int
-
-    @classmethod
-    def of(
-        cls,
-        input: Tensor | TensorSpec,
-        weight: Tensor | TensorSpec,
-        bias: Tensor | TensorSpec | None = None,
-        stride: int | tuple[int, ...] = 1,
-        padding: int | tuple[int, ...] = 0,
-        dilation: int | tuple[int, ...] = 1,
-        transposed: bool = False,
-        output_padding: int | tuple[int, ...] = 0,
-        groups: int = 1,
-    ) -> Operands:
-        """Describe tensors; single integers are meant as lists of one.
-
-        Raises:
-            ShapeError: a weight with fewer than three dimensions.
-        """
-
-        def spec(t: Tensor | TensorSpec) -> TensorSpec:
-            return t if isinstance(t, TensorSpec) else TensorSpec.of(t)
-
-        def ints(v: int | tuple[int, ...]) -> tuple[int, ...]:
-            return (v,) if isinstance(v, int) else tuple(v)
-
-        return cls(
-            spec(input),
-            spec(weight),
-            None if bias is None else spec(bias),
-            ints(stride),
-            ints(padding),
-            ints(dilation),
-            transposed,
-            ints(output_padding),
-            groups,
-        )
-
-    def problem(self, machine: Machine, name: str = "") -> ConvProblem:
-        """The problem that these operands state on a machine, whose rules decide the layout of the result.
-
-        Raises:
-            ShapeError: operands that do not belong together.
-        """
-        g = conv_geometry(
-            self.weight.shape,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.transposed,
-            self.output_padding,
-            self.groups,
-        )
-        bias_shape = None if self.bias is None else self.bias.shape
-        output = convolution_shape(self.input.shape, self.weight.shape, bias_shape, g)
-        x, w = self.input.on(machine.device_type), self.weight.on(machine.device_type)
-        base = tuple(max(0, min(pair)) for pair in g.padding)
-        try:  # a crop or a one-sided border is made before PyTorch's pipeline begins and does not change its layout
-            fmt = walk(x, w, None, g.stride, base, g.dilation, g.transposed, 0, g.groups, device=machine).memory_format
-            memory_format = fmt.memory_format
-        except (ShapeError, RuntimeError):
-            memory_format = x.suggest_memory_format()
-        if len(self.weight.shape) == 3:
-            memory_format = torch.contiguous_format
-        problem = problem_of(
-            self.input.shape,
-            self.weight.shape,
-            output,
-            g,
-            dtype=self.input.dtype,
-            memory_format=memory_format,
-            has_bias=self.bias is not None,
-        )
-        return problem.replace(name=name)
+__all__ = ["Captured", "capture", "problem_on"]
 
 
 @dataclass(frozen=True)
@@ -121,7 +32,23 @@ class Captured:
 
     name: str
     kind: str
-    operands: Operands
+    call: ConvCall
+
+
+def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:
+    """The problem that a call states on a machine, whose rules decide the layout of the result."""
+    memory_format = torch.contiguous_format
+    if call.weight.ndim > 3:
+        memory_format = trace_call(call.on(machine.device_type), machine).memory_format.memory_format
+    return problem_of(
+        call.input.shape,
+        call.weight.shape,
+        call.output_shape,
+        call.geometry,
+        dtype=call.input.dtype,
+        memory_format=memory_format,
+        has_bias=call.bias is not None,
+    )
 
 
 class _Watcher(TorchDispatchMode):
@@ -138,30 +65,13 @@ class _Watcher(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func._schema.name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
-            name, module = self.stack[-1] if self.stack else ("", None)
-            input, weight, bias, stride, padding, dilation, transposed, output_padding, groups = args[:9]
-            operands = Operands.of(
-                input,
-                weight,
-                bias,
-                tuple(stride),
-                tuple(padding),
-                tuple(dilation),
-                bool(transposed),
-                tuple(output_padding),
-                groups,
-            )
-            self.found.append(Captured(name, type(module).__name__ if module is not None else "", operands))
+            name, kind = (self.stack[-1][0], type(self.stack[-1][1]).__name__) if self.stack else ("", "")
+            call = ConvCall.of(*args[:9])
+            self.found.append(Captured(name, kind, call))
             if self.machine is not None:
-                return _result(operands, self.machine)
+                p = problem_on(self.machine, call)
+                return torch.empty(p.shape_of(p.bias_slot), dtype=p.dtype, device="meta", memory_format=p.memory_format)
         return func(*args, **(kwargs or {}))
-
-
-def _result(operands: Operands, machine: Machine) -> Tensor:
-    """An output on the meta device, in the layout in which the machine returns it."""
-    problem = operands.problem(machine)
-    shape = problem.input_shape if problem.transposed else problem.output_shape
-    return torch.empty(shape, dtype=problem.dtype, device="meta").contiguous(memory_format=problem.memory_format)
 
 
 def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine) -> list[Captured]:

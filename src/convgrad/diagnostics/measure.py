@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from ..engine.ab_timer import compare
 from ..engine.choice import Step
 from ..engine.plan import Plan
 from ..engine.registry import get
-from ..problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
+from ..problem import OPERANDS, PASSES, ConvProblem, Pass
 from .aten_rules import Machine
+from .explanation import Answer
 from .onednn_log import OneDNNLog
-from .row import Row
 
-__all__ = ["require_here", "times"]
+__all__ = ["plan_of", "random_operands", "require_here", "timed"]
 
 _MOST_BYTES = 4 << 30
 _SLOW = 0.2  # seconds
@@ -36,21 +39,36 @@ def require_here(machine: Machine) -> None:
         raise ValueError(f"{machine} is not here, so nothing can be measured on it")
 
 
-def times(problem: ConvProblem, rows: list[Row], device: torch.device) -> list[Row]:
-    """Rows with the time of the chosen backend and of ATen, each pass timed alternately in this process."""
+def random_operands(problem: ConvProblem, pass_: Pass, device: torch.device) -> list[Tensor]:
+    """The two operands of a pass, in the problem's layout."""
+    shapes = [problem.shape_of(slot) for slot in OPERANDS[pass_]]
+    made = [torch.randn(s) if problem.dtype.is_floating_point else torch.randint(-3, 4, s) for s in shapes]
+    return [t.to(device, problem.dtype).contiguous(memory_format=problem.memory_format) for t in made]
+
+
+def plan_of(problem: ConvProblem, pass_: Pass, backend: str, device: torch.device) -> Plan:
+    """A plan of one pass by a named backend."""
+    return Plan(problem, (pass_,), device, (Step(get(backend), (pass_,), "requested by name"),))
+
+
+def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> list[Answer]:
+    """The answers with the time of the chosen backend and of ATen, each pass timed alternately in this process."""
     if problem.empty or problem.least_bytes > _MOST_BYTES:
-        return rows
-    names: tuple[Slot, ...] = ("input", "weight", "grad_output")
-    slots: dict[Slot, torch.Tensor] = {s: _random(problem.shape_of(s), problem, device) for s in names}
-    found = list(rows)
-    passes: list[Pass] = [p for p in PASSES if any(r.output == p for r in rows)]
-    for output in passes:
-        mine = {r.backend: i for i, r in enumerate(found) if r.output == output and (r.chosen or _usable_aten(r))}
-        calls = {name: _call(problem, output, name, slots, device) for name in mine}
+        return answers
+    found = list(answers)
+    for pass_ in PASSES:
+        rows = [i for i, r in enumerate(found) if r.output == pass_ and (r.chosen or (r.backend == "aten" and r.runs))]
+        if not rows:
+            continue
+        a, b = random_operands(problem, pass_, device)
+        plans = {found[i].backend: plan_of(problem, pass_, found[i].backend, device) for i in rows}
+        calls: dict[str, Callable[[], object]] = {name: partial(p.contract, a, b) for name, p in plans.items()}
         seconds = _seconds(calls, device)
-        kernels = _kernel(calls["aten"], device) if "aten" in calls else ""
-        for name, i in mine.items():
-            found[i] = found[i].with_seconds(seconds[name], kernels if name == "aten" else "")
+        for i in rows:
+            name, runs = found[i].backend, found[i].runs
+            primitive = _onednn_primitive(calls[name]) if name == "aten" and device.type == "cpu" else ""
+            runs = f"{runs}: {primitive}" if primitive else runs
+            found[i] = replace(found[i], seconds=seconds[name], runs=runs)
     return found
 
 
@@ -70,35 +88,12 @@ def _seconds(calls: dict[str, Callable[[], object]], device: torch.device) -> di
     return {name: seen.median(name) for name in calls}
 
 
-def _usable_aten(row: Row) -> bool:
-    return row.backend == "aten" and bool(row.runs)
-
-
-def _random(shape: tuple[int, ...], problem: ConvProblem, device: torch.device) -> torch.Tensor:
-    make = torch.randn if problem.dtype.is_floating_point else torch.ones
-    t = make(shape, device="cpu")
-    return t.to(device, problem.dtype).contiguous(
-        memory_format=problem.memory_format if len(shape) > 3 else torch.contiguous_format
-    )
-
-
-def _call(
-    problem: ConvProblem, output: Pass, name: str, slots: dict[Slot, torch.Tensor], device: torch.device
-) -> Callable[[], object]:
-    plan = Plan(problem, (output,), device, (Step(get(name), (output,), "measured"),))
-    a, b = (slots[s] for s in OPERANDS[output])
-    return lambda: plan.contract(a, b)
-
-
-def _kernel(call: Callable[[], object], device: torch.device) -> str:
-    """oneDNN's name of the primitive behind one call on the CPU."""
-    if device.type != "cpu":
-        return ""
+def _onednn_primitive(call: Callable[[], object]) -> str:
+    """oneDNN's names of the primitives behind one call on the CPU."""
     log = OneDNNLog()
     log.start()
     try:
         call()
-        kernels = log.take()
+        return " + ".join(dict.fromkeys(log.take()))
     finally:
         log.stop()
-    return " + ".join(dict.fromkeys(kernels))

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import torch
 
+from ..engine.ab_timer import conditions
 from ..problem import ConvProblem
 from .aten_rules import Machine
 
-__all__ = ["Limits", "cache_file", "datasheet", "limits_of", "measure"]
+__all__ = ["Limits", "cache_file", "datasheet", "limits_of", "measure_limits"]
 
 
 @dataclass(frozen=True)
@@ -92,20 +93,20 @@ def limits_of(machine: Machine, dtype: torch.dtype, *, measured: bool = False) -
         measured: measure this machine now (about two seconds) where that was not done before.
     """
     if machine.device_type == "cpu" and machine == Machine.here("cpu"):
-        return _stored(dtype) or (measure(dtype) if measured else None)
+        return _stored(dtype) or (measure_limits(dtype) if measured else None)
     if machine.device_type == "cuda" and torch.cuda.is_available() and machine == Machine.here("cuda"):
-        return measure(dtype, "cuda") if measured else datasheet(machine, dtype)
+        return measure_limits(dtype, "cuda") if measured else datasheet(machine, dtype)
     return datasheet(machine, dtype)
 
 
-def measure(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Limits:
+def measure_limits(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Limits:
     """Measure this machine: the best of several large copies and of several large matrix products.
 
     The result is kept on disk for the same processor, number of threads, PyTorch and dtype; measuring again can only
     raise it, since a busy machine shows less than it can do.
 
     Equivalent to:
-        >>> 1e8 < measure().bytes_per_second < 1e14
+        >>> 1e8 < measure_limits().bytes_per_second < 1e14
         True
     """
     device = torch.device(device)
@@ -174,8 +175,6 @@ def cache_file() -> Path:
 
 
 def _key(dtype: torch.dtype) -> str:
-    from ..engine.ab_timer import conditions
-
     return f"{conditions('cpu')}, {str(dtype).removeprefix('torch.')}"
 
 

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ..engine.events import Event, observers
+from ..engine.registry import backends
 from ..problem import shown_outputs
+from ..tables import html_table, text_table
 from .onednn_log import OneDNNLog
 
-__all__ = ["Record", "Trace", "trace"]
+__all__ = ["Record", "Trace", "kernel_of_event", "trace"]
 
 _COLUMNS = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
 
@@ -30,7 +31,8 @@ class Record:
         outputs: what it computed, joined by ``+`` where one sweep gave several. These are passes of the problem, as
             `use_backend` and `explain` call them; tables add what they are to the user of a transposed convolution.
         backend: its name.
-        kernel: oneDNN's name for the primitive that ran, where it was asked for; else empty.
+        kernel: which of the backend's kernels ran, where it has several; for ATen oneDNN's name of the primitive, where
+            that was asked for.
         layout: of the result.
         copies: operands that had to be copied into a layout that the backend takes.
         milliseconds: wall time of the call, copies included; on a GPU it waited for the device.
@@ -59,6 +61,12 @@ class Record:
         return tuple(str(row[name]) for name in _COLUMNS)
 
 
+def kernel_of_event(event: Event) -> str:
+    """Which of a backend's kernels ran; empty where it has one only."""
+    backend = backends().get(event.backend)
+    return "" if backend is None else backend.kernel_name(event.problem, event.outputs)
+
+
 class Trace:
     """What ran, in order; made by `trace`.
 
@@ -80,7 +88,7 @@ class Trace:
                 len(self.records),
                 "+".join(event.outputs),
                 event.backend,
-                ", ".join(kernels),
+                ", ".join(kernels) or kernel_of_event(event),
                 str(event.problem.memory_format).removeprefix("torch.").removesuffix("_format"),
                 event.copies,
                 event.seconds * 1e3,
@@ -114,25 +122,22 @@ class Trace:
     def __enter__(self) -> Trace:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [_COLUMNS, *(r.cells() for r in self.records)]
 
     def table(self) -> str:
         """Every call as a line of text, and the total time."""
-        rows = [_COLUMNS, *(r.cells() for r in self.records)]
-        keep = [i for i, name in enumerate(_COLUMNS) if name not in ("kernel", "copies") or any(r[i] for r in rows[1:])]
-        widths = [max(len(row[i]) for row in rows) for i in keep]
-        lines = ["  ".join(row[i].ljust(w) for i, w in zip(keep, widths, strict=True)).rstrip() for row in rows]
         total = sum(r.milliseconds for r in self.records)
         copied = sum(len(r.copies) for r in self.records)
-        return "\n".join([*lines, f"{len(self.records)} calls, {total:.3f} ms, {copied} operands copied"])
+        return f"{text_table(self._rows())}\n{len(self.records)} calls, {total:.3f} ms, {copied} operands copied"
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """The records as CSV; written to ``path`` as well where one is given."""
         out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(_COLUMNS)
-        writer.writerows(r.cells() for r in self.records)
+        csv.writer(out, lineterminator="\n").writerows(self._rows())
         if path is not None:
             Path(path).write_text(out.getvalue(), encoding="utf-8")
         return out.getvalue()
@@ -145,20 +150,16 @@ class Trace:
         return self.table()
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        head = "".join(f"<th>{name}</th>" for name in _COLUMNS)
-        rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in r.cells()) + "</tr>" for r in self.records)
-        return f"<table><tr>{head}</tr>{rows}</table>"
+        return html_table(self._rows())
 
 
 @contextmanager
 def trace(*, onednn: bool = False) -> Iterator[Trace]:
-    """Record every call of a backend inside this block, in every thread: backend, layout, copies made, time.
+    """Record every call of a backend inside this block, in every thread: backend, kernel, layout, copies made, time.
 
     A backward pass inside the block is seen if its forward ran there too, or if another kernel than ATen's was chosen
     for anything in the call. Otherwise the call was PyTorch's own, and so is its backward: with an open
-    `convgrad.models.watch_stock` such ones are seen too, and with them every convolution of the process.
+    `convgrad.models.observe_aten` such ones are seen too, and with them every convolution of the process.
 
     For `torch.profiler` nothing is needed: every call is labelled there (``convgrad::grad_weight[native]``).
 

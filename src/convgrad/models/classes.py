@@ -21,23 +21,10 @@ from .. import nn as ours
 
 __all__ = ["accelerated_class", "give_back", "is_convolution", "is_ours", "reason_against", "stock_class"]
 
-_OURS: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Conv1d: ours.Conv1d,
-    nn.Conv2d: ours.Conv2d,
-    nn.Conv3d: ours.Conv3d,
-    nn.ConvTranspose1d: ours.ConvTranspose1d,
-    nn.ConvTranspose2d: ours.ConvTranspose2d,
-    nn.ConvTranspose3d: ours.ConvTranspose3d,
-}
+_NAMES = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
+_OURS: dict[type[nn.Module], type[nn.Module]] = {getattr(nn, name): getattr(ours, name) for name in _NAMES}
 _STOCK = {value: key for key, value in _OURS.items()}
-_LAZY = {
-    nn.LazyConv1d,
-    nn.LazyConv2d,
-    nn.LazyConv3d,
-    nn.LazyConvTranspose1d,
-    nn.LazyConvTranspose2d,
-    nn.LazyConvTranspose3d,
-}
+_LAZY = {getattr(nn, f"Lazy{name}") for name in _NAMES}
 _made: WeakValueDictionary[type, type] = WeakValueDictionary()
 
 

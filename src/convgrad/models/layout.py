@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from ..settings import cudnn_allows_tf32
+
 __all__ = ["convert_inputs", "rule", "turn_weights"]
 
 
@@ -66,9 +68,6 @@ def rule(convolutions: list[nn.Module]) -> tuple[bool, str]:
     weights: list[Tensor] = [m.weight for m in spatial]  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
     if all(w.dtype is torch.float64 for w in weights):
         return False, "PyTorch computes float64 in the contiguous layout"
-    if weights[0].is_cuda and all(w.dtype is torch.float32 for w in weights):
-        from ..settings import cudnn_allows_tf32
-
-        if not cudnn_allows_tf32():
-            return False, "tensor cores, which channels_last serves, are not used for float32 here"
+    if weights[0].is_cuda and all(w.dtype is torch.float32 for w in weights) and not cudnn_allows_tf32():
+        return False, "tensor cores, which channels_last serves, are not used for float32 here"
     return True, "oneDNN and tensor cores compute in channels_last, and every layer between keeps it"

@@ -29,7 +29,7 @@ from ..shapes import conv_geometry
 from ..validation import check_backward, check_operands
 from .dispatch import Override, original_kernel
 
-__all__ = ["takeover", "watch_stock"]
+__all__ = ["observe_aten", "takeover"]
 
 Ints = Sequence[int]
 Original = Callable[..., Any]
@@ -246,10 +246,10 @@ def takeover() -> Iterator[None]:
 
 
 @contextmanager
-def watch_stock() -> Iterator[None]:
-    """Change nothing, but report PyTorch's own convolutions to those who watch, while the block lasts.
+def observe_aten() -> Iterator[None]:
+    """Change nothing, but report PyTorch's own convolutions to `convgrad.trace` and `Usage` while the block lasts.
 
-    An open `takeover` goes before it.
+    An open `takeover` takes precedence.
     """
     _router.open("stock")
     try:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 
+from ..tables import html_table, text_table
+
 __all__ = ["Report"]
 
 
@@ -36,11 +38,14 @@ class Report:
         rows = [(name or "(the model)", "convgrad", what) for name, what in self.replaced.items()]
         return rows + [(name or "(the model)", "as it was", why) for name, why in self.left.items()]
 
+    def _table(self) -> list[tuple[str, str, str]]:
+        return [("layer", "computed by", ""), *self.rows()]
+
     def __str__(self) -> str:
-        lines = [("layer", "computed by", ""), *self.rows()]
-        widths = [max(len(line[i]) for line in lines) for i in range(2)]
-        table = [f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c}".rstrip() for a, b, c in lines]
-        return "\n".join([*table, self.summary])
+        return f"{text_table(self._table())}\n{self.summary}"
+
+    def _repr_html_(self) -> str:
+        return f"{html_table(self._table())}<p>{escape(self.summary)}</p>"
 
     @property
     def summary(self) -> str:
@@ -48,8 +53,3 @@ class Report:
         count = len(self.replaced)
         text = f"{count} of {count + len(self.left)} convolutions replaced"
         return f"{text}; layout: {self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
-
-    def _repr_html_(self) -> str:
-        rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in self.rows())
-        head = "<tr><th>layer</th><th>computed by</th><th></th></tr>"
-        return f"<table>{head}{rows}</table><p>{escape(self.summary)}</p>"

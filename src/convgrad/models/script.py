@@ -18,7 +18,7 @@ from typing import TextIO
 from zipfile import is_zipfile
 
 from . import process
-from .process import takeover, watch_stock
+from .process import observe_aten, takeover
 from .usage import Usage
 
 __all__ = ["run_script"]
@@ -63,7 +63,7 @@ def run_script(
     usage, start, others = Usage(), time.perf_counter(), set(threading.enumerate())
     with ExitStack() as opened:
         opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, target, measure, out or sys.stderr))
-        opened.enter_context(watch_stock() if stock else takeover())
+        opened.enter_context(observe_aten() if stock else takeover())
         opened.enter_context(usage)
         with _as_main(script, args, module):
             status = _run(script, module)

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 
 import torch
 
-from ..diagnostics.aten_rules import Machine, select_conv_backend
-from ..diagnostics.roofline import Limits, limits_of
+from ..diagnostics import Limits, Machine, kernel_of_event, limits_of, select_conv_backend
 from ..engine.events import Event, observers
-from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass, Slot, shown_outputs
+from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, passes_of, shown_outputs
+from ..tables import text_table
 
-__all__ = ["Row", "Usage"]
+__all__ = ["Usage", "UsageRow"]
 
 _HEAD = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
+_NUMBERS = ("calls", "total ms", "mean ms", "share", "of limit")
 
 
 @dataclass
-class Row:
+class UsageRow:
     """All calls of one backend for the same outputs of the same convolution."""
 
     problem: ConvProblem
@@ -42,7 +43,7 @@ class Row:
 
     def least_seconds(self, limits: Limits) -> float:
         """The least time of one call: every operand read once, every result written once, every product formed."""
-        passes: list[Pass] = [o for o in self.outputs if o != "grad_bias"]
+        passes = passes_of(self.outputs)
         read: set[Slot] = {slot for p in passes for slot in OPERANDS[p]}
         written: list[Slot] = [RESULT[p] for p in passes]
         elements = sum(torch.Size(self.problem.shape_of(s)).numel() for s in (*read, *written))
@@ -51,12 +52,12 @@ class Row:
 
 
 class Usage:
-    """Watches the engine and adds up; a context manager."""
+    """Observes the engine and adds up; a context manager."""
 
     synchronize = True
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[object, ...], Row] = {}
+        self._rows: dict[tuple[object, ...], UsageRow] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Usage:
@@ -72,13 +73,12 @@ class Usage:
         with self._lock:
             row = self._rows.get(key)
             if row is None:
-                name = _full_name(event)
-                row = self._rows[key] = Row(event.problem, event.outputs, name, event.device)
+                row = self._rows[key] = UsageRow(event.problem, event.outputs, _full_name(event), event.device)
             row.calls += 1
             row.seconds += event.seconds
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[UsageRow]:
         """The most expensive first."""
         return sorted(self._rows.values(), key=lambda r: -r.seconds)
 
@@ -114,15 +114,7 @@ class Usage:
     def table(self, *, measure: bool = True) -> str:
         """One line for each convolution and output, the most expensive first."""
         lines = self.cells(measure=measure)
-        if len(lines) == 1:
-            return "no convolution ran"
-        keep = [i for i in range(len(_HEAD)) if any(line[i] for line in lines[1:])]
-        widths = {i: max(len(line[i]) for line in lines) for i in keep}
-        numbers = {_HEAD.index(h) for h in ("calls", "total ms", "mean ms", "share", "of limit")}
-        return "\n".join(
-            "  ".join(line[i].rjust(widths[i]) if i in numbers else line[i].ljust(widths[i]) for i in keep).rstrip()
-            for line in lines
-        )
+        return text_table(lines, right=_NUMBERS) if len(lines) > 1 else "no convolution ran"
 
     def to_csv(self, *, measure: bool = True) -> str:
         """The table as CSV."""
@@ -132,18 +124,18 @@ class Usage:
 
 
 def _full_name(event: Event) -> str:
-    """The backend's name, and behind ATen's the one of its own backends that it chooses for this problem."""
+    """The backend's name, and behind it which of its kernels runs; for ATen, which of ATen's own backends."""
     if event.backend != "aten":
-        return event.backend
+        return f"{event.backend} {kernel_of_event(event)}".rstrip()
     backward = event.outputs != (event.problem.bias_pass,)
     try:
-        chosen = select_conv_backend(event.problem, device=torch.device(event.device), need_backward=backward).backend
+        chosen = select_conv_backend(event.problem, device=torch.device(event.device), need_backward=backward)
     except (ValueError, RuntimeError):  # a device that the model of PyTorch's choice does not know
         return "aten"
-    return f"aten {chosen}"
+    return f"aten {chosen.backend}"
 
 
-def _limits(row: Row, measure: bool) -> Limits | None:
+def _limits(row: UsageRow, measure: bool) -> Limits | None:
     try:
         return limits_of(Machine.here(torch.device(row.device)), row.problem.dtype, measured=measure)
     except (ValueError, RuntimeError):

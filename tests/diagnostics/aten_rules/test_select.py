@@ -100,8 +100,8 @@ def conv(d: int, device: str, dtype: torch.dtype = F32, **more) -> str:
         (conv(1, H), "Cudnn"),
         (conv(2, H, F64), "Cudnn"),
         (conv(3, H, transposed=True), "CudnnTranspose"),
-        (conv(2, H, transposed=True, output_padding=1), "SlowTranspose2d"),  # output_padding >= stride
-        (conv(3, H, transposed=True, output_padding=1), "SlowTranspose3d"),
+        (conv(2, H, transposed=True, output_padding=1, dilation=2), "SlowTranspose2d"),  # output_padding >= stride
+        (conv(3, H, transposed=True, output_padding=1, dilation=2), "SlowTranspose3d"),
         (conv(2, H, BF16), "Cudnn"),
         (conv(2, "t4 cudnn 9.10", BF16), "Slow2d"),  # no bfloat16 before Ampere
         (conv(3, "t4 cudnn 9.10", BF16), "SlowDilated3d"),

@@ -1,7 +1,7 @@
-"""PyTorch's own convolution pipeline in the open: validate, select a backend, choose a layout, compute.
+"""How PyTorch itself computes a convolution: validate, select a backend, choose a layout, compute.
 
 Every answer carries the rules that led to it, in PyTorch's order, with the value that made each true or false; for
-the device at hand and for one that is only described. No tensor needs memory: a `TensorSpec` is enough.
+this machine and for one that is only described. No tensor needs memory: a `TensorSpec` is enough.
 
     >>> import torch
     >>> from convgrad.diagnostics.aten_rules import TensorSpec, select_conv_backend
@@ -11,38 +11,34 @@ the device at hand and for one that is only described. No tensor needs memory: a
     'CudaDepthwise2d'
 """
 
-from .backward import check_backward, unchecked
-from .call import Call, make_call
-from .compute import Copy, Step, Walk, walk
+from .aten_trace import AtenTrace, Copy, KernelRun, trace_aten
+from .call import ConvCall, TensorSpec
+from .decision import Decision, Rule
 from .layouts import LAYOUT_RULES
-from .machine import Machine
+from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
 from .names import Function, Kernel, backward_of, forward_of, kernel_of
-from .rules import Decision, Rule
 from .select import BACKENDS, determine_backend_memory_format, select_conv_backend
-from .tensors import TensorSpec
-from .versions import MODELLED_VERSIONS
 
 __all__ = [
     "BACKENDS",
     "LAYOUT_RULES",
     "MODELLED_VERSIONS",
-    "Call",
+    "AtenTrace",
+    "ConvCall",
     "Copy",
     "Decision",
+    "DeviceLike",
     "Function",
     "Kernel",
+    "KernelRun",
     "Machine",
     "Rule",
-    "Step",
     "TensorSpec",
-    "Walk",
     "backward_of",
-    "check_backward",
     "determine_backend_memory_format",
     "forward_of",
     "kernel_of",
-    "make_call",
+    "machine_of",
     "select_conv_backend",
-    "unchecked",
-    "walk",
+    "trace_aten",
 ]

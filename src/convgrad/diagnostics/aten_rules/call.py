@@ -1,44 +1,195 @@
-"""`Call`: one call of ``torch.convolution`` as PyTorch's pipeline sees it, and PyTorch's checks of it.
-
-Modelled after ``_convolution``, ``check_shape_forward`` and ``expand_param_if_needed`` of ATen, in their order and with
-their messages.
-"""
+"""One call of ``torch.convolution`` without any memory: what PyTorch's choice reads of its operands and arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
+from torch import Tensor
 
-from ...errors import ShapeError
-from ...problem import ConvProblem
-from .tensors import TensorSpec, dense_strides
+from ..._compat import channels_last_of, suggests_channels_last
+from ...errors import DtypeError
+from ...problem import INT32_MAX, ConvProblem, effective_kernel
+from ...shapes import Geometry, conv_geometry, convolution_shape
 
-__all__ = ["Call", "call_of_problem", "make_call", "validate"]
+__all__ = ["ConvCall", "Ints", "TensorSpec", "call_of_problem", "short"]
 
 Ints = int | Sequence[int]
 
 
+def short(value: torch.dtype | torch.memory_format) -> str:
+    """The name of a dtype or layout without its module: ``float32``, ``channels_last``, ``contiguous``."""
+    return str(value).removeprefix("torch.").removesuffix("_format")
+
+
 @dataclass(frozen=True, slots=True)
-class Call:
-    """Operands and parameters of one convolution, with one entry per spatial dimension in every parameter."""
+class TensorSpec:
+    """Sizes, strides, dtype and device type of a tensor that need not exist.
+
+    Args:
+        shape: sizes.
+        strides: in elements; contiguous where not given.
+        dtype: element type.
+        device_type: ``"cpu"``, ``"cuda"`` (also ROCm), ``"xpu"``, ``"mps"``, ``"meta"``, ...
+        requires_grad: whether autograd follows it.
+        mkldnn: whether it is an opaque oneDNN tensor (``Tensor.to_mkldnn()``).
+
+    Equivalent to:
+        >>> TensorSpec((2, 8, 4, 4)).strides
+        (128, 16, 4, 1)
+        >>> TensorSpec.of(torch.empty(2, 8, 4, 4).to(memory_format=torch.channels_last)).suggest_memory_format()
+        torch.channels_last
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.float32
+    device_type: str = "cpu"
+    requires_grad: bool = False
+    mkldnn: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.strides:
+            object.__setattr__(self, "strides", dense_strides(self.shape))
+        if len(self.strides) != len(self.shape):
+            raise ValueError(f"a tensor of shape {self.shape} has {len(self.shape)} strides, got {self.strides}")
+
+    @classmethod
+    def of(cls, tensor: Tensor | TensorSpec) -> TensorSpec:
+        """Describe a tensor; its memory is not touched."""
+        if isinstance(tensor, TensorSpec):
+            return tensor
+        mkldnn = tensor.layout == torch._mkldnn  # pyright: ignore[reportAttributeAccessIssue]
+        strides = () if mkldnn else tuple(tensor.stride())
+        return cls(tuple(tensor.shape), strides, tensor.dtype, tensor.device.type, tensor.requires_grad, mkldnn)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, as if they were dense."""
+        return self.numel * self.dtype.itemsize
+
+    def _meta(self) -> Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+    def on(self, device_type: str) -> TensorSpec:
+        """The same tensor on another kind of device."""
+        return replace(self, device_type=device_type)
+
+    def is_contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+        """Whether the elements lie densely in this order; size-1 dimensions may have any stride."""
+        return self._meta().is_contiguous(memory_format=memory_format)
+
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> TensorSpec:
+        """What ``Tensor.contiguous(memory_format=...)`` returns: itself where it already is."""
+        return replace(self, strides=tuple(self._meta().contiguous(memory_format=memory_format).stride()))
+
+    def narrowed(self, dim: int, length: int) -> TensorSpec:
+        """What ``Tensor.narrow`` returns: the same strides, one size smaller."""
+        return replace(self, shape=(*self.shape[:dim], length, *self.shape[dim + 1 :]))
+
+    def view_1d_as_2d(self) -> TensorSpec:
+        """(N, C, L) as (N, C, 1, L), which is how PyTorch runs 1-D convolutions (``unsqueeze(2)``)."""
+        view = self._meta().unsqueeze(2)
+        return replace(self, shape=tuple(view.shape), strides=tuple(view.stride()))
+
+    def suggest_memory_format(self, exact_strides: bool = False) -> torch.memory_format:
+        """The layout that PyTorch reads out of the strides.
+
+        The strides of size-1 dimensions count, so a tensor can be contiguous in both orders and still be taken for
+        channels_last. With ``exact_strides`` they must be those of a new channels_last tensor (MPS wants that).
+        """
+        fmt = channels_last_of(self.ndim - 2)
+        if self.mkldnn or not suggests_channels_last(self._meta()):
+            return torch.contiguous_format
+        if exact_strides and self.strides != dense_strides(self.shape, fmt):
+            return torch.contiguous_format
+        return fmt
+
+    def fits_32bit_index(self) -> bool:
+        """Whether offsets fit into 32 bits (ATen's canUse32BitIndexMath)."""
+        if self.numel >= INT32_MAX:
+            return False
+        last = sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
+        return self.numel == 0 or last < INT32_MAX
+
+    def __str__(self) -> str:
+        fmt = self.suggest_memory_format()
+        layout = "mkldnn" if self.mkldnn else short(fmt)
+        dense = self.mkldnn or self.is_contiguous(fmt)
+        shape = "x".join(map(str, self.shape))
+        return f"{shape} {short(self.dtype)} {layout}{'' if dense else f' strides {self.strides}'}"
+
+
+def dense_strides(
+    shape: tuple[int, ...], memory_format: torch.memory_format = torch.contiguous_format
+) -> tuple[int, ...]:
+    """Strides of a new tensor of this shape, as PyTorch writes them (size-1 dimensions included)."""
+    return tuple(torch.empty(shape, device="meta", memory_format=memory_format).stride())
+
+
+@dataclass(frozen=True, slots=True)
+class ConvCall:
+    """One call of ``torch.convolution``, with one entry (padding: one pair) per spatial dimension in each argument."""
 
     input: TensorSpec
     weight: TensorSpec
     bias: TensorSpec | None
     stride: tuple[int, ...]
-    padding: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
     dilation: tuple[int, ...]
     transposed: bool
     output_padding: tuple[int, ...]
     groups: int
     need_backward: bool = False
 
+    @classmethod
+    def of(
+        cls,
+        input: TensorSpec | Tensor,
+        weight: TensorSpec | Tensor,
+        bias: TensorSpec | Tensor | None = None,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        dilation: Ints = 1,
+        transposed: bool = False,
+        output_padding: Ints = 0,
+        groups: int = 1,
+        need_backward: bool | None = None,
+    ) -> ConvCall:
+        """Describe operands and arguments, and check them as every convolution of this library does.
+
+        Raises:
+            ShapeError, DtypeError: operands that do not belong together.
+        """
+        x, w, b = TensorSpec.of(input), TensorSpec.of(weight), None if bias is None else TensorSpec.of(bias)
+        lists = [(v,) if isinstance(v, int) else tuple(v) for v in (stride, padding, dilation, output_padding)]
+        g = conv_geometry(w.shape, lists[0], lists[1], lists[2], bool(transposed), lists[3], groups)
+        convolution_shape(x.shape, w.shape, None if b is None else b.shape, g)
+        for name, t in (("weight", w), ("bias", b)):
+            if t is not None and t.dtype != x.dtype and not x.mkldnn:
+                raise DtypeError(f"Input type ({x.dtype}) and {name} type ({t.dtype}) should be the same")
+        if need_backward is None:
+            need_backward = torch.is_grad_enabled() and any(t.requires_grad for t in (x, w, b) if t is not None)
+        return cls(x, w, b, *g, need_backward)  # pyright: ignore[reportCallIssue]
+
     @property
-    def ndim(self) -> int:
-        """Number of spatial dimensions."""
-        return self.weight.ndim - 2
+    def geometry(self) -> Geometry:
+        """The arguments, as `convgrad.shapes` takes them."""
+        return Geometry(self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        return convolution_shape(self.input.shape, self.weight.shape, None, self.geometry)
 
     @property
     def strided(self) -> bool:
@@ -52,22 +203,30 @@ class Call:
     def output_padding_big(self) -> bool:
         return any(p >= s for p, s in zip(self.output_padding, self.stride, strict=True))
 
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Shape of the result."""
-        n, spatial = self.input.shape[0], self.input.shape[2:]
-        size = []
-        for i, length in enumerate(spatial):
-            effective = self.dilation[i] * (self.weight.shape[i + 2] - 1) + 1
-            if self.transposed:
-                grown = (length - 1) * self.stride[i] - 2 * self.padding[i] + effective + self.output_padding[i]
-                size.append(grown)
-            else:
-                size.append((length + 2 * self.padding[i] - effective) // self.stride[i] + 1)
-        channels = self.weight.shape[1] * self.groups if self.transposed else self.weight.shape[0]
-        return (n, channels, *size)
+    def on(self, device_type: str) -> ConvCall:
+        """The same call with its operands on another kind of device."""
+        bias = None if self.bias is None else self.bias.on(device_type)
+        return replace(self, input=self.input.on(device_type), weight=self.weight.on(device_type), bias=bias)
 
-    def view_1d_as_2d(self) -> Call:
+    def symmetric(self) -> tuple[ConvCall, tuple[str, ...]]:
+        """The call that PyTorch gets, which knows one padding for both sides, and what is done around it.
+
+        For any other padding the input is padded (or cropped) first; a transposed convolution computes the larger
+        output and crops it.
+        """
+        if all(low == high >= 0 for low, high in self.padding):
+            return self, ()
+        both = tuple((max(0, min(pair)),) * 2 for pair in self.padding)
+        if self.transposed:
+            note = "PyTorch pads symmetrically: it computes the larger output and the caller crops it"
+            return replace(self, padding=both), (note,)
+        sizes = zip(self.input.shape[2:], self.padding, both, strict=True)
+        shape = (*self.input.shape[:2], *(n + sum(pair) - sum(rest) for n, pair, rest in sizes))
+        padded = replace(self.input, shape=shape, strides=dense_strides(shape, self.input.suggest_memory_format()))
+        note = f"PyTorch pads symmetrically: it first makes a padded copy of the input, {padded}"
+        return replace(self, input=padded, padding=both), (note,)
+
+    def view_1d_as_2d(self) -> ConvCall:
         """The 2-D call that a 1-D one becomes: height 1, and the input copied to contiguous if it is not.
 
         oneDNN tensors and XPU tensors stay 1-D.
@@ -79,174 +238,28 @@ class Call:
             input=self.input.contiguous().view_1d_as_2d(),
             weight=self.weight.view_1d_as_2d(),
             stride=(1, *self.stride),
-            padding=(0, *self.padding),
+            padding=((0, 0), *self.padding),
             dilation=(1, *self.dilation),
             output_padding=(0, *self.output_padding),
         )
 
 
-def _expand(value: Ints, name: str, count: int) -> tuple[int, ...]:
-    values = (value,) if isinstance(value, int) else tuple(value)
-    if len(values) == 1:
-        return values * count
-    if len(values) != count:
-        raise ShapeError(
-            f"expected {name} to be a single integer value or a list of {count} values to match the convolution "
-            f"dimensions, but got {name}={list(values)}"
-        )
-    return values
-
-
-def make_call(
-    input: TensorSpec | torch.Tensor,
-    weight: TensorSpec | torch.Tensor,
-    bias: TensorSpec | torch.Tensor | None = None,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    need_backward: bool | None = None,
-) -> Call:
-    """Describe the operands, expand the parameters, and check everything as PyTorch does.
-
-    Raises:
-        ShapeError: with PyTorch's own message.
-    """
-    x, w = (t if isinstance(t, TensorSpec) else TensorSpec.of(t) for t in (input, weight))
-    b = bias if bias is None or isinstance(bias, TensorSpec) else TensorSpec.of(bias)
-    if w.ndim < 3:
-        raise ShapeError("weight should have at least three dimensions")
-    if groups <= 0:
-        raise ShapeError("non-positive groups is not supported")
-    dim = w.ndim - 2
-    if need_backward is None:
-        grad = any(t is not None and t.requires_grad for t in (x, w, b))
-        need_backward = torch.is_grad_enabled() and grad
-    call = Call(
-        x, w, b,
-        _expand(stride, "stride", dim), _expand(padding, "padding", dim), _expand(dilation, "dilation", dim),
-        bool(transposed), _expand(output_padding, "output_padding", dim), groups, need_backward,
-    )  # fmt: skip
-    validate(call)
-    return call
-
-
-def validate(call: Call) -> None:
-    """PyTorch's ``check_shape_forward``: the first rule that is broken raises.
-
-    Raises:
-        ShapeError: with PyTorch's own message.
-    """
-    x, w, groups = list(call.input.shape), list(call.weight.shape), call.groups
-    _require(all(p >= 0 for p in call.padding), "negative padding is not supported")
-    _require(all(p >= 0 for p in call.output_padding), "negative output_padding is not supported")
-    _require(all(s > 0 for s in call.stride), "non-positive stride is not supported")
-    # PyTorch lets a dilation of zero through here, and every kernel refuses it later.
-    _require(all(d >= 0 for d in call.dilation), "dilation should be greater than zero")
-    _require(groups > 0, f"expected groups to be greater than 0, but got groups={groups}")
-    _require(
-        len(w) == len(x),
-        f"Expected {len(w)}-dimensional input for {len(w)}-dimensional weight {w}, but got {len(x)}-dimensional "
-        f"input of size {x} instead",
-    )
-    _require(
-        w[0] >= groups,
-        f"Given groups={groups}, expected weight to be at least {groups} at dimension 0, but got weight of size {w} "
-        "instead",
-    )
-    _require(
-        w[0] % groups == 0,
-        f"Given groups={groups}, expected weight to be divisible by {groups} at dimension 0, but got weight of size "
-        f"[{w}] instead",
-    )
-    for i, p in enumerate(call.padding):
-        _require(
-            2 * p < 2**63,
-            f"Given padding={p} at dimension {i} , expected padding to be at most {(2**63 - 1) // 2}",
-        )
-    if call.transposed:
-        _validate_transposed(call, x, w)
-    else:
-        _validate_plain(call, x, w)
-
-
-def _validate_plain(call: Call, x: list[int], w: list[int]) -> None:
-    groups = call.groups
-    _require(
-        x[1] == w[1] * groups,
-        f"Given groups={groups}, weight of size {w}, expected input{x} to have {w[1] * groups} channels, but got "
-        f"{x[1]} channels instead",
-    )
-    _require(
-        call.bias is None or call.bias.shape == (w[0],),
-        f"Given weight of size {w}, expected bias to be 1-dimensional with {w[0]} elements, but got bias of size "
-        f"{list(call.bias.shape) if call.bias else []} instead",
-    )
-    padded = [size + 2 * p for size, p in zip(x[2:], call.padding, strict=True)]
-    kernel = [d * (k - 1) + 1 for k, d in zip(w[2:], call.dilation, strict=True)]
-    _require(
-        all(p >= k for p, k in zip(padded, kernel, strict=True)),
-        f"Calculated padded input size per channel: ({' x '.join(map(str, padded))}). "
-        f"Kernel size: ({' x '.join(map(str, kernel))}). Kernel size can't be greater than actual input size",
-    )
-
-
-def _validate_transposed(call: Call, x: list[int], w: list[int]) -> None:
-    _require(
-        x[1] == w[0],
-        f"Given transposed=1, weight of size {w}, expected input{x} to have {w[0]} channels, but got {x[1]} channels "
-        "instead",
-    )
-    channels = w[1] * call.groups
-    _require(
-        call.bias is None or call.bias.shape == (channels,),
-        f"Given transposed=1, weight of size {w}, expected bias to be 1-dimensional with {channels} elements, but got "
-        f"bias of size {list(call.bias.shape) if call.bias else []} instead",
-    )
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise ShapeError(message)
-
-
-def call_of_problem(problem: ConvProblem, device_type: str, need_backward: bool) -> tuple[Call, tuple[str, ...]]:
-    """The call that a PyTorch user writes for a problem, and what PyTorch does around it.
-
-    PyTorch knows symmetric padding only: for any other, the input is padded (or cropped) first; a transposed
-    convolution computes the larger output and crops it.
-    """
-    low = tuple(max(0, min(pair)) for pair in problem.padding)
-    extra = tuple(a + b - 2 * p for (a, b), p in zip(problem.padding, low, strict=True))
-    notes: tuple[str, ...] = ()
-    fmt = problem.memory_format
+def call_of_problem(p: ConvProblem, device_type: str, need_backward: bool) -> ConvCall:
+    """The call that a PyTorch user writes for a problem."""
 
     def spec(shape: tuple[int, ...]) -> TensorSpec:
-        return TensorSpec(shape, dense_strides(shape, fmt), problem.dtype, device_type)
+        fmt = p.memory_format if len(shape) > 3 else torch.contiguous_format
+        return TensorSpec(shape, dense_strides(shape, fmt), p.dtype, device_type)
 
-    weight = spec(problem.weight_shape)
-    output_padding = (0,) * problem.ndim
-    if problem.transposed:
-        grown = tuple(size + e for size, e in zip(problem.input_size, extra, strict=True))
+    output_padding = (0,) * p.ndim
+    if p.transposed:  # the input positions behind the last one that the kernel reaches
+        dims = zip(p.input_size, p.output_size, p.kernel_size, p.stride, p.padding, p.dilation, strict=True)
         output_padding = tuple(
-            g - ((o - 1) * s - 2 * p + d * (k - 1) + 1)
-            for g, o, s, p, d, k in zip(
-                grown, problem.output_size, problem.stride, low, problem.dilation, problem.kernel_size, strict=True
-            )
+            n - ((out - 1) * s - low - high + effective_kernel(k, d)) for n, out, k, s, (low, high), d in dims
         )
-        input, channels = spec(problem.output_shape), problem.in_channels
-        if any(extra):
-            notes = ("PyTorch pads symmetrically: it computes the larger output and the caller crops it",)
-    else:
-        padded = tuple(size + e for size, e in zip(problem.input_size, extra, strict=True))
-        input, channels = spec((*problem.input_shape[:2], *padded)), problem.out_channels
-        if any(extra):
-            notes = (f"PyTorch pads symmetrically: it first makes a padded copy of the input, {input}",)
-    bias = TensorSpec((channels,), (1,), problem.dtype, device_type) if problem.has_bias else None
-    call = Call(
-        input, weight, bias, problem.stride, low, problem.dilation, problem.transposed, output_padding,
-        problem.groups, need_backward,
+    input = spec(p.output_shape if p.transposed else p.input_shape)
+    bias = spec((p.shape_of(p.bias_slot)[1],)) if p.has_bias else None
+    return ConvCall(
+        input, spec(p.weight_shape), bias, p.stride, p.padding, p.dilation, p.transposed, output_padding, p.groups,
+        need_backward,
     )  # fmt: skip
-    return call, notes

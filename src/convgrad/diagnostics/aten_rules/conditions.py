@@ -1,7 +1,7 @@
-"""The questions that PyTorch asks before it takes a backend, one predicate each, condition by condition.
+"""The conditions under which PyTorch takes a backend, one predicate each.
 
 Modelled after the members of ``ConvParams`` in ATen's ``Convolution.cpp`` (2.11 to 2.15), in their order. A condition
-after the first that fails is not asked, there as here.
+after the first that fails is not evaluated, there as here.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from math import prod
 
 import torch
 
-from .call import Call
+from ...problem import INT32_MAX
+from .call import ConvCall, short
+from .decision import DecisionLog, recorded
 from .layouts import cudnn_layout
 from .machine import Machine
-from .rules import Trail, question
-from .tensors import INT32_MAX
 
 __all__ = ["is_depthwise", "use_cudnn", "use_cudnn_depthwise", "use_miopen", "use_mkldnn", "use_mps", "use_nnpack",
            "use_winograd", "use_xnnpack"]  # fmt: skip
@@ -22,237 +22,218 @@ __all__ = ["is_depthwise", "use_cudnn", "use_cudnn_depthwise", "use_miopen", "us
 _HALF, _BF16, _FLOAT = torch.float16, torch.bfloat16, torch.float32
 
 
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-@question("it is depthwise on a CUDA or ROCm device")
-def is_depthwise(t: Trail, c: Call, m: Machine) -> bool:
-    x, w = c.input.shape, c.weight.shape
+@recorded("it is depthwise on a CUDA or ROCm device")
+def is_depthwise(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
+    x, w, record = c.input.shape, c.weight.shape, log.record
     return (
-        t.ask("the input is on a CUDA or ROCm device", c.input.device_type == "cuda", c.input.device_type)
-        and t.ask("not transposed", not c.transposed, f"transposed={c.transposed}")
-        and t.ask("2-D (or 1-D viewed as 2-D) or 3-D", c.input.ndim in (4, 5), f"{c.input.ndim} dimensions")
-        and t.ask("one input channel per group", x[1] == c.groups, f"{x[1]} channels, {c.groups} groups")
-        and t.ask("more than one group", c.groups > 1, f"{c.groups} groups")
-        and t.ask("out_channels is a multiple of in_channels", w[0] % x[1] == 0, f"{w[0]} % {x[1]} = {w[0] % x[1]}")
+        record("the input is on a CUDA or ROCm device", c.input.device_type == "cuda", c.input.device_type)
+        and record("not transposed", not c.transposed, f"transposed={c.transposed}")
+        and record("2-D (or 1-D viewed as 2-D) or 3-D", c.input.ndim in (4, 5), f"{c.input.ndim} dimensions")
+        and record("one input channel per group", x[1] == c.groups, f"{x[1]} channels, {c.groups} groups")
+        and record("more than one group", c.groups > 1, f"{c.groups} groups")
+        and record("out_channels is a multiple of in_channels", w[0] % x[1] == 0, f"{w[0]} % {x[1]} = {w[0] % x[1]}")
     )
 
 
-@question("too large for 32-bit offsets, even one batch item at a time")
-def needs_64bit_no_split(t: Trail, c: Call) -> bool:
-    if c.input.numel == 0:
-        return False
-    one_input = c.input.numel // c.input.shape[0]
-    if t.ask("one batch item of the input has more than 2**31 - 1 elements", one_input > INT32_MAX, one_input):
-        return True
-    one_output = prod(c.output_shape[1:])
-    return t.ask("one batch item of the output has more than 2**31 - 1 elements", one_output > INT32_MAX, one_output)
+@recorded("too large for 32-bit offsets, even one batch item at a time")
+def _needs_64bit_no_split(log: DecisionLog, c: ConvCall) -> bool:
+    x, y = prod(c.input.shape[1:]), prod(c.output_shape[1:])
+    return c.input.numel > 0 and (
+        log.record("one batch item of the input has more than 2**31 - 1 elements", x > INT32_MAX, x)
+        or log.record("one batch item of the output has more than 2**31 - 1 elements", y > INT32_MAX, y)
+    )
 
 
-def _cudnn_64bit(t: Trail, m: Machine) -> bool:
-    return t.ask(
+def _cudnn_64bit(log: DecisionLog, m: Machine) -> bool:
+    return log.record(
         "64-bit offsets need cuDNN 9.3 and its v8 interface",
         (m.cudnn or 0) >= 90300 and m.cudnn_v8,
         f"{m.cudnn_text}, v8 interface {'on' if m.cudnn_v8 else 'off'}",
     )
 
 
-def _cudnn_here(t: Trail, c: Call, m: Machine) -> bool:
+def _cudnn_here(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
     return (
-        t.ask("PyTorch is built with cuDNN", m.cudnn is not None, m.cudnn_text)
-        and t.ask("the input is on a CUDA device", c.input.device_type == "cuda", c.input.device_type)
-        and t.ask("torch.backends.cudnn.enabled", m.cudnn_enabled, m.cudnn_enabled)
+        log.record("PyTorch is built with cuDNN", m.cudnn is not None, m.cudnn_text)
+        and log.record("the input is on a CUDA device", c.input.device_type == "cuda", c.input.device_type)
+        and log.record("torch.backends.cudnn.enabled", m.cudnn_enabled, m.cudnn_enabled)
     )
 
 
-@question("cuDNN can take it")
-def use_cudnn(t: Trail, c: Call, m: Machine) -> bool:
-    if not _cudnn_here(t, c, m):
+def _capability(m: Machine) -> str:
+    return f"sm_{''.join(map(str, m.capability or ()))}"
+
+
+@recorded("cuDNN can take it")
+def use_cudnn(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
+    if not _cudnn_here(log, c, m):
         return False
-    if needs_64bit_no_split(t, c) and not _cudnn_64bit(t, m):
+    if _needs_64bit_no_split(log, c) and not _cudnn_64bit(log, m):
         return False
-    if _BF16 in (c.input.dtype, c.weight.dtype) and not t.ask(
+    if _BF16 in (c.input.dtype, c.weight.dtype) and not log.record(
         "bfloat16 needs compute capability 8.0 and the v8 interface",
         (m.capability or (0, 0))[0] >= 8 and m.cudnn_v8,
-        f"sm_{''.join(map(str, m.capability or ()))}, v8 interface {'on' if m.cudnn_v8 else 'off'}",
+        f"{_capability(m)}, v8 interface {'on' if m.cudnn_v8 else 'off'}",
     ):
         return False
     # A contiguous dilated convolution additionally needs supportsDilatedConvolutionWithCuDNN, true in every build.
-    return _output_padding_small(t, c)
+    return _output_padding_small(log, c)
 
 
-def _output_padding_small(t: Trail, c: Call) -> bool:
-    return t.ask(
+def _output_padding_small(log: DecisionLog, c: ConvCall) -> bool:
+    return log.record(
         "output_padding is smaller than the stride",
         not c.output_padding_big,
         f"output_padding={c.output_padding}, stride={c.stride}",
     )
 
 
-@question("cuDNN can take it as a depthwise convolution")
-def use_cudnn_depthwise(t: Trail, c: Call, m: Machine) -> bool:
-    if not _cudnn_here(t, c, m):
+@recorded("cuDNN can take it as a depthwise convolution")
+def use_cudnn_depthwise(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
+    if not _cudnn_here(log, c, m):
         return False
-    layout = cudnn_layout(c.input, c.weight, m)
+    layout = cudnn_layout(DecisionLog(), c.input, c.weight, m)
+    last, record = layout != torch.contiguous_format, log.record
     fits = c.input.fits_32bit_index() and c.weight.fits_32bit_index()
-    if not t.ask("input and weight have 32-bit offsets", fits, f"{c.input.numel} and {c.weight.numel} elements"):
-        if layout != torch.contiguous_format and not t.ask(
-            "cuDNN after 9.10.0 and before 9.15.0 is wrong for 64-bit channels_last",
-            not 91000 < (m.cudnn or 0) < 91500,
-            m.cudnn_text,
-        ):
-            return False
-        return _cudnn_64bit(t, m)
-    if t.ask(
-        "input or weight suggests channels_last, and neither is float64", layout != torch.contiguous_format, layout
-    ):
+    if not record("input and weight have 32-bit offsets", fits, f"{c.input.numel} and {c.weight.numel} elements"):
+        broken = 91000 < (m.cudnn or 0) < 91500
+        text = "cuDNN after 9.10.0 and before 9.15.0 is wrong for 64-bit channels_last"
+        return not (last and not record(text, not broken, m.cudnn_text)) and _cudnn_64bit(log, m)
+    if record("input or weight suggests channels_last, and neither is float64", last, layout):
         return True
-    if not t.ask(
-        "compute capability 7.0", (m.capability or (0, 0))[0] >= 7, f"sm_{''.join(map(str, m.capability or ()))}"
-    ):
-        return False
-    return _cudnn_contiguous_depthwise(t, c, m)
+    volta = (m.capability or (0, 0))[0] >= 7
+    return record("compute capability 7.0", volta, _capability(m)) and _cudnn_contiguous_depthwise(log, c, m)
 
 
-def _cudnn_contiguous_depthwise(t: Trail, c: Call, m: Machine) -> bool:
+def _cudnn_contiguous_depthwise(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
     """Contiguous depthwise goes to cuDNN for float16 only, and there for what once was measured to be faster."""
-    x = c.input.shape
+    x, record = c.input.shape, log.record
     if not (
-        use_cudnn(t, c, m)
-        and t.ask("the input is float16", c.input.dtype == _HALF, _short(c.input.dtype))
-        and t.ask("the weight is float16", c.weight.dtype == _HALF, _short(c.weight.dtype))
-        and is_depthwise(t, c, m)
-        and t.ask("not 3-D", c.input.ndim == 4, f"{c.input.ndim} dimensions")
-        and t.ask("not dilated", not c.dilated, f"dilation={c.dilation}")
-        and t.ask("square stride, or height 1", c.stride[0] == c.stride[1] or x[2] == 1, f"stride={c.stride}")
-        and t.ask("at least 32 channels", x[1] >= 32, f"{x[1]} channels")
+        use_cudnn(log, c, m)
+        and record("the input is float16", c.input.dtype == _HALF, short(c.input.dtype))
+        and record("the weight is float16", c.weight.dtype == _HALF, short(c.weight.dtype))
+        and is_depthwise(log, c, m)
+        and record("not 3-D", c.input.ndim == 4, f"{c.input.ndim} dimensions")
+        and record("not dilated", not c.dilated, f"dilation={c.dilation}")
+        and record("square stride, or height 1", c.stride[0] == c.stride[1] or x[2] == 1, f"stride={c.stride}")
+        and record("at least 32 channels", x[1] >= 32, f"{x[1]} channels")
     ):
         return False
     if m.since("2.13") and m.depthwise_kernel != "auto":
         flag = f"depthwise_kernel={m.depthwise_kernel!r}"
-        return t.ask("torch.backends.cudnn.depthwise_kernel asks for cuDNN", m.depthwise_kernel == "cudnn", flag)
-    return cudnn_depthwise_is_fast(t, c)
+        return record("torch.backends.cudnn.depthwise_kernel asks for cuDNN", m.depthwise_kernel == "cudnn", flag)
+    return _cudnn_depthwise_is_fast(log, c)
 
 
-@question("the measured cases in which cuDNN's float16 depthwise kernel is faster")
-def cudnn_depthwise_is_fast(t: Trail, c: Call) -> bool:
+@recorded("the measured cases in which cuDNN's float16 depthwise kernel is faster")
+def _cudnn_depthwise_is_fast(log: DecisionLog, c: ConvCall) -> bool:
     n, channels, height, width = c.input.shape
-    stride, kernel = c.stride[1], c.weight.shape[3]
-    if t.ask("height 1 and stride 1", height == 1 and stride == 1, f"height {height}, stride {stride}"):
+    stride, kernel, record = c.stride[1], c.weight.shape[3], log.record
+    if record("height 1 and stride 1", height == 1 and stride == 1, f"height {height}, stride {stride}"):
         return True
     size = f"{c.weight.shape[2]}x{kernel}"
     if not (
-        t.ask("square kernel", c.weight.shape[2] == kernel, size)
-        and t.ask("kernel 1, 3 or 5", kernel in (1, 3, 5), size)
-        and t.ask("width at least 7", width >= 7, width)
+        record("square kernel", c.weight.shape[2] == kernel, size)
+        and record("kernel 1, 3 or 5", kernel in (1, 3, 5), size)
+        and record("width at least 7", width >= 7, width)
     ):
         return False
-    if t.ask("stride 1", stride == 1, stride):
+    if record("stride 1", stride == 1, stride):
         return True
-    if not t.ask("stride 2", stride == 2, stride):
+    if not record("stride 2", stride == 2, stride):
         return False
     got = f"batch {n}, {channels} channels, width {width}, kernel {kernel}"
     if kernel == 1:
         fast = width <= 28 if n == 1 else n <= 16 and channels >= 128 and width <= 7
-        return t.ask("kernel 1: batch 1 and width <= 28, or batch <= 16, 128 channels, width <= 7", fast, got)
+        return record("kernel 1: batch 1 and width <= 28, or batch <= 16, 128 channels, width <= 7", fast, got)
     fast = n == 1 or channels >= 512 or (channels >= 256 and width >= 28)
-    return t.ask("kernel 3 or 5: batch 1, or 512 channels, or 256 channels and width >= 28", fast, got)
+    return record("kernel 3 or 5: batch 1, or 512 channels, or 256 channels and width >= 28", fast, got)
 
 
-@question("MIOpen can take it")
-def use_miopen(t: Trail, c: Call, m: Machine) -> bool:
+@recorded("MIOpen can take it")
+def use_miopen(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
+    x, both = c.input, f"groups={c.groups}, dilation={c.dilation}"
     return (
-        t.ask("float32, float16 or bfloat16", c.input.dtype in (_FLOAT, _HALF, _BF16), _short(c.input.dtype))
-        and t.ask("torch.backends.cudnn.enabled", m.cudnn_enabled, m.cudnn_enabled)
-        and t.ask("the input is on a ROCm device", c.input.device_type == "cuda", c.input.device_type)
-        and t.ask("PyTorch is built with MIOpen", m.miopen, m.miopen)
-        and t.ask("at most 5 dimensions", c.input.ndim <= 5, c.input.ndim)
-        and t.ask("not both grouped and dilated", not (c.groups > 1 and c.dilated), f"groups={c.groups}, {c.dilation}")
+        log.record("float32, float16 or bfloat16", x.dtype in (_FLOAT, _HALF, _BF16), short(x.dtype))
+        and log.record("torch.backends.cudnn.enabled", m.cudnn_enabled, m.cudnn_enabled)
+        and log.record("the input is on a ROCm device", x.device_type == "cuda", x.device_type)
+        and log.record("PyTorch is built with MIOpen", m.miopen, m.miopen)
+        and log.record("at most 5 dimensions", x.ndim <= 5, x.ndim)
+        and log.record("not both grouped and dilated", not (c.groups > 1 and c.dilated), both)
     )
 
 
-@question("oneDNN can take it and is worth it")
-def use_mkldnn(t: Trail, c: Call, m: Machine) -> bool:
-    x, dtype = c.input, c.input.dtype
+@recorded("oneDNN can take it and is worth it")
+def use_mkldnn(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
+    x, dtype, record = c.input, c.input.dtype, log.record
     if not (
-        t.ask("PyTorch is built with oneDNN", m.mkldnn, m.mkldnn)
-        and t.ask("torch.backends.mkldnn.enabled", m.mkldnn_enabled, m.mkldnn_enabled)
+        record("PyTorch is built with oneDNN", m.mkldnn, m.mkldnn)
+        and record("torch.backends.mkldnn.enabled", m.mkldnn_enabled, m.mkldnn_enabled)
     ):
         return False
-    if c.transposed and not _output_padding_small(t, c):
+    if c.transposed and not _output_padding_small(log, c):
         return False
     on_cpu = x.device_type == "cpu"
     if on_cpu and not x.mkldnn and dtype in (_BF16, _HALF):
         has = m.mkldnn_bf16 if dtype == _BF16 else m.mkldnn_fp16
         need = "AVX-512, AVX-NE-CONVERT or Arm BF16" if dtype == _BF16 else "AVX512-FP16 or AMX-FP16"
-        if t.ask(f"{_short(dtype)} instructions ({need})", has, has):
+        if record(f"{short(dtype)} instructions ({need})", has, has):
             return True
-    if t.ask("the input is an opaque oneDNN tensor", x.mkldnn, x.mkldnn):
+    if record("the input is an opaque oneDNN tensor", x.mkldnn, x.mkldnn):
         return True
+    kernel, batch, elements = c.weight.shape[-2:], x.shape[0], prod(x.shape[:4])
     return (
-        t.ask("the input is on the CPU", on_cpu, x.device_type)
-        and t.ask("the input is float32", dtype == _FLOAT, _short(dtype))
-        and _mkldnn_parallel(t, c, m)
-        and _mkldnn_large(t, c)
-    )
-
-
-def _mkldnn_parallel(t: Trail, c: Call, m: Machine) -> bool:
-    kernel = c.weight.shape[-2:]
-    return t.ask(
-        "strided, dilated, batch >= 16, kernel other than 1x1, or more than one thread",
-        c.strided or c.dilated or c.input.shape[0] >= 16 or kernel[-1] != 1 or kernel[-2] != 1 or m.threads > 1,
-        f"stride={c.stride}, dilation={c.dilation}, batch {c.input.shape[0]}, kernel {kernel}, {m.threads} threads",
-    )
-
-
-def _mkldnn_large(t: Trail, c: Call) -> bool:
-    kernel, elements = c.weight.shape[-2:], prod(c.input.shape[:4])
-    return t.ask(
-        "grouped, kernel above 3x3, batch above 1, or N*C*H*W above 20480",
-        c.groups > 1 or (kernel[-1] > 3 and kernel[-2] > 3) or c.input.shape[0] > 1 or elements > 20480,
-        f"groups={c.groups}, kernel {kernel}, batch {c.input.shape[0]}, {elements} elements",
-    )
-
-
-@question("XNNPACK can take it (mobile builds, no gradient needed)")
-def use_xnnpack(t: Trail, c: Call, m: Machine) -> bool:
-    return (
-        t.ask("no gradient is needed", not c.need_backward, f"need_backward={c.need_backward}")
-        and t.ask("a mobile build", m.mobile, m.mobile)
-        and t.ask("not transposed", not c.transposed, f"transposed={c.transposed}")
-        and t.ask("one input channel per group", c.input.shape[1] == c.groups, f"{c.input.shape[1]}, {c.groups} groups")
-        and t.ask(
-            "2-D, float32, on the CPU, and no weight that needs a gradient",
-            c.input.ndim == 4
-            and c.weight.ndim == 4
-            and {c.input.dtype, c.weight.dtype} == {_FLOAT}
-            and {c.input.device_type, c.weight.device_type} == {"cpu"}
-            and not c.weight.requires_grad,
-            f"{_short(c.input.dtype)}, {c.input.device_type}",
+        record("the input is on the CPU", on_cpu, x.device_type)
+        and record("the input is float32", dtype == _FLOAT, short(dtype))
+        and record(
+            "strided, dilated, batch >= 16, kernel other than 1x1, or more than one thread",
+            c.strided or c.dilated or batch >= 16 or kernel != (1, 1) or m.threads > 1,
+            f"stride={c.stride}, dilation={c.dilation}, batch {batch}, kernel {kernel}, {m.threads} threads",
+        )
+        and record(
+            "grouped, kernel above 3x3, batch above 1, or N*C*H*W above 20480",
+            c.groups > 1 or min(kernel) > 3 or batch > 1 or elements > 20480,
+            f"groups={c.groups}, kernel {kernel}, batch {batch}, {elements} elements",
         )
     )
 
 
-@question("the Winograd 3x3 depthwise kernel can take it (Apple and 32-bit Arm, RISC-V; no gradient needed)")
-def use_winograd(t: Trail, c: Call, m: Machine) -> bool:
-    x, w = c.input, c.weight
+@recorded("XNNPACK can take it (mobile builds, no gradient needed)")
+def use_xnnpack(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
+    x, w, record = c.input, c.weight, log.record
+    plain = x.ndim == w.ndim == 4 and x.dtype == w.dtype == _FLOAT and x.device_type == w.device_type == "cpu"
     return (
-        t.ask("no gradient is needed", not c.need_backward, f"need_backward={c.need_backward}")
-        and t.ask("built for __ARM_NEON__ or the RISC-V vector extension", m.winograd, m.winograd)
-        and t.ask("2-D", x.ndim == 4 and w.ndim == 4, f"{x.ndim - 2}-D")
-        and t.ask("one input channel per group", x.shape[1] == c.groups, f"{x.shape[1]}, {c.groups} groups")
-        and t.ask("out_channels is a multiple of in_channels", w.shape[0] % x.shape[1] == 0, w.shape[0])
-        and t.ask("3x3 kernel", w.shape[1:] == (1, 3, 3), w.shape[1:])
-        and t.ask("on the CPU", {x.device_type, w.device_type} == {"cpu"}, x.device_type)
-        and t.ask("float32", {x.dtype, w.dtype} == {_FLOAT}, f"{_short(x.dtype)}, {_short(w.dtype)}")
-        and t.ask(
+        record("no gradient is needed", not c.need_backward, f"need_backward={c.need_backward}")
+        and record("a mobile build", m.mobile, m.mobile)
+        and record("not transposed", not c.transposed, f"transposed={c.transposed}")
+        and record("one input channel per group", x.shape[1] == c.groups, f"{x.shape[1]}, {c.groups} groups")
+        and record(
+            "2-D, float32, on the CPU, and no weight that needs a gradient",
+            plain and not w.requires_grad,
+            f"{short(x.dtype)}, {x.device_type}",
+        )
+    )
+
+
+@recorded("the Winograd 3x3 depthwise kernel can take it (Apple and 32-bit Arm, RISC-V; no gradient needed)")
+def use_winograd(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
+    x, w, record = c.input, c.weight, log.record
+    contiguous = all(t is None or t.is_contiguous() for t in (x, w, c.bias))
+    return (
+        record("no gradient is needed", not c.need_backward, f"need_backward={c.need_backward}")
+        and record("built for __ARM_NEON__ or the RISC-V vector extension", m.winograd, m.winograd)
+        and record("2-D", x.ndim == 4 and w.ndim == 4, f"{x.ndim - 2}-D")
+        and record("one input channel per group", x.shape[1] == c.groups, f"{x.shape[1]}, {c.groups} groups")
+        and record("out_channels is a multiple of in_channels", w.shape[0] % x.shape[1] == 0, w.shape[0])
+        and record("3x3 kernel", w.shape[1:] == (1, 3, 3), w.shape[1:])
+        and record("on the CPU", x.device_type == w.device_type == "cpu", x.device_type)
+        and record("float32", x.dtype == w.dtype == _FLOAT, f"{short(x.dtype)}, {short(w.dtype)}")
+        and record(
             "input, weight and bias are contiguous",
-            x.is_contiguous() and w.is_contiguous() and (c.bias is None or c.bias.is_contiguous()),
+            contiguous,
             f"{x.suggest_memory_format()}, {w.suggest_memory_format()}",
         )
-        and t.ask(
+        and record(
             "stride and dilation 1, not transposed",
             not (c.strided or c.dilated or c.transposed),
             f"stride={c.stride}, dilation={c.dilation}, transposed={c.transposed}",
@@ -260,24 +241,23 @@ def use_winograd(t: Trail, c: Call, m: Machine) -> bool:
     )
 
 
-@question("NNPACK can take it")
-def use_nnpack(t: Trail, c: Call, m: Machine) -> bool:
-    kernel = c.weight.shape[2:]
+@recorded("NNPACK can take it")
+def use_nnpack(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
+    x, kernel, padding, record = c.input, c.weight.shape[2:], tuple(low for low, _ in c.padding), log.record
     return (
-        t.ask("NNPACK is enabled", m.nnpack_enabled, m.nnpack_enabled)
-        and t.ask("NNPACK is built in and runs here", m.nnpack, m.nnpack)
-        and t.ask("the input is on the CPU", c.input.device_type == "cpu", c.input.device_type)
-        and t.ask("the input is float32", c.input.dtype == _FLOAT, _short(c.input.dtype))
-        and t.ask("not dilated, not transposed", not (c.dilated or c.transposed), f"dilation={c.dilation}")
-        and t.ask("2-D", c.input.ndim == 4 and c.weight.ndim == 4, f"{c.input.ndim - 2}-D")
-        and t.ask("kernel below 17x17", kernel[0] < 17 and kernel[1] < 17, kernel)
-        and t.ask("padding below the kernel size", c.padding[0] < kernel[0] and c.padding[1] < kernel[1], c.padding)
-        and (m.mobile or t.ask("batch of at least 16", c.input.shape[0] >= 16, f"batch {c.input.shape[0]}"))
+        record("NNPACK is enabled", m.nnpack_enabled, m.nnpack_enabled)
+        and record("NNPACK is built in and runs here", m.nnpack, m.nnpack)
+        and record("the input is on the CPU", x.device_type == "cpu", x.device_type)
+        and record("the input is float32", x.dtype == _FLOAT, short(x.dtype))
+        and record("not dilated, not transposed", not (c.dilated or c.transposed), f"dilation={c.dilation}")
+        and record("2-D", x.ndim == 4 and c.weight.ndim == 4, f"{x.ndim - 2}-D")
+        and record("kernel below 17x17", max(kernel) < 17, kernel)
+        and record("padding below the kernel size", padding[0] < kernel[0] and padding[1] < kernel[1], padding)
+        and (m.mobile or record("batch of at least 16", x.shape[0] >= 16, f"batch {x.shape[0]}"))
     )
 
 
-@question("MPS can take it")
-def use_mps(t: Trail, c: Call, m: Machine) -> bool:
-    if needs_64bit_no_split(t, c):
-        return False
-    return t.ask("the input is on an MPS device", c.input.device_type == "mps", c.input.device_type)
+@recorded("MPS can take it")
+def use_mps(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
+    kind = c.input.device_type
+    return not _needs_64bit_no_split(log, c) and log.record("the input is on an MPS device", kind == "mps", kind)

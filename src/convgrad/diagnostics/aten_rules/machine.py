@@ -1,7 +1,8 @@
-"""`Machine`: what PyTorch's choice reads of a machine and its settings, for this one or one that is not here."""
+"""`Machine`: what PyTorch's choice reads of a machine and its settings, for this one or for one in words."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import platform
 import re
@@ -10,10 +11,15 @@ from typing import Any
 
 import torch
 
-from .describe import fields_of
-from .versions import MODELLED_VERSIONS, cudnn_text_of, torch_minor
+__all__ = ["MODELLED_VERSIONS", "DeviceLike", "Machine", "machine_of"]
 
-__all__ = ["Machine"]
+#: The releases of PyTorch whose rules were read and are modelled.
+MODELLED_VERSIONS: tuple[str, ...] = ("2.11", "2.12", "2.13", "2.14", "2.15")
+
+
+def _minor(version: str) -> str:
+    """``"2.13"`` of ``"2.13.0+cpu"``."""
+    return ".".join(version.split(".")[:2])
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Machine:
         winograd: whether ``__ARM_NEON__`` (Apple, 32-bit Arm) or the RISC-V vector extension was there at build time.
         mobile: whether this is a mobile build, with XNNPACK.
         threads: ``torch.get_num_threads()``.
-        torch_version: the release whose rules are asked for.
+        torch_version: the release whose rules apply.
         cudnn_enabled: ``torch.backends.cudnn.enabled`` (it switches MIOpen too).
         cudnn_v8: the v8 interface of cuDNN, off with ``TORCH_CUDNN_V8_API_DISABLED=1``.
         depthwise_kernel: ``torch.backends.cudnn.depthwise_kernel`` (2.13 and later).
@@ -63,7 +69,7 @@ class Machine:
     winograd: bool = False
     mobile: bool = False
     threads: int = 4
-    torch_version: str = field(default_factory=torch_minor)
+    torch_version: str = field(default_factory=lambda: _minor(torch.__version__))
     cudnn_enabled: bool = True
     cudnn_v8: bool = True
     depthwise_kernel: str = "auto"
@@ -81,7 +87,8 @@ class Machine:
 
     def since(self, version: str) -> bool:
         """Whether this release is ``version`` or later."""
-        return _version_key(self.torch_version) >= _version_key(version)
+        mine, other = ([int(n) for n in re.findall(r"\d+", v)[:2]] for v in (self.torch_version, version))
+        return mine >= other
 
     def replace(self, **changes: Any) -> Machine:
         """The same machine with some fields changed."""
@@ -89,8 +96,11 @@ class Machine:
 
     @property
     def cudnn_text(self) -> str:
-        """cuDNN's version for people."""
-        return "no cuDNN" if self.cudnn is None else f"cuDNN {cudnn_text_of(self.cudnn)}"
+        """cuDNN's version for people: 91000 is 9.10.0, 8907 is 8.9.7."""
+        if self.cudnn is None:
+            return "no cuDNN"
+        step = 10000 if self.cudnn >= 90000 else 1000
+        return f"cuDNN {self.cudnn // step}.{self.cudnn % step // 100}.{self.cudnn % 100}"
 
     def __str__(self) -> str:
         parts = [self.label or self.device_type]
@@ -109,7 +119,37 @@ class Machine:
         Raises:
             ValueError: this PyTorch has no such device.
         """
-        return _read_machine(torch.device("cpu" if device is None else device))
+        device = torch.device("cpu" if device is None else device)
+        found: dict[str, Any] = {}
+        if device.type == "cuda":
+            if not torch.cuda.is_available():
+                raise ValueError(
+                    "no CUDA device is here; describe one instead, for example device='cuda sm_90 cudnn 9.10' or 'h100'"
+                )
+            found["miopen"] = torch.version.hip is not None
+            found["cudnn"] = None if found["miopen"] else torch.backends.cudnn.version()
+            found["capability"] = torch.cuda.get_device_capability(device)
+            found["label"] = torch.cuda.get_device_name(device)
+        elif device.type == "cpu":
+            found["label"] = f"this CPU ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
+        return cls(
+            device_type=device.type,
+            threads=torch.get_num_threads(),
+            mkldnn=torch.backends.mkldnn.is_available(),
+            mkldnn_bf16=_cpu_flag("_is_mkldnn_bf16_supported"),
+            mkldnn_fp16=_cpu_flag("_is_mkldnn_fp16_supported"),
+            nnpack=bool(torch._nnpack_available()),  # pyright: ignore[reportPrivateImportUsage]
+            winograd=platform.machine() == "arm64" or platform.machine().startswith("riscv"),
+            cudnn_enabled=torch._C._get_cudnn_enabled(),
+            cudnn_v8=os.environ.get("TORCH_CUDNN_V8_API_DISABLED") != "1",
+            depthwise_kernel=getattr(torch._C, "_get_cudnn_depthwise_kernel", lambda: "auto")(),
+            benchmark=torch._C._get_cudnn_benchmark(),
+            deterministic=torch._C._get_cudnn_deterministic() or torch.are_deterministic_algorithms_enabled(),
+            mkldnn_enabled=torch._C._get_mkldnn_enabled(),
+            nnpack_enabled=torch._C._get_nnpack_enabled(),
+            miopen_nhwc=os.environ.get("PYTORCH_MIOPEN_SUGGEST_NHWC") == "1",
+            **found,
+        )
 
     @classmethod
     def parse(cls, text: str) -> Machine:
@@ -119,50 +159,169 @@ class Machine:
         Raises:
             ValueError: a word that it does not know, with the nearest one that it does.
         """
-        fields = fields_of(text)
-        return cls.here("cpu") if fields is None else cls(**fields)
-
-
-def _version_key(version: str) -> tuple[int, ...]:
-    return tuple(int(n) for n in re.findall(r"\d+", version)[:2])
-
-
-def _read_machine(device: torch.device) -> Machine:
-    kind = device.type
-    common: dict[str, Any] = {
-        "device_type": kind,
-        "threads": torch.get_num_threads(),
-        "mkldnn": torch.backends.mkldnn.is_available(),
-        "mkldnn_bf16": _cpu_flag("_is_mkldnn_bf16_supported"),
-        "mkldnn_fp16": _cpu_flag("_is_mkldnn_fp16_supported"),
-        "nnpack": bool(torch._nnpack_available()),  # pyright: ignore[reportPrivateImportUsage]
-        "winograd": platform.machine() == "arm64" or platform.machine().startswith("riscv"),
-        "cudnn_enabled": torch._C._get_cudnn_enabled(),
-        "cudnn_v8": os.environ.get("TORCH_CUDNN_V8_API_DISABLED") != "1",
-        "depthwise_kernel": getattr(torch._C, "_get_cudnn_depthwise_kernel", lambda: "auto")(),
-        "benchmark": torch._C._get_cudnn_benchmark(),
-        "deterministic": torch._C._get_cudnn_deterministic() or torch.are_deterministic_algorithms_enabled(),
-        "mkldnn_enabled": torch._C._get_mkldnn_enabled(),
-        "nnpack_enabled": torch._C._get_nnpack_enabled(),
-        "miopen_nhwc": os.environ.get("PYTORCH_MIOPEN_SUGGEST_NHWC") == "1",
-    }
-    if kind == "cuda":
-        if not torch.cuda.is_available():
+        words = re.sub(r"[,;+/]+", " ", text.strip().lower()).split()
+        if not words:
             raise ValueError(
-                "no CUDA device is here; describe one instead, for example device='cuda sm_90 cudnn 9.10' or 'h100'"
+                "an empty device description; try 'cuda sm_90 cudnn 9.10', 'rocm gfx942', 'xpu' or 'cpu arm'"
             )
-        common["miopen"] = torch.version.hip is not None
-        common["cudnn"] = None if common["miopen"] else torch.backends.cudnn.version()
-        common["capability"] = torch.cuda.get_device_capability(device)
-        common["label"] = torch.cuda.get_device_name(device)
-    elif kind == "cpu":
-        common["label"] = f"this CPU ({platform.machine()}, {torch.backends.cpu.get_cpu_capability()})"
-    return Machine(**common)
+        if words in (["cpu"], ["here"]):
+            return cls.here("cpu")
+        found: dict[str, Any] = {}
+        while words:
+            _read_words(words, found)
+        arch = found.pop("arch", "x86")
+        machine, assumed = cls(label=text.strip(), **found), []
+        if machine.device_type == "cuda" and not machine.miopen:
+            machine = _with_libraries(machine, assumed)
+        elif machine.device_type == "cpu":
+            machine = _with_instructions(machine, arch, found, assumed)
+        return machine.replace(assumed=tuple(assumed))
 
 
 def _cpu_flag(name: str) -> bool:
-    """Ask oneDNN's operators what this CPU can do; no where this build has no such operator."""
+    """What oneDNN's operators say of this CPU; no where this build has no such operator."""
     try:
         return bool(getattr(torch.ops.mkldnn, name)())
     except (AttributeError, RuntimeError):
         return False
+
+
+# ---- descriptions --------------------------------------------------------------------------------
+
+DeviceLike = Machine | torch.device | str | None
+
+
+def machine_of(device: DeviceLike, found_on: str = "cpu") -> Machine:
+    """A machine from a machine, a device that is here, or a description; the operands' device where there is none."""
+    if isinstance(device, Machine):
+        return device
+    if device is None or isinstance(device, torch.device):
+        return Machine.here(found_on if device is None else device)
+    if not isinstance(device, str):
+        raise TypeError(f"device is a torch.device or a description such as 'h100', got {device!r}")
+    return Machine.parse(device)
+
+
+#: cuDNN that the CUDA wheel of a release asks for; used, and said, where a description names none.
+_WHEEL_CUDNN = {"2.11": 91900, "2.12": 92000, "2.13": 92000, "2.14": 92400, "2.15": 92600}
+
+#: Words of a description, and the fields that they mean ("arch" is no field: `_with_instructions` reads it).
+_VOCABULARY: dict[str, dict[str, Any]] = {
+    "cuda nvidia cudnn": {"device_type": "cuda"},
+    "p100": {"device_type": "cuda", "capability": (6, 0)},
+    "1080": {"device_type": "cuda", "capability": (6, 1)},
+    "v100": {"device_type": "cuda", "capability": (7, 0)},
+    "t4 2080 rtx2080": {"device_type": "cuda", "capability": (7, 5)},
+    "a100": {"device_type": "cuda", "capability": (8, 0)},
+    "a10 a40 3090 rtx3090": {"device_type": "cuda", "capability": (8, 6)},
+    "l4 l40 l40s 4090 rtx4090": {"device_type": "cuda", "capability": (8, 9)},
+    "h100 h200 gh200": {"device_type": "cuda", "capability": (9, 0)},
+    "b100 b200 gb200": {"device_type": "cuda", "capability": (10, 0)},
+    "b300": {"device_type": "cuda", "capability": (10, 3)},
+    "5090 rtx5090": {"device_type": "cuda", "capability": (12, 0)},
+    "rocm hip amd miopen": {"device_type": "cuda", "miopen": True},
+    "mi100 mi210 mi250 mi250x mi300 mi300x": {"device_type": "cuda", "miopen": True},
+    "mi300a mi325x mi350x mi355x 7900xtx": {"device_type": "cuda", "miopen": True},
+    "intel": {},
+    "xpu": {"device_type": "xpu"},
+    "mps": {"device_type": "mps"},
+    "cpu": {"device_type": "cpu"},
+    "arm aarch64 arm64": {"arch": "arm"},
+    "macos apple": {"arch": "apple"},
+    "riscv": {"arch": "riscv"},
+    "x86 x86_64": {"arch": "x86"},
+    "avx2": {"arch": "x86", "mkldnn_bf16": False, "mkldnn_fp16": False},
+    "avx512 amx": {"arch": "x86", "mkldnn_bf16": True},
+    "bf16": {"mkldnn_bf16": True},
+    "fp16": {"mkldnn_fp16": True},
+    "mkldnn onednn": {"mkldnn": True},
+    "nnpack": {"nnpack": True},
+    "nhwc": {"miopen_nhwc": True},
+    "native": {"depthwise_kernel": "native"},
+    "mobile": {"mobile": True},
+    "benchmark": {"benchmark": True},
+    "deterministic": {"deterministic": True},
+}
+_WORDS = {word: fields for words, fields in _VOCABULARY.items() for word in words.split()}
+#: What they mean behind "no" or "without".
+_NEGATED: dict[str, dict[str, Any]] = {
+    "cudnn": {"cudnn_enabled": False},
+    "miopen": {"cudnn_enabled": False},
+    "mkldnn": {"mkldnn_enabled": False},
+    "onednn": {"mkldnn_enabled": False},
+    "nnpack": {"nnpack_enabled": False},
+    "bf16": {"mkldnn_bf16": False},
+    "fp16": {"mkldnn_fp16": False},
+}
+
+
+def _read_words(words: list[str], found: dict[str, Any]) -> None:
+    """Take the first word, or it and the number (or the word after ``no``) behind it."""
+    word = words.pop(0)
+    following = words[0] if words else ""
+    if word in ("no", "without") and following in _NEGATED:
+        found.update(_NEGATED[words.pop(0)])
+    elif word in ("cudnn", "torch", "threads", "miopen") and re.fullmatch(r"\d+(\.\d+)*", following):
+        number = words.pop(0)
+        if word == "torch":
+            found["torch_version"] = _minor(number)
+        elif word == "threads":
+            found["threads"] = int(number)
+        else:
+            found.update(_WORDS[word])
+        if word == "cudnn":
+            major, minor, patch = ([int(n) for n in number.split(".")] + [0, 0])[:3]
+            found["cudnn"] = major * (10000 if major >= 9 else 1000) + minor * 100 + patch
+    elif re.fullmatch(r"sm_?\d+a?", word):
+        digits = re.sub(r"\D", "", word)
+        found.update(device_type="cuda", capability=(int(digits[:-1]), int(digits[-1])))
+    elif re.fullmatch(r"gfx[0-9a-f]+", word):
+        found.update(_WORDS["rocm"])
+    elif word in _WORDS:
+        found.update(_WORDS[word])
+    else:
+        raise ValueError(f"device description: {_unknown(word)}")
+
+
+def _unknown(word: str) -> str:
+    """What to say of a word that describes no machine."""
+    if word == "channels_last" or isinstance(getattr(torch, word, None), torch.dtype):
+        return (
+            f"{word!r} belongs to the problem and not to a machine; write it behind the problem, "
+            f"'g96ic96ih56oc96kh7ph3 {word}', or make the operands so"
+        )
+    near = difflib.get_close_matches(word, [*_WORDS, "sm_90", "gfx942", "no", "threads", "torch"], 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return (
+        f"don't know {word!r}{hint} "
+        "(examples: 'cuda sm_90 cudnn 9.10', 'h100', 'rocm gfx942 miopen', 'xpu', 'mps', 'cpu arm', 'cpu avx512')"
+    )
+
+
+def _with_libraries(m: Machine, assumed: list[str]) -> Machine:
+    """Fill in what the description of an NVIDIA GPU left open, and say so."""
+    if m.capability is None:
+        m = m.replace(capability=(8, 0))
+        assumed.append("compute capability 8.0")
+    if m.cudnn is None:
+        m = m.replace(cudnn=_WHEEL_CUDNN.get(m.torch_version, max(_WHEEL_CUDNN.values())))
+        if m.cudnn_enabled:
+            assumed.append(m.cudnn_text)
+    return m
+
+
+def _with_instructions(m: Machine, arch: str, found: dict[str, Any], assumed: list[str]) -> Machine:
+    """Fill in what the description of a CPU left open, and say so."""
+    if arch == "x86":
+        m = m.replace(mkldnn_bf16=found.get("mkldnn_bf16", False))
+    elif arch == "arm":
+        m = m.replace(mkldnn_fp16=False)
+        if "mkldnn_bf16" not in found:
+            assumed.append("Arm BF16 instructions")
+    else:  # Apple and RISC-V builds come without oneDNN and with the Winograd kernel
+        nnpack = found.get("nnpack", arch == "apple")
+        m = m.replace(mkldnn=found.get("mkldnn", False), winograd=True, nnpack=nnpack)
+        assumed.append("built without oneDNN")
+    if "threads" not in found:
+        assumed.append("4 threads")
+    return m

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 __all__ = ["KERNELS", "Function", "Kernel", "backward_of", "forward_of", "kernel_of"]
 
-_CONV = "torch.convolution (or torch.nn.functional.conv1d/2d/3d, conv_transpose1d/2d/3d)"
+_FORWARD = "torch.convolution (or torch.nn.functional.conv1d/2d/3d, conv_transpose1d/2d/3d)"
 _BACKWARD = "torch.ops.aten.convolution_backward(grad_output, input, weight, bias_sizes, ..., output_mask)"
 
 #: Scratch tensors, by what they hold. k is the product of the kernel sizes, in and out of the spatial sizes.
@@ -51,11 +51,6 @@ class Kernel:
     note: str = ""
 
     @property
-    def call_forward(self) -> str:
-        """What to call today for the forward."""
-        return _CONV
-
-    @property
     def call_backward(self) -> str:
         """What to call today for the gradients."""
         return f"torch.ops.aten.{self.backward}" if self.exposed else _BACKWARD
@@ -63,16 +58,15 @@ class Kernel:
     def __str__(self) -> str:
         lines = [
             f"forward:  {self.forward}",
-            f"backward: {self.backward}",
+            f"backward: {self.backward or 'none: this kernel is for inference only'}",
             f"backends: {', '.join(self.backends) or '(any)'}",
             f"autograd of the forward called on its own: {self.autograd}",
             *(f"forward allocates   {t}" for t in self.forward_temporaries),
             *(f"backward allocates  {t}" for t in self.backward_temporaries),
-            f"call today, forward:  {self.call_forward}",
+            f"call today, forward:  {_FORWARD}",
             f"call today, backward: {self.call_backward}",
         ]
-        if self.old_names:
-            lines.append(f"older names: {', '.join(self.old_names)}")
+        lines += [f"older names: {', '.join(self.old_names)}"] if self.old_names else []
         return "\n".join([*lines, f"note: {self.note}"] if self.note else lines)
 
 
@@ -166,22 +160,12 @@ _PUBLIC = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
            "ConvolutionBackward0", "nn.Conv2d")  # fmt: skip
 
 
-def _index() -> dict[str, Kernel]:
-    """Every name that leads to a kernel: current ones first, then backends, then old ones."""
-    table: dict[str, Kernel] = {}
-    for kernel in KERNELS:
-        for name in (kernel.forward, kernel.backward, *kernel.backends):
-            if name:
-                table.setdefault(name, kernel)
-    for kernel in KERNELS:
-        for name in kernel.old_names:
-            table.setdefault(name, kernel)
-    for name in _PUBLIC:
-        table.setdefault(name, KERNELS[0])
-    return table
-
-
-_BY_NAME = _index()
+#: Every name that leads to a kernel; a current name goes before a backend or an old name.
+_BY_NAME: dict[str, Kernel] = {
+    **dict.fromkeys(_PUBLIC, KERNELS[0]),
+    **{name: kernel for kernel in reversed(KERNELS) for name in kernel.old_names},
+    **{name: k for k in reversed(KERNELS) for name in (*k.backends, k.backward, k.forward) if name},
+}
 
 
 def kernel_of(name: str) -> Kernel:
@@ -223,11 +207,7 @@ class Function:
     kernel: Kernel
 
     def __str__(self) -> str:
-        lines = [self.name or "none: this kernel is for inference only"]
-        lines += [f"  belongs to  {self.partner}", f"  backends    {', '.join(self.kernel.backends) or '(any)'}"]
-        lines += [f"  allocates   {t}" for t in self.temporaries]
-        lines += [f"  call today  {self.call}"] if self.name else []
-        return "\n".join([*lines, f"  note        {self.kernel.note}"] if self.kernel.note else lines)
+        return str(self.kernel)
 
 
 def backward_of(name: str) -> Function:
@@ -257,4 +237,4 @@ def forward_of(name: str) -> Function:
         ('cudnn_convolution', 'convolution')
     """
     k = kernel_of(name)
-    return Function(k.forward, k.backward, k.forward_temporaries, k.call_forward, k)
+    return Function(k.forward, k.backward, k.forward_temporaries, _FORWARD, k)

@@ -5,13 +5,12 @@ Modelled after ``_select_conv_backend`` in ATen's ``Convolution.cpp`` (2.11 to 2
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
-import torch
+from torch import Tensor
 
-from ...errors import ShapeError
 from ...problem import ConvProblem
-from .call import Call, Ints, call_of_problem, make_call
+from .call import ConvCall, Ints, TensorSpec, call_of_problem
 from .conditions import (
     is_depthwise,
     use_cudnn,
@@ -23,22 +22,11 @@ from .conditions import (
     use_winograd,
     use_xnnpack,
 )
-from .layouts import layout_of
-from .machine import Machine
-from .rules import Decision, Trail
-from .tensors import TensorSpec
-from .versions import MODELLED_VERSIONS
+from .decision import Decision, DecisionLog
+from .layouts import layout_decision
+from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
 
-__all__ = [
-    "BACKENDS",
-    "DeviceLike",
-    "backend_of_call",
-    "determine_backend_memory_format",
-    "machine_of",
-    "select_conv_backend",
-]
-
-DeviceLike = Machine | torch.device | str | None
+__all__ = ["BACKENDS", "backend_of_call", "described_call", "determine_backend_memory_format", "select_conv_backend"]
 
 #: ATen's backends in the order of its own enumeration: the index is the value of ``torch._C._ConvBackend``.
 BACKENDS: tuple[str, ...] = (
@@ -49,23 +37,10 @@ BACKENDS: tuple[str, ...] = (
 )  # fmt: skip
 
 
-def machine_of(device: DeviceLike, found_on: str = "cpu") -> Machine:
-    """A machine from a machine, a device that is here, or a description; the operands' device where there is none."""
-    if isinstance(device, Machine):
-        return device
-    if isinstance(device, torch.device):
-        return Machine.here(device)
-    if device is None:
-        return Machine.here(found_on)
-    if not isinstance(device, str):
-        raise TypeError(f"device is a torch.device or a description such as 'h100', got {device!r}")
-    return Machine.parse(device)
-
-
 def select_conv_backend(
-    input: TensorSpec | torch.Tensor | ConvProblem,
-    weight: TensorSpec | torch.Tensor | None = None,
-    bias: TensorSpec | torch.Tensor | None = None,
+    input: TensorSpec | Tensor | ConvProblem,
+    weight: TensorSpec | Tensor | None = None,
+    bias: TensorSpec | Tensor | None = None,
     stride: Ints = 1,
     padding: Ints = 0,
     dilation: Ints = 1,
@@ -85,51 +60,54 @@ def select_conv_backend(
         input: a tensor, a `TensorSpec`, or a whole `ConvProblem` (then nothing else but the keywords is needed).
         device: None for the operands' own; a description of a machine that is not here, such as ``"h100 cudnn 9.10"``,
             ``"rocm gfx942 miopen"``, ``"xpu"``, ``"mps"``, ``"cpu arm"``; or a `Machine`.
-        need_backward: whether autograd needs a backward; None asks the tensors, as PyTorch does (a problem: True).
+        need_backward: whether autograd needs a backward; None reads it off the tensors, as PyTorch does (a problem:
+            True).
 
     Shape:
         - input: (N, C_in, *in), weight: (C_out, C_in/groups, *k); transposed: (C_in, C_out/groups, *k)
 
     Raises:
-        ShapeError: operands that do not belong together, with PyTorch's message.
+        ShapeError, DtypeError: operands that do not belong together.
         ValueError: a device description that cannot be read.
 
     Equivalent to:
+        >>> import torch
         >>> x, w = torch.empty(2, 64, 56, 56), torch.empty(64, 1, 7, 7)
         >>> select_conv_backend(x, w, padding=3, groups=64, device="h100 cudnn 9.10").backend
         'CudaDepthwise2d'
     """
-    notes: tuple[str, ...] = ()
+    arguments = (weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    return backend_of_call(*described_call(input, *arguments, device=device, need_backward=need_backward))
+
+
+def described_call(
+    input: TensorSpec | Tensor | ConvProblem,
+    weight: TensorSpec | Tensor | None = None,
+    *args: Any,
+    device: DeviceLike = None,
+    need_backward: bool | None = None,
+    **kwargs: Any,
+) -> tuple[ConvCall, Machine]:
+    """The call that the arguments of `select_conv_backend` mean, and the machine that it runs on."""
     if isinstance(input, ConvProblem):
         machine = machine_of(device)
-        call, notes = call_of_problem(input, machine.device_type, need_backward is not False)
-    else:
-        if weight is None:
-            raise TypeError("select_conv_backend: a weight is needed beside an input tensor (or give one ConvProblem)")
-        call = make_call(
-            input, weight, bias, stride, padding, dilation, transposed, output_padding, groups, need_backward
-        )
-        machine = machine_of(device, call.input.device_type)
-        call = on_machine(call, machine) if device is not None else call
-    return backend_of_call(call, machine, notes)
+        return call_of_problem(input, machine.device_type, need_backward is not False), machine
+    if weight is None:
+        raise TypeError("a weight is needed beside an input tensor (or give one ConvProblem)")
+    call = ConvCall.of(input, weight, *args, need_backward=need_backward, **kwargs)
+    machine = machine_of(device, call.input.device_type)
+    return call if device is None else call.on(machine.device_type), machine
 
 
-def on_machine(call: Call, machine: Machine) -> Call:
-    """The same call with its operands on the kind of device that the machine has."""
-    kind = machine.device_type
-    bias = call.bias.on(kind) if call.bias is not None else None
-    return replace(call, input=call.input.on(kind), weight=call.weight.on(kind), bias=bias)
-
-
-def backend_of_call(call: Call, machine: Machine, notes: tuple[str, ...] = ()) -> Decision:
+def backend_of_call(call: ConvCall, machine: Machine) -> Decision:
     """The choice for a call that is already described and checked."""
-    trail = Trail()
-    notes = (*notes, *_notes(call, machine))
-    name = _select(trail, call.view_1d_as_2d(), machine)
-    return Decision("backend", name, tuple(trail.rules), machine, notes, BACKENDS.index(name))
+    log = DecisionLog()
+    call, notes = call.symmetric()
+    name = _select(log, call.view_1d_as_2d(), machine)
+    return Decision("backend", name, tuple(log.rules), machine, (*notes, *_notes(call, machine)), BACKENDS.index(name))
 
 
-def _notes(call: Call, machine: Machine) -> tuple[str, ...]:
+def _notes(call: ConvCall, machine: Machine) -> tuple[str, ...]:
     notes: list[str] = []
     if not machine.modelled:
         notes.append(
@@ -141,63 +119,54 @@ def _notes(call: Call, machine: Machine) -> tuple[str, ...]:
             "conv1d, conv2d and conv3d split a complex convolution into three real ones; this is the choice for "
             "torch.convolution called directly"
         )
-    if call.ndim == 1 and call.view_1d_as_2d() is not call:
+    if call.view_1d_as_2d() is not call:
         copied = "" if call.input.is_contiguous() else ", after a copy to contiguous"
         notes.append(f"a 1-D convolution runs as 2-D with height 1{copied}")
     return tuple(notes)
 
 
-def _select(t: Trail, c: Call, m: Machine) -> str:
+def _select(log: DecisionLog, c: ConvCall, m: Machine) -> str:
     transposed = "Transpose" if c.transposed else ""
-    shape = c.input.shape
-    if t.ask("the batch or the channels are empty", 0 in shape[:2], f"batch {shape[0]}, {shape[1]} channels"):
+    batch, channels = c.input.shape[:2]
+    if log.record("the batch or the channels are empty", 0 in (batch, channels), f"batch {batch}, {channels} channels"):
         return "MkldnnEmpty" if c.input.mkldnn else "Empty"
-    if c.input.numel == 0:
-        raise ShapeError(f"Only zero batch or zero channel inputs are supported, but got input shape: {list(shape)}")
-    if is_depthwise(t, c, m):
-        if use_cudnn_depthwise(t, c, m):
+    if is_depthwise(log, c, m):
+        if use_cudnn_depthwise(log, c, m):
             return "Cudnn"
-        if use_miopen(t, c, m):
+        if use_miopen(log, c, m):
             return "MiopenDepthwise"
         return "CudaDepthwise2d" if c.input.ndim == 4 else "CudaDepthwise3d"
-    if use_cudnn(t, c, m):
-        return "Cudnn" + transposed
-    if use_miopen(t, c, m):
-        return "Miopen" + transposed
-    if use_mkldnn(t, c, m):
-        return "Mkldnn" + transposed
-    if use_xnnpack(t, c, m):
+    for use, name in ((use_cudnn, "Cudnn"), (use_miopen, "Miopen"), (use_mkldnn, "Mkldnn")):
+        if use(log, c, m):
+            return name + transposed
+    if use_xnnpack(log, c, m):
         return "Xnnpack2d"
-    if use_winograd(t, c, m):
+    if use_winograd(log, c, m):
         return "Winograd3x3Depthwise"
-    return _select_own(t, c, m, transposed)
+    return _select_own(log, c, m, transposed)
 
 
-def _select_own(t: Trail, c: Call, m: Machine, transposed: str) -> str:
+def _select_own(log: DecisionLog, c: ConvCall, m: Machine, transposed: str) -> str:
     """PyTorch's own kernels, where no library takes the call."""
     kind, ndim = c.input.device_type, c.input.ndim
     plain_3d = ndim == 5 and not c.transposed and not c.dilated
     got = f"{ndim - 2}-D on {kind}, transposed={c.transposed}, dilation={c.dilation}"
-    if t.ask("3-D on the CPU, not transposed, not dilated", plain_3d and kind == "cpu", got):
+    if log.record("3-D on the CPU, not transposed, not dilated", plain_3d and kind == "cpu", got):
         return "Slow3d"
-    if t.ask("on the CPU or on a CUDA or ROCm device", kind in ("cpu", "cuda"), kind):
-        if ndim not in (4, 5):
-            raise ShapeError("unsupported ConvNd parameters")
-        if t.ask("transposed", c.transposed, c.transposed):
+    if log.record("on the CPU or on a CUDA or ROCm device", kind in ("cpu", "cuda"), kind):
+        if log.record("transposed", c.transposed, c.transposed):
             return f"SlowTranspose{ndim - 2}d"
-        if t.ask("3-D", ndim == 5, f"{ndim - 2}-D"):
+        if log.record("3-D", ndim == 5, f"{ndim - 2}-D"):
             return "SlowDilated3d"  # on the CPU it is dilated; on CUDA this kernel takes both
-        if t.ask("dilated", c.dilated, c.dilation):
+        if log.record("dilated", c.dilated, c.dilation):
             return "SlowDilated2d"
-        return "NnpackSpatial" if use_nnpack(t, c, m) else "Slow2d"
-    if use_mps(t, c, m):
-        return "Mps" + transposed
-    return "Overrideable"
+        return "NnpackSpatial" if use_nnpack(log, c, m) else "Slow2d"
+    return "Mps" + transposed if use_mps(log, c, m) else "Overrideable"
 
 
 def determine_backend_memory_format(
-    input: TensorSpec | torch.Tensor,
-    weight: TensorSpec | torch.Tensor,
+    input: TensorSpec | Tensor,
+    weight: TensorSpec | Tensor,
     backend: str | int | Decision,
     *,
     device: DeviceLike = None,
@@ -213,22 +182,19 @@ def determine_backend_memory_format(
         ValueError: an unknown backend.
 
     Equivalent to:
+        >>> import torch
         >>> x, w = torch.empty(2, 8, 4, 4).to(memory_format=torch.channels_last), torch.empty(8, 8, 3, 3)
         >>> determine_backend_memory_format(x, w, "Mkldnn").memory_format
         torch.channels_last
     """
-    x, w = (t if isinstance(t, TensorSpec) else TensorSpec.of(t) for t in (input, weight))
-    name = (
-        backend.backend if isinstance(backend, Decision) else BACKENDS[backend] if isinstance(backend, int) else backend
-    )
+    x, w = TensorSpec.of(input), TensorSpec.of(weight)
+    if isinstance(backend, Decision):
+        device = backend.machine if device is None else device
+        backend = backend.backend
+    name = BACKENDS[backend] if isinstance(backend, int) else backend
     if name not in BACKENDS:
         raise ValueError(f"{name!r} is not one of ATen's backends: {', '.join(BACKENDS)}")
-    if device is None and isinstance(backend, Decision):
-        device = backend.machine
     machine = machine_of(device, x.device_type)
     if device is not None:
         x, w = x.on(machine.device_type), w.on(machine.device_type)
-    trail = Trail()
-    fmt = layout_of(trail, name, x, w, machine)
-    answer = str(fmt).removeprefix("torch.").removesuffix("_format")
-    return Decision("memory_format", answer, tuple(trail.rules), machine, (), fmt)
+    return layout_decision(name, x, w, machine)

@@ -1,18 +1,19 @@
-"""`Decision`: an answer together with every rule that was asked on the way to it, in order."""
+"""`Decision`: what PyTorch decides, with every rule that led there and the value that made it true or false."""
 
 from __future__ import annotations
 
 import functools
-import html
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 import torch
 
+from ...tables import html_table
 from .machine import Machine
 
-__all__ = ["Decision", "Rule", "Trail", "question"]
+__all__ = ["Decision", "DecisionLog", "Rule", "recorded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Rule:
         text: the rule, as a statement.
         holds: whether it is true.
         value: what made it true or false.
-        depth: 0 for a question that decides, 1 and more for the conditions that it consists of.
+        depth: 0 for a rule that decides, 1 and more for the conditions that it consists of.
     """
 
     text: str
@@ -31,36 +32,41 @@ class Rule:
     value: str = ""
     depth: int = 0
 
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """A line of a table."""
+        return ("yes" if self.holds else "no", "  " * self.depth + self.text, self.value)
 
-class Trail:
-    """Collects rules in the order in which they are asked."""
+
+class DecisionLog:
+    """The rules in the order in which they are evaluated."""
 
     def __init__(self) -> None:
         self.rules: list[Rule] = []
         self.depth = 0
 
-    def ask(self, text: str, holds: bool, value: object = "") -> bool:
+    def record(self, text: str, holds: bool, value: object = "") -> bool:
         """Note a rule and return whether it holds."""
         self.rules.append(Rule(text, bool(holds), str(value), self.depth))
         return bool(holds)
 
 
-def question(text: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
-    """Make a predicate ``(trail, ...) -> bool`` note itself as one rule, with its conditions below it."""
+def recorded(text: str) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+    """Make a predicate ``(log, ...) -> bool`` note itself as one rule, with its conditions below it."""
 
     def decorate(predicate: Callable[..., bool]) -> Callable[..., bool]:
         @functools.wraps(predicate)
-        def asked(trail: Trail, *args: Any) -> bool:
-            place = len(trail.rules)
-            trail.depth += 1
+        def evaluate(log: DecisionLog, *args: Any) -> bool:
+            place = len(log.rules)
+            log.depth += 1
             try:
-                holds = bool(predicate(trail, *args))
+                holds = bool(predicate(log, *args))
             finally:
-                trail.depth -= 1
-            trail.rules.insert(place, Rule(text, holds, "", trail.depth))
+                log.depth -= 1
+            log.rules.insert(place, Rule(text, holds, "", log.depth))
             return holds
 
-        return asked
+        return evaluate
 
     return decorate
 
@@ -72,7 +78,7 @@ class Decision:
     Args:
         kind: what was decided: ``"backend"`` or ``"memory_format"``.
         answer: the name of it.
-        rules: every rule that was asked, in PyTorch's order; a rule that PyTorch does not reach is not there.
+        rules: every rule that was evaluated, in PyTorch's order; one that PyTorch does not reach is not there.
         machine: the machine it was decided for.
         notes: what a reader should know besides.
         value: the answer as PyTorch's own value (the number of a backend, a `torch.memory_format`).
@@ -102,7 +108,7 @@ class Decision:
 
     @property
     def because(self) -> tuple[Rule, ...]:
-        """The deciding questions only, without their conditions."""
+        """The deciding rules only, without their conditions."""
         return tuple(rule for rule in self.rules if rule.depth == 0)
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,23 +121,13 @@ class Decision:
         }
 
     def __str__(self) -> str:
-        lines = [f"{self.kind}: {self.answer}", f"machine: {self.machine}"]
-        width = max((2 * r.depth + len(r.text) for r in self.rules), default=0)
-        for r in self.rules:
-            text = "  " * r.depth + r.text
-            lines.append(f"  {'yes' if r.holds else 'no ':<3}  {text:<{width}}  {r.value}".rstrip())
-        lines += [f"note: {note}" for note in self.notes]
-        return "\n".join(lines)
+        rows = [rule.cells for rule in self.rules]
+        width = max((len(text) for _, text, _ in rows), default=0)
+        lines = [f"  {holds:<3}  {text:<{width}}  {value}".rstrip() for holds, text, value in rows]
+        notes = [f"note: {note}" for note in self.notes]
+        return "\n".join([f"{self.kind}: {self.answer}", f"machine: {self.machine}", *lines, *notes])
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{'yes' if r.holds else 'no'}</td>"
-            f"<td style='text-align:left;padding-left:{1.2 * r.depth + 0.4}em'>{html.escape(r.text)}</td>"
-            f"<td style='text-align:left'>{html.escape(r.value)}</td></tr>"
-            for r in self.rules
-        )
-        notes = "".join(f"<p>{html.escape(n)}</p>" for n in self.notes)
-        return (
-            f"<p><b>{self.kind}: {html.escape(self.answer)}</b><br>{html.escape(str(self.machine))}</p>"
-            f"<table><tr><th></th><th>rule</th><th>value</th></tr>{rows}</table>{notes}"
-        )
+        title = f"<p><b>{self.kind}: {escape(self.answer)}</b><br>{escape(str(self.machine))}</p>"
+        rows = [(holds, text.replace("  ", "\u2003"), value) for holds, text, value in (r.cells for r in self.rules)]
+        return title + html_table([("", "rule", "value"), *rows]) + "".join(f"<p>{escape(n)}</p>" for n in self.notes)

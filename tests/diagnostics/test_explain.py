@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from convgrad.diagnostics.ask import ModelExplanation, explain
+from convgrad import conv1d
+from convgrad.backends.reference import ReferenceBackend
+from convgrad.diagnostics import Explanation, ModelExplanation, explain, explain_problem, trace
 from convgrad.diagnostics.aten_rules import Machine, TensorSpec
-from convgrad.diagnostics.capture import _run, capture
-from convgrad.diagnostics.explanation import Explanation, explain_problem
-from convgrad.engine import use_backend
+from convgrad.diagnostics.capture import _run, capture, problem_on
+from convgrad.engine import register, unregister, use_backend
 from convgrad.engine.registry import backends
 from convgrad.errors import ShapeError
-from convgrad.problem import OUTPUTS, ConvProblem
+from convgrad.problem import OUTPUTS, ConvProblem, Output
 
 P = ConvProblem.parse("g8mb2ic8ih9oc8kh7ph3")
 H100 = "h100 cudnn 9.10"
@@ -55,6 +56,27 @@ def test_what_aten_runs_inside() -> None:
     assert e.limits is not None
     assert e.limit_seconds == e.limits.seconds(e.problem)
     assert "datasheet of the H100" in e.summary
+
+
+class TwoKernels(ReferenceBackend):
+    name = "two_kernels"
+
+    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+        return "deep" if outputs == ("forward",) else "wide"
+
+
+def test_which_kernel_of_a_backend_runs_is_named() -> None:
+    register(TwoKernels())
+    try:
+        with use_backend("two_kernels"), trace() as t:
+            e = explain(nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5))
+            conv1d(torch.ones(1, 2, 5), torch.ones(2, 2, 3, requires_grad=True)).sum().backward()
+    finally:
+        unregister("two_kernels")
+    assert isinstance(e, Explanation)
+    assert [(r.output, r.runs) for r in e.rows if r.chosen and r.runs] == [
+        ("forward", "deep"), ("grad_input", "wide"), ("grad_weight", "wide")]  # fmt: skip
+    assert [(r.outputs, r.kernel) for r in t] == [("forward", "deep"), ("grad_weight", "wide")]
 
 
 def test_measuring() -> None:
@@ -146,8 +168,8 @@ def test_layouts_on_the_way_are_those_of_a_real_run(last: bool, mkldnn: bool) ->
     torch._C._set_mkldnn_enabled(mkldnn)
     try:
         here = Machine.here()
-        described = [c.operands.problem(here) for c in capture(net, (x,), {}, here)]
-        real = [c.operands.problem(here) for c in _run(net, (x,), {}, None)]
+        described = [problem_on(here, c.call) for c in capture(net, (x,), {}, here)]
+        real = [problem_on(here, c.call) for c in _run(net, (x,), {}, None)]
     finally:
         torch._C._set_mkldnn_enabled(before)
     assert described == real
@@ -193,7 +215,7 @@ def test_a_described_gpu_has_the_libraries_of_its_own_build() -> None:
         for backend in ("aten:cudnn", "aten:miopen"):
             assert not any("this PyTorch" in why for why in reasons(text, device, backend).values())
     last = reasons(f"{text} channels_last", "h100", "aten:cudnn")
-    assert set(last.values()) == {"usable, expected to be slower"}
+    assert set(last.values()) == {"usable, not chosen"}
     assert "picks CudaDepthwise2d" in reasons(text, "h100", "aten:cudnn")["grad_weight"]
     assert reasons(text, "h100", "aten:miopen")["forward"] == "PyTorch has no MIOpen on h100"
     assert reasons(text, "mi300x", "aten:cudnn")["forward"] == "PyTorch has no cuDNN on mi300x"

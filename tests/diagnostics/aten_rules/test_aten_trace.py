@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from convgrad.diagnostics.aten_rules import TensorSpec, walk
+from convgrad.diagnostics.aten_rules import TensorSpec, trace_aten
 from convgrad.errors import DtypeError
 
 F64 = torch.float64
@@ -38,7 +38,7 @@ CASES = {
 def test_temporaries_are_as_large_as_pytorchs(name: str) -> None:
     shape, weight_shape, more = CASES[name]
     x, w = torch.randn(shape, dtype=F64), torch.randn(weight_shape, dtype=F64)
-    steps = walk(x, w, **more)
+    steps = trace_aten(x, w, **more)
     assert steps.backend.backend == name.split(maxsplit=1)[0]
     d = len(shape) - 2
     args = ([more.get("stride", 1)] * d, [more.get("padding", 0)] * d, [more.get("dilation", 1)] * d,
@@ -65,7 +65,7 @@ def count(name: str, run) -> int:
 @pytest.mark.parametrize(("groups", "dilation"), [(1, 1), (3, 1), (3, 2)])
 def test_one_call_for_each_group(groups: int, dilation: int) -> None:
     x, w = torch.randn(2, 6, 9, 9, dtype=F64), torch.randn(6, 6 // groups, 3, 3, dtype=F64)
-    steps = walk(x, w, groups=groups, dilation=dilation)
+    steps = trace_aten(x, w, groups=groups, dilation=dilation)
     assert steps.forward.calls == groups
     run = lambda: torch.conv2d(x, w, groups=groups, dilation=dilation)  # noqa: E731
     assert count(steps.forward.function, run) == groups
@@ -77,17 +77,17 @@ def test_one_call_for_each_group(groups: int, dilation: int) -> None:
 def test_copies_into_the_backends_layout() -> None:
     x = torch.randn(2, 8, 9, 9).to(memory_format=torch.channels_last)
     w = torch.randn(8, 8, 3, 3)
-    steps = walk(x, w)
+    steps = trace_aten(x, w)
     assert steps.memory_format.memory_format == torch.channels_last
     assert [(c.what.split()[0], c.nbytes) for c in steps.forward.copies] == [("weight", w.nbytes)]
-    assert walk(x.transpose(2, 3), w).forward.copies[0].nbytes == x.nbytes
+    assert trace_aten(x.transpose(2, 3), w).forward.copies[0].nbytes == x.nbytes
     line = torch.randn(2, 9, 8).transpose(1, 2)
-    assert "1-D" in walk(line, torch.randn(8, 8, 3)).forward.copies[0].why
+    assert "1-D" in trace_aten(line, torch.randn(8, 8, 3)).forward.copies[0].why
 
 
 def test_a_backend_without_backward_gives_way() -> None:
     x, w = TensorSpec((2, 8, 16, 16)), TensorSpec((8, 1, 3, 3))
-    steps = walk(x, w, groups=8, device="cpu macos", need_backward=False)
+    steps = trace_aten(x, w, groups=8, device="cpu macos", need_backward=False)
     assert steps.backend.backend == "Winograd3x3Depthwise"
     assert steps.gradient_backend.backend == "Slow2d"
     assert "convolution_depthwise3x3_winograd" in str(steps)
@@ -95,11 +95,18 @@ def test_a_backend_without_backward_gives_way() -> None:
 
 
 @pytest.mark.parametrize("what", ["weight", "bias"])
-def test_dtypes_are_refused_in_pytorchs_words(what: str) -> None:
+def test_operands_of_two_dtypes_are_refused(what: str) -> None:
     x, w, b = torch.randn(2, 8, 9, 9), torch.randn(8, 8, 3, 3), torch.randn(8)
     w, b = (w.double(), b) if what == "weight" else (w, b.double())
-    with pytest.raises(RuntimeError) as theirs:
+    with pytest.raises(RuntimeError, match="should be the same"):
         torch.convolution(x, w, b, [1], [0], [1], False, [0], 1)
-    with pytest.raises(DtypeError) as ours:
-        walk(x, w, b)
-    assert str(ours.value) == str(theirs.value).splitlines()[0]
+    with pytest.raises(DtypeError, match=f"{what} type .* should be the same"):
+        trace_aten(x, w, b)
+
+
+def test_padding_of_two_sides_is_a_padded_copy() -> None:
+    x, w = torch.empty(2, 8, 9, 9).to(memory_format=torch.channels_last), torch.empty(8, 8, 3, 3)
+    steps = trace_aten(x, w, padding=(2, 0, 1, 1))
+    assert "padded copy of the input, 2x8x11x9 float32 channels_last" in steps.backend.notes[0]
+    assert steps.call.padding == ((0, 0), (1, 1))
+    assert steps.call.output_shape == (2, 8, 9, 9)

@@ -1,0 +1,203 @@
+"""`explain`: what every backend says of a problem, of operands, of a module or of a whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from .. import settings
+from ..backends.base import Backend, described
+from ..engine.choice import choose
+from ..engine.registry import backends, reasons_against
+from ..engine.request import active
+from ..problem import OUTPUTS, ConvProblem, Output, in_order
+from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
+from .capture import capture, problem_on
+from .explanation import Answer, Explanation, Layer, ModelExplanation
+from .measure import require_here, timed
+from .roofline import limits_of
+
+__all__ = ["explain", "explain_problem"]
+
+Outputs = Output | Sequence[Output] | None
+
+
+def explain(
+    what: ConvProblem | str | Tensor | TensorSpec | nn.Module,
+    *args: Any,
+    device: DeviceLike = None,
+    outputs: Outputs = None,
+    measure: bool = False,
+    **kwargs: Any,
+) -> Explanation | ModelExplanation:
+    """For each output of a convolution, every backend: chosen or each reason against, layout, workspace, and the limit.
+
+    Args:
+        what: a `ConvProblem` or its text; an input, followed by a weight and the arguments of ``torch.convolution``;
+            a module or a whole model, followed by what it is called with (tensors on the meta device are enough).
+        device: None for the operands' own device; or a description of a machine that is not here, such as
+            ``"h100 cudnn 9.10"``, ``"rocm gfx942"``, ``"xpu"``, ``"cpu arm"``.
+        outputs: one or some of ``forward, grad_input, grad_weight, grad_bias``; all where none are given.
+        measure: also time the chosen backend and ATen here.
+
+    Returns:
+        An `Explanation`, or for a model with several convolutions a `ModelExplanation`. Both print as a table, show as
+        one in a notebook, and give plain data by ``to_dict()``.
+
+    Raises:
+        TypeError: nothing that could be explained.
+        ShapeError: operands that do not belong together.
+        ValueError: a text, an output or a description that cannot be read; a model without a convolution.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> e = convgrad.explain(torch.ones(1, 8, 9, 9), torch.ones(8, 1, 3, 3), groups=8, device="h100 cudnn 9.10")
+        >>> e.aten.backend.backend
+        'CudaDepthwise2d'
+    """
+    if isinstance(what, nn.Module):
+        return _explain_module(what, args, kwargs, _machine(device, *tree_leaves((args, kwargs))), outputs, measure)
+    if isinstance(what, (Tensor, TensorSpec)):
+        call, machine = ConvCall.of(what, *args, **kwargs), _machine(device, what)
+        return explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
+    if args or kwargs:
+        raise TypeError(f"explain: a problem says everything itself; unexpected {[*map(str, args), *kwargs]}")
+    problem = ConvProblem.parse(what) if isinstance(what, str) else what
+    if not isinstance(problem, ConvProblem):
+        raise TypeError(
+            f"explain takes a problem or its text, an input and a weight, or a module; got {type(what).__name__}"
+        )
+    return explain_problem(problem, outputs, device, measure=measure)
+
+
+def _machine(device: DeviceLike, *operands: Any) -> Machine:
+    """The machine that is meant, else that of the first tensor; the CPU for tensors that are only described."""
+    if device is None:
+        specs = [TensorSpec.of(t) for t in operands if isinstance(t, (Tensor, TensorSpec))]
+        kind = specs[0].device_type if specs else "cpu"
+        return machine_of(torch.device("cpu" if kind == "meta" else kind))
+    if isinstance(device, str) and device.split(":")[0] == "cuda" and torch.cuda.is_available():
+        device = torch.device(device)
+    return machine_of(device)
+
+
+def _explain_module(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine, outputs: Outputs, measure: bool
+) -> Explanation | ModelExplanation:
+    """Every convolution that runs in a module; equal ones are explained once."""
+    names: dict[ConvProblem, list[str]] = {}
+    kinds: dict[ConvProblem, str] = {}
+    for one in capture(module, args, kwargs, machine):
+        problem = problem_on(machine, one.call)
+        names.setdefault(problem, []).append(one.name)
+        kinds.setdefault(problem, one.kind)
+    if not names:
+        raise ValueError(f"no convolution ran in this {type(module).__name__}")
+    layers = tuple(
+        Layer(tuple(n), kinds[p], explain_problem(p.replace(name=n[0]), outputs, machine, measure=measure))
+        for p, n in names.items()
+    )
+    return layers[0].explanation if [x.names for x in layers] == [("",)] else ModelExplanation(machine, layers)
+
+
+def explain_problem(
+    problem: ConvProblem, outputs: Outputs = None, device: DeviceLike = None, *, measure: bool = False
+) -> Explanation:
+    """What every backend says of every output of a problem, on a machine that need not be here.
+
+    Args:
+        outputs: which; all where none are given.
+        device: None for this CPU, a device that is here, or a description of one that is not
+            (`convgrad.diagnostics.Machine`).
+        measure: time the chosen backend and ATen, and the machine's limit where it is not known yet; only for a
+            machine that is here.
+
+    Raises:
+        BackendError: a backend that was requested by name cannot.
+        ValueError: an output or a device description that cannot be read, or ``measure`` for a machine that is not
+            here.
+    """
+    given = (outputs,) if isinstance(outputs, str) else tuple(outputs or OUTPUTS)
+    for output in given:
+        if output not in OUTPUTS:
+            raise ValueError(f"unknown output {output!r}; outputs are {', '.join(OUTPUTS)}")
+    machine = _machine(device)
+    runs = _aten_runs(problem, machine)
+    answers: list[Answer] = []
+    with described(machine.capability):
+        for forward in (True, False):  # one call each, whose outputs are chosen together
+            together = in_order([o for o in given if (o == problem.bias_pass) == forward])
+            answers += _answers(problem, together, machine, runs)
+    if measure:
+        require_here(machine)
+        answers = timed(problem, answers, torch.device(machine.device_type))
+    return Explanation(problem, machine, tuple(answers), limits_of(machine, problem.dtype, measured=measure))
+
+
+def _answers(
+    problem: ConvProblem, together: tuple[Output, ...], machine: Machine, aten_runs: dict[Output, str]
+) -> list[Answer]:
+    """Every backend's answer for the outputs of one call, the chosen one first."""
+    place, flags = torch.device(machine.device_type), settings.current()
+    steps = () if problem.empty else choose(problem, together, place, flags, active())
+    layout = "channels_last" if problem.channels_last else "contiguous"
+    answers: list[Answer] = []
+    for output in together:
+        step = next((s for s in steps if output in s.outputs), None)
+        if step is None:
+            why = "nothing to contract: the result is zero" if problem.empty else "a sum over batch and space"
+            answers.append(Answer(output, "engine", True, (why,), "as it lies", 0))
+            continue
+        rest = [] if output == "grad_bias" else [b for b in backends().values() if b is not step.backend]
+        for backend in (step.backend, *rest):
+            chosen = backend is step.backend
+            of: tuple[Output, ...] = step.outputs if chosen else (output,)
+            against: list[str] = []
+            if output != "grad_bias":
+                against = reasons_against(backend, problem, (output,), place, flags)
+                against = _described_library(backend, output, machine, against, aten_runs)
+            reasons = [step.reason] if chosen else against or ["usable, not chosen"]
+            usable = chosen or not against
+            runs = aten_runs[output] if backend.name == "aten" else backend.kernel_name(problem, of)
+            answers.append(Answer(
+                output, backend.name, chosen, tuple(reasons),
+                "as they lie" if "strided" in backend.layouts else layout,
+                backend.workspace(problem, of) if usable else 0,
+                runs if usable else "",
+            ))  # fmt: skip
+    return answers
+
+
+def _aten_runs(problem: ConvProblem, machine: Machine) -> dict[Output, str]:
+    """What PyTorch runs for each output, by its own rules."""
+    if problem.empty:
+        return {}
+    aten = trace_aten(problem, device=machine)
+    gradients = aten.gradient_backend.answer
+    found: dict[Output, str] = dict.fromkeys(OUTPUTS, f"{gradients} ({kernel_of(gradients).backward})")
+    found[problem.bias_pass] = f"{aten.backend.answer} ({aten.forward.function})"
+    return found
+
+
+def _described_library(
+    backend: Backend, output: Output, machine: Machine, against: list[str], aten_runs: dict[Output, str]
+) -> list[str]:
+    """The reasons against a GPU library as they hold on a machine that is not here, with another build of PyTorch."""
+    library = getattr(backend, "library", None)
+    if library is None or machine.device_type != "cuda" or torch.cuda.is_available():
+        return against
+    if (library == "MIOpen") != machine.miopen or (library == "cuDNN" and machine.cudnn is None):
+        return [f"PyTorch has no {library} on {machine.label or 'this machine'}"]
+    of_this_build = backend.absent(torch.device("cuda"))  # pyright: ignore[reportAttributeAccessIssue]
+    against = [reason for reason in against if reason not in of_this_build]
+    picked = aten_runs[output].split(" ")[0]
+    if output == "grad_weight" and not picked.lower().startswith(library.lower()):
+        against.append(
+            f"{library}'s gradient of the weight is reached only through convolution_backward, "
+            f"which picks {picked} for this problem on this machine"
+        )
+    return against
