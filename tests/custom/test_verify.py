@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,13 +15,8 @@ import convgrad
 from convgrad import CheckError, ConvProblem
 from convgrad.custom.verify import problems_for
 
-
-def right(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
-    return F.conv2d(input, weight, None, p.stride, [low for low, _ in p.padding], p.dilation, p.groups)
-
-
-def accepts(p: ConvProblem) -> bool:
-    return p.ndim == 2 and p.symmetric
+from .functions import accepts, grad_weight, padding
+from .functions import forward as right
 
 
 def wrong_if(condition: Callable[[Tensor, Tensor, ConvProblem], bool]) -> Callable[..., Tensor]:
@@ -33,7 +29,7 @@ def wrong_if(condition: Callable[[Tensor, Tensor, ConvProblem], bool]) -> Callab
 
 def wrong_border(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
     """The border is repeated instead of zero."""
-    low = [low for low, _ in p.padding]
+    low = padding(p)
     padded = F.pad(input.double(), (low[1], low[1], low[0], low[0]), mode="replicate").to(input.dtype)
     return F.conv2d(padded, weight, None, p.stride, 0, p.dilation, p.groups)
 
@@ -158,13 +154,11 @@ def test_right_kernel() -> None:
 
 
 def test_each_pass_is_checked() -> None:
-    def grad_weight(grad_output: Tensor, input: Tensor, p: ConvProblem) -> Tensor:
-        return torch.nn.grad.conv2d_weight(
-            input, p.weight_shape, grad_output, p.stride, [low for low, _ in p.padding], p.dilation, p.groups
-        ).neg()
+    def negative(*operands: Any) -> Tensor:
+        return grad_weight(*operands).neg()
 
     with pytest.raises(CheckError, match="its grad_weight of"):
-        convgrad.register("wrong", forward=right, grad_weight=grad_weight, accepts=accepts)
+        convgrad.register("wrong", forward=right, grad_weight=negative, accepts=accepts)
 
 
 def test_contiguous_tensors_are_suggested() -> None:

@@ -131,12 +131,13 @@ class CustomBackend(Backend):
                 thread.inside = outer
             if isinstance(result, (tuple, list)) and len(result) == 1:  # extensions return a vector of one tensor
                 result = result[0]
-            if not isinstance(result, Tensor):
-                raise BackendError(f"{pass_} of {self.name!r} returned a {type(result).__name__}, not a tensor")
-            if result.shape != shape or result.dtype != dtype or result.device != a.device:
+            tensor = isinstance(result, Tensor)
+            if not tensor or result.shape != shape or result.dtype != dtype or result.device != a.device:
+                got = (
+                    f"{tuple(result.shape)} {result.dtype} on {result.device}" if tensor else f"{type(result).__name__}"
+                )
                 raise BackendError(
-                    f"{pass_} of {self.name!r} returned {tuple(result.shape)} {result.dtype} on {result.device}, "
-                    f"{problem} asks for {shape} {dtype} on {a.device}"
+                    f"{pass_} of {self.name!r} returned {got}, {problem} asks for {shape} {dtype} on {a.device}"
                 )
             result = (result.detach() if result.requires_grad else result).contiguous(memory_format=memory_format)
             # The engine adds a bias in place, and autograd may keep the operands: the result has memory of its own.

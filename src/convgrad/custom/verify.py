@@ -11,10 +11,7 @@ from typing import Any
 
 import torch
 
-from ..check.problems import default_problems
-from ..check.properties import ASPECTS
-from ..check.report import CheckResult
-from ..check.suite import check_problem
+from ..check import ASPECTS, CheckResult, check_problem, default_problems
 from ..errors import CheckError
 from ..problem import ConvProblem, Pass, output_length
 from .backend import CustomBackend
