@@ -33,4 +33,4 @@ class BackendError(ConvgradError, RuntimeError):
 
 
 class CheckError(ConvgradError, AssertionError):
-    """A backend whose result is wrong: the first failing problem and the command that repeats it."""
+    """A backend whose result is wrong: the first failing problem and how to repeat it."""

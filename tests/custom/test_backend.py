@@ -12,7 +12,7 @@ from torch import Tensor
 import convgrad
 from convgrad import BackendError, ConvProblem
 
-from .functions import DEPTHWISE, accepts, counted, forward, operands
+from .functions import DEPTHWISE, accepts, counted, depthwise, forward, operands
 
 
 def test_a_result_of_another_shape() -> None:
@@ -45,14 +45,25 @@ def test_the_bias() -> None:
     counted()
     torch.testing.assert_close(convgrad.conv2d(x, w, b, padding=1, groups=8), expected)
 
-    def fused(
-        input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
-    ) -> Tensor:
-        return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
-
-    backend = convgrad.register("mine", forward=fused, signature="torch", accepts=accepts, seconds=0.5)
+    args = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    backend = convgrad.register("mine", forward=F.conv2d, args=args, accepts=accepts, seconds=0.5)
     assert backend.fuses_bias(DEPTHWISE)
     torch.testing.assert_close(convgrad.conv2d(x, w, b, padding=1, groups=8), expected)
+
+
+def test_plain_integers() -> None:
+    """One dimension of a size, as many kernels have it."""
+
+    def mine(input: Tensor, weight: Tensor, kernel: int, stride: int) -> Tensor:
+        assert type(kernel) is type(stride) is int
+        return F.conv2d(input, weight, None, stride, kernel // 2, 1, len(weight))
+
+    args = ("input", "weight", "kernel_size[0]", "stride[0]")
+    takes = {DEPTHWISE, DEPTHWISE.replace(dtype=torch.float64)}
+    backend = convgrad.register("mine", forward=mine, args=args, accepts=lambda p: p in takes, problems=[DEPTHWISE])
+    assert backend.verified
+    x, w = operands()
+    torch.testing.assert_close(depthwise(x, w), F.conv2d(x, w, padding=1, groups=8))
 
 
 def test_layouts() -> None:

@@ -28,20 +28,12 @@ def test_preferred_where_it_accepts() -> None:
     assert dense["mine"].reasons == ("its accepts says no",)
 
 
-def test_not_preferred() -> None:
-    mine = counted(prefer=False)
-    x, w = operands()
-    depthwise(x, w)
-    assert mine.calls == 0
-    with convgrad.use_backend("mine"):
-        depthwise(x, w)
-    assert mine.calls == 1
-
-
 def test_by_name() -> None:
     """A forward alone trains under its name: the other passes stay with the engine."""
     mine = counted(prefer=False, accepts=lambda p: accepts(p) and p.depthwise)
     x, w = operands()
+    depthwise(x, w)
+    assert mine.calls == 0
     with convgrad.use_backend("mine"):
         depthwise(x, w).sum().backward()
         assert mine.calls == 1

@@ -40,7 +40,7 @@ def causal(input, weight):
 backend = convgrad.register(
     "causal",
     forward=causal,
-    signature="torch",
+    args=("input", "weight"),
     accepts=lambda p: p.ndim == 1 and p.depthwise and p.in_channels == p.out_channels
     and p.batch * p.in_channels <= 12 and p.stride == p.dilation == (1,) and p.padding == ((p.kernel_size[0] - 1, 0),),
     layouts=("contiguous",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,14 +13,10 @@ from torch import Tensor
 
 import convgrad
 from convgrad import CheckError, ConvProblem
+from convgrad.custom.verify import problems_for
 
-
-def right(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
-    return F.conv2d(input, weight, None, p.stride, [low for low, _ in p.padding], p.dilation, p.groups)
-
-
-def accepts(p: ConvProblem) -> bool:
-    return p.ndim == 2 and p.symmetric
+from .functions import accepts, grad_weight, padding
+from .functions import forward as right
 
 
 def wrong_if(condition: Callable[[Tensor, Tensor, ConvProblem], bool]) -> Callable[..., Tensor]:
@@ -32,14 +29,14 @@ def wrong_if(condition: Callable[[Tensor, Tensor, ConvProblem], bool]) -> Callab
 
 def wrong_border(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
     """The border is repeated instead of zero."""
-    low = [low for low, _ in p.padding]
+    low = padding(p)
     padded = F.pad(input.double(), (low[1], low[1], low[0], low[0]), mode="replicate").to(input.dtype)
     return F.conv2d(padded, weight, None, p.stride, 0, p.dilation, p.groups)
 
 
 def writing(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
     result = right(input, weight, p)
-    input.view(-1)[0] += 1
+    input[(0,) * input.dim()] += 1
     return result
 
 
@@ -117,14 +114,16 @@ def test_wrong_kernel(kind: str, narrow: bool) -> None:
     assert "wrong" not in convgrad.list_backends()
 
 
-def test_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_message() -> None:
+    """The first wrong element, how far off the result is, and a line that repeats it."""
+    forward = wrong_if(lambda x, w, p: p.stride == (2, 2))
     with pytest.raises(CheckError) as caught:
-        convgrad.register("wrong", forward=wrong_if(lambda x, w, p: p.stride == (2, 2)), accepts=accepts)
+        convgrad.register("wrong", forward=forward, accepts=accepts)
     message = str(caught.value)
+    assert re.search(r"exact: \d+ of \d+ elements differ, the first at \(.*\): .* instead of", message)
     assert re.search(r"worst error [\d.]+, allowed [\d.e-]+", message)
-    command = message.splitlines()[-1].removeprefix("  repeat: ")
-    assert eval(command) is False
-    assert "failed: exact: " in capsys.readouterr().out
+    convgrad.register("wrong", forward=forward, accepts=accepts, verify=False)
+    assert "failed" in {r.status for r in eval(message.splitlines()[-1])}
 
 
 def test_where_it_raised() -> None:
@@ -155,13 +154,11 @@ def test_right_kernel() -> None:
 
 
 def test_each_pass_is_checked() -> None:
-    def grad_weight(grad_output: Tensor, input: Tensor, p: ConvProblem) -> Tensor:
-        return torch.nn.grad.conv2d_weight(
-            input, p.weight_shape, grad_output, p.stride, [low for low, _ in p.padding], p.dilation, p.groups
-        ).neg()
+    def negative(*operands: Any) -> Tensor:
+        return grad_weight(*operands).neg()
 
     with pytest.raises(CheckError, match="its grad_weight of"):
-        convgrad.register("wrong", forward=right, grad_weight=grad_weight, accepts=accepts)
+        convgrad.register("wrong", forward=right, grad_weight=negative, accepts=accepts)
 
 
 def test_contiguous_tensors_are_suggested() -> None:
@@ -188,21 +185,34 @@ def test_time_is_limited() -> None:
 
 
 def test_nothing_accepted() -> None:
-    with pytest.raises(CheckError, match="accepts none of the problems tried") as caught:
+    with pytest.raises(CheckError, match="accepts none of the default problems") as caught:
         convgrad.register("none", forward=right, accepts=lambda p: "the moon is not full")
     assert "the moon is not full (x" in str(caught.value)
 
 
-def test_named_problems_are_checked_too() -> None:
-    """A kernel that takes one large size only; nothing would be found without its name."""
+def test_a_kernel_that_accepts_no_default_problem() -> None:
+    """It is verified on the problems that are named, and on the same in other sizes."""
+    named = ConvProblem.parse("g34mb2ic34ih12iw12oc34oh7ow3kh6kw10")
 
     def takes(p: ConvProblem) -> bool:
         return p.kernel_size == (6, 10) and p.in_channels == 34
 
-    problem = "g34mb2ic34ih12iw12oc34oh7ow3kh6kw10"
     with pytest.raises(CheckError, match="name some that it does"):
         convgrad.register("one", forward=right, accepts=takes)
-    assert convgrad.register("one", forward=right, accepts=takes, problems=[problem], seconds=1).verified
+    assert len(problems_for(takes, [named])) > 20
+    wrong = wrong_if(lambda x, w, p: x.shape[3] % 2 == 1)
+    with pytest.raises(CheckError, match="elements differ"):
+        convgrad.register("one", forward=wrong, accepts=takes, problems=[str(named)], seconds=60)
+    backend = convgrad.register("one", forward=wrong, accepts=lambda p: p == named, problems=[named])
+    assert backend.note == "verified on 1 problem"
+
+
+def test_named_problems_come_first() -> None:
+    named = ConvProblem.parse("mb2ic4ih21oc3kh3ph1")
+    assert problems_for(accepts, [named])[0] == named
+    with pytest.raises(CheckError) as caught:
+        convgrad.register("wrong", forward=wrong_if(lambda x, w, p: True), accepts=accepts, problems=[named])
+    assert named_problem(str(caught.value)) == named
 
 
 def test_unverified_is_visible() -> None:

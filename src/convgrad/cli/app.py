@@ -45,7 +45,7 @@ def main(
 ) -> None:
     """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""
     for source in kernels or ():
-        from ..custom.origin import load_kernels
+        from ..custom import load_kernels
 
         try:
             load_kernels(source)

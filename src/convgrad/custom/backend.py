@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import marshal
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,13 +13,35 @@ from torch import Tensor
 from ..backends.base import Arithmetic, Backend, Kernel, Layout
 from ..engine.events import thread
 from ..errors import BackendError
-from ..problem import PASSES, RESULT, ConvProblem, Output, Pass
-from .recipe import Recipe
+from ..problem import PASSES, RESULT, ConvProblem, Output, Pass, passes_of
+from . import arguments
 
-__all__ = ["Accepts", "CustomBackend"]
+__all__ = ["Accepts", "CustomBackend", "UserKernel"]
 
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
+
+
+class UserKernel(NamedTuple):
+    """A function for one pass, what it is called with, and which problems it accepts (None: every one)."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    accepts: Accepts | None = None
+
+    def reason_against(self, problem: ConvProblem, pass_: Pass) -> str:
+        """Why it does not compute this problem; empty if it does."""
+        try:
+            arguments.values(self.args, problem, pass_)
+        except LookupError as e:
+            return str(e)
+        try:
+            answer = self.accepts is None or self.accepts(problem)
+        except Exception as e:  # most often a look at a dimension that this problem does not have
+            return f"its accepts raised {type(e).__name__}: {e}"
+        if isinstance(answer, str) and answer:
+            return answer
+        return "" if answer else "its accepts says no"
 
 
 class CustomBackend(Backend):
@@ -30,15 +50,14 @@ class CustomBackend(Backend):
     Attributes:
         verified: whether it passed the conformance suite.
         note: what was checked, or why nothing was.
-        version: changes with the functions' source, so that remembered choices of an older one don't count.
+        version: changes with the functions' source.
     """
 
     def __init__(
         self,
         name: str,
-        functions: Mapping[Pass, tuple[Callable[..., Any], Recipe]],
+        kernels: Mapping[Pass, UserKernel],
         *,
-        accepts: Mapping[Pass, Accepts | None],
         layouts: tuple[Layout, ...],
         devices: tuple[str, ...] | None,
         dtypes: tuple[torch.dtype, ...],
@@ -48,14 +67,14 @@ class CustomBackend(Backend):
         prefer: bool,
     ) -> None:
         self.name = name
-        self.summary = f"registered by the user for {', '.join(functions)}"
-        self.passes: tuple[Pass, ...] = tuple(p for p in PASSES if p in functions)
+        self.passes: tuple[Pass, ...] = tuple(p for p in PASSES if p in kernels)
+        self.summary = f"registered by the user for {', '.join(self.passes)}"
         self.layouts: tuple[Layout, ...] = layouts
         self.deterministic, self.capture_safe, self.preferred = deterministic, capture_safe, prefer
         self.verified, self.note = False, "not verified"
-        self.version = _version([*(f for f, _ in functions.values()), *(a for a in accepts.values() if a is not None)])
-        self._functions, self._accepts = dict(functions), dict(accepts)
+        self.version = _version(f for k in kernels.values() for f in (k.function, k.accepts) if f is not None)
         self.devices, self._dtypes = devices, dtypes
+        self._kernels = dict(kernels)
         self._arithmetic: Arithmetic = arithmetic
 
     def runs_on(self, device_type: str) -> bool:
@@ -69,49 +88,40 @@ class CustomBackend(Backend):
         if not self.runs_on(device.type):
             reasons.append(f"it was registered for {', '.join(self.devices or ())}, not for {device.type}")
         if problem.dtype not in self._dtypes:
-            known = ", ".join(str(d).removeprefix("torch.") for d in self._dtypes)
-            reasons.append(f"it was registered for {known}, not for {str(problem.dtype).removeprefix('torch.')}")
-        for output in outputs:
-            pass_: Pass = output  # pyright: ignore[reportAssignmentType]
-            if pass_ not in self._functions:
-                reasons.append(f"it has no {pass_}")
-                continue
-            reasons += self._functions[pass_][1].reasons_against(problem)
-            refused = self._refused(pass_, problem)
-            reasons += [refused] if refused and refused not in reasons else []
-        return reasons
-
-    def _refused(self, pass_: Pass, problem: ConvProblem) -> str | None:
-        accepts = self._accepts.get(pass_)
-        if accepts is None:
-            return None
-        try:
-            answer = accepts(problem)
-        except Exception as e:  # a look at a dimension that this problem does not have, most often
-            return f"its accepts raised {type(e).__name__}: {e}"
-        if isinstance(answer, str) and answer:
-            return answer
-        return None if answer else "its accepts says no"
+            known, dtype = (", ".join(map(str, d)).replace("torch.", "") for d in (self._dtypes, (problem.dtype,)))
+            reasons.append(f"it was registered for {known}, not for {dtype}")
+        for pass_ in passes_of(outputs):
+            kernel = self._kernels.get(pass_)
+            reasons.append(f"it has no {pass_}" if kernel is None else kernel.reason_against(problem, pass_))
+        return [*dict.fromkeys(filter(None, reasons))]
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
-        return not problem.transposed and "forward" in self._functions and self._functions["forward"][1].takes_bias
+        return not problem.transposed and "forward" in self._kernels and "bias" in self._kernels["forward"].args
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         return self._arithmetic
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
-        function, recipe = self._functions[pass_]
-        call = recipe.bind(function, problem)
+        (pass_,) = passes_of(outputs)
+        function, args, _ = self._kernels[pass_]
+        names = arguments.tensors_of(pass_)
+        tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
+        values = arguments.values(args, problem, pass_)
         shape, dtype, memory_format = problem.shape_of(RESULT[pass_]), problem.dtype, problem.memory_format
 
-        def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
             # Nobody differentiates through the function: its derivatives are passes.
-            a, b = a.detach() if a.requires_grad else a, b.detach() if b.requires_grad else b
+            operands = (
+                a.detach() if a.requires_grad else a,
+                b.detach() if b.requires_grad else b,
+                bias if bias is None else bias.detach(),
+            )
+            call = values.copy()
+            for i, which in tensors:
+                call[i] = operands[which]
             outer, thread.inside = thread.inside, True  # a convolution of PyTorch's in it is its own affair
             try:
-                with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
-                    result = call(a, b, None if bias is None else bias.detach())
+                result = function(*call)
             except RecursionError:
                 raise BackendError(
                     f"{pass_} of {self.name!r} ends in itself: convgrad, called in it, chose {self.name!r} again; "
@@ -121,33 +131,30 @@ class CustomBackend(Backend):
                 thread.inside = outer
             if isinstance(result, (tuple, list)) and len(result) == 1:  # extensions return a vector of one tensor
                 result = result[0]
-            if not isinstance(result, Tensor):
-                raise BackendError(f"{pass_} of {self.name!r} returned a {type(result).__name__}, not a tensor")
-            if result.shape != shape or result.dtype != dtype or result.device != a.device:
+            tensor = isinstance(result, Tensor)
+            if not tensor or result.shape != shape or result.dtype != dtype or result.device != a.device:
+                got = (
+                    f"{tuple(result.shape)} {result.dtype} on {result.device}" if tensor else f"{type(result).__name__}"
+                )
                 raise BackendError(
-                    f"{pass_} of {self.name!r} returned {tuple(result.shape)} {result.dtype} on {result.device}, "
-                    f"{problem} asks for {shape} {dtype} on {a.device}"
+                    f"{pass_} of {self.name!r} returned {got}, {problem} asks for {shape} {dtype} on {a.device}"
                 )
             result = (result.detach() if result.requires_grad else result).contiguous(memory_format=memory_format)
             # The engine adds a bias in place, and autograd may keep the operands: the result has memory of its own.
             start = result.untyped_storage().data_ptr()
-            mine = start != a.untyped_storage().data_ptr() and start != b.untyped_storage().data_ptr()
-            return result if mine else result.clone()
+            shared = start == a.untyped_storage().data_ptr() or start == b.untyped_storage().data_ptr()
+            return result.clone() if shared else result
 
-        return contract
+        return kernel
 
 
-def _version(functions: list[Callable[..., Any]]) -> str:
-    """A digest of the functions' source; without it (typed in, or an extension's) of their code, or names and files."""
+def _version(functions: Iterable[Callable[..., Any]]) -> str:
+    """A digest of the functions' source; without it, of their code, or of their names if they are no Python."""
     digest = hashlib.sha256()
-    for function in functions:
+    for function in map(inspect.unwrap, functions):
         try:
-            digest.update(inspect.getsource(inspect.unwrap(function)).encode())
+            digest.update(inspect.getsource(function).encode())
         except (OSError, TypeError):
-            code = getattr(inspect.unwrap(function), "__code__", None)
-            if code is not None:
-                digest.update(marshal.dumps(code))
-                continue
-            module = inspect.getmodule(function)
-            digest.update(f"{getattr(module, '__file__', '')} {getattr(function, '__name__', function)!r}".encode())
+            module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+            digest.update(f"{module} {name}".encode() + getattr(getattr(function, "__code__", None), "co_code", b""))
     return digest.hexdigest()[:16]

@@ -1,0 +1,43 @@
+"""``convgrad --kernels``: a script or a module whose kernels every command sees."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import convgrad
+
+KERNELS = """
+import convgrad
+
+convgrad.register("mine", forward=lambda x, w, p: x, accepts=lambda p: p.pointwise, verify=False)
+if __name__ == "__main__":
+    raise SystemExit("not reached")
+"""
+
+
+def test_a_script(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(KERNELS)
+    convgrad.custom.load_kernels(str(script))
+    assert "mine" in convgrad.list_backends()
+    assert str(tmp_path) not in sys.path
+    with pytest.raises(FileNotFoundError, match="there is no script"):
+        convgrad.custom.load_kernels(str(tmp_path / "other.py"))
+
+
+def test_a_module_on_the_command_line(tmp_path: Path) -> None:
+    """Of a package in the folder where the command runs: relative imports work."""
+    pytest.importorskip("typer")
+    package = tmp_path / "kernels"
+    package.mkdir()
+    (package / "__init__.py").write_text("from . import conv")
+    (package / "conv.py").write_text(KERNELS)
+    main = "import sys; from convgrad.cli.app import run; sys.exit(run())"
+    command = (sys.executable, "-c", main, "-k", "kernels", "check", "ic2ih9oc2kh1", "--backend", "mine")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert "failed: mine forward of" in done.stdout
