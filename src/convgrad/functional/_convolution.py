@@ -42,8 +42,8 @@ def convolution(
     """An N-d convolution, or with ``transposed=True`` an N-d transposed convolution.
 
     Args:
-        padding: integers, ``"same"`` or ``"valid"``, or low and high of each dimension (negative ones cut off):
-            ``(1, 0, 2, 1)`` or ``((1, 0), (2, 1))``.
+        padding: integers, ``"same"``, ``"valid"`` or, in 1-D, ``"causal"`` (all of it on the low side), or low and
+            high of each dimension: ``(1, 0, 2, 1)`` or ``((1, 0), (2, 1))``. A negative one crops.
         backward_weight: compute grad_input with this weight (feedback alignment); no second derivative then.
         backward_weight_grad: give backward_weight the gradient of weight (Kolen-Pollack) instead of none.
 
