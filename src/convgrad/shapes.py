@@ -21,6 +21,7 @@ __all__ = [
     "check_rank",
     "conv_geometry",
     "convolution_shape",
+    "padding_pairs",
     "problem_of",
     "require",
 ]
@@ -71,7 +72,7 @@ def conv_geometry(
         lambda: f"Expected a weight with 1, 2 or 3 spatial dimensions, but got weight of size {list(weight_shape)}",
     )
     stride = _expand("stride", stride, d)
-    pairs = _padding_pairs(padding, d)
+    pairs = padding_pairs(padding, d)
     dilation = _expand("dilation", dilation, d)
     output_padding = _expand("output_padding", output_padding, d)
     if len(padding) != 2 * d:
@@ -107,7 +108,7 @@ def _expand(name: str, values: Shape, d: int) -> tuple[int, ...]:
     return values * d if len(values) == 1 else values
 
 
-def _padding_pairs(values: Shape, d: int) -> tuple[tuple[int, int], ...]:
+def padding_pairs(values: Shape, d: int) -> tuple[tuple[int, int], ...]:
     """1 or D entries: both sides of each dimension; 2D entries: low and high of each dimension in turn."""
     values = tuple(values)
     if len(values) == 2 * d:

@@ -105,6 +105,7 @@ def check_operands(first: tuple[str, Tensor], *others: tuple[str, Tensor | None]
             t.dtype == tensor.dtype,
             lambda t=t, label=label: (
                 f"{name.capitalize()} type ({tensor.type()}) and {label} type ({t.type()}) should be the same"
+                + _CUSTOM_BACKWARD * (name == "grad_output")
             ),
             DtypeError,
         )
@@ -116,6 +117,12 @@ def check_operands(first: tuple[str, Tensor], *others: tuple[str, Tensor | None]
             ),
             DtypeError,
         )
+
+
+_CUSTOM_BACKWARD = (
+    "; in an autograd.Function of your own, decorate forward and backward with torch.amp.custom_fwd and custom_bwd, "
+    "so that the backward runs under the forward's autocast"
+)
 
 
 def refuse_nested(*tensors: object) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import convgrad
-from convgrad import ShapeError, UnsupportedError
+from convgrad import DtypeError, ShapeError, UnsupportedError
 
 CASES = {
     "1d": ((2, 4, 9), (6, 4, 3), {}),
@@ -106,12 +108,21 @@ def test_compiled(transposed: bool) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_of_another_shape_or_dtype() -> None:
-    x, w, _ = tensors((2, 3, 8), (4, 3, 3), torch.float64)
+def test_what_is_refused() -> None:
+    x, w, w_b = tensors((2, 3, 8), (4, 3, 3), torch.float64)
+    wrong: Any = 3
     with pytest.raises(ShapeError, match=r"Expected backward_weight of the size of weight, \[4, 3, 3\]"):
         convgrad.convolution(x, w, backward_weight=torch.zeros(4, 3, 5, dtype=torch.float64))
-    with pytest.raises(ShapeError, match=r"but got torch\.float32 on cpu"):
+    with pytest.raises(DtypeError, match=r"Weight type .* and backward_weight type .* should be the same"):
         convgrad.convolution(x, w, backward_weight=torch.zeros(4, 3, 3))
+    with pytest.raises(DtypeError, match="weight on cpu and backward_weight on meta"):
+        convgrad.convolution(x, w, backward_weight=w.to("meta"))
+    with pytest.raises(TypeError, match="argument 'backward_weight' must be Tensor, not int"):
+        convgrad.convolution(x, w, backward_weight=wrong)
+    with pytest.raises(TypeError, match="backward_weight_grad is True or False, got 3"):
+        convgrad.convolution(x, w, backward_weight=w_b, backward_weight_grad=wrong)
+    with pytest.raises(ValueError, match="backward_weight_grad=True needs a backward_weight"):
+        convgrad.convolution(x, w, backward_weight_grad=True)
 
 
 def test_kolen_pollack_aligns() -> None:

@@ -1,9 +1,11 @@
 """Convolutions and their gradients as functions, in 1, 2 and 3 dimensions, differentiable to any order.
 
 The names and signatures of ``torch.nn.functional`` and ``torch.nn.grad``; N-d functions do the work, the 1-d, 2-d and
-3-d ones are thin names over them. ``padding`` may also have 2D entries, low and high of each dimension in turn.
+3-d ones are thin names over them. ``padding`` may also be low and high of each dimension, negative to crop, and in 1-D
+``"causal"``.
 """
 
+from ._arguments import paddings as paddings
 from ._convolution import convolution, convolution_backward, grad_bias, grad_input, grad_weight
 from ._gradients import (
     conv1d_input,
@@ -20,6 +22,7 @@ from ._gradients import (
     conv_transpose3d_weight,
 )
 from ._names import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from ._with_backend import convolution_with_backend as convolution_with_backend
 
 __all__ = [
     "conv1d",

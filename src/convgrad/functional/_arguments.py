@@ -106,24 +106,44 @@ def require_bool(name: str, value: object) -> None:
 def paddings(
     padding: Ints | str, weight_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[int, ...]:
-    """Padding as integers; ``same`` keeps the size, with the odd element on the high side."""
+    """Padding as integers, one for each dimension or low and high of each.
+
+    ``same`` keeps the size, with the odd element on the high side; ``causal``, in 1-D, pads the low side only, so that
+    no output depends on a later input.
+    """
     d = len(weight_size) - 2
     if not isinstance(padding, str):
-        return integers(_flat(padding), d, "padding")
+        return _padding_integers(padding, d)
     if padding == "valid":
         return (0,) * d
-    if padding != "same":
-        raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same'")
-    if any(s != 1 for s in stride):
-        raise ShapeError("padding='same' is not supported for strided convolutions")
-    steps = dilation if len(dilation) == d else tuple(dilation) * d
     kernel = weight_size[2:]
     if kernel and type(kernel[0]) is Tensor:
         kernel = _constants(kernel)
+    steps = dilation if len(dilation) == d else tuple(dilation) * d
     totals = [dil * (k - 1) for k, dil in zip(kernel, steps, strict=False)]
+    if padding == "causal":
+        if d == 1:
+            return (totals[0], 0)
+        raise ShapeError(
+            "padding='causal' is for 1-D convolutions; write a pair (low, high) for each dimension, "
+            f"(dilation * (kernel - 1), 0) for one that is causal: padding=(({totals[0]}, 0), ...)"
+        )
+    if padding != "same":
+        raise ShapeError(f"Invalid padding string: {padding!r}, should be one of 'valid', 'same', 'causal'")
+    if any(s != 1 for s in stride):
+        raise ShapeError("padding='same' is not supported for strided convolutions")
     if all(total % 2 == 0 for total in totals):
         return tuple(total // 2 for total in totals)
     return tuple(p for total in totals for p in (total // 2, total - total // 2))
+
+
+def _padding_integers(padding: Ints, d: int) -> tuple[int, ...]:
+    pads = integers(_flat(padding), d, "padding")
+    if len(pads) in (1, d) and any(isinstance(p, int) and p < 0 for p in pads):
+        return tuple(
+            p for p in pads * (d // len(pads)) for _ in "lh"
+        )  # the operators crop where low and high are given
+    return pads
 
 
 def _constants(traced: Sequence[Any]) -> list[int]:
@@ -159,7 +179,7 @@ def transpose_arguments(
     dilation: Ints,
 ) -> tuple[Any, ...]:
     s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
-    pads = integers(_flat(padding), d, "padding")
+    pads = _padding_integers(padding, d)
     return (s, pads, dil, True, integers(output_padding, d, "output_padding"), _groups(groups))
 
 
@@ -173,7 +193,8 @@ def all_arguments(
     output_padding: Ints,
     groups: int,
 ) -> tuple[Any, ...]:
+    """Of a plain convolution output_padding has no meaning, as in PyTorch."""
     require_bool("transposed", transposed)
-    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
-    pads = paddings(padding, weight_size, s, dil)
-    return (s, pads, dil, transposed, integers(output_padding, d, "output_padding"), _groups(groups))
+    if transposed:
+        return transpose_arguments(d, weight_size, stride, padding, output_padding, groups, dilation)  # pyright: ignore[reportArgumentType]
+    return conv_arguments(d, weight_size, stride, padding, dilation, groups)

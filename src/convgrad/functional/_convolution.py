@@ -42,8 +42,8 @@ def convolution(
     """An N-d convolution, or with ``transposed=True`` an N-d transposed convolution.
 
     Args:
-        padding: integers, ``"same"`` or ``"valid"``, or low and high of each dimension (negative ones cut off):
-            ``(1, 0, 2, 1)`` or ``((1, 0), (2, 1))``.
+        padding: integers, ``"same"``, ``"valid"`` or, in 1-D, ``"causal"`` (all of it on the low side), or low and
+            high of each dimension: ``(1, 0, 2, 1)`` or ``((1, 0), (2, 1))``. A negative one crops.
         backward_weight: compute grad_input with this weight (feedback alignment); no second derivative then.
         backward_weight_grad: give backward_weight the gradient of weight (Kolen-Pollack) instead of none.
 
@@ -58,6 +58,7 @@ def convolution(
         DtypeError: operands of different dtypes or devices (a RuntimeError).
         BackendError: a backend that was asked for cannot (a RuntimeError).
         UnsupportedError: a convolution with backward_weight is differentiated twice.
+        ValueError: backward_weight_grad without a backward_weight.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -70,10 +71,12 @@ def convolution(
         refuse_nested(input, weight)
         check_rank(input.shape, weight.shape)
     if backward_weight is not None:
-        from ._feedback import through_other_weights  # it tells the compiler of itself, which loads the compiler
+        from ._feedback import convolution_with_backward_weight as call  # its decorator loads the compiler
 
-        arguments = all_arguments(d, weight.shape, stride, padding, dilation, transposed, output_padding, groups)
-        return through_other_weights(input, weight, bias, backward_weight, backward_weight_grad, arguments)
+        form = (stride, padding, dilation, transposed, output_padding, groups)
+        return call(input, weight, bias, backward_weight, backward_weight_grad, form)
+    if backward_weight_grad is not False:
+        raise ValueError("backward_weight_grad=True needs a backward_weight to give the gradient to")
     require_bool("transposed", transposed)
     if transposed:
         written = (stride, padding, output_padding, groups, dilation)

@@ -1,6 +1,7 @@
 """Convolution modules: torch's own, with the computation exchanged and nothing else.
 
-Padding modes other than zeros are a pad in front of a zero-padded problem, as in torch.
+Padding modes other than zeros are a pad in front of a zero-padded problem, as in torch. ``padding`` may be all that the
+functions take: low and high of each dimension, negative numbers, and in 1-D ``"causal"``.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .. import functional
 from ..engine.registry import get
 from ..engine.request import use_backend
 from ..errors import UnsupportedError
-from ..functional import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
-from ..functional._asked import call_asking
+from ..shapes import padding_pairs
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -48,9 +49,15 @@ class _Chosen:
         if self.backend is None:
             return function(*args)
         if torch.compiler.is_compiling():
-            return call_asking(self.backend, isinstance(self, _ConvTranspose), *args)
+            return functional.convolution_with_backend(self.backend, isinstance(self, _ConvTranspose), *args)
         with use_backend(self.backend):
             return function(*args)
+
+    def _sides(self: Any, weight: Tensor) -> tuple[tuple[int, int], ...]:
+        """Low and high padding of each dimension."""
+        return padding_pairs(
+            functional.paddings(self.padding, weight.shape, self.stride, self.dilation), weight.dim() - 2
+        )
 
     def __prepare_scriptable__(self) -> None:
         """What ``torch.jit.script`` calls first; its language has no words for what these modules do."""
@@ -80,12 +87,31 @@ def _with_signature(module: type[M]) -> type[M]:
 
 
 class _Conv(_Chosen):
-    """The forward that the three convolutions share."""
+    """What the three convolutions share."""
+
+    def __init__(
+        self: Any,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Any,
+        stride: Any = 1,
+        padding: Any = 0,
+        dilation: Any = 1,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        known = (
+            0 if isinstance(padding, str) and padding == "causal" else padding
+        )  # torch's constructor refuses the word
+        super().__init__(in_channels, out_channels, kernel_size, stride, known, dilation, *args, **kwargs)
+        if known is not padding:
+            self.padding = functional.paddings(padding, self.weight.shape, self.stride, self.dilation)
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            last_first = [p for pair in reversed(self._sides(weight)) for p in pair]
+            input = F.pad(input, last_first, mode=self.padding_mode)
             padding = 0
         return self._compute(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
@@ -95,14 +121,14 @@ class _ConvTranspose(_Chosen):
 
     def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the module; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
+        size, padding = output_size, self.padding
+        if size is not None:
+            # torch's rule knows one padding for both sides: what the high side has more goes into the size it is given.
+            sides = self._sides(self.weight)
+            more = [0] * (len(size) - len(sides)) + [high - low for low, high in sides]
+            size, padding = [n + m for n, m in zip(size, more, strict=False)], [low for low, _ in sides]
         output_padding = self._output_padding(
-            input,
-            None if output_size is None else list(output_size),
-            self.stride,
-            self.padding,
-            self.kernel_size,
-            len(self.kernel_size),
-            self.dilation,
+            input, size, self.stride, padding, self.kernel_size, len(self.kernel_size), self.dilation
         )
         return self._compute(
             input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation
@@ -120,7 +146,7 @@ class Conv1d(_Conv, torch.nn.Conv1d):
         KeyError: ``backend`` is the name of no backend that there is now.
     """
 
-    _function = staticmethod(conv1d)
+    _function = staticmethod(functional.conv1d)
 
 
 @_with_signature
@@ -142,7 +168,7 @@ class Conv2d(_Conv, torch.nn.Conv2d):
         (True, True)
     """
 
-    _function = staticmethod(conv2d)
+    _function = staticmethod(functional.conv2d)
 
 
 @_with_signature
@@ -156,7 +182,7 @@ class Conv3d(_Conv, torch.nn.Conv3d):
         KeyError: ``backend`` is the name of no backend that there is now.
     """
 
-    _function = staticmethod(conv3d)
+    _function = staticmethod(functional.conv3d)
 
 
 @_with_signature
@@ -170,7 +196,7 @@ class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
         KeyError: ``backend`` is the name of no backend that there is now.
     """
 
-    _function = staticmethod(conv_transpose1d)
+    _function = staticmethod(functional.conv_transpose1d)
 
 
 @_with_signature
@@ -184,7 +210,7 @@ class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
         KeyError: ``backend`` is the name of no backend that there is now.
     """
 
-    _function = staticmethod(conv_transpose2d)
+    _function = staticmethod(functional.conv_transpose2d)
 
 
 @_with_signature
@@ -198,4 +224,4 @@ class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
         KeyError: ``backend`` is the name of no backend that there is now.
     """
 
-    _function = staticmethod(conv_transpose3d)
+    _function = staticmethod(functional.conv_transpose3d)

@@ -8,29 +8,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["register"]
+__all__ = ["cast_operands", "register"]
 
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS"}
-_OPERATORS = ("convolution", "grad_input", "grad_weight")
 
 
 def register(library: torch.library.Library) -> None:
-    """Give each operator that yields one result a kernel at each device's autocast key."""
+    """Give every operator a kernel at each device's autocast key."""
     for device, key in _KEYS.items():
-        for name in _OPERATORS:
-            library.impl(name, _kernel(name, device, key), key)
+        for name in ("convolution", "convolution_backward", "grad_input", "grad_weight"):
+            packet = getattr(torch.ops.convgrad, name)
+            for overload in packet.overloads():
+                operator = getattr(packet, overload)
+                library.impl(operator, _kernel(operator, device, key), key)
 
 
-def _kernel(name: str, device: str, key: str) -> Callable[..., Tensor]:
+def cast_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
+    """What autocast makes of the operands of a convolution: the same tensors where it is off.
+
+    For an autograd.Function: cast before it, so that it saves what was computed with, as PyTorch's convolution does.
+    """
+    return tuple([_cast(t, t.device.type) if t is not None and _is_on(t.device.type) else t for t in operands])
+
+
+def _is_on(device: str) -> bool:
+    return device in _KEYS and torch.is_autocast_enabled(device)
+
+
+def _cast(value: Any, device: str) -> Any:
+    eligible = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+    return value.to(torch.get_autocast_dtype(device)) if eligible and value.device.type == device else value
+
+
+def _kernel(operator: Callable[..., Any], device: str, key: str) -> Callable[..., Any]:
     below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
 
-    def cast(value: Any) -> Any:
-        eligible = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
-        return value.to(torch.get_autocast_dtype(device)) if eligible and value.device.type == device else value
-
-    def kernel(*args: Any, **options: Any) -> Tensor:
-        op = getattr(torch.ops.convgrad, name).default
+    def kernel(*args: Any, **options: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(below):
-            return op(*(cast(a) for a in args), **options)
+            return operator(*[_cast(a, device) for a in args], **options)
 
     return kernel

@@ -9,21 +9,21 @@ from torch import Tensor
 
 from ._arguments import conv_arguments, transpose_arguments
 
-__all__ = ["call_asking"]
+__all__ = ["convolution_with_backend"]
 
 
-def call_asking(
-    backend: str, transposed: bool, input: Tensor, weight: Tensor, bias: Tensor | None, *written: Any
+def convolution_with_backend(
+    backend: str, transposed: bool, input: Tensor, weight: Tensor, bias: Tensor | None, *raw_args: Any
 ) -> Tensor:
     """The operator with the request as one of its arguments.
 
     Args:
-        written: as the functions take them, (stride, padding, dilation, groups) or, transposed,
+        raw_args: as the functions take them, (stride, padding, dilation, groups) or, transposed,
             (stride, padding, output_padding, groups, dilation).
     """
     d = weight.dim() - 2
     if input.dim() == d + 1:
-        return call_asking(backend, transposed, input.unsqueeze(0), weight, bias, *written).squeeze(0)
-    complete = transpose_arguments if transposed else conv_arguments
-    arguments = complete(d, weight.shape, *written)
+        return convolution_with_backend(backend, transposed, input.unsqueeze(0), weight, bias, *raw_args).squeeze(0)
+    normalize = transpose_arguments if transposed else conv_arguments
+    arguments = normalize(d, weight.shape, *raw_args)
     return torch.ops.convgrad.convolution.asked(input, weight, bias, *arguments, asked=backend)
