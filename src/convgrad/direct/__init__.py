@@ -45,93 +45,73 @@ from ._factory import (
     unread_scratch,
 )
 
-# The rows. Annotations follow from the names of the arguments.
+# Annotations follow from the names of the arguments.
 # fmt: off
 
 # ---- cuDNN, arguments in PyTorch 1.10's order, the flags last ------------------------------------
 
 @by(CUDNN, FORWARD)
-def cudnn_convolution(
-    self, weight, padding, stride, dilation, groups,
+def cudnn_convolution(self, weight, padding, stride, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None, *, bias=None): ...
 @by(CUDNN, BACKWARD)
-def cudnn_convolution_backward(
-    self, grad_output, weight, padding, stride, dilation, groups,
+def cudnn_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None, output_mask=(True, True)): ...
 @by(CUDNN, GRAD_INPUT)
-def cudnn_convolution_backward_input(
-    self_size, grad_output, weight, padding, stride, dilation, groups,
+def cudnn_convolution_backward_input(self_size, grad_output, weight, padding, stride, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None): ...
 @by(CUDNN, GRAD_WEIGHT)
-def cudnn_convolution_backward_weight(
-    weight_size, grad_output, self, padding, stride, dilation, groups,
+def cudnn_convolution_backward_weight(weight_size, grad_output, self, padding, stride, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None): ...
 @by(CUDNN, TRANSPOSED)
-def cudnn_convolution_transpose(
-    self, weight, padding, output_padding, stride, dilation, groups,
+def cudnn_convolution_transpose(self, weight, padding, output_padding, stride, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None, *, bias=None): ...
 @by(CUDNN, TRANSPOSED_BACKWARD)
-def cudnn_convolution_transpose_backward(
-    self, grad_output, weight, padding, output_padding, stride, dilation, groups,
+def cudnn_convolution_transpose_backward(self, grad_output, weight, padding, output_padding, stride, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None, output_mask=(True, True)): ...
 @by(CUDNN, TRANSPOSED_GRAD_INPUT)
-def cudnn_convolution_transpose_backward_input(
-    grad_output, weight, padding, stride, dilation, groups,
+def cudnn_convolution_transpose_backward_input(grad_output, weight, padding, stride, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None): ...
 @by(CUDNN, TRANSPOSED_GRAD_WEIGHT)
-def cudnn_convolution_transpose_backward_weight(
-    weight_size, grad_output, self, padding, stride, dilation, groups,
+def cudnn_convolution_transpose_backward_weight(weight_size, grad_output, self, padding, stride, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None): ...
 
 # ---- MIOpen, arguments in PyTorch 1.10's order, the flags last -----------------------------------
 
 @by(MIOPEN, FORWARD)
-def miopen_convolution(
-    self, weight, bias, padding, stride, dilation, groups,
+def miopen_convolution(self, weight, bias, padding, stride, dilation, groups,
     benchmark=None, deterministic=None): ...
 @by(MIOPEN, BACKWARD)
-def miopen_convolution_backward(
-    self, grad_output, weight, padding, stride, dilation, groups,
+def miopen_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups,
     benchmark=None, deterministic=None, output_mask=(True, True, True)): ...
 @by(MIOPEN, GRAD_INPUT)
-def miopen_convolution_backward_input(
-    self_size, grad_output, weight, padding, stride, dilation, groups,
+def miopen_convolution_backward_input(self_size, grad_output, weight, padding, stride, dilation, groups,
     benchmark=None, deterministic=None): ...
 @by(MIOPEN, GRAD_WEIGHT)
-def miopen_convolution_backward_weight(
-    weight_size, grad_output, self, padding, stride, dilation, groups,
+def miopen_convolution_backward_weight(weight_size, grad_output, self, padding, stride, dilation, groups,
     benchmark=None, deterministic=None): ...
 @by(MIOPEN, TRANSPOSED)
-def miopen_convolution_transpose(
-    self, weight, bias, padding, output_padding, stride, dilation, groups,
+def miopen_convolution_transpose(self, weight, bias, padding, output_padding, stride, dilation, groups,
     benchmark=None, deterministic=None): ...
 @by(MIOPEN, TRANSPOSED_BACKWARD)
-def miopen_convolution_transpose_backward(
-    self, grad_output, weight, padding, output_padding, stride, dilation, groups,
+def miopen_convolution_transpose_backward(self, grad_output, weight, padding, output_padding, stride, dilation, groups,
     benchmark=None, deterministic=None, output_mask=(True, True, True)): ...
 @by(MIOPEN, TRANSPOSED_GRAD_INPUT)
-def miopen_convolution_transpose_backward_input(
-    grad_output, weight, padding, stride, dilation, groups,
+def miopen_convolution_transpose_backward_input(grad_output, weight, padding, stride, dilation, groups,
     benchmark=None, deterministic=None): ...
 @by(MIOPEN, TRANSPOSED_GRAD_WEIGHT)
-def miopen_convolution_transpose_backward_weight(
-    weight_size, grad_output, self, padding, stride, dilation, groups,
+def miopen_convolution_transpose_backward_weight(weight_size, grad_output, self, padding, stride, dilation, groups,
     benchmark=None, deterministic=None): ...
 @by(MIOPEN, FORWARD, depthwise)
-def miopen_depthwise_convolution(
-    self, weight, bias, padding, stride, dilation, groups,
+def miopen_depthwise_convolution(self, weight, bias, padding, stride, dilation, groups,
     benchmark=None, deterministic=None): ...
 @by(MIOPEN, BACKWARD, depthwise)
-def miopen_depthwise_convolution_backward(
-    self, grad_output, weight, padding, stride, dilation, groups,
+def miopen_depthwise_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups,
     benchmark=None, deterministic=None, output_mask=(True, True, True)): ...
 @by(MIOPEN, GRAD_INPUT, depthwise)
-def miopen_depthwise_convolution_backward_input(
-    self_size, grad_output, weight, padding, stride, dilation, groups,
+def miopen_depthwise_convolution_backward_input(self_size, grad_output, weight, padding, stride, dilation, groups,
     benchmark=None, deterministic=None): ...
 @by(MIOPEN, GRAD_WEIGHT, depthwise)
-def miopen_depthwise_convolution_backward_weight(
-    weight_size, grad_output, self, padding, stride, dilation, groups,
+def miopen_depthwise_convolution_backward_weight(weight_size, grad_output, self, padding, stride, dilation, groups,
     benchmark=None, deterministic=None): ...
 
 # ---- oneDNN, once MKL-DNN: on the CPU ------------------------------------------------------------
@@ -139,9 +119,8 @@ def miopen_depthwise_convolution_backward_weight(
 @by(ONEDNN, FORWARD)
 def mkldnn_convolution(self, weight, bias, padding, stride, dilation, groups): ...
 @by(ONEDNN, BACKWARD)
-def mkldnn_convolution_backward(
-    self, grad_output, weight, padding, stride, dilation, groups, output_mask=(True, True, True
-    )): ...
+def mkldnn_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups,
+    output_mask=(True, True, True)): ...
 @by(ONEDNN, GRAD_INPUT, unread_bias_defined)
 def mkldnn_convolution_backward_input(
     self_size, grad_output, weight, padding, stride, dilation, groups, bias_defined=False): ...
@@ -156,43 +135,35 @@ def thnn_conv2d(self, weight, kernel_size, bias=None, stride=1, padding=0): ...
 @by(NATIVE, FORWARD, kernel_size, and_scratch)
 def thnn_conv2d_forward(self, weight, kernel_size, bias, stride, padding): ...
 @by(NATIVE, BACKWARD, kernel_size, unread_scratch)
-def thnn_conv2d_backward(
-    grad_output, self, weight, kernel_size, stride, padding,
+def thnn_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding,
     finput=None, fgrad_input=None, output_mask=(True, True, True)): ...
 @by(NATIVE, FORWARD, kernel_size)
 def slow_conv2d(self, weight, kernel_size, bias=None, stride=1, padding=0): ...
 @by(NATIVE, FORWARD, kernel_size, and_scratch)
 def slow_conv2d_forward(self, weight, kernel_size, bias, stride, padding): ...
 @by(NATIVE, BACKWARD, kernel_size, unread_scratch)
-def slow_conv2d_backward(
-    grad_output, self, weight, kernel_size, stride, padding,
+def slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding,
     finput=None, fgrad_input=None, output_mask=(True, True, True)): ...
 
 # ---- The small extension that many copied to reach cuDNN: stride before padding ------------------
 
 @by(CUDNN, FORWARD)
-def convolution(
-    input, weight, stride, padding, dilation, groups,
+def convolution(input, weight, stride, padding, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None, *, bias=None): ...
 @by(CUDNN, GRAD_INPUT)
-def convolution_backward_input(
-    input_size, weight, grad_output, stride, padding, dilation, groups,
+def convolution_backward_input(input_size, weight, grad_output, stride, padding, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None): ...
 @by(CUDNN, GRAD_WEIGHT)
-def convolution_backward_weight(
-    input, weight_size, grad_output, stride, padding, dilation, groups,
+def convolution_backward_weight(input, weight_size, grad_output, stride, padding, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None): ...
 @by(CUDNN, TRANSPOSED)
-def convolution_transpose(
-    input, weight, stride, padding, output_padding, dilation, groups,
+def convolution_transpose(input, weight, stride, padding, output_padding, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None, *, bias=None): ...
 @by(CUDNN, TRANSPOSED_GRAD_INPUT, redundant_input_size)
-def convolution_transpose_backward_input(
-    input_size, weight, grad_output, stride, padding, dilation, groups,
+def convolution_transpose_backward_input(input_size, weight, grad_output, stride, padding, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None): ...
 @by(CUDNN, TRANSPOSED_GRAD_WEIGHT)
-def convolution_transpose_backward_weight(
-    input, weight_size, grad_output, stride, padding, dilation, groups,
+def convolution_transpose_backward_weight(input, weight_size, grad_output, stride, padding, dilation, groups,
     benchmark=None, deterministic=None, allow_tf32=None): ...
 
 # fmt: on

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from .. import functional
-from ..backends.aten_direct_gpu import AtenCudnnBackend, AtenMiopenBackend, Flags
+from ..backends.aten_direct import AtenDirect
+from ..backends.aten_libraries import AtenCudnnBackend, AtenMiopenBackend, Flags
 from ..backends.base import Backend
 from ..engine.registry import backends, get, register
 from ..engine.request import use_backend
@@ -103,7 +104,7 @@ def _device(function: str, given: Given) -> torch.device:
 @contextmanager
 def _forced(function: str, backend: Backend, device: torch.device) -> Generator[None, None, None]:
     """Compute on one backend in this block, and in every backward of what was computed here."""
-    absent = backend.absent(device) if isinstance(backend, (AtenCudnnBackend, AtenMiopenBackend)) else []
+    absent = backend.absent(device) if isinstance(backend, AtenDirect) else []
     if absent:
         raise BackendError(_refusal(function, backend, absent, device))
     if backends().get(backend.name) is None:
