@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from convgrad.backends.aten_direct_gpu import AtenCudnnBackend, AtenMiopenBackend
+from convgrad.backends.aten_libraries import AtenCudnnBackend, AtenMiopenBackend
 
 
 class Call(NamedTuple):

@@ -8,10 +8,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 
 from convgrad.backends.aten import AtenBackend
-from convgrad.backends.aten_direct import CUDNN, MKLDNN, NATIVE, AtenDirect, aten_choice
-from convgrad.backends.aten_direct_gpu import AtenCudnnBackend, AtenMiopenBackend, Flags
-from convgrad.backends.aten_direct_mkldnn import AtenMkldnnBackend
-from convgrad.backends.aten_direct_native import AtenNativeBackend
+from convgrad.backends.aten_direct import AtenDirect, aten_choice
+from convgrad.backends.aten_libraries import (
+    AtenCudnnBackend,
+    AtenMiopenBackend,
+    AtenMkldnnBackend,
+    AtenNativeBackend,
+    Flags,
+)
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.backends.strides import usual_strides
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
@@ -80,7 +84,7 @@ def test_bit_equal_to_aten_where_pytorch_would_pick_the_same(dtype):
     picked = 0
     for problem in default_problems(all_dtypes=False):
         p = problem.replace(dtype=dtype)
-        choice = aten_choice(p, CPU)
+        choice = int(aten_choice(p, CPU))
         backend = next((b() for b in BY_NAME if choice in b.kinds), None)
         assert backend is not None, f"PyTorch picks {choice} for {p}"
         if backend.reasons_against(p, ("forward",), CPU):
@@ -97,10 +101,10 @@ def test_bit_equal_to_aten_where_pytorch_would_pick_the_same(dtype):
 
 def test_a_pick_is_forced_where_pytorch_would_pick_another():
     small = ConvProblem.parse("mb1ic2ih5oc3kh3ph1")
-    assert aten_choice(small.replace(dtype=torch.float64), CPU) in NATIVE
+    assert AtenNativeBackend().picked(small.replace(dtype=torch.float64), CPU)
     large = ConvProblem.parse("mb16ic8ih9oc8kh3ph1")
-    assert aten_choice(large, CPU) in MKLDNN
-    assert aten_choice(large, CPU) not in CUDNN
+    assert AtenMkldnnBackend().picked(large, CPU)
+    assert not AtenCudnnBackend().picked(large, CPU)
     native = AtenNativeBackend()
     a, b = (torch.randn_like(t) for t in operands(large, "forward"))
     own = torch.ops.aten._slow_conv2d_forward(a, b, [3, 3], None, [1, 1], [1, 1])
@@ -135,7 +139,7 @@ def test_an_odd_stride_where_the_size_is_one_does_no_harm():
         (AtenCudnnBackend(), CPU, "cuDNN needs a CUDA device, got cpu"),
         (AtenMiopenBackend(), CPU, "MIOpen needs a ROCm device (PyTorch calls it cuda), got cpu"),
         (AtenMkldnnBackend(), CUDA, "oneDNN needs the CPU, got cuda"),
-        (AtenNativeBackend(), torch.device("mps"), "PyTorch has kernels of its own for the CPU and for CUDA, got mps"),
+        (AtenNativeBackend(), torch.device("mps"), "PyTorch's own convolution needs the CPU or CUDA, got mps"),
     ],
 )
 def test_the_wrong_device_is_a_reason(backend, device, reason):
@@ -185,7 +189,7 @@ def test_a_weight_gradient_that_pytorch_gives_to_another_backend_is_refused(monk
     (reason,) = AtenCudnnBackend().reasons_against(p, ("grad_weight",), CPU)
     assert reason == (
         "cuDNN's gradient of the weight is reached only through convolution_backward, "
-        "which picks its own kernels for this problem under the flags in force"
+        "which picks Slow2d for this problem under the flags in force"
     )
 
 

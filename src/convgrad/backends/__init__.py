@@ -6,9 +6,7 @@ ATen comes first: among backends that expect the same speed, the earlier one is 
 from __future__ import annotations
 
 from .aten import AtenBackend
-from .aten_direct_gpu import AtenCudnnBackend, AtenMiopenBackend
-from .aten_direct_mkldnn import AtenMkldnnBackend
-from .aten_direct_native import AtenNativeBackend
+from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
 from .base import Arithmetic, Backend, Layout
 from .im2col import Im2colBackend
 from .native import NativeBackend

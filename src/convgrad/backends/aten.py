@@ -22,6 +22,7 @@ from .strides import tidy, usual_strides
 __all__ = [
     "AtenBackend",
     "aten_backward",
+    "output_padding",
     "reads_every_stride",
     "runs_as_stated",
     "statable",
@@ -137,7 +138,7 @@ class AtenBackend(Backend):
         )
 
 
-def _output_padding(problem: ConvProblem) -> tuple[int, ...]:
+def output_padding(problem: ConvProblem) -> tuple[int, ...]:
     """The output_padding with which PyTorch states this problem as a transposed one; out of range where it cannot."""
     return tuple(
         n - ((out - 1) * s - 2 * low + effective_kernel(k, d))
@@ -159,7 +160,7 @@ def statable(problem: ConvProblem) -> ConvProblem:
         return problem if problem.symmetric else padded(problem)
     if all(low >= 0 for low, _ in problem.padding) and all(
         op >= 0 and (op < s or op < d)
-        for op, s, d in zip(_output_padding(problem), problem.stride, problem.dilation, strict=True)
+        for op, s, d in zip(output_padding(problem), problem.stride, problem.dilation, strict=True)
     ):
         return problem
     return padded(problem).replace(origin="plain")
@@ -173,7 +174,7 @@ def runs_as_stated(problem: ConvProblem) -> bool:
 
 def statable_arguments(problem: ConvProblem) -> tuple[Any, ...]:
     """Stride, padding, dilation, transposed, output_padding and groups by which PyTorch states a problem."""
-    op = _output_padding(problem) if problem.transposed else (0,) * problem.ndim
+    op = output_padding(problem) if problem.transposed else (0,) * problem.ndim
     padding = tuple(low for low, _ in problem.padding)
     return (problem.stride, padding, problem.dilation, problem.transposed, op, problem.groups)
 

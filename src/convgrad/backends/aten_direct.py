@@ -1,60 +1,42 @@
-"""ATen's own backends as choices of their own: what they share.
+"""One of ATen's own libraries by name: how a problem is brought to its operators.
 
-PyTorch picks one of its backends for a convolution by rules and global flags. Here the pick is made by name, with no
-flag touched, in one of three ways, tried in this order:
+PyTorch picks one of its libraries for a convolution by rules and global flags. Here it is picked by name, with no flag
+touched, in the first of three ways that there is:
 
-1. where PyTorch would pick this backend anyway, the call is PyTorch's own (`AtenBackend`), bit for bit;
-2. else the backend's own operator, where PyTorch exposes one (``torch.cudnn_convolution``,
-   ``aten::_slow_conv2d_forward``);
-3. else that operator in another role: the gradient of the input is a transposed convolution, and the gradient of the
+1. PyTorch's own call (`AtenBackend`), bit for bit, where PyTorch would pick this library anyway;
+2. the library's own operator, where PyTorch exposes one (``torch.cudnn_convolution``, ``aten::_slow_conv2d_forward``);
+3. that operator in another role: the gradient of the input is a transposed convolution, and the gradient of the
    weight is a convolution of the input with grad_output, stride and dilation exchanged (`grad_weight_as_convolution`).
 
-What none of them reaches is a reason that `reasons_against` gives.
+Where there is none, `reasons_against` says so. The libraries themselves are in `aten_libraries`.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..problem import ConvProblem, Output, Pass, effective_kernel
-from .aten import AtenBackend, statable, statable_arguments
+from ..problem import ConvProblem, Output, Pass
+from .aten import AtenBackend, output_padding, statable, statable_arguments
 from .base import Backend, Kernel
 from .padding import pad_input, padded, unpad_input
-from .strides import usual_strides
+from .strides import tidy
 
-__all__ = ["AtenDirect", "Contract", "aten_choice", "grad_weight_as_convolution", "name_of", "output_padding"]
+__all__ = ["AtenDirect", "Contract", "add_bias", "aten_choice", "grad_weight_as_convolution"]
 
-#: A function of (a, b, bias), the operands of one pass of one problem.
+#: A function of (a, b, bias): the operands of one pass of one problem, and what is added to the result's channels.
 Contract = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
 
-#: Values of ``torch._C._ConvBackend``, the same in every release that is supported.
-NATIVE = frozenset({0, 1, 13, 14, 15, 16, 17, 18})
-CUDNN = frozenset({2, 3})
-MIOPEN = frozenset({5, 6, 7})
-MKLDNN = frozenset({8, 9})
-_NAMES = {
-    **dict.fromkeys(NATIVE, "its own kernels"),
-    **dict.fromkeys(CUDNN, "cuDNN"),
-    **dict.fromkeys(MIOPEN, "MIOpen"),
-    **dict.fromkeys(MKLDNN, "oneDNN"),
-    11: "NNPACK",
-    12: "the device's own convolution",
-}
 _aten = AtenBackend()
 
 
-def name_of(choice: int) -> str:
-    """What a value of ``torch._C._ConvBackend`` stands for, in words."""
-    return _NAMES.get(choice, f"backend {choice}")
-
-
-def aten_choice(problem: ConvProblem, device: torch.device) -> int:
-    """Which backend PyTorch picks for this problem under the flags in force, as its ``_ConvBackend`` value.
+def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
+    """Which library PyTorch picks for this problem under the flags in force, as its ``torch._C._ConvBackend``.
 
     The device must be here. It is asked with tensors that have sizes and no memory.
     """
@@ -62,98 +44,94 @@ def aten_choice(problem: ConvProblem, device: torch.device) -> int:
     from torch.utils._python_dispatch import _disable_current_modes
 
     p = statable(problem)
-    shape = p.output_shape if p.transposed else p.input_shape
     with _disable_current_modes(), FakeTensorMode():
         first, weight = (
-            torch.empty(s, dtype=p.dtype, device=device, memory_format=p.memory_format) for s in (shape, p.weight_shape)
+            torch.empty(shape, dtype=p.dtype, device=device, memory_format=p.memory_format)
+            for shape in (p.output_shape if p.transposed else p.input_shape, p.weight_shape)
         )
-        choice: Any = torch._C._select_conv_backend(first, weight, None, *statable_arguments(p))
-    return int(choice)
+        return torch._C._select_conv_backend(first, weight, None, *statable_arguments(p))
+
+
+def add_bias(result: Tensor, bias: Tensor | None) -> Tensor:
+    return result if bias is None else result + bias.view(-1, *(1,) * (result.dim() - 2))
 
 
 class AtenDirect(Backend):
-    """One of ATen's backends, forced by name.
+    """One of ATen's libraries, by name."""
 
-    A subclass names it and gives its operators for a problem of 2 or 3 dimensions with symmetric padding.
-    """
-
-    #: Values of ``_ConvBackend`` that stand for this backend.
-    kinds: frozenset[int] = frozenset()
+    #: The values of ``torch._C._ConvBackend`` that stand for it, the same in every release that is supported.
+    kinds: frozenset[int]
+    #: Its own name, the types of device that it is for, and these in words.
+    library: str
+    device_types: tuple[str, ...]
+    where: str
+    #: What it computes; empty where there are other rules.
+    dtypes: tuple[torch.dtype, ...] = ()
     from_pytorch = True
 
+    def built(self) -> bool:
+        """Whether this PyTorch was built with it."""
+        return True
+
+    def absent(self, device: torch.device) -> list[str]:
+        """Why it is not there for this device."""
+        reasons = [] if self.built() else [f"this PyTorch was built without {self.library}"]
+        if device.type not in self.device_types:
+            reasons.append(f"{self.library} needs {self.where}, got {device.type}")
+        return reasons
+
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        reasons = self.absent(device)
+        if self.dtypes and problem.dtype not in self.dtypes:
+            reasons.append(f"{self.library} computes {', '.join(map(str, self.dtypes))}, got {problem.dtype}")
+        return reasons
+
     @abstractmethod
-    def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> tuple[Contract, bool]:
-        """The backend's own way to one pass, and whether it adds the bias.
-
-        Args:
-            problem: in 2 or 3 dimensions, with symmetric padding.
-        """
-
-    def picked(self, problem: ConvProblem, device: torch.device) -> bool:
-        """Whether PyTorch would pick this backend here."""
-        return aten_choice(problem, device) in self.kinds
+    def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
+        """The library's own way to one pass of a problem of 2 or 3 dimensions with symmetric padding."""
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
-        made: dict[torch.device, Contract] = {}  # a plan has one device; it is known at the first call
+        contraction = cache(partial(self.contraction, problem, pass_))  # the device is known at the first call
 
-        def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-            function = made.get(a.device)
-            if function is None:
-                function = made[a.device] = self.contraction(problem, pass_, a.device)
-            result = function(_plain(problem, a), _plain(problem, b), bias)
-            return result.contiguous(memory_format=problem.memory_format)
+        def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
+            return contraction(a.device)(a, b, bias).contiguous(memory_format=problem.memory_format)
 
-        return contract
+        return kernel
+
+    def picked(self, problem: ConvProblem, device: torch.device) -> bool:
+        """Whether PyTorch would pick this library here."""
+        return int(aten_choice(problem, device)) in self.kinds
 
     def contraction(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        """PyTorch's own call where it would pick this backend, else the backend's operator."""
+        """PyTorch's own call where it would pick this library, else the library's operator."""
         if self.picked(problem, device):
             return _aten.bind(problem, (pass_,))
         return self.forced(problem, pass_, device)
 
     def forced(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
-        """The backend's operator, with one-sided padding, a missing dimension and the bias seen to."""
+        """The library's operator, for any padding and for one dimension too, which it sees as a height of 1."""
         p = problem if problem.symmetric else padded(problem)
-        if p.ndim == 1:
-            p = _with_height(p)
-        operator, adds_bias = self.operator(p, pass_, device)
+        operator = self.operator(_with_height(p) if p.ndim == 1 else p, pass_, device)
+        crops = not problem.symmetric and pass_ == "grad_input"
 
         def contract(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
             if not problem.symmetric:
-                a, b = _with_padding(problem, pass_, a, b)
+                a = pad_input(problem, a) if pass_ == "forward" else a
+                b = pad_input(problem, b) if pass_ == "grad_weight" else b
             if problem.ndim == 1:
                 a, b = a.unsqueeze(2), b.unsqueeze(2)
-            fused = bias if adds_bias and (problem.symmetric or pass_ != "grad_input") else None
-            result = operator(a, b, fused)
-            if problem.ndim == 1:
-                result = result.squeeze(2)
-            if not problem.symmetric and pass_ == "grad_input":
-                result = unpad_input(problem, result)
-            return result if bias is None or fused is not None else result + bias.view(-1, *(1,) * problem.ndim)
+            result = operator(tidy(a), tidy(b), None if crops else bias)
+            result = result.squeeze(2) if problem.ndim == 1 else result
+            return add_bias(unpad_input(problem, result), bias) if crops else result
 
         return contract
 
 
-def _plain(problem: ConvProblem, t: Tensor) -> Tensor:
-    """The same tensor with the usual stride where its size is 1: PyTorch's kernels have read it and gone wrong."""
-    if 1 not in t.shape:
-        return t
-    usual = usual_strides(t.shape, problem.channels_last)
-    return t if t.stride() == usual else t.as_strided(t.shape, usual)
-
-
-def _with_padding(problem: ConvProblem, pass_: Pass, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    if pass_ == "forward":
-        return pad_input(problem, a), b
-    return (a, pad_input(problem, b)) if pass_ == "grad_weight" else (a, b)
-
-
 def _with_height(p: ConvProblem) -> ConvProblem:
-    """A 1-D problem as a 2-D one of height 1, as PyTorch runs it."""
     return p.replace(
         input_size=(1, *p.input_size),
         kernel_size=(1, *p.kernel_size),
@@ -164,24 +142,14 @@ def _with_height(p: ConvProblem) -> ConvProblem:
     )
 
 
-def output_padding(p: ConvProblem) -> list[int]:
-    """The output_padding with which a transposed convolution gives the input's size; smaller than the stride."""
-    return [
-        n + low + high - effective_kernel(k, d) - (out - 1) * s
-        for n, (low, high), k, d, out, s in zip(
-            p.input_size, p.padding, p.kernel_size, p.dilation, p.output_size, p.stride, strict=True
-        )
-    ]
-
-
 def grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem], Contract]) -> Contract:
-    """The gradient of the weight as the forward of another problem, for a backend that exposes no other way.
+    """The gradient of the weight as the forward of another problem, for a library that exposes no other way.
 
     The input's channels become the batch, the batch becomes the channels that are summed over, grad_output the kernel;
     stride and dilation change places. Positions past the kernel, which a stride leaves over, are cut off.
 
     Args:
-        operator: makes the forward of a problem: a function of (input, weight, bias).
+        operator: makes the forward of a problem.
     """
     n, g, c = p.batch, p.groups, p.in_channels // p.groups
     reached = tuple(k + extra // d for k, extra, d in zip(p.kernel_size, output_padding(p), p.dilation, strict=True))
@@ -198,7 +166,7 @@ def grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem],
     )
     forward = operator(exchanged)
 
-    def grad_weight(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    def grad_weight(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
         kernel = a.transpose(0, 1).contiguous()  # [C_out, N, *out]
         input = b.reshape(n, g, c, *p.input_size).transpose(0, 2).reshape(c, g * n, *p.input_size)
         result = forward(input, kernel, None)  # [C_in/groups, C_out, *reached]

@@ -1,0 +1,293 @@
+"""How a row of the table becomes a function: its library is forced, its computation called, its docstring written.
+
+A row is a signature without a body, under a line that says by which library it computes what.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from functools import partial, wraps
+from math import prod
+from typing import Any, NamedTuple, ParamSpec
+
+import torch
+from torch import Tensor
+
+from .. import functional
+from ..backends.aten_direct import AtenDirect
+from ..backends.aten_libraries import AtenCudnnBackend, AtenMiopenBackend, Flags
+from ..backends.base import Backend
+from ..engine.registry import backends, get, register
+from ..engine.request import use_backend
+from ..errors import BackendError, ShapeError
+from ..problem import ConvProblem
+
+P = ParamSpec("P")
+Ints = int | Sequence[int]
+#: The arguments of a call, under their names in `convgrad.functional`.
+Given = dict[str, Any]
+#: What is done to the result of a call.
+Change = Callable[[Any], Any]
+
+
+class Library(NamedTuple):
+    """A library's name, and its backend with the flags of a call."""
+
+    name: str
+    backend: Callable[[Flags], Backend]
+
+
+CUDNN = Library("cuDNN", AtenCudnnBackend)
+MIOPEN = Library("MIOpen", AtenMiopenBackend)
+ONEDNN = Library("oneDNN", lambda _: get("aten:mkldnn"))
+NATIVE = Library("PyTorch's own kernel", lambda _: get("aten:native"))
+
+
+class Computation(NamedTuple):
+    """What is computed: in words, by a function of `Given`, and its name in `convgrad`, and its result."""
+
+    sentence: str
+    function: Callable[..., Any]
+    name: str
+    result: str
+
+
+def by(
+    library: Library, computation: Computation, *quirks: Callable[[str, Given], Change]
+) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
+    """Make a row the function that computes this by this library.
+
+    Args:
+        quirks: each checks and changes what is given to the function of a name, and says what is done to the result.
+    """
+
+    def made(row: Callable[P, Any]) -> Callable[P, Any]:
+        signature: Callable[..., object] = row
+        name, parameters = row.__name__, inspect.signature(row).parameters
+        names = tuple(parameters)
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+        bias_may_stand_third = names[-1] == "bias"
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if bias_may_stand_third and len(args) > 2 and (args[2] is None or isinstance(args[2], Tensor)):
+                args, kwargs = (*args[:2], *args[3:]), dict(kwargs, bias=args[2])
+            signature(*args, **kwargs)  # raises TypeError, in Python's own words, where the arguments do not fit
+            given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+            flags = [given.pop(flag, None) for flag in Flags._fields]
+            backend = library.backend(Flags(*[None if flag is None else bool(flag) for flag in flags]))
+            given = {n.replace("self", "input"): value for n, value in given.items()}
+            device = _device(name, given)
+            changes = [quirk(name, given) for quirk in quirks]
+            with _forced(name, backend, device):
+                result = computation.function(**given)
+            for change in changes:
+                result = change(result)
+            return result
+
+        row.__annotations__ = {n: _ANNOTATIONS.get(n, Ints) for n in names}
+        row.__doc__ = _docstring(library, computation, quirks, names)
+        return wraps(row)(function)
+
+    return made
+
+
+def _device(function: str, given: Given) -> torch.device:
+    operands = [given[name] for name in ("input", "grad_output", "weight") if name in given]
+    for t in operands:
+        if not isinstance(t, Tensor):
+            raise TypeError(f"convgrad.direct.{function}: expected a Tensor, but got {type(t).__name__}")
+    return operands[0].device
+
+
+@contextmanager
+def _forced(function: str, backend: Backend, device: torch.device) -> Generator[None, None, None]:
+    """Compute on one backend in this block, and in every backward of what was computed here."""
+    absent = backend.absent(device) if isinstance(backend, AtenDirect) else []
+    if absent:
+        raise BackendError(_refusal(function, backend, absent, device))
+    if backends().get(backend.name) is None:
+        register(backend)  # a set of flags that is met for the first time
+    with use_backend(backend.name):
+        yield
+
+
+def _refusal(function: str, backend: Backend, absent: list[str], device: torch.device) -> str:
+    names = {"cpu": "thnn_conv2d, slow_conv2d and mkldnn_convolution run", "cuda": "thnn_conv2d and slow_conv2d run"}
+    small = ConvProblem.parse("ic1iw3oc1kw3")
+    able = [n for n, b in backends().items() if "[" not in n and not b.reasons_against(small, ("forward",), device)]
+    return (
+        f"convgrad.direct.{function} is forced onto {backend.summary}, which is not here: {'; '.join(absent)}. "
+        f"Of the direct names {names.get(device.type, 'none runs')} on {device.type}; convgrad.convolution and "
+        f"convgrad.convolution_backward compute the same with the best of the backends here: {', '.join(able)}"
+    )
+
+
+# ---- what is computed ------------------------------------------------------------------------------
+
+
+def _backward(output_mask: Sequence[bool], **given: Any) -> tuple[Tensor | None, ...]:
+    if len(output_mask) not in (2, 3):
+        raise ShapeError(f"expected output_mask to have 2 or 3 entries, but got output_mask={list(output_mask)}")
+    mask = [*map(bool, output_mask), False][:3]
+    return functional.convolution_backward(**given, output_mask=mask)[: len(output_mask)]
+
+
+def _transposed_grad_input(grad_output: Tensor, **given: Any) -> Tensor:
+    return functional.convolution(grad_output, **given)
+
+
+def _transposed_grad_weight(input: Tensor, grad_output: Tensor, **given: Any) -> Tensor:
+    return functional.grad_weight(grad_output, grad_output=input, **given)
+
+
+_OUTPUT, _GRADS = "(N, C_out, *out)", "like the input, like the weight and (C_out,)"
+FORWARD = Computation("A convolution", functional.convolution, "convolution", _OUTPUT)
+BACKWARD = Computation("The gradients of a convolution", _backward, "convolution_backward", _GRADS)
+GRAD_INPUT = Computation("The input's gradient of a convolution", functional.grad_input, "grad_input", "like the input")
+GRAD_WEIGHT = Computation(
+    "The weight's gradient of a convolution", functional.grad_weight, "grad_weight", "like the weight"
+)
+TRANSPOSED = Computation(
+    "A transposed convolution", partial(functional.convolution, transposed=True), "convolution", _OUTPUT
+)
+TRANSPOSED_BACKWARD = Computation(
+    "The gradients of a transposed convolution", partial(_backward, transposed=True), "convolution_backward", _GRADS
+)
+TRANSPOSED_GRAD_INPUT = Computation(
+    "The input's gradient of a transposed convolution", _transposed_grad_input, "convolution", "like the input"
+)
+TRANSPOSED_GRAD_WEIGHT = Computation(
+    "The weight's gradient of a transposed convolution", _transposed_grad_weight, "grad_weight", "like the weight"
+)
+
+# ---- quirks ----------------------------------------------------------------------------------------
+
+
+def _unchanged(result: Any) -> Any:
+    return result
+
+
+def depthwise(function: str, given: Given) -> Change:
+    """Anything but a depthwise convolution is refused."""
+    size, groups = given["weight_size"] if "weight_size" in given else given["weight"].shape, given["groups"]
+    if len(size) < 2 or size[1] != 1 or groups < 2:
+        raise ShapeError(
+            f"{function}: expected a depthwise convolution, a weight (groups * multiplier, 1, *k) with more than one "
+            f"group, but got weight of size {list(size)} and groups={groups}"
+        )
+    return _unchanged
+
+
+def redundant_input_size(function: str, given: Given) -> Change:
+    """The other arguments lead to one input_size, and another is refused."""
+    size, grad_output = given.pop("input_size"), given["grad_output"]
+
+    def checked(result: Tensor) -> Tensor:
+        if tuple(result.shape) != tuple(size):
+            raise ShapeError(
+                f"{function}: grad_output of size {list(grad_output.shape)} belongs to an input "
+                f"of size {list(result.shape)}, but got input_size={list(size)}"
+            )
+        return result
+
+    return checked
+
+
+def unread_bias_defined(function: str, given: Given) -> Change:
+    """bias_defined has no bearing on the result."""
+    given.pop("bias_defined")
+    return _unchanged
+
+
+def and_grad_bias(function: str, given: Given) -> Change:
+    """The bias's gradient is returned too: None unless bias_defined."""
+    defined, grad_output = given.pop("bias_defined"), given["grad_output"]
+    return lambda result: (result, functional.grad_bias(grad_output) if defined else None)
+
+
+def and_scratch(function: str, given: Given) -> Change:
+    """finput and fgrad_input are returned too, empty."""
+    return lambda result: (result, result.new_empty(0), result.new_empty(0))
+
+
+def unread_scratch(function: str, given: Given) -> Change:
+    """finput and fgrad_input are not read, and output_mask may stand in their place, as in ATen today."""
+    finput = given.pop("finput")
+    given.pop("fgrad_input")
+    if finput is not None and not isinstance(finput, Tensor):
+        given["output_mask"] = finput
+    return _unchanged
+
+
+def kernel_size(function: str, given: Given) -> Change:
+    """The weight may be a matrix of C_out rows, and the operands may lack the batch dimension."""
+    weight, size = given["weight"], given.pop("kernel_size")
+    kernel = (size,) * 2 if isinstance(size, int) else tuple(size)
+    kernel = kernel * 2 if len(kernel) == 1 else kernel
+    if weight.dim() == 2 and len(kernel) == 2 and prod(kernel) > 0 and weight.shape[1] % prod(kernel) == 0:
+        given["weight"] = weight.reshape(weight.shape[0], -1, *kernel)
+    elif weight.dim() != 4 or tuple(weight.shape[2:]) != kernel:
+        raise ShapeError(
+            f"{function}: expected a weight (C_out, C_in, *kernel_size) or (C_out, C_in * product of kernel_size) "
+            f"with kernel_size={list(kernel)}, but got weight of size {list(weight.shape)}"
+        )
+    single = given["input"].dim() == 3
+    given.update({name: given[name].unsqueeze(0) for name in ("input", "grad_output") if single and name in given})
+
+    def as_they_came(result: Any) -> Any:
+        if isinstance(result, Tensor):
+            return result.squeeze(0) if single else result
+        grad_input, grad_weight, *rest = result
+        if single and grad_input is not None:
+            grad_input = grad_input.squeeze(0)
+        return (grad_input, None if grad_weight is None else grad_weight.reshape(weight.shape), *rest)
+
+    return as_they_came
+
+
+# ---- help ------------------------------------------------------------------------------------------
+
+_ANNOTATIONS: dict[str, Any] = {
+    **dict.fromkeys(("self", "input", "weight", "grad_output"), Tensor),
+    **dict.fromkeys(("self_size", "input_size", "weight_size"), Sequence[int]),
+    **dict.fromkeys(Flags._fields, bool | None),
+    **dict.fromkeys(("bias", "fgrad_input"), Tensor | None),
+    "finput": Tensor | Sequence[bool] | None,
+    "groups": int,
+    "bias_defined": bool,
+    "output_mask": Sequence[bool],
+}
+_ABOUT = {
+    "output_mask": "which gradients to compute: of the input, the weight and, third, the bias; the others are None.",
+    "benchmark": "whether the library tries its algorithms and takes the fastest; None: as PyTorch's flag says.",
+    "deterministic": "whether only algorithms that repeat their bits are used; None: as PyTorch's flags say.",
+    "allow_tf32": "whether float32 operands may be rounded to TF32; None: as PyTorch's flags say.",
+}
+
+
+def _docstring(
+    library: Library, computation: Computation, quirks: tuple[Callable[..., Any], ...], names: tuple[str, ...]
+) -> str:
+    weight = "(C_in, C_out/groups, *k)" if "transposed" in computation.sentence else "(C_out, C_in/groups, *k)"
+    shapes = {
+        **dict.fromkeys(("self", "input", "self_size", "input_size"), "(N, C_in, *in)"),
+        **dict.fromkeys(("weight", "weight_size"), weight),
+        "bias": "(C_out,)",
+        "grad_output": "(N, C_out, *out)",
+    }
+    notes = [quirk.__doc__ for quirk in quirks if quirk.__doc__]
+    notes += ["The bias may also stand third."] if names[-1] == "bias" else []
+    about = [f"    {n}: {_ABOUT[n]}" for n in names if n in _ABOUT]
+    lines = [
+        f"{computation.sentence}, by {library.name}.",
+        *(["", " ".join(notes)] if notes else []),
+        *(["", "Args:", *about] if about else []),
+        *("", "Shape:", *(f"    - {n}: {shapes[n]}" for n in names if n in shapes)),
+        f"    - result: {computation.result}",
+        *("", "Raises:", f"    BackendError: {library.name} is not here, or cannot compute this; with the reasons."),
+        "    ShapeError: arguments that do not belong together.",
+        *("", "Equivalent to:", f"    `convgrad.{computation.name}` on this library."),
+    ]
+    return "\n".join(lines)
