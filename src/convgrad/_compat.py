@@ -23,8 +23,8 @@ __all__ = [
     "functorch_active",
     "hint_of",
     "inner_transforms",
-    "is_guest",
     "is_legacy_batched",
+    "is_subclass",
     "is_traced",
     "jit_tracing",
     "profiler_enabled",
@@ -137,7 +137,7 @@ def is_traced(t: Tensor) -> bool:
     return type(t).__name__ == "FunctionalTensor"
 
 
-def is_guest(t: Tensor) -> bool:
+def is_subclass(t: Tensor) -> bool:
     """Whether a tensor is a subclass with a dispatch of its own that is not PyTorch's tracing machinery."""
     kind = type(t)
     if kind is Tensor or kind is torch.nn.Parameter:

@@ -126,7 +126,7 @@ _CUSTOM_BACKWARD = (
 
 
 def refuse_nested(*tensors: object) -> None:
-    """Refuse nested tensors that have no shape to look at; jagged ones are guests, and PyTorch answers for them.
+    """Refuse nested tensors that have no shape to look at; jagged ones are subclasses, which PyTorch computes.
 
     Raises:
         UnsupportedError: one of them is nested.

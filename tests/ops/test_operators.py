@@ -1,4 +1,4 @@
-"""The operators as PyTorch sees them: opcheck, fake tensors, functorch, compile, export, autocast, FLOPs, guests."""
+"""The operators as PyTorch sees them: opcheck, fake, functorch, compile, export, autocast, FLOPs, subclasses."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_func_transforms_agree_with_pytorch() -> None:
     )
 
 
-# ---- guests --------------------------------------------------------------------------------------
+# ---- subclasses ----------------------------------------------------------------------------------
 
 
 class Logging(TorchDispatchMode):

@@ -166,5 +166,5 @@ def test_an_exported_module_keeps_its_backend(strict: bool) -> None:
     layer = convgrad.nn.Conv1d(2, 2, 3, backend="im2col")
     program = torch.export.export(layer, (torch.randn(1, 2, 6),), strict=strict)
     (call,) = [n for n in program.graph.nodes if n.op == "call_function"]
-    assert call.target is torch.ops.convgrad.convolution.asked
+    assert call.target is torch.ops.convgrad.convolution.with_backend
     assert "im2col" in call.kwargs["asked"]

@@ -15,8 +15,8 @@ from ..engine.plan import Plan
 from ..engine.resolve import find, make
 from ..errors import ShapeError
 from ..ops import kernels
-from ..ops.asked import operator
 from ..ops.autograd import apply
+from ..ops.with_backend import operator
 from ..shapes import check_rank
 from ..validation import refuse_nested
 

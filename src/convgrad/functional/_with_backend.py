@@ -1,4 +1,4 @@
-"""A convolution with a request for a backend that stays in a compiled graph; see `ops.asked`."""
+"""A convolution with a request for a backend that stays in a compiled graph; see `ops.with_backend`."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ def convolution_with_backend(
         return convolution_with_backend(backend, transposed, input.unsqueeze(0), weight, bias, *raw_args).squeeze(0)
     normalize = transpose_arguments if transposed else conv_arguments
     arguments = normalize(d, weight.shape, *raw_args)
-    return torch.ops.convgrad.convolution.asked(input, weight, bias, *arguments, asked=backend)
+    return torch.ops.convgrad.convolution.with_backend(input, weight, bias, *arguments, backend=backend)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from . import asked, autocast, autograd, batching, fake, flops, kernels
+from . import autocast, autograd, batching, fake, flops, kernels, with_backend
 
 __all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
 
@@ -41,7 +41,7 @@ for _name, _schema in SCHEMAS.items():
     torch.library.register_fake(f"convgrad::{_name}", getattr(fake, _name), lib=_library)
     torch.library.register_vmap(f"convgrad::{_name}", getattr(batching, _name), lib=_library)
     _library.impl(_name, getattr(autograd, _name), "Autograd", with_keyset=True)
-    asked.define(_library, _name, _schema, *(getattr(room, _name) for room in (kernels, fake, autograd)))
+    with_backend.define(_library, _name, _schema, *(getattr(room, _name) for room in (kernels, fake, autograd)))
 
 autocast.register(_library)
 flops.register()

@@ -34,8 +34,8 @@ from ..engine.request import Request, active, resume
 from ..engine.resolve import layout_of
 from ..shapes import conv_geometry, convolution_shape
 from ..validation import check_backward, refuse_nested
-from . import flops, guests
-from .asked import traced_overload
+from . import flops, lowering
+from .with_backend import traced_overload
 
 __all__ = ["Call", "Contraction", "apply", "convolution", "convolution_backward", "grad_input", "grad_weight"]
 
@@ -206,7 +206,7 @@ def _through(
     """Call the operator below autograd, through `Contraction` where a derivative may be asked for."""
     if dispatch_modes():
         flops.register()
-    plain = guests.traced_operator(op, operands, rest) or traced_overload(op, operands[0])
+    plain = lowering.traced_operator(op, operands, rest) or traced_overload(op, operands[0])
 
     def below(first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
         args = (first, second, bias) if yields == "output" else (first, second)
@@ -233,8 +233,8 @@ def _moves(*tensors: Tensor | None) -> bool:
 def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
     """``convgrad::convolution`` with derivatives."""
     refuse_nested(input, weight, bias)
-    if guests.any_guest(input, weight, bias):
-        return guests.aten_convolution(input, weight, bias, *arguments)
+    if lowering.any_subclass(input, weight, bias):
+        return lowering.aten_convolution(input, weight, bias, *arguments)
     form = Form(input.shape, weight.shape, arguments)
     op = torch.ops.convgrad.convolution.default
     return _through(op, keyset, "output", form, (input, weight, bias), arguments)
@@ -277,15 +277,15 @@ def convolution_backward(
 ) -> Any:
     """``convgrad::convolution_backward``: where derivatives are asked of it, its three gradients one by one."""
     refuse_nested(grad_output, input, weight)
-    if guests.any_guest(grad_output, input, weight):
-        return guests.aten_convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
+    if lowering.any_subclass(grad_output, input, weight):
+        return lowering.aten_convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
     if dispatch_modes():
         flops.register()
     op = torch.ops.convgrad.convolution_backward.default
     *rest, mask = arguments
     tensors = (grad_output, input, weight)
     if not (functorch_active() or forward_ad_active() or _moves(*tensors)):
-        plain = guests.traced_operator(op, tensors, (bias_sizes, *arguments)) or traced_overload(op, grad_output)
+        plain = lowering.traced_operator(op, tensors, (bias_sizes, *arguments)) or traced_overload(op, grad_output)
         with AutoDispatchBelowAutograd():
             if plain is not None:
                 return plain(*tensors, bias_sizes, *arguments)

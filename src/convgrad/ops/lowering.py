@@ -1,4 +1,4 @@
-"""Guests: tensor subclasses that we do not know, and the compiler.
+"""Lowering to aten: for tensor subclasses that we do not know, and for the compiler.
 
 A subclass gets aten's operator, which it may know, instead of ours, which it cannot. Under ``torch.compile`` a problem
 whose choice is ATen becomes a plain aten convolution in the graph, so that Inductor still sees it.
@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import hint_of, is_guest, is_traced
+from .._compat import hint_of, is_subclass, is_traced
 from ..engine.plan import plan_for
 from ..engine.resolve import layout_of
 from ..problem import ConvProblem, gradient_outputs
 from ..shapes import conv_geometry, convolution_shape, problem_of
 from . import fake
 
-__all__ = ["any_guest", "aten_convolution", "aten_convolution_backward", "traced_operator"]
+__all__ = ["any_subclass", "aten_convolution", "aten_convolution_backward", "traced_operator"]
 
 _aten = torch.ops.aten
 
 
-def any_guest(*tensors: Tensor | None) -> bool:
+def any_subclass(*tensors: Tensor | None) -> bool:
     """Whether one of the tensors is a subclass with a dispatch of its own."""
-    return any(t is not None and is_guest(t) for t in tensors)
+    return any(t is not None and is_subclass(t) for t in tensors)
 
 
 def _explicit(input: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
@@ -42,7 +42,7 @@ def _explicit(input: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[i
 def aten_convolution(
     input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, *rest: Any
 ) -> Tensor:
-    """aten's convolution for a guest."""
+    """aten's convolution for a subclass."""
     if len(padding) == 2 * (input.dim() - 2):
         transposed = rest[1]
         if transposed and any(padding[::2][i] != p for i, p in enumerate(padding[1::2])):
@@ -60,7 +60,7 @@ def aten_convolution(
 def aten_convolution_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, stride: Any, padding: Any, *rest: Any
 ) -> Any:
-    """aten's convolution_backward for a guest."""
+    """aten's convolution_backward for a subclass."""
     if len(padding) == 2 * (input.dim() - 2):
         if any(padding[::2][i] != p for i, p in enumerate(padding[1::2])):
             raise NotImplementedError(

@@ -1,7 +1,7 @@
 """A request for a backend inside a compiled graph.
 
-`use_backend` counts while a call runs, but a graph runs long after it was traced. So a module that asks for a backend
-puts an overload of the operator into the graph, ``convgrad::convolution.asked`` for one, that carries the request.
+`use_backend` counts while a call runs, but a graph runs long after it was traced. So a module that requests a backend
+puts an overload of the operator into the graph that carries the request: ``convgrad::convolution.with_backend``.
 """
 
 from __future__ import annotations
@@ -20,42 +20,44 @@ __all__ = ["define", "operator", "traced_overload"]
 
 
 def define(library: torch.library.Library, name: str, schema: str, kernel: Any, fake: Any, autograd: Any) -> None:
-    """Add the overload ``asked`` of an operator: one more keyword, the name of a backend or of one for each pass."""
+    """Add the overload ``with_backend``: one more keyword, the name of a backend or of one for each pass."""
     arguments, result = schema.split(") -> ")
     star = "" if " *, " in arguments else " *,"
-    library.define(f"{name}.asked{arguments},{star} str asked) -> {result}", tags=(torch.Tag.pt2_compliant_tag,))
+    library.define(
+        f"{name}.with_backend{arguments},{star} str backend) -> {result}", tags=(torch.Tag.pt2_compliant_tag,)
+    )
 
-    def run(*args: Any, asked: str, **options: Any) -> Any:
-        with resume(_decode(asked)):
+    def run(*args: Any, backend: str, **options: Any) -> Any:
+        with resume(_decode(backend)):
             return kernel(*args, **options)
 
-    def without_data(*args: Any, asked: str, **options: Any) -> Any:
+    def without_data(*args: Any, backend: str, **options: Any) -> Any:
         return fake(*args, **options)
 
-    def with_derivatives(keyset: Any, *args: Any, asked: str, **options: Any) -> Any:
-        with resume(_decode(asked)):
+    def with_derivatives(keyset: Any, *args: Any, backend: str, **options: Any) -> Any:
+        with resume(_decode(backend)):
             return autograd(keyset, *args, **options)
 
-    library.impl(f"{name}.asked", run, "CompositeExplicitAutograd")
-    library.impl(f"{name}.asked", with_derivatives, "Autograd", with_keyset=True)
-    torch.library.register_fake(f"convgrad::{name}.asked", without_data, lib=library)
+    library.impl(f"{name}.with_backend", run, "CompositeExplicitAutograd")
+    library.impl(f"{name}.with_backend", with_derivatives, "Autograd", with_keyset=True)
+    torch.library.register_fake(f"convgrad::{name}.with_backend", without_data, lib=library)
 
 
 def operator(name: str) -> Callable[..., Any]:
     """``torch.ops.convgrad.<name>``; in a `use_backend` block of a function that is being compiled its overload."""
     packet = getattr(torch.ops.convgrad, name)
     if torch.compiler.is_dynamo_compiling() and traced:
-        return partial(packet.asked, asked=_encode(traced[-1]))
+        return partial(packet.with_backend, backend=_encode(traced[-1]))
     return packet.default
 
 
 def traced_overload(op: Any, first: Tensor | None) -> Callable[..., Any] | None:
-    """The overload in place of the operator, where a graph is traced inside a module that asks for a backend."""
+    """The overload in place of the operator, where a graph is traced inside a module that requests a backend."""
     request = active()
     if request is None or not request.fixed or first is None or not is_traced(first):
         return None
     return partial(
-        getattr(torch.ops.convgrad, op._schema.name.removeprefix("convgrad::")).asked, asked=_encode(request)
+        getattr(torch.ops.convgrad, op._schema.name.removeprefix("convgrad::")).with_backend, backend=_encode(request)
     )
 
 
