@@ -72,7 +72,7 @@ def by(
 
         def function(*args: Any, **kwargs: Any) -> Any:
             if bias_may_stand_third and len(args) > 2 and (args[2] is None or isinstance(args[2], Tensor)):
-                args, kwargs = (*args[:2], *args[3:]), dict(kwargs, bias=args[2])
+                args, kwargs = (*args[:2], *args[3:]), dict(**kwargs, bias=args[2])
             signature(*args, **kwargs)  # raises TypeError, in Python's own words, where the arguments do not fit
             given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
             flags = [given.pop(flag, None) for flag in Flags._fields]
