@@ -91,10 +91,8 @@ def test_bit_equal_to_aten_where_pytorch_would_pick_the_same(dtype):
             continue
         for pass_ in PASSES:
             a, b = (torch.randn_like(t) for t in operands(p, pass_))
-            assert torch.equal(backend.bind(p, (pass_,))(a, b), AtenBackend().bind(p, (pass_,))(a, b)), (
-                backend.name,
-                p,
-            )
+            got, want = backend.bind(p, (pass_,))(a, b), AtenBackend().bind(p, (pass_,))(a, b)
+            assert torch.equal(got, want), (backend.name, p)
             picked += 1
     assert picked > 100
 
@@ -228,7 +226,7 @@ def test_flags_are_part_of_the_name_and_of_the_calls(monkeypatch):
         assert flags == [False, True, False]
 
 
-def test_only_flags_that_forbid_more_than_pytorch_change_the_way_to_the_weight_gradient():
+def test_flags_are_stricter_than_pytorchs_only_where_they_forbid_what_it_allows():
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=False, allow_tf32=True):
         assert Flags(deterministic=True).stricter_than_pytorch(torch.float16)
         assert Flags(allow_tf32=False).stricter_than_pytorch(torch.float32)
@@ -238,7 +236,7 @@ def test_only_flags_that_forbid_more_than_pytorch_change_the_way_to_the_weight_g
         assert not Flags(True, True, False).stricter_than_pytorch(torch.float32)
 
 
-def test_a_backend_whose_flags_do_not_ask_for_it_is_not_deterministic():
+def test_a_backend_is_deterministic_unless_its_flags_say_otherwise():
     assert AtenCudnnBackend().deterministic
     assert AtenCudnnBackend(Flags(deterministic=True)).deterministic
     assert not AtenCudnnBackend(Flags(deterministic=False)).deterministic

@@ -1,4 +1,4 @@
-"""One of ATen's own libraries by name: how a problem is brought to its operators.
+"""One of ATen's own libraries, chosen by name: how a problem gets to its operators.
 
 PyTorch picks one of its libraries for a convolution by rules and global flags. Here it is picked by name, with no flag
 touched, in the first of three ways that there is:
@@ -38,7 +38,7 @@ _aten = AtenBackend()
 def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
     """Which library PyTorch picks for this problem under the flags in force, as its ``torch._C._ConvBackend``.
 
-    The device must be here. It is asked with tensors that have sizes and no memory.
+    The device must be here. The tensors that PyTorch looks at have sizes and no memory.
     """
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.utils._python_dispatch import _disable_current_modes

@@ -14,7 +14,7 @@ from .aten import AtenBackend, aten_backward, output_padding
 from .aten_direct import AtenDirect, Contract, add_bias, aten_choice, grad_weight_as_convolution
 from .base import Arithmetic
 
-__all__ = ["AtenCudnnBackend", "AtenGpuBackend", "AtenMiopenBackend", "AtenMkldnnBackend", "AtenNativeBackend", "Flags"]
+__all__ = ["AtenCudnnBackend", "AtenMiopenBackend", "AtenMkldnnBackend", "AtenNativeBackend", "Flags"]
 
 _ops: Any = torch.ops.aten
 _aten = AtenBackend()
@@ -58,7 +58,7 @@ class Flags(NamedTuple):
         return ",".join(f"{k}={int(v)}" for k, v in self._asdict().items() if v is not None)
 
 
-class AtenGpuBackend(AtenDirect):
+class _GpuLibrary(AtenDirect):
     """A GPU library, by the operators that PyTorch exposes: its forward, and its backward-data as a transposed forward.
 
     For the gradient of the weight no operator is left: it is PyTorch's own backward where that picks the library, and
@@ -75,7 +75,7 @@ class AtenGpuBackend(AtenDirect):
         self.flags = flags
         if str(flags):
             self.name = f"{type(self).name}[{flags}]"
-        # Without the flag it follows PyTorch's: where deterministic algorithms are demanded, they are asked for.
+        # Without the flag PyTorch's own decides, and is on wherever deterministic algorithms are required.
         self.deterministic = flags.deterministic is not False
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
@@ -102,11 +102,11 @@ class AtenGpuBackend(AtenDirect):
         return self.call(problem, pass_, (padding, *extra, stride, dilation, problem.groups))
 
     def call(self, problem: ConvProblem, pass_: Pass, arguments: tuple[Any, ...]) -> Contract:
-        """The operator for a forward, or the transposed one for grad_input, with all but its operands and flags."""
+        """The library's forward, or for grad_input its transposed one, with these arguments and the flags."""
         raise NotImplementedError
 
 
-class AtenCudnnBackend(AtenGpuBackend):
+class AtenCudnnBackend(_GpuLibrary):
     """cuDNN."""
 
     name = "aten:cudnn"
@@ -128,7 +128,7 @@ class AtenCudnnBackend(AtenGpuBackend):
         return lambda a, b, bias: add_bias(own(a, b, *arguments, *self.flags.in_force()), bias)
 
 
-class AtenMiopenBackend(AtenGpuBackend):
+class AtenMiopenBackend(_GpuLibrary):
     """MIOpen."""
 
     name = "aten:miopen"
@@ -233,7 +233,7 @@ class AtenNativeBackend(AtenDirect):
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         if problem.dtype.is_complex:
-            return ["PyTorch makes three real convolutions of a complex one before it picks a backend; ask for 'aten'"]
+            return ["PyTorch makes three real convolutions of a complex one before it picks a library; use 'aten'"]
         return self.absent(device) or _aten.reasons_against(problem, outputs, device)
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:

@@ -46,7 +46,7 @@ NATIVE = Library("PyTorch's own kernel", lambda _: get("aten:native"))
 
 
 class Computation(NamedTuple):
-    """What is computed: in words, by a function of `Given`, and its name in `convgrad`, and its result."""
+    """What is computed: in words, by which function of `Given`, today's name in `convgrad`, and the result."""
 
     sentence: str
     function: Callable[..., Any]
@@ -55,12 +55,13 @@ class Computation(NamedTuple):
 
 
 def by(
-    library: Library, computation: Computation, *quirks: Callable[[str, Given], Change]
+    library: Library, computation: Computation, *quirks: Callable[[str, Given], Change | None]
 ) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
     """Make a row the function that computes this by this library.
 
     Args:
-        quirks: each checks and changes what is given to the function of a name, and says what is done to the result.
+        quirks: functions of a row's name and what is given to it, which they check and change; they may return what is
+            then done to the result. Their docstrings become part of the row's.
     """
 
     def made(row: Callable[P, Any]) -> Callable[P, Any]:
@@ -72,7 +73,7 @@ def by(
 
         def function(*args: Any, **kwargs: Any) -> Any:
             if bias_may_stand_third and len(args) > 2 and (args[2] is None or isinstance(args[2], Tensor)):
-                args, kwargs = (*args[:2], *args[3:]), dict(kwargs, bias=args[2])
+                args, kwargs = (*args[:2], *args[3:]), dict(**kwargs, bias=args[2])
             signature(*args, **kwargs)  # raises TypeError, in Python's own words, where the arguments do not fit
             given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
             flags = [given.pop(flag, None) for flag in Flags._fields]
@@ -83,7 +84,7 @@ def by(
             with _forced(name, backend, device):
                 result = computation.function(**given)
             for change in changes:
-                result = change(result)
+                result = result if change is None else change(result)
             return result
 
         row.__annotations__ = {n: _ANNOTATIONS.get(n, Ints) for n in names}
@@ -165,11 +166,7 @@ TRANSPOSED_GRAD_WEIGHT = Computation(
 # ---- quirks ----------------------------------------------------------------------------------------
 
 
-def _unchanged(result: Any) -> Any:
-    return result
-
-
-def depthwise(function: str, given: Given) -> Change:
+def depthwise(function: str, given: Given) -> None:
     """Anything but a depthwise convolution is refused."""
     size, groups = given["weight_size"] if "weight_size" in given else given["weight"].shape, given["groups"]
     if len(size) < 2 or size[1] != 1 or groups < 2:
@@ -177,7 +174,6 @@ def depthwise(function: str, given: Given) -> Change:
             f"{function}: expected a depthwise convolution, a weight (groups * multiplier, 1, *k) with more than one "
             f"group, but got weight of size {list(size)} and groups={groups}"
         )
-    return _unchanged
 
 
 def redundant_input_size(function: str, given: Given) -> Change:
@@ -195,10 +191,9 @@ def redundant_input_size(function: str, given: Given) -> Change:
     return checked
 
 
-def unread_bias_defined(function: str, given: Given) -> Change:
+def unread_bias_defined(function: str, given: Given) -> None:
     """bias_defined has no bearing on the result."""
     given.pop("bias_defined")
-    return _unchanged
 
 
 def and_grad_bias(function: str, given: Given) -> Change:
@@ -212,13 +207,12 @@ def and_scratch(function: str, given: Given) -> Change:
     return lambda result: (result, result.new_empty(0), result.new_empty(0))
 
 
-def unread_scratch(function: str, given: Given) -> Change:
+def unread_scratch(function: str, given: Given) -> None:
     """finput and fgrad_input are not read, and output_mask may stand in their place, as in ATen today."""
     finput = given.pop("finput")
     given.pop("fgrad_input")
     if finput is not None and not isinstance(finput, Tensor):
         given["output_mask"] = finput
-    return _unchanged
 
 
 def kernel_size(function: str, given: Given) -> Change:
