@@ -71,6 +71,7 @@ BAD = [
     ("expected weight to be at least 1 at dimension 0", (2, 4, 6, 6), (0, 4, 3, 3), None, PLAIN),
     ("expected weight to be at least 1 at dimension 1", (2, 4, 6, 6), (4, 0, 3, 3), None, change(**T)),
     ("does not fit in any memory", (2, 4, 6, 6), (4, 4, 1, 1), None, change(padding=(2**40, 2**40))),
+    ("a padded input of size", (2, 4, 6, 6), (4, 4, 3, 3), None, change(padding=(2**60, 0), dilation=(2**60, 1))),
 ]
 
 

@@ -161,9 +161,22 @@ def convolution_shape(
     if isinstance(input_shape[1], int) and input_shape[1] == 0 and not g.transposed:
         out_channels = 0
     shape = (input_shape[0], out_channels, *spatial)
-    if all(isinstance(n, int) for n in shape):
-        require(prod(shape) < 2**58, lambda: f"an output of size {list(shape)} does not fit in any memory")
+    _require_fewer(_MOST_ELEMENTS, "an output", shape)
+    data, what = (shape, "an output with its padding") if g.transposed else (input_shape, "a padded input")
+    extents = [n + max(low, 0) + max(high, 0) for n, (low, high) in zip(data[2:], g.padding, strict=True)]
+    _require_fewer(_MOST_PADDED_ELEMENTS, what, (*data[:2], *extents))
     return shape
+
+
+#: A process can address 2**47 bytes.
+_MOST_ELEMENTS = 2**45
+#: PyTorch holds no padding, but kernels that do compute the bytes of it, up to 128 an element, with 64-bit integers.
+_MOST_PADDED_ELEMENTS = 2**55
+
+
+def _require_fewer(most: int, what: str, shape: Shape) -> None:
+    if all(isinstance(n, int) for n in shape):
+        require(prod(shape) < most, lambda: f"{what} of size {list(shape)} does not fit in any memory")
 
 
 def given(weight_shape: Shape, g: Geometry) -> str:
