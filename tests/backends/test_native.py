@@ -13,7 +13,7 @@ from torch import Tensor
 
 from convgrad.backends import _native_library as library
 from convgrad.backends.native import use_instruction_set
-from convgrad.check.suite import check_backend
+from convgrad.check import check_backend
 from convgrad.problem import ConvProblem, Pass, output_length
 
 from .native_cases import BACKEND, everything, on_threads, operands, problems, reference

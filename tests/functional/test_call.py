@@ -69,6 +69,24 @@ def test_another_number_of_threads_is_another_plan() -> None:
     torch.testing.assert_close(seen[0][1], seen[1][1])
 
 
+@pytest.mark.parametrize("backend", ["native", "im2col", "aten"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_threads_that_change_between_calls_change_no_result(backend: str, layout: torch.memory_format) -> None:
+    """Scratch memory is sized for the threads there are: what was prepared for one of them must not serve four."""
+    x = torch.randint(-3, 4, (3, 16, 21, 19)).float().contiguous(memory_format=layout).requires_grad_()
+    w = torch.randint(-3, 4, (16, 1, 3, 3)).float().requires_grad_()
+    before, seen = torch.get_num_threads(), []
+    try:
+        for threads in (1, 4, 2, 1):
+            torch.set_num_threads(threads)
+            with convgrad.use_backend(backend):
+                y = convgrad.conv2d(x, w, padding=1, groups=16)
+                seen.append((y, *torch.autograd.grad(y, (x, w), y.detach().sign())))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for later in seen[1:] for a, b in zip(seen[0], later, strict=True))
+
+
 def test_a_frozen_bias_changes_nothing() -> None:
     x, w = operands()
     assert is_pytorchs(convgrad.conv2d(x, w, torch.randn(8)))

@@ -54,9 +54,3 @@ def identify(value: object) -> str:
     if isinstance(value, bool):
         return "transposed" if value else "plain"
     return f"{value}d" if isinstance(value, int) else str(value)
-
-
-def quick(d: int, transposed: bool, kind: str, geometry: str) -> bool:
-    """A tenth of all, chosen so that each value of each parameter meets each value of the others' neighbours."""
-    numbers = (d, int(transposed), list(GROUPS).index(kind), GEOMETRIES.index(geometry))
-    return (numbers[0] + numbers[1] + numbers[2] + numbers[3]) % 4 == 0 and (d < 3 or numbers[2] % 2 == 0)

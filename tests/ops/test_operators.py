@@ -264,8 +264,15 @@ class Net(torch.nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-@pytest.mark.parametrize("request_", [None, "im2col"])
+@pytest.mark.parametrize(
+    ("backend", "request_"),
+    [
+        ("aot_eager", None),
+        ("aot_eager", "im2col"),
+        ("inductor", "im2col"),
+        pytest.param("inductor", None, marks=pytest.mark.slow),  # compiles PyTorch's own convolutions
+    ],
+)
 def test_compile_with_dynamic_shapes(backend: str, request_: str | None) -> None:
     torch.compiler.reset()
     # A graph keeps the choice that was made when it was traced, and Inductor's caches bring back earlier graphs.

@@ -23,7 +23,7 @@ __all__ = ["problems_for", "verify"]
 _REQUIRED = tuple(a for a in PROPERTIES if a not in ("workspace", "adjoint"))
 #: Runs that must agree bit by bit; `convgrad.testing` makes more, for which a registration cannot wait.
 _REPEATS = 5
-#: How many of the aspects in which a problem fails are shown; a kernel that writes where it may not fails in all.
+#: How many of the properties that a problem lacks are shown; a kernel that writes where it may not lacks them all.
 _SHOWN = 3
 #: Where fewer problems are accepted, more are made of them.
 _ENOUGH = 60
@@ -168,10 +168,10 @@ def _failure(backend: CustomBackend, failures: list[CheckResult], checked: int) 
         f"{first.backend!r} is refused: its {first.output} of {first.problem} is wrong ({checked} problems passed)"
     ]
     for r in sorted(failures, key=lambda r: "it wrote" not in r.message)[:_SHOWN]:
-        lines.append(f"  {r.aspect}: {r.message}")
+        lines.append(f"  {r.property_name}: {r.message}")
         if r.bound:
             lines[-1] += f"\n    worst error {r.worst:.6g}, allowed {r.bound:.6g}"
-    if {r.aspect for r in failures} == {"bound"}:  # right on integers, so only the rounding is in question
+    if {r.property_name for r in failures} == {"bound"}:  # right on integers, so only the rounding is in question
         lines.append(f"  {_ROUNDING}")
     elif first.problem.channels_last and "channels_last" in backend.layouts and "it raised" not in first.message:
         lines.append(
