@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_map
 
 from ..settings import cudnn_allows_tf32
 
-__all__ = ["convert_inputs", "rule", "turn_weights"]
+__all__ = ["channels_last_pays", "inputs_to_channels_last", "is_spatial", "weights_to_channels_last"]
 
 
 def _last(t: Tensor) -> torch.memory_format | None:
@@ -27,7 +27,7 @@ def _turned(value: Any) -> Any:
     return value
 
 
-def convert_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def inputs_to_channels_last(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The forward pre-hook of the root: its images come in channels_last, wherever they are in the arguments."""
     return tree_map(_turned, (args, kwargs))
 
@@ -41,7 +41,7 @@ def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
                 yield t
 
 
-def turn_weights(modules: Iterable[nn.Module]) -> Callable[[], None]:
+def weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]:
     """Lay the weights of these modules out in channels_last; the objects stay the same.
 
     Returns:
@@ -60,12 +60,16 @@ def turn_weights(modules: Iterable[nn.Module]) -> Callable[[], None]:
     return back
 
 
-def rule(convolutions: list[nn.Module]) -> tuple[bool, str]:
-    """Whether channels_last is expected to pay, and why, without measuring."""
-    spatial = [m for m in convolutions if len(m.kernel_size) > 1]  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
-    if not spatial:
+def is_spatial(convolution: Any) -> bool:
+    """Whether a convolution is 2-d or 3-d, and so has a layout that could be turned."""
+    return len(convolution.kernel_size) > 1
+
+
+def channels_last_pays(convolutions: list[Any]) -> tuple[bool, str]:
+    """Whether channels_last is expected to pay for these 2-d and 3-d convolutions, and why, without measuring."""
+    if not convolutions:
         return False, "no 2-d or 3-d convolution whose layout could be turned"
-    weights: list[Tensor] = [m.weight for m in spatial]  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
+    weights: list[Tensor] = [m.weight for m in convolutions]
     if all(w.dtype is torch.float64 for w in weights):
         return False, "PyTorch computes float64 in the contiguous layout"
     if weights[0].is_cuda and all(w.dtype is torch.float32 for w in weights) and not cudnn_allows_tf32():

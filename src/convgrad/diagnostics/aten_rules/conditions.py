@@ -121,7 +121,7 @@ def _cudnn_contiguous_depthwise(log: DecisionLog, c: ConvCall, m: Machine) -> bo
         return False
     if m.since("2.13") and m.depthwise_kernel != "auto":
         flag = f"depthwise_kernel={m.depthwise_kernel!r}"
-        return record("torch.backends.cudnn.depthwise_kernel asks for cuDNN", m.depthwise_kernel == "cudnn", flag)
+        return record("torch.backends.cudnn.depthwise_kernel is 'cudnn'", m.depthwise_kernel == "cudnn", flag)
     return _cudnn_depthwise_is_fast(log, c)
 
 
