@@ -105,25 +105,16 @@ class Trace:
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)
 
-    def start(self) -> Trace:
-        """Begin to record; `stop` ends it."""
+    def __enter__(self) -> Trace:
         if self._log is not None:
             self._log.start()
         observers.append(self)
         return self
 
-    def stop(self) -> None:
-        """Record no longer; what was recorded stays."""
-        if self in observers:
-            observers.remove(self)
+    def __exit__(self, *_: object) -> None:
+        observers.remove(self)
         if self._log is not None:
             self._log.stop()
-
-    def __enter__(self) -> Trace:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [_COLUMNS, *(r.cells() for r in self.records)]

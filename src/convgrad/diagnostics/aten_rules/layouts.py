@@ -38,7 +38,7 @@ def layout_decision(backend: str, input: TensorSpec, weight: TensorSpec, m: Mach
 def _layout(log: DecisionLog, backend: str, input: TensorSpec, weight: TensorSpec, m: Machine) -> torch.memory_format:
     rule = LAYOUT_RULES.get(backend)
     log.record("the backend has a layout rule", rule is not None, rule or f"{backend}: contiguous")
-    if m.mobile or rule is None:
+    if rule is None:
         return _CONTIGUOUS
     if rule == "cudnn":
         return cudnn_layout(log, input, weight, m)

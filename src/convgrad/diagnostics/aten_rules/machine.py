@@ -39,7 +39,6 @@ class Machine:
         mkldnn_fp16: whether oneDNN has float16 instructions here (AVX512-FP16, AMX-FP16; never on Arm).
         nnpack: whether NNPACK is built in and runs here.
         winograd: whether ``__ARM_NEON__`` (Apple, 32-bit Arm) or the RISC-V vector extension was there at build time.
-        mobile: whether this is a mobile build, with XNNPACK.
         threads: ``torch.get_num_threads()``.
         torch_version: the release whose rules apply.
         cudnn_enabled: ``torch.backends.cudnn.enabled`` (it switches MIOpen too).
@@ -65,7 +64,6 @@ class Machine:
     mkldnn_fp16: bool = False
     nnpack: bool = True
     winograd: bool = False
-    mobile: bool = False
     threads: int = 4
     torch_version: str = field(default_factory=lambda: _minor(torch.__version__))
     cudnn_enabled: bool = True
@@ -232,7 +230,6 @@ _VOCABULARY: dict[str, dict[str, Any]] = {
     "nnpack": {"nnpack": True},
     "nhwc": {"miopen_nhwc": True},
     "native": {"depthwise_kernel": "native"},
-    "mobile": {"mobile": True},
     "benchmark deterministic": {},  # they change the algorithm inside cuDNN, not the backend
 }
 _WORDS = {word: fields for words, fields in _VOCABULARY.items() for word in words.split()}
