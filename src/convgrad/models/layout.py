@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from .._compat import channels_last_of
 from ..settings import cudnn_allows_tf32
 
 __all__ = ["channels_last_pays", "inputs_to_channels_last", "is_spatial", "weights_to_channels_last"]
 
 
-def _last(t: Tensor) -> torch.memory_format | None:
-    return {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim())
-
-
 def _turned(value: Any) -> Any:
     """An image or volume in channels_last; anything else as it is."""
-    if isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided:
-        memory_format = _last(value)
-        if memory_format is not None:
-            return value.contiguous(memory_format=memory_format)
+    if isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided and _is_image(value):
+        return value.contiguous(memory_format=channels_last_of(value.dim() - 2))
     return value
+
+
+def _is_image(t: Tensor) -> bool:
+    return t.dim() in (4, 5)
 
 
 def inputs_to_channels_last(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The forward pre-hook of the root: its images come in channels_last, wherever they are in the arguments."""
     return tree_map(_turned, (args, kwargs))
-
-
-def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    seen: set[int] = set()
-    for module in modules:
-        for t in (*module.parameters(), *module.buffers()):
-            if id(t) not in seen and _last(t) is not None and not nn.parameter.is_lazy(t):
-                seen.add(id(t))
-                yield t
 
 
 def weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]:
@@ -47,12 +37,13 @@ def weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]
     Returns:
         A function that lays them out as they were, with the values that they have by then.
     """
-    before = [(t, t.stride()) for t in _tensors(modules)]
-    for t, _ in before:
-        t.data = t.data.contiguous(memory_format=_last(t))  # pyright: ignore[reportArgumentType]
+    found = [t for m in modules for t in (*m.parameters(), *m.buffers()) if not nn.parameter.is_lazy(t)]
+    before = {t: t.stride() for t in found if _is_image(t)}  # a shared one once
+    for t in before:
+        t.data = t.data.contiguous(memory_format=channels_last_of(t.dim() - 2))
 
     def back() -> None:
-        for t, strides in before:
+        for t, strides in before.items():
             if len(strides) == t.dim() and t.stride() != strides:
                 old = torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device)
                 t.data = old.copy_(t.data)
