@@ -217,6 +217,7 @@ def test_a_described_gpu_has_the_libraries_of_its_own_build() -> None:
     last = reasons(f"{text} channels_last", "h100", "aten:cudnn")
     assert set(last.values()) == {"usable, not chosen"}
     assert "picks CudaDepthwise2d" in reasons(text, "h100", "aten:cudnn")["grad_weight"]
+    assert set(reasons(text, "h100", "aten:mkldnn").values()) == {"oneDNN needs the CPU, got cuda"}
     assert reasons(text, "h100", "aten:miopen")["forward"] == "PyTorch has no MIOpen on h100"
     assert reasons(text, "mi300x", "aten:cudnn")["forward"] == "PyTorch has no cuDNN on mi300x"
 

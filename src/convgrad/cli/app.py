@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from .. import __version__
+from ..custom import load_kernels
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, Output, in_order
 
@@ -45,8 +46,6 @@ def main(
 ) -> None:
     """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""
     for source in kernels or ():
-        from ..custom import load_kernels
-
         try:
             load_kernels(source)
         except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""``convgrad run``: an unmodified script with every convolution taken over or watched, and which kernel ran."""
+"""``convgrad run``: an unmodified script with every convolution taken over or observed, and which kernel ran."""
 
 from __future__ import annotations
 

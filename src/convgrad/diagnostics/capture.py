@@ -51,7 +51,7 @@ def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:
     )
 
 
-class _Watcher(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):
     """Notes every convolution under the name of the module that is running.
 
     With a machine, the result gets the layout that this machine gives it: the next layer depends on it.
@@ -97,7 +97,7 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mac
 
 def _run(model: nn.Module, args: Any, kwargs: Any, machine: Machine | None) -> list[Captured]:
     """Run it on the meta device as if on a machine; without one, for real."""
-    watcher, meta = _Watcher(machine), machine is not None
+    recorder, meta = _Recorder(machine), machine is not None
 
     def place(value: Any) -> Any:
         return value.detach().to("meta") if meta and isinstance(value, Tensor) else value
@@ -108,22 +108,22 @@ def _run(model: nn.Module, args: Any, kwargs: Any, machine: Machine | None) -> l
     }
     placed = {name: place(value) for name, value in state.items()}
     args, kwargs = tree_map(place, (args, kwargs))
-    with _names(model, watcher), torch.random.fork_rng(devices=[]), torch.no_grad(), watcher:
+    with _module_names(model, recorder), torch.random.fork_rng(devices=[]), torch.no_grad(), recorder:
         torch.func.functional_call(model, placed, args, kwargs)
-    return watcher.found
+    return recorder.found
 
 
 @contextmanager
-def _names(model: nn.Module, watcher: _Watcher) -> Iterator[None]:
-    """Keep the stack of running modules in the watcher."""
+def _module_names(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
+    """Keep the stack of running modules in the recorder."""
     handles = []
     for name, module in model.named_modules():
 
         def enter(m: nn.Module, _args: Any, name: str = name) -> None:
-            watcher.stack.append((name, m))
+            recorder.stack.append((name, m))
 
         def leave(_m: nn.Module, _args: Any, _result: Any) -> None:
-            watcher.stack.pop()
+            recorder.stack.pop()
 
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:

@@ -188,7 +188,7 @@ def _described_library(
 ) -> list[str]:
     """The reasons against a GPU library as they hold on a machine that is not here, with another build of PyTorch."""
     library = getattr(backend, "library", None)
-    if library is None or machine.device_type != "cuda" or torch.cuda.is_available():
+    if library not in ("cuDNN", "MIOpen") or machine.device_type != "cuda" or torch.cuda.is_available():
         return against
     if (library == "MIOpen") != machine.miopen or (library == "cuDNN" and machine.cudnn is None):
         return [f"PyTorch has no {library} on {machine.label or 'this machine'}"]

@@ -1,4 +1,4 @@
-"""`trace`: who computed what, in which layout, with which copies and in what time."""
+"""`trace`: which backend computed what, in which layout, with which copies and in what time."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Record:
         outputs: what it computed, joined by ``+`` where one sweep gave several. These are passes of the problem, as
             `use_backend` and `explain` call them; tables add what they are to the user of a transposed convolution.
         backend: its name.
-        kernel: which of the backend's kernels ran, where it has several; for ATen oneDNN's name of the primitive, where
-            that was asked for.
+        kernel: which of the backend's kernels ran, where it has several; for ATen oneDNN's name of the primitive
+            (``onednn=True``).
         layout: of the result.
         copies: operands that had to be copied into a layout that the backend takes.
         milliseconds: wall time of the call, copies included; on a GPU it waited for the device.
         device: where it ran.
         problem: as one line of text.
         reason: why this backend.
-        transposed: whether the user asked for a transposed convolution.
+        transposed: whether the user called a transposed convolution.
     """
 
     call: int
@@ -105,25 +105,16 @@ class Trace:
     def __iter__(self) -> Iterator[Record]:
         return iter(self.records)
 
-    def start(self) -> Trace:
-        """Begin to watch; `stop` ends it."""
+    def __enter__(self) -> Trace:
         if self._log is not None:
             self._log.start()
         observers.append(self)
         return self
 
-    def stop(self) -> None:
-        """Watch no longer; what was seen stays."""
-        if self in observers:
-            observers.remove(self)
+    def __exit__(self, *_: object) -> None:
+        observers.remove(self)
         if self._log is not None:
             self._log.stop()
-
-    def __enter__(self) -> Trace:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [_COLUMNS, *(r.cells() for r in self.records)]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .classes import accelerated_class, give_back, is_convolution, reason_against
+from .classes import accelerated_class, is_convolution, reason_against, restore_class
 from .gains import may_gain, takes
-from .layout import convert_inputs, rule, turn_weights
+from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report
 from .trial import NO_COPY, faster_in_channels_last, shapes_seen
 
@@ -58,9 +58,6 @@ def accelerate_(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate_ takes a torch.nn.Module, got {type(model).__name__}")
-    if memory_format is not None and not isinstance(memory_format, (str, torch.memory_format)):
-        kind = type(memory_format).__name__
-        raise TypeError(f"memory_format is a name, got {kind}; what the model is called with is example_inputs=")
     wanted = _wanted_format(memory_format)
     seen = None if example_inputs is None else shapes_seen(model, example_inputs)
     report = Report()
@@ -94,23 +91,16 @@ def _is_quantised(module: nn.Module) -> bool:
 def _stays(module: Any, seen: list[tuple[int, ...]] | None, only_gains: bool) -> str | None:
     """Why a convolution keeps its class; None where it may gain."""
     reason = reason_against(module)
-    if reason is not None:
+    if reason is not None or nn.parameter.is_lazy(module.weight):  # of a lazy one the sizes are not known yet
         return reason
-    if nn.parameter.is_lazy(module.weight):
-        return None  # its sizes are not known; the choice is made at each call
     reason = takes(module)
-    if reason is None and only_gains and not may_gain(module, seen, module.weight.device, module.weight.dtype):
-        return _no_gain(seen)
-    return reason
-
-
-def _no_gain(seen: list[tuple[int, ...]] | None) -> str:
-    if seen is None:
-        return "nothing here is expected to be faster than PyTorch's own kernels at any usual size"
-    if not seen:
+    if reason is not None or not only_gains or may_gain(module, seen, module.weight.device, module.weight.dtype):
+        return reason
+    if seen == []:
         return "the example inputs never reached it"
-    sizes = ", ".join(dict.fromkeys("x".join(map(str, s)) for s in seen))
-    return f"nothing here is expected to be faster than PyTorch's own kernels for inputs of {sizes}"
+    sizes = ", ".join(dict.fromkeys("x".join(map(str, s)) for s in seen or ()))
+    where = f"for inputs of {sizes}" if sizes else "at any usual size"
+    return f"nothing here is expected to be faster than PyTorch's own kernels {where}"
 
 
 def _replace(module: nn.Module, report: Report) -> str | None:
@@ -121,8 +111,7 @@ def _replace(module: nn.Module, report: Report) -> str | None:
         module.__class__ = after
     except TypeError as error:
         return f"Python cannot give it another class: {error}"
-
-    report._undo.append(partial(give_back, module, before, after))
+    report._undo.append(partial(restore_class, module, before, after))
     return None
 
 
@@ -130,31 +119,31 @@ def _replace(module: nn.Module, report: Report) -> str | None:
 
 
 def _wanted_format(memory_format: str | torch.memory_format | None) -> str | None:
-    known = {"channels_last", "auto"}
-    if isinstance(memory_format, torch.memory_format):
-        names = {torch.channels_last: "channels_last", torch.channels_last_3d: "channels_last"}
-        memory_format = names.get(memory_format, str(memory_format))
-    if memory_format is not None and memory_format not in known:
+    if memory_format is not None and not isinstance(memory_format, (str, torch.memory_format)):
+        kind = type(memory_format).__name__
+        raise TypeError(f"memory_format is a name, got {kind}; what the model is called with is example_inputs=")
+    if memory_format in (torch.channels_last, torch.channels_last_3d):
+        return "channels_last"
+    if memory_format not in (None, "channels_last", "auto"):
         raise ValueError(f"memory_format is None, 'channels_last' or 'auto', got {memory_format!r}")
-    return memory_format
+    return memory_format  # pyright: ignore[reportReturnType]
 
 
 def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Report) -> None:
-    """Turn the layout where that was asked for, or pays."""
+    """Turn the layout where the caller wants it, or where it is expected to be faster."""
     if wanted is None:
         return
-    convolutions = [m for m in model.modules() if is_convolution(m)]
-    pays, why = rule(convolutions)
-    spatial = [m for m in convolutions if len(m.kernel_size) > 1]  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+    convolutions = [m for m in model.modules() if is_convolution(m) and is_spatial(m)]
+    pays, why = channels_last_pays(convolutions)
     if wanted == "channels_last":
-        pays, why = bool(spatial), "" if spatial else why
+        pays, why = bool(convolutions), "" if convolutions else why
     elif pays and example_inputs is not None:
         pays, why = faster_in_channels_last(model, _prepare, example_inputs) or (pays, f"{why}; {NO_COPY}")
     report.layout = why
     if pays:
         report.memory_format = "channels_last"
-        report._undo.append(turn_weights(spatial))
-        report._undo.append(model.register_forward_pre_hook(convert_inputs, prepend=True, with_kwargs=True).remove)
+        hook = model.register_forward_pre_hook(inputs_to_channels_last, prepend=True, with_kwargs=True)
+        report._undo += [weights_to_channels_last(convolutions), hook.remove]
 
 
 def _prepare(model: nn.Module, memory_format: str | None) -> None:

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 
 from .. import nn as ours
 
-__all__ = ["accelerated_class", "give_back", "is_convolution", "is_ours", "reason_against", "stock_class"]
+__all__ = ["accelerated_class", "is_convolution", "is_ours", "reason_against", "restore_class", "stock_class"]
 
 _NAMES = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 _OURS: dict[type[nn.Module], type[nn.Module]] = {getattr(nn, name): getattr(ours, name) for name in _NAMES}
@@ -97,7 +97,7 @@ def _remake(make: Any, stock: type, *args: Any) -> Any:
 # ---- back ----------------------------------------------------------------------------------------
 
 
-def give_back(module: nn.Module, before: type, after: type) -> None:
+def restore_class(module: nn.Module, before: type, after: type) -> None:
     """Undo the change of a module's class from ``before`` to ``after``.
 
     It may have changed since: a lazy module that has seen an input, a parametrization that was added or removed.
@@ -145,7 +145,7 @@ def _with_base(cls: type, base: type) -> type:
     return type(cls)(cls.__name__, (base,), body)
 
 
-# ---- who is left ---------------------------------------------------------------------------------
+# ---- what cannot be accelerated --------------------------------------------------------------------------------
 
 
 def reason_against(module: nn.Module) -> str | None:

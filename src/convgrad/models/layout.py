@@ -2,57 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from .._compat import channels_last_of
 from ..settings import cudnn_allows_tf32
 
-__all__ = ["convert_inputs", "rule", "turn_weights"]
-
-
-def _last(t: Tensor) -> torch.memory_format | None:
-    return {4: torch.channels_last, 5: torch.channels_last_3d}.get(t.dim())
+__all__ = ["channels_last_pays", "inputs_to_channels_last", "is_spatial", "weights_to_channels_last"]
 
 
 def _turned(value: Any) -> Any:
     """An image or volume in channels_last; anything else as it is."""
-    if isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided:
-        memory_format = _last(value)
-        if memory_format is not None:
-            return value.contiguous(memory_format=memory_format)
+    if isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided and _is_image(value):
+        return value.contiguous(memory_format=channels_last_of(value.dim() - 2))
     return value
 
 
-def convert_inputs(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _is_image(t: Tensor) -> bool:
+    return t.dim() in (4, 5)
+
+
+def inputs_to_channels_last(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The forward pre-hook of the root: its images come in channels_last, wherever they are in the arguments."""
     return tree_map(_turned, (args, kwargs))
 
 
-def _tensors(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
-    seen: set[int] = set()
-    for module in modules:
-        for t in (*module.parameters(), *module.buffers()):
-            if id(t) not in seen and _last(t) is not None and not nn.parameter.is_lazy(t):
-                seen.add(id(t))
-                yield t
-
-
-def turn_weights(modules: Iterable[nn.Module]) -> Callable[[], None]:
+def weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]:
     """Lay the weights of these modules out in channels_last; the objects stay the same.
 
     Returns:
         A function that lays them out as they were, with the values that they have by then.
     """
-    before = [(t, t.stride()) for t in _tensors(modules)]
-    for t, _ in before:
-        t.data = t.data.contiguous(memory_format=_last(t))  # pyright: ignore[reportArgumentType]
+    found = [t for m in modules for t in (*m.parameters(), *m.buffers()) if not nn.parameter.is_lazy(t)]
+    before = {t: t.stride() for t in found if _is_image(t)}  # a shared one once
+    for t in before:
+        t.data = t.data.contiguous(memory_format=channels_last_of(t.dim() - 2))
 
     def back() -> None:
-        for t, strides in before:
+        for t, strides in before.items():
             if len(strides) == t.dim() and t.stride() != strides:
                 old = torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device)
                 t.data = old.copy_(t.data)
@@ -60,12 +51,16 @@ def turn_weights(modules: Iterable[nn.Module]) -> Callable[[], None]:
     return back
 
 
-def rule(convolutions: list[nn.Module]) -> tuple[bool, str]:
-    """Whether channels_last is expected to pay, and why, without measuring."""
-    spatial = [m for m in convolutions if len(m.kernel_size) > 1]  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
-    if not spatial:
+def is_spatial(convolution: Any) -> bool:
+    """Whether a convolution is 2-d or 3-d, and so has a layout that could be turned."""
+    return len(convolution.kernel_size) > 1
+
+
+def channels_last_pays(convolutions: list[Any]) -> tuple[bool, str]:
+    """Whether channels_last is expected to pay for these 2-d and 3-d convolutions, and why, without measuring."""
+    if not convolutions:
         return False, "no 2-d or 3-d convolution whose layout could be turned"
-    weights: list[Tensor] = [m.weight for m in spatial]  # pyright: ignore[reportAssignmentType, reportAttributeAccessIssue]
+    weights: list[Tensor] = [m.weight for m in convolutions]
     if all(w.dtype is torch.float64 for w in weights):
         return False, "PyTorch computes float64 in the contiguous layout"
     if weights[0].is_cuda and all(w.dtype is torch.float32 for w in weights) and not cudnn_allows_tf32():

@@ -1,4 +1,4 @@
-"""Running somebody's script unmodified, with every convolution taken over or watched, and what it did at the end."""
+"""A script run unmodified, with every convolution taken over or observed, and a report of them at the end."""
 
 from __future__ import annotations
 

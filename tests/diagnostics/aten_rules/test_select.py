@@ -141,9 +141,6 @@ def test_kernels_without_a_backward_are_chosen_only_where_none_is_needed() -> No
     x, w = spec(2, 8, 16, 16), spec(8, 1, 3, 3)
     for grad, want in ((False, "Winograd3x3Depthwise"), (True, "Slow2d")):
         assert select_conv_backend(x, w, groups=8, device="cpu macos", need_backward=grad).backend == want
-    mobile = Machine.parse("cpu macos mobile").replace(winograd=False)
-    assert select_conv_backend(x, w, groups=8, device=mobile, need_backward=False).backend == "Xnnpack2d"
-    assert select_conv_backend(x, w, groups=8, device=mobile, need_backward=True).backend == "NnpackSpatial"
 
 
 def test_empty_and_impossible() -> None:

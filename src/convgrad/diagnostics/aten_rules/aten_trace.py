@@ -84,7 +84,7 @@ class AtenTrace:
     def __str__(self) -> str:
         c = self.call
         lines = [
-            f"validate: input {c.input}; weight {c.weight}; stride={c.stride} padding={c.padding} "
+            f"validate: input {c.input}; weight {c.weight}; stride={c.stride} padding={tuple(p for p, _ in c.padding)} "
             f"dilation={c.dilation} transposed={c.transposed} output_padding={c.output_padding} groups={c.groups}: "
             "accepted",
             str(self.backend),

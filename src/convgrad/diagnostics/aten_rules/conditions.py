@@ -17,7 +17,7 @@ from .layouts import cudnn_layout
 from .machine import Machine
 
 __all__ = ["is_depthwise", "use_cudnn", "use_cudnn_depthwise", "use_miopen", "use_mkldnn", "use_mps", "use_nnpack",
-           "use_winograd", "use_xnnpack"]  # fmt: skip
+           "use_winograd"]  # fmt: skip
 
 _HALF, _BF16, _FLOAT = torch.float16, torch.bfloat16, torch.float32
 
@@ -121,7 +121,7 @@ def _cudnn_contiguous_depthwise(log: DecisionLog, c: ConvCall, m: Machine) -> bo
         return False
     if m.since("2.13") and m.depthwise_kernel != "auto":
         flag = f"depthwise_kernel={m.depthwise_kernel!r}"
-        return record("torch.backends.cudnn.depthwise_kernel asks for cuDNN", m.depthwise_kernel == "cudnn", flag)
+        return record("torch.backends.cudnn.depthwise_kernel is 'cudnn'", m.depthwise_kernel == "cudnn", flag)
     return _cudnn_depthwise_is_fast(log, c)
 
 
@@ -198,23 +198,6 @@ def use_mkldnn(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
     )
 
 
-@recorded("XNNPACK can take it (mobile builds, no gradient needed)")
-def use_xnnpack(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
-    x, w, record = c.input, c.weight, log.record
-    plain = x.ndim == w.ndim == 4 and x.dtype == w.dtype == _FLOAT and x.device_type == w.device_type == "cpu"
-    return (
-        record("no gradient is needed", not c.need_backward, f"need_backward={c.need_backward}")
-        and record("a mobile build", m.mobile, m.mobile)
-        and record("not transposed", not c.transposed, f"transposed={c.transposed}")
-        and record("one input channel per group", x.shape[1] == c.groups, f"{x.shape[1]}, {c.groups} groups")
-        and record(
-            "2-D, float32, on the CPU, and no weight that needs a gradient",
-            plain and not w.requires_grad,
-            f"{short(x.dtype)}, {x.device_type}",
-        )
-    )
-
-
 @recorded("the Winograd 3x3 depthwise kernel can take it (Apple and 32-bit Arm, RISC-V; no gradient needed)")
 def use_winograd(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
     x, w, record = c.input, c.weight, log.record
@@ -253,7 +236,7 @@ def use_nnpack(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
         and record("2-D", x.ndim == 4 and c.weight.ndim == 4, f"{x.ndim - 2}-D")
         and record("kernel below 17x17", max(kernel) < 17, kernel)
         and record("padding below the kernel size", padding[0] < kernel[0] and padding[1] < kernel[1], padding)
-        and (m.mobile or record("batch of at least 16", x.shape[0] >= 16, f"batch {x.shape[0]}"))
+        and record("batch of at least 16", x.shape[0] >= 16, f"batch {x.shape[0]}")
     )
 
 

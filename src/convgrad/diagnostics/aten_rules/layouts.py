@@ -38,7 +38,7 @@ def layout_decision(backend: str, input: TensorSpec, weight: TensorSpec, m: Mach
 def _layout(log: DecisionLog, backend: str, input: TensorSpec, weight: TensorSpec, m: Machine) -> torch.memory_format:
     rule = LAYOUT_RULES.get(backend)
     log.record("the backend has a layout rule", rule is not None, rule or f"{backend}: contiguous")
-    if m.mobile or rule is None:
+    if rule is None:
         return _CONTIGUOUS
     if rule == "cudnn":
         return cudnn_layout(log, input, weight, m)
@@ -68,7 +68,7 @@ def cudnn_layout(log: DecisionLog, input: TensorSpec, weight: TensorSpec, m: Mac
     """cuDNN's layout rule on its own; the choice of a depthwise kernel reads it too."""
     enabled = log.record("PyTorch is built with cuDNN", m.cudnn is not None, m.cudnn_text)
     enabled = enabled and _no_float64(log, input, weight)
-    if enabled and not m.since("2.13"):  # earlier releases ask for a cuDNN that none of them can be used without
+    if enabled and not m.since("2.13"):  # earlier releases name a version below any that they support
         least = 8005 if weight.ndim == 5 else 7603
         enabled = log.record(f"cuDNN is {least} or later", (m.cudnn or 0) >= least, m.cudnn_text)
     return _channels_last(log, input, weight, enabled)

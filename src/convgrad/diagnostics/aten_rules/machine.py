@@ -39,14 +39,11 @@ class Machine:
         mkldnn_fp16: whether oneDNN has float16 instructions here (AVX512-FP16, AMX-FP16; never on Arm).
         nnpack: whether NNPACK is built in and runs here.
         winograd: whether ``__ARM_NEON__`` (Apple, 32-bit Arm) or the RISC-V vector extension was there at build time.
-        mobile: whether this is a mobile build, with XNNPACK.
         threads: ``torch.get_num_threads()``.
         torch_version: the release whose rules apply.
         cudnn_enabled: ``torch.backends.cudnn.enabled`` (it switches MIOpen too).
         cudnn_v8: the v8 interface of cuDNN, off with ``TORCH_CUDNN_V8_API_DISABLED=1``.
         depthwise_kernel: ``torch.backends.cudnn.depthwise_kernel`` (2.13 and later).
-        benchmark: ``torch.backends.cudnn.benchmark``; it changes the algorithm inside cuDNN, not the backend.
-        deterministic: deterministic algorithms; likewise.
         mkldnn_enabled: ``torch.backends.mkldnn.enabled``.
         nnpack_enabled: ``torch.backends.nnpack`` flags.
         miopen_nhwc: ``PYTORCH_MIOPEN_SUGGEST_NHWC=1``.
@@ -67,14 +64,11 @@ class Machine:
     mkldnn_fp16: bool = False
     nnpack: bool = True
     winograd: bool = False
-    mobile: bool = False
     threads: int = 4
     torch_version: str = field(default_factory=lambda: _minor(torch.__version__))
     cudnn_enabled: bool = True
     cudnn_v8: bool = True
     depthwise_kernel: str = "auto"
-    benchmark: bool = False
-    deterministic: bool = False
     mkldnn_enabled: bool = True
     nnpack_enabled: bool = True
     miopen_nhwc: bool = False
@@ -143,8 +137,6 @@ class Machine:
             cudnn_enabled=torch._C._get_cudnn_enabled(),
             cudnn_v8=os.environ.get("TORCH_CUDNN_V8_API_DISABLED") != "1",
             depthwise_kernel=getattr(torch._C, "_get_cudnn_depthwise_kernel", lambda: "auto")(),
-            benchmark=torch._C._get_cudnn_benchmark(),
-            deterministic=torch._C._get_cudnn_deterministic() or torch.are_deterministic_algorithms_enabled(),
             mkldnn_enabled=torch._C._get_mkldnn_enabled(),
             nnpack_enabled=torch._C._get_nnpack_enabled(),
             miopen_nhwc=os.environ.get("PYTORCH_MIOPEN_SUGGEST_NHWC") == "1",
@@ -202,7 +194,7 @@ def machine_of(device: DeviceLike, found_on: str = "cpu") -> Machine:
     return Machine.parse(device)
 
 
-#: cuDNN that the CUDA wheel of a release asks for; used, and said, where a description names none.
+#: cuDNN that the CUDA wheel of a release requires; assumed where a description names none.
 _WHEEL_CUDNN = {"2.11": 91900, "2.12": 92000, "2.13": 92000, "2.14": 92400, "2.15": 92600}
 
 #: Words of a description, and the fields that they mean ("arch" is no field: `_with_instructions` reads it).
@@ -238,9 +230,7 @@ _VOCABULARY: dict[str, dict[str, Any]] = {
     "nnpack": {"nnpack": True},
     "nhwc": {"miopen_nhwc": True},
     "native": {"depthwise_kernel": "native"},
-    "mobile": {"mobile": True},
-    "benchmark": {"benchmark": True},
-    "deterministic": {"deterministic": True},
+    "benchmark deterministic": {},  # they change the algorithm inside cuDNN, not the backend
 }
 _WORDS = {word: fields for words, fields in _VOCABULARY.items() for word in words.split()}
 #: What they mean behind "no" or "without".

@@ -1,6 +1,7 @@
 """Which of ATen's backends a convolution runs on, and in which layout: PyTorch's own choice, rule by rule.
 
-Modelled after ``_select_conv_backend`` in ATen's ``Convolution.cpp`` (2.11 to 2.15).
+Modelled after ``_select_conv_backend`` in ATen's ``Convolution.cpp`` (2.11 to 2.15), without the mobile builds that
+XNNPACK belongs to.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from .conditions import (
     use_mps,
     use_nnpack,
     use_winograd,
-    use_xnnpack,
 )
 from .decision import Decision, DecisionLog
 from .layouts import layout_decision
@@ -139,8 +139,6 @@ def _select(log: DecisionLog, c: ConvCall, m: Machine) -> str:
     for use, name in ((use_cudnn, "Cudnn"), (use_miopen, "Miopen"), (use_mkldnn, "Mkldnn")):
         if use(log, c, m):
             return name + transposed
-    if use_xnnpack(log, c, m):
-        return "Xnnpack2d"
     if use_winograd(log, c, m):
         return "Winograd3x3Depthwise"
     return _select_own(log, c, m, transposed)
