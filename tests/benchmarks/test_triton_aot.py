@@ -26,7 +26,7 @@ def compile_all(request: pytest.FixtureRequest, *options: str) -> str:
 
 def test_a_few(request: pytest.FixtureRequest) -> None:
     """Both memory formats, a result, a sum and the sweep, on all three chips."""
-    text = "g32ic32oc32mb32ih28kh1kw3ph0pw1 bfloat16"
+    text = "g32ic32oc32mb32ih28iw28kh1kw3ph0pw1 bfloat16"
     said = compile_all(request, "--passes", "forward", "sweep+bias", "--", text, text + " channels_last")
     assert "4 kernels, 0 faults" in said
 
