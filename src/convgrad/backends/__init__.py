@@ -12,7 +12,7 @@ from .im2col import Im2colBackend
 from .native import NativeBackend
 from .reference import ReferenceBackend
 from .triton import TritonBackend
-from .triton.on_bands import TritonBandedBackend
+from .triton.banded_backend import TritonBandedBackend
 
 __all__ = ["Arithmetic", "Backend", "Layout", "built_in"]
 

@@ -2,190 +2,163 @@
 
 The interpreter runs one program after the other in numpy, some tens of milliseconds each. So problems are tiny: what
 they vary is everything that selects another path through a kernel. Its bfloat16 store truncates, which integers
-that bfloat16 holds do not notice.
+that bfloat16 holds do not notice; it multiplies matrices in float32, whatever precision is asked for.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Callable
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.backends.triton import TritonBackend, channel_tiles, patch_tiles, tiles
-from convgrad.backends.triton.ways import Way
+from convgrad.backends.triton import TritonBackend, bands, check, launch, start, tiles
+from convgrad.backends.triton.banded_backend import TritonBandedBackend
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
 from convgrad.testing import check_problem
 
 assert os.environ.get("TRITON_INTERPRET") == "1"
 
-# Everything that is counted on a GPU is counted here too, but in smaller numbers: more than one share of a sum, and
-# kernels that take several chunks of unrolled positions with some left over.
-HERE: dict[ModuleType, dict[str, int]] = {
-    tiles: {"WARPS": 16, "_UNROLLED_ROWS": 8, "_UNROLLED_CHUNK": 16},
-    patch_tiles: {"_LANES": 4},
-    channel_tiles: {"_ENOUGH": 16, "_WARPS": 16, "_LANES": 8, "_LINE": 4},
-}
-ON_A_GPU = {module: {name: getattr(module, name) for name in sizes} for module, sizes in HERE.items()}
-for module, sizes in HERE.items():
-    for name, size in sizes.items():
-        setattr(module, name, size)
+# What fills a GPU is less here, but more than one program and one part of a sum.
+tiles._LANES, tiles._LINE, tiles._ENOUGH, tiles.MOST_PROGRAMS = 8, 4, 16, 16
+launch.MOST_PROGRAMS, start._PROGRAMS, bands._PROGRAMS = 16, 4, 8
 
 # numpy warns where an infinity meets a zero, also in lanes whose value is not taken.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
 CPU = torch.device("cpu")
-SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")
+BOTH: tuple[Output, ...] = ("grad_input", "grad_weight")
+REFERENCE = ReferenceBackend()
 
-#: 1-D, 2-D and 3-D; strides, dilation, multipliers, uneven and negative padding, even kernels, planes of one element,
-#: kernels of more than one chunk, many phases; every dtype in both layouts.
-EXACT = """
-g1ic1oc1mb2iw17ow17kw4pw3
-g2mb1ic2iw21oc2kw11pw5
-g3mb2ic3iw17oc6ow4kw4sw3pw-1dw1 float64
-g2mb1ic2ih5iw11oc2kh3kw3ph1pw1
-g3mb1ic3ih5iw11oc3kh3kw3ph1pw1 channels_last
-g2mb1ic2ih9iw11oc2oh5ow6kh3kw3sh2sw2ph1pw0
-g3mb2ic3ih9iw11oc3oh5ow6kh3kw3sh2sw2ph1pw0 channels_last bfloat16
-mb1ic1ih9iw8oc2kh3kw2sh2sw4ph1pw1dh1dw2 float16
-g1ic1oc1mb1ih9iw8oh7ow9kh4kw2sh1sw1ph0pw1
-g2mb1ic2ih5iw9oc6kh2kw3ph0pw1 channels_last
-mb1ic1ih1iw1oc1kh1kw1
-g4mb3ic4ih1iw1oc4kh3kw3ph1pw1 channels_last
-g2mb1ic2ih9iw1oc2kh3kw1ph1pw0
-g2mb1ic2ih7iw5oc2kh3kw2ph1pw0dh1dw0 float16
-mb1ic1id4ih5iw6oc1kd3kh2kw3sd1sh2sw1pd1ph0pw1 bfloat16
-g2mb1ic2id4ih5iw6oc2kd3kh3kw3sd2sh1sw2pd1ph1pw1 channels_last float16
-mb1ic1id3ih4iw5oc1kd3kh3kw3sd2sh2sw2pd1ph1pw1
-mb1ic1ih5iw9oc1kh9kw7ph4pw3
-mb1ic1ih3iw5oc1kh7kw9ph3pw4 float64
-mb1ic1ih4iw3oc1kh9kw7ph4pw3 channels_last
-mb1ic1ih10iw9oc1kh5kw4sh4sw3ph2pw1dh1dw0
-""".strip().splitlines()
 
-#: Patches of 2, 4 and 8 columns, read in vectors of 1 to 8 values: long rows in pieces, the last of them cut; strides
-#: in both directions, padding of one side; rows that are no multiple of a patch's; columns that no patch can have.
-PATCHES = """
-g1ic1oc1mb2iw164ow164kw4pw3
-g2mb1ic2iw72oc2ow72kw5pw2 bfloat16
-g1mb2ic1iw80oc2ow40kw3sw2pw1 float16
-g1ic1oc1mb1iw36oc1ow36kw3pw2dw1 float64
-g2mb2ic2ih5iw8oc2kh3kw3ph1pw1 bfloat16
-g1mb1ic1ih6iw12oc1kh3kw3ph1pw1
-g1mb2ic1ih8iw8oc1oh4ow4kh3kw3sh2sw2ph1pw1 float16
-g1mb1ic1ih8iw16oc1oh4ow8kh3kw3sh2sw2ph0pw0 bfloat16
-g1mb2ic1ih5iw8oc1oh5ow2kh2kw4sw4ph1pw0dh0
-g2mb1ic2ih4iw6oc4oh4ow6kh3kw3ph1pw1 float64
-g1mb1ic1ih7iw8oc1oh7ow8kh3kw3ph2pw2dh1dw1 bfloat16
-g1mb1ic1ih6iw12oc1oh6ow4kh3kw3sw3ph1pw0
-g1mb1ic1ih5iw8oc1oh3ow8kh3kw9ph0pw4 float16
-g1mb1ic1id3ih4iw4oc1kd3kh3kw3pd1ph1pw1
-g1mb2ic1id4ih4iw8oc1od4oh2ow4kd3kh3kw3sh2sw2pd1ph1pw1 bfloat16
-g1mb1ic1id4ih2iw4oc1od2oh2ow4kd2kh1kw2sd2pd0ph0pw1
-""".strip().splitlines()
+def slow(*texts: str) -> list[object]:
+    return [pytest.param(text, marks=pytest.mark.slow) for text in texts]
 
-#: Patches of channels: vectors of 1 to 8, more of them than a line has and fewer, rows and columns left over,
-#: strides in both directions, dilation that leaves rows out, negative padding, kernels of one column or depth.
-CHANNELS = """
-g8mb2ic8ih8iw8oc8kh3kw3ph1pw1 channels_last bfloat16
-g6mb2ic6ih7iw7oc6kh3kw3ph1pw1 channels_last
-g12mb1ic12ih9iw7oc12oh5ow4kh3kw3sh2sw2ph1pw1 channels_last bfloat16
-g5mb1ic5ih13iw9oc5oh5ow3kh3kw3sh3sw4ph2pw1 channels_last float64
-g16mb1ic16ih7iw8oc16kh5kw2ph4pw0dh1dw2 channels_last bfloat16
-g4mb2ic4ih12iw5oc4oh6ow4kh3kw1sh1sw1ph-2pw-1dh1dw0 channels_last
-g4mb1ic4id3ih5iw4oc4od5oh5ow4kd1kh3kw3pd1ph1pw1 channels_last
-g2mb2ic2id4ih6iw3oc2kd3kh3kw3pd1ph1pw1 channels_last bfloat16
-g4mb1ic4id5ih4iw6oc4od3oh2ow3kd3kh3kw3sd2sh2sw2pd1ph1pw1 channels_last
-""".strip().splitlines()
 
-#: Patches as wide as a row: all lengths, all rows or some, strides in both directions, uneven and negative padding,
-#: dilation, multipliers, kernels larger than the plane, depths, and lanes that have no patch.
-WHOLE = """
-g3mb1ic3ih7oc3kh3ph1
-g1mb3ic1ih7oc1kh3ph1 bfloat16
-g2mb1ic2ih6iw7oc2kh5kw5ph2pw2 float16
-g1ic1oc1mb1ih7kh7ph3 float64
-g1mb1ic1ih7iw14oc1kh3kw3ph1pw1
-g2mb2ic2ih8iw14oc2oh4ow7kh3kw3sh2sw2ph1pw1 bfloat16
-g1mb1ic1ih14iw14oc2oh5ow7kh5kw3sh3sw2ph1pw1
-g1mb2ic1ih9iw3oc1oh9ow5kh2kw3ph1pw2 float16
-g1mb2ic1ih4iw11oc1oh4ow9kh3kw3ph1pw0
-g1mb1ic1ih5iw13oc2kh3kw2ph1pw1dh1dw2
-g1mb2ic1ih7iw7oc1kh1kw7ph0pw3
-g1mb1ic1ih1iw9oc1oh1ow9kh3kw3ph1pw1
-g1mb2ic1ih4iw9oc1oh3ow7kh2kw3ph0pw0
-g1mb2ic1ih4iw9oc1oh4ow5kh3kw3ph1pw-1
-g1mb1ic1id3ih5iw5oc1kd3kh3kw3pd1ph1pw1 bfloat16
-g2mb1ic2id3ih7iw7oc2od2oh4ow4kd2kh3kw3sh2sw2pd0ph1pw1
-g1mb1ic1ih30iw7oc1kh3kw3ph1pw1
-""".strip().splitlines()
+#: 1-D, 2-D and 3-D in both memory formats; strides in both directions, dilation, multipliers, uneven and negative
+#: padding, even kernels, planes of one element; vectors of 1 to 8 columns or channels, rows and columns left over.
+EXACT = [
+    "g1ic1oc1mb2iw32ow32kw4pw3",
+    "g3mb2ic3iw17oc6ow4kw4sw3pw-1dw1",
+    "g2mb2ic2ih5iw8oc2kh3kw3ph1pw1 bfloat16",
+    "g2mb1ic2ih9iw11oc2oh5ow6kh3kw3sh2sw2ph1pw0",
+    "g1mb2ic1ih8iw8oc1oh4ow4kh3kw3sh2sw2ph1pw1 float16",
+    "g1mb1ic1id4ih2iw4oc1od2oh2ow4kd2kh1kw2sd2pd0ph0pw1",
+    "mb1ic1ih1iw1oc1kh1kw1",
+    "g8mb2ic8ih4iw3oc8kh3kw3ph1pw1 channels_last bfloat16",
+    "g5mb1ic5ih7iw5oc5oh3ow3kh3kw3sh2sw2ph0pw1 channels_last",
+    "g4mb1ic4id3ih3iw4oc4kd2kh3kw2pd0ph1pw1 channels_last float16",
+    *slow(
+        "g2mb1ic2iw21oc2kw11pw5",
+        "g2mb1ic2iw72oc2ow72kw5pw2 bfloat16",
+        "g1mb2ic1iw80oc2ow40kw3sw2pw1 float16",
+        "g3mb2ic3ih9iw11oc3oh5ow6kh3kw3sh2sw2ph1pw0 channels_last bfloat16",
+        "mb1ic1ih9iw8oc2kh3kw2sh2sw4ph1pw1dh1dw2 float16",
+        "g1ic1oc1mb1ih9iw8oh7ow9kh4kw2sh1sw1ph0pw1",
+        "g4mb3ic4ih1iw1oc4kh3kw3ph1pw1 channels_last",
+        "g2mb1ic2ih9iw1oc2kh3kw1ph1pw0",
+        "g2mb1ic2id4ih5iw6oc2kd3kh3kw3sd2sh1sw2pd1ph1pw1 channels_last float16",
+        "mb1ic1id3ih4iw5oc1kd3kh3kw3sd2sh2sw2pd1ph1pw1",
+        "g1mb2ic1ih5iw8oc1oh5ow2kh2kw4sw4ph1pw0dh0",
+        "g1mb1ic1ih6iw12oc1oh6ow4kh3kw3sw3ph1pw0",
+        "g1mb1ic1ih7iw8oc1oh7ow8kh3kw3ph2pw2dh1dw1 bfloat16",
+        "g3mb1ic3ih7oc3kh7ph3",
+        "g2mb2ic2ih6iw7oc4oh6ow7kh5kw5ph2pw2 float16",
+        "g6mb2ic6ih7iw7oc6kh3kw3ph1pw1 channels_last",
+        "g12mb1ic12ih9iw7oc12oh5ow4kh3kw3sh2sw2ph1pw1 channels_last bfloat16",
+        "g16mb1ic16ih7iw8oc16kh5kw2ph4pw0dh1dw2 channels_last bfloat16",
+        "g4mb2ic4ih12iw5oc4oh6ow4kh3kw1sh1sw1ph-2pw-1dh1dw0 channels_last",
+        "g4mb1ic4id5ih4iw6oc4od3oh2ow3kd3kh3kw3sd2sh2sw2pd1ph1pw1 channels_last",
+    ),
+]
+
+#: Bands: several tiles along every dimension, strides, dilation, multipliers, uneven and negative paddings.
+BANDS = [
+    "g2mb3ic2ih5iw17oc2kh4kw11ph2pw5",
+    "g2mb2ic2ih6iw20oc4oh3ow9kh3kw9sh2sw2ph1pw3 channels_last",
+    "g1ic1oc1mb2iw40ow41kw10pw5 bfloat16",
+    *slow(
+        "g2mb2ic2ih9iw70oc4oh9ow66kh5kw9ph2pw3 float16",
+        "g1ic1oc1mb1ih40iw12oc1oh40ow12kh31kw9ph15pw4 bfloat16",
+        "g2mb2ic2ih16iw30oc4kh3kw9dh1dw2ph2pw6 bfloat16 channels_last",
+        "g2mb1ic2id4ih5iw9oc4kd3kh2kw9sd2sh2sw1pd1ph1pw3",
+        "mb2ic1ih32iw32oc1kh31kw31ph15pw15",
+        "g2mb20ic2ih7iw7oc2kh13kw13ph6pw6",
+        "g2mb2ic2ih11iw20oc2oh7ow12kh3kw9ph-1pw-1",
+        "g2mb1ic2id7ih8iw12oc2kd2kh3kw9sd3sh2sw2dd1dh2dw1pd1ph2pw6",
+    ),
+]
 
 #: For the whole conformance suite: alignment, poison, strides of zero, NaN, repeated bits.
 CONFORM = [
-    "g2mb1ic2iw5oc2ow5kw3pw2",
-    "g1mb2ic1ih3iw4oc1oh3ow4kh2kw3ph0pw1 float16",
-    "g1mb1ic1ih3iw5oc1kh3kw3ph1pw1",
-    "g1mb1ic1ih5oc2oh3kh3sh2ph1 float16",
-    "g2mb1ic2ih3iw4oc2kh3kw2ph1pw1 channels_last",
-    "g1mb1ic1ih3iw3oc2kh3kw2sh2sw1ph1pw0dh0dw1",
-    "g2mb1ic2id2ih2iw3oc2kd2kh2kw2sd1sh2sw1pd1ph0pw1 float64 channels_last",
-    "g1mb2ic1iw3oc1ow6kw4sw2pw1 transposed",
+    "g2mb1ic2ih2iw3oc2oh2ow3kh1kw3ph0pw1 channels_last",
+    *slow(
+        "g1mb2ic1ih3iw4oc1oh3ow4kh2kw3ph0pw1 float16",
+        "g2mb1ic2ih3iw4oc2kh3kw2ph1pw1 channels_last",
+        "g2mb1ic2iw5oc2ow5kw3pw2",
+        "g1mb1ic1ih3iw5oc1kh3kw3ph1pw1",
+        "g1mb1ic1ih5oc2oh3kh3sh2ph1 float16",
+        "g1mb1ic1ih3iw3oc1kh3kw2sh2sw1ph1pw0dh0dw1",
+        "g2mb1ic2id2ih2iw3oc2kd2kh2kw2sd1sh2sw1pd1ph0pw1 channels_last",
+        "g1mb2ic1iw3oc1ow6kw4sw2pw1 transposed",
+    ),
+]
+CONFORM_BANDS = [
+    "g2mb2ic2ih9iw12oc2kh7kw9ph3pw4",
+    "g2mb1ic2ih8iw20oc4kh3kw10sh2sw3ph1pw2dh0dw1 channels_last",
+    "g2mb2ic2iw16oc2ow16kw9pw4 float16",
 ]
 
 
-def integers(problem: ConvProblem, slot: str) -> torch.Tensor:
-    tensor = torch.randint(-2, 3, problem.shape_of(slot)).to(problem.dtype)  # type: ignore[arg-type]
-    return tensor if slot == "weight" else tensor.contiguous(memory_format=problem.memory_format)
+def integers(problem: ConvProblem) -> dict[str, torch.Tensor]:
+    made: dict[str, torch.Tensor] = {}
+    for slot in ("input", "weight", "grad_output"):
+        t = torch.randint(-2, 3, problem.shape_of(slot)).to(problem.dtype)  # type: ignore[arg-type]
+        made[slot] = t if slot == "weight" else t.contiguous(memory_format=problem.memory_format)
+    return made
 
 
-@pytest.mark.parametrize("text", [*EXACT, *PATCHES, *WHOLE, *CHANNELS])
+def assert_exact(backend: TritonBackend, problem: ConvProblem) -> None:
+    """Every pass and sweep that the backend takes, alone and in a workspace, with the check of first use beside."""
+    given = integers(problem)
+    sums = given["grad_output"].double().sum(dim=(0, *range(2, 2 + problem.ndim))).to(problem.dtype)
+    expected = {"grad_bias": sums}
+    for pass_ in PASSES:
+        operands = [given[slot] for slot in OPERANDS[pass_]]
+        expected[pass_] = REFERENCE.bind(problem, (pass_,))(*operands)
+        if backend.reasons_against(problem, (pass_,), CPU):
+            continue
+        got = backend.bind(problem, (pass_,))(*operands)
+        assert torch.equal(got, expected[pass_]), pass_
+        assert check.fault(problem, (pass_,), (*operands, None), (got,), "direct") is None
+    for outputs in ((*BOTH, "grad_bias"), BOTH):
+        if backend.reasons_against(problem, outputs, CPU):
+            continue
+        size = backend.workspace(problem, outputs)
+        scratch = torch.full((size,), 255, dtype=torch.uint8) if size else None
+        slots = (given["grad_output"], given["input"], given["weight"])
+        got = backend.bind(problem, outputs)(*slots, scratch)
+        for output, tensor in zip(outputs, got, strict=True):
+            assert torch.equal(tensor, expected[output]), output
+        assert check.fault(problem, outputs, slots, got, "direct") is None
+        break
+
+
+@pytest.mark.parametrize("text", EXACT)
 def test_exact(text: str) -> None:
     problem = ConvProblem.parse(text)
-    backend, reference = TritonBackend(), ReferenceBackend()
-    given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
-    expected = {p: reference.bind(problem, (p,))(*(given[s] for s in OPERANDS[p])) for p in PASSES}
-    for pass_ in PASSES:
-        assert not backend.reasons_against(problem, (pass_,), CPU)
-        got = backend.bind(problem, (pass_,))(*(given[slot] for slot in OPERANDS[pass_]))
-        assert torch.equal(got, expected[pass_]), pass_
-    outputs: tuple[Output, ...] = (*SWEEP, "grad_bias")
-    if backend.reasons_against(problem, outputs, CPU):
-        outputs = SWEEP
-    if not backend.reasons_against(problem, outputs, CPU):
-        got = backend.bind(problem, outputs)(given["grad_output"], given["input"], given["weight"])
-        sums = given["grad_output"].double().sum(dim=(0, *range(2, 2 + problem.ndim))).to(problem.dtype)
-        for output, tensor in zip(outputs, got, strict=True):
-            assert torch.equal(tensor, sums if output == "grad_bias" else expected[output]), output
+    assert not TritonBackend().reasons_against(problem, ("forward",), CPU)
+    assert_exact(TritonBackend(), problem)
 
 
-@pytest.mark.parametrize("text", ["g2mb2ic2ih7oc2kh3ph1", "g1mb3ic1ih7oc1kh3sh2ph1 bfloat16"])
-@pytest.mark.parametrize("apart", [0, 1])
-def test_whole_rows_wherever_they_lie(text: str, apart: int) -> None:
-    """Rows, planes and images with gaps between them; one channel, whose stride may be anything."""
+@pytest.mark.parametrize("text", BANDS)
+def test_bands_are_exact(text: str) -> None:
     problem = ConvProblem.parse(text)
-    backend, reference = TritonBackend(), ReferenceBackend()
-    given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
-    placed = dict(given)
-    for slot in ("input", "grad_output"):
-        t = given[slot]
-        rows = t.shape[3] + apart
-        plane = t.shape[2] * rows + apart
-        strides = (t.shape[1] * plane + apart, plane if t.shape[1] > 1 else 1, rows, 1)
-        memory = torch.full((sum((n - 1) * s for n, s in zip(t.shape, strides, strict=True)) + 1,), torch.nan)
-        placed[slot] = torch.as_strided(memory.to(t.dtype), t.shape, strides).copy_(t)
-    for pass_ in PASSES:
-        expected = reference.bind(problem, (pass_,))(*(given[slot] for slot in OPERANDS[pass_]))
-        assert torch.equal(backend.bind(problem, (pass_,))(*(placed[slot] for slot in OPERANDS[pass_])), expected), (
-            pass_
-        )
-    got = backend.bind(problem, SWEEP)(placed["grad_output"], placed["input"], placed["weight"])
-    for pass_, tensor in zip(("grad_input", "grad_weight"), got, strict=True):
-        assert torch.equal(tensor, reference.bind(problem, (pass_,))(*(given[slot] for slot in OPERANDS[pass_]))), pass_
+    assert not TritonBandedBackend().reasons_against(problem, ("forward",), CPU)
+    assert_exact(TritonBandedBackend(), problem)
 
 
 @pytest.mark.parametrize("text", CONFORM)
@@ -195,110 +168,105 @@ def test_conforms(text: str, output: Output) -> None:
     assert not [str(r) for r in results if r.status == "failed"]
 
 
-def test_channel_lanes_of_a_contiguous_problem() -> None:
-    """grad_weight has no layout of its own: operands with their channels together are read as they lie."""
-    problem = ConvProblem.parse("g6mb2ic6ih5iw7oc6kh3kw3ph1pw1")
-    given = {slot: integers(problem, slot) for slot in ("input", "grad_output")}
-    apart = {slot: tensor.movedim(1, -1).contiguous().movedim(-1, 1) for slot, tensor in given.items()}
-    got = TritonBackend().bind(problem, ("grad_weight",))(apart["grad_output"], apart["input"])
-    expected = ReferenceBackend().bind(problem, ("grad_weight",))(given["grad_output"], given["input"])
-    assert torch.equal(got, expected)
+@pytest.mark.slow
+@pytest.mark.parametrize("text", CONFORM_BANDS)
+@pytest.mark.parametrize("output", PASSES)
+def test_bands_conform(text: str, output: Output) -> None:
+    results = check_problem(TritonBandedBackend(), text, output, repeats=2)
+    assert not [str(r) for r in results if r.status == "failed"]
+
+
+@pytest.mark.parametrize("pass_", PASSES)
+def test_what_is_not_finite_stays_with_its_readers(pass_: str) -> None:
+    """A band's zeros meet every value of a row; see `banded`."""
+    text = "g2mb1ic2ih4iw12oc2kh3kw9ph1pw3"
+    (result,) = check_problem(TritonBandedBackend(), text, pass_, aspects=["nonfinite"])  # type: ignore[arg-type]
+    assert result.status == "passed", str(result)
+
+
+@pytest.mark.parametrize("bad", [float("inf"), pytest.param(float("nan"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("text", "backend"),
+    [
+        ("g2mb1ic2ih3iw6oc4kh3kw3ph1pw1 bias", TritonBackend()),
+        ("g3mb1ic3ih3iw4oc3kh3kw3ph1pw1sh2sw1 channels_last", TritonBackend()),
+        ("g2mb1ic2id2ih3iw3oc2kd2kh3kw3pd1ph1pw1", TritonBackend()),
+        ("g2mb1ic2ih3iw11oc2kh3kw9ph1pw4", TritonBandedBackend()),
+    ],
+)
+def test_padding_beside_a_weight_that_is_not_finite(text: str, backend: TritonBackend, bad: float) -> None:
+    """Only results that read it through the source notice; zeros of the padding are not multiplied with it."""
+    problem = ConvProblem.parse(text)
+    for pass_ in ("forward", "grad_input"):
+        if backend.reasons_against(problem, (pass_,), CPU):
+            continue
+        given = integers(problem)
+        first = given[OPERANDS[pass_][0]]
+        clean = REFERENCE.bind(problem, (pass_,))(first, given["weight"])
+        only = torch.zeros_like(given["weight"])
+        only[0].view(-1)[0] = 1
+        readers = REFERENCE.bind(problem, (pass_,))(torch.ones_like(first), only) != 0
+        given["weight"][0].view(-1)[0] = bad
+        bias = torch.ones(clean.shape[1]) if problem.has_bias and pass_ == "forward" else None
+        got = backend.bind(problem, (pass_,))(first, given["weight"], bias)
+        assert 0 < readers.sum() < readers.numel()
+        assert not got[readers].isfinite().any() or first.eq(0).any()
+        assert torch.equal(got[~readers], clean[~readers] + (bias is not None))
+
+
+def test_the_sweep_beside_an_infinite_weight() -> None:
+    problem = ConvProblem.parse("g2mb1ic2ih3iw4oc2kh3kw3ph1pw1")
+    given = integers(problem)
+    given["grad_output"] = given["grad_output"].abs() + 1
+    given["weight"][0, 0, 0, 0] = float("inf")
+    grad_input, grad_weight = TritonBackend().bind(problem, BOTH)(given["grad_output"], given["input"], given["weight"])
+    readers = torch.zeros(problem.input_shape, dtype=torch.bool)
+    readers[:, 0, : 3 - 1, : 4 - 1] = True  # the others read the padding above or to the left
+    assert torch.equal(~grad_input.isfinite(), readers)
+    assert grad_weight.isfinite().all()
+
+
+def test_the_check_of_first_use_finds_one_wrong_element() -> None:
+    """In the first and the last image of the channels that it looks at."""
+    problem = ConvProblem.parse("g3mb3ic3ih4oc3kh3ph1 bfloat16 channels_last")
+    operands = {slot: t.copy_(torch.randn(t.shape)) for slot, t in integers(problem).items()}  # keeps the strides
+    for pass_ in PASSES:
+        given = [operands[slot] for slot in OPERANDS[pass_]]
+        right = TritonBackend().bind(problem, (pass_,))(*given)
+        assert check.fault(problem, (pass_,), (*given, None), (right,), "direct") is None
+        for at in (0, -1):
+            wrong = right.clone()
+            wrong[(at,) * wrong.dim()] += 0.25 * wrong.abs().max()
+            if pass_ == "grad_weight":
+                wrong = right.clone()
+                wrong[at, 0, at, at] += 0.25 * right.abs().max()
+            fault = check.fault(problem, (pass_,), (*given, None), (wrong,), "direct")
+            assert fault is not None
+            assert "1 of" in fault
+            assert pass_ in fault
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "backend"),
     [
-        "g6mb2ic6iw13oc6ow13kw4pw3",
-        "g8mb1ic8iw32oc8ow16kw4sw2pw1 bfloat16 bias",
-        "g3mb2ic3iw12oc6kw5sw2pw2dw1 bfloat16 bias",
+        ("g2mb1ic2ih4iw5oc2kh3kw2ph1pw1sh2sw1", TritonBackend()),
+        ("g2mb1ic2ih4iw5oc2kh3kw2ph1pw1sh2sw1 channels_last", TritonBackend()),
+        ("g2mb2ic2ih4iw10oc4oh2ow10kh3kw9ph1pw4sh2sw1", TritonBandedBackend()),
     ],
 )
-def test_a_sequence_with_its_channels_together_is_read_as_it_lies(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strides (L*C, 1, C), in every pass: nothing is copied, and the result is contiguous as PyTorch's is."""
-    from convgrad.backends.triton import launch
-
-    def ready(problem: ConvProblem, tensor: torch.Tensor, lanes: bool) -> torch.Tensor:
-        assert lanes
-        return tensor
-
-    monkeypatch.setattr(launch, "ready", ready)
-    problem = ConvProblem.parse(text)
-    backend, reference = TritonBackend(), ReferenceBackend()
-    given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
-    apart = {**given, **{s: given[s].transpose(1, 2).contiguous().transpose(1, 2) for s in ("input", "grad_output")}}
-    expected = {p: reference.bind(problem, (p,))(*(given[s] for s in OPERANDS[p])) for p in PASSES}
-    for pass_ in PASSES:
-        got = backend.bind(problem, (pass_,))(*(apart[slot] for slot in OPERANDS[pass_]))
-        assert torch.equal(got, expected[pass_]), pass_
-        assert got.is_contiguous()
-    if problem.has_bias:
-        bias = torch.arange(problem.out_channels).to(problem.dtype)
-        got = backend.bind(problem, ("forward",))(apart["input"], apart["weight"], bias)
-        assert torch.equal(got, expected["forward"] + bias[:, None])
-    if not backend.reasons_against(problem, (*SWEEP, "grad_bias"), CPU):
-        got = backend.bind(problem, (*SWEEP, "grad_bias"))(apart["grad_output"], apart["input"], apart["weight"])
-        assert torch.equal(got[0], expected["grad_input"])
-        assert torch.equal(got[1], expected["grad_weight"])
-        assert torch.equal(got[2], given["grad_output"].sum((0, 2)))
-
-
-def test_offsets_of_64_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offsets_of_64_bits(text: str, backend: TritonBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels with 64-bit offsets, on a problem that fits into an interpreter."""
-    from convgrad.backends.triton import launch
+    from convgrad.backends.triton import banded_launch
 
-    monkeypatch.setattr(launch, "needs_wide", lambda *_: True)
-    for layout in ("", " channels_last"):
-        problem = ConvProblem.parse("g2mb1ic2ih5iw6oc2kh3kw3ph1pw1sh2sw1" + layout)
-        given = {slot: integers(problem, slot) for slot in ("input", "weight", "grad_output")}
-        for pass_ in PASSES:
-            operands = [given[slot] for slot in OPERANDS[pass_]]
-            expected = ReferenceBackend().bind(problem, (pass_,))(*operands)
-            assert torch.equal(TritonBackend().bind(problem, (pass_,))(*operands), expected)
+    narrow = launch.geometry
+    for module in (launch, banded_launch):
+        monkeypatch.setattr(
+            module, "geometry", lambda p, adjoint: dataclasses.replace(narrow(p, adjoint=adjoint), wide=True)
+        )
+    assert_exact(backend, ConvProblem.parse(text))
 
 
-WAYS = [
-    ("forward", Way("channels", strided=True, multiplied=True)),
-    ("sweep", Way("channels", strided=True, deep=True)),
-    ("forward", Way("patches of channels", 1, 4, strided=True)),
-    ("grad_input", Way("patches of channels", 4, 2, sequence=True)),
-    ("sweep", Way("patches of channels", 1, 2)),
-    ("grad_weight", Way("columns", strided=True)),
-    ("forward", Way("patches", 4, 4, deep=True)),
-    ("grad_input", Way("patches", 4, 2, strided=True, wide=True)),
-    ("grad_weight", Way("patches", 4, 4, pieces=True, multiplied=True)),
-    ("sweep", Way("patches", 4, 4)),
-    ("grad_weight", Way("patches", 16, 16, whole=2)),
-    ("sweep", Way("patches", 8, 4, whole=1, strided=True)),
-]
-
-
-@pytest.mark.parametrize(("what", "way"), WAYS)
-def test_the_check_of_first_use(what: str, way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It finds nothing wrong with these kernels, and one wrong element of what they gave."""
-    from convgrad.backends.triton import launch, selfcheck
-
-    for module, sizes in ON_A_GPU.items():
-        for name, size in sizes.items():
-            monkeypatch.setattr(module, name, size)
-    launch._bound.cache_clear()
-    given: list[Any] = []
-    right = launch.bound
-
-    def bound(*args: Any, **options: bool) -> Callable[..., Any]:
-        call = right(*args, **options)
-        return lambda *tensors: given.append(call(*tensors)) or given[-1]
-
-    monkeypatch.setattr(launch, "bound", bound)
-    assert selfcheck.first_fault(what, torch.float32, way, CPU) is None
-    last = given[-1][1] if what in ("sweep", "grad_weight") else given[-1]
-    last[(-1,) * last.dim()] += 1
-    monkeypatch.setattr(launch, "bound", lambda *_, **__: lambda *_: given[-1])
-    fault = selfcheck.first_fault(what, torch.float32, way, CPU)
-    assert fault is not None
-    assert "1 of" in fault
-
-
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_in_a_compiled_graph(dynamic: bool) -> None:
     """torch.compile keeps our operators whole, forward and backward, and they find the backend when they run."""
     weight, bias = torch.randn(2, 1, 3), torch.randn(2)

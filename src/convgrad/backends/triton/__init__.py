@@ -1,20 +1,17 @@
 """Depthwise convolutions on a GPU, in Triton: one source for CUDA, ROCm and XPU.
 
-`geometry` turns a problem into a sliding sum. `patches` and `patch_sums` compute it where columns are neighbours in
-memory, `channel_patches` and `channel_sums` where channels are, `kernels` and `grad_weight` what those do not take;
-`patch_tiles`, `channel_tiles`, `tiles` and `tuning` choose the shape of a program; `operands`, `arguments`,
-`patch_launch`, `channel_launch` and `launch` bring tensors to them, `start` starts them; `ways` and `selfcheck`
-decide which are trusted; `variants`, `aot` compile them where there is no GPU, and `work`, `listing`, `counting` count
-their instructions. `banded`, `bands` and `banded_launch` do it for large kernels on tensor cores, the backend
-`on_bands`. triton is imported at the first use.
+`geometry` turns a problem into a sliding sum, `tiles` chooses the shape of a program, `correlate` (with `patches`) is
+the kernel of every pass, `launch` and `start` bring tensors to it, `check` holds its first result to the exact one.
+`banded` is another kernel, for large kernels on tensor cores: `bands` chooses its tiles, `banded_launch` launches it,
+and `banded_backend` is the backend. triton is imported at the first use.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Callable
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import torch
@@ -22,15 +19,13 @@ from torch import Tensor
 
 from ...errors import BackendError
 from ...problem import ConvProblem, Output
-from ..base import Backend, Kernel
-from . import channel_tiles, patch_tiles, tiles
+from ..base import Backend
 from .geometry import geometry
-from .tiles import UNROLLED, UNROLLED_CHANNELS
-from .ways import way_of
+from .tiles import choose, partial_values
 
 __all__ = ["TritonBackend"]
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: What a ROCm build of PyTorch calls "cuda" too.
 _DEVICES = ("cuda", "hip", "xpu")
 _BOTH: tuple[Output, ...] = ("grad_input", "grad_weight")
@@ -49,22 +44,23 @@ def _interpreted() -> bool:
 class TritonBackend(Backend):
     """Depthwise forward, both gradients, and both in one sweep, by reading every operand once.
 
-    A kernel is trusted on a device after a tiny problem with an exact answer has come out right there, by this very
-    kernel; a wrong one bans the backend from the device.
+    The first result of each kernel that is compiled is checked on the device; a wrong one bans the backend from there.
     """
 
     name = "triton"
     summary = "depthwise 1-D, 2-D and 3-D on a GPU, NCHW and channels_last, one reading of each operand"
     sweeps = (_BOTH, _ALL)
-    layouts = ("contiguous", "channels_last", "strided")
 
     def __init__(self) -> None:
-        self._trusted: set[tuple[object, ...]] = set()
         self._banned: dict[torch.device, str] = {}
 
-    # ---- what it can do ----------------------------------------------------------------------------
-
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        reasons = self._reasons_of_the_machine(problem, device)
+        if not reasons:
+            reasons += self._reasons_of_the_kernels(problem, outputs)
+        return reasons
+
+    def _reasons_of_the_machine(self, problem: ConvProblem, device: torch.device) -> list[str]:
         reasons: list[str] = []
         if not _installed():
             reasons.append("triton is not installed")
@@ -76,11 +72,23 @@ class TritonBackend(Backend):
             reasons.append("it computes depthwise convolutions only (one input channel a group)")
         if problem.dtype not in _DTYPES:
             reasons.append(f"it has no kernel for {str(problem.dtype).removeprefix('torch.')}")
-        if len(outputs) > 1:
-            reasons.extend(against_sweep(problem, outputs))
-        elif "grad_bias" in outputs:
-            reasons.append("grad_bias alone is a sum, which the engine does")
         return reasons
+
+    def _reasons_of_the_kernels(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
+        if len(outputs) > 1 and outputs not in self.sweeps:
+            return ["its one sweep computes grad_input and grad_weight, with or without grad_bias"]
+        if outputs == ("grad_bias",):
+            return ["grad_bias alone is a sum, which the engine does"]
+        if problem.out_channels > problem.in_channels and (problem.channels_last or len(outputs) > 1):
+            return ["in channels_last, and for both gradients at once, it takes one output channel per input channel"]
+        g = geometry(problem, adjoint="grad_input" in outputs)
+        use = "sweep" if len(outputs) > 1 else "sum" if outputs == ("grad_weight",) else "result"
+        if choose(g, use) is None:
+            kept = "positions in a plane of the kernel" if use == "result" else "kernel positions"
+            return [f"its threads have registers for at most 49 {kept}"]
+        if "grad_bias" in outputs and (problem.transposed or min(g.whole_tap) < 0):
+            return ["no kernel position reads all of grad_output: grad_bias needs a sum of its own"]
+        return []
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
@@ -88,125 +96,49 @@ class TritonBackend(Backend):
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
             return 0
-        use = "sweep" if len(outputs) > 1 else "sum"
-        most = max(module.share_elements(problem, use) for module in (tiles, patch_tiles, channel_tiles))
-        return most * max(4, problem.dtype.itemsize)
+        return 4 * partial_values(problem, "sweep" if len(outputs) > 1 else "sum", "grad_bias" in outputs)
 
-    def expected_speedup(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> float:
-        """Not measured on any GPU: where ATen's own CUDA kernels are known to move more bytes than they must.
+    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+        return "channels_last" if problem.channels_last else "contiguous"
 
-        Native grad_weight reads both operands once for every kernel position; native 3-D and large kernels read the
-        input that often. cuDNN takes channels_last, and float16 with kernels up to 5x5: nothing is claimed against it,
-        nor against other vendors' libraries. See docs/gpu.md.
-        """
-        if device.type != "cuda" or torch.version.hip is not None or self.reasons_against(problem, outputs, device):
-            return 0.0
-        if problem.dtype != torch.float64 and problem.channels_last:
-            return 0.0
-        if problem.dtype == torch.float16 and problem.ndim < 3 and max(problem.kernel_size) <= 5:
-            return 0.0
-        elements = prod(problem.kernel_size)
-        if "grad_weight" in outputs and elements > 1:
-            return 2.0
-        return 1.5 if elements > 1 and (problem.ndim == 3 or elements >= 49) else 0.0
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
+        made: list[Callable[..., Any]] = []  # at the first call, which is when triton is imported
 
-    # ---- doing it ----------------------------------------------------------------------------------
-
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-        what = outputs[0] if len(outputs) == 1 else "sweep"
-        ready: list[Kernel] = []  # made at the first call, which is when triton is imported
-        trusted: set[object] = set()
-
-        def run(a: Tensor, b: Tensor, *rest: Tensor | None) -> Any:
-            met = (a.device, a.stride(), b.stride())
-            if met not in trusted and self._trust(problem, what, a, b):
-                trusted.add(met)
-            if not ready:
-                ready.append(self._made(problem, outputs))
-            return ready[0](a, b, *rest)
+        def run(*operands: Tensor | None) -> Any:
+            if self._banned:
+                self._refuse(operands[0])
+            if not made:
+                made.append(self._made(problem, outputs))
+            return made[0](*operands)
 
         return run
 
-    # ---- trust -------------------------------------------------------------------------------------
+    def _made(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
+        from .launch import bound
 
-    def _trust(self, problem: ConvProblem, what: str, a: Tensor, b: Tensor) -> bool:
-        """Run a tiny exact problem before the first use of a kernel on a device.
+        return bound(problem, outputs, self._verifier(problem))
 
-        Args:
-            a, b: the operands of the pass, or grad_output and input: their strides select a kernel.
-
-        Returns:
-            Whether it need not be asked again.
+    def _verifier(self, problem: ConvProblem) -> Callable[..., None]:
+        """What is called with the first result of a compiled kernel.
 
         Raises:
-            BackendError: it came out wrong, now or before.
+            BackendError: it is wrong; so is the backend on this device from now on.
         """
-        device = a.device
-        way = self._way(problem, what, a, b)
-        key = (device, what, problem.dtype, way)
-        if key in self._trusted:
-            return True
-        if device in self._banned:
-            raise BackendError(f"{self.name}: {self._banned[device]}")
-        if device.type == "cpu":  # the interpreter, in a test that checks the result anyway
-            return True
-        from .launch import capturing
 
-        if capturing(device):
-            return False  # nothing may be waited for now; the check comes with the first call outside a capture
-        fault = self._fault(problem.dtype, what, way, device)
-        if fault is not None:
-            self._banned[device] = fault
-            raise BackendError(f"{self.name}: {fault}")
-        self._trusted.add(key)
-        return True
+        def verify(
+            outputs: tuple[Output, ...], operands: tuple[Tensor | None, ...], results: tuple[Tensor, ...]
+        ) -> None:
+            from .check import fault
 
-    # ---- which kernels -----------------------------------------------------------------------------
+            device = results[0].device
+            arithmetic = "direct" if len(outputs) > 1 else self.arithmetic(problem, outputs[0], device)  # type: ignore[arg-type]
+            wrong = fault(problem, outputs, operands, results, arithmetic)
+            if wrong:
+                self._banned[device] = wrong
+                self._refuse(results[0])
 
-    def _made(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-        """What `bind` returns, without asking for trust."""
-        return _bound(problem, outputs)
+        return verify
 
-    def _way(self, problem: ConvProblem, what: str, a: Tensor, b: Tensor) -> Any:
-        """What tells the kernels of one pass and dtype apart."""
-        return way_of(problem, what, a, b)
-
-    def _fault(self, dtype: torch.dtype, what: str, way: Any, device: torch.device) -> str | None:
-        """What is wrong with the kernels of a pass, or of ``"sweep"``, on a device."""
-        from .selfcheck import first_fault
-
-        return first_fault(what, dtype, way, device)
-
-
-def against_sweep(problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
-    if outputs not in (_BOTH, _ALL):
-        return ["its one sweep computes grad_input and grad_weight, with or without grad_bias"]
-    reasons: list[str] = []
-    if problem.out_channels != problem.in_channels:
-        reasons.append("its sweep is for one output channel per input channel")
-    elif problem.in_channels == problem.groups:
-        g = geometry(problem, adjoint=True, channel_lanes=problem.channels_last)
-        most = UNROLLED if not problem.channels_last else UNROLLED_CHANNELS
-        if prod(axis.taps for axis in g.axes) > most:
-            reasons.append(f"its sweep keeps at most {most} kernel positions in registers")
-        if "grad_bias" in outputs and (problem.transposed or min(g.field("whole_tap")) < 0):
-            reasons.append("no kernel position reads all of grad_output: grad_bias needs a sum of its own")
-    return reasons
-
-
-def _bound(
-    problem: ConvProblem, outputs: tuple[Output, ...], *, fixed_tiles: bool = False, wide: bool = False
-) -> Kernel:
-    """The kernel of one pass or of a sweep, without asking for trust."""
-    from . import launch
-
-    if len(outputs) == 1:
-        what: Any = outputs[0]
-        call = launch.bound(problem, what, fixed_tiles=fixed_tiles, wide=wide)
-        if outputs == ("grad_weight",):
-            return lambda grad_output, input, bias=None, workspace=None: call(input, grad_output, None, workspace)[1]
-        return lambda a, b, bias=None, workspace=None: call(a, b, bias)
-    if "grad_bias" in outputs:
-        return launch.bound(problem, "sweep+bias", fixed_tiles=fixed_tiles, wide=wide)
-    call = launch.bound(problem, "sweep", fixed_tiles=fixed_tiles, wide=wide)
-    return lambda grad_output, input, weight, workspace=None: call(grad_output, input, weight, workspace)[:2]
+    def _refuse(self, tensor: Tensor | None) -> None:
+        if tensor is not None and tensor.device in self._banned:
+            raise BackendError(f"{self.name}: {self._banned[tensor.device]}")

@@ -1,14 +1,9 @@
-"""From tensors to launches of `banded`: planes of neighbouring columns, their alignment, tiles, shares.
+"""From tensors to launches of `banded`."""
 
-An operand in another layout (channels_last) is copied first and a result in one is copied last: a band takes hundreds
-of products for each value that is moved, and columns that lie apart would be loaded one by one.
-"""
-
-# pyright: reportIndexIssue=false
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,173 +11,125 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...problem import ConvProblem, Pass
+from ...problem import ConvProblem, Output
 from . import banded
-from .arguments import constants
-from .bands import Precision, Use, align, candidates, fixed, parts, programs
-from .geometry import Geometry, geometry, needs_wide, view_5d
-from .launch import adding, remember, start
-from .operands import planes
+from .bands import Use, align, choose, parts, programs
+from .geometry import Axis, Geometry, geometry
+from .launch import adding
 from .start import Launch
-from .tuning import may_tune
 
 __all__ = ["bound"]
-
-INTERPRETED = not isinstance(banded.correlate, triton.runtime.JITFunction)
-_CONSTANTS = ("KERNEL", "STRIDE", "DILATION", "MULTIPLIER", "WIDE")
-_DIRECTED = ("PHASES", "TAPS", "TAP_STRIDE", "SRC_STEP", "TAP_STEP", "ADJOINT")
-
-
-def _described(g: Geometry, name: str, t: Tensor, width: int) -> dict[str, int]:
-    """Strides and length of a row, divided by what divides them all."""
-    strides = view_5d(g, t)[:4]
-    step = align((*strides, width), t.itemsize)
-    columns = "src_columns" if name == "src" else "columns"
-    names = (*(f"{name}_{axis}" for axis in "ncdh"), columns)
-    values = {key: n // step for key, n in zip(names, (*strides, width), strict=True)}
-    return {**values, f"{name.upper()}_ALIGN": step}
-
-
-def _known(problem: ConvProblem, g: Geometry, precision: Precision) -> dict[str, Any]:
-    depth, height, _ = g.axes
-    # The interpreter gets sums of bfloat16 wrong.
-    operand = torch.float32 if INTERPRETED and problem.dtype == torch.bfloat16 else problem.dtype
-    every = constants(g)
-    return {
-        **{name: every[name] for name in _CONSTANTS},
-        **{f"pad_{axis}": n for axis, n in zip("dhw", g.field("low"), strict=True)},
-        "batch": g.batch,
-        "channels": g.channels,
-        "depth": depth.result,
-        "height": height.result,
-        "src_depth": depth.source,
-        "src_height": height.source,
-        "OPERAND": _WORDS[operand],
-        "PRECISION": precision,
-        "DEEP": depth.result > 1,
-    }
-
 
 _WORDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-class Result:
-    """``forward`` or ``grad_input`` of one problem: a function of (source, weight, bias, workspace)."""
+def bound(problem: ConvProblem, output: Output, precision: str, verify: Callable[..., None]) -> Callable[..., Tensor]:
+    """A pass of a problem, as `launch.bound` gives it; float32 is multiplied in this precision, Triton's word."""
+    return (Sum if output == "grad_weight" else Result)(problem, output, precision, verify)
 
-    def __init__(self, problem: ConvProblem, adjoint: bool, precision: Precision, tune: bool, wide: bool) -> None:
+
+class Result:
+    """``forward`` or ``grad_input`` of one problem."""
+
+    def __init__(self, problem: ConvProblem, output: Output, precision: str, verify: Callable[..., None]) -> None:
         self._problem = problem
-        self._wide = wide
-        self._tune = tune
-        self._adjoint = adjoint
-        self._precision: Precision = precision
-        self._shape = problem.input_shape if adjoint else problem.output_shape
-        self._launches: dict[object, Launch] = {}
+        self._output = output
+        self._precision = precision
+        self._verify = verify
+        self._launches: dict[bool, Launch] = {}
 
     def __call__(
         self, source: Tensor, weight: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None
     ) -> Tensor:
         p = self._problem
-        source, weight = planes(p, source), weight.contiguous()
-        out = torch.empty(self._shape, dtype=p.dtype, device=source.device)  # [N, C, *space], contiguous
-        key = (source.stride(), bias is None)
-        launch = self._launches.get(key) or remember(self._launches, key, self._prepare(source, out, bias is not None))
-        start(launch, source, weight, weight if bias is None else bias.contiguous(), out)
+        shape = p.input_shape if self._output == "grad_input" else p.output_shape
+        source, weight = source.contiguous(), weight.contiguous()
+        out = torch.empty(shape, dtype=p.dtype, device=source.device)
+        launch = self._launches.get(bias is None)
+        if launch is None:
+            launch = self._launches[bias is None] = self._launch(bias is not None)
+        _, new = launch.start(source, weight, weight if bias is None else bias.contiguous(), out)
+        if new:
+            self._verify((self._output,), (source, weight, bias), (out,))
         return out.contiguous(memory_format=p.memory_format)
 
-    def _prepare(self, source: Tensor, out: Tensor, with_bias: bool) -> Launch:
-        p = self._problem
-        g = geometry(p, adjoint=self._adjoint, channel_lanes=False, wide=self._wide or needs_wide(source))
-        every = constants(g)
-        arguments = {
-            **_known(p, g, self._precision),
-            **{name: every[name] for name in _DIRECTED},
-            **_described(g, "src", source, g.axes[2].source),
-            **_described(g, "out", out, g.axes[2].result),
-            "HAS_BIAS": with_bias,
-        }
-        return _launch(banded.correlate, g, "result", arguments, 0, self._tune)
+    def _launch(self, with_bias: bool) -> Launch:
+        adjoint = self._output == "grad_input"
+        g = geometry(self._problem, adjoint=adjoint)
+        more = {"FLIPPED": adjoint, "HAS_BIAS": with_bias}
+        return _launch(banded.correlate, self._problem, g, "result", self._precision, more, 0)
 
 
 class Sum:
-    """``grad_weight`` of one problem: a function of (grad_output, input, bias, workspace)."""
+    """``grad_weight`` of one problem."""
 
-    def __init__(self, problem: ConvProblem, precision: Precision, tune: bool, wide: bool) -> None:
+    def __init__(self, problem: ConvProblem, output: Output, precision: str, verify: Callable[..., None]) -> None:
         self._problem = problem
-        self._wide = wide
-        self._tune = tune
-        self._precision: Precision = precision
-        self._launches: dict[object, tuple[Launch, Launch | None, int]] = {}
+        self._verify = verify
+        g = geometry(problem, adjoint=False)
+        count = parts(g, choose(g, "sum"))
+        self._values = count * g.channels * g.kernel_elements
+        more = {"KP": triton.next_power_of_2(g.axes[2].kernel)}
+        self._main = _launch(banded.correlate_sum, problem, g, "sum", precision, more, count)
+        self._add = adding(count, g.channels * g.kernel_elements, 0) if count > 1 else None
 
     def __call__(
         self, grad_output: Tensor, input: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None
     ) -> Tensor:
         p = self._problem
-        source, centre = planes(p, input), planes(p, grad_output)
-        key = (source.stride(), centre.stride())
-        main, add, values = self._launches.get(key) or remember(self._launches, key, self._prepare(source, centre))
-        result = torch.empty(p.weight_shape, dtype=p.dtype, device=source.device)  # [C_out, 1, *k]
-        shares = result
-        if add is not None:
-            scratch = torch.empty(values, dtype=torch.float32, device=source.device) if workspace is None else workspace
-            shares = scratch.view(torch.float32)
-        start(main, source, centre, shares)
-        if add is not None:
-            start(add, shares, result, shares, result)
+        source, centre = input.contiguous(), grad_output.contiguous()
+        result = source.new_empty(p.weight_shape)  # [C_out, 1, *k]
+        partials = result
+        if self._add is not None:
+            if workspace is None:
+                workspace = torch.empty(self._values * 4, dtype=torch.uint8, device=source.device)
+            partials = workspace.view(torch.float32)
+        _, new = self._main.start(source, centre, partials)
+        if self._add is not None:
+            self._add.start(partials, result, partials, result)
+        if new:
+            self._verify(("grad_weight",), (grad_output, input, None), (result,))
         return result
 
-    def _prepare(self, source: Tensor, centre: Tensor) -> tuple[Launch, Launch | None, int]:
-        p = self._problem
-        wide = self._wide or needs_wide(source, centre)
-        g = geometry(p, adjoint=False, channel_lanes=False, wide=wide)
-        count, elements = parts(g, fixed(g, "sum", self._precision)), g.kernel_elements
-        arguments = {
-            **_known(p, g, self._precision),
-            **_described(g, "src", source, g.axes[2].source),
-            **_described(g, "centre", centre, g.axes[2].result),
-            "parts": count,
-            "KP": triton.next_power_of_2(g.axes[2].kernel),
-        }
-        main = _launch(banded.correlate_sum, g, "sum", arguments, count, self._tune)
-        add = adding(g, count, elements, 1, False) if count > 1 else None
-        return main, add, count * g.channels * elements
+
+def _launch(
+    kernel: Any, problem: ConvProblem, g: Geometry, use: Use, precision: str, more: dict[str, Any], count: int
+) -> Launch:
+    depth, height, width = g.axes
+    interpreted = not isinstance(kernel, triton.runtime.JITFunction)
+    # The interpreter gets sums of bfloat16 wrong.
+    operand = torch.float32 if interpreted and problem.dtype == torch.bfloat16 else problem.dtype
+    source, result = align(width.source, g.itemsize), align(width.result, g.itemsize)
+    band = choose(g, use)
+    arguments = {
+        "batch": g.batch,
+        "channels": g.channels,
+        "depth": depth.result,
+        "height": height.result,
+        "columns": width.result // result,
+        "src_depth": depth.source,
+        "src_height": height.source,
+        "src_columns": width.source // source,
+        "DEPTH": _constants(depth),
+        "HEIGHT": _constants(height),
+        "WIDTH": _constants(width),
+        "MULTIPLIER": g.multiplier,
+        "WIDE": g.wide,
+        "OPERAND": _WORDS[operand],
+        "PRECISION": precision,
+        "SRC_ALIGN": source,
+        "OUT_ALIGN": result,
+        **band.constants(),
+        **more,
+    }
+    return Launch(kernel, arguments, {"num_warps": band.warps, "num_stages": 2}, partial(_grid, g, use, count))
 
 
-# ---- launches --------------------------------------------------------------------------------------
+def _grid(g: Geometry, use: Use, count: int, at_once: int) -> tuple[int, int]:
+    return programs(g, use, choose(g, use), count), count
 
 
-def _launch(kernel: Any, g: Geometry, use: Use, arguments: dict[str, Any], shares: int, tune: bool) -> Launch:
-    precision = arguments["PRECISION"]
-    find = partial(_tuner, kernel, g, use, precision) if tune else None
-    return Launch(kernel, arguments, fixed(g, use, precision).constants(), partial(programs, g, use, shares), find)
-
-
-@lru_cache(maxsize=512)
-def _tuner(kernel: Any, g: Geometry, use: Use, precision: Precision) -> Any:
-    """A kernel that measures its tiles on first use of a size and keeps the fastest; see `tuning`."""
-    configs = []
-    for band in candidates(g, use, precision):
-        tile = band.constants()
-        options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
-        configs.append(triton.Config(tile, **options))
-    return triton.autotune(configs=configs, key=_TUNED_BY, cache_results=True)(kernel)
-
-
-_TUNED_BY = ["batch", "channels", "depth", "height", "columns", "src_depth", "src_height", "src_columns"]
-
-
-@lru_cache(maxsize=4096)
-def _bound(problem: ConvProblem, pass_: Pass, precision: Precision, tune: bool, wide: bool) -> Callable[..., Tensor]:
-    if pass_ == "grad_weight":
-        return Sum(problem, precision, tune, wide)
-    return Result(problem, pass_ == "grad_input", precision, tune, wide)
-
-
-def bound(
-    problem: ConvProblem, pass_: Pass, precision: Precision, *, fixed_tiles: bool = False, wide: bool = False
-) -> Callable[..., Tensor]:
-    """A pass of one problem under PyTorch's flags as they are now: a function of (a, b, bias, workspace).
-
-    Args:
-        wide: offsets have 64 bits though the problem needs no more than 32.
-    """
-    return _bound(problem, pass_, precision, not fixed_tiles and may_tune(), wide)
+def _constants(axis: Axis) -> tuple[int, int, int, int]:
+    """Of the flipped kernel in the direction of grad_input, which is then another forward; see `geometry`."""
+    kernel, stride, dilation, low = axis.constants
+    return (kernel, 1, dilation, (kernel - 1) * dilation - low) if axis.adjoint else (kernel, stride, dilation, low)

@@ -1,30 +1,23 @@
-"""What a kernel launch needs to know of a problem, as plain integers: no tensor, no device, no triton.
+"""What a kernel needs to know of a problem, as plain integers: no tensor, no device, no triton.
 
-Every depthwise pass is a sliding sum over a **source** that yields **results**:
+Every pass of a depthwise convolution is a sliding sum over a **source** that yields **results**:
 
 - ``forward`` and ``grad_weight`` slide over ``input``; results stand at the positions of ``grad_output``.
   The result q reads the source at ``q * stride + k * dilation - low`` for the kernel position k.
 - ``grad_input``, and the sweep of both gradients, slide over ``grad_output``; results stand at the positions of
-  ``input``. With stride s only every s-th result reads the same kernel positions, so results are taken in s
-  **phases**: the result ``q * s + phase`` reads the kernel positions ``first + t * (s / g)`` at the source
-  ``q + offset - t * (dilation / g)``, where g is the greatest common divisor of s and the dilation. A phase is a
-  convolution without a stride again, and no product with an inserted zero is ever computed.
-
-So both directions are one sum over t of ``source[q * src_step + t * tap_step + ...]``: one kernel serves them all.
+  ``input``. The result q reads the source at ``(q + low - k * dilation) / stride`` where that is whole.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+from ...problem import ConvProblem
 
-from ...problem import INT32_MAX, ConvProblem
-
-__all__ = ["Axis", "Geometry", "geometry", "view_5d"]
+__all__ = ["Axis", "Geometry", "geometry", "read"]
 
 
 class Axis(NamedTuple):
@@ -39,34 +32,9 @@ class Axis(NamedTuple):
     adjoint: bool
 
     @property
-    def phases(self) -> int:
-        return self.stride if self.adjoint else 1
-
-    @property
-    def tap_stride(self) -> int:
-        """Distance, in kernel positions, of two taps that one result reads."""
-        return self.stride // math.gcd(self.stride, self.dilation) if self.adjoint else 1
-
-    @property
-    def taps(self) -> int:
-        """Kernel positions that one result reads, at most."""
-        return -(-self.kernel // self.tap_stride)
-
-    @property
-    def src_step(self) -> int:
-        return 1 if self.adjoint else self.stride
-
-    @property
-    def tap_step(self) -> int:
-        """Distance in the source of two such taps."""
-        if not self.adjoint:
-            return self.dilation
-        return -(self.dilation // math.gcd(self.stride, self.dilation))
-
-    @property
-    def per_phase(self) -> int:
-        """Results of the largest phase."""
-        return -(-self.result // self.phases)
+    def constants(self) -> tuple[int, int, int, int]:
+        """What a compiled kernel knows of it."""
+        return (self.kernel, self.stride, self.dilation, self.low)
 
     @property
     def whole_tap(self) -> int:
@@ -82,6 +50,19 @@ class Axis(NamedTuple):
                 return k
         return -1
 
+    def begins(self, results: int) -> bool:
+        """Whether patches of so many results begin where the source has a position."""
+        return not self.adjoint or results % self.stride == 0 or results >= self.result
+
+
+@lru_cache(maxsize=4096)
+def read(axis: Axis, results: int) -> int:
+    """How many positions of the source some neighbouring results read; a dilated kernel leaves some out."""
+    pairs = [(q, k * axis.dilation) for q in range(results) for k in range(axis.kernel)]
+    if axis.adjoint:
+        return len({q + axis.low - k for q, k in pairs if (q + axis.low - k) % axis.stride == 0})
+    return len({q * axis.stride + k for q, k in pairs})
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -91,52 +72,34 @@ class Geometry:
         channels: of the result.
         multiplier: output channels per input channel.
         adjoint: the direction of ``grad_input``.
-        channel_lanes: neighbouring lanes of a program are neighbouring channels (channels_last) and not
-            neighbouring columns.
-        kept: the spatial dimension that each of depth, height and width stands for; -1 where there is none.
+        channels_last: neighbours in memory are channels and not columns.
+        wide: offsets need 64 bits.
     """
 
     batch: int
     channels: int
     multiplier: int
     adjoint: bool
-    channel_lanes: bool
+    channels_last: bool
     axes: tuple[Axis, Axis, Axis]
-    kept: tuple[int, int, int]
     itemsize: int
-    double: bool
     wide: bool
-
-    @property
-    def source_channels(self) -> int:
-        return self.channels * self.multiplier if self.adjoint else self.channels // self.multiplier
-
-    @property
-    def weight_channels(self) -> int:
-        return self.channels * self.multiplier if self.adjoint else self.channels
 
     @property
     def kernel_elements(self) -> int:
         return math.prod(axis.kernel for axis in self.axes)
 
     @property
-    def phases(self) -> int:
-        return math.prod(axis.phases for axis in self.axes)
-
-    def field(self, name: str) -> tuple[int, int, int]:
-        """One attribute of the three axes."""
-        depth, height, width = (int(getattr(axis, name)) for axis in self.axes)
-        return (depth, height, width)
+    def whole_tap(self) -> tuple[int, int, int]:
+        """The kernel position whose reads cover the source exactly once, or -1 where there is none."""
+        depth, height, width = (axis.whole_tap for axis in self.axes)
+        return (depth, height, width) if min(depth, height, width) >= 0 else (-1, -1, -1)
 
 
-def geometry(problem: ConvProblem, *, adjoint: bool, channel_lanes: bool, wide: bool = False) -> Geometry:
-    """Describe one direction of a depthwise problem.
-
-    Args:
-        channel_lanes: as in `Geometry`; a 1-D problem may have either.
-        wide: offsets need 64 bits, because of the operands' strides, whatever the problem says.
-    """
-    sizes = zip(
+def geometry(problem: ConvProblem, *, adjoint: bool) -> Geometry:
+    """Describe one direction of a depthwise problem."""
+    axes: list[Axis] = []
+    for size, out, kernel, stride, dilation, (low, _) in zip(
         problem.input_size,
         problem.output_size,
         problem.kernel_size,
@@ -144,49 +107,18 @@ def geometry(problem: ConvProblem, *, adjoint: bool, channel_lanes: bool, wide: 
         problem.dilation,
         problem.padding,
         strict=True,
-    )
-    axes: list[Axis] = []
-    kept: list[int] = []
-    for i, (size, out, kernel, stride, dilation, (low, _)) in enumerate(sizes):
-        if (size, out, kernel, low) == (1, 1, 1, 0):
-            continue
+    ):
         result, source = (size, out) if adjoint else (out, size)
         # A stride is never taken where there is one output: every such problem is one without a stride.
         axes.append(Axis(result, source, kernel, stride if out > 1 else 1, dilation if kernel > 1 else 1, low, adjoint))
-        kept.append(i)
-    # One dimension is slid along in registers (height) when the lanes are channels, along the lanes (width) otherwise.
-    unit = Axis(1, 1, 1, 1, 1, 0, adjoint)
-    if len(axes) == 1 and channel_lanes:
-        axes.append(unit)
-        kept.append(-1)
-    missing = 3 - len(axes)
-    depth, height, width = [unit] * missing + axes
-    kept = [-1] * missing + kept
+    depth, height, width = [Axis(1, 1, 1, 1, 1, 0, adjoint)] * (3 - len(axes)) + axes
     return Geometry(
         batch=problem.batch,
         channels=problem.in_channels if adjoint else problem.out_channels,
         multiplier=problem.out_channels // problem.in_channels,
         adjoint=adjoint,
-        channel_lanes=channel_lanes,
+        channels_last=problem.channels_last,
         axes=(depth, height, width),
-        kept=(kept[0], kept[1], kept[2]),
         itemsize=problem.dtype.itemsize,
-        double=problem.dtype == torch.float64,
-        wide=wide or problem.needs_int64,
+        wide=problem.needs_int64,
     )
-
-
-def view_5d(g: Geometry, tensor: Tensor) -> tuple[int, int, int, int, int]:
-    """Strides of a tensor (N, C, *space) along batch, channel, depth, height and width."""
-    strides = tensor.stride()
-    depth, height, width = (strides[2 + i] if i >= 0 else 0 for i in g.kept)
-    return (strides[0], strides[1], depth, height, width)
-
-
-def reach(tensor: Tensor) -> int:
-    """Largest offset of an element of a tensor."""
-    return sum((size - 1) * abs(stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def needs_wide(*tensors: Tensor) -> bool:
-    return any(reach(t) > INT32_MAX for t in tensors)

@@ -1,287 +1,155 @@
-"""From tensors to launches: a problem is prepared once, a call looks its operands' strides up and starts the kernel.
-
-Preparing: choose the lanes, describe the sum (`geometry`), choose the tile (`tiles`), and bring strides, sizes and
-constants together with a kernel in a `start.Launch`. An operand is copied only if its lanes are not neighbours in
-memory.
-"""
+"""From tensors to launches of `correlate`: what a pass, or the sweep of both gradients, of one problem runs."""
 
 # pyright: reportIndexIssue=false
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from ...problem import ConvProblem
-from . import channel_launch, kernels, patch_launch
-from . import grad_weight as grad_weight_kernels
-from .arguments import constants, programs, sizes, strides, weight_strides
-from .geometry import Geometry, geometry, needs_wide
-from .operands import channel_last, filter_of, ready, result_like, sum_lanes
-from .start import Call, Launch, capturing, recording
-from .tiles import Tile, Use, fixed, parts
-from .tuning import exact, may_tune, tuner
+from ...problem import ConvProblem, Output
+from .correlate import add_partials, correlate
+from .geometry import Geometry, geometry
+from .start import Launch
+from .tiles import MOST_PROGRAMS, Tile, Use, choose, lines, parts
 
-__all__ = [
-    "Call",
-    "Result",
-    "Sum",
-    "adding",
-    "bound",
-    "capturing",
-    "grad_input",
-    "grad_weight",
-    "output",
-    "recording",
-    "remember",
-    "start",
-    "sweep",
-]
-
-What = Literal["forward", "grad_input", "grad_weight", "sweep", "sweep+bias"]
-_MOST = 64  # sets of strides that are remembered for a problem
+__all__ = ["Gradients", "Result", "adding", "bound", "grid_of"]
 
 
-def _launch(g: Geometry, use: Use, arguments: dict[str, Any], tile: Tile, shares: int, tune: bool) -> Launch:
-    kernel = kernels.correlate if use == "result" else grad_weight_kernels.correlate_sum
-    find = partial(tuner, kernel, g, use, bool(arguments.get("EXACT"))) if tune else None
-    chosen = {**tile.constants(use), "num_warps": tile.warps}
-    return Launch(kernel, {**sizes(g), **constants(g), **arguments}, chosen, partial(programs, g, shares), find)
+def bound(problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..., None]) -> Callable[..., Any]:
+    """What computes these outputs of a problem.
 
-
-# ---- forward and grad_input ------------------------------------------------------------------------
+    Args:
+        verify: called with the outputs' names, the operands and the results of a kernel that was compiled just now.
+    """
+    if outputs in (("forward",), ("grad_input",)):
+        return Result(problem, outputs, verify)
+    return Gradients(problem, outputs, verify)
 
 
 class Result:
-    """``forward`` or ``grad_input`` of one problem: a function of (source, weight, bias)."""
+    """``forward`` or ``grad_input`` of one problem."""
 
-    def __init__(self, problem: ConvProblem, *, adjoint: bool, tune: bool, wide: bool) -> None:
+    def __init__(self, problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..., None]) -> None:
         self._problem = problem
-        self._wide = wide
-        self._adjoint = adjoint
-        self._tune = tune
-        self._shape = problem.input_shape if adjoint else problem.output_shape
-        self._strides = result_like(problem, self._shape).stride()
-        #: Each with its lanes.
-        self._launches: dict[object, tuple[Launch, bool]] = {}
-
-    def __call__(self, source: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        p = self._problem
-        out = source.new_empty_strided(self._shape, self._strides)
-        known = self._launches.get((source.stride(), bias is None))
-        if known is None:
-            lanes = channel_last(p, source)
-            source = ready(p, source, lanes)
-            known = self._launches.get((source.stride(), bias is None))
-            known = known or self._prepare(source, out, lanes, bias is not None)
-        launch, lanes = known
-        weight = filter_of(weight, lanes)
-        added = weight if bias is None else bias.contiguous()
-        addresses = (source.data_ptr(), weight.data_ptr(), added.data_ptr(), out.data_ptr())
-        if not launch.again(source.device.index, *addresses):
-            launch.first(source, weight, added, out)
-        return out
-
-    def _prepare(self, source: Tensor, out: Tensor, lanes: bool, with_bias: bool) -> tuple[Launch, bool]:
-        p = self._problem
-        g = geometry(p, adjoint=self._adjoint, channel_lanes=lanes, wide=self._wide or needs_wide(source))
-        patches = channel_launch if lanes else patch_launch
-        launch = patches.result(g, source, out, with_bias, self._tune)
-        launch = launch or self._by_rows(g, source, out, with_bias)
-        return remember(self._launches, (source.stride(), not with_bias), (launch, lanes))
-
-    def _by_rows(self, g: Geometry, source: Tensor, out: Tensor, with_bias: bool) -> Launch:
-        arguments = {
-            **strides("src", g, source),
-            **strides("out", g, out),
-            **weight_strides(g),
-            "HAS_BIAS": with_bias,
-        }
-        return _launch(g, "result", arguments, fixed(g, "result"), 0, self._tune)
-
-
-def remember(known: dict[object, Any], key: object, value: Any) -> Any:
-    if len(known) >= _MOST:
-        known.clear()
-    known[key] = value
-    return value
-
-
-# ---- sums ------------------------------------------------------------------------------------------
-
-
-class Shares(NamedTuple):
-    """How a sum is cut, and how its shares are added: nothing to add where there is one."""
-
-    lanes: bool
-    main: Launch
-    add: Launch | None
-    #: Values of the scratch memory, and those in front of the shares of grad_bias.
-    values: int
-    before_bias: int
-
-
-class Sum:
-    """``grad_weight`` of one problem, or all its gradients: a function of (source, centre, weight, workspace).
-
-    The source is what slides: ``input`` for ``grad_weight`` alone, ``grad_output`` for a sweep.
-    """
-
-    def __init__(self, problem: ConvProblem, *, sweep: bool, with_bias: bool, tune: bool, wide: bool) -> None:
-        self._problem = problem
-        self._wide = wide
-        self._sweep = sweep
-        self._with_bias = with_bias
-        self._tune = tune
-        self._accumulated = torch.float64 if problem.dtype == torch.float64 else torch.float32
-        self._input_strides = result_like(problem, problem.input_shape).stride()
-        self._shares: dict[object, Shares] = {}
+        self._outputs = outputs
+        self._verify = verify
+        self._adjoint = outputs == ("grad_input",)
+        self._shape = problem.input_shape if self._adjoint else problem.output_shape
+        self._launches: dict[bool, Launch] = {}
 
     def __call__(
-        self, source: Tensor, centre: Tensor, weight: Tensor | None, workspace: Tensor | None
-    ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """grad_input (for a sweep), grad_weight and grad_bias (if asked for)."""
+        self, source: Tensor, weight: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None
+    ) -> Tensor:
+        out = empty(source, self._shape, self._problem)
+        weight = weight.contiguous()
+        added = weight if bias is None else bias.contiguous()
+        launch = self._launches.get(bias is None)
+        if launch is None:
+            g = geometry(self._problem, adjoint=self._adjoint)
+            launch = self._launches[bias is None] = launch_of(g, "result", bias is not None, (-1, -1, -1))
+        if launch.start(source, source, weight, added, out, out, out)[1]:
+            self._verify(self._outputs, (source, weight, bias), (out,))
+        return out
+
+
+class Gradients:
+    """``grad_weight`` of one problem, or two or three gradients: one launch, and one that adds its partial sums."""
+
+    def __init__(self, problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..., None]) -> None:
+        self._problem = problem
+        self._outputs = outputs
+        self._verify = verify
+        self._sweep = len(outputs) > 1
+        self._with_bias = "grad_bias" in outputs
+        g = geometry(problem, adjoint=self._sweep)
+        use: Use = "sweep" if self._sweep else "sum"
+        tile = choose(g, use)
+        assert tile is not None
+        self._main = launch_of(g, use, False, g.whole_tap if self._with_bias else (-1, -1, -1))
+        most = parts(g, use, tile, MOST_PROGRAMS)
+        self._weights = most * g.channels * g.kernel_elements
+        self._values = self._weights + most * g.channels * self._with_bias
+        self._partial = most > 1  # one part is the result itself
+        self._adds: dict[int, Launch] = {}
+
+    def __call__(
+        self, grad_output: Tensor, input: Tensor, weight: Tensor | None = None, workspace: Tensor | None = None
+    ) -> Any:
         p = self._problem
-        out = source.new_empty_strided(p.input_shape, self._input_strides) if self._sweep else None
-        known = self._shares.get((source.stride(), centre.stride()))
-        if known is None:
-            lanes = sum_lanes(p, self._sweep, source, centre)
-            source, centre = ready(p, source, lanes), ready(p, centre, lanes)
-            known = self._shares.get((source.stride(), centre.stride())) or self._prepare(source, centre, out, lanes)
+        source, centre = (grad_output, input) if self._sweep else (input, grad_output)
+        out = empty(source, p.input_shape, p) if self._sweep else source
+        taps = source if weight is None else weight.contiguous()
         result = source.new_empty(p.weight_shape)  # [C_out, 1, *k]
-        bias = source.new_empty(p.out_channels) if self._with_bias else None
-        shares, bias_shares = result, result if bias is None else bias
-        if known.values:
-            if workspace is None:
-                shares = source.new_empty(known.values, dtype=self._accumulated)
-            else:
-                shares = workspace.view(self._accumulated)
-            bias_shares = shares if bias is None else shares[known.before_bias :]
-        flat = source if weight is None else filter_of(weight, known.lanes)
-        start(known.main, source, centre, flat, source if out is None else out, shares, bias_shares)
-        if known.add is not None:
-            start(known.add, shares, result, bias_shares, result if bias is None else bias)
-        # [C, 1, *k] has the same strides in every format.
-        return out, result, bias
-
-    def _prepare(self, source: Tensor, centre: Tensor, out: Tensor | None, lanes: bool) -> Shares:
-        p, use = self._problem, "sweep" if self._sweep else "sum"
-        wide = self._wide or needs_wide(source, centre)
-        g = geometry(p, adjoint=self._sweep, channel_lanes=lanes, wide=wide)
-        bias_tap = g.field("whole_tap") if self._with_bias else (-1, -1, -1)
-        patches = channel_launch if lanes else patch_launch
-        found = patches.sums(g, use, source, centre, out, bias_tap, self._tune)
-        main, count = found or self._by_rows(g, use, source, centre, out, bias_tap)
-        elements = g.kernel_elements
-        share_c, share_k = _share_strides(g, count)
-        add = adding(g, count, share_c, share_k, self._with_bias) if count > 1 else None
-        values = count * g.channels * (elements + self._with_bias) if count > 1 else 0
-        shares = Shares(lanes, main, add, values, count * g.channels * elements)
-        return remember(self._shares, (source.stride(), centre.stride()), shares)
-
-    def _by_rows(
-        self,
-        g: Geometry,
-        use: Use,
-        source: Tensor,
-        centre: Tensor,
-        out: Tensor | None,
-        bias_tap: tuple[int, int, int],
-    ) -> tuple[Launch, int]:
-        tile = fixed(g, use)
-        count = parts(g, tile)
-        share_c, share_k = _share_strides(g, count)
-        arguments = {
-            **strides("src", g, source),
-            **strides("centre", g, centre),
-            **strides("out", g, source if out is None else out),
-            **(weight_strides(g) if self._sweep else {"weight_c": 0, "weight_k": 0}),
-            "share_c": share_c,
-            "share_k": share_k,
-            "parts": count,
-            "SWEEP": self._sweep,
-            "EXACT": exact(g, tile),
-            "BIAS_TAP": bias_tap,
-        }
-        return _launch(g, use, arguments, tile, count, self._tune), count
+        bias = source.new_empty(p.out_channels) if self._with_bias else result
+        partials, bias_partials = result, bias
+        if self._partial:
+            scratch = workspace
+            if scratch is None:
+                scratch = torch.empty(self._values * 4, dtype=torch.uint8, device=source.device)
+            partials = scratch.view(torch.float32)
+            bias_partials = partials[self._weights :] if self._with_bias else partials
+        count, new = self._main.start(source, centre, taps, taps, out, partials, bias_partials)
+        if self._partial:
+            add = self._adds.get(count)
+            if add is None:
+                add = self._adds[count] = adding(count, result.numel(), bias.numel() if self._with_bias else 0)
+            add.start(partials, result, bias_partials, bias)
+        results = {"grad_input": out, "grad_weight": result, "grad_bias": bias}
+        found = tuple(results[output] for output in self._outputs)
+        if new:
+            self._verify(self._outputs, (grad_output, input, weight), found)
+        return found if self._sweep else result
 
 
-def _share_strides(g: Geometry, count: int) -> tuple[int, int]:
-    """Between channels and between kernel positions of a share; the only one is the result itself."""
-    return (1, g.channels) if g.channel_lanes and count > 1 else (g.kernel_elements, 1)
+def empty(like: Tensor, shape: tuple[int, ...], problem: ConvProblem) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=problem.memory_format)
 
 
-def adding(g: Geometry, count: int, share_c: int, share_k: int, with_bias: bool) -> Launch:
-    """A launch that takes (shares, result, shares of the bias, bias)."""
-    size = g.channels * g.kernel_elements
+def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, int]) -> Launch:
+    """A launch that takes (source, centre, weight, bias, out, partial sums, those of grad_bias)."""
+    tile = choose(g, use)
+    assert tile is not None
+    depth, height, width = g.axes
     arguments = {
-        "parts": count,
-        "count": size,
-        "share_c": share_c,
-        "share_k": share_k,
-        "ELEMENTS": g.kernel_elements,
+        "batch": g.batch,
+        "channels": g.channels // tile.vector,
+        "depth": depth.result,
+        "height": height.result,
+        "columns": width.result // tile.stored,
+        "src_depth": depth.source,
+        "src_height": height.source,
+        "src_columns": width.source // tile.loaded,
+        "DEPTH": depth.constants,
+        "HEIGHT": height.constants,
+        "WIDTH": width.constants,
+        "ADJOINT": g.adjoint,
+        "MULTIPLIER": g.multiplier,
+        "CHANNELS_LAST": g.channels_last,
+        "WIDE": g.wide,
+        "RESULT": use != "sum",
+        "SUM": use != "result",
         "HAS_BIAS": with_bias,
-        "ACC": tl.float64 if g.double else tl.float32,
+        "BIAS_TAP": bias_tap,
+        "EXACT": height.result % tile.rows == 0 and width.result % tile.columns == 0,
+        **tile.constants(),
     }
-    tile = {"BP": 32, "BN": 64, "num_warps": 4}
-
-    def blocks(tile: Any) -> int:
-        return triton.cdiv(size, tile["BN"]) + (triton.cdiv(g.channels, tile["BN"]) if with_bias else 0)
-
-    return Launch(grad_weight_kernels.add_shares, arguments, tile, blocks)
+    warps = max(1, tile.lanes // (64 if torch.version.hip is not None else 32))
+    return Launch(correlate, arguments, {"num_warps": warps}, partial(grid_of, g, use, tile))
 
 
-def start(launch: Launch, *tensors: Tensor) -> None:
-    if not launch.again(tensors[0].device.index, *[t.data_ptr() for t in tensors]):
-        launch.first(*tensors)
+def grid_of(g: Geometry, use: Use, tile: Tile, programs: int) -> tuple[int, int]:
+    """The size of the grid, and the parts into which it cuts the batch and space."""
+    count = parts(g, use, tile, programs)
+    return lines(g, tile) * count, count
 
 
-# ---- the passes ------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=4096)
-def _bound(problem: ConvProblem, what: What, tune: bool, wide: bool) -> Callable[..., Any]:
-    if what in ("forward", "grad_input"):
-        return Result(problem, adjoint=what == "grad_input", tune=tune, wide=wide)
-    return Sum(problem, sweep=what != "grad_weight", with_bias=what == "sweep+bias", tune=tune, wide=wide)
-
-
-def bound(problem: ConvProblem, what: What, *, fixed_tiles: bool = False, wide: bool = False) -> Callable[..., Any]:
-    """A `Result` or a `Sum` under PyTorch's flags as they are now; made once and remembered.
-
-    Args:
-        wide: offsets have 64 bits though the problem needs no more than 32.
-    """
-    return _bound(problem, what, not fixed_tiles and may_tune(), wide)
-
-
-def output(problem: ConvProblem, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The pass ``forward``."""
-    return bound(problem, "forward")(input, weight, bias)
-
-
-def grad_input(problem: ConvProblem, grad_output: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The pass ``grad_input``; a bias is that of a transposed convolution."""
-    return bound(problem, "grad_input")(grad_output, weight, bias)
-
-
-def grad_weight(problem: ConvProblem, grad_output: Tensor, input: Tensor, workspace: Tensor | None = None) -> Tensor:
-    """The pass ``grad_weight``."""
-    return bound(problem, "grad_weight")(input, grad_output, None, workspace)[1]
-
-
-def sweep(
-    problem: ConvProblem,
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    with_bias: bool,
-    workspace: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """grad_input, grad_weight and, if asked for, grad_bias; see `Axis.whole_tap` for when a bias can be had."""
-    return bound(problem, "sweep+bias" if with_bias else "sweep")(grad_output, input, weight, workspace)
+def adding(count: int, weights: int, biases: int) -> Launch:
+    """A launch that takes (partial sums, result, those of a bias, bias) and adds so many parts."""
+    size = 64
+    blocks = -(-weights // size) + -(-biases // size)
+    arguments = {"weights": weights, "biases": biases, "BP": 32, "BN": size}
+    return Launch(add_partials, arguments, {"num_warps": 4}, lambda _: (blocks, count))

@@ -1,9 +1,9 @@
 """One launch: compiled by Triton the first time, and after that handed to its compiled kernel directly.
 
-Triton's own way to a launch inspects every argument at every call, tens of microseconds for our forty. Which kernel it
-finds depends on nothing but the integers, the dtypes and which addresses are divisible by 16. A `Launch` has its
-integers and dtypes fixed; so it keeps the compiled kernel for the addresses' divisibility and starts that one with
-``CompiledKernel.__getitem__``, which is the same in Triton 3.6 to 3.9. Hooks of profilers are called as ever.
+Triton's own way to a launch inspects every argument at every call, tens of microseconds. Which kernel it finds depends
+on nothing but the integers, the dtypes and which addresses are divisible by 16. A `Launch` has its integers and dtypes
+fixed; so it keeps the compiled kernel for the addresses' divisibility (which is what keeps vector loads from operands
+that are not aligned) and starts that one with ``CompiledKernel.__getitem__``, the same in Triton 3.6 to 3.9.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -17,23 +17,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
+from triton.runtime import JITFunction
 
-__all__ = ["ALL_REGISTERS", "Call", "Launch", "capturing", "recording"]
+__all__ = ["ALL_REGISTERS", "Call", "Launch", "capturing", "on_device", "recording"]
 
 #: ptxas spills a few bytes where that lets one more program run beside the others. Where it does, it is told to take
 #: all the registers that a thread can have.
 ALL_REGISTERS = {"maxnreg": 255}
 _ALIGNED = 15  # the bits of an address that are zero when it is divisible by 16
+_PROGRAMS = 3 * 132  # that run at once where nothing is known of the device: three on each multiprocessor of an H100
 
 
 class Call(NamedTuple):
-    """What a launch would have been: a kernel, its arguments by name, its warps, and the size of the grid."""
+    """What a launch would have been: a kernel, its arguments by name, and its options."""
 
     kernel: Any
     arguments: dict[str, Any]
-    warps: int
-    stages: int = 1
-    programs: int = 0
+    options: dict[str, int]
 
 
 _recorded: ContextVar[list[Call] | None] = ContextVar("_recorded", default=None)
@@ -58,103 +58,101 @@ def on_device(index: int | None) -> contextlib.AbstractContextManager[Any]:
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether a graph is being captured on this device."""
+    """Whether a graph is being captured on this device's current stream."""
     module = getattr(torch, device.type, None)
     check = getattr(module, "is_current_stream_capturing", None)
-    return bool(check and check())
+    with on_device(device.index):
+        return bool(check and check())
 
 
 class Launch:
     """A kernel with all its arguments but the tensors, which are its first ones.
 
     Args:
-        arguments: the others by name; those of the tile are added.
-        tile: the tile's constants and, as ``num_warps`` and ``num_stages``, its warps and the depth of its pipeline.
-        programs: the size of the grid for a tile's constants.
-        tune: finds the fastest tile by running the kernel, or None; see `tuning`.
+        arguments: the others by name.
+        options: ``num_warps`` and ``num_stages``.
+        grid: the number of programs and the argument ``parts``, where the GPU can run so many programs at once; there
+            is no such argument where it is 0.
     """
 
-    __slots__ = ("_arguments", "_kernel", "_programs", "_started", "_tile", "_tune")
+    __slots__ = ("_arguments", "_grid", "_kernel", "_options", "_started")
 
     def __init__(
         self,
         kernel: Any,
         arguments: dict[str, Any],
-        tile: dict[str, int],
-        programs: Callable[[Any], int],
-        tune: Callable[[], Any] | None = None,
+        options: dict[str, int],
+        grid: Callable[[int], tuple[int, int]],
     ) -> None:
         self._kernel = kernel
         self._arguments = arguments
-        self._tile = tile
-        self._programs = programs
-        self._tune = tune
-        #: By device and by the addresses' divisibility: how to start the compiled kernel, and its other arguments.
-        self._started: dict[object, tuple[Callable[..., None], tuple[Any, ...]]] = {}
+        self._options = {"num_stages": 1, **options}
+        self._grid = grid
+        #: By device and by the addresses' divisibility: how to start the kernel, its other arguments, its parts.
+        self._started: dict[object, tuple[Callable[..., None], tuple[Any, ...], int]] = {}
 
-    def again(self, index: int | None, *addresses: int) -> bool:
-        """Start the kernel if it has been started before on this device and on addresses like these."""
+    def start(self, *tensors: Tensor) -> tuple[int, bool]:
+        """Start the kernel; in how many parts, and whether its result is to be checked, for it is a new kernel."""
+        index = tensors[0].device.index
+        addresses = [t.data_ptr() for t in tensors] if _recorded.get() is None else []
         every = 0
         for address in addresses:
             every |= address
         # All are divisible by 16, almost always.
         like = index if not every & _ALIGNED else (index, *(not a & _ALIGNED for a in addresses))
         started = self._started.get(like)
-        if started is None or _recorded.get() is not None or self._tune is not None:
-            return False
-        run, rest = started
+        if started is None or not addresses:
+            return self._first(like, tensors)
+        run, rest, parts = started
         if index is None or torch.accelerator.current_device_index() == index:
             run(*addresses, *rest)
         else:
             with torch.accelerator.device_index(index):
                 run(*addresses, *rest)
-        return True
+        return parts, False
 
-    def first(self, *tensors: Tensor) -> None:
-        """Start the kernel through Triton, which compiles it if that is needed, and remember what it found."""
+    def _first(self, like: object, tensors: tuple[Tensor, ...]) -> tuple[int, bool]:
         names = self._kernel.arg_names
-        given = {**self._arguments, **dict(zip(names, tensors, strict=False))}
+        given = dict(zip(names, tensors, strict=False))
+        programs, parts = self._grid(_PROGRAMS)
         calls = _recorded.get()
         if calls is not None:
-            tile = dict(self._tile)
-            warps, stages = tile.pop("num_warps"), tile.pop("num_stages", 1)
-            calls.append(Call(self._kernel, {**given, **tile}, warps, stages, self._programs(self._tile)))
-            return
+            calls.append(Call(self._kernel, {**given, **self._with(parts)}, self._options))
+            return parts, False
         device = tensors[0].device
-        index = device.index
-        with on_device(index):
-            captured = capturing(device)
-            compiled = self._compiled(given) if self._tune is None or captured else self._tuned(given)
-            if not captured and _spills(compiled):  # the result is written once more, and is the same
-                compiled = self._compiled(given, ALL_REGISTERS)
-        if not isinstance(compiled, CompiledKernel):  # the interpreter
-            return
-        addresses = [t.data_ptr() for t in tensors]
-        flags = tuple(not a & _ALIGNED for a in addresses)
-        known = {**self._arguments, **self._tile}
-        rest = tuple(known[name] for name in names[len(tensors) :])
-        run = compiled[(self._programs(self._tile), 1, 1)]
-        self._started[index if all(flags) else (index, *flags)] = (run, rest)
+        with on_device(device.index):
+            if not isinstance(self._kernel, JITFunction):  # the interpreter
+                self._kernel[(programs,)](**given, **self._with(parts), **self._options)
+                return parts, False
+            compiled = self._compiled({**given, **self._with(parts)}, {})
+            if getattr(compiled, "n_spills", 0) and compiled.metadata.target.backend == "cuda":
+                compiled = self._compiled({**given, **self._with(parts)}, ALL_REGISTERS)
+            programs, parts = self._grid(at_once(compiled, device))
+            known = self._with(parts)
+            rest = tuple(known[name] for name in names[len(tensors) :])
+            run = compiled[(programs, 1, 1)]
+            run(*(t.data_ptr() for t in tensors), *rest)
+            if capturing(device):  # not kept: the first call outside of a capture is the one that is checked
+                return parts, False
+        self._started[like] = (run, rest, parts)
+        return parts, True
 
-    def _compiled(self, given: dict[str, Any], options: dict[str, int] | None = None) -> Any:
-        grid = (self._programs(self._tile),)
-        chosen = {"num_stages": 1, **self._tile, **(options or {})}
-        return self._kernel[grid](**given, **chosen, enable_fp_fusion=True)
+    def _with(self, parts: int) -> dict[str, Any]:
+        return {**self._arguments, "parts": parts} if parts else self._arguments
 
-    def _tuned(self, given: dict[str, Any]) -> Any:
-        """Let the tuner find a tile, and keep that one from now on."""
-        assert self._tune is not None
-        tuner = self._tune()
-        compiled = tuner[lambda tile: (self._programs(tile),)](**given, enable_fp_fusion=True)
-        best = tuner.best_config
-        self._tile = {**best.kwargs, "num_warps": best.num_warps, "num_stages": best.num_stages}
-        self._tune = None
-        self._started.clear()
+    def _compiled(self, given: dict[str, Any], more: dict[str, int]) -> CompiledKernel:
+        """The kernel that Triton finds or compiles for these arguments, loaded and not started."""
+        compiled = self._kernel.warmup(**given, **self._options, **more, grid=(1,), enable_fp_fusion=True)
+        compiled._init_handles()
         return compiled
 
 
-def _spills(compiled: Any) -> bool:
-    """Whether a kernel for an NVIDIA chip keeps registers in memory; only its compiler takes `ALL_REGISTERS`."""
-    if not isinstance(compiled, CompiledKernel) or compiled.metadata.target.backend != "cuda":
-        return False
-    return bool(getattr(compiled, "n_spills", 0))
+def at_once(compiled: Any, device: torch.device) -> int:
+    """How many programs of a compiled kernel an NVIDIA GPU runs at once, by their registers; elsewhere a guess."""
+    registers = getattr(compiled, "n_regs", 0)
+    if device.type != "cuda" or torch.version.hip is not None or not registers:
+        return _PROGRAMS
+    properties = torch.cuda.get_device_properties(device)
+    warps = compiled.metadata.num_warps
+    each = min(64 // warps, 2048 // (-(-registers // 8) * 8 * warps))  # of 64 K registers, for 32 threads
+    return properties.multi_processor_count * max(1, each)
