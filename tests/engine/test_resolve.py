@@ -1,0 +1,141 @@
+"""From a call to its plan: what the key tells apart, what is remembered, and for how long."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import convgrad
+from convgrad.engine import cache
+from convgrad.engine.plan import Plan
+from convgrad.engine.resolve import find, resolve
+
+X, W = torch.randn(2, 8, 6, 6), torch.randn(8, 1, 3, 3)
+RAW: tuple[Any, ...] = ([1, 1], [1, 1], [1, 1], False, [0, 0], 8)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered() -> None:
+    cache.invalidate()
+
+
+def test_a_call_is_planned_once() -> None:
+    assert type(find("convolution", RAW, X, W)) is tuple  # the key of a call that was not seen
+    plan = resolve("convolution", RAW, X, W)
+    assert resolve("convolution", RAW, X, W) is plan
+    assert find("convolution", RAW, X, W) is plan
+    assert len(cache.plans) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: resolve("convolution", ([1], *RAW[1:]), X, W),  # another spelling may be read differently
+        lambda: resolve("convolution", RAW, X[:1], W),
+        lambda: resolve("convolution", RAW, X.to(memory_format=torch.channels_last), W),
+        lambda: resolve(
+            "convolution", RAW, X, W.to(memory_format=torch.channels_last).as_strided(W.shape, (9, 1, 3, 1))
+        ),
+        lambda: resolve("convolution", RAW, X.double(), W.double()),
+        lambda: resolve("convolution", RAW, X, W, torch.zeros(8)),
+        lambda: resolve("grad_input", ([2, 8, 6, 6], *RAW), X, W),
+        lambda: resolve("grad_input", ([2, 8, 6, 6], *RAW), X, W, None, torch.channels_last),
+    ],
+)
+def test_what_may_change_the_result_is_another_plan(other: Callable[[], Plan]) -> None:
+    first = resolve("convolution", RAW, X, W)
+    assert other() is not first
+    assert len(cache.plans) == 2
+    assert resolve("convolution", RAW, X, W) is first
+
+
+def test_requests_and_flags_are_part_of_the_key() -> None:
+    plans = [resolve("convolution", RAW, X, W)]
+    with convgrad.use_backend("im2col"):
+        plans.append(resolve("convolution", RAW, X, W))
+    torch.use_deterministic_algorithms(True)
+    try:
+        plans.append(resolve("convolution", RAW, X, W))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.backends.mkldnn.set_flags(_enabled=False)
+    try:
+        plans.append(resolve("convolution", RAW, X, W))
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=True)
+    assert len({id(plan) for plan in plans}) == 4
+    assert [plan.steps[0].backend.name == "im2col" for plan in plans] == [False, True, False, False]
+
+
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_MOST", 3)
+    for n in range(1, 7):
+        convgrad.conv2d(X[:, :, :, :n], W, padding=1, groups=8)
+        assert len(cache.plans) <= 3
+    newest = next(reversed(cache.plans.values()))
+    assert newest.problem.input_size == (6, 6)
+
+
+def test_a_refused_call_is_not_remembered() -> None:
+    for _ in range(2):
+        with pytest.raises(convgrad.ShapeError, match="expected input"):
+            convgrad.conv2d(X[:, :7], W, groups=8)
+    assert not cache.plans
+
+
+def test_every_way_in_ends_in_the_same_plans() -> None:
+    """The operator, autograd's node and a takeover add no cache of their own."""
+    torch.ops.convgrad.convolution(X, W, None, *RAW)
+    assert len(cache.plans) == 1
+    convgrad.conv2d(X.clone().requires_grad_(), W.clone().requires_grad_(), padding=1, groups=8).sum().backward()
+    assert len(cache.plans) == 2  # its backward belongs to the plan of the forward
+    with convgrad.takeover():
+        torch.nn.functional.conv2d(X, W, padding=1, groups=8)
+    assert len(cache.plans) == 3
+    cache.invalidate()
+    assert not cache.plans
+
+
+def test_the_backward_is_planned_when_it_is_first_needed_and_only_as_needed() -> None:
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    y = convgrad.conv2d(x, w, padding=1, groups=8)
+    (plan,) = cache.plans.values()
+    plan.backwards.clear()
+    torch.autograd.grad(y, x, torch.ones_like(y), retain_graph=True)
+    assert list(plan.backwards) == [(True, False, False)]
+    torch.autograd.grad(y, (x, w), torch.ones_like(y))
+    assert [p.outputs for p in plan.backwards.values()] == [("grad_input",), ("grad_input", "grad_weight")]
+
+
+def entered(call: Callable[[], object]) -> list[str]:
+    """The Python functions that a call enters, convgrad's and PyTorch's."""
+    names: list[str] = []
+
+    def note(frame: Any, event: str, _: Any) -> None:
+        if event == "call":
+            names.append(frame.f_code.co_qualname if hasattr(frame.f_code, "co_qualname") else frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return names[1:]  # without the call itself
+
+
+def test_a_warm_call_enters_few_functions() -> None:
+    """What a small convolution waits for. A bound, for a function more is easily added and never noticed."""
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    outputs = [convgrad.conv2d(x, w, padding=1, groups=8) for _ in range(3)]
+    for y in outputs[:2]:
+        y.backward(torch.ones_like(y))
+    forward = entered(lambda: convgrad.conv2d(x, w, padding=1, groups=8))
+    assert len(forward) <= 8, forward
+    ones = torch.ones_like(outputs[2])
+    backward = entered(lambda: outputs[2].backward(ones))
+    backward = backward[next(i for i, name in enumerate(backward) if name.endswith("apply")) :]
+    assert len(backward) <= 11, backward
