@@ -220,6 +220,11 @@ def test_an_unknown_subclass_gets_atens_operator(padding: Any) -> None:
     y = convgrad.conv2d(Wrapper(x), w, padding=padding)
     assert isinstance(y, Wrapper)
     torch.testing.assert_close(y.inner, convgrad.conv2d(x, w, padding=padding).detach())
+    y = convgrad.conv_transpose2d(Wrapper(x), w, padding=padding, stride=2, output_padding=1)
+    assert isinstance(y, Wrapper)
+    torch.testing.assert_close(
+        y.inner, convgrad.conv_transpose2d(x, w, padding=padding, stride=2, output_padding=1).detach()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from . import autocast, autograd, batching, fake, flops, kernels, with_backend
+from . import autocast, autograd, batching, decompositions, fake, flops, kernels, with_backend
 
 __all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
 
@@ -44,6 +44,7 @@ for _name, _schema in SCHEMAS.items():
     with_backend.define(_library, _name, _schema, *(getattr(room, _name) for room in (kernels, fake, autograd)))
 
 autocast.register(_library)
+decompositions.register()
 flops.register()
 
 convolution = torch.ops.convgrad.convolution.default

@@ -34,7 +34,7 @@ from ..engine.request import Request, active, resume
 from ..engine.resolve import layout_of
 from ..shapes import conv_geometry, convolution_shape
 from ..validation import check_backward, refuse_nested
-from . import flops, lowering
+from . import decompositions, flops, lowering
 from .with_backend import traced_overload
 
 __all__ = ["Call", "Contraction", "apply", "convolution", "convolution_backward", "grad_input", "grad_weight"]
@@ -234,7 +234,7 @@ def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
     """``convgrad::convolution`` with derivatives."""
     refuse_nested(input, weight, bias)
     if lowering.any_subclass(input, weight, bias):
-        return lowering.aten_convolution(input, weight, bias, *arguments)
+        return decompositions.convolution(input, weight, bias, *arguments)
     form = Form(input.shape, weight.shape, arguments)
     op = torch.ops.convgrad.convolution.default
     return _through(op, keyset, "output", form, (input, weight, bias), arguments)
@@ -278,7 +278,7 @@ def convolution_backward(
     """``convgrad::convolution_backward``: where derivatives are asked of it, its three gradients one by one."""
     refuse_nested(grad_output, input, weight)
     if lowering.any_subclass(grad_output, input, weight):
-        return lowering.aten_convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
+        return decompositions.convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
     if dispatch_modes():
         flops.register()
     op = torch.ops.convgrad.convolution_backward.default

@@ -17,9 +17,9 @@ from ..engine.plan import plan_for
 from ..engine.resolve import layout_of
 from ..problem import ConvProblem, gradient_outputs
 from ..shapes import conv_geometry, convolution_shape, problem_of
-from . import fake
+from . import decompositions, fake
 
-__all__ = ["any_subclass", "aten_convolution", "aten_convolution_backward", "traced_operator"]
+__all__ = ["any_subclass", "traced_operator"]
 
 _aten = torch.ops.aten
 
@@ -29,57 +29,20 @@ def any_subclass(*tensors: Tensor | None) -> bool:
     return any(t is not None and is_subclass(t) for t in tensors)
 
 
-def _explicit(input: Tensor, padding: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
-    """Padding with 2D entries made explicit, since aten cannot state it."""
-    d = input.dim() - 2
-    if len(padding) != 2 * d:
-        return input, padding
-    pairs = [(padding[2 * i], padding[2 * i + 1]) for i in range(d)]
-    flat = [p for pair in reversed(pairs) for p in pair]
-    return torch.nn.functional.pad(input, flat), [0] * d
-
-
-def aten_convolution(
-    input: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, *rest: Any
-) -> Tensor:
-    """aten's convolution for a subclass."""
-    if len(padding) == 2 * (input.dim() - 2):
-        transposed = rest[1]
-        if transposed and any(padding[::2][i] != p for i, p in enumerate(padding[1::2])):
-            raise NotImplementedError(
-                f"a transposed convolution of {type(input).__name__} with padding {list(padding)}: "
-                "PyTorch has no transposed convolution whose low and high padding differ"
-            )
-        if transposed:
-            padding = padding[::2]
-        else:
-            input, padding = _explicit(input, padding)
-    return _aten.convolution.default(input, weight, bias, stride, padding, *rest)
-
-
-def aten_convolution_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, stride: Any, padding: Any, *rest: Any
-) -> Any:
-    """aten's convolution_backward for a subclass."""
-    if len(padding) == 2 * (input.dim() - 2):
-        if any(padding[::2][i] != p for i, p in enumerate(padding[1::2])):
-            raise NotImplementedError(
-                f"convolution_backward of {type(input).__name__} with padding {list(padding)}: "
-                "PyTorch has none whose low and high padding differ"
-            )
-        padding = padding[::2]
-    return _aten.convolution_backward.default(grad_output, input, weight, bias_sizes, stride, padding, *rest)
-
-
 # ---- the compiler --------------------------------------------------------------------------------
 
 
 def traced_operator(op: Any, operands: tuple[Tensor | None, ...], rest: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """aten's operator in place of ours, where a graph is being traced and ATen would be chosen."""
+    """aten's operator in place of ours, where a graph is being traced and ATen would be chosen.
+
+    An exported program that is decomposed may leave this process, so there ATen's operators replace all of ours.
+    """
     first, second = operands[0], operands[1]
     if first is None or second is None or not is_traced(first):
         return None
     name = op._schema.name.removeprefix("convgrad::")
+    if torch.compiler.is_exporting():
+        return getattr(decompositions, name)
     if name in ("grad_input", "grad_weight"):
         return None  # aten has no operator for one gradient alone
     input, weight = (first, second) if name == "convolution" else (second, operands[2])

@@ -1,0 +1,154 @@
+"""The operators written in ATen's: for exported programs, decomposition tables, and tensors that know aten alone.
+
+ATen's operators know one padding for both sides, give one gradient only as a part of ``convolution_backward``, and take
+no complex numbers. So other paddings become a pad, the missing operand one without data, complex numbers two real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._decomp import register_decomposition
+from torch.nn.functional import pad
+
+from ..calculus import sum_of_bias
+from ..shapes import padding_pairs
+
+__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight", "register"]
+
+_aten = torch.ops.aten
+Ints = Sequence[int]
+
+
+def convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Ints,
+    padding: Ints,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+    **_: Any,
+) -> Tensor:
+    """``convgrad::convolution``."""
+    rest = (stride, padding, dilation, transposed, output_padding, groups)
+    if input.is_complex():
+        return _with_bias(_complex(lambda a, b: convolution(a, b, None, *rest), input, weight), bias)
+    sides, known = _sides(weight.dim() - 2, *rest)
+    if sides is None:
+        return _aten.convolution.default(input, weight, bias, *known)
+    if not transposed:
+        return _aten.convolution.default(_pad(input, sides), weight, bias, *known)
+    whole = _aten.convolution.default(input, weight, None, *known)
+    return _with_bias(_crop(whole, sides), bias)
+
+
+def convolution_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, _bias_sizes: Any, *arguments: Any, **_: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """``convgrad::convolution_backward``."""
+    *rest, mask = arguments
+    first, second, bias = mask
+    if input.is_complex():
+        return (
+            grad_input(grad_output, weight, input.shape, *rest) if first else None,
+            grad_weight(grad_output, input, weight.shape, *rest) if second else None,
+            sum_of_bias(grad_output) if bias else None,
+        )
+    sides, known = _sides(weight.dim() - 2, *rest)
+    bias_sizes = [grad_output.shape[1]] if bias else None
+    if sides is None:
+        return _aten.convolution_backward.default(grad_output, input, weight, bias_sizes, *known, mask)
+    grad_bias = sum_of_bias(grad_output) if bias else None
+    transposed = known[3]
+    grad_output, input = (_pad(grad_output, sides), input) if transposed else (grad_output, _pad(input, sides))
+    mask = [first, second, False]
+    one, two, _none = _aten.convolution_backward.default(grad_output, input, weight, None, *known, mask)
+    return _crop(one, sides) if first and not transposed else one, two, grad_bias
+
+
+def grad_input(
+    grad_output: Tensor,
+    weight: Tensor,
+    input_size: Ints,
+    *arguments: Any,
+    memory_format: torch.memory_format | None = None,
+    **_: Any,
+) -> Tensor:
+    """``convgrad::grad_input``."""
+    if grad_output.is_complex():
+        found = _complex(lambda a, b: grad_input(a, b, input_size, *arguments), grad_output, weight)
+    else:
+        input = grad_output.new_zeros(()).expand(input_size)  # only its shape counts
+        found = convolution_backward(grad_output, input, weight, None, *arguments, [True, False, False])[0]
+    return found if memory_format is None else found.contiguous(memory_format=memory_format)  # pyright: ignore
+
+
+def grad_weight(
+    grad_output: Tensor,
+    input: Tensor,
+    weight_size: Ints,
+    *arguments: Any,
+    memory_format: torch.memory_format | None = None,
+    **_: Any,
+) -> Tensor:
+    """``convgrad::grad_weight``."""
+    if grad_output.is_complex():
+        found = _complex(lambda a, b: grad_weight(a, b, weight_size, *arguments), grad_output, input)
+    else:
+        weight = grad_output.new_zeros(()).expand(weight_size)  # only its shape counts
+        found = convolution_backward(grad_output, input, weight, None, *arguments, [False, True, False])[1]
+    return found if memory_format is None else found.contiguous(memory_format=memory_format)  # pyright: ignore
+
+
+def register() -> None:
+    """Add them to PyTorch's table, for all overloads: `torch._decomp.get_decompositions` finds them there."""
+    for name, function in _FUNCTIONS.items():
+        register_decomposition(getattr(torch.ops.convgrad, name))(function)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "convolution": convolution,
+    "convolution_backward": convolution_backward,
+    "grad_input": grad_input,
+    "grad_weight": grad_weight,
+}
+
+
+def _sides(
+    d: int, stride: Ints, padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int
+) -> tuple[list[tuple[int, int]] | None, tuple[Any, ...]]:
+    """What to pad the input with (of a transposed convolution: its grad_output), and the arguments that are left.
+
+    The first is None where ATen's own padding says it all.
+    """
+    pairs = padding_pairs(padding, d)
+    if all(low == high >= 0 for low, high in pairs):
+        return None, (stride, [low for low, _ in pairs], dilation, transposed, output_padding, groups)
+    if transposed:
+        extra = [*output_padding] * (d if len(output_padding) == 1 else 1)
+        pairs = [(low, high - more) for (low, high), more in zip(pairs, extra, strict=True)]
+    return list(pairs), (stride, [0] * d, dilation, transposed, [0] * d, groups)
+
+
+def _pad(t: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
+    return pad(t, [p for pair in reversed(sides) for p in pair])
+
+
+def _crop(t: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
+    return _pad(t, [(-low, -high) for low, high in sides])
+
+
+def _with_bias(t: Tensor, bias: Tensor | None) -> Tensor:
+    return t if bias is None else t + bias.view(-1, *(1,) * (t.dim() - 2))
+
+
+def _complex(contract: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """A bilinear map of real tensors, on complex ones."""
+    real = contract(a.real, b.real) - contract(a.imag, b.imag)
+    return torch.complex(real, contract(a.real, b.imag) + contract(a.imag, b.real))
