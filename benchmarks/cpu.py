@@ -30,7 +30,8 @@ from torch import Tensor
 from convgrad.backends.native import NativeBackend
 from convgrad.engine.ab_timer import Comparison, compare, conditions, keep_memory
 from convgrad.engine.rules import why_native
-from convgrad.problem import ConvProblem, Output, output_length
+from convgrad.problem import ConvProblem, Output
+from convgrad.sizes import output_length
 
 TABLE = (
     "mb32g32ic32ih112oc32kh3ph1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from hypothesis import given, settings
 
 from convgrad.problem import ConvProblem
-from convgrad.problem_text import format_problem, parse, read_problem_file
+from convgrad.problem_text import format_problem, read_problem_file
 from convgrad.testing import default_problems, problems
 
+parse = ConvProblem.parse
 ALL_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int8, torch.int64, torch.complex64)
 
 
@@ -146,7 +148,7 @@ def test_reading_a_file_of_shapes(tmp_path: Path) -> None:
         "--batch=outer\n"
         "--batch=nowhere\n"
     )
-    found = list(read_problem_file(tmp_path / "outer"))
+    found = list(read_problem_file(tmp_path / "outer", parse))
     good = [(line, p.in_channels, p.has_bias) for line, p in found if isinstance(p, ConvProblem)]
     assert good == [(3, 1, False), (3, 2, True), (3, 3, False), (4, 4, False)]
     bad = [(line, str(p)) for line, p in found if isinstance(p, ValueError)]
@@ -158,7 +160,7 @@ def test_reading_a_file_of_shapes(tmp_path: Path) -> None:
 
 
 def test_lines_instead_of_a_file() -> None:
-    found = list(read_problem_file(['mb1ic8iw5oc4kw2n"two words" f64', "--batch=x"], transposed=True))
+    found = list(read_problem_file(['mb1ic8iw5oc4kw2n"two words" f64', "--batch=x"], partial(parse, transposed=True)))
     assert [line for line, _ in found] == [1]
     problem = found[0][1]
     assert isinstance(problem, ConvProblem)

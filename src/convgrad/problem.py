@@ -19,6 +19,9 @@ from typing import Final, Literal
 
 import torch
 
+from . import problem_text
+from .sizes import output_length
+
 __all__ = [
     "OUTPUTS",
     "PASSES",
@@ -26,10 +29,8 @@ __all__ = [
     "Output",
     "Pass",
     "Slot",
-    "effective_kernel",
     "gradient_outputs",
     "in_order",
-    "output_length",
     "passes_of",
     "shown_outputs",
 ]
@@ -91,16 +92,6 @@ def shown_outputs(outputs: Collection[str], transposed: bool) -> str:
     """
     words = {"forward": "forward (its grad_input)", "grad_input": "grad_input (its output)"} if transposed else {}
     return "+".join(words.get(o, o) for o in outputs)
-
-
-def effective_kernel(kernel: int, dilation: int) -> int:
-    """Number of positions that a dilated kernel spans."""
-    return dilation * (kernel - 1) + 1
-
-
-def output_length(size: int, kernel: int, stride: int, low: int, high: int, dilation: int) -> int:
-    """Output positions along one dimension; zero or less where the kernel does not fit."""
-    return (size + low + high - effective_kernel(kernel, dilation)) // stride + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,12 +271,22 @@ class ConvProblem:
 
     @classmethod
     def parse(cls, text: str, *, transposed: bool = False) -> ConvProblem:
-        """Read benchdnn's grammar with our words after it; see `convgrad.problem_text`."""
-        from .problem_text import parse
+        """Read benchdnn's grammar with our words after it (`convgrad.problem_text`); the result is canonical.
 
-        return parse(text, transposed=transposed)
+        Args:
+            text: a descriptor of benchdnn, optionally followed by words.
+            transposed: read the descriptor as that of a transposed convolution, as the word ``transposed`` does.
+
+        Raises:
+            ValueError: a text that is no problem; it names the field, the position and an example.
+
+        Equivalent to:
+            >>> ConvProblem.parse("g32ic32ih112oc32kh3ph1").kernel_size
+            (3, 3)
+            >>> print(ConvProblem.parse("ic3ih8oc4kh3 f16 bias"))
+            g1mb2ic3ih8oc4oh6kh3sh1ph0dh0 float16 bias
+        """
+        return problem_text.parse(text, cls, transposed=transposed).canonical()
 
     def __str__(self) -> str:
-        from .problem_text import format_problem
-
-        return format_problem(self)
+        return problem_text.format_problem(self)

@@ -21,14 +21,17 @@ otherwise the padding behind is derived from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from .problem import ConvProblem, effective_kernel, output_length
+from .sizes import effective_kernel, output_length
+
+if TYPE_CHECKING:
+    from .problem import ConvProblem
 
 __all__ = ["format_problem", "parse", "read_problem_file"]
 
@@ -53,21 +56,16 @@ _FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d+)?_*")
 _NAME: Final = re.compile(r'n(?:"([^"]*)"|(\S*))(?=\s|$)')
 
 
-def parse(text: str, *, transposed: bool = False) -> ConvProblem:
-    """Read one descriptor and the words after it; the result is always canonical.
+def parse(text: str, make: Callable[..., Any], *, transposed: bool = False) -> Any:
+    """Read one descriptor and the words after it: what `ConvProblem.parse` does.
 
     Args:
         text: a descriptor of benchdnn, optionally followed by words.
+        make: makes the problem of its fields.
         transposed: read the descriptor as that of a transposed convolution, as the word ``transposed`` does.
 
     Raises:
         ValueError: a text that is no problem; it names the field, the position and an example.
-
-    Equivalent to:
-        >>> parse("g32ic32ih112oc32kh3ph1").kernel_size
-        (3, 3)
-        >>> print(parse("mb1ic8ih5oc4oh10kh4sh2ph1", transposed=True))
-        g1mb1ic8ih5oc4oh10kh4sh2ph1dh0 transposed
     """
     fields, name, end = _read_fields(text)
     dtype, channels_last, bias = torch.float32, False, False
@@ -90,7 +88,7 @@ def parse(text: str, *, transposed: bool = False) -> ConvProblem:
     formats = (torch.channels_last, torch.channels_last_3d)
     ic, oc = (_needed(text, fields, key, 0) for key in ("ic", "oc"))
     try:
-        return ConvProblem(
+        return make(
             batch=fields.get("mb", 2),
             in_channels=oc if transposed else ic,
             out_channels=ic if transposed else oc,
@@ -106,7 +104,7 @@ def parse(text: str, *, transposed: bool = False) -> ConvProblem:
             has_bias=bias,
             origin="transposed" if transposed else "plain",
             name=name,
-        ).canonical()
+        )
     except ValueError as e:
         raise _error(text, 0, str(e)) from None
 
@@ -196,12 +194,7 @@ def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -
 
 
 def format_problem(problem: ConvProblem) -> str:
-    """The canonical text, which `parse` reads back as ``problem.canonical()``.
-
-    Equivalent to:
-        >>> format_problem(parse("ic3ih8oc4kh3 f16 bias"))
-        'g1mb2ic3ih8oc4oh6kh3sh1ph0dh0 float16 bias'
-    """
+    """The canonical text, which `parse` reads back as ``problem.canonical()``."""
     p = problem
     user_in, user_out = (p.output_size, p.input_size) if p.transposed else (p.input_size, p.output_size)
     ic, oc = (p.out_channels, p.in_channels) if p.transposed else (p.in_channels, p.out_channels)
@@ -227,7 +220,7 @@ def format_problem(problem: ConvProblem) -> str:
 
 
 def read_problem_file(
-    source: str | PathLike[str] | Iterable[str], *, transposed: bool = False
+    source: str | PathLike[str] | Iterable[str], read: Callable[[str], ConvProblem]
 ) -> Iterator[tuple[int, ConvProblem | ValueError]]:
     """Read a file of problems, benchdnn's shape files included: (line number, problem or the error) for each.
 
@@ -237,38 +230,39 @@ def read_problem_file(
 
     Args:
         source: a path, or the lines themselves.
-        transposed: every descriptor is that of a transposed convolution.
+        read: `ConvProblem.parse`, or a function that makes more of a text.
 
     Raises:
         OSError: ``source`` is a path that cannot be read.
 
     Equivalent to:
-        >>> [(n, str(p)) for n, p in read_problem_file(["# two", "ic1iw3oc1kw1 ic1iw4oc1kw1 bias"])]
+        >>> from convgrad import ConvProblem
+        >>> [(n, str(p)) for n, p in read_problem_file(["# two", "ic1iw3oc1kw1 ic1iw4oc1kw1 bias"], ConvProblem.parse)]
         [(2, 'g1mb2ic1iw3oc1ow3kw1sw1pw0dw0'), (2, 'g1mb2ic1iw4oc1ow4kw1sw1pw0dw0 bias')]
     """
     if isinstance(source, (str, PathLike)):
         path = Path(source)
-        yield from _read_lines(path.read_text().splitlines(), transposed, path, (path.resolve(),))
+        yield from _read_lines(path.read_text().splitlines(), read, path, (path.resolve(),))
     else:
-        yield from _read_lines(source, transposed, None, ())
+        yield from _read_lines(source, read, None, ())
 
 
 def _read_lines(
-    lines: Iterable[str], transposed: bool, path: Path | None, open_files: tuple[Path, ...]
+    lines: Iterable[str], read: Callable[[str], ConvProblem], path: Path | None, open_files: tuple[Path, ...]
 ) -> Iterator[tuple[int, ConvProblem | ValueError]]:
     for number, line in _join_continued(lines):
         for token in _split_line(line):
             if token.startswith("--batch=") and path is not None:
-                yield from _read_nested(number, path.parent / token.removeprefix("--batch="), transposed, open_files)
+                yield from _read_nested(number, path.parent / token.removeprefix("--batch="), read, open_files)
             elif not token.startswith("--"):
                 try:
-                    yield number, parse(token, transposed=transposed)
+                    yield number, read(token)
                 except ValueError as e:
                     yield number, ValueError(f"{path or 'line'}:{number}: {e}")
 
 
 def _read_nested(
-    number: int, path: Path, transposed: bool, open_files: tuple[Path, ...]
+    number: int, path: Path, read: Callable[[str], ConvProblem], open_files: tuple[Path, ...]
 ) -> Iterator[tuple[int, ConvProblem | ValueError]]:
     if path.resolve() in open_files:
         yield number, ValueError(f"{open_files[-1]}:{number}: --batch={path} reads itself")
@@ -278,7 +272,7 @@ def _read_nested(
     except OSError as e:
         yield number, ValueError(f"{open_files[-1]}:{number}: --batch={path} cannot be read: {e.strerror}")
         return
-    yield from _read_lines(lines, transposed, path, (*open_files, path.resolve()))
+    yield from _read_lines(lines, read, path, (*open_files, path.resolve()))
 
 
 def _join_continued(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

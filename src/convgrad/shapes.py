@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 
 from .errors import ShapeError
-from .problem import ConvProblem, effective_kernel, output_length
+from .problem import ConvProblem
+from .sizes import effective_kernel, output_length
 
 __all__ = [
     "Geometry",

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from .check import CheckReport, CheckResult, check_backend, check_problem, default_problems, outputs_of
-from .problem import ConvProblem, effective_kernel, output_length
+from .problem import ConvProblem
+from .sizes import effective_kernel, output_length
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy

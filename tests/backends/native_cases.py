@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from convgrad.backends.native import NativeBackend
-from convgrad.problem import ConvProblem, output_length
+from convgrad.problem import ConvProblem
+from convgrad.sizes import output_length
 
 BACKEND = NativeBackend()
 CPU = torch.device("cpu")

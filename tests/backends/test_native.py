@@ -13,7 +13,8 @@ from torch import Tensor
 
 from convgrad.backends import _native_library as library
 from convgrad.backends.native import use_instruction_set
-from convgrad.problem import ConvProblem, Pass, output_length
+from convgrad.problem import ConvProblem, Pass
+from convgrad.sizes import output_length
 
 from .native_cases import BACKEND, everything, on_threads, operands, problems, reference
 

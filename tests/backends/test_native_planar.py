@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convgrad.backends import _native_library as library
-from convgrad.problem import ConvProblem, output_length
+from convgrad.problem import ConvProblem
+from convgrad.sizes import output_length
 
 from .native_cases import BACKEND, DTYPES, everything, on_threads, operands, reference
 

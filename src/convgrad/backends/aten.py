@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..problem import ConvProblem, Output, Pass, effective_kernel
+from ..problem import ConvProblem, Output, Pass
+from ..sizes import effective_kernel
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import pad_input, padded, unpad_input
 from .strides import tidy, usual_strides

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -121,7 +122,7 @@ def _problems(what: str, transposed: bool) -> tuple[list[ConvProblem], list[Valu
     if not what:
         return list(default_problems()), []
     if Path(what).is_file():
-        lines = [found for _, found in read_problem_file(what, transposed=transposed)]
+        lines = [found for _, found in read_problem_file(what, partial(ConvProblem.parse, transposed=transposed))]
         return [p for p in lines if isinstance(p, ConvProblem)], [e for e in lines if isinstance(e, ValueError)]
     if "/" in what or Path(what).exists():
         raise fail(f"{what!r} is no file", "a problem such as g32ic32ih14oc32kh3ph1, or a file of them")

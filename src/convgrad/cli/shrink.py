@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..problem import ConvProblem, effective_kernel, output_length
+from ..problem import ConvProblem
+from ..sizes import effective_kernel, output_length
 
 __all__ = ["shrunk"]
 

@@ -13,7 +13,8 @@ import torch
 
 from ..check import PROPERTIES, CheckResult, check_problem, default_problems
 from ..errors import CheckError
-from ..problem import ConvProblem, Pass, output_length
+from ..problem import ConvProblem, Pass
+from ..sizes import output_length
 from .backend import CustomBackend
 
 __all__ = ["problems_for", "verify"]

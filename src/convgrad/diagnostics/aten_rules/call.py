@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..._compat import channels_last_of, suggests_channels_last
 from ...errors import DtypeError
-from ...problem import INT32_MAX, ConvProblem, effective_kernel
+from ...problem import INT32_MAX, ConvProblem
 from ...shapes import Geometry, conv_geometry, convolution_shape
+from ...sizes import effective_kernel
 
 __all__ = ["ConvCall", "Ints", "TensorSpec", "call_of_problem", "short"]
 
