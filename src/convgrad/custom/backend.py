@@ -119,13 +119,13 @@ class CustomBackend(Backend):
             call = values.copy()
             for i, which in tensors:
                 call[i] = operands[which]
-            outer, thread.inside = thread.inside, True  # a convolution of PyTorch's in it is its own affair
+            outer, thread.inside = thread.inside, True  # PyTorch's convolutions in it are not taken over
             try:
                 result = function(*call)
             except RecursionError:
                 raise BackendError(
                     f"{pass_} of {self.name!r} ends in itself: convgrad, called in it, chose {self.name!r} again; "
-                    'inside it ask for another one, with convgrad.use_backend("aten")'
+                    'inside it name another one, with convgrad.use_backend("aten")'
                 ) from None
             finally:
                 thread.inside = outer

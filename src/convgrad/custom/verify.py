@@ -19,8 +19,8 @@ from .backend import CustomBackend
 
 __all__ = ["problems_for", "verify"]
 
-#: What a user's kernel is not held to: how much memory it takes beside its result is its own affair, and that two
-#: passes contradict each other does not say which one is wrong; each is compared with the reference anyway.
+#: Without the limit on memory, which a user's kernel never declared, and without the comparison of two passes, which
+#: does not say which one is wrong; each is compared with the reference anyway.
 _REQUIRED = tuple(a for a in PROPERTIES if a not in ("workspace", "adjoint"))
 #: Runs that must agree bit by bit; `convgrad.testing` makes more, for which a registration cannot wait.
 _REPEATS = 5
