@@ -20,7 +20,7 @@ from typing import Final, Literal
 import torch
 
 from . import problem_text
-from .sizes import output_length
+from .sizes import effective_kernel, output_length
 
 __all__ = [
     "OUTPUTS",
