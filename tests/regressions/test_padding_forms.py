@@ -167,4 +167,4 @@ def test_an_exported_module_keeps_its_backend(strict: bool) -> None:
     program = torch.export.export(layer, (torch.randn(1, 2, 6),), strict=strict)
     (call,) = [n for n in program.graph.nodes if n.op == "call_function"]
     assert call.target is torch.ops.convgrad.convolution.with_backend
-    assert "im2col" in call.kwargs["asked"]
+    assert "im2col" in call.kwargs["backend"]
