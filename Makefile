@@ -1,6 +1,7 @@
 # Every target starts from a bare machine: python3 (3.10 or newer) with venv and pip, and nothing else.
 #
 #   make demo      train a network with stock PyTorch and with convgrad, and compare
+#   make check     the core in under a minute: problems, shapes, each backend on a few problems, functions, derivatives
 #   make test      the tests that every change must pass
 #   make test-all  the slow ones too
 #   make lint      format, style and types, as a check; `make format` repairs
@@ -18,10 +19,17 @@ SOURCES := pyproject.toml constraints.txt $(wildcard setup.py MANIFEST.in csrc/*
 # Many small problems: one thread a process and several processes beat several threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-.PHONY: demo test test-all lint format bench docs clean
+# What `make check` runs.
+CORE := tests/test_problem.py tests/test_problem_text.py tests/test_shapes.py tests/check tests/functional tests/nn \
+  tests/ops/test_autograd.py tests/backends/test_conformance.py::test_some_of_the_default_problems
+
+.PHONY: demo check test test-all lint format bench docs clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py $(ARGS)
+
+check: $(INSTALLED)
+	$(PYTEST) -m "not slow" $(CORE) $(ARGS)
 
 test: $(INSTALLED)
 	$(PYTEST) -m "not slow" $(ARGS)

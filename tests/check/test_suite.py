@@ -122,8 +122,8 @@ def test_a_default_device_of_the_users_changes_nothing(name: str) -> None:
 
 def test_the_old_names_work_with_a_warning() -> None:
     with pytest.warns(DeprecationWarning, match="properties"):
-        (result,) = check_problem("reference", TEXT, "forward", properties=["exact"])
+        (result,) = check_problem("reference", TEXT, "forward", aspects=["exact"])
     with pytest.warns(DeprecationWarning, match="properties"):
-        assert check_backend("reference", [TEXT], properties=["exact"]).ok
+        assert check_backend("reference", [TEXT], aspects=["exact"]).ok
     with pytest.warns(DeprecationWarning, match="property_name"):
         assert result.aspect == "exact"

@@ -42,7 +42,8 @@ def require_here(machine: Machine) -> None:
 def random_operands(problem: ConvProblem, pass_: Pass, device: torch.device) -> list[Tensor]:
     """The two operands of a pass, in the problem's layout."""
     shapes = [problem.shape_of(slot) for slot in OPERANDS[pass_]]
-    made = [torch.randn(s) if problem.dtype.is_floating_point else torch.randint(-3, 4, s) for s in shapes]
+    real, here = problem.dtype.is_floating_point, "cpu"  # not the user's default device
+    made = [torch.randn(s, device=here) if real else torch.randint(-3, 4, s, device=here) for s in shapes]
     return [t.to(device, problem.dtype).contiguous(memory_format=problem.memory_format) for t in made]
 
 
