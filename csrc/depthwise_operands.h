@@ -84,8 +84,7 @@ constexpr int64_t kAskingPixels = 28;
 
 // A plan for vectors of N lanes: where these lie, in tensors and in scratch memory.
 template <int N>
-struct DepthwisePlan : Plan {
-  Tensor input_tensor() const { return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1}; }
+struct DepthwisePlan : DepthwiseTiles {
   Tensor output_tensor(int64_t m) const {
     return {{axis[0].output, axis[1].output, axis[2].output}, channels * multiplier, m, multiplier};
   }
@@ -164,7 +163,7 @@ struct DepthwiseOperands {
     const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.by_kernel_row();
     using Pack = Packing<const S, T, N>;
     const auto zeros = again ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
-    s.lane = Plan::tile_pixels(extent);
+    s.lane = tile_pixels(extent);
     if (p.channels_last) {
       Pack::pack(scratch, extent, tensor, x, b, r, true, zeros);
     } else {

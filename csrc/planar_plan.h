@@ -21,35 +21,31 @@ struct PlanarPass {
 // through; and so much memory, a power of two apart, would share a few places of the cache.
 constexpr int64_t kLongRow = 2048;
 
-struct PlanarPlan {
-  int64_t batch, channels, multiplier, elements;
-  int outputs, threads;
+struct PlanarPlan : Request {
   PlanarPass forward, backward;
   int64_t input, output;  // pixels of a plane
   int64_t rows;           // of a group
   int64_t ahead;          // rows from those that are computed to those whose memory is asked for; 0: none is
   int64_t items;          // the parallel work items; those of grad_weight have sums of their own for all channels
 
-  bool wants(int output) const { return outputs & output; }
-  bool needs_weight() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT); }
   int64_t units() const { return batch * channels; }
   int64_t biases() const {  // bias gradients of a channel
     return wants(CONVGRAD_TRANSPOSED_GRAD_BIAS) ? 1 : wants(CONVGRAD_GRAD_BIAS) ? multiplier : 0;
   }
-  int64_t sums() const { return multiplier * elements + biases(); }  // of a channel
+  int64_t sums() const { return multiplier * kernel_elements + biases(); }  // of a channel
   int64_t item_sums() const { return channels * sums(); }            // all grad_weight, then all grad_bias
 };
 
 inline PlanarPlan make_planar_plan(const convgrad_problem& q, int64_t storage_bytes) {
   PlanarPlan p = {};
   p.batch = q.batch, p.channels = q.groups, p.multiplier = q.out_per_group;
-  p.elements = p.input = p.output = 1, p.outputs = q.outputs, p.threads = q.threads;
+  p.kernel_elements = p.input = p.output = 1, p.outputs = q.outputs, p.threads = q.threads;
   for (int d = 0; d < 3; ++d) {
     PlanarPass &f = p.forward, &b = p.backward;
     f.kernel[d] = b.kernel[d] = q.kernel[d];
     f.result[d] = b.source[d] = q.output[d], f.source[d] = b.result[d] = q.input[d];
     f.shift[d] = -q.padding[d], f.step[d] = q.dilation[d], b.shift[d] = q.padding[d], b.step[d] = -q.dilation[d];
-    p.elements *= q.kernel[d], p.input *= q.input[d], p.output *= q.output[d];
+    p.kernel_elements *= q.kernel[d], p.input *= q.input[d], p.output *= q.output[d];
   }
   p.rows = most(1, kGroupBytes * (q.kernel[0] > 1 ? 2 : 1) / most(1, (q.input[2] + q.output[2]) * storage_bytes));
   const bool prefetched = most(q.input[2], q.output[2]) * storage_bytes > kLongRow;
