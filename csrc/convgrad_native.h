@@ -53,15 +53,15 @@ const char *convgrad_instruction_set(void);
 /* Use another instruction set for plans from now on (for tests); 0 if this build or this processor has it, else 1. */
 int32_t convgrad_select(const char *name);
 
-/* A plan, to be freed when no call uses it any more; null for lack of memory, or for a dtype that is not listed above. */
+/* A plan, to be freed when no call uses it any more; null for lack of memory or for an unknown dtype. */
 convgrad_plan *convgrad_plan_create(const convgrad_problem *problem);
 void convgrad_plan_free(convgrad_plan *plan);
 
 /* Which kernels it runs: "planar", "packed" (those of depthwise.h) or "grouped". */
 const char *convgrad_plan_name(const convgrad_plan *plan);
 
-/* Compute the requested outputs; 0 on success, 1 for lack of memory. Scratch memory belongs to the calling thread, which
- * keeps it for its next call, unless it is large, until it ends. */
+/* Compute the requested outputs; 0 on success, 1 for lack of memory. Scratch memory belongs to the calling thread,
+ * which keeps it, unless it is large, for its next call. */
 int32_t convgrad_plan_run(const convgrad_plan *plan, const convgrad_tensors *tensors);
 
 #ifdef __cplusplus

@@ -6,9 +6,9 @@
 // kernels, processors without an instruction that converts) each work unit packs the tile of its operands into scratch
 // memory [vector][pixel][lane] that stays in the cache, converted and with the columns of padding written out. Either
 // way the kernels see a `Source`: pixels at a fixed pitch. Result positions that the same kernel elements reach form a
-// zone, and a zone is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing but
-// zones. What does not change from unit to unit (packed weights, the zones of a tile and their taps, the zeros around
-// it) is kept in a thread's scratch memory.
+// region, and a region is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing
+// but regions. What does not change from unit to unit (packed weights, the regions of a tile and their taps, the zeros
+// around it) is kept in a thread's scratch memory.
 //
 // To read from the bottom up: plan.h cuts a problem into units, packing.h and depthwise_operands.h bring a unit's
 // operands, depthwise_correlate.h and depthwise_accumulate.h compute a tile with them. Here units are put in order,
@@ -44,7 +44,7 @@ struct Depthwise {
   Unit after(Unit u) const {
     if (++u.tile < p.tiles) return u;
     u.tile = 0;
-    if (!p.in_turn) return {u.block, u.images + 1, 0};
+    if (!p.channels_inner) return {u.block, u.images + 1, 0};
     if (++u.block < p.lane_blocks) return u;
     return {0, u.images + 1, 0};
   }
@@ -81,7 +81,7 @@ struct Depthwise {
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = operands.template source<X>(t.grad_output, p.output_tensor(m), b, s.grad_output + m * p.output_size(),
                                         p.output_extent, grad_output, again, s.careful());
-    look_ahead(s, after(unit));
+    prefetch_next(s, after(unit));
     if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) accumulate.sum_tile(s, b, summed, 0, x, x.data);
     for (int64_t m = 0; m < p.multiplier; ++m) {
       if (p.wants(CONVGRAD_FORWARD))
@@ -92,9 +92,9 @@ struct Depthwise {
       correlate.tile(s, b, input_result, band, true, 0, g, static_cast<S*>(t.grad_input), p.input_tensor());
   }
 
-  // Have the next unit's memory asked for: where it will be in a cache at once, else during this one's arithmetic.
-  void look_ahead(Scratch& s, const Unit& next) const {
-    s.ahead.clear();
+  // Prefetch the next unit's memory: at once where it will be in a cache, else during this one's arithmetic.
+  void prefetch_next(Scratch& s, const Unit& next) const {
+    s.prefetcher.clear();
     if (p.channels_last || p.tiles > 1 || next.images >= p.image_blocks) return;
     const Block b = block_of(next);
     bool few = true;  // lines
@@ -102,7 +102,7 @@ struct Depthwise {
       const int64_t plane = x.pixels() * int64_t(sizeof(S)), bytes = b.live * multiplier * plane;
       if (plane > kLongPlane) return;
       const int64_t before = (b.image * p.channels + b.channel) * multiplier * plane;
-      s.ahead.add(static_cast<const char*>(tensor) + before, bytes, write);
+      s.prefetcher.add(static_cast<const char*>(tensor) + before, bytes, write);
       few = few && bytes <= kFewBytes;
     };
     if (p.needs_input()) planes(t.input, p.input_tensor(), 1, false);
@@ -110,8 +110,8 @@ struct Depthwise {
     if (p.wants(CONVGRAD_FORWARD)) planes(t.forward, p.output_tensor(0), p.multiplier, true);
     if (p.wants(CONVGRAD_GRAD_INPUT)) planes(t.grad_input, p.input_tensor(), 1, true);
     const bool small = few && (p.cached || p.input_tensor().pixels() <= kFewPixels);
-    if (small && p.lanes == N) return s.ahead.at_once();
-    if (small || !p.cached) s.ahead.within(p.work * (p.lanes / N));
+    if (small && p.lanes == N) return s.prefetcher.at_once();
+    if (small || !p.cached) s.prefetcher.within(p.work * (p.lanes / N));
   }
 
   // Units that follow one another. `partial` receives an item's sums, of one block or of all.
@@ -124,15 +124,16 @@ struct Depthwise {
   template <class X>
   void run_item_from(Scratch& s, int64_t item, T* partial) const {
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
-    const int64_t block = p.in_turn ? 0 : item / p.segments, segment = p.in_turn ? item : item % p.segments;
-    const int64_t units = p.units() * (p.in_turn ? p.lane_blocks : 1);
+    const int64_t block = p.channels_inner ? 0 : item / p.segments;
+    const int64_t segment = p.channels_inner ? item : item % p.segments;
+    const int64_t units = p.units() * (p.channels_inner ? p.lane_blocks : 1);
     const int64_t first = units * segment / p.segments, last = units * (segment + 1) / p.segments;
     T* const of_item = partial + item * p.item_sums();
     s.infinite_sums = false;
     for (;;) {
       if (sums) memset(of_item, 0, sizeof(T) * static_cast<size_t>(p.item_sums()));
       Unit unit = {block, first / p.tiles, first % p.tiles};
-      if (p.in_turn) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
+      if (p.channels_inner) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
       for (int64_t i = first; i < last; ++i, unit = after(unit)) {
         s.sums = of_item + (unit.block - block) * p.sums_size();
         run_unit<X>(s, unit);
@@ -151,7 +152,7 @@ struct Depthwise {
     const int64_t elements = p.multiplier * p.kernel_elements;
     const int64_t biases = p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS) ? 1 : p.multiplier;  // of a channel
     const int64_t rows = elements + (bias ? biases : 0);
-    partial += block * (p.in_turn ? 1 : p.segments) * p.sums_size() + p.lane_in(p.rows_of_sums(), lane);
+    partial += block * (p.channels_inner ? 1 : p.segments) * p.sums_size() + p.lane_in(p.rows_of_sums(), lane);
     for (int64_t row = 0; row < rows; ++row) {
       Vec<T, N> total = {};
       for (int64_t segment = 0; segment < p.segments; ++segment)
@@ -187,9 +188,9 @@ struct Depthwise {
     static_cast<DepthwiseTiles&>(p) = make_depthwise_tiles(q, N, sizeof(S), sizeof(T), kCheapToLoad<S>);
     const Axis& w = p.axis[2];
     const int64_t row = most(most(w.input, w.output), kScratchPixels), kept = p.kept_blocks;
-    // A border of the source changes the zone at most twice a kernel element and phase.
-    const int64_t phases = least(w.stride, w.input), zones = most(1, phases) + 2 * w.kernel;
-    const int64_t pieces = zones + 2 * row / kMostSums;  // nearly equal ones, none smaller than half of the largest
+    // A border of the source changes the region at most twice a kernel element and phase.
+    const int64_t phases = least(w.stride, w.input), regions = most(1, phases) + 2 * w.kernel;
+    const int64_t pieces = regions + 2 * row / kMostSums;  // nearly equal ones, none smaller than half of the largest
     Layout &each = p.memory.each, &shared = p.memory.shared;
     p.input = each.template add<T>(p.input_size());
     p.grad_output = each.template add<T>(p.output_size() * p.multiplier);
@@ -200,7 +201,7 @@ struct Depthwise {
       p.result = each.template add<T>(p.direct ? 0 : row * p.lanes);
       p.columns = each.template add<Columns>(pieces);
       p.lines = each.template add<Lines>(1 + 2 * p.axis[1].kernel);
-      p.listed = each.template add<Tap>(p.multiplier * p.kernel_elements * (p.direct ? zones : 1));
+      p.listed = each.template add<Tap>(p.multiplier * p.kernel_elements * (p.direct ? regions : 1));
     }
     if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
       p.taps = each.template add<Tap>(p.kernel_elements);

@@ -9,10 +9,9 @@
 //   grad_input:  the same over grad_output, for each remainder of the position by the stride
 //   grad_weight: `accumulate_planes` over the rows of grad_output
 //
-// What limits it (one thread of a Zen 3, AVX2, 3x3 kernels): on images of 28x28 and 56x56 the two loops run at 87 to 89
-// of the 92 GFLOP/s that a matrix product reaches there; packing and unpacking take as long as they with 4 channels a
-// group and a third of that with 16. On 14x14 an eighth of the arithmetic lies between two rows. With a stride packing
-// limits: it reads four times what it computes with. docs/performance.md has the shares of the roofline.
+// What limits it (3x3 kernels): the two loops run nearly at a matrix product's speed; packing and unpacking take as
+// long as they with 4 channels a group and a third of that with 16. On 14x14 an eighth of the arithmetic lies between
+// two rows. With a stride packing limits: it reads four times what it computes with.
 //
 // To read from the bottom up: grouped_plan.h cuts a problem into units, grouped_packing.h and grouped_operands.h bring
 // a unit's operands, grouped_correlate.h and grouped_accumulate.h compute a tile with them. Here units are shared out
@@ -100,10 +99,7 @@ struct Grouped {
     S *weight = static_cast<S*>(t.grad_weight), *bias = static_cast<S*>(t.grad_bias);
     const Range groups = p.block(block);
     auto sum = [&](int64_t g, int64_t element) {
-      T total = 0;
-      for (int64_t segment = 0; segment < p.segments; ++segment)
-        total += partial[(segment * p.groups + g) * p.group_sums() + element];
-      return total;
+      return add_partials(partial + g * p.group_sums() + element, p.groups * p.group_sums(), p.segments);
     };
     const int64_t biases = bias ? p.group_biases() : 0;
     for (int64_t g = groups.low; g < groups.high; ++g) {

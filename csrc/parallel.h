@@ -18,7 +18,7 @@ namespace {
 
 // A thread of the team that runs `on_threads`.
 struct Member {
-  int64_t number, count;  // the runtime may give fewer threads than asked for, never more
+  int64_t number, count;  // the runtime may give fewer threads than requested, never more
 
   void wait_for_all() const {
     if (count > 1) GOMP_barrier();
@@ -26,7 +26,7 @@ struct Member {
   Range share_of(int64_t size) const { return share(size, number, count); }
 };
 
-// Numbers in turn, each to whichever thread asks first.
+// Numbers in turn, each to whichever thread comes first.
 class Queue {
  public:
   explicit Queue(int64_t size) : size_(size) {}
@@ -46,8 +46,8 @@ void on_threads(int threads, const Body& body) {
   GOMP_parallel(enter, const_cast<Body*>(&body), static_cast<unsigned>(threads), 0);
 }
 
-// First `prepare(range)` for shares of [0, prepared); then every item on one of the threads, `run(scratch of the thread,
-// item)`; then, when all are done, `add_up(range)` for shares of [0, sums).
+// First `prepare(range)` for shares of [0, prepared); then every item on one of the threads, `run(scratch of the
+// thread, item)`; then, when all are done, `add_up(range)` for shares of [0, sums).
 template <class Prepare, class Scratch, class Run, class AddUp>
 void run_items(int64_t threads, int64_t prepared, const Prepare& prepare, int64_t items, const Scratch& scratch,
                const Run& run, int64_t sums, const AddUp& add_up) {

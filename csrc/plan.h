@@ -27,7 +27,7 @@ inline Range join(Range a, Range b) {
 
 // The kernel elements that reach one position of a result, as a progression: element first + j * step reads position
 // q * source_step + offset + j * offset_step of the source, for j in [0, count).
-struct Reach {
+struct TapRange {
   int64_t first, step, offset, offset_step, count;
 };
 
@@ -36,7 +36,7 @@ struct Axis {
   int64_t input, kernel, stride, padding, dilation, output;
 
   // forward: output position o reads input o * stride - padding + k * dilation.
-  Reach forward_reach() const { return {0, 1, -padding, dilation, kernel}; }
+  TapRange forward_reach() const { return {0, 1, -padding, dilation, kernel}; }
   Range input_read_by(Range o) const {
     if (o.size() == 0) return {0, 0};
     return {o.low * stride - padding, (o.high - 1) * stride - padding + (kernel - 1) * dilation + 1};
@@ -52,7 +52,7 @@ struct Axis {
   // whose k * dilation leaves the remainder r. Each remainder is a convolution of stride 1 of its own.
   int64_t quotient(int64_t i) const { return floor_div(i + padding, stride); }
   int64_t remainder(int64_t i) const { return i + padding - quotient(i) * stride; }
-  Reach backward_reach(int64_t r) const {
+  TapRange backward_reach(int64_t r) const {
     if (stride == 1) return {0, 1, 0, -dilation, kernel};
     const int64_t g = gcd(stride, dilation), period = stride / g;
     for (int64_t k = 0; k < least(kernel, period); ++k)
@@ -70,12 +70,13 @@ struct Axis {
 
 // The part of a reach that meets [low, high), for the first of some equally spaced positions, and for how many of
 // them (at most `most_positions`) it stays the same. The first position's reach starts at `base`.
-struct Zone {
-  Reach reach;
+struct Region {
+  TapRange reach;
   int64_t positions;
 };
-inline Zone zone_at(const Reach& r, int64_t base, int64_t step, int64_t low, int64_t high, int64_t most_positions) {
-  Zone z = {{r.first, r.step, r.offset, r.offset_step, 0}, most_positions};
+inline Region region_at(const TapRange& r, int64_t base, int64_t step, int64_t low, int64_t high,
+                        int64_t most_positions) {
+  Region z = {{r.first, r.step, r.offset, r.offset_step, 0}, most_positions};
   if (r.count == 0) return z;
   // In the order of what they read, `before` elements read below `low`, and those from `behind` on at `high` or above.
   const int64_t apart = r.offset_step < 0 ? -r.offset_step : most(r.offset_step, 1);
@@ -190,12 +191,12 @@ struct DepthwiseTiles : Tiling {
   bool cached;          // the tensors are in a cache if they have just been computed
   int64_t kept_blocks;  // whose packed weights are kept: all that units take in turn, if the cache has room for them
   int64_t work;         // multiply-adds of a unit of whole images, for each vector of lanes
-  bool in_turn;         // units take the blocks of an image in turn, as they lie in memory; else all of a block first
+  bool channels_inner;  // units take the blocks of an image in turn, as they lie in memory; else all of a block first
 
-  int64_t items() const { return segments * (in_turn ? 1 : lane_blocks); }
+  int64_t items() const { return segments * (channels_inner ? 1 : lane_blocks); }
   int64_t weight_size() const { return multiplier * kernel_elements * lanes; }
   int64_t sums_size() const { return weight_size() + multiplier * lanes; }  // grad_weight, then grad_bias
-  int64_t item_sums() const { return sums_size() * (in_turn ? lane_blocks : 1); }
+  int64_t item_sums() const { return sums_size() * (channels_inner ? lane_blocks : 1); }
   int64_t input_size() const { return needs_input() && !direct ? tile_pixels(input_extent) * lanes : 0; }
   int64_t output_size() const { return needs_grad_output() && !direct ? tile_pixels(output_extent) * lanes : 0; }
 };
@@ -311,12 +312,13 @@ inline DepthwiseTiles make_depthwise_tiles(const convgrad_problem& q, int64_t ve
   choose_bands(p, budget, ceil_div(2 * p.threads, most(1, p.lane_blocks * p.image_blocks)));
   p.set_tiles();
   const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
-  p.in_turn = !sums || p.lane_blocks * p.sums_size() <= kKeptSums;
-  p.kept_blocks = p.in_turn && p.lane_blocks * p.weight_size() <= kKeptWeights ? most(1, p.lane_blocks) : 1;
+  p.channels_inner = !sums || p.lane_blocks * p.sums_size() <= kKeptSums;
+  p.kept_blocks = p.channels_inner && p.lane_blocks * p.weight_size() <= kKeptWeights ? most(1, p.lane_blocks) : 1;
   p.work = work_of(p);
   // An item that keeps sums begins with zeros and ends in a reduction: fewer of them.
-  const int64_t items = p.threads == 1 ? 1 : (sums && p.in_turn ? 4 : 8) * p.threads;
-  p.segments = p.in_turn ? least(p.units() * p.lane_blocks, items) : least(p.units(), ceil_div(items, p.lane_blocks));
+  const int64_t items = p.threads == 1 ? 1 : (sums && p.channels_inner ? 4 : 8) * p.threads;
+  p.segments = p.channels_inner ? least(p.units() * p.lane_blocks, items)
+                                : least(p.units(), ceil_div(items, p.lane_blocks));
   return p;
 }
 

@@ -5,19 +5,20 @@
 //
 // A work unit is a channel of an image, computed slice after slice, by groups of rows. In a row, the vectors in the
 // middle are reached by every kernel element; those at its borders are computed under masks (planar_rows.h), and the
-// last one begins early enough to be full. Rows that the same kernel rows reach form a zone, as in depthwise.h, which
+// last one begins early enough to be full. Rows that the same kernel rows reach form a region, as in depthwise.h, which
 // computes everything else: larger kernels, whose arithmetic takes longer than their memory, strides, channels_last,
 // and narrow or low images, where lanes would be idle and calls short.
 //
 // Of the memory, each slice reads one slice of the input and of grad_output that no slice before has read. Long rows
 // the processor fetches ahead by itself; of shorter ones, several of which are computed together, it makes no pattern:
-// they are asked for, as far ahead as the rows that are computed together reach.
+// they are prefetched, as far ahead as the rows that are computed together reach.
 #pragma once
 
 #include "memory.h"
 #include "parallel.h"
 #include "planar_exact.h"
 #include "planar_plan.h"
+#include "reduce.h"
 
 namespace {
 
@@ -25,7 +26,6 @@ namespace {
 template <class S, class T, int N>
 struct Planar {
   static constexpr auto kBlocks = std::make_integer_sequence<int, kBlockRows * kBlockColumns>();
-  using Mask = MaskElement<T>;
   using Columns = PlanarColumns<T, N>;
 
   static bool takes(const convgrad_problem& q) { return Columns::takes(q, sizeof(S)); }
@@ -54,7 +54,7 @@ struct Planar {
     int64_t positions, row, first, count, together;
   };
   static Rows rows_from(const PlanarPass& pass, int64_t low, int64_t high) {
-    const Zone z = zone_at(pass.reach(1), low, 1, 0, pass.source[1], high - low);
+    const Region z = region_at(pass.reach(1), low, 1, 0, pass.source[1], high - low);
     const int64_t lowest = pass.step[1] < 0 ? z.reach.count - 1 : 0;
     const bool neighbours = pass.step[1] * pass.step[1] == 1;
     return {z.positions, low + z.reach.offset + lowest * z.reach.offset_step, z.reach.first + lowest, z.reach.count,
@@ -71,7 +71,7 @@ struct Planar {
   void correlate(const Scratch& s, const PlanarPass& pass, const RowVectors<T>& columns, int64_t d, Range rows,
                  const Bounded<S>& source, int64_t plane, int64_t multiplier, S* result, const T* weights,
                  T start) const {
-    const Zone depth = zone_at(pass.reach(0), d, 1, 0, pass.source[0], 1);
+    const Region depth = region_at(pass.reach(0), d, 1, 0, pass.source[0], 1);
     const int64_t kernel = pass.kernel[2], width = pass.source[2], down = pass.step[1] < 0 ? -1 : 1;
     Strip<S, T> strip = {};
     strip.columns = columns, strip.source = source, strip.weights = weights, strip.start = start;
@@ -116,7 +116,7 @@ struct Planar {
                   const Bounded<S>& input, int64_t input_plane, T* sums) const {
     const PlanarPass& f = p.forward;
     const int64_t kernel = f.kernel[2], width = f.source[2];
-    const Zone depth = zone_at(f.reach(0), d, 1, 0, f.source[0], 1);
+    const Region depth = region_at(f.reach(0), d, 1, 0, f.source[0], 1);
     Pairs<S, T> pairs = {};
     pairs.columns = shared.sums, pairs.grad = grad, pairs.input = input;
     pairs.grad_row = f.result[2], pairs.input_row = width, pairs.column = f.step[2], pairs.weight_row = kernel * N;
@@ -125,7 +125,7 @@ struct Planar {
       const int64_t slice = input_plane + (d + depth.reach.offset + i * depth.reach.offset_step) * f.source[1] * width;
       for (int64_t h = rows.low, end = rows.high; h < rows.high;) {
         const Rows r = rows_from(f, h, end);
-        // Each slice of the kernel asks for other memory: the first one for what the last one reads, the second one
+        // Each slice of the kernel prefetches other memory: the first one for what the last one reads, the second one
         // for the next group.
         const bool only = f.kernel[0] == 1;
         pairs.input_ahead = pairs.grad_ahead = nullptr;
@@ -230,8 +230,7 @@ struct Planar {
   void reduce(Range of, const T* partial) const {
     const int64_t weights = p.channels * p.multiplier * p.kernel_elements;
     for (int64_t i = of.low; i < of.high; ++i) {
-      T total = 0;
-      for (int64_t item = 0; item < p.items; ++item) total += partial[item * p.item_sums() + i];
+      const T total = add_partials(partial + i, p.item_sums(), p.items);
       if (i < weights)
         store_one<T>(static_cast<S*>(t.grad_weight) + i, total);
       else
@@ -244,7 +243,7 @@ struct Planar {
   struct Plan : PlanarPlan {
     Memory memory;
     Array<int64_t> at[3];
-    Array<Mask> masks[3];
+    Array<LaneInteger<T>> masks[3];
     Array<T> weights, lane_sums, partial;
     Array<KernelBlock> blocks;
   };
@@ -255,7 +254,7 @@ struct Planar {
     const int64_t in_row = Columns::vectors(most(p.forward.source[2], p.forward.result[2]));
     for (int i = 0; i < 3; ++i) {
       p.at[i] = p.memory.shared.template add<int64_t>(in_row);
-      p.masks[i] = p.memory.shared.template add<Mask>(in_row * p.forward.kernel[2] * N);
+      p.masks[i] = p.memory.shared.template add<LaneInteger<T>>(in_row * p.forward.kernel[2] * N);
     }
     if (p.needs_weight()) {
       p.weights = p.memory.each.template add<T>(p.multiplier * p.kernel_elements * N);

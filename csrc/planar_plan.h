@@ -14,7 +14,7 @@ constexpr int64_t kGroupBytes = kTestsTiles ? kTileBytes : 16 * 1024;
 // kernel element k.
 struct PlanarPass {
   int64_t result[3], source[3], kernel[3], shift[3], step[3];
-  Reach reach(int d) const { return {0, 1, shift[d], step[d], kernel[d]}; }
+  TapRange reach(int d) const { return {0, 1, shift[d], step[d], kernel[d]}; }
 };
 
 // Bytes from which on a row is fetched ahead by the processor itself. Shorter ones, several at once, it does not see
@@ -25,7 +25,7 @@ struct PlanarPlan : Request {
   PlanarPass forward, backward;
   int64_t input, output;  // pixels of a plane
   int64_t rows;           // of a group
-  int64_t ahead;          // rows from those that are computed to those whose memory is asked for; 0: none is
+  int64_t ahead;          // rows from those that are computed to those whose memory is prefetched; 0: none is
   int64_t items;          // the parallel work items; those of grad_weight have sums of their own for all channels
 
   int64_t units() const { return batch * channels; }
@@ -57,8 +57,6 @@ inline PlanarPlan make_planar_plan(const convgrad_problem& q, int64_t storage_by
 // The vectors of a row, N lanes wide.
 template <class T, int N>
 struct PlanarColumns {
-  using Mask = MaskElement<T>;
-
   static int64_t vectors(int64_t width) { return ceil_div(width, N); }
 
   // Whether all lanes of a vector of results read inside the source through every kernel column.
@@ -68,7 +66,7 @@ struct PlanarColumns {
   }
 
   // The last vector begins early enough to be full. `once`: lanes that the vector before has too are masked.
-  static RowVectors<T> list(const PlanarPass& p, bool once, int64_t* at, Mask* masks) {
+  static RowVectors<T> list(const PlanarPass& p, bool once, int64_t* at, LaneInteger<T>* masks) {
     const int64_t width = p.result[2];
     RowVectors<T> row = {0, 0, 0, 0, at, masks};
     for (int64_t i = 0; i < vectors(width); ++i) {
@@ -83,7 +81,7 @@ struct PlanarColumns {
         for (int64_t l = 0; l < N; ++l) {
           const int64_t result = from + l, source = result + p.shift[2] + k * p.step[2];
           const bool counts = !once || result >= i * N;
-          *masks++ = counts && source >= 0 && source < p.source[2] ? Mask(-1) : Mask(0);
+          *masks++ = counts && source >= 0 && source < p.source[2] ? -1 : 0;
         }
     }
     return row;

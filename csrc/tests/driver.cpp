@@ -181,7 +181,7 @@ bool check(Case& c, std::mt19937_64& rng) {
       for (int64_t i = 0; i < c.in_pixels(); ++i) input_sums[b] += x[c.at(n, b, i, c.in_channels(), c.in_pixels())];
   const Integers biased_y = plus_bias(y, biases[0], c.out_channels(), c.out_pixels());
   const Integers biased_gx = plus_bias(gx, biases[1], c.in_channels(), c.in_pixels());
-  const int asked[] = {CONVGRAD_FORWARD, CONVGRAD_GRAD_INPUT, CONVGRAD_GRAD_WEIGHT,
+  const int requested[] = {CONVGRAD_FORWARD, CONVGRAD_GRAD_INPUT, CONVGRAD_GRAD_WEIGHT,
                        CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT | CONVGRAD_GRAD_BIAS,
                        CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT,
                        CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT | CONVGRAD_TRANSPOSED_GRAD_BIAS,
@@ -206,8 +206,8 @@ bool check(Case& c, std::mt19937_64& rng) {
   sb[spoilt[2] / size_t(c.p.layout == CONVGRAD_CONTIGUOUS ? c.out_pixels() : 1) % size_t(c.out_channels())] = 1;
   sums_of_x[spoilt[0] / size_t(c.p.layout == CONVGRAD_CONTIGUOUS ? c.in_pixels() : 1) % size_t(c.in_channels())] = 1;
   const T limits[] = {limit<T>(false), limit<T>(true)};
-  for (int run = 0; run < 2 * int(sizeof(asked) / sizeof(asked[0])); ++run) {
-    const int outputs = asked[run / 2];
+  for (int run = 0; run < 2 * int(sizeof(requested) / sizeof(requested[0])); ++run) {
+    const int outputs = requested[run / 2];
     const bool spoil = run % 2;
     c.p.outputs = outputs;
     const bool forward = outputs == CONVGRAD_FORWARD, bias = forward || outputs == CONVGRAD_GRAD_INPUT;

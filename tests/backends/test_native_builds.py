@@ -54,10 +54,10 @@ def skip_without_avx2(flags: list[str]) -> None:
         pytest.skip("this processor has no AVX2")
 
 
-def test_nothing_is_asked_for_after_the_last_line(tmp_path: Path) -> None:
-    program = str(tmp_path / "ahead")
-    run(first_found("g++", "c++"), "-std=c++17", "-O1", *WARNINGS, str(CSRC / "tests/ahead.cpp"), "-o", program)
-    assert "asked" in run(program)
+def test_nothing_is_prefetched_after_the_last_line(tmp_path: Path) -> None:
+    program = str(tmp_path / "prefetcher")
+    run(first_found("g++", "c++"), "-std=c++17", "-O1", *WARNINGS, str(CSRC / "tests/prefetcher.cpp"), "-o", program)
+    assert "passed" in run(program)
 
 
 @pytest.mark.slow
