@@ -171,15 +171,14 @@ def calls(p: ConvProblem, asked: tuple[Output, ...], bias: bool = False) -> dict
     b = torch.randn(p.out_channels).to(p.dtype) if bias and asked == ("forward",) else None
     if bias and "grad_weight" in asked:
         asked = (*asked, "grad_bias")
-    workspace = torch.empty(ours.workspace(p, asked), dtype=torch.uint8)
 
     kernel = ours.bind(p, asked)
 
     def native() -> Results:
         if len(asked) > 1:
-            return kernel(g, x, w, workspace)
+            return kernel(g, x, w)
         operands = {"forward": (x, w, b), "grad_input": (g, w, None), "grad_weight": (g, x, None)}[asked[0]]
-        return (kernel(*operands, workspace),)
+        return (kernel(*operands),)
 
     found = {"ours": native, "pytorch": lambda: pytorch(p, asked, x, w, g, b)}
     if not p.channels_last:

@@ -27,23 +27,21 @@ class Ours:
     """One call of the compiled kernels, on operands of its own."""
 
     def __init__(self, problem: ConvProblem, asked: tuple[Output, ...]) -> None:
-        self.asked, backend = asked, NativeBackend()
+        self.asked, self.kernel = asked, NativeBackend().bind(problem, asked)
 
         def operand(shape: tuple[int, ...]) -> Tensor:
             return torch.randn(shape).to(problem.dtype).contiguous(memory_format=problem.memory_format)
 
         shapes = {"input": problem.input_shape, "weight": problem.weight_shape, "grad_output": problem.output_shape}
         self.tensors = {slot: operand(shape) for slot, shape in shapes.items()}
-        self.workspace = torch.empty(backend.workspace(problem, asked), dtype=torch.uint8)
-        self.kernel = backend.bind(problem, asked)
 
     def __call__(self) -> None:
         x, w, g = self.tensors.values()
         if len(self.asked) > 1:
-            self.kernel(g, x, w, self.workspace)
+            self.kernel(g, x, w)
             return
         a, b = {"forward": (x, w), "grad_input": (g, w), "grad_weight": (g, x)}[self.asked[0]]
-        self.kernel(a, b, None, self.workspace)
+        self.kernel(a, b)
 
 
 def ratios(problem: ConvProblem, asked: tuple[Output, ...], rounds: int) -> dict[str, float]:

@@ -8,8 +8,8 @@
 
 #include <stdint.h>
 
-/* Raised whenever the struct or a signature changes; the loader refuses another number. */
-#define CONVGRAD_ABI 3
+/* Raised whenever a struct or a signature changes; the loader refuses another number. */
+#define CONVGRAD_ABI 4
 
 #ifdef __cplusplus
 extern "C" {
@@ -18,7 +18,7 @@ extern "C" {
 enum { CONVGRAD_CONTIGUOUS = 0, CONVGRAD_CHANNELS_LAST = 1 };
 enum { CONVGRAD_FLOAT32 = 0, CONVGRAD_FLOAT64 = 1, CONVGRAD_BFLOAT16 = 2, CONVGRAD_FLOAT16 = 3 };
 
-/* What is asked for: a sum of these, in which forward and grad_input are not together. */
+/* What to compute: a sum of these, in which forward and grad_input are not together. */
 enum {
   CONVGRAD_FORWARD = 1,
   CONVGRAD_GRAD_INPUT = 2,
@@ -36,26 +36,33 @@ typedef struct {
 } convgrad_problem;
 
 /* The tensors; those that the requested outputs do not need may be null. `bias` is added to `forward` (a value
- * an output channel) or, where only grad_input is asked for, to `grad_input` (a value an input channel). */
+ * an output channel) or, where only grad_input is requested, to `grad_input` (a value an input channel). */
 typedef struct {
   const void *input, *weight, *grad_output, *bias;
   void *forward, *grad_input, *grad_weight, *grad_bias;
 } convgrad_tensors;
+
+/* All that is worked out once for a problem: which kernels compute it, its tiles, the size of its scratch memory. */
+typedef struct convgrad_plan convgrad_plan;
 
 int32_t convgrad_abi(void);
 
 /* Name of the instruction set in use: "x86-64-v4", "x86-64-v3" or "baseline". */
 const char *convgrad_instruction_set(void);
 
-/* Use another instruction set from now on (for tests); 0 if this build or this processor has it, else 1. */
+/* Use another instruction set for plans from now on (for tests); 0 if this build or this processor has it, else 1. */
 int32_t convgrad_select(const char *name);
 
-/* Bytes of scratch memory that `convgrad_convolution` needs for this problem. */
-int64_t convgrad_workspace(const convgrad_problem *problem);
+/* A plan, to be freed when no call uses it any more; null for lack of memory or for an unknown dtype. */
+convgrad_plan *convgrad_plan_create(const convgrad_problem *problem);
+void convgrad_plan_free(convgrad_plan *plan);
 
-/* Compute the requested outputs; 0 on success, 1 if the workspace is too small. */
-int32_t convgrad_convolution(const convgrad_problem *problem, const convgrad_tensors *tensors, void *workspace,
-                             int64_t workspace_bytes);
+/* Which kernels it runs: "planar", "packed" (those of depthwise.h) or "grouped". */
+const char *convgrad_plan_name(const convgrad_plan *plan);
+
+/* Compute the requested outputs; 0 on success, 1 for lack of memory. Scratch memory belongs to the calling thread,
+ * which keeps it, unless it is large, for its next call. */
+int32_t convgrad_plan_run(const convgrad_plan *plan, const convgrad_tensors *tensors);
 
 #ifdef __cplusplus
 }

@@ -6,9 +6,9 @@
 // kernels, processors without an instruction that converts) each work unit packs the tile of its operands into scratch
 // memory [vector][pixel][lane] that stays in the cache, converted and with the columns of padding written out. Either
 // way the kernels see a `Source`: pixels at a fixed pitch. Result positions that the same kernel elements reach form a
-// zone, and a zone is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing but
-// zones. What does not change from unit to unit (packed weights, the zones of a tile and their taps, the zeros around
-// it) is kept in a thread's scratch memory.
+// region, and a region is one run of `correlate` or `accumulate` (kernels.h): borders, strides and dilation are nothing
+// but regions. What does not change from unit to unit (packed weights, the regions of a tile and their taps, the zeros
+// around it) is kept in a thread's scratch memory.
 //
 // To read from the bottom up: plan.h cuts a problem into units, packing.h and depthwise_operands.h bring a unit's
 // operands, depthwise_correlate.h and depthwise_accumulate.h compute a tile with them. Here units are put in order,
@@ -17,6 +17,7 @@
 
 #include "depthwise_accumulate.h"
 #include "depthwise_correlate.h"
+#include "memory.h"
 #include "parallel.h"
 
 namespace {
@@ -24,7 +25,6 @@ namespace {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Depthwise {
-  static constexpr int64_t kAlign = 64;
   static constexpr int64_t kLongPlane = 4096;  // bytes, from which on the processor's own prefetching is better
   static constexpr int64_t kFewBytes = 16 * 1024, kFewPixels = 100;  // of a tensor: not worth a look at every row
   using Scratch = DepthwiseScratch<T>;
@@ -44,7 +44,7 @@ struct Depthwise {
   Unit after(Unit u) const {
     if (++u.tile < p.tiles) return u;
     u.tile = 0;
-    if (!p.in_turn) return {u.block, u.images + 1, 0};
+    if (!p.channels_inner) return {u.block, u.images + 1, 0};
     if (++u.block < p.lane_blocks) return u;
     return {0, u.images + 1, 0};
   }
@@ -81,7 +81,7 @@ struct Depthwise {
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = operands.template source<X>(t.grad_output, p.output_tensor(m), b, s.grad_output + m * p.output_size(),
                                         p.output_extent, grad_output, again, s.careful());
-    look_ahead(s, after(unit));
+    prefetch_next(s, after(unit));
     if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) accumulate.sum_tile(s, b, summed, 0, x, x.data);
     for (int64_t m = 0; m < p.multiplier; ++m) {
       if (p.wants(CONVGRAD_FORWARD))
@@ -92,9 +92,9 @@ struct Depthwise {
       correlate.tile(s, b, input_result, band, true, 0, g, static_cast<S*>(t.grad_input), p.input_tensor());
   }
 
-  // Have the next unit's memory asked for: where it will be in a cache at once, else during this one's arithmetic.
-  void look_ahead(Scratch& s, const Unit& next) const {
-    s.ahead.clear();
+  // Prefetch the next unit's memory: at once where it will be in a cache, else during this one's arithmetic.
+  void prefetch_next(Scratch& s, const Unit& next) const {
+    s.prefetcher.clear();
     if (p.channels_last || p.tiles > 1 || next.images >= p.image_blocks) return;
     const Block b = block_of(next);
     bool few = true;  // lines
@@ -102,7 +102,7 @@ struct Depthwise {
       const int64_t plane = x.pixels() * int64_t(sizeof(S)), bytes = b.live * multiplier * plane;
       if (plane > kLongPlane) return;
       const int64_t before = (b.image * p.channels + b.channel) * multiplier * plane;
-      s.ahead.add(static_cast<const char*>(tensor) + before, bytes, write);
+      s.prefetcher.add(static_cast<const char*>(tensor) + before, bytes, write);
       few = few && bytes <= kFewBytes;
     };
     if (p.needs_input()) planes(t.input, p.input_tensor(), 1, false);
@@ -110,8 +110,8 @@ struct Depthwise {
     if (p.wants(CONVGRAD_FORWARD)) planes(t.forward, p.output_tensor(0), p.multiplier, true);
     if (p.wants(CONVGRAD_GRAD_INPUT)) planes(t.grad_input, p.input_tensor(), 1, true);
     const bool small = few && (p.cached || p.input_tensor().pixels() <= kFewPixels);
-    if (small && p.lanes == N) return s.ahead.at_once();
-    if (small || !p.cached) s.ahead.within(p.work * (p.lanes / N));
+    if (small && p.lanes == N) return s.prefetcher.at_once();
+    if (small || !p.cached) s.prefetcher.within(p.work * (p.lanes / N));
   }
 
   // Units that follow one another. `partial` receives an item's sums, of one block or of all.
@@ -124,15 +124,16 @@ struct Depthwise {
   template <class X>
   void run_item_from(Scratch& s, int64_t item, T* partial) const {
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
-    const int64_t block = p.in_turn ? 0 : item / p.segments, segment = p.in_turn ? item : item % p.segments;
-    const int64_t units = p.units() * (p.in_turn ? p.lane_blocks : 1);
+    const int64_t block = p.channels_inner ? 0 : item / p.segments;
+    const int64_t segment = p.channels_inner ? item : item % p.segments;
+    const int64_t units = p.units() * (p.channels_inner ? p.lane_blocks : 1);
     const int64_t first = units * segment / p.segments, last = units * (segment + 1) / p.segments;
     T* const of_item = partial + item * p.item_sums();
     s.infinite_sums = false;
     for (;;) {
       if (sums) memset(of_item, 0, sizeof(T) * static_cast<size_t>(p.item_sums()));
       Unit unit = {block, first / p.tiles, first % p.tiles};
-      if (p.in_turn) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
+      if (p.channels_inner) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
       for (int64_t i = first; i < last; ++i, unit = after(unit)) {
         s.sums = of_item + (unit.block - block) * p.sums_size();
         run_unit<X>(s, unit);
@@ -151,7 +152,7 @@ struct Depthwise {
     const int64_t elements = p.multiplier * p.kernel_elements;
     const int64_t biases = p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS) ? 1 : p.multiplier;  // of a channel
     const int64_t rows = elements + (bias ? biases : 0);
-    partial += block * (p.in_turn ? 1 : p.segments) * p.sums_size() + p.lane_in(p.rows_of_sums(), lane);
+    partial += block * (p.channels_inner ? 1 : p.segments) * p.sums_size() + p.lane_in(p.rows_of_sums(), lane);
     for (int64_t row = 0; row < rows; ++row) {
       Vec<T, N> total = {};
       for (int64_t segment = 0; segment < p.segments; ++segment)
@@ -171,77 +172,64 @@ struct Depthwise {
     }
   }
 
-  // ---- memory ----
+  // ---- a plan with its scratch memory, and a call ----
 
-  struct Sizes {
-    int64_t input, grad_output, weights, starts, packed, result, columns, lines, listed, taps, thread, partial, total;
+  struct Plan : DepthwisePlan<N> {
+    Memory memory;
+    Array<T> input, grad_output, weights, starts, result, partial;
+    Array<PackedWeight> packed;
+    Array<Columns> columns;
+    Array<Lines> lines;
+    Array<Tap> listed, taps;
   };
-  static Sizes sizes(const DepthwisePlan<N>& p) {
-    auto bytes = [](int64_t elements, int64_t size) { return round_up(elements * size, kAlign); };
-    Sizes z;
+
+  static Plan make_plan(const convgrad_problem& q) {
+    Plan p = {};
+    static_cast<DepthwiseTiles&>(p) = make_depthwise_tiles(q, N, sizeof(S), sizeof(T), kCheapToLoad<S>);
     const Axis& w = p.axis[2];
-    const int64_t row = most(most(w.input, w.output), kScratchPixels);
-    // A border of the source changes the zone at most twice a kernel element and phase.
-    const int64_t phases = least(w.stride, w.input), zones = most(1, phases) + 2 * w.kernel;
-    z.input = bytes(p.input_size(), sizeof(T));
-    z.grad_output = bytes(p.output_size() * p.multiplier, sizeof(T));
-    const int64_t kept = p.needs_weight() ? p.kept_blocks : 0;
-    z.weights = bytes(kept * p.weight_size(), sizeof(T));
-    z.starts = bytes(kept * p.multiplier * p.lanes, sizeof(T));
-    z.packed = bytes(kept, sizeof(PackedWeight));
-    z.result = p.needs_weight() && !p.direct ? bytes(row * p.lanes, sizeof(T)) : 0;
-    const int64_t pieces = zones + 2 * row / kMostSums;  // nearly equal ones, none smaller than half of the largest
-    z.columns = p.needs_weight() ? bytes(pieces, sizeof(Columns)) : 0;
-    z.lines = p.needs_weight() ? bytes(1 + 2 * p.axis[1].kernel, sizeof(Lines)) : 0;
-    z.listed = p.needs_weight() ? bytes(p.multiplier * p.kernel_elements * (p.direct ? zones : 1), sizeof(Tap)) : 0;
-    z.taps = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.kernel_elements, sizeof(Tap)) : 0;
-    z.thread = z.input + z.grad_output + z.weights + z.starts + z.packed + z.result + z.columns + z.lines + z.listed +
-               z.taps;
-    z.partial = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.items() * p.item_sums(), sizeof(T)) : 0;
-    z.total = z.thread * p.threads + z.partial + kAlign;
-    return z;
+    const int64_t row = most(most(w.input, w.output), kScratchPixels), kept = p.kept_blocks;
+    // A border of the source changes the region at most twice a kernel element and phase.
+    const int64_t phases = least(w.stride, w.input), regions = most(1, phases) + 2 * w.kernel;
+    const int64_t pieces = regions + 2 * row / kMostSums;  // nearly equal ones, none smaller than half of the largest
+    Layout &each = p.memory.each, &shared = p.memory.shared;
+    p.input = each.template add<T>(p.input_size());
+    p.grad_output = each.template add<T>(p.output_size() * p.multiplier);
+    if (p.needs_weight()) {
+      p.weights = each.template add<T>(kept * p.weight_size());
+      p.starts = each.template add<T>(kept * p.multiplier * p.lanes);
+      p.packed = each.template add<PackedWeight>(kept);
+      p.result = each.template add<T>(p.direct ? 0 : row * p.lanes);
+      p.columns = each.template add<Columns>(pieces);
+      p.lines = each.template add<Lines>(1 + 2 * p.axis[1].kernel);
+      p.listed = each.template add<Tap>(p.multiplier * p.kernel_elements * (p.direct ? regions : 1));
+    }
+    if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
+      p.taps = each.template add<Tap>(p.kernel_elements);
+      p.partial = shared.template add<T>(p.items() * p.item_sums());
+    }
+    return p;
   }
 
-  static DepthwisePlan<N> plan(const convgrad_problem& q) {
-    return {make_plan(q, N, sizeof(S), sizeof(T), kCheapToLoad<S>)};
+  static Scratch scratch(const Plan& p, char* at) {
+    Scratch s = {};
+    s.input = p.input.in(at), s.grad_output = p.grad_output.in(at), s.result = p.result.in(at);
+    s.weights = p.weights.in(at), s.starts = p.starts.in(at), s.packed = p.packed.in(at);
+    for (int64_t i = 0; s.packed && i < p.kept_blocks; ++i) s.packed[i].channel = -1;
+    s.listed.columns = p.columns.in(at), s.listed.lines = p.lines.in(at), s.listed.taps = p.listed.in(at);
+    s.taps = p.taps.in(at), s.listed.band = s.tile = -1;
+    return s;
   }
 
-  static int64_t workspace(const convgrad_problem& q) { return sizes(plan(q)).total; }
-
-  static int32_t run(const convgrad_problem& q, const convgrad_tensors& t, char* memory, int64_t bytes) {
-    const DepthwisePlan<N> p = plan(q);
-    const Sizes z = sizes(p);
-    if (bytes < z.total) return 1;
-    memory += (kAlign - reinterpret_cast<uintptr_t>(memory) % kAlign) % kAlign;
+  static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
     const Depthwise call = {p, t};
-    T* partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
-    const int64_t items = p.items();
-    const int threads = static_cast<int>(most(1, least(p.threads, items)));  // an empty batch has no items
-    auto scratch = [&](int64_t thread) {
-      char* at = memory + z.thread * thread;
-      Scratch s = {};
-      s.input = reinterpret_cast<T*>(at), at += z.input;
-      s.grad_output = reinterpret_cast<T*>(at), at += z.grad_output;
-      s.weights = reinterpret_cast<T*>(at), at += z.weights;
-      s.starts = reinterpret_cast<T*>(at), at += z.starts;
-      s.packed = reinterpret_cast<PackedWeight*>(at), at += z.packed;
-      for (int64_t i = 0; i < p.kept_blocks && z.packed; ++i) s.packed[i].channel = -1;
-      s.result = reinterpret_cast<T*>(at), at += z.result;
-      s.listed.columns = reinterpret_cast<Columns*>(at), at += z.columns;
-      s.listed.lines = reinterpret_cast<Lines*>(at), at += z.lines;
-      s.listed.taps = reinterpret_cast<Tap*>(at), at += z.listed;
-      s.listed.band = -1;
-      s.taps = reinterpret_cast<Tap*>(at);
-      s.tile = -1;
-      return s;
-    };
+    T* const partial = p.partial.in(memory);
     const int64_t in_block = p.lanes / N, vectors = ceil_div(p.channels, N);  // only the last block may lack some
     run_items(
-        threads, items, scratch, [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
+        threads, 0, nothing, p.items(), [&](int64_t thread) { return scratch(p, p.memory.of_thread(memory, thread)); },
+        [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
         p.wants(CONVGRAD_GRAD_WEIGHT) ? vectors : 0, [&](Range of) {
           for (int64_t i = of.low; i < of.high; ++i) call.reduce(i / in_block, i % in_block * N, partial);
         });
-    return 0;
   }
 };
 

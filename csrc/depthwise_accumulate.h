@@ -22,7 +22,7 @@ struct DepthwiseAccumulate {
     const int64_t pixels = most(1, o[2].size() * least(o[0].size(), 4));
     const int64_t group = p.rows_together(pixels, p.direct);
     Rows<X> rows;
-    rows.ahead = &s.ahead;
+    rows.prefetcher = &s.prefetcher;
     rows.grad_slice = grad.step[0], rows.grad_row = grad.step[1], rows.grad_pixel = grad.step[2];
     rows.input_slice = a[0].stride * input.step[0], rows.input_row = a[1].stride * input.step[1];
     rows.input_pixel = a[2].stride * input.step[2], rows.tap_step = a[2].dilation * input.step[2];
@@ -31,16 +31,16 @@ struct DepthwiseAccumulate {
     for (Range lanes = {0, 0}; lanes.low < b.live; lanes.low = lanes.high) {
       lanes.high = least(b.live, lanes.low + together);
       auto sum_columns = [&](const Window& columns, int64_t rows_at_once) {
-        auto add = [&](Range d, Range r, const Reach& kd, const Reach& kh) {
+        auto add = [&](Range d, Range r, const TapRange& kd, const TapRange& kh) {
           accumulate_columns(s, b, lanes, rows, d, r, columns, kd, kh, m, grad, input);
         };
         for (int64_t h = o[1].low; h < o[1].high; h += rows_at_once) {
           const Range in_group = {h, least(o[1].high, h + rows_at_once)};
-          if (asks_evenly(columns.columns.size())) ask_evenly(s, b, in_group, m, grad, input);
+          if (prefetches_evenly(columns.columns.size())) prefetch_evenly(s, b, in_group, m, grad, input);
           if (p.by_kernel_row())
             each_kernel_row(o[0], in_group, input, add);
           else
-            each_zone(o[0], in_group, input, add);
+            each_region(o[0], in_group, input, add);
         }
       };
       const Window whole = whole_row(o[2]);
@@ -99,12 +99,12 @@ struct DepthwiseAccumulate {
 
   // Rows that the same kernel elements reach, with all of these at once.
   template <class Function>
-  void each_zone(Range od, Range oh, const Source<X>& input, Function&& function) const {
-    for (Zone d; od.low < od.high; od.low += d.positions) {
-      d = zone(0, od.low, od.high, input);
+  void each_region(Range od, Range oh, const Source<X>& input, Function&& function) const {
+    for (Region d; od.low < od.high; od.low += d.positions) {
+      d = region(0, od.low, od.high, input);
       Range r = oh;
-      for (Zone h; r.low < r.high; r.low += h.positions) {
-        h = zone(1, r.low, r.high, input);
+      for (Region h; r.low < r.high; r.low += h.positions) {
+        h = region(1, r.low, r.high, input);
         function(Range{od.low, od.low + d.positions}, Range{r.low, r.low + h.positions}, d.reach, h.reach);
       }
     }
@@ -120,26 +120,26 @@ struct DepthwiseAccumulate {
       for (int64_t kh = 0; kh < ah->kernel && d.size(); ++kh) {
         const Range h = ah->output_reached_by(kh, input.range[1], oh);
         if (h.size())
-          function(d, h, Reach{kd, 1, kd * ad->dilation - ad->padding, 0, 1},
-                   Reach{kh, 1, kh * ah->dilation - ah->padding, 0, 1});
+          function(d, h, TapRange{kd, 1, kd * ad->dilation - ad->padding, 0, 1},
+                   TapRange{kh, 1, kh * ah->dilation - ah->padding, 0, 1});
       }
     }
   }
 
   void accumulate_columns(const Scratch& s, const Block& b, Range lanes, Rows<X>& rows, Range d, Range h,
-                          const Window& window, const Reach& kd, const Reach& kh, int64_t m, const Source<X>& grad,
-                          const Source<X>& input) const {
+                          const Window& window, const TapRange& kd, const TapRange& kh, int64_t m,
+                          const Source<X>& grad, const Source<X>& input) const {
     T* sums = s.sums + m * p.kernel_elements * p.pitch();
     rows.depth = d.size(), rows.rows = h.size();
     Range w = window.columns;
     for (; w.low < w.high; w.low += rows.pixels) {
-      const Zone in_w = window.left || window.right ? Zone{p.axis[2].forward_reach(), w.size()}
-                                                    : zone(2, w.low, w.high, input);
+      const Region in_w = window.left || window.right ? Region{p.axis[2].forward_reach(), w.size()}
+                                                    : region(2, w.low, w.high, input);
       // Strided, the loads alone keep the memory busy.
-      const bool asks = p.direct && p.axis[2].stride == 1 && in_w.positions >= 4 &&
-                        (!p.cached || window.columns.size() <= kShortRow) && !asks_evenly(window.columns.size());
-      const int64_t piece = most(kAskingPixels, window.left);
-      rows.pixels = asks && in_w.positions - piece > window.right ? piece : in_w.positions;
+      const bool prefetches = p.direct && p.axis[2].stride == 1 && in_w.positions >= 4 &&
+                        (!p.cached || window.columns.size() <= kShortRow) && !prefetches_evenly(window.columns.size());
+      const int64_t piece = most(kPrefetchPixels, window.left);
+      rows.pixels = prefetches && in_w.positions - piece > window.right ? piece : in_w.positions;
       rows.left = w.low == window.columns.low ? window.left : 0;
       rows.right = w.low + rows.pixels == w.high ? window.right : 0;
       const int64_t count = p.list_taps(s.taps, kd, kh, in_w.reach, input.step, 1), along = in_w.reach.count;
@@ -150,46 +150,47 @@ struct DepthwiseAccumulate {
       for (int64_t lane = lanes.low; lane < lanes.high; lane += N) {
         const int64_t at = p.vector_at(b, lane);
         rows.grad = grad_at + at * grad.lane, rows.input = input_at + at * input.lane;
-        if (asks && window.columns.size() <= kShortRow)
-          ask_short_rows(rows, grad_at, input_at + newest, lane, b.live);
-        else if (asks)
-          ask_long_rows(rows, grad_at, input_at + newest, lane);
+        if (prefetches && window.columns.size() <= kShortRow)
+          prefetch_short_rows(rows, grad_at, input_at + newest, lane, b.live);
+        else if (prefetches)
+          prefetch_long_rows(rows, grad_at, input_at + newest, lane);
         accumulate_all<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows,
                              kTaps);
       }
     }
   }
 
-  // Whether what the next group of rows will read is asked for while this one is summed. Larger kernels read a row once
-  // for each kernel row, and only one of these times from memory: asked for evenly, it is busy all the while.
-  bool asks_evenly(int64_t pixels) const {
+  // Whether what the next group of rows will read is prefetched while this one is summed. Larger kernels read a row
+  // once for each kernel row, and only one of these times from memory: prefetched evenly, it is busy all the while.
+  bool prefetches_evenly(int64_t pixels) const {
     return p.direct && !p.cached && p.kernel_elements > 9 && pixels > kShortRow && p.axis[0].output == 1;
   }
   // The next rows lie behind these, and behind an image's last rows lie the next image's first ones.
-  void ask_evenly(Scratch& s, const Block& b, Range rows, int64_t m, const Source<X>& grad,
+  void prefetch_evenly(Scratch& s, const Block& b, Range rows, int64_t m, const Source<X>& grad,
                   const Source<X>& input) const {
     const Axis &d = p.axis[0], &h = p.axis[1];
     const int64_t newest = (rows.high - 1) * h.stride + (h.kernel - 1) * h.dilation - h.padding + 1;
     const int64_t slice = (d.kernel - 1) * d.dilation - d.padding, size = sizeof(X);
-    s.ahead.clear();
-    s.ahead.add(grad.data + m * p.output_size() + rows.high * grad.step[1], rows.size() * grad.step[1] * size, false);
-    s.ahead.add(input.data + slice * input.step[0] + newest * input.step[1],
+    s.prefetcher.clear();
+    s.prefetcher.add(grad.data + m * p.output_size() + rows.high * grad.step[1], rows.size() * grad.step[1] * size,
+                     false);
+    s.prefetcher.add(input.data + slice * input.step[0] + newest * input.step[1],
                 rows.size() * h.stride * input.step[1] * size, false);
-    s.ahead.within(rows.size() * p.axis[2].output * p.kernel_elements * ceil_div(b.live, N));
+    s.prefetcher.within(rows.size() * p.axis[2].output * p.kernel_elements * ceil_div(b.live, N));
   }
 
-  // Ask for memory ahead of the pixels that a vector from `lane` on is summed over; `input`: of the row that no row
+  // Prefetch memory ahead of the pixels that a vector from `lane` on is summed over; `input`: of the row that no row
   // before has read. Long rows are read from end to end while the lanes of a few of their pixels are taken in turn.
-  static void ask_long_rows(const Rows<X>& rows, const X* grad, const X* input, int64_t lane) {
+  static void prefetch_long_rows(const Rows<X>& rows, const X* grad, const X* input, int64_t lane) {
     const int64_t ahead = kAheadBytes / int64_t(sizeof(X)) + lane * rows.pixels;
     for (int64_t i = 0; i < rows.rows; ++i) {
-      ask_for<0>(grad + i * rows.grad_row + ahead, N * rows.pixels);
-      ask_for<0>(input + i * rows.input_row + ahead, N * rows.pixels);
+      prefetch<0>(grad + i * rows.grad_row + ahead, N * rows.pixels);
+      prefetch<0>(input + i * rows.input_row + ahead, N * rows.pixels);
     }
   }
   // A group of short rows is most of an image: the next lines of all its pixels are read before any other's. Behind the
   // last line of the `live` lanes comes the group below.
-  static void ask_short_rows(const Rows<X>& rows, const X* grad, const X* input, int64_t lane, int64_t live) {
+  static void prefetch_short_rows(const Rows<X>& rows, const X* grad, const X* input, int64_t lane, int64_t live) {
     constexpr int64_t kLine = 64 / int64_t(sizeof(X)), kLines = 4;
     if (lane % kLine) return;
     lane += kLines * kLine;
@@ -203,9 +204,9 @@ struct DepthwiseAccumulate {
     asm volatile("");  // else the compiler leaves out what has no effect
   }
 
-  Zone zone(int d, int64_t position, int64_t end, const Source<X>& input) const {
+  Region region(int d, int64_t position, int64_t end, const Source<X>& input) const {
     const Axis& a = p.axis[d];
-    return zone_at(a.forward_reach(), position * a.stride, a.stride, input.range[d].low, input.range[d].high,
+    return region_at(a.forward_reach(), position * a.stride, a.stride, input.range[d].low, input.range[d].high,
                    end - position);
   }
 };

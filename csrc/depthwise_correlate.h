@@ -1,5 +1,5 @@
-// The tile of depthwise forward and grad_input: rows and columns of results are cut into zones, and columns into pieces
-// that fit the registers. Each piece of each zone is a run of `correlate`.
+// The tile of depthwise forward and grad_input: rows and columns of results are cut into regions, and columns into
+// pieces that fit the registers. Each piece of each region is a run of `correlate`.
 #pragma once
 
 #include "depthwise_operands.h"
@@ -15,40 +15,40 @@ struct DepthwiseCorrelate {
 
   const DepthwisePlan<N>& p;
 
-  static bool same(const Reach& a, const Reach& b) {
+  static bool same(const TapRange& a, const TapRange& b) {
     return a.first == b.first && a.step == b.step && a.offset == b.offset && a.count == b.count;
   }
   static bool same(const Range& a, const Range& b) { return a.low == b.low && a.high == b.high; }
 
-  // The zones of a row, in pieces of nearly equal size: for grad_input, each remainder of the column by the stride has
-  // its own.
+  // The regions of a row, in pieces of nearly equal size: for grad_input, each remainder of the column by the stride
+  // has its own.
   void list_columns(Listed& listed, Range result, const Source<X>& source, bool backward) const {
     const Axis& a = p.axis[2];
     Columns* columns = listed.columns;
     const int64_t phases = backward ? least(a.stride, result.size()) : 1, step = backward ? 1 : a.stride;
     for (int64_t phase = 0; phase < phases; ++phase) {
       const int64_t w = result.low + phase;
-      const Reach reach = backward ? a.backward_reach(a.remainder(w)) : a.forward_reach();
+      const TapRange reach = backward ? a.backward_reach(a.remainder(w)) : a.forward_reach();
       int64_t base = backward ? a.quotient(w) : w * a.stride, left = ceil_div(result.size() - phase, phases);
       for (int64_t at = phase; left > 0;) {
-        const Zone z = zone_at(reach, base, step, source.range[2].low, source.range[2].high, left);
+        const Region z = region_at(reach, base, step, source.range[2].low, source.range[2].high, left);
         const int64_t along = z.reach.offset_step * z.reach.offset_step == step * step ? z.reach.count : 1;
         left -= z.positions;
-        for (int64_t pieces = ceil_div(z.positions, kMostSums), in_zone = z.positions, now; pieces > 0; --pieces) {
-          now = ceil_div(in_zone, pieces);
+        for (int64_t pieces = ceil_div(z.positions, kMostSums), in_region = z.positions, now; pieces > 0; --pieces) {
+          now = ceil_div(in_region, pieces);
           *columns++ = {at, now, base * source.step[2], z.reach, along, nullptr};
-          at += now * phases, base += now * step, in_zone -= now;
+          at += now * phases, base += now * step, in_region -= now;
         }
       }
     }
     listed.columns_count = columns - listed.columns;
   }
 
-  // The zones of every `step`-th row of a range, unless they are listed already; and the kernel elements that could
+  // The regions of every `step`-th row of a range, unless they are listed already; and the kernel elements that could
   // reach them.
-  Reach list_lines(Listed& listed, Range rows, int64_t step, const Source<X>& source, bool backward) const {
+  TapRange list_lines(Listed& listed, Range rows, int64_t step, const Source<X>& source, bool backward) const {
     const Axis& a = p.axis[1];
-    const Reach all = backward ? a.backward_reach(a.remainder(rows.low)) : a.forward_reach();
+    const TapRange all = backward ? a.backward_reach(a.remainder(rows.low)) : a.forward_reach();
     const LinesOf& of = listed.lines_of;
     if (same(of.rows, rows) && same(of.source, source.range[1]) && of.step == step && of.backward == backward)
       return all;
@@ -57,7 +57,7 @@ struct DepthwiseCorrelate {
     const int64_t base_step = backward ? 1 : a.stride;
     int64_t base = backward ? a.quotient(rows.low) : rows.low * a.stride;
     for (int64_t at = 0, count = ceil_div(rows.size(), step); at < count; ++lines) {
-      const Zone z = zone_at(all, base, base_step, source.range[1].low, source.range[1].high, count - at);
+      const Region z = region_at(all, base, base_step, source.range[1].low, source.range[1].high, count - at);
       const int64_t skipped = z.reach.count ? (z.reach.first - all.first) / all.step : 0;
       *lines = {at, z.positions, base * source.step[1], z.reach, skipped};
       at += z.positions, base += z.positions * base_step;
@@ -71,8 +71,8 @@ struct DepthwiseCorrelate {
     const Source<X>& source;
     const X* from;  // where the slice's kernel elements begin in the source, but for the row and the column
     bool backward;
-    int64_t m, pixel, step, row;  // steps of the results, in elements: column, column of a zone, row of a zone
-    Reach depth;
+    int64_t m, pixel, step, row;  // steps of the results, in elements: column, column of a region, row of a region
+    TapRange depth;
   };
 
   void tile(Scratch& s, const Block& b, const Range result[3], int64_t band, bool backward, int64_t m,
@@ -92,8 +92,8 @@ struct DepthwiseCorrelate {
     Slice slice = {source, nullptr, backward, m, pitch, pitch * (backward ? least(a[2].stride, width) : 1), 0, {}};
     for (int64_t d = result[0].low; d < result[0].high; ++d) {
       const int64_t base = backward ? a[0].quotient(d) : d * a[0].stride;
-      const Reach depth = backward ? a[0].backward_reach(a[0].remainder(d)) : a[0].forward_reach();
-      slice.depth = zone_at(depth, base, 1, source.range[0].low, source.range[0].high, 1).reach;
+      const TapRange depth = backward ? a[0].backward_reach(a[0].remainder(d)) : a[0].forward_reach();
+      slice.depth = region_at(depth, base, 1, source.range[0].low, source.range[0].high, 1).reach;
       slice.from = source.data + base * source.step[0];
       for (int64_t low = result[1].low; low < result[1].high; low += group) {
         const int64_t high = least(result[1].high, low + group);
@@ -123,7 +123,7 @@ struct DepthwiseCorrelate {
     const int64_t per_column = slice.depth.count * multiplier;  // taps of one kernel row, for each kernel column
     const int64_t source_step = slice.backward ? 1 : p.axis[2].stride;  // in columns
     Run<T, X, To> run = {};
-    run.ahead = &s.ahead;
+    run.prefetcher = &s.prefetcher;
     run.new_rows = slice.backward ? 1 : least(p.axis[1].stride, p.axis[1].kernel), run.new_row = slice.source.step[1];
     run.result_step = slice.step, run.source_step = source_step * slice.source.step[2];
     run.result_columns = slice.backward ? p.axis[2].stride : 1, run.source_columns = source_step;
@@ -131,7 +131,7 @@ struct DepthwiseCorrelate {
     run.weight = s.weight + slice.m * p.kernel_elements * p.pitch(), run.start = s.start + slice.m * p.lanes;
     run.source_lane = slice.source.lane, run.weight_lane = p.direct ? 1 : p.multiplier * p.kernel_elements;
     Listed& listed = s.listed;
-    const Reach all = list_lines(listed, rows, step, slice.source, slice.backward);
+    const TapRange all = list_lines(listed, rows, step, slice.source, slice.backward);
     if (!s.careful()) list_taps(listed, slice, all, multiplier);
     auto set = [&](const Lines& l, const Columns& c, int64_t row) {
       run.result = to + (l.first + row) * slice.row + c.first * slice.pixel;
@@ -158,7 +158,7 @@ struct DepthwiseCorrelate {
         for (const Columns* c = listed.columns; c != last_column; ++c) {
           set(*l, *c, 0);
           run.rows = l->rows;
-          if (s.careful()) {  // no more zones than these fit the list
+          if (s.careful()) {  // no more regions than these fit the list
             run.taps = listed.taps;
             p.list_taps(listed.taps, slice.depth, l->reach, c->reach, slice.source.step, multiplier);
           }
@@ -183,12 +183,12 @@ struct DepthwiseCorrelate {
   }
 
   // The taps of all columns, unless they are listed already.
-  void list_taps(Listed& listed, const Slice& slice, const Reach& row, int64_t multiplier) const {
+  void list_taps(Listed& listed, const Slice& slice, const TapRange& row, int64_t multiplier) const {
     if (same(listed.row, row) && same(listed.depth, slice.depth)) return;
     listed.row = row, listed.depth = slice.depth;
     Tap* taps = listed.taps;
     for (Columns *c = listed.columns, *before = nullptr; c != listed.columns + listed.columns_count; before = c++) {
-      if (before && same(before->reach, c->reach)) {  // pieces of one zone
+      if (before && same(before->reach, c->reach)) {  // pieces of one region
         c->taps = before->taps;
         continue;
       }

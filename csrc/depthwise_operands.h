@@ -2,7 +2,7 @@
 // kernel elements; and the scratch memory of a thread, which keeps them from one unit of work to the next.
 #pragma once
 
-#include "ahead.h"
+#include "prefetcher.h"
 #include "kernels.h"
 #include "packing.h"
 
@@ -22,7 +22,7 @@ struct Columns {
   int64_t first;   // position relative to the tile
   int64_t pixels;  // of the phase
   int64_t source;  // element offset of the first one's source position
-  Reach reach;
+  TapRange reach;
   int64_t along;  // kernel columns that lie one source step apart; 1 where none do
   const Tap* taps;
 };
@@ -31,7 +31,7 @@ struct Lines {
   int64_t first;  // among the rows of the phase
   int64_t rows;
   int64_t source;   // element offset of the first one's source position
-  Reach reach;
+  TapRange reach;
   int64_t skipped;  // kernel rows before the first one of the reach
 };
 // What the lines of some rows belong to.
@@ -49,7 +49,7 @@ struct Listed {
   int64_t columns_count, band;  // of the columns: twice the band, and 1 for grad_input; -1: not listed yet
   int64_t lines_count;
   LinesOf lines_of;
-  Reach depth, row;  // that the taps belong to; row.count -1: not listed yet
+  TapRange depth, row;  // that the taps belong to; row.count -1: not listed yet
 };
 
 // The packed weights of a block of channels; channel -1: none yet.
@@ -67,7 +67,7 @@ struct DepthwiseScratch {
   T *weight, *start;     // of the block at hand
   Tap* taps;  // of accumulate
   Listed listed;
-  Ahead ahead;
+  Prefetcher prefetcher;
   int64_t tile;           // that the packed operands belong to
   bool infinite_weight, infinite_sums;
   // Infinity times a zero of the padding is NaN: where there may be one, the sums leave the padding out.
@@ -79,13 +79,12 @@ constexpr int64_t kWideKernel = 6;
 // Pixels of rows that are taken together, in a tensor and in scratch memory: enough to amortise a call, few enough for
 // the first-level cache. Pixels of a tensor are as far apart as it has channels, and take more of the cache.
 constexpr int64_t kTensorPixels = 64, kScratchPixels = 256;
-// Pixels of a row of a tensor that are summed between two looks ahead in its memory.
-constexpr int64_t kAskingPixels = 28;
+// Pixels of a row of a tensor that are summed between two prefetches.
+constexpr int64_t kPrefetchPixels = 28;
 
 // A plan for vectors of N lanes: where these lie, in tensors and in scratch memory.
 template <int N>
-struct DepthwisePlan : Plan {
-  Tensor input_tensor() const { return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1}; }
+struct DepthwisePlan : DepthwiseTiles {
   Tensor output_tensor(int64_t m) const {
     return {{axis[0].output, axis[1].output, axis[2].output}, channels * multiplier, m, multiplier};
   }
@@ -107,9 +106,9 @@ struct DepthwisePlan : Plan {
   // Whether grad_weight takes one kernel row at a time.
   bool by_kernel_row() const { return axis[2].kernel >= kWideKernel; }
 
-  // The taps of a zone, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows
+  // The taps of a region, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows
   // come outermost: the taps of fewer kernel rows are a part of the list. Within a row they ascend in the source.
-  int64_t list_taps(Tap* taps, const Reach& d, const Reach& h, const Reach& w, const int64_t step[3],
+  int64_t list_taps(Tap* taps, const TapRange& d, const TapRange& h, const TapRange& w, const int64_t step[3],
                     int64_t multiplier) const {
     int64_t n = 0;
     for (int64_t j = 0; j < h.count; ++j)
@@ -164,7 +163,7 @@ struct DepthwiseOperands {
     const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.by_kernel_row();
     using Pack = Packing<const S, T, N>;
     const auto zeros = again ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
-    s.lane = Plan::tile_pixels(extent);
+    s.lane = tile_pixels(extent);
     if (p.channels_last) {
       Pack::pack(scratch, extent, tensor, x, b, r, true, zeros);
     } else {

@@ -1,36 +1,26 @@
-// The exported functions: they pass the call to the instruction set chosen when the library is loaded.
+// The exported functions: plans are made by the instruction set chosen when the library is loaded, and run in scratch
+// memory of the calling thread.
+#include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <atomic>
 
-#include "convgrad_native.h"
+#include "kept_plan.h"
 
-#if defined(_WIN32)
-#define CONVGRAD_EXPORT extern "C" __declspec(dllexport)
-#else
 #define CONVGRAD_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
-#define CONVGRAD_DECLARE(variant)                                                   \
-  int64_t convgrad_workspace_##variant(const convgrad_problem&);          \
-  int32_t convgrad_convolution_##variant(const convgrad_problem&, const convgrad_tensors&, void*, int64_t)
-
-CONVGRAD_DECLARE(baseline);
-#ifdef CONVGRAD_HAS_V3
-CONVGRAD_DECLARE(v3);
-#endif
-#ifdef CONVGRAD_HAS_V4
-CONVGRAD_DECLARE(v4);
-#endif
+convgrad_plan* convgrad_plan_create_baseline(const convgrad_problem&);
+convgrad_plan* convgrad_plan_create_v3(const convgrad_problem&);
+convgrad_plan* convgrad_plan_create_v4(const convgrad_problem&);
 
 namespace {
 
 struct InstructionSet {
   const char* name;
   bool (*supported)();
-  int64_t (*workspace)(const convgrad_problem&);
-  int32_t (*convolution)(const convgrad_problem&, const convgrad_tensors&, void*, int64_t);
+  convgrad_plan* (*create)(const convgrad_problem&);
 };
 
 // Best first.
@@ -42,16 +32,16 @@ const InstructionSet instruction_sets[] = {
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
               __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
-     convgrad_workspace_v4, convgrad_convolution_v4},
+     convgrad_plan_create_v4},
 #endif
 #ifdef CONVGRAD_HAS_V3
     {"x86-64-v3",
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
-     convgrad_workspace_v3, convgrad_convolution_v3},
+     convgrad_plan_create_v3},
 #endif
-    {"baseline", [] { return true; }, convgrad_workspace_baseline, convgrad_convolution_baseline},
+    {"baseline", [] { return true; }, convgrad_plan_create_baseline},
 };
 
 const InstructionSet* best() {
@@ -62,6 +52,22 @@ const InstructionSet* best() {
 
 std::atomic<const InstructionSet*> selected{best()};
 const pid_t loaded_in = getpid();
+
+// The most scratch memory that a thread keeps between two calls.
+#if defined(CONVGRAD_KEPT_BYTES)  // tests keep none: then a sanitizer sees where a call's memory ends
+constexpr int64_t kKeptBytes = CONVGRAD_KEPT_BYTES;
+#else
+constexpr int64_t kKeptBytes = 16 << 20;
+#endif
+
+// What a thread keeps begins with its size. It is freed when the thread ends; thread_local objects would do that, too,
+// but with the help of a C++ library, which nothing else here needs.
+struct Kept {
+  int64_t bytes;  // behind this line
+};
+constexpr int64_t kLine = 64;
+pthread_key_t key;
+const bool has_key = pthread_key_create(&key, free) == 0;
 
 }  // namespace
 
@@ -78,17 +84,28 @@ CONVGRAD_EXPORT int32_t convgrad_select(const char* name) {
   return 1;
 }
 
-CONVGRAD_EXPORT int64_t convgrad_workspace(const convgrad_problem* problem) {
-  return selected.load()->workspace(*problem);
+CONVGRAD_EXPORT convgrad_plan* convgrad_plan_create(const convgrad_problem* problem) {
+  if (problem->dtype < CONVGRAD_FLOAT32 || problem->dtype > CONVGRAD_FLOAT16) return nullptr;
+  return selected.load()->create(*problem);
 }
 
-CONVGRAD_EXPORT int32_t convgrad_convolution(const convgrad_problem* problem, const convgrad_tensors* tensors,
-                                           void* workspace, int64_t workspace_bytes) {
-  if (getpid() != loaded_in && problem->threads > 1) {
-    // A forked child has none of its parent's OpenMP threads; starting new ones there may hang.
-    convgrad_problem alone = *problem;
-    alone.threads = 1;
-    return selected.load()->convolution(alone, *tensors, workspace, workspace_bytes);
+CONVGRAD_EXPORT void convgrad_plan_free(convgrad_plan* plan) { free(plan); }
+
+CONVGRAD_EXPORT const char* convgrad_plan_name(const convgrad_plan* plan) { return plan->name; }
+
+CONVGRAD_EXPORT int32_t convgrad_plan_run(const convgrad_plan* plan, const convgrad_tensors* tensors) {
+  // Taken away while it is used: a call from within this one, as from a signal's handler, finds none and gets its own.
+  Kept* kept = has_key ? static_cast<Kept*>(pthread_getspecific(key)) : nullptr;
+  if (kept) pthread_setspecific(key, nullptr);
+  if (!kept || kept->bytes < plan->bytes) {
+    free(kept);
+    kept = static_cast<Kept*>(aligned_alloc(kLine, static_cast<size_t>(kLine + plan->bytes)));
+    if (!kept) return 1;
+    kept->bytes = plan->bytes;
   }
-  return selected.load()->convolution(*problem, *tensors, workspace, workspace_bytes);
+  // A forked child has none of its parent's OpenMP threads; starting new ones there may hang.
+  const bool alone = plan->threads > 1 && getpid() != loaded_in;
+  plan->run(*plan, *tensors, reinterpret_cast<char*>(kept) + kLine, alone ? 1 : plan->threads);
+  if (kept->bytes > kKeptBytes || !has_key || pthread_getspecific(key) || pthread_setspecific(key, kept)) free(kept);
+  return 0;
 }

@@ -9,10 +9,9 @@
 //   grad_input:  the same over grad_output, for each remainder of the position by the stride
 //   grad_weight: `accumulate_planes` over the rows of grad_output
 //
-// What limits it (one thread of a Zen 3, AVX2, 3x3 kernels): on images of 28x28 and 56x56 the two loops run at 87 to 89
-// of the 92 GFLOP/s that a matrix product reaches there; packing and unpacking take as long as they with 4 channels a
-// group and a third of that with 16. On 14x14 an eighth of the arithmetic lies between two rows. With a stride packing
-// limits: it reads four times what it computes with. docs/performance.md has the shares of the roofline.
+// What limits it (3x3 kernels): the two loops run nearly at a matrix product's speed; packing and unpacking take as
+// long as they with 4 channels a group and a third of that with 16. On 14x14 an eighth of the arithmetic lies between
+// two rows. With a stride packing limits: it reads four times what it computes with.
 //
 // To read from the bottom up: grouped_plan.h cuts a problem into units, grouped_packing.h and grouped_operands.h bring
 // a unit's operands, grouped_correlate.h and grouped_accumulate.h compute a tile with them. Here units are shared out
@@ -22,6 +21,7 @@
 #include "grouped_accumulate.h"
 #include "grouped_correlate.h"
 #include "grouped_exact.h"
+#include "memory.h"
 #include "parallel.h"
 
 namespace {
@@ -29,7 +29,6 @@ namespace {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Grouped {
-  static constexpr int64_t kAlign = 64;
   using Scratch = GroupedScratch<T>;
   using Block = GroupedBlock;
 
@@ -100,10 +99,7 @@ struct Grouped {
     S *weight = static_cast<S*>(t.grad_weight), *bias = static_cast<S*>(t.grad_bias);
     const Range groups = p.block(block);
     auto sum = [&](int64_t g, int64_t element) {
-      T total = 0;
-      for (int64_t segment = 0; segment < p.segments; ++segment)
-        total += partial[(segment * p.groups + g) * p.group_sums() + element];
-      return total;
+      return add_partials(partial + g * p.group_sums() + element, p.groups * p.group_sums(), p.segments);
     };
     const int64_t biases = bias ? p.group_biases() : 0;
     for (int64_t g = groups.low; g < groups.high; ++g) {
@@ -117,97 +113,63 @@ struct Grouped {
     }
   }
 
-  // ---- memory ----
+  // ---- a plan with its scratch memory, and a call ----
 
-  struct Sizes {
-    int64_t input, grad_output, result, row, taps, thread;         // of each thread
-    int64_t forward_weight, backward_weight, start, infinite, partial, total;
+  struct Plan : GroupedPlan {
+    Memory memory;
+    Array<T> input, grad_output, result, row;         // of each thread
+    Array<Tap> taps;
+    Array<T> forward_weight, backward_weight, start, partial;
+    Array<bool> infinite;
   };
-  static Sizes sizes(const GroupedPlan& p) {
-    auto bytes = [](int64_t elements) { return round_up(elements * static_cast<int64_t>(sizeof(T)), kAlign); };
-    // Rows are read and written up to a vector beyond their end.
-    auto packed = [&](bool needed, int64_t elements) { return needed ? bytes(elements + N) : 0; };
+
+  static Plan make_plan(const convgrad_problem& q) {
+    Plan p = {};
+    static_cast<GroupedPlan&>(p) = make_grouped_plan(q, N, sizeof(T));
+    Layout &each = p.memory.each, &shared = p.memory.shared;
     const Axis &h = p.axis[1], &w = p.axis[2];
     const int64_t inputs = p.block_groups * p.in_per_group, outputs = p.block_groups * p.out_per_group;
+    const int64_t widest = most(p.in_per_group, p.out_per_group), weights = p.groups * p.group_weights();
     const bool forward = p.wants(CONVGRAD_FORWARD), backward = p.wants(CONVGRAD_GRAD_INPUT);
-    const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     const int64_t forward_result = outputs * round_up(p.plane[1] * p.plane[2], N);
     const int64_t phase_rows = ceil_div(ceil_div(h.input, p.bands[1]), h.stride) + 1;
     const int64_t phase_width = ceil_div(ceil_div(w.input, p.bands[2]), w.stride) + 1;
     const int64_t backward_result = inputs * least(w.stride, w.input) *
                                     round_up(phase_rows * p.output_extent[2] + phase_width, N);
-    Sizes z;
-    z.input = packed(p.needs_input(), inputs * p.input_tile(1, p.images).channel());
-    z.grad_output = packed(p.needs_grad_output(), outputs * p.output_tile(1, p.images).channel());
-    z.result = packed(p.needs_weight(), most(forward ? forward_result : 0, backward ? backward_result : 0));
-    z.row = packed(backward && w.stride > 1 && !p.channels_last, inputs * w.input);
-    const int64_t taps = most(p.in_per_group, p.out_per_group) * p.kernel_elements;
-    z.taps = round_up(taps * static_cast<int64_t>(sizeof(Tap)), kAlign);
-    z.thread = z.input + z.grad_output + z.result + z.row + z.taps;
-    z.partial = sums ? bytes(p.segments * p.groups * p.group_sums()) : 0;
-    z.forward_weight = forward ? bytes(p.groups * p.group_weights()) : 0;
-    z.backward_weight = backward ? bytes(p.groups * p.group_weights()) : 0;
-    z.start = p.needs_weight() ? bytes(p.groups * most(p.in_per_group, p.out_per_group)) : 0;
-    z.infinite = p.needs_weight() ? round_up(p.lane_blocks, kAlign) : 0;
-    z.total = z.thread * p.threads + z.forward_weight + z.backward_weight + z.start + z.infinite + z.partial + kAlign;
-    return z;
-  }
-  // The next so many bytes; null if none are needed.
-  template <class E>
-  static E* take(char*& at, int64_t bytes) {
-    E* taken = bytes ? reinterpret_cast<E*>(at) : nullptr;
-    at += bytes;
-    return taken;
-  }
-  static Scratch scratch(char* at, const Sizes& z) {
-    Scratch s = {};
-    s.input = take<T>(at, z.input), s.grad_output = take<T>(at, z.grad_output);
-    s.result = take<T>(at, z.result), s.row = take<T>(at, z.row);
-    s.taps = take<Tap>(at, z.taps);
-    s.tile = -1;
-    return s;
-  }
-
-  static int64_t workspace(const convgrad_problem& q) { return sizes(make_grouped_plan(q, N, sizeof(T))).total; }
-
-  static int32_t run(const convgrad_problem& q, const convgrad_tensors& t, char* memory, int64_t bytes) {
-    const GroupedPlan p = make_grouped_plan(q, N, sizeof(T));
-    const Sizes z = sizes(p);
-    if (bytes < z.total) return 1;
-    memory += (kAlign - reinterpret_cast<uintptr_t>(memory) % kAlign) % kAlign;
-    char* at = memory + z.thread * p.threads;
-    GroupedWeights<T> weights;
-    weights.forward = take<T>(at, z.forward_weight), weights.backward = take<T>(at, z.backward_weight);
-    weights.start = take<T>(at, z.start), weights.infinite = take<bool>(at, z.infinite);
-    Grouped{p, t, weights}.compute(memory, z, take<T>(at, z.partial));
-    return 0;
-  }
-
-  void compute(char* memory, const Sizes& z, T* partial) const {
-    const int64_t items = p.items();
-    const int threads = static_cast<int>(most(1, least(p.threads, items)));  // an empty batch has no items
-    const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
-    const Range all = {0, p.lane_blocks};
-    auto pack = [&](Range blocks) {
-      for (int64_t i = blocks.low; i < blocks.high; ++i) operands.pack_weight(weights, i);
-    };
-    auto add_up = [&](Range blocks) {
-      for (int64_t i = blocks.low; i < blocks.high; ++i) reduce(i, partial);
-    };
-    if (threads == 1) {  // no parallel region: also safe in a forked child
-      Scratch s = scratch(memory, z);
-      if (p.needs_weight()) pack(all);
-      for (int64_t item = 0; item < items; ++item) run_item(s, item, partial);
-      if (sums) add_up(all);
-      return;
+    // Rows are read and written up to a vector beyond their end.
+    if (p.needs_input()) p.input = each.template add<T>(inputs * p.input_tile(1, p.images).channel() + N);
+    if (p.needs_grad_output()) p.grad_output = each.template add<T>(outputs * p.output_tile(1, p.images).channel() + N);
+    if (backward && w.stride > 1 && !p.channels_last) p.row = each.template add<T>(inputs * w.input + N);
+    p.taps = each.template add<Tap>(widest * p.kernel_elements);
+    if (forward) p.forward_weight = shared.template add<T>(weights);
+    if (backward) p.backward_weight = shared.template add<T>(weights);
+    if (p.needs_weight()) {
+      p.result = each.template add<T>(most(forward ? forward_result : 0, backward ? backward_result : 0) + N);
+      p.start = shared.template add<T>(p.groups * widest);
+      p.infinite = shared.template add<bool>(p.lane_blocks);
     }
-    Queue queue(items);
-    on_threads(threads, [&](const Member& me) {
-      Scratch s = scratch(memory + z.thread * me.number, z);
-      if (p.needs_weight()) pack(me.share_of(p.lane_blocks)), me.wait_for_all();
-      for (int64_t item; queue.take(&item);) run_item(s, item, partial);
-      if (sums) me.wait_for_all(), add_up(me.share_of(p.lane_blocks));
-    });
+    if (p.wants(CONVGRAD_GRAD_WEIGHT)) p.partial = shared.template add<T>(p.segments * p.groups * p.group_sums());
+    return p;
+  }
+
+  static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
+    const GroupedWeights<T> weights = {p.forward_weight.in(memory), p.backward_weight.in(memory), p.start.in(memory),
+                                       p.infinite.in(memory)};
+    const Grouped call = {p, t, weights};
+    T* const partial = p.partial.in(memory);
+    auto pack = [&](Range blocks) {
+      for (int64_t i = blocks.low; i < blocks.high; ++i) call.operands.pack_weight(weights, i);
+    };
+    auto scratch = [&](int64_t thread) {
+      char* const at = p.memory.of_thread(memory, thread);
+      return Scratch{p.input.in(at), p.grad_output.in(at), p.result.in(at), p.row.in(at), p.taps.in(at), -1, 0, 0};
+    };
+    run_items(
+        threads, p.needs_weight() ? p.lane_blocks : 0, pack, p.items(), scratch,
+        [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
+        p.wants(CONVGRAD_GRAD_WEIGHT) ? p.lane_blocks : 0, [&](Range blocks) {
+          for (int64_t i = blocks.low; i < blocks.high; ++i) call.reduce(i, partial);
+        });
   }
 };
 

@@ -61,9 +61,9 @@ struct GroupedAccumulate {
           }
           for (int64_t c = 0; c < channels; ++c) {  // neighbouring pixels of one channel do
             const S* row = input + (n * x.width + channel + c) * x.pixels() + pixel;
-            Vec<T, N> total = {};
-            for (int64_t w = 0; w < count; w += N) total += load_first<T, N>(row + w, count - w);
-            for (int l = 0; l < N; ++l) *of_channel(c) += total[l];
+            T lanes[N] = {};
+            sum_elements<T, N>(lanes, row, count);
+            *of_channel(c) += add_partials(lanes, 1, N);
           }
         }
   }

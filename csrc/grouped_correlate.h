@@ -47,7 +47,7 @@ struct GroupedCorrelate {
   struct Phase {
     int64_t first, count;  // first position; they are `stride` apart
     int64_t source;        // what position 0 of the reach is, in the packed grad_output
-    Reach reach;
+    TapRange reach;
   };
   Phase phase(int d, Range r, int64_t i, int64_t low) const {
     const Axis& a = p.axis[d];
@@ -73,7 +73,7 @@ struct GroupedCorrelate {
 
   void grad_input_phase(const Scratch& s, const Block& b, int64_t n, const Phase& d, const Phase& h, const Phase& w,
                         const PlaneTile& tile, int64_t plane, T* result) const {
-    const Reach reach[3] = {d.reach, h.reach, w.reach};
+    const TapRange reach[3] = {d.reach, h.reach, w.reach};
     const int64_t count = operands.list_output_taps(s.taps, tile, reach);
     const int64_t vectors = ceil_div((h.count - 1) * tile.extent[2] + w.count, N);
     for (int64_t g = 0; g < b.groups.size(); ++g) {

@@ -27,7 +27,7 @@ struct GroupedExact {
 
   // What one dimension of a result position reads of the source.
   struct Line {
-    Reach reach;   // without what lies outside the tensor
+    TapRange reach;   // without what lies outside the tensor
     int64_t base;  // the position that the reach counts from
     bool cut;      // whether anything lies outside
     int64_t kernel(int64_t j) const { return reach.first + j * reach.step; }
@@ -35,9 +35,9 @@ struct GroupedExact {
   };
   Line line(int d, int64_t position, bool backward) const {
     const Axis& a = p.axis[d];
-    const Reach all = backward ? a.backward_reach(a.remainder(position)) : a.forward_reach();
+    const TapRange all = backward ? a.backward_reach(a.remainder(position)) : a.forward_reach();
     const int64_t base = backward ? a.quotient(position) : position * a.stride;
-    const Reach inside = zone_at(all, base, 1, 0, backward ? a.output : a.input, 1).reach;
+    const TapRange inside = region_at(all, base, 1, 0, backward ? a.output : a.input, 1).reach;
     return {inside, base, inside.count < all.count};
   }
 

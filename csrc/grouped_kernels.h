@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels.h"
+#include "reduce.h"
 
 namespace {
 
@@ -56,13 +57,21 @@ void correlate_planes(const PlaneRun<T>& run) {
   }
 }
 
+template <class Kernel, int M>
+struct KernelTable {
+  Kernel of[M];
+};
+
 template <class T, int N, int R, int... P>
-void correlate_vectors(PlaneRun<T> run, int64_t vectors, std::integer_sequence<int, P...>) {
-  using Kernel = void (*)(const PlaneRun<T>&);
-  static constexpr Kernel kernels[] = {correlate_planes<T, N, R, P + 1>...};
-  for (int64_t pieces = ceil_div(vectors, sizeof...(P)); pieces > 0; --pieces) {
+constexpr auto correlate_table(std::integer_sequence<int, P...>) {
+  return KernelTable<void (*)(const PlaneRun<T>&), sizeof...(P)>{{correlate_planes<T, N, R, P + 1>...}};
+}
+template <class T, int N, int R>
+void correlate_vectors(PlaneRun<T> run, int64_t vectors) {
+  static constexpr auto kernels = correlate_table<T, N, R>(std::make_integer_sequence<int, kPlaneSums / R>());
+  for (int64_t pieces = ceil_div(vectors, kPlaneSums / R); pieces > 0; --pieces) {
     const int64_t now = ceil_div(vectors, pieces);
-    kernels[now - 1](run);
+    kernels.of[now - 1](run);
     run.result += now * N, run.source += now * N, vectors -= now;
   }
 }
@@ -70,18 +79,8 @@ void correlate_vectors(PlaneRun<T> run, int64_t vectors, std::integer_sequence<i
 // Any number of result channels and vectors. A few thousand pixels at a time: all channels find them in the cache.
 template <class T, int N>
 void correlate_channels(const PlaneRun<T>& run, int64_t channels, int64_t vectors) {
-  using Kernel = void (*)(PlaneRun<T>, int64_t);
-  static constexpr Kernel kernels[] = {
-      [](PlaneRun<T> r, int64_t v) { correlate_vectors<T, N, 1>(r, v, std::make_integer_sequence<int, kPlaneSums>()); },
-      [](PlaneRun<T> r, int64_t v) {
-        correlate_vectors<T, N, 2>(r, v, std::make_integer_sequence<int, kPlaneSums / 2>());
-      },
-      [](PlaneRun<T> r, int64_t v) {
-        correlate_vectors<T, N, 3>(r, v, std::make_integer_sequence<int, kPlaneSums / 3>());
-      },
-      [](PlaneRun<T> r, int64_t v) {
-        correlate_vectors<T, N, 4>(r, v, std::make_integer_sequence<int, kPlaneSums / 4>());
-      }};
+  static constexpr void (*kernels[])(PlaneRun<T>, int64_t) = {correlate_vectors<T, N, 1>, correlate_vectors<T, N, 2>,
+                                                              correlate_vectors<T, N, 3>, correlate_vectors<T, N, 4>};
   constexpr int64_t most_vectors = 4 * kPlaneSums;
   for (int64_t at = 0; at < vectors; at += most_vectors)
     for (int64_t pieces = ceil_div(channels, kMostChannels), first = 0; pieces > 0; --pieces) {
@@ -106,36 +105,10 @@ struct PlaneRows {
 };
 
 template <class T, int N>
-using Mask = Vec<typename std::conditional<sizeof(T) == 8, int64_t, int32_t>::type, N>;
-
-template <class T, int N>
-inline Vec<T, N> load_masked(const T* from, Mask<T, N> mask) {
-  return bit_cast<Vec<T, N>>(bit_cast<Mask<T, N>>(load<T, N>(from)) & mask);
-}
-
-template <class T, int N>
 inline Mask<T, N> first_lanes(int64_t count) {
   Mask<T, N> mask = {};
   for (int l = 0; l < N; ++l) mask[l] = l < count ? -1 : 0;
   return mask;
-}
-
-// to[k] = the sum of the lanes of v[k].
-template <class T, int N, int K>
-inline void sum_lanes(T* to, const Vec<T, N>* v) {
-#pragma GCC unroll 24
-  for (int first = 0; first < K; first += N) {
-    Vec<T, N> rows[N];
-#pragma GCC unroll 16
-    for (int l = 0; l < N; ++l) rows[l] = first + l < K ? v[first + l] : Vec<T, N>{};
-    transpose<T, N>(rows);
-#pragma GCC unroll 4
-    for (int half = N / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-      for (int l = 0; l < half; ++l) rows[l] += rows[l + half];
-    }
-    store<T, N>(to + first, rows[0]);
-  }
 }
 
 // sums[a][b] += sum over pixels of grad[a] * input[tap b], for A channels and B taps. In the last vector of a row both
@@ -167,17 +140,23 @@ void accumulate_planes(T* sums, int64_t channel, const Tap* taps, const PlaneRow
         if (rest) {
           Vec<T, N> x[B];
 #pragma GCC unroll 24
-          for (int b = 0; b < B; ++b) x[b] = load_masked<T, N>(input + offset[b], mask);
+          for (int b = 0; b < B; ++b) x[b] = masked<T, N>(load<T, N>(input + offset[b]), mask);
 #pragma GCC unroll 4
           for (int a = 0; a < A; ++a) {
-            const Vec<T, N> g = load_masked<T, N>(grad + a * r.grad_channel, mask);
+            const Vec<T, N> g = masked<T, N>(load<T, N>(grad + a * r.grad_channel), mask);
 #pragma GCC unroll 24
             for (int b = 0; b < B; ++b) sum[a][b] += g * x[b];
           }
         }
       }
   T total[(A * B + N - 1) / N * N];
-  sum_lanes<T, N, A * B>(total, sum[0]);
+#pragma GCC unroll 24
+  for (int first = 0; first < A * B; first += N) {
+    Vec<T, N> rows[N];
+#pragma GCC unroll 16
+    for (int l = 0; l < N; ++l) rows[l] = first + l < A * B ? sum[(first + l) / B][(first + l) % B] : Vec<T, N>{};
+    store<T, N>(total + first, sum_lanes<T, N>(rows));
+  }
 #pragma GCC unroll 4
   for (int a = 0; a < A; ++a) {
 #pragma GCC unroll 24
@@ -186,13 +165,17 @@ void accumulate_planes(T* sums, int64_t channel, const Tap* taps, const PlaneRow
 }
 
 template <class T, int N, int A, int... B>
-void accumulate_taps(T* sums, int64_t channel, const Tap* taps, int64_t count, const PlaneRows<T>& rows,
-                     std::integer_sequence<int, B...>) {
+constexpr auto accumulate_table(std::integer_sequence<int, B...>) {
   using Kernel = void (*)(T*, int64_t, const Tap*, const PlaneRows<T>&);
-  static constexpr Kernel kernels[] = {accumulate_planes<T, N, A, B + 1>...};
-  for (int64_t pieces = ceil_div(count, sizeof...(B)); pieces > 0; --pieces) {
+  return KernelTable<Kernel, sizeof...(B)>{{accumulate_planes<T, N, A, B + 1>...}};
+}
+template <class T, int N, int A>
+void accumulate_taps(T* sums, const Tap* taps, int64_t count, const PlaneRows<T>& rows) {
+  static constexpr auto kernels = accumulate_table<T, N, A>(std::make_integer_sequence<int, kPlaneSums / A>());
+  const int64_t channel = count;
+  for (int64_t pieces = ceil_div(count, kPlaneSums / A); pieces > 0; --pieces) {
     const int64_t now = ceil_div(count, pieces);
-    kernels[now - 1](sums, channel, taps, rows);
+    kernels.of[now - 1](sums, channel, taps, rows);
     sums += now, taps += now, count -= now;
   }
 }
@@ -200,20 +183,8 @@ void accumulate_taps(T* sums, int64_t channel, const Tap* taps, int64_t count, c
 // Any number of channels of grad_output and of taps; `sums` is [channel][tap].
 template <class T, int N>
 void accumulate_channels(T* sums, int64_t channels, const Tap* taps, int64_t count, PlaneRows<T> rows) {
-  using Kernel = void (*)(T*, const Tap*, int64_t, const PlaneRows<T>&);
-  static constexpr Kernel kernels[] = {
-      [](T* s, const Tap* t, int64_t c, const PlaneRows<T>& r) {
-        accumulate_taps<T, N, 1>(s, c, t, c, r, std::make_integer_sequence<int, kPlaneSums>());
-      },
-      [](T* s, const Tap* t, int64_t c, const PlaneRows<T>& r) {
-        accumulate_taps<T, N, 2>(s, c, t, c, r, std::make_integer_sequence<int, kPlaneSums / 2>());
-      },
-      [](T* s, const Tap* t, int64_t c, const PlaneRows<T>& r) {
-        accumulate_taps<T, N, 3>(s, c, t, c, r, std::make_integer_sequence<int, kPlaneSums / 3>());
-      },
-      [](T* s, const Tap* t, int64_t c, const PlaneRows<T>& r) {
-        accumulate_taps<T, N, 4>(s, c, t, c, r, std::make_integer_sequence<int, kPlaneSums / 4>());
-      }};
+  static constexpr void (*kernels[])(T*, const Tap*, int64_t, const PlaneRows<T>&) = {
+      accumulate_taps<T, N, 1>, accumulate_taps<T, N, 2>, accumulate_taps<T, N, 3>, accumulate_taps<T, N, 4>};
   for (int64_t pieces = ceil_div(channels, kMostChannels), first = 0; pieces > 0; --pieces) {
     const int64_t now = ceil_div(channels - first, pieces);
     kernels[now - 1](sums + first * count, taps, count, rows);
@@ -224,19 +195,12 @@ void accumulate_channels(T* sums, int64_t channels, const Tap* taps, int64_t cou
 // The sum over pixels of one channel of grad_output.
 template <class T, int N>
 T sum_plane(const PlaneRows<T>& r) {
-  const int64_t rest = r.pixels % N;
-  const Mask<T, N> mask = first_lanes<T, N>(rest);
-  Vec<T, N> total = {};
+  T lanes[N] = {};
   for (int64_t n = 0; n < r.images; ++n)
     for (int64_t d = 0; d < r.depth; ++d)
-      for (int64_t h = 0; h < r.rows; ++h) {
-        const T* grad = r.grad + n * r.grad_image + d * r.grad_slice + h * r.grad_row;
-        for (const T* end = grad + (r.pixels - rest); grad != end; grad += N) total += load<T, N>(grad);
-        if (rest) total += load_masked<T, N>(grad, mask);
-      }
-  T sum[N];
-  sum_lanes<T, N, 1>(sum, &total);
-  return sum[0];
+      for (int64_t h = 0; h < r.rows; ++h)
+        sum_elements<T, N>(lanes, r.grad + n * r.grad_image + d * r.grad_slice + h * r.grad_row, r.pixels);
+  return add_partials(lanes, 1, N);
 }
 
 }  // namespace

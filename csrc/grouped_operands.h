@@ -29,7 +29,7 @@ struct GroupedBlock {
   int64_t number;
   Range groups;
   int64_t image, images;
-  bool more;  // whether the next unit takes the next channels of the same pixels, which are asked for early
+  bool more;  // whether the next unit takes the next channels of the same pixels, which are prefetched
 
   int64_t ahead(int64_t channels) const { return more ? channels : 0; }
 };
@@ -86,7 +86,7 @@ struct GroupedOperands {
   }
 
   // The taps of all outputs of a group, in the packed grad_output, that reach one phase of the input.
-  int64_t list_output_taps(Tap* taps, const PlaneTile& tile, const Reach r[3]) const {
+  int64_t list_output_taps(Tap* taps, const PlaneTile& tile, const TapRange r[3]) const {
     int64_t n = 0;
     for (int64_t o = 0; o < p.out_per_group; ++o)
       for (int64_t i = 0; i < r[0].count; ++i)

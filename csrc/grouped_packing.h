@@ -12,22 +12,12 @@ namespace {
 // Lanes Odd, Odd + 2, ... of two vectors that follow one another.
 template <class T, int N, bool Odd, int... I>
 inline Vec<T, N> pick(Vec<T, N> a, Vec<T, N> b, std::integer_sequence<int, I...>) {
-#if defined(__clang__) || __GNUC__ >= 12
-  return __builtin_shufflevector(a, b, (2 * I + Odd)...);
-#else
-  using Lanes = Vec<typename std::conditional<sizeof(T) == 8, int64_t, int32_t>::type, N>;
-  return __builtin_shuffle(a, b, Lanes{(2 * I + Odd)...});
-#endif
+  return shuffle<(2 * I + Odd)...>(a, b);
 }
 // Lanes of two vectors in turn, from the first or from the second half of them.
 template <class T, int N, bool High, int... I>
 inline Vec<T, N> mix(Vec<T, N> a, Vec<T, N> b, std::integer_sequence<int, I...>) {
-#if defined(__clang__) || __GNUC__ >= 12
-  return __builtin_shufflevector(a, b, ((High ? N / 2 : 0) + I / 2 + (I % 2 ? N : 0))...);
-#else
-  using Lanes = Vec<typename std::conditional<sizeof(T) == 8, int64_t, int32_t>::type, N>;
-  return __builtin_shuffle(a, b, Lanes{((High ? N / 2 : 0) + I / 2 + (I % 2 ? N : 0))...});
-#endif
+  return shuffle<((High ? N / 2 : 0) + I / 2 + (I % 2 ? N : 0))...>(a, b);
 }
 
 // S: storage, T: arithmetic, N: lanes of a vector.
@@ -217,7 +207,7 @@ struct Planes {
 
   // The range `r` of channels from `channel` on and images from `image` on, in the order in which they lie. `again`:
   // the scratch memory holds the same range of other channels or images, and so its zeros. `ahead`: where elements lie
-  // that are asked for early, so many from those that are read; 0 for none.
+  // that are prefetched, so many from those that are read; 0 for none.
   static void pack(T* to, const PlaneTile& tile, const S* from, const Tensor& x, int64_t channel, int64_t image,
                    const Range r[3], bool channels_last, bool again, int64_t ahead) {
     const Split split(tile, r[2].low, x.size[2], !again);

@@ -21,7 +21,7 @@ struct PlaneTile {
 };
 
 // A plan whose `lanes` are the input channels of a block of groups, of all images of a unit.
-struct GroupedPlan : Plan {
+struct GroupedPlan : Tiling {
   int64_t groups, in_per_group, out_per_group;
   int64_t block_groups;  // groups in a block
   int64_t phases[3];     // of the input: positions that the same kernel elements can reach
@@ -49,7 +49,6 @@ struct GroupedPlan : Plan {
   int64_t group_biases() const { return sums_input ? in_per_group : out_per_group; }
   int64_t group_sums() const { return group_weights() + group_biases(); }
 
-  Tensor input_tensor() const { return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1}; }
   Tensor output_tensor() const {
     return {{axis[0].output, axis[1].output, axis[2].output}, groups * out_per_group, 0, 1};
   }
@@ -93,18 +92,15 @@ constexpr int64_t kUnitPixels = 256;
 
 inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, int64_t element_bytes) {
   GroupedPlan p = {};
-  p.batch = q.batch, p.groups = q.groups, p.in_per_group = q.in_per_group, p.out_per_group = q.out_per_group;
+  p.set_axes(q);
+  p.groups = q.groups, p.in_per_group = q.in_per_group, p.out_per_group = q.out_per_group, p.vector = vector;
   p.channels = p.groups * p.in_per_group, p.multiplier = ceil_div(p.out_per_group, p.in_per_group);
-  p.kernel_elements = 1, p.vector = vector;
+  p.sums_input = q.outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS, p.outputs &= ~CONVGRAD_TRANSPOSED_GRAD_BIAS;
   int64_t pixels = 1;
   for (int d = 0; d < 3; ++d) {
-    p.axis[d] = {q.input[d], q.kernel[d], q.stride[d], q.padding[d], q.dilation[d], q.output[d]};
-    p.kernel_elements *= q.kernel[d], pixels *= q.output[d];
+    pixels *= q.output[d];
     p.phases[d] = least(q.kernel[d], q.stride[d] / Axis::gcd(q.stride[d], q.dilation[d]));
   }
-  p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
-  p.sums_input = q.outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS;
-  p.outputs = q.outputs & ~CONVGRAD_TRANSPOSED_GRAD_BIAS, p.threads = q.threads;
 
   // In channels_last a block has whole cache lines of channels, which are transposed together.
   const int64_t line = most(vector, 64 / element_bytes), budget = kTileBytes / element_bytes;
@@ -115,13 +111,8 @@ inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, 
   p.lanes = p.block_groups * p.in_per_group * p.images;
   p.image_blocks = ceil_div(p.batch, p.images);
   choose_bands(p, budget, ceil_div(2 * p.threads, p.lane_blocks * most(1, p.image_blocks)));
-  p.tiles = p.bands[0] * p.bands[1] * p.bands[2];
-  for (int d = 0; d < 3; ++d)
-    for (int64_t b = 0; b < p.bands[d]; ++b) {
-      const Span s = p.span(d, b);
-      p.plane[d] = most(p.plane[d], ceil_div(s.input.size(), p.axis[d].stride));
-      p.output_extent[d] = most(p.output_extent[d], s.grad_output.size());
-    }
+  p.set_tiles();
+  for (int d = 0; d < 3; ++d) p.plane[d] = ceil_div(p.input_extent[d], p.axis[d].stride);
   // Where rows of both operands lie as far apart, grad_weight sums all of them as one: fewer vectors are cut off, but
   // what lies between the rows is summed too. The end of a row costs about a fifth of a vector.
   const int64_t pitch = most(p.plane[2], p.output_extent[2]), width = p.axis[2].output;

@@ -8,11 +8,7 @@
 //
 // What limits them: up to 9 kernel elements the bytes, from 25 on the multiply-adds. Where 16-bit storage is converted
 // by the load, the bytes are half as many; a load takes one instruction more, and to round a result to bfloat16 takes
-// seven. On 4 cores of a Zen 3, channels_last 3x3 kernels reach 70 to 118 % of the roofline on images of 28x28 and
-// more and, with more to set up for each product, 51 to 88 % on small ones; 5x5 and 7x7 kernels reach 29 to 80 % there
-// and 28 to 76 % packed from contiguous tensors. Results in rows of 7 or fewer wait for the additions of their own
-// sums, 4 cycles for each kernel element.
-// docs/performance.md has the tables and their commands.
+// seven. Results in rows of 7 or fewer wait for the additions of their own sums. docs/performance.md has the figures.
 #pragma once
 
 #include "vector.h"

@@ -1,7 +1,7 @@
 // The loop of grad_weight: sums of a few kernel elements stay in registers while it runs over the pixels.
 #pragma once
 
-#include "ahead.h"
+#include "prefetcher.h"
 #include "kernels.h"
 
 namespace {
@@ -17,7 +17,7 @@ struct Rows {
   // The first pixel of a row lacks the first `left` taps of a kernel row, the next pixel one tap less; the last pixel
   // lacks the last `right` ones.
   int64_t left, right;
-  Ahead* ahead;
+  Prefetcher* prefetcher;
 };
 
 // sum[u][j * W + k] += grad[v] * input[v + k of row j] for V pixels v, u = v % U. Sliding: taps lie as far apart as
@@ -89,10 +89,10 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
   int64_t offset[R];
 #pragma GCC unroll 10
   for (int j = 0; j < R; ++j) offset[j] = taps[j * along].source;
-  const int64_t due = r.ahead->due(K * r.pixels);
+  const int64_t due = r.prefetcher->due(K * r.pixels);
   for (int64_t d = 0; d < r.depth; ++d) {
     for (int64_t h = 0; h < r.rows; ++h) {
-      r.ahead->ask(due);
+      r.prefetcher->advance(due);
       const X* grad = r.grad + d * r.grad_slice + h * r.grad_row;
       const X* input = r.input + d * r.input_slice + h * r.input_row;
       int64_t left = r.pixels;

@@ -1,7 +1,7 @@
 // The loop of forward and grad_input: sums of a few results stay in registers while it runs over the kernel elements.
 #pragma once
 
-#include "ahead.h"
+#include "prefetcher.h"
 #include "kernels.h"
 
 namespace {
@@ -21,17 +21,17 @@ struct Run {
   int64_t count;  // of the taps
   int64_t along;  // as many taps, and then the next as many, lie one source step apart; 1 where none do
   int64_t rows;
-  Ahead* ahead;
-  const X* newest;  // the first pixel's last row, which no row of results before has read; null: nothing is asked for
+  Prefetcher* prefetcher;
+  const X* newest;  // the first pixel's last row, which no row of results before has read; null: nothing is prefetched
   int64_t new_rows, new_row;  // how many such rows, and from one to the one above it
 
   // Pixels of a tensor with many channels lie far apart, and the processor's own prefetching does not see that their
-  // memory is read and written from end to end: ask for what comes after `pixels`, of some lanes' share.
-  void ask_ahead(int64_t pixels, int64_t lane, int64_t lanes) const {
+  // memory is read and written from end to end: prefetch what comes after `pixels`, of some lanes' share.
+  void prefetch_ahead(int64_t pixels, int64_t lane, int64_t lanes) const {
     const int64_t ahead = kAheadBytes / int64_t(sizeof(X)), ahead_there = kAheadBytes / int64_t(sizeof(S));
     for (int64_t row = 0; row < new_rows; ++row)
-      ask_for<0>(newest - row * new_row + ahead + lane * pixels * source_columns, lanes * pixels * source_columns);
-    ask_for<1>(result + ahead_there + lane * pixels * result_columns, lanes * pixels * result_columns);
+      prefetch<0>(newest - row * new_row + ahead + lane * pixels * source_columns, lanes * pixels * source_columns);
+    prefetch<1>(result + ahead_there + lane * pixels * result_columns, lanes * pixels * result_columns);
   }
 };
 
@@ -62,9 +62,9 @@ void correlate(const Run<T, X, S>& run, int64_t lane, int64_t live) {
   const T* weight = run.weight + lane * run.weight_lane;
   const Tap *const taps = run.taps, *const end = taps + run.count;
   S* to = run.result + lane;
-  const int64_t due = run.ahead->due(P * run.count);
+  const int64_t due = run.prefetcher->due(P * run.count);
   for (int64_t row = 0; row < run.rows; ++row, source += run.source_row, to += run.result_row) {
-    run.ahead->ask(due);
+    run.prefetcher->advance(due);
     Vec<T, N> sum[P];
 #pragma GCC unroll 12
     for (int p = 0; p < P; ++p) sum[p] = start;
@@ -102,7 +102,7 @@ template <class T, int N, class X, class S, class Sizes>
 void correlate_lanes(const Run<T, X, S>& run, int64_t pixels, int64_t live, Sizes sizes) {
   const auto kernel = correlate_kernel<T, N>(run, pixels, sizes);
   for (int64_t lane = 0; lane < live; lane += N) {
-    if (run.newest) run.ask_ahead(pixels, lane, N);
+    if (run.newest) run.prefetch_ahead(pixels, lane, N);
     kernel(run, least(lane, live - N), N);
   }
 }

@@ -16,12 +16,6 @@ struct Block {
   int64_t channels_per_image;  // of the lanes
 };
 
-// A tensor of the problem: `width` channels, of which every `step`-th from `first` on takes part.
-struct Tensor {
-  int64_t size[3], width, first, step;
-  int64_t pixels() const { return size[0] * size[1] * size[2]; }
-};
-
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Packing {
@@ -152,7 +146,7 @@ struct Packing {
       from += b.image * x.pixels() * x.width + b.channel * x.step + x.first;
     else
       planes(from, x, b, lane);
-    const int64_t row = extent[2] * N, vector = Plan::tile_pixels(extent) * N, width = r[2].size();
+    const int64_t row = extent[2] * N, vector = tile_pixels(extent) * N, width = r[2].size();
     const bool whole_rows = w.low == 0 && w.high == x.size[2];
     for (int64_t d = r[0].low; d < r[0].high; ++d) {
       T* slice = to + (d - r[0].low) * extent[1] * row;

@@ -18,13 +18,15 @@ namespace {
 
 // A thread of the team that runs `on_threads`.
 struct Member {
-  int64_t number, count;  // the runtime may give fewer threads than asked for, never more
+  int64_t number, count;  // the runtime may give fewer threads than requested, never more
 
-  void wait_for_all() const { GOMP_barrier(); }
+  void wait_for_all() const {
+    if (count > 1) GOMP_barrier();
+  }
   Range share_of(int64_t size) const { return share(size, number, count); }
 };
 
-// Numbers in turn, each to whichever thread asks first.
+// Numbers in turn, each to whichever thread comes first.
 class Queue {
  public:
   explicit Queue(int64_t size) : size_(size) {}
@@ -44,23 +46,22 @@ void on_threads(int threads, const Body& body) {
   GOMP_parallel(enter, const_cast<Body*>(&body), static_cast<unsigned>(threads), 0);
 }
 
-// Every item on one of the threads, `run(scratch of the thread, item)`; then, when all are done, `add_up(range)` for
-// shares of [0, sums).
-template <class Scratch, class Run, class AddUp>
-void run_items(int threads, int64_t items, const Scratch& scratch, const Run& run, int64_t sums, const AddUp& add_up) {
-  if (threads == 1) {  // no parallel region: also safe in a forked child
-    auto s = scratch(0);
-    for (int64_t item = 0; item < items; ++item) run(s, item);
-    return add_up(Range{0, sums});
-  }
+// First `prepare(range)` for shares of [0, prepared); then every item on one of the threads, `run(scratch of the
+// thread, item)`; then, when all are done, `add_up(range)` for shares of [0, sums).
+template <class Prepare, class Scratch, class Run, class AddUp>
+void run_items(int64_t threads, int64_t prepared, const Prepare& prepare, int64_t items, const Scratch& scratch,
+               const Run& run, int64_t sums, const AddUp& add_up) {
   Queue queue(items);
-  on_threads(threads, [&](const Member& me) {
+  auto work = [&](const Member& me) {
+    if (prepared) prepare(me.share_of(prepared)), me.wait_for_all();
     auto s = scratch(me.number);
     for (int64_t item; queue.take(&item);) run(s, item);
-    if (sums == 0) return;
-    me.wait_for_all();
-    add_up(me.share_of(sums));
-  });
+    if (sums) me.wait_for_all(), add_up(me.share_of(sums));
+  };
+  threads = least(threads, items);
+  if (threads <= 1) return work(Member{0, 1});  // no parallel region: also safe in a forked child
+  on_threads(static_cast<int>(threads), work);
 }
+inline void nothing(Range) {}
 
 }  // namespace

@@ -27,7 +27,7 @@ inline Range join(Range a, Range b) {
 
 // The kernel elements that reach one position of a result, as a progression: element first + j * step reads position
 // q * source_step + offset + j * offset_step of the source, for j in [0, count).
-struct Reach {
+struct TapRange {
   int64_t first, step, offset, offset_step, count;
 };
 
@@ -36,7 +36,7 @@ struct Axis {
   int64_t input, kernel, stride, padding, dilation, output;
 
   // forward: output position o reads input o * stride - padding + k * dilation.
-  Reach forward_reach() const { return {0, 1, -padding, dilation, kernel}; }
+  TapRange forward_reach() const { return {0, 1, -padding, dilation, kernel}; }
   Range input_read_by(Range o) const {
     if (o.size() == 0) return {0, 0};
     return {o.low * stride - padding, (o.high - 1) * stride - padding + (kernel - 1) * dilation + 1};
@@ -52,7 +52,7 @@ struct Axis {
   // whose k * dilation leaves the remainder r. Each remainder is a convolution of stride 1 of its own.
   int64_t quotient(int64_t i) const { return floor_div(i + padding, stride); }
   int64_t remainder(int64_t i) const { return i + padding - quotient(i) * stride; }
-  Reach backward_reach(int64_t r) const {
+  TapRange backward_reach(int64_t r) const {
     if (stride == 1) return {0, 1, 0, -dilation, kernel};
     const int64_t g = gcd(stride, dilation), period = stride / g;
     for (int64_t k = 0; k < least(kernel, period); ++k)
@@ -70,12 +70,13 @@ struct Axis {
 
 // The part of a reach that meets [low, high), for the first of some equally spaced positions, and for how many of
 // them (at most `most_positions`) it stays the same. The first position's reach starts at `base`.
-struct Zone {
-  Reach reach;
+struct Region {
+  TapRange reach;
   int64_t positions;
 };
-inline Zone zone_at(const Reach& r, int64_t base, int64_t step, int64_t low, int64_t high, int64_t most_positions) {
-  Zone z = {{r.first, r.step, r.offset, r.offset_step, 0}, most_positions};
+inline Region region_at(const TapRange& r, int64_t base, int64_t step, int64_t low, int64_t high,
+                        int64_t most_positions) {
+  Region z = {{r.first, r.step, r.offset, r.offset_step, 0}, most_positions};
   if (r.count == 0) return z;
   // In the order of what they read, `before` elements read below `low`, and those from `behind` on at `high` or above.
   const int64_t apart = r.offset_step < 0 ? -r.offset_step : most(r.offset_step, 1);
@@ -96,6 +97,15 @@ inline Range share(int64_t size, int64_t i, int64_t n) {
   return n == 1 ? Range{0, size} : Range{size * i / n, size * (i + 1) / n};
 }
 
+// Pixels of a packed tile, an odd number: vectors a power of two apart would share a few places of the cache.
+inline int64_t tile_pixels(const int64_t extent[3]) { return extent[0] * extent[1] * extent[2] | 1; }
+
+// A tensor of the problem: `width` channels, of which every `step`-th from `first` on takes part.
+struct Tensor {
+  int64_t size[3], width, first, step;
+  int64_t pixels() const { return size[0] * size[1] * size[2]; }
+};
+
 // The ranges of one tile along one dimension.
 struct Span {
   Range output;       // computed by forward, summed by grad_weight
@@ -105,39 +115,51 @@ struct Span {
   Range grad_output;  // packed of grad_output
 };
 
-struct Plan {
+// What every plan knows.
+struct Request {
   int64_t batch, channels, multiplier, kernel_elements;
-  Axis axis[3];
-  bool channels_last;
   int outputs, threads;
 
-  bool direct;           // kernels read the tensors where they lie; nothing is packed
-  bool cached;           // the tensors are in a cache if they have just been computed
+  bool wants(int output) const { return outputs & output; }
+  bool needs_input() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT); }
+  bool needs_grad_output() const { return wants(CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT); }
+  bool needs_weight() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT); }
+};
+
+// Blocks of channels and images, and tiles of an image.
+struct Tiling : Request {
+  Axis axis[3];
+  bool channels_last;
   int64_t lanes;         // channels in a block, rounded up to whole vectors
   int64_t images;        // images in a block: 1, or several where the channels do not fill a vector
   int64_t lane_blocks;   // blocks of channels
   int64_t image_blocks;  // blocks of images
   int64_t bands[3];      // pieces along each dimension
   int64_t tiles;
-  int64_t kept_blocks;   // whose packed weights are kept: all that units take in turn, if the cache has room for them
-  int64_t work;          // multiply-adds of a unit of whole images, for each vector of lanes
-  bool in_turn;          // units take the blocks of an image in turn, as they lie in memory; else all of a block first
-  int64_t segments;      // the parallel work items: pieces of all units or, if not in turn, of the units of each block
+  int64_t segments;      // pieces of the units, for parallel work items
   int64_t input_extent[3], output_extent[3];  // of the packed tiles, the largest of all tiles
 
-  bool wants(int output) const { return outputs & output; }
-  bool needs_input() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT); }
-  bool needs_grad_output() const { return wants(CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT); }
-  bool needs_weight() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT); }
   int64_t units() const { return image_blocks * tiles; }  // of one lane block
-  int64_t items() const { return segments * (in_turn ? 1 : lane_blocks); }
-  int64_t weight_size() const { return multiplier * kernel_elements * lanes; }
-  int64_t sums_size() const { return weight_size() + multiplier * lanes; }  // grad_weight, then grad_bias
-  int64_t item_sums() const { return sums_size() * (in_turn ? lane_blocks : 1); }
-  // Pixels of a packed tile, an odd number: vectors a power of two apart would share a few places of the cache.
-  static int64_t tile_pixels(const int64_t extent[3]) { return extent[0] * extent[1] * extent[2] | 1; }
-  int64_t input_size() const { return needs_input() && !direct ? tile_pixels(input_extent) * lanes : 0; }
-  int64_t output_size() const { return needs_grad_output() && !direct ? tile_pixels(output_extent) * lanes : 0; }
+  Tensor input_tensor() const { return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1}; }
+
+  void set_axes(const convgrad_problem& q) {
+    batch = q.batch, outputs = q.outputs, threads = q.threads, kernel_elements = 1;
+    channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
+    for (int d = 0; d < 3; ++d) {
+      axis[d] = {q.input[d], q.kernel[d], q.stride[d], q.padding[d], q.dilation[d], q.output[d]};
+      kernel_elements *= q.kernel[d];
+    }
+  }
+  // After the bands: how many tiles, and how large they are packed.
+  void set_tiles() {
+    tiles = bands[0] * bands[1] * bands[2];
+    for (int d = 0; d < 3; ++d)
+      for (int64_t b = 0; b < bands[d]; ++b) {
+        const Span s = span(d, b);
+        input_extent[d] = most(input_extent[d], s.input.size());
+        output_extent[d] = most(output_extent[d], s.grad_output.size());
+      }
+  }
 
   Span span(int d, int64_t band) const {
     const Axis& a = axis[d];
@@ -164,6 +186,21 @@ struct Plan {
   }
 };
 
+struct DepthwiseTiles : Tiling {
+  bool direct;          // kernels read the tensors where they lie; nothing is packed
+  bool cached;          // the tensors are in a cache if they have just been computed
+  int64_t kept_blocks;  // whose packed weights are kept: all that units take in turn, if the cache has room for them
+  int64_t work;         // multiply-adds of a unit of whole images, for each vector of lanes
+  bool channels_inner;  // units take the blocks of an image in turn, as they lie in memory; else all of a block first
+
+  int64_t items() const { return segments * (channels_inner ? 1 : lane_blocks); }
+  int64_t weight_size() const { return multiplier * kernel_elements * lanes; }
+  int64_t sums_size() const { return weight_size() + multiplier * lanes; }  // grad_weight, then grad_bias
+  int64_t item_sums() const { return sums_size() * (channels_inner ? lane_blocks : 1); }
+  int64_t input_size() const { return needs_input() && !direct ? tile_pixels(input_extent) * lanes : 0; }
+  int64_t output_size() const { return needs_grad_output() && !direct ? tile_pixels(output_extent) * lanes : 0; }
+};
+
 // kTileBytes: scratch memory of a thread for packed tiles, half of a second-level cache of 512 KiB. kSmallTileBytes:
 // a first-level cache. kCachedBytes: tensors that are smaller in sum are in a cache if they have just been
 // computed.
@@ -176,7 +213,7 @@ constexpr int64_t kTileBytes = 256 * 1024, kSmallTileBytes = 32 * 1024, kCachedB
 #endif
 
 // Elements of the packed tiles if the dimensions were cut into these bands; an estimate from the first full band.
-inline int64_t packed_pixels(const Plan& p, const int64_t bands[3]) {
+inline int64_t packed_pixels(const Tiling& p, const int64_t bands[3]) {
   int64_t input = p.needs_input(), output = p.needs_grad_output() * p.multiplier;
   for (int d = 0; d < 3; ++d) {
     const Axis& a = p.axis[d];
@@ -190,7 +227,7 @@ inline int64_t packed_pixels(const Plan& p, const int64_t bands[3]) {
 
 // Cut the image until a tile fits: depth first, then rows (not below a few, because neighbouring tiles pack the rows
 // between them twice), then columns.
-inline void choose_bands(Plan& p, int64_t budget, int64_t least_tiles) {
+inline void choose_bands(Tiling& p, int64_t budget, int64_t least_tiles) {
   int64_t* bands = p.bands;
   bands[0] = bands[1] = bands[2] = 1;
   const bool by_input = p.wants(CONVGRAD_GRAD_INPUT);
@@ -209,7 +246,7 @@ inline void choose_bands(Plan& p, int64_t budget, int64_t least_tiles) {
 // Whether to read channels_last tensors directly. Near the border the kernel elements change from column to column,
 // which costs more than packing does, unless the kernel is small or the image wide. Alone, grad_weight sums rows from
 // end to end where dilation equals stride, and its borders cost less.
-inline bool reads_directly(const Plan& p, int64_t vector) {
+inline bool reads_directly(const Tiling& p, int64_t vector) {
   if (!p.channels_last || p.multiplier != 1 || p.channels < vector) return false;
   const Axis& w = p.axis[2];
   const int64_t border = (w.kernel - 1) * w.dilation / w.stride;
@@ -220,14 +257,14 @@ inline bool reads_directly(const Plan& p, int64_t vector) {
   return p.kernel_elements <= 49 && w.output >= 8 * border;
 }
 
-inline int64_t tensor_bytes(const Plan& p, int64_t storage_bytes) {
+inline int64_t tensor_bytes(const Tiling& p, int64_t storage_bytes) {
   int64_t input = 1, output = p.multiplier;
   for (const Axis& a : p.axis) input *= a.input, output *= a.output;
   return p.batch * p.channels * (input + output) * storage_bytes;
 }
 
-// See Plan::work.
-inline int64_t work_of(const Plan& p) {
+// See DepthwiseTiles::work.
+inline int64_t work_of(const Tiling& p) {
   int64_t output = p.multiplier * p.kernel_elements, input = output;
   for (const Axis& a : p.axis) output *= a.output, input *= ceil_div(a.input, a.stride);
   return (p.wants(CONVGRAD_FORWARD) + p.wants(CONVGRAD_GRAD_WEIGHT)) * output + p.wants(CONVGRAD_GRAD_INPUT) * input;
@@ -238,16 +275,11 @@ inline int64_t work_of(const Plan& p) {
 constexpr int64_t kKeptWeights = 48 * 1024, kKeptSums = 48 * 1024;
 
 // `cheap_to_load`: the storage may be loaded as often as there are kernel elements (kCheapToLoad in vector.h).
-inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage_bytes, int64_t element_bytes,
-                      bool cheap_to_load) {
-  Plan p = {};
-  p.batch = q.batch, p.channels = q.groups, p.multiplier = q.out_per_group, p.kernel_elements = 1;
-  for (int d = 0; d < 3; ++d) {
-    p.axis[d] = {q.input[d], q.kernel[d], q.stride[d], q.padding[d], q.dilation[d], q.output[d]};
-    p.kernel_elements *= q.kernel[d];
-  }
-  p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
-  p.outputs = q.outputs, p.threads = q.threads;
+inline DepthwiseTiles make_depthwise_tiles(const convgrad_problem& q, int64_t vector, int64_t storage_bytes,
+                                           int64_t element_bytes, bool cheap_to_load) {
+  DepthwiseTiles p = {};
+  p.set_axes(q);
+  p.channels = q.groups, p.multiplier = q.out_per_group;
 
   const int64_t budget = kTileBytes / element_bytes;
   p.direct = cheap_to_load && reads_directly(p, vector);
@@ -278,20 +310,15 @@ inline Plan make_plan(const convgrad_problem& q, int64_t vector, int64_t storage
   p.lane_blocks = ceil_div(p.channels, p.lanes);
   p.image_blocks = ceil_div(p.batch, p.images);
   choose_bands(p, budget, ceil_div(2 * p.threads, most(1, p.lane_blocks * p.image_blocks)));
-  p.tiles = p.bands[0] * p.bands[1] * p.bands[2];
+  p.set_tiles();
   const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
-  p.in_turn = !sums || p.lane_blocks * p.sums_size() <= kKeptSums;
-  p.kept_blocks = p.in_turn && p.lane_blocks * p.weight_size() <= kKeptWeights ? most(1, p.lane_blocks) : 1;
+  p.channels_inner = !sums || p.lane_blocks * p.sums_size() <= kKeptSums;
+  p.kept_blocks = p.channels_inner && p.lane_blocks * p.weight_size() <= kKeptWeights ? most(1, p.lane_blocks) : 1;
   p.work = work_of(p);
-  for (int d = 0; d < 3; ++d)
-    for (int64_t b = 0; b < p.bands[d]; ++b) {
-      const Span s = p.span(d, b);
-      p.input_extent[d] = most(p.input_extent[d], s.input.size());
-      p.output_extent[d] = most(p.output_extent[d], s.grad_output.size());
-    }
   // An item that keeps sums begins with zeros and ends in a reduction: fewer of them.
-  const int64_t items = p.threads == 1 ? 1 : (sums && p.in_turn ? 4 : 8) * p.threads;
-  p.segments = p.in_turn ? least(p.units() * p.lane_blocks, items) : least(p.units(), ceil_div(items, p.lane_blocks));
+  const int64_t items = p.threads == 1 ? 1 : (sums && p.channels_inner ? 4 : 8) * p.threads;
+  p.segments = p.channels_inner ? least(p.units() * p.lane_blocks, items)
+                                : least(p.units(), ceil_div(items, p.lane_blocks));
   return p;
 }
 

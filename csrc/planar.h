@@ -5,18 +5,20 @@
 //
 // A work unit is a channel of an image, computed slice after slice, by groups of rows. In a row, the vectors in the
 // middle are reached by every kernel element; those at its borders are computed under masks (planar_rows.h), and the
-// last one begins early enough to be full. Rows that the same kernel rows reach form a zone, as in depthwise.h, which
+// last one begins early enough to be full. Rows that the same kernel rows reach form a region, as in depthwise.h, which
 // computes everything else: larger kernels, whose arithmetic takes longer than their memory, strides, channels_last,
 // and narrow or low images, where lanes would be idle and calls short.
 //
 // Of the memory, each slice reads one slice of the input and of grad_output that no slice before has read. Long rows
 // the processor fetches ahead by itself; of shorter ones, several of which are computed together, it makes no pattern:
-// they are asked for, as far ahead as the rows that are computed together reach.
+// they are prefetched, as far ahead as the rows that are computed together reach.
 #pragma once
 
+#include "memory.h"
 #include "parallel.h"
 #include "planar_exact.h"
 #include "planar_plan.h"
+#include "reduce.h"
 
 namespace {
 
@@ -24,8 +26,6 @@ namespace {
 template <class S, class T, int N>
 struct Planar {
   static constexpr auto kBlocks = std::make_integer_sequence<int, kBlockRows * kBlockColumns>();
-  static constexpr int64_t kAlign = 64;
-  using Mask = MaskElement<T>;
   using Columns = PlanarColumns<T, N>;
 
   static bool takes(const convgrad_problem& q) { return Columns::takes(q, sizeof(S)); }
@@ -54,7 +54,7 @@ struct Planar {
     int64_t positions, row, first, count, together;
   };
   static Rows rows_from(const PlanarPass& pass, int64_t low, int64_t high) {
-    const Zone z = zone_at(pass.reach(1), low, 1, 0, pass.source[1], high - low);
+    const Region z = region_at(pass.reach(1), low, 1, 0, pass.source[1], high - low);
     const int64_t lowest = pass.step[1] < 0 ? z.reach.count - 1 : 0;
     const bool neighbours = pass.step[1] * pass.step[1] == 1;
     return {z.positions, low + z.reach.offset + lowest * z.reach.offset_step, z.reach.first + lowest, z.reach.count,
@@ -71,7 +71,7 @@ struct Planar {
   void correlate(const Scratch& s, const PlanarPass& pass, const RowVectors<T>& columns, int64_t d, Range rows,
                  const Bounded<S>& source, int64_t plane, int64_t multiplier, S* result, const T* weights,
                  T start) const {
-    const Zone depth = zone_at(pass.reach(0), d, 1, 0, pass.source[0], 1);
+    const Region depth = region_at(pass.reach(0), d, 1, 0, pass.source[0], 1);
     const int64_t kernel = pass.kernel[2], width = pass.source[2], down = pass.step[1] < 0 ? -1 : 1;
     Strip<S, T> strip = {};
     strip.columns = columns, strip.source = source, strip.weights = weights, strip.start = start;
@@ -116,7 +116,7 @@ struct Planar {
                   const Bounded<S>& input, int64_t input_plane, T* sums) const {
     const PlanarPass& f = p.forward;
     const int64_t kernel = f.kernel[2], width = f.source[2];
-    const Zone depth = zone_at(f.reach(0), d, 1, 0, f.source[0], 1);
+    const Region depth = region_at(f.reach(0), d, 1, 0, f.source[0], 1);
     Pairs<S, T> pairs = {};
     pairs.columns = shared.sums, pairs.grad = grad, pairs.input = input;
     pairs.grad_row = f.result[2], pairs.input_row = width, pairs.column = f.step[2], pairs.weight_row = kernel * N;
@@ -125,7 +125,7 @@ struct Planar {
       const int64_t slice = input_plane + (d + depth.reach.offset + i * depth.reach.offset_step) * f.source[1] * width;
       for (int64_t h = rows.low, end = rows.high; h < rows.high;) {
         const Rows r = rows_from(f, h, end);
-        // Each slice of the kernel asks for other memory: the first one for what the last one reads, the second one
+        // Each slice of the kernel prefetches other memory: the first one for what the last one reads, the second one
         // for the next group.
         const bool only = f.kernel[0] == 1;
         pairs.input_ahead = pairs.grad_ahead = nullptr;
@@ -162,7 +162,7 @@ struct Planar {
   struct Unit {
     int64_t channel, input, output;
   };
-  T* bias_sums(const Scratch& s) const { return s.sums + p.multiplier * p.elements * N; }
+  T* bias_sums(const Scratch& s) const { return s.sums + p.multiplier * p.kernel_elements * N; }
 
   // A group of rows: `od` and `oh` of what has grad_output's size, `id` and `ih` of what has the input's.
   void run_rows(const Scratch& s, const Unit& u, Range od, Range oh, Range id, Range ih) const {
@@ -172,7 +172,7 @@ struct Planar {
     const int64_t *in = p.forward.source, *out = p.forward.result;
     for (int64_t d = od.low; d < od.high; ++d)
       for (int64_t m = 0; m < p.multiplier; ++m) {
-        const int64_t plane = u.output + m * p.output, weights = m * p.elements * N;
+        const int64_t plane = u.output + m * p.output, weights = m * p.kernel_elements * N;
         if (p.wants(CONVGRAD_GRAD_BIAS))
           sum_elements<T, N>(bias_sums(s) + m * N, g.data + plane + (d * out[1] + oh.low) * out[2], oh.size() * out[2]);
         if (p.wants(CONVGRAD_FORWARD))
@@ -192,7 +192,7 @@ struct Planar {
 
   // `partial`: the item's sums.
   void run_unit(Scratch& s, int64_t number, T* partial) const {
-    const int64_t elements = p.multiplier * p.elements;
+    const int64_t elements = p.multiplier * p.kernel_elements;
     const Unit u = {number % p.channels, number * p.input, number * p.multiplier * p.output};
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     if (p.needs_weight()) {
@@ -228,10 +228,9 @@ struct Planar {
 
   // Add the items' sums, always in the same order.
   void reduce(Range of, const T* partial) const {
-    const int64_t weights = p.channels * p.multiplier * p.elements;
+    const int64_t weights = p.channels * p.multiplier * p.kernel_elements;
     for (int64_t i = of.low; i < of.high; ++i) {
-      T total = 0;
-      for (int64_t item = 0; item < p.items; ++item) total += partial[item * p.item_sums() + i];
+      const T total = add_partials(partial + i, p.item_sums(), p.items);
       if (i < weights)
         store_one<T>(static_cast<S*>(t.grad_weight) + i, total);
       else
@@ -239,60 +238,49 @@ struct Planar {
     }
   }
 
-  // ---- memory ----
+  // ---- a plan with its scratch memory, and a call ----
 
-  static PlanarPlan plan(const convgrad_problem& q) { return make_planar_plan(q, sizeof(S)); }
-
-  struct Sizes {
-    int64_t at, masks, weights, sums, blocks, thread, partial, total;
+  struct Plan : PlanarPlan {
+    Memory memory;
+    Array<int64_t> at[3];
+    Array<LaneInteger<T>> masks[3];
+    Array<T> weights, lane_sums, partial;
+    Array<KernelBlock> blocks;
   };
-  static Sizes sizes(const PlanarPlan& p) {
-    auto bytes = [](int64_t elements, int64_t size) { return round_up(elements * size, kAlign); };
-    Sizes z;
+
+  static Plan make_plan(const convgrad_problem& q) {
+    Plan p = {};
+    static_cast<PlanarPlan&>(p) = make_planar_plan(q, sizeof(S));
     const int64_t in_row = Columns::vectors(most(p.forward.source[2], p.forward.result[2]));
-    const int64_t elements = p.multiplier * p.elements;
-    z.at = bytes(in_row, sizeof(int64_t));
-    z.masks = bytes(in_row * p.forward.kernel[2] * N, sizeof(Mask));
-    z.weights = p.needs_weight() ? bytes(elements * N, sizeof(T)) : 0;
-    z.sums = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.sums() * N, sizeof(T)) : 0;
-    const int64_t blocks = p.multiplier * p.forward.kernel[0] * p.forward.kernel[1];
-    z.blocks = p.needs_weight() ? bytes(blocks, sizeof(KernelBlock)) : 0;
-    z.thread = z.weights + z.sums + z.blocks;
-    z.partial = p.wants(CONVGRAD_GRAD_WEIGHT) ? bytes(p.items * p.item_sums(), sizeof(T)) : 0;
-    z.total = 3 * (z.at + z.masks) + z.thread * p.threads + z.partial + kAlign;
-    return z;
+    for (int i = 0; i < 3; ++i) {
+      p.at[i] = p.memory.shared.template add<int64_t>(in_row);
+      p.masks[i] = p.memory.shared.template add<LaneInteger<T>>(in_row * p.forward.kernel[2] * N);
+    }
+    if (p.needs_weight()) {
+      p.weights = p.memory.each.template add<T>(p.multiplier * p.kernel_elements * N);
+      p.blocks = p.memory.each.template add<KernelBlock>(p.multiplier * p.forward.kernel[0] * p.forward.kernel[1]);
+    }
+    if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
+      p.lane_sums = p.memory.each.template add<T>(p.sums() * N);
+      p.partial = p.memory.shared.template add<T>(p.items * p.item_sums());
+    }
+    return p;
   }
 
-  static int64_t workspace(const convgrad_problem& q) { return sizes(plan(q)).total; }
-
-  static int32_t run(const convgrad_problem& q, const convgrad_tensors& t, char* memory, int64_t bytes) {
-    const PlanarPlan p = plan(q);
-    const Sizes z = sizes(p);
-    if (bytes < z.total) return 1;
-    memory += (kAlign - reinterpret_cast<uintptr_t>(memory) % kAlign) % kAlign;
-    Shared shared = {};
-    auto columns = [&](RowVectors<T>& to, const PlanarPass& pass, bool once) {
-      to = Columns::list(pass, once, reinterpret_cast<int64_t*>(memory), reinterpret_cast<Mask*>(memory + z.at));
-      memory += z.at + z.masks;
+  static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
+    auto columns = [&](int i, const PlanarPass& pass, bool once) {
+      return Columns::list(pass, once, p.at[i].in(memory), p.masks[i].in(memory));
     };
-    if (p.wants(CONVGRAD_FORWARD)) columns(shared.forward, p.forward, false);
-    if (p.wants(CONVGRAD_GRAD_INPUT)) columns(shared.backward, p.backward, false);
-    if (p.wants(CONVGRAD_GRAD_WEIGHT)) columns(shared.sums, p.forward, true);
-    T* const partial = reinterpret_cast<T*>(memory + z.thread * p.threads);
+    const Shared shared = {columns(0, p.forward, false), columns(1, p.backward, false), columns(2, p.forward, true)};
     const Planar call = {p, t, shared};
+    T* const partial = p.partial.in(memory);
     auto scratch = [&](int64_t thread) {
-      char* at = memory + z.thread * thread;
-      Scratch s = {};
-      s.weights = reinterpret_cast<T*>(at), at += z.weights;
-      s.sums = reinterpret_cast<T*>(at), at += z.sums;
-      s.blocks = reinterpret_cast<KernelBlock*>(at);
-      return s;
+      char* const at = p.memory.of_thread(memory, thread);
+      return Scratch{p.weights.in(at), p.lane_sums.in(at), p.blocks.in(at), false, false};
     };
-    const int threads = static_cast<int>(most(1, least(p.threads, p.items)));  // an empty batch has no items
     run_items(
-        threads, p.items, scratch, [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
+        threads, 0, nothing, p.items, scratch, [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
         p.wants(CONVGRAD_GRAD_WEIGHT) ? p.item_sums() : 0, [&](Range of) { call.reduce(of, partial); });
-    return 0;
   }
 };
 

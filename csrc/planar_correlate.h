@@ -2,10 +2,8 @@
 // once for all kernel rows of a block that reach it, and a weight once for all rows. That many sums hide the latency of
 // an addition; of fewer rows, each has several.
 //
-// What limits it: the bytes for up to 9 kernel elements; 3x3 kernels on 56x56 and 112x112 run at a copy's speed. For 27
-// the multiply-adds take nearly as long: from the second-level cache, a Zen 3 needs 2.7 cycles for a float32 result where
-// two multiply-adds a cycle would need 1.7, and with 4 cores the memory's share of a result is 2 to 3 cycles. 3x3x3
-// kernels on slices of 56x56 take 0.65 to 0.75 of the time that packing takes on 4 cores, and 0.7 to 0.9 on one.
+// What limits it: the bytes for up to 9 kernel elements, at a copy's speed on 56x56; for 27 the multiply-adds take
+// nearly as long.
 #pragma once
 
 #include "planar_rows.h"
@@ -26,7 +24,7 @@ struct Strip {
   const KernelBlock* blocks;
   int64_t count;    // of the blocks
   const S* newest;  // of the source, beside `first`: the slice that no result before this one has read
-  int64_t ahead;    // how far ahead of what is computed memory is asked for, in elements; 0: none is
+  int64_t ahead;    // how far ahead of what is computed memory is prefetched, in elements; 0: none is
 };
 
 // result[r] = start + sum over the blocks' elements of weight * source[r + row, column], for R rows. Kept: there is
@@ -39,7 +37,7 @@ struct CorrelateRows {
   const Strip<S, T>& s;
 
   template <bool Masked>
-  void vector(const Weights& kept, S* to, int64_t first, const MaskElement<T>* masks) const {
+  void vector(const Weights& kept, S* to, int64_t first, const LaneInteger<T>* masks) const {
     const int64_t source_row = s.source_row, column = s.column, weight_row = s.weight_row, result_row = s.result_row;
     const S* const source = s.source.data + first;
     Vec<T, N> sum[U][R] = {};
@@ -50,7 +48,7 @@ struct CorrelateRows {
       const S* const from = source + block->source;
 #pragma GCC unroll 4
       for (int c = 0; c < C; ++c) {
-        const Vec<T, N> mask = Masked ? load_mask<T, N>(masks + c * N) : Vec<T, N>{};
+        const Mask<T, N> mask = Masked ? load<LaneInteger<T>, N>(masks + c * N) : Mask<T, N>{};
         Vec<T, N> w[G];
 #pragma GCC unroll 3
         for (int g = 0; g < G; ++g) w[g] = Kept ? kept[c][g] : load<T, N>(weights + g * weight_row + c * N);
@@ -89,15 +87,15 @@ struct CorrelateRows {
     }
     for (; left >= R; left -= R, to += R * s.result_row, first += R * s.source_row) {
       int64_t ahead = s.ahead;
-      auto ask = [&] {
+      auto prefetch_next = [&] {
         if (ahead == 0) return;
-        ask_for<0>(s.newest + (first - s.first) + ahead, R * N), ask_for<1>(to + ahead, R * N);
+        prefetch<0>(s.newest + (first - s.first) + ahead, R * N), prefetch<1>(to + ahead, R * N);
         ahead += R * N;
       };
-      s.columns.template each<N, C>(
-          [&](int64_t column) { ask(), vector<false>(kept, to + column, first + column, nullptr); },
-          [&](int64_t column, const MaskElement<T>* masks) {
-            ask(), vector<true>(kept, to + column, first + column, masks);
+      s.columns.template each<N>(
+          C, [&](int64_t column) { prefetch_next(), vector<false>(kept, to + column, first + column, nullptr); },
+          [&](int64_t column, const LaneInteger<T>* masks) {
+            prefetch_next(), vector<true>(kept, to + column, first + column, masks);
           });
     }
   }

@@ -6,13 +6,6 @@
 
 namespace {
 
-template <class T, int N>
-inline Vec<T, N> select(const MaskElement<T>* mask, Vec<T, N> yes, Vec<T, N> no) {
-  Vec<MaskElement<T>, N> m;
-  memcpy(&m, mask, sizeof(m));
-  return m ? yes : no;
-}
-
 // The vector at an element of a tensor, with zeros for what lies outside of it.
 template <class T, int N, class S>
 inline Vec<T, N> load_inside(Bounded<S> tensor, int64_t at) {
@@ -23,46 +16,48 @@ inline Vec<T, N> load_inside(Bounded<S> tensor, int64_t at) {
   return load<T, N>(buffer);
 }
 
+// sum + product in the lanes of a mask, or in all where there is none.
+template <class T, int N>
+inline Vec<T, N> add_where(const LaneInteger<T>* mask, Vec<T, N> sum, Vec<T, N> product) {
+  if (!mask) return sum + product;
+  return load<LaneInteger<T>, N>(mask) ? sum + product : sum;
+}
+
 // As `correlate_strip`, for blocks of any `rows` x `columns`.
 template <class T, int N, class S>
 void correlate_exactly(const Strip<S, T>& s, int64_t rows, int64_t columns) {
-  const RowVectors<T>& v = s.columns;
-  for (int64_t row = 0; row < s.rows; ++row)
-    for (int64_t j = 0; j < v.left + v.middle + v.right; ++j) {
-      const int64_t border = j < v.left ? j : j - v.middle;
-      const bool inside = j >= v.left && border < v.left;
-      const int64_t column = inside ? v.first + (j - v.left) * N : v.at[border];
+  for (int64_t row = 0; row < s.rows; ++row) {
+    auto vector = [&](int64_t column, const LaneInteger<T>* masks) {
       Vec<T, N> sum = Vec<T, N>{} + s.start;
       for (int64_t b = 0; b < s.count; ++b)
         for (int64_t c = 0; c < columns; ++c)
           for (int64_t g = 0; g < rows; ++g) {
             const int64_t at = s.first + s.blocks[b].source + (row + g) * s.source_row + column + c * s.column;
             const T* const w = s.weights + s.blocks[b].weight + g * s.weight_row + c * N;
-            const Vec<T, N> more = sum + load<T, N>(w) * load_inside<T, N>(s.source, at);
-            sum = inside ? more : select<T, N>(v.masks + (border * columns + c) * N, more, sum);
+            const Vec<T, N> product = load<T, N>(w) * load_inside<T, N>(s.source, at);
+            sum = add_where<T, N>(masks ? masks + c * N : nullptr, sum, product);
           }
       store<T, N>(s.result + row * s.result_row + column, sum);
-    }
+    };
+    s.columns.template each<N>(columns, [&](int64_t column) { vector(column, nullptr); }, vector);
+  }
 }
 
 // As `accumulate_strip`, for a block of any `rows` x `columns`.
 template <class T, int N, class S>
 void accumulate_exactly(T* sums, const Pairs<S, T>& p, int64_t rows, int64_t columns) {
-  const RowVectors<T>& v = p.columns;
   for (int64_t c = 0; c < columns; ++c)
     for (int64_t g = 0; g < rows; ++g) {
       T* const to = sums + g * p.weight_row + c * N;
       Vec<T, N> sum = load<T, N>(to);
-      for (int64_t row = 0; row < p.rows; ++row)
-        for (int64_t j = 0; j < v.left + v.middle + v.right; ++j) {
-          const int64_t border = j < v.left ? j : j - v.middle;
-          const bool inside = j >= v.left && border < v.left;
-          const int64_t column = inside ? v.first + (j - v.left) * N : v.at[border];
+      for (int64_t row = 0; row < p.rows; ++row) {
+        auto vector = [&](int64_t column, const LaneInteger<T>* masks) {
           const int64_t at = p.input_at + (row + g) * p.input_row + column + c * p.column;
           const Vec<T, N> y = load_inside<T, N>(p.grad, p.grad_at + row * p.grad_row + column);
-          const Vec<T, N> more = sum + y * load_inside<T, N>(p.input, at);
-          sum = inside ? more : select<T, N>(v.masks + (border * columns + c) * N, more, sum);
-        }
+          sum = add_where<T, N>(masks ? masks + c * N : nullptr, sum, y * load_inside<T, N>(p.input, at));
+        };
+        p.columns.template each<N>(columns, [&](int64_t column) { vector(column, nullptr); }, vector);
+      }
       store<T, N>(to, sum);
     }
 }

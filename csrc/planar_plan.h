@@ -14,42 +14,38 @@ constexpr int64_t kGroupBytes = kTestsTiles ? kTileBytes : 16 * 1024;
 // kernel element k.
 struct PlanarPass {
   int64_t result[3], source[3], kernel[3], shift[3], step[3];
-  Reach reach(int d) const { return {0, 1, shift[d], step[d], kernel[d]}; }
+  TapRange reach(int d) const { return {0, 1, shift[d], step[d], kernel[d]}; }
 };
 
 // Bytes from which on a row is fetched ahead by the processor itself. Shorter ones, several at once, it does not see
 // through; and so much memory, a power of two apart, would share a few places of the cache.
 constexpr int64_t kLongRow = 2048;
 
-struct PlanarPlan {
-  int64_t batch, channels, multiplier, elements;
-  int outputs, threads;
+struct PlanarPlan : Request {
   PlanarPass forward, backward;
   int64_t input, output;  // pixels of a plane
   int64_t rows;           // of a group
-  int64_t ahead;          // rows from those that are computed to those whose memory is asked for; 0: none is
+  int64_t ahead;          // rows from those that are computed to those whose memory is prefetched; 0: none is
   int64_t items;          // the parallel work items; those of grad_weight have sums of their own for all channels
 
-  bool wants(int output) const { return outputs & output; }
-  bool needs_weight() const { return wants(CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT); }
   int64_t units() const { return batch * channels; }
   int64_t biases() const {  // bias gradients of a channel
     return wants(CONVGRAD_TRANSPOSED_GRAD_BIAS) ? 1 : wants(CONVGRAD_GRAD_BIAS) ? multiplier : 0;
   }
-  int64_t sums() const { return multiplier * elements + biases(); }  // of a channel
+  int64_t sums() const { return multiplier * kernel_elements + biases(); }  // of a channel
   int64_t item_sums() const { return channels * sums(); }            // all grad_weight, then all grad_bias
 };
 
 inline PlanarPlan make_planar_plan(const convgrad_problem& q, int64_t storage_bytes) {
   PlanarPlan p = {};
   p.batch = q.batch, p.channels = q.groups, p.multiplier = q.out_per_group;
-  p.elements = p.input = p.output = 1, p.outputs = q.outputs, p.threads = q.threads;
+  p.kernel_elements = p.input = p.output = 1, p.outputs = q.outputs, p.threads = q.threads;
   for (int d = 0; d < 3; ++d) {
     PlanarPass &f = p.forward, &b = p.backward;
     f.kernel[d] = b.kernel[d] = q.kernel[d];
     f.result[d] = b.source[d] = q.output[d], f.source[d] = b.result[d] = q.input[d];
     f.shift[d] = -q.padding[d], f.step[d] = q.dilation[d], b.shift[d] = q.padding[d], b.step[d] = -q.dilation[d];
-    p.elements *= q.kernel[d], p.input *= q.input[d], p.output *= q.output[d];
+    p.kernel_elements *= q.kernel[d], p.input *= q.input[d], p.output *= q.output[d];
   }
   p.rows = most(1, kGroupBytes * (q.kernel[0] > 1 ? 2 : 1) / most(1, (q.input[2] + q.output[2]) * storage_bytes));
   const bool prefetched = most(q.input[2], q.output[2]) * storage_bytes > kLongRow;
@@ -61,8 +57,6 @@ inline PlanarPlan make_planar_plan(const convgrad_problem& q, int64_t storage_by
 // The vectors of a row, N lanes wide.
 template <class T, int N>
 struct PlanarColumns {
-  using Mask = MaskElement<T>;
-
   static int64_t vectors(int64_t width) { return ceil_div(width, N); }
 
   // Whether all lanes of a vector of results read inside the source through every kernel column.
@@ -72,7 +66,7 @@ struct PlanarColumns {
   }
 
   // The last vector begins early enough to be full. `once`: lanes that the vector before has too are masked.
-  static RowVectors<T> list(const PlanarPass& p, bool once, int64_t* at, Mask* masks) {
+  static RowVectors<T> list(const PlanarPass& p, bool once, int64_t* at, LaneInteger<T>* masks) {
     const int64_t width = p.result[2];
     RowVectors<T> row = {0, 0, 0, 0, at, masks};
     for (int64_t i = 0; i < vectors(width); ++i) {
@@ -87,7 +81,7 @@ struct PlanarColumns {
         for (int64_t l = 0; l < N; ++l) {
           const int64_t result = from + l, source = result + p.shift[2] + k * p.step[2];
           const bool counts = !once || result >= i * N;
-          *masks++ = counts && source >= 0 && source < p.source[2] ? Mask(-1) : Mask(0);
+          *masks++ = counts && source >= 0 && source < p.source[2] ? -1 : 0;
         }
     }
     return row;

@@ -6,7 +6,7 @@
 // reach past the ends of the tensor, slower loops leave what lies outside out of the sums (planar_exact.h).
 #pragma once
 
-#include "ahead.h"
+#include "prefetcher.h"
 #include "vector.h"
 
 namespace {
@@ -15,22 +15,6 @@ namespace {
 constexpr int kBlockRows = 3, kBlockColumns = 4;
 // Most rows of results that are computed together; as many sums hide the latency of an addition.
 constexpr int kMostRows = 8;
-
-template <class T>
-using MaskElement = typename std::conditional<sizeof(T) == 8, int64_t, int32_t>::type;
-
-template <class T, int N>
-inline Vec<T, N> load_mask(const MaskElement<T>* from) {
-  Vec<T, N> mask;
-  memcpy(&mask, from, sizeof(mask));
-  return mask;
-}
-
-template <class T, int N>
-inline Vec<T, N> masked(Vec<T, N> v, Vec<T, N> mask) {
-  typedef Vec<MaskElement<T>, N> M;
-  return bit_cast<Vec<T, N>>(bit_cast<M>(v) & bit_cast<M>(mask));
-}
 
 // A tensor and its elements; vectors may reach past its ends.
 template <class S>
@@ -60,16 +44,16 @@ struct RowVectors {
   int64_t left, middle, right;  // how many
   int64_t first;                // column of the first one in the middle, from where they follow one another
   const int64_t* at;            // columns of the others
-  const MaskElement<T>* masks;
+  const LaneInteger<T>* masks;
 
-  // inside(column) and at_border(column, masks) for all vectors, from left to right.
-  template <int N, int C, class Inside, class AtBorder>
-  void each(Inside&& inside, AtBorder&& at_border) const {
+  // inside(column) and at_border(column, masks) for all vectors, from left to right; `kernel`: columns of the kernel.
+  template <int N, class Inside, class AtBorder>
+  void each(int64_t kernel, Inside&& inside, AtBorder&& at_border) const {
     for (int64_t j = 0;; ++j) {
       if (j == left)
         for (int64_t i = 0; i < middle; ++i) inside(first + i * N);
       if (j == left + right) return;
-      at_border(at[j], masks + j * C * N);
+      at_border(at[j], masks + j * kernel * N);
     }
   }
 };

@@ -1,6 +1,11 @@
 // The kernels for one instruction set. This file is compiled once for each, with its own -march and name.
+#include <stdlib.h>
+
+#include <new>
+
 #include "depthwise.h"
 #include "grouped.h"
+#include "kept_plan.h"
 #include "planar.h"
 
 #ifndef CONVGRAD_VARIANT
@@ -8,40 +13,41 @@
 #endif
 #define CONVGRAD_JOIN_(a, b) a##b
 #define CONVGRAD_JOIN(a, b) CONVGRAD_JOIN_(a, b)
-#define CONVGRAD_NAME(function) CONVGRAD_JOIN(CONVGRAD_JOIN(function, _), CONVGRAD_VARIANT)
 
 namespace {
 
-// The kernels for a problem, as a null pointer of their type.
-template <template <class, class, int> class Kernels, class Function>
-auto by_dtype(int32_t dtype, Function&& function) {
-  constexpr int floats = kVectorBytes / 4, doubles = kVectorBytes / 8;
-  switch (dtype) {
-    case CONVGRAD_FLOAT64: return function(static_cast<Kernels<double, double, doubles>*>(nullptr));
-    case CONVGRAD_BFLOAT16: return function(static_cast<Kernels<bfloat16, float, floats>*>(nullptr));
-    case CONVGRAD_FLOAT16: return function(static_cast<Kernels<float16, float, floats>*>(nullptr));
-    default: return function(static_cast<Kernels<float, float, floats>*>(nullptr));
-  }
+template <class Kernels>
+struct KeptPlan : convgrad_plan {
+  typename Kernels::Plan plan;
+};
+
+template <class Kernels>
+convgrad_plan* create_for(const char* name, const convgrad_problem& q) {
+  void* memory = malloc(sizeof(KeptPlan<Kernels>));
+  if (!memory) return nullptr;
+  auto* kept = new (memory) KeptPlan<Kernels>{{}, Kernels::make_plan(q)};
+  kept->name = name, kept->threads = q.threads, kept->bytes = kept->plan.memory.bytes(q.threads);
+  kept->run = [](const convgrad_plan& p, const convgrad_tensors& t, char* memory, int threads) {
+    Kernels::run(static_cast<const KeptPlan<Kernels>&>(p).plan, t, memory, threads);
+  };
+  return kept;
 }
 
-template <class Function>
-auto by_problem(const convgrad_problem& p, Function&& function) {
-  if (p.in_per_group == 1 && p.groups > 1) {
-    const bool planar = by_dtype<Planar>(p.dtype, [&](auto* kernels) { return kernels->takes(p); });
-    return planar ? by_dtype<Planar>(p.dtype, function) : by_dtype<Depthwise>(p.dtype, function);
-  }
-  return by_dtype<Grouped>(p.dtype, function);
+template <class S, class T>
+convgrad_plan* create(const convgrad_problem& q) {
+  constexpr int N = kVectorBytes / int(sizeof(T));
+  if (q.in_per_group > 1 || q.groups == 1) return create_for<Grouped<S, T, N>>("grouped", q);
+  if (Planar<S, T, N>::takes(q)) return create_for<Planar<S, T, N>>("planar", q);
+  return create_for<Depthwise<S, T, N>>("packed", q);
 }
 
 }  // namespace
 
-int64_t CONVGRAD_NAME(convgrad_workspace)(const convgrad_problem& problem) {
-  return by_problem(problem, [&](auto* kernels) { return kernels->workspace(problem); });
-}
-
-int32_t CONVGRAD_NAME(convgrad_convolution)(const convgrad_problem& problem, const convgrad_tensors& tensors,
-                                            void* workspace, int64_t bytes) {
-  return by_problem(problem, [&](auto* kernels) {
-    return kernels->run(problem, tensors, static_cast<char*>(workspace), bytes);
-  });
+convgrad_plan* CONVGRAD_JOIN(convgrad_plan_create_, CONVGRAD_VARIANT)(const convgrad_problem& q) {
+  switch (q.dtype) {
+    case CONVGRAD_FLOAT64: return create<double, double>(q);
+    case CONVGRAD_BFLOAT16: return create<bfloat16, float>(q);
+    case CONVGRAD_FLOAT16: return create<float16, float>(q);
+    default: return create<float, float>(q);
+  }
 }

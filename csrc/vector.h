@@ -34,6 +34,12 @@ struct VectorOf {
 template <class T, int N>
 using Vec = typename VectorOf<T, N>::type;
 
+// As many integers as wide as T: masks, and lane numbers.
+template <class T>
+using LaneInteger = typename std::conditional<sizeof(T) == 8, int64_t, int32_t>::type;
+template <class T, int N>
+using Mask = Vec<LaneInteger<T>, N>;
+
 struct bfloat16 {
   uint16_t bits;
 };
@@ -221,6 +227,11 @@ inline void store_one(S* to, T value) {
   }
 }
 
+template <class T, int N>
+inline Vec<T, N> masked(Vec<T, N> v, Mask<T, N> mask) {
+  return bit_cast<Vec<T, N>>(bit_cast<Mask<T, N>>(v) & mask);
+}
+
 // Whether none of `count` elements is an infinity or NaN.
 template <class T, int N>
 inline bool all_finite(const T* from, int64_t count) {
@@ -239,18 +250,22 @@ inline bool all_finite(const T* from, int64_t count) {
 
 // ---- transposition ------------------------------------------------------------------------------------------------
 
+// The lanes I... of two vectors that follow one another.
+template <int... I, class V>
+inline V shuffle(V a, V b) {
+#if defined(__clang__) || __GNUC__ >= 12
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, Vec<LaneInteger<decltype(a[0] + a[0])>, int(sizeof...(I))>{I...});
+#endif
+}
+
 // One step of the recursive transposition: rows i and i + B exchange their off-diagonal blocks of size B.
 template <int B, bool Second, class V, int... I>
 inline V exchange(V a, V b, std::integer_sequence<int, I...>) {
   constexpr int n = static_cast<int>(sizeof...(I));
-#if defined(__clang__) || __GNUC__ >= 12
-  if constexpr (Second) return __builtin_shufflevector(a, b, ((I & B) ? I + n : I + B)...);
-  return __builtin_shufflevector(a, b, ((I & B) ? I - B + n : I)...);
-#else
-  using Index = Vec<typename std::conditional<sizeof(a[0]) == 8, int64_t, int32_t>::type, n>;
-  if constexpr (Second) return __builtin_shuffle(a, b, Index{((I & B) ? I + n : I + B)...});
-  return __builtin_shuffle(a, b, Index{((I & B) ? I - B + n : I)...});
-#endif
+  if constexpr (Second) return shuffle<((I & B) ? I + n : I + B)...>(a, b);
+  return shuffle<((I & B) ? I - B + n : I)...>(a, b);
 }
 
 template <int B, class T, int N>

@@ -181,7 +181,7 @@ bool check(Case& c, std::mt19937_64& rng) {
       for (int64_t i = 0; i < c.in_pixels(); ++i) input_sums[b] += x[c.at(n, b, i, c.in_channels(), c.in_pixels())];
   const Integers biased_y = plus_bias(y, biases[0], c.out_channels(), c.out_pixels());
   const Integers biased_gx = plus_bias(gx, biases[1], c.in_channels(), c.in_pixels());
-  const int asked[] = {CONVGRAD_FORWARD, CONVGRAD_GRAD_INPUT, CONVGRAD_GRAD_WEIGHT,
+  const int requested[] = {CONVGRAD_FORWARD, CONVGRAD_GRAD_INPUT, CONVGRAD_GRAD_WEIGHT,
                        CONVGRAD_GRAD_INPUT | CONVGRAD_GRAD_WEIGHT | CONVGRAD_GRAD_BIAS,
                        CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT,
                        CONVGRAD_FORWARD | CONVGRAD_GRAD_WEIGHT | CONVGRAD_TRANSPOSED_GRAD_BIAS,
@@ -206,8 +206,8 @@ bool check(Case& c, std::mt19937_64& rng) {
   sb[spoilt[2] / size_t(c.p.layout == CONVGRAD_CONTIGUOUS ? c.out_pixels() : 1) % size_t(c.out_channels())] = 1;
   sums_of_x[spoilt[0] / size_t(c.p.layout == CONVGRAD_CONTIGUOUS ? c.in_pixels() : 1) % size_t(c.in_channels())] = 1;
   const T limits[] = {limit<T>(false), limit<T>(true)};
-  for (int run = 0; run < 2 * int(sizeof(asked) / sizeof(asked[0])); ++run) {
-    const int outputs = asked[run / 2];
+  for (int run = 0; run < 2 * int(sizeof(requested) / sizeof(requested[0])); ++run) {
+    const int outputs = requested[run / 2];
     const bool spoil = run % 2;
     c.p.outputs = outputs;
     const bool forward = outputs == CONVGRAD_FORWARD, bias = forward || outputs == CONVGRAD_GRAD_INPUT;
@@ -229,10 +229,8 @@ bool check(Case& c, std::mt19937_64& rng) {
                                 outputs & CONVGRAD_GRAD_INPUT ? rx.data.get() : nullptr,
                                 outputs & CONVGRAD_GRAD_WEIGHT ? rw.data.get() : nullptr,
                                 biased ? rb.data.get() : nullptr};
-    const int64_t bytes = convgrad_workspace(&c.p);
-    std::unique_ptr<char[]> workspace(new char[static_cast<size_t>(bytes)]);
-    if (convgrad_convolution(&c.p, &t, workspace.get(), bytes - 1) != 1) return false;
-    if (convgrad_convolution(&c.p, &t, workspace.get(), bytes) != 0) return false;
+    const std::unique_ptr<convgrad_plan, void (*)(convgrad_plan*)> plan(convgrad_plan_create(&c.p), convgrad_plan_free);
+    if (!plan || convgrad_plan_run(plan.get(), &t) != 0) return false;
     const Integers& sr = outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS ? sums_of_x : sb;
     if ((t.forward && !equal("forward", ry, bias ? biased_y : y, spoil ? &sy : nullptr)) ||
         (t.grad_input && !equal("grad_input", rx, bias ? biased_gx : gx, spoil ? &sx : nullptr)) ||

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
+import threading
 
 import pytest
 import torch
@@ -12,7 +14,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from convgrad.backends import _native_library as library
-from convgrad.backends.native import use_instruction_set
 from convgrad.problem import ConvProblem, Pass
 from convgrad.sizes import output_length
 
@@ -26,11 +27,11 @@ def instruction_set(request: pytest.FixtureRequest):
     """Each instruction set that this build and this processor have."""
     before = library.instruction_set()
     try:
-        use_instruction_set(request.param)
+        library.select(request.param)
     except ValueError as error:
         pytest.skip(str(error))
     yield request.param
-    use_instruction_set(before)
+    library.select(before)
 
 
 @settings(max_examples=150)
@@ -141,8 +142,6 @@ def test_a_kernel_is_bound_once_and_called_often() -> None:
     bound = BACKEND.bind(p, asked)(g, x, w)
     for name, result in zip(asked, bound, strict=True):
         assert torch.equal(result, reference(p, x, w, g)[name]), name
-    with pytest.raises(ValueError, match="workspace"):
-        BACKEND.bind(p, ("forward",))(x, w, None, torch.empty(1, dtype=torch.uint8))
 
 
 @pytest.mark.parametrize("layout", ["", " channels_last"])
@@ -162,11 +161,67 @@ def test_an_empty_batch_or_image_gives_zeros(empty: str, groups: str, channels: 
             assert torch.equal(result, expected["grad_bias"] if expected and name == "grad_bias" else zeros), name
 
 
-def test_a_workspace_that_is_too_small_is_refused() -> None:
-    p = ConvProblem(1, 4, 4, 4, (5,), (3,), (1,), ((1, 1),), (1,), (5,))
+def test_more_memory_than_there_is_is_an_error() -> None:
+    far = 2**45
+    p = ConvProblem(1, 4, 4, 4, (1,), (2,), (1,), ((far, 0),), (far,), (1,))  # packed with all of its padding
     x, w, _ = operands(p)
-    with pytest.raises(ValueError, match="workspace must have"):
-        BACKEND.bind(p, ("forward",))(x, w, workspace=torch.empty(8, dtype=torch.uint8))
+    kernel = BACKEND.bind(p, ("forward",))
+    for _ in range(2):
+        with pytest.raises(MemoryError, match="no memory"):
+            kernel(x, w)
+    assert "with its padding" in BACKEND.reasons_against(p, ("forward",), x.device)[0]
+
+
+def test_a_plan_is_freed_with_its_kernel_and_not_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = library.load()
+    assert loaded is not None
+    freed: list[int] = []
+    monkeypatch.setattr(loaded, "convgrad_plan_free", freed.append)
+    p = ConvProblem.parse("mb2g4ic4ih9oc4kh3ph1")
+    x, w, g = operands(p)
+    for outputs in (("forward",), ("grad_input",), ("grad_weight",), *BACKEND.sweeps):
+        kernel = BACKEND.bind(p, outputs)
+        a, b = {"forward": (x, w), "grad_input": (g, w)}.get(outputs[0], (g, x))
+        kernel(a, b) if len(outputs) == 1 else kernel(g, x, w)
+        assert not freed, outputs
+        del kernel
+        gc.collect()
+        assert len(freed) == 1, outputs
+        freed.clear()
+
+
+def test_kernels_run_at_once_on_several_threads() -> None:
+    """Each thread has scratch memory of its own, which grows and shrinks with what it computes."""
+    texts = ("mb2g4ic4ih9oc4kh5ph2", "mb1g40ic40ih60oc40kh3ph1", "mb2g3ic12ih14oc9kh3ph1sh2", "mb1g9ic9ih40oc9kh7ph3")
+    given = [(p, operands(p)) for p in map(ConvProblem.parse, texts)]
+    kernels = [(BACKEND.bind(p, ("grad_input", "grad_weight")), t, reference(p, *t)) for p, t in given]
+    wrong: list[int] = []
+
+    def work(first: int) -> None:
+        for i in range(first, first + 60):
+            kernel, (x, w, g), expected = kernels[i % len(kernels)]
+            grad_input, grad_weight = kernel(g, x, w)
+            if not (grad_input.equal(expected["grad_input"]) and grad_weight.equal(expected["grad_weight"])):
+                wrong.append(i % len(kernels))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("mb32g32ic32ih112oc32kh3ph1", "planar"),
+        ("mb32g32ic32ih112oc32kh3ph1 channels_last", "packed"),
+        ("mb2g4ic16ih14oc16kh3ph1", "grouped"),
+    ],
+)
+def test_the_kernels_that_run_have_a_name(text: str, name: str) -> None:
+    assert BACKEND.kernel_name(ConvProblem.parse(text), ("forward",)) == name
 
 
 @pytest.mark.slow
@@ -192,9 +247,8 @@ def test_more_elements_than_32_bits_count(layout: torch.memory_format) -> None:
     assert torch.equal(BACKEND.bind(p, ("grad_weight",))(x, x)[:, 0, 0], sums.to(p.dtype))
 
 
-def test_a_workspace_of_its_own_lies_where_the_operands_lie() -> None:
+def test_another_default_device_changes_nothing() -> None:
     problem = ConvProblem.parse("mb2g4ic4ih9oc4kh5 channels_last")
-    assert BACKEND.workspace(problem, ("grad_weight",)) > 0
     x, g = (torch.ones(problem.shape_of(slot)) for slot in ("input", "grad_output"))
     x, g = x.to(memory_format=torch.channels_last), g.to(memory_format=torch.channels_last)
     with torch.device("meta"):

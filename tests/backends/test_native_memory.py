@@ -27,16 +27,8 @@ def test_nothing_outside_the_operands_is_read(p: ConvProblem) -> None:
         return inner.copy_(x)
 
     tensors = tuple(in_poison(x) for x in operands(p, 1))
-    poisoned = torch.full((BACKEND.workspace(p, ("grad_input", "grad_weight")),), 255, dtype=torch.uint8)  # NaN
-    results = everything(p, *tensors)
-    results += [("swept", r) for r in BACKEND.bind(p, ("grad_input", "grad_weight"))(*swap(tensors), poisoned)]
-    for name, result in results:
+    for name, result in everything(p, *tensors):
         assert not result.isnan().any(), name
-
-
-def swap(tensors: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    input, weight, grad_output = tensors
-    return grad_output, input, weight
 
 
 def with_limits(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ import os
 import struct
 from pathlib import Path
 
-__all__ = ["ABI", "Problem", "load", "pack_tensors", "select", "why_absent"]
+__all__ = ["ABI", "Problem", "create_plan", "load", "pack_tensors", "select", "why_absent"]
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 3
+ABI = 4
 
 _SIZES = ctypes.c_int64 * 3
 
@@ -80,11 +80,14 @@ def _try_load() -> tuple[ctypes.CDLL | None, str]:
 def _declare(library: ctypes.CDLL) -> None:
     library.convgrad_instruction_set.restype = ctypes.c_char_p
     library.convgrad_select.argtypes = (ctypes.c_char_p,)
-    library.convgrad_workspace.restype = ctypes.c_int64
-    library.convgrad_workspace.argtypes = (ctypes.POINTER(Problem),)
-    library.convgrad_convolution.restype = ctypes.c_int32
-    # Pointers travel as integers: ctypes then converts nothing on the way.
-    library.convgrad_convolution.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
+    library.convgrad_plan_create.restype = ctypes.c_void_p
+    library.convgrad_plan_create.argtypes = (ctypes.POINTER(Problem),)
+    library.convgrad_plan_free.restype = None
+    library.convgrad_plan_free.argtypes = (ctypes.c_void_p,)
+    library.convgrad_plan_name.restype = ctypes.c_char_p
+    library.convgrad_plan_name.argtypes = (ctypes.c_void_p,)
+    library.convgrad_plan_run.restype = ctypes.c_int32
+    library.convgrad_plan_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p)  # integers and bytes pass unconverted
 
 
 def load() -> ctypes.CDLL | None:
@@ -97,6 +100,22 @@ def why_absent() -> str:
     return _try_load()[1]
 
 
+def create_plan(problem: Problem) -> tuple[ctypes.CDLL, int]:
+    """The library, and the address of a new plan, which the caller frees by ``convgrad_plan_free``.
+
+    Raises:
+        RuntimeError: there is no library.
+        MemoryError: there is no memory for the plan.
+    """
+    library = load()
+    if library is None:
+        raise RuntimeError(why_absent())
+    plan = library.convgrad_plan_create(problem)
+    if not plan:
+        raise MemoryError("there is no memory for the plan of a convolution")
+    return library, plan
+
+
 def instruction_set() -> str:
     """``x86-64-v4``, ``x86-64-v3`` or ``baseline``; empty without a library."""
     library = load()
@@ -104,7 +123,7 @@ def instruction_set() -> str:
 
 
 def select(name: str) -> None:
-    """Use another instruction set from now on, for the whole process; tests do.
+    """Use another instruction set for the plans made from now on, in the whole process; tests do.
 
     Raises:
         ValueError: this build or this processor does not have it.

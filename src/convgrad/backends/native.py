@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
+import weakref
+from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import Tensor
@@ -14,14 +15,22 @@ from ._native_library import pack_tensors as pack
 from .base import BOTH_GRADIENTS, Backend, Kernel
 from .strides import usual_strides
 
-__all__ = ["NativeBackend", "use_instruction_set"]
+__all__ = ["NativeBackend"]
 
 #: Most input or output channels a group, where a problem is not depthwise.
 MOST_A_GROUP = 16
 
+#: Of an image with its padding: far below what 64 bits count, far beyond any memory.
+_MOST_ELEMENTS = 2**40
+
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _OUTPUTS: dict[Output, int] = {"forward": 1, "grad_input": 2, "grad_weight": 4, "grad_bias": 8}
 _TRANSPOSED_GRAD_BIAS = 16  # the bias of a transposed convolution is added to what the plain problem calls its input
+
+_NO_MEMORY = "there is no memory for the intermediate values of a convolution"
+
+#: ``convgrad_plan_run``.
+Run = Callable[[int, bytes], int]
 
 
 class NativeBackend(Backend):
@@ -43,19 +52,34 @@ class NativeBackend(Backend):
             )
         if problem.dtype not in _DTYPES:
             reasons.append(f"it has no kernels for {problem.dtype}, only for float32, float64, bfloat16 and float16")
+        if (elements := _padded_elements(problem)) > _MOST_ELEMENTS:
+            reasons.append(f"it may pack a whole image with its padding, and the input has {elements} elements with it")
         if absent := library.why_absent():
             reasons.append(absent)
         return reasons
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-        call = _call(problem, outputs, torch.get_num_threads())
-        return getattr(call, outputs[0]) if len(outputs) == 1 else call.sweep
+        loaded, plan = library.create_plan(_fill(problem, outputs))
+        make = _BINDERS[outputs[0]] if len(outputs) == 1 else _bind_gradients
+        kernel = make(loaded.convgrad_plan_run, plan, problem, outputs)
+        weakref.finalize(kernel, loaded.convgrad_plan_free, plan).atexit = False
+        return kernel
 
-    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
-        return _call(problem, outputs, torch.get_num_threads()).workspace_bytes
+    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+        if library.load() is None:
+            return ""
+        loaded, plan = library.create_plan(_fill(problem, outputs))
+        name = loaded.convgrad_plan_name(plan).decode()
+        loaded.convgrad_plan_free(plan)
+        return name
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
+
+
+def _padded_elements(p: ConvProblem) -> int:
+    padded = (n + max(low, 0) + max(high, 0) for n, (low, high) in zip(p.input_size, p.padding, strict=True))
+    return p.in_channels * prod(padded)
 
 
 def _group(p: ConvProblem) -> tuple[int, int]:
@@ -63,69 +87,85 @@ def _group(p: ConvProblem) -> tuple[int, int]:
     return p.in_channels // p.groups, p.out_channels // p.groups
 
 
-class _Call:
-    """Everything about a call that does not change from one to the next; its methods are what a plan keeps."""
+# ---- kernels: one Python function each, and one call of the library ------------------------------
 
-    def __init__(self, problem: ConvProblem, outputs: tuple[Output, ...], threads: int) -> None:
-        loaded = library.load()
-        if loaded is None:
-            raise RuntimeError(library.why_absent())
-        self._filled = _fill(problem, outputs, threads)  # kept: the address points to it
-        self._address = ctypes.addressof(self._filled)
-        self._function = loaded.convgrad_convolution
-        self.workspace_bytes: int = loaded.convgrad_workspace(self._filled)
-        self._results = [_result(problem, output) for output in outputs]
-        #: Where the results' addresses go in `pack_tensors`: one entry a result of the library.
-        self._places = [outputs.index(output) if output in outputs else None for output in _OUTPUTS]
 
-    def forward(self, a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        result = a.new_empty_strided(*self._results[0])
+def _bind_forward(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    shape, strides = _result(problem, "forward")
+
+    def forward(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        result = a.new_empty_strided(shape, strides)
         start = 0 if bias is None else bias.data_ptr()
-        self._run(pack(a.data_ptr(), b.data_ptr(), 0, start, result.data_ptr(), 0, 0, 0), workspace)
+        if run(plan, pack(a.data_ptr(), b.data_ptr(), 0, start, result.data_ptr(), 0, 0, 0)):
+            raise MemoryError(_NO_MEMORY)
         return result
 
-    def grad_input(self, a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        result = a.new_empty_strided(*self._results[0])
+    return forward
+
+
+def _bind_grad_input(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    shape, strides = _result(problem, "grad_input")
+
+    def grad_input(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        result = a.new_empty_strided(shape, strides)
         start = 0 if bias is None else bias.data_ptr()
-        self._run(pack(0, b.data_ptr(), a.data_ptr(), start, 0, result.data_ptr(), 0, 0), workspace)
+        if run(plan, pack(0, b.data_ptr(), a.data_ptr(), start, 0, result.data_ptr(), 0, 0)):
+            raise MemoryError(_NO_MEMORY)
         return result
 
-    def grad_weight(self, a: Tensor, b: Tensor, bias: None = None, workspace: Tensor | None = None) -> Tensor:
-        result = a.new_empty_strided(*self._results[0])
-        self._run(pack(b.data_ptr(), 0, a.data_ptr(), 0, 0, 0, result.data_ptr(), 0), workspace)
+    return grad_input
+
+
+def _bind_grad_weight(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    shape, strides = _result(problem, "grad_weight")
+
+    def grad_weight(a: Tensor, b: Tensor, bias: None = None, workspace: Tensor | None = None) -> Tensor:
+        result = a.new_empty_strided(shape, strides)
+        if run(plan, pack(b.data_ptr(), 0, a.data_ptr(), 0, 0, 0, result.data_ptr(), 0)):
+            raise MemoryError(_NO_MEMORY)
         return result
 
-    def sweep(
-        self, grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
-    ) -> tuple[Tensor, ...]:
-        results = tuple([weight.new_empty_strided(*like) for like in self._results])
-        found = [0 if place is None else results[place].data_ptr() for place in self._places]
-        self._run(pack(input.data_ptr(), weight.data_ptr(), grad_output.data_ptr(), 0, *found), workspace)
-        return results
-
-    def _run(self, tensors: bytes, workspace: Tensor | None) -> None:
-        if workspace is None:
-            workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device="cpu")
-        if self._function(self._address, tensors, workspace.data_ptr(), workspace.numel()):
-            raise ValueError(
-                f"the workspace must have {self.workspace_bytes} bytes (Backend.workspace), got {workspace.numel()}"
-            )
+    return grad_weight
 
 
-def use_instruction_set(name: str) -> None:
-    """Run the kernels of another instruction set from now on, in the whole process; for tests and benchmarks.
+def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    """One of ``BOTH_GRADIENTS``: forward or grad_input, grad_weight, and perhaps grad_bias."""
+    (shape, strides), (weight_shape, weight_strides) = _result(problem, outputs[0]), _result(problem, "grad_weight")
+    forward, channels = outputs[0] == "forward", problem.shape_of(problem.bias_slot)[1]
 
-    Raises:
-        ValueError: this build or this processor does not have it.
-    """
-    library.select(name)
-    _call.cache_clear()
+    def gradients(
+        grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        first = weight.new_empty_strided(shape, strides)
+        grad_weight = weight.new_empty_strided(weight_shape, weight_strides)
+        x, w, g, y = input.data_ptr(), weight.data_ptr(), grad_output.data_ptr(), first.data_ptr()
+        if run(plan, pack(x, w, g, 0, y if forward else 0, 0 if forward else y, grad_weight.data_ptr(), 0)):
+            raise MemoryError(_NO_MEMORY)
+        return first, grad_weight
+
+    def gradients_and_bias(
+        grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        first = weight.new_empty_strided(shape, strides)
+        grad_weight = weight.new_empty_strided(weight_shape, weight_strides)
+        grad_bias = weight.new_empty(channels)
+        x, w, g, y = input.data_ptr(), weight.data_ptr(), grad_output.data_ptr(), first.data_ptr()
+        sums = grad_weight.data_ptr(), grad_bias.data_ptr()
+        if run(plan, pack(x, w, g, 0, y if forward else 0, 0 if forward else y, *sums)):
+            raise MemoryError(_NO_MEMORY)
+        return first, grad_weight, grad_bias
+
+    return gradients_and_bias if "grad_bias" in outputs else gradients
 
 
-_call = functools.lru_cache(maxsize=1024)(_Call)
+_BINDERS: dict[Output, Callable[..., Kernel]] = {
+    "forward": _bind_forward,
+    "grad_input": _bind_grad_input,
+    "grad_weight": _bind_grad_weight,
+}
 
 
-def _fill(problem: ConvProblem, outputs: tuple[Output, ...], threads: int) -> library.Problem:
+def _fill(problem: ConvProblem, outputs: tuple[Output, ...]) -> library.Problem:
     def three(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
         return (missing,) * (3 - len(values)) + values
 
@@ -144,14 +184,12 @@ def _fill(problem: ConvProblem, outputs: tuple[Output, ...], threads: int) -> li
     filled.outputs = sum(_OUTPUTS[output] for output in outputs)
     if "grad_bias" in outputs and problem.transposed:
         filled.outputs += _TRANSPOSED_GRAD_BIAS - _OUTPUTS["grad_bias"]
-    filled.threads = threads
+    filled.threads = torch.get_num_threads()
     return filled
 
 
 def _result(problem: ConvProblem, output: Output) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides."""
-    if output == "grad_bias":
-        return (problem.shape_of(problem.bias_slot)[1],), (1,)
     slots: dict[str, Slot] = {"forward": "grad_output", "grad_input": "input", "grad_weight": "weight"}
     shape = problem.shape_of(slots[output])
     return shape, usual_strides(shape, problem.channels_last)

@@ -1,4 +1,4 @@
-// Memory that the next unit of work will read and write, asked for while this one computes: a line for every so many
+// Memory that the next unit of work will read and write, prefetched while this one computes: a line for every so many
 // multiply-adds, so that neither waits for the other. The processor's own prefetching does that for long runs; short
 // planes are over before it has seen their order.
 #pragma once
@@ -7,21 +7,21 @@
 
 namespace {
 
-// Memory of a tensor is asked for this far ahead of the pixels that are computed: far enough for it to answer in time,
+// Memory of a tensor is prefetched this far ahead of the pixels that are computed: far enough for it to answer in time,
 // near enough to stay in the first-level cache.
 constexpr int64_t kAheadBytes = 8192;
 
-// Ask for the memory of `elements` from an address on.
+// Prefetch `elements` from an address on.
 template <int Write, class T>
-inline void ask_for(const T* from, int64_t elements) {
+inline void prefetch(const T* from, int64_t elements) {
   const char* at = reinterpret_cast<const char*>(from);
   for (int64_t i = 0; i < elements * int64_t(sizeof(T)); i += 64) __builtin_prefetch(at + i, Write);
   asm volatile("");  // else the compiler finds that nothing here has an effect, and leaves it out
 }
 
-class Ahead {
+class Prefetcher {
  public:
-  // Forget what was not asked for.
+  // Forget what was not prefetched.
   void clear() { parts_ = 0, lines_ = credit_ = rate_ = 0; }
 
   void add(const void* from, int64_t bytes, bool write) {
@@ -29,18 +29,18 @@ class Ahead {
     lines_ += ceil_div(bytes, kLineBytes);
   }
 
-  // Ask for everything now, or within so many multiply-adds.
+  // Prefetch everything now, or within so many multiply-adds.
   void at_once() {
     for (; parts_ > 0; --parts_) {
       const Part& part = part_[parts_ - 1];
-      part.write ? ask_for<1>(part.at, part.lines * kLineBytes) : ask_for<0>(part.at, part.lines * kLineBytes);
+      part.write ? prefetch<1>(part.at, part.lines * kLineBytes) : prefetch<0>(part.at, part.lines * kLineBytes);
     }
   }
   void within(int64_t work) { rate_ = ceil_div(lines_ * kLine, most(work, 1)); }
 
-  // What to `ask` for with so many multiply-adds.
+  // What is due with so many multiply-adds.
   int64_t due(int64_t work) const { return rate_ * work; }
-  void ask(int64_t due) {
+  void advance(int64_t due) {
     for (credit_ += due; credit_ >= kLine && parts_ > 0; credit_ -= kLine) {
       Part& part = part_[parts_ - 1];
       if (part.write)

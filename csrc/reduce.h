@@ -1,0 +1,55 @@
+// Sums over pixels and over lanes.
+#pragma once
+
+#include "plan.h"
+#include "vector.h"
+
+namespace {
+
+// The sums of the lanes of N vectors, which are spoilt.
+template <class T, int N>
+inline Vec<T, N> sum_lanes(Vec<T, N>* rows) {
+  transpose<T, N>(rows);
+#pragma GCC unroll 4
+  for (int half = N / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+    for (int l = 0; l < half; ++l) rows[l] += rows[l + half];
+  }
+  return rows[0];
+}
+
+// to[i] += the sum of the lanes of row i, for `count` rows of N lanes.
+template <class T, int N>
+void add_lanes(T* to, const T* rows, int64_t count) {
+  for (; count > 0; count -= N, to += N, rows += N * N) {
+    Vec<T, N> v[N] = {};
+#pragma GCC unroll 16
+    for (int i = 0; i < N; ++i)
+      if (i < count) v[i] = load<T, N>(rows + i * N);
+    const Vec<T, N> sums = sum_lanes<T, N>(v);
+    for (int i = 0; i < N && i < count; ++i) to[i] += sums[i];
+  }
+}
+
+// sums += `count` elements that follow one another, in lanes.
+template <class T, int N, class S>
+void sum_elements(T* sums, const S* from, int64_t count) {
+  Vec<T, N> total[4] = {};  // enough to hide the latency of an addition
+  for (; count >= 4 * N; count -= 4 * N, from += 4 * N) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u) total[u] += load<T, N>(from + u * N);
+  }
+  for (; count >= N; count -= N, from += N) total[0] += load<T, N>(from);
+  if (count > 0) total[1] += load_first<T, N>(from, count);
+  store<T, N>(sums, load<T, N>(sums) + ((total[0] + total[1]) + (total[2] + total[3])));
+}
+
+// Element i of `count` partial sums, `step` elements apart: always in the same order.
+template <class T>
+T add_partials(const T* partial, int64_t step, int64_t count) {
+  T total = 0;
+  for (; count > 0; --count, partial += step) total += *partial;
+  return total;
+}
+
+}  // namespace
