@@ -21,7 +21,7 @@ from convgrad.backends.base import Backend
 from convgrad.check.suite import check_backend
 from convgrad.engine.ab_timer import compare
 from convgrad.engine.choice import choose
-from convgrad.engine.registry import get
+from convgrad.engine.registry import get_backend
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
 from convgrad.settings import current
 
@@ -59,7 +59,7 @@ def taking(problem: ConvProblem, names: str, device: str) -> list[str]:
     can = [
         name
         for name in given
-        if not all(get(name).reasons_against(p, (pass_,), where) for pass_ in PASSES for p in layout_of)
+        if not all(get_backend(name).reasons_against(p, (pass_,), where) for pass_ in PASSES for p in layout_of)
     ]
     return can or given[:1]
 
@@ -127,7 +127,7 @@ def conform(text: str, names: str, device: str) -> dict[str, Any]:
     """The conformance suite on one problem: checks passed, and what failed."""
     found: dict[str, Any] = {"passed": 0, "failures": []}
     for name in taking(ConvProblem.parse(text), names, device):
-        report = check_backend(get(name), [text], device=device, repeats=5)
+        report = check_backend(get_backend(name), [text], device=device, repeats=5)
         found["passed"] += report.passed
         found["failures"] += [f"{name}, {text}: {failure}" for failure in report.failures]
     return found
@@ -143,7 +143,7 @@ def warm(text: str, names: str, device: str, tune: bool) -> dict[str, Any]:
         given = operands(problem, device, integers=True, layout=layout)
         torch.backends.cudnn.benchmark = tune
         try:
-            ours(get(name), problem, what, given)()
+            ours(get_backend(name), problem, what, given)()
             wait(device)
             found["passed"] += 1
         except Exception as error:
@@ -153,7 +153,7 @@ def warm(text: str, names: str, device: str, tune: bool) -> dict[str, Any]:
 
 def measure(text: str, what: str, backend_name: str, device: str, seconds: float, tune: bool) -> dict[str, Any]:
     """Check and time one call in every layout: seconds by name, or what is wrong."""
-    problem, backend = ConvProblem.parse(text), get(backend_name)
+    problem, backend = ConvProblem.parse(text), get_backend(backend_name)
     row: dict[str, Any] = {"times": {}, "chosen": [], "wrong": 0}
     expected = exact(problem, what, device)
     calls: dict[str, Callable[[], object]] = {}
@@ -247,7 +247,7 @@ def graph_replays(backend: str, device: str) -> dict[str, str]:
     """Capture both gradients into a CUDA graph, replay it on other operands, compare."""
     problem = _small(backend)
     given = operands(problem, device, integers=True)
-    call = ours(get(backend), problem, "backward", given)
+    call = ours(get_backend(backend), problem, "backward", given)
     for _ in range(3):
         call()
     torch.cuda.synchronize()

@@ -171,6 +171,24 @@ def test_no_room_imports_a_private_name_of_another():
     assert private == []
 
 
+#: Modules of a room that others import by name: a tool that nothing on the way of a call needs, and rooms inside rooms.
+OPEN = {"engine/ab_timer", "diagnostics/aten_rules", "backends/aten_direct", "backends/aten_libraries"}
+
+
+def test_a_room_is_imported_through_its_face():
+    """`from ..engine import Plan`, not `from ..engine.plan import Plan`."""
+    behind = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        here = path.relative_to(SOURCE)
+        package = ["convgrad", *here.parts[:-1]]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.level and node.module:
+                target = [*package[: len(package) - node.level + 1], *node.module.split(".")][1:]
+                if len(target) > 1 and target[0] != here.parts[0] and "/".join(target[:2]) not in OPEN:
+                    behind.append(f"{here} imports {'.'.join(target)}")
+    assert behind == ["__main__.py imports cli.app"]
+
+
 def test_the_walk_over_the_imports_finds_them():
     # Guards the three above against a walk that finds nothing.
     found = imports()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from convgrad.engine.registry import get
+from convgrad.engine.registry import get_backend
 from convgrad.problem import ConvProblem
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -94,10 +94,10 @@ def test_what_the_rules_choose() -> None:
     ):
         problem = ConvProblem.parse(text)
         for what in ("grad_weight", "backward"):
-            ways = [gpu_calls.chosen(get(b), problem, what, "cuda") for b in ("triton", "triton:banded")]
+            ways = [gpu_calls.chosen(get_backend(b), problem, what, "cuda") for b in ("triton", "triton:banded")]
             assert ways == [not wide, wide], (name, what)
             last = problem.replace(memory_format=torch.channels_last)
-            assert not gpu_calls.chosen(get("triton:banded"), last, what, "cuda")
+            assert not gpu_calls.chosen(get_backend("triton:banded"), last, what, "cuda")
 
 
 def test_an_unknown_backend_is_said_at_once() -> None:

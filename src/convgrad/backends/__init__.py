@@ -1,20 +1,34 @@
 """The rooms where tensors are contracted: one file a backend, one line a registration.
 
-ATen comes first: among backends that expect the same speed, the earlier one is taken.
+ATen comes first: where no rule prefers another backend, the first one that can is taken.
 """
 
 from __future__ import annotations
 
-from .aten import AtenBackend
+from .aten import AtenBackend, aten_backward, reads_every_stride, runs_as_stated, statable_arguments
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
-from .base import Arithmetic, Backend, Layout
+from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
 from .native import NativeBackend
 from .reference import ReferenceBackend
+from .strides import tidy
 from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
 
-__all__ = ["Arithmetic", "Backend", "Layout", "built_in"]
+__all__ = [
+    "Arithmetic",
+    "Backend",
+    "Kernel",
+    "Layout",
+    "ReferenceBackend",
+    "aten_backward",
+    "built_in",
+    "described",
+    "reads_every_stride",
+    "runs_as_stated",
+    "statable_arguments",
+    "tidy",
+]
 
 
 def built_in() -> list[Backend]:
@@ -24,5 +38,5 @@ def built_in() -> list[Backend]:
 
 
 def _aten_by_name() -> list[Backend]:
-    """ATen's own backends, used only where they are asked for."""
+    """ATen's own libraries, used only where they are requested."""
     return [AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend()]

@@ -14,7 +14,7 @@ from math import prod, sqrt
 import torch
 from torch import Tensor
 
-from ..backends.base import Arithmetic
+from ..backends import Arithmetic
 from ..problem import ConvProblem, Pass
 
 __all__ = ["error_bound", "reduction_length", "unit_roundoff"]

@@ -12,7 +12,7 @@ from math import isqrt, sqrt
 import torch
 from torch import Tensor
 
-from ..backends.reference import ReferenceBackend
+from ..backends import ReferenceBackend
 from ..problem import OPERANDS, ConvProblem, Pass, Slot
 from .bounds import reduction_length
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..backends.base import Arithmetic, Backend, Kernel
-from ..engine.operands import prepare
+from ..backends import Arithmetic, Backend, Kernel
+from ..engine import prepare
 from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass, Slot
 from .bounds import error_bound, reduction_length
 from .operands import (

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from ..backends.base import Backend
-from ..engine.registry import get
+from ..backends import Backend
+from ..engine import get_backend
 from ..problem import OUTPUTS, ConvProblem, Output
 from .problems import default_problems
 from .properties import PROPERTIES
@@ -79,7 +79,7 @@ def check_problem(
 
 
 def _backend(backend: Backend | str) -> Backend:
-    return get(backend) if isinstance(backend, str) else backend
+    return get_backend(backend) if isinstance(backend, str) else backend
 
 
 def _problem(problem: ConvProblem | str) -> ConvProblem:

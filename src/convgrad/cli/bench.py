@@ -15,10 +15,8 @@ from torch import Tensor
 from .._compat import channels_last_of
 from ..check import check_problem
 from ..diagnostics import plan_of, random_operands
-from ..engine import backends
+from ..engine import backends, choose, get_backend, reasons_against
 from ..engine.ab_timer import compare, conditions, keep_memory
-from ..engine.choice import choose
-from ..engine.registry import get, reasons_against
 from ..problem import PASSES, ConvProblem, Pass
 from ..settings import current
 from .app import app, device_here, fail, out
@@ -133,8 +131,8 @@ def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch
 def _line(
     problem: ConvProblem, pass_: Pass, name: str, operands: list[Tensor], device: torch.device, seconds: float
 ) -> _Line:
-    against = reasons_against(get(name), problem, (pass_,), device, current())
-    if not against and reasons_against(get("aten"), problem, (pass_,), device, current()):
+    against = reasons_against(get_backend(name), problem, (pass_,), device, current())
+    if not against and reasons_against(get_backend("aten"), problem, (pass_,), device, current()):
         against = ["PyTorch does not compute it: there is nothing to compare with"]
     if against:
         return _Line(pass_, name, "; ".join(against))

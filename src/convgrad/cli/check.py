@@ -15,7 +15,7 @@ from rich.console import Console
 
 from ..check import PROPERTIES, CheckReport, CheckResult, check_problem, default_problems, outputs_of
 from ..diagnostics import explain_problem
-from ..engine.registry import backends, get
+from ..engine import backends, get_backend
 from ..problem import ConvProblem, Output
 from ..problem_text import read_problem_file
 from .app import app, device_here, fail, outputs_named
@@ -72,7 +72,7 @@ def check(
     outputs, place = outputs_named(output), device_here(device)
     for name in backend or ():
         if name != "all":
-            get(name)
+            get_backend(name)
     results: list[CheckResult] = []
     done, reduced, stopped, start = 0, 0, "", time.monotonic()
     try:
@@ -109,11 +109,11 @@ def _pairs(
     """Backends and what to check of them: those named, else those that would be chosen."""
     if names:
         for name in backends() if "all" in names else names:
-            for output in outputs or outputs_of(get(name)):
+            for output in outputs or outputs_of(get_backend(name)):
                 yield name, output
     elif not problem.empty:
         for output, name in explain_problem(problem, outputs, device).chosen().items():
-            if name != "engine" and (output != "grad_bias" or "grad_bias" in outputs_of(get(name))):
+            if name != "engine" and (output != "grad_bias" or "grad_bias" in outputs_of(get_backend(name))):
                 yield name, output
 
 

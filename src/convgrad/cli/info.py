@@ -13,8 +13,8 @@ import typer
 
 from .. import __version__, settings
 from ..diagnostics import MODELLED_VERSIONS, Machine, cache_file, limits_of, measure_limits
+from ..engine import backends, reasons_against
 from ..engine.ab_timer import conditions
-from ..engine.registry import backends, reasons_against
 from ..problem import PASSES, ConvProblem
 from .app import app, out
 

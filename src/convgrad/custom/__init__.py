@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch.compiler import config
 
-from ..backends.base import Arithmetic, Layout
+from ..backends import Arithmetic, Layout
 from ..engine import registry
 from ..problem import OPERANDS, PASSES, ConvProblem, Pass
 from . import arguments

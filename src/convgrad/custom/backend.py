@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends.base import Arithmetic, Backend, Kernel, Layout
-from ..engine.events import thread
+from ..backends import Arithmetic, Backend, Kernel, Layout
+from ..engine import thread
 from ..errors import BackendError
 from ..problem import PASSES, RESULT, ConvProblem, Output, Pass, passes_of
 from . import arguments
@@ -119,7 +119,7 @@ class CustomBackend(Backend):
             call = values.copy()
             for i, which in tensors:
                 call[i] = operands[which]
-            outer, thread.inside = thread.inside, True  # PyTorch's convolutions in it are not taken over
+            outer, thread.in_backend = thread.in_backend, True  # PyTorch's convolutions in it are not taken over
             try:
                 result = function(*call)
             except RecursionError:
@@ -128,7 +128,7 @@ class CustomBackend(Backend):
                     'inside it name another one, with convgrad.use_backend("aten")'
                 ) from None
             finally:
-                thread.inside = outer
+                thread.in_backend = outer
             if isinstance(result, (tuple, list)) and len(result) == 1:  # extensions return a vector of one tensor
                 result = result[0]
             tensor = isinstance(result, Tensor)

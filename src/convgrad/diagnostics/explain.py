@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .. import settings
-from ..backends.base import Backend, described
-from ..engine.choice import choose
-from ..engine.registry import backends, reasons_against
-from ..engine.request import active
+from ..backends import Backend, described
+from ..engine import active, backends, choose, reasons_against
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
 from .capture import capture, problem_on

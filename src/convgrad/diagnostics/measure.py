@@ -10,10 +10,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..engine import Plan, Step, get_backend
 from ..engine.ab_timer import compare
-from ..engine.choice import Step
-from ..engine.plan import Plan
-from ..engine.registry import get
 from ..problem import OPERANDS, PASSES, ConvProblem, Pass
 from .aten_rules import Machine
 from .explanation import Answer
@@ -49,7 +47,7 @@ def random_operands(problem: ConvProblem, pass_: Pass, device: torch.device) -> 
 
 def plan_of(problem: ConvProblem, pass_: Pass, backend: str, device: torch.device) -> Plan:
     """A plan of one pass by a named backend."""
-    return Plan(problem, (pass_,), device, (Step(get(backend), (pass_,), "requested by name"),))
+    return Plan(problem, (pass_,), device, (Step(get_backend(backend), (pass_,), "requested by name"),))
 
 
 def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> list[Answer]:

@@ -11,8 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..engine.events import Event, observers
-from ..engine.registry import backends
+from ..engine import Event, backends, observers
 from ..problem import shown_outputs
 from ..tables import html_table, text_table
 from .onednn_log import OneDNNLog

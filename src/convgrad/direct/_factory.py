@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from .. import functional
+from ..backends import Backend
 from ..backends.aten_direct import AtenDirect
 from ..backends.aten_libraries import AtenCudnnBackend, AtenMiopenBackend, Flags
-from ..backends.base import Backend
-from ..engine.registry import backends, get, register
-from ..engine.request import use_backend
+from ..engine import backends, get_backend, register, use_backend
 from ..errors import BackendError, ShapeError
 from ..problem import ConvProblem
 
@@ -41,8 +40,8 @@ class Library(NamedTuple):
 
 CUDNN = Library("cuDNN", AtenCudnnBackend)
 MIOPEN = Library("MIOpen", AtenMiopenBackend)
-ONEDNN = Library("oneDNN", lambda _: get("aten:mkldnn"))
-NATIVE = Library("PyTorch's own kernel", lambda _: get("aten:native"))
+ONEDNN = Library("oneDNN", lambda _: get_backend("aten:mkldnn"))
+NATIVE = Library("PyTorch's own kernel", lambda _: get_backend("aten:native"))
 
 
 class Computation(NamedTuple):

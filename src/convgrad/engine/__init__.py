@@ -1,22 +1,56 @@
-"""Choosing, running, checking and watching backends."""
+"""Only what runs: the registry and the choice of backends, plans, and the look-up that every call ends in."""
 
 from __future__ import annotations
 
 from ..backends import built_in
-from .cache import invalidate
+from .cache import generation, invalidate, remember
+from .choice import Step, choose
+from .events import Event, observers, thread
+from .operands import prepare
 from .plan import Plan, plan_for
-from .registry import backends, register, unregister
-from .request import active, resume, set_default_backend, use_backend
+from .registry import backends, get_backend, reasons_against, register, unregister
+from .request import Request, active, request_for, resume, set_default_backend, traced, use_backend
+from .resolver import (
+    checked_backward,
+    checked_convolution,
+    checked_grad_input,
+    checked_grad_weight,
+    find,
+    layout_of,
+    make,
+    resolve,
+)
 
 __all__ = [
+    "Event",
     "Plan",
+    "Request",
+    "Step",
     "active",
     "backends",
+    "checked_backward",
+    "checked_convolution",
+    "checked_grad_input",
+    "checked_grad_weight",
+    "choose",
+    "find",
+    "generation",
+    "get_backend",
     "invalidate",
+    "layout_of",
+    "make",
+    "observers",
     "plan_for",
+    "prepare",
+    "reasons_against",
     "register",
+    "remember",
+    "request_for",
+    "resolve",
     "resume",
     "set_default_backend",
+    "thread",
+    "traced",
     "unregister",
     "use_backend",
 ]

@@ -8,7 +8,7 @@ __all__ = ["generation", "invalidate", "plans", "remember"]
 
 _MOST = 4096
 
-#: Everything that a call's meaning and choice depend on -> its plan; see `resolve.find`.
+#: Everything that a call's meaning and choice depend on -> its plan; see `resolver.find`.
 plans: dict[Any, Any] = {}
 #: Counts how often the cache was emptied, for those who keep a plan outside of it.
 generation: list[int] = [0]

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 
-from ..backends.base import Backend
+from ..backends import Backend
 from ..errors import BackendError
 from ..problem import ConvProblem, Output, Pass, passes_of
 from ..settings import Settings
-from .registry import backends, get, reasons_against
+from .registry import backends, get_backend, reasons_against
 from .request import Request
 from .rules import why_native
 
@@ -51,9 +51,9 @@ def choose(
 def _single(problem: ConvProblem, pass_: Pass, device: torch.device, settings: Settings, request: Request) -> Step:
     name = request.of(pass_)
     if name is not None:
-        if reasons_against(get(name), problem, (pass_,), device, settings):
+        if reasons_against(get_backend(name), problem, (pass_,), device, settings):
             raise BackendError(_refusal(f"backend {name!r}", problem, pass_, device, settings))
-        return Step(get(name), (pass_,), "asked for by name" + _unchecked(get(name)))
+        return Step(get_backend(name), (pass_,), "asked for by name" + _unchecked(get_backend(name)))
     usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, (pass_,), device, settings)}
     if not usable:
         raise BackendError(_refusal("no backend", problem, pass_, device, settings))
@@ -90,11 +90,11 @@ def _sweep(
             return None
         why = why_native(problem, outputs, device, settings.threads)
         candidates = [("native", f"by rule: {why}")] if why else []
-        candidates += [("aten", _why_first(get("aten"), backends(), device))]
+        candidates += [("aten", _why_first(get_backend("aten"), backends(), device))]
     elif len(requested) == 1:
         name = requested.pop()
         assert name is not None
-        candidates = [(name, "asked for by name" + _unchecked(get(name)))]
+        candidates = [(name, "asked for by name" + _unchecked(get_backend(name)))]
     else:
         return None
     for name, reason in candidates:

@@ -37,7 +37,7 @@ observers: list[Observer] = []
 class _Thread(threading.local):
     """Whether this thread is inside one of our computations: a convolution of PyTorch's there is a part of it."""
 
-    inside: bool = False
+    in_backend: bool = False
 
 
 thread = _Thread()

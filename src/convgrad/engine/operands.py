@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..backends.base import Backend
+from ..backends import Backend
 from ..problem import ConvProblem
 
 __all__ = ["is_prepared", "operand_format", "prepare", "prepare_bias"]

@@ -15,7 +15,7 @@ from torch.autograd.profiler import record_function
 
 from .. import settings
 from .._compat import profiler_enabled
-from ..backends.aten import runs_as_stated, statable_arguments
+from ..backends import runs_as_stated, statable_arguments
 from ..calculus import Role
 from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order, passes_of
 from .cache import generation
@@ -196,12 +196,12 @@ class Plan:
         with record_function(f"convgrad::{'+'.join(step.outputs)}[{step.backend.name}]"):
             if wait:
                 torch.cuda.synchronize(self.device)
-            outer, thread.inside = thread.inside, True  # or a convolution of ATen's would be reported once more
+            outer, thread.in_backend = thread.in_backend, True  # or a convolution of ATen's would be reported once more
             start = time.perf_counter()
             try:
                 result = self.bind()[i](*args)
             finally:
-                thread.inside = outer
+                thread.in_backend = outer
             if wait:
                 torch.cuda.synchronize(self.device)
             seconds = time.perf_counter() - start

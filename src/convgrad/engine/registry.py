@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ..backends.base import Backend
+from ..backends import Backend
 from ..problem import ConvProblem, Output
 from ..settings import Settings
 from .cache import invalidate
 
-__all__ = ["backends", "get", "reasons_against", "register", "unregister"]
+__all__ = ["backends", "get_backend", "reasons_against", "register", "unregister"]
 
 _backends: dict[str, Backend] = {}
 
@@ -28,7 +28,7 @@ def unregister(name: str) -> None:
     """
     if name == "aten":
         raise KeyError("the backend 'aten' is what everything falls back to and cannot be removed")
-    get(name)
+    get_backend(name)
     del _backends[name]
     invalidate()
 
@@ -38,7 +38,7 @@ def backends() -> dict[str, Backend]:
     return dict(_backends)
 
 
-def get(name: str) -> Backend:
+def get_backend(name: str) -> Backend:
     """The backend of this name.
 
     Raises:

@@ -57,7 +57,7 @@ def request_for(name: str) -> Request:
 def _request(name: str | None, forward: str | None, grad_input: str | None, grad_weight: str | None) -> Request | None:
     for n in (name, forward, grad_input, grad_weight):
         if n is not None:
-            registry.get(n)
+            registry.get_backend(n)
     names = (forward or _having(name, "forward"), grad_input or _having(name, "grad_input"))
     names += (grad_weight or _having(name, "grad_weight"),)
     return Request(*names) if any(names) else None
@@ -67,7 +67,7 @@ def _having(name: str | None, pass_: Pass) -> str | None:
     """The name for a pass that its backend has; the engine does what a user's kernel leaves out."""
     if name is None:
         return None
-    backend = registry.get(name)
+    backend = registry.get_backend(name)
     return name if pass_ in backend.passes or any(pass_ in sweep for sweep in backend.sweeps) else None
 
 

@@ -10,13 +10,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from .._compat import profiler_enabled
-from ..engine.events import observers
-from ..engine.plan import Plan
-from ..engine.resolve import find, make
+from ..engine import Plan, find, make, observers
 from ..errors import ShapeError
-from ..ops import kernels
-from ..ops.autograd import apply
-from ..ops.with_backend import operator
+from ..ops import apply, kernels, operator
 from ..shapes import check_rank
 from ..validation import refuse_nested
 

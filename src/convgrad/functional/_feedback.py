@@ -13,9 +13,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ..engine.request import active, resume
+from ..engine import active, resume
 from ..errors import ShapeError, UnsupportedError
-from ..ops.autocast import cast_operands
+from ..ops import cast_operands
 from ..validation import check_operands
 from ._arguments import require_bool, require_tensors
 from ._convolution import convolution, grad_bias, grad_input, grad_weight

@@ -19,11 +19,7 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 
 from .._compat import cpu_convolution, function_modes, jit_tracing, profiler_enabled, record
-from ..engine.cache import remember
-from ..engine.events import Event, observers, thread
-from ..engine.plan import Plan
-from ..engine.request import active
-from ..engine.resolve import find, make
+from ..engine import Event, Plan, active, find, make, observers, remember, thread
 from ..errors import BackendError, ConvgradError
 from ..shapes import conv_geometry
 from ..validation import check_backward, check_operands
@@ -90,13 +86,13 @@ class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator woul
     __slots__ = ("_recorded",)
 
     def __enter__(self) -> None:
-        thread.inside = True
+        thread.in_backend = True
         self._recorded = torch.is_grad_enabled()
         record(False)
 
     def __exit__(self, *exception: object) -> None:
         record(self._recorded)
-        thread.inside = False
+        thread.in_backend = False
 
 
 def _forward_kernel(router: _Router, original: Original, short: Original | None) -> Callable[..., Tensor]:
@@ -104,7 +100,7 @@ def _forward_kernel(router: _Router, original: Original, short: Original | None)
 
     def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *raw: Any) -> Tensor:
         watched = observers or profiler_enabled()
-        if thread.inside or not (router.taking or watched) or jit_tracing() is not None:
+        if thread.in_backend or not (router.taking or watched) or jit_tracing() is not None:
             return original(keyset, input, weight, bias, *raw)
         plan: Any = find("aten::convolution", raw, input, weight, bias, None, True)
         if plan.__class__ is tuple:
@@ -131,7 +127,7 @@ def _backward_kernel(router: _Router, original: Original) -> Callable[..., Any]:
         if bias_sizes is None and rest[6][2]:  # without them an empty batch would end the process
             bias_sizes = [weight.shape[1] * rest[5] if rest[3] else weight.shape[0]]
         watched = observers or profiler_enabled()
-        if thread.inside or not (router.taking or watched) or jit_tracing() is not None:
+        if thread.in_backend or not (router.taking or watched) or jit_tracing() is not None:
             return original(keyset, grad_output, input, weight, bias_sizes, *rest)
         raw = (bias_sizes, *rest)
         plan: Any = find("aten::convolution_backward", raw, input, weight, grad_output, None, True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ..diagnostics import Limits, Machine, kernel_of_event, limits_of, select_conv_backend
-from ..engine.events import Event, observers
+from ..engine import Event, observers
 from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, passes_of, shown_outputs
 from ..tables import text_table
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import functional
-from ..engine.registry import get
-from ..engine.request import use_backend
+from ..engine import get_backend, use_backend
 from ..errors import UnsupportedError
 from ..shapes import padding_pairs
 
@@ -38,7 +37,7 @@ class _Chosen:
 
     def __init__(self, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
         if backend is not None:
-            get(backend)
+            get_backend(backend)
         super().__init__(*args, **kwargs)
         self.backend = backend
 

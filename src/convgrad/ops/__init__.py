@@ -12,8 +12,20 @@ from __future__ import annotations
 import torch
 
 from . import autocast, autograd, batching, decompositions, fake, flops, kernels, with_backend
+from .autocast import cast_operands
+from .autograd import apply
+from .with_backend import operator
 
-__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
+__all__ = [
+    "apply",
+    "cast_operands",
+    "convolution",
+    "convolution_backward",
+    "grad_input",
+    "grad_weight",
+    "kernels",
+    "operator",
+]
 
 _ARGUMENTS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"

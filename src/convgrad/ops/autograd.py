@@ -27,11 +27,7 @@ from .._compat import (
     will_engine_execute,
 )
 from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
-from ..engine.cache import generation
-from ..engine.events import observers
-from ..engine.plan import Plan
-from ..engine.request import Request, active, resume
-from ..engine.resolve import layout_of
+from ..engine import Plan, Request, active, generation, layout_of, observers, resume
 from ..shapes import conv_geometry, convolution_shape
 from ..validation import check_backward, refuse_nested
 from . import decompositions, flops, lowering

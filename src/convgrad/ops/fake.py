@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..engine.resolve import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
+from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 
 __all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
 

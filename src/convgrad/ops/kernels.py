@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from .._compat import profiler_enabled
-from ..backends.aten import aten_backward
-from ..engine.events import observers
-from ..engine.resolve import checked_convolution, resolve
+from ..backends import aten_backward
+from ..engine import checked_convolution, observers, resolve
 
 __all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
 

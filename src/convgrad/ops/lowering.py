@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from .._compat import hint_of, is_subclass, is_traced
-from ..engine.plan import plan_for
-from ..engine.resolve import layout_of
+from ..engine import layout_of, plan_for
 from ..problem import ConvProblem, gradient_outputs
 from ..shapes import conv_geometry, convolution_shape, problem_of
 from . import decompositions, fake

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._compat import is_traced
-from ..engine.request import Request, active, request_for, resume, traced
+from ..engine import Request, active, request_for, resume, traced
 
 __all__ = ["define", "operator", "traced_overload"]
 

@@ -27,8 +27,7 @@ from .._compat import (
     jit_tracing,
     suggests_channels_last,
 )
-from ..backends.aten import reads_every_stride
-from ..backends.strides import tidy
+from ..backends import reads_every_stride, tidy
 from ..calculus import Form
 from ..problem import Output, gradient_outputs
 from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of

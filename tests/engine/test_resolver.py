@@ -12,7 +12,7 @@ import torch
 import convgrad
 from convgrad.engine import cache
 from convgrad.engine.plan import Plan
-from convgrad.engine.resolve import find, resolve
+from convgrad.engine.resolver import find, resolve
 
 X, W = torch.randn(2, 8, 6, 6), torch.randn(8, 1, 3, 3)
 RAW: tuple[Any, ...] = ([1, 1], [1, 1], [1, 1], False, [0, 0], 8)
