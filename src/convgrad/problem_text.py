@@ -24,16 +24,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
 from .sizes import effective_kernel, output_length
 
-if TYPE_CHECKING:
-    from .problem import ConvProblem
-
 __all__ = ["format_problem", "parse", "read_problem_file"]
+
+#: What a text is made: this module knows the grammar, `problem` the value.
+Problem = TypeVar("Problem")
 
 EXAMPLE: Final = "g32mb1ic32ih112oc32oh112kh3sh1ph1dh0 or mb2ic3iw100oc8kw5 bfloat16 bias"
 
@@ -56,7 +56,7 @@ _FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d+)?_*")
 _NAME: Final = re.compile(r'n(?:"([^"]*)"|(\S*))(?=\s|$)')
 
 
-def parse(text: str, make: Callable[..., Any], *, transposed: bool = False) -> Any:
+def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) -> Problem:
     """Read one descriptor and the words after it: what `ConvProblem.parse` does.
 
     Args:
@@ -193,7 +193,7 @@ def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -
     return big, small, kernel, stride, (low, high), dilation
 
 
-def format_problem(problem: ConvProblem) -> str:
+def format_problem(problem: Any) -> str:
     """The canonical text, which `parse` reads back as ``problem.canonical()``."""
     p = problem
     user_in, user_out = (p.output_size, p.input_size) if p.transposed else (p.input_size, p.output_size)
@@ -220,8 +220,8 @@ def format_problem(problem: ConvProblem) -> str:
 
 
 def read_problem_file(
-    source: str | PathLike[str] | Iterable[str], read: Callable[[str], ConvProblem]
-) -> Iterator[tuple[int, ConvProblem | ValueError]]:
+    source: str | PathLike[str] | Iterable[str], read: Callable[[str], Problem]
+) -> Iterator[tuple[int, Problem | ValueError]]:
     """Read a file of problems, benchdnn's shape files included: (line number, problem or the error) for each.
 
     ``#`` begins a comment. Several problems may share a line, and words apply to the problem before them. Options of
@@ -248,8 +248,8 @@ def read_problem_file(
 
 
 def _read_lines(
-    lines: Iterable[str], read: Callable[[str], ConvProblem], path: Path | None, open_files: tuple[Path, ...]
-) -> Iterator[tuple[int, ConvProblem | ValueError]]:
+    lines: Iterable[str], read: Callable[[str], Problem], path: Path | None, open_files: tuple[Path, ...]
+) -> Iterator[tuple[int, Problem | ValueError]]:
     for number, line in _join_continued(lines):
         for token in _split_line(line):
             if token.startswith("--batch=") and path is not None:
@@ -262,8 +262,8 @@ def _read_lines(
 
 
 def _read_nested(
-    number: int, path: Path, read: Callable[[str], ConvProblem], open_files: tuple[Path, ...]
-) -> Iterator[tuple[int, ConvProblem | ValueError]]:
+    number: int, path: Path, read: Callable[[str], Problem], open_files: tuple[Path, ...]
+) -> Iterator[tuple[int, Problem | ValueError]]:
     if path.resolve() in open_files:
         yield number, ValueError(f"{open_files[-1]}:{number}: --batch={path} reads itself")
         return

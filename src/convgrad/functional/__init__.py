@@ -6,8 +6,8 @@ The names and signatures of ``torch.nn.functional`` and ``torch.nn.grad``; N-d f
 """
 
 from ._arguments import paddings as paddings
-from ._convolution import convolution, convolution_backward, grad_bias, grad_input, grad_weight
-from ._gradients import (
+from ._convolution import convolution
+from ._gradient_names import (
     conv1d_input,
     conv1d_weight,
     conv2d_input,
@@ -21,6 +21,7 @@ from ._gradients import (
     conv_transpose3d_input,
     conv_transpose3d_weight,
 )
+from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 from ._names import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._with_backend import convolution_with_backend as convolution_with_backend
 

@@ -15,8 +15,9 @@ from ..errors import ShapeError
 from ..ops import apply, kernels, operator
 from ..shapes import check_rank
 from ..validation import refuse_nested
+from ._arguments import Ints, conv_arguments, require_bool, transpose_arguments
 
-__all__ = ["gradient", "public_functions", "run"]
+__all__ = ["gradient", "public_functions", "run", "run_nd"]
 
 #: The functions that people call, by name; each file of them adds its own.
 public_functions: dict[str, Callable[..., Tensor]] = {}
@@ -79,6 +80,26 @@ def _first_call(
         return operator("convolution")(input, weight, bias, *arguments)
     make(key, "convolution", arguments, input, weight, bias)
     return run(name, d, normalize, input, weight, bias, raw)
+
+
+def run_nd(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
+    transposed: bool,
+    output_padding: Ints,
+    groups: int,
+) -> Tensor:
+    """Compute one call of `convolution`."""
+    require_bool("transposed", transposed)
+    d = weight.dim() - 2
+    if transposed:
+        raw = (stride, padding, output_padding, groups, dilation)
+        return run("convolution", d, transpose_arguments, input, weight, bias, raw)
+    return run("convolution", d, conv_arguments, input, weight, bias, (stride, padding, dilation, groups))
 
 
 def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | None = None) -> Any:

@@ -1,28 +1,15 @@
-"""The N-d functions: a convolution and each of its gradients."""
+"""The N-d convolution."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
-from torch.overrides import handle_torch_function
 
-from ..calculus import sum_of_bias
 from ..shapes import check_rank
 from ..validation import refuse_nested
-from ._arguments import (
-    Ints,
-    all_arguments,
-    conv_arguments,
-    require_bool,
-    require_tensors,
-    sizes,
-    stands_for_tensors,
-    transpose_arguments,
-)
-from ._call import gradient, run
+from ._arguments import Ints
+from ._call import run_nd
 
-__all__ = ["convolution", "convolution_backward", "grad_bias", "grad_input", "grad_weight"]
+__all__ = ["convolution"]
 
 
 def convolution(
@@ -77,151 +64,4 @@ def convolution(
         return call(input, weight, bias, backward_weight, backward_weight_grad, form)
     if backward_weight_grad is not False:
         raise ValueError("backward_weight_grad=True needs a backward_weight to give the gradient to")
-    require_bool("transposed", transposed)
-    if transposed:
-        written = (stride, padding, output_padding, groups, dilation)
-        return run("convolution", d, transpose_arguments, input, weight, bias, written)
-    return run("convolution", d, conv_arguments, input, weight, bias, (stride, padding, dilation, groups))
-
-
-def grad_input(
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-) -> Tensor:
-    """The gradient of a convolution with respect to its input.
-
-    Shape:
-        - input_size: the N, C_in and D spatial sizes of the input
-        - weight, grad_output: as in `convolution`, grad_output like its result
-        - result: ``input_size``
-
-    Raises:
-        ShapeError: a grad_output that is not of the shape of the output.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> w, g = torch.randn(6, 4, 3), torch.randn(2, 6, 7)
-        >>> x = torch.randn(2, 4, 9, requires_grad=True)
-        >>> (want,) = torch.autograd.grad(torch.nn.functional.conv1d(x, w), x, g)
-        >>> torch.allclose(convgrad.grad_input(x.shape, w, g), want, atol=1e-5)
-        True
-    """
-    require_tensors("grad_input", weight=weight, grad_output=grad_output)
-    if stands_for_tensors(weight, grad_output):
-        written = (stride, padding, dilation, transposed, output_padding, groups)
-        return handle_torch_function(grad_input, (weight, grad_output), input_size, weight, grad_output, *written)
-    refuse_nested(weight, grad_output)
-    arguments = all_arguments(
-        weight.dim() - 2, weight.shape, stride, padding, dilation, transposed, output_padding, groups
-    )
-    other = weight.conj() if weight.is_complex() else weight
-    rest = (sizes(input_size, "input_size"), *arguments)
-    return gradient("grad_input", rest, grad_output, other)
-
-
-def grad_weight(
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-) -> Tensor:
-    """The gradient of a convolution with respect to its weight.
-
-    Shape:
-        - weight_size: the sizes of the weight as in `convolution`
-        - input, grad_output: as in `convolution`, grad_output like its result
-        - result: ``weight_size``
-
-    Raises:
-        ShapeError: a grad_output that is not of the shape of the output.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> x, g = torch.randn(2, 4, 9), torch.randn(2, 6, 7)
-        >>> w = torch.randn(6, 4, 3, requires_grad=True)
-        >>> (want,) = torch.autograd.grad(torch.nn.functional.conv1d(x, w), w, g)
-        >>> torch.allclose(convgrad.grad_weight(x, w.shape, g), want, atol=1e-5)
-        True
-    """
-    require_tensors("grad_weight", input=input, grad_output=grad_output)
-    if stands_for_tensors(input, grad_output):
-        written = (stride, padding, dilation, transposed, output_padding, groups)
-        return handle_torch_function(grad_weight, (input, grad_output), input, weight_size, grad_output, *written)
-    refuse_nested(input, grad_output)
-    size = sizes(weight_size, "weight_size")
-    rest = (size, *all_arguments(len(size) - 2, size, stride, padding, dilation, transposed, output_padding, groups))
-    other = input.conj() if input.is_complex() else input
-    return gradient("grad_weight", rest, grad_output, other)
-
-
-def grad_bias(grad_output: Tensor) -> Tensor:
-    """The gradient of a convolution with respect to its bias: a sum over batch and space.
-
-    Shape:
-        (N, C_out, *out) -> (C_out,)
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> convgrad.grad_bias(torch.ones(2, 3, 4))
-        tensor([8., 8., 8.])
-    """
-    require_tensors("grad_bias", grad_output=grad_output)
-    if stands_for_tensors(grad_output):
-        return handle_torch_function(grad_bias, (grad_output,), grad_output)
-    return sum_of_bias(grad_output)
-
-
-def convolution_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias_sizes: Sequence[int] | None = None,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    transposed: bool = False,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    output_mask: Sequence[bool] = (True, True, True),
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of a convolution that the mask asks for; None for the others.
-
-    Shape:
-        - grad_output: (N, C_out, *out), like the result of `convolution`
-        - result: like input, like weight, and (C_out,)
-
-    Raises:
-        ShapeError: a grad_output or bias_sizes that do not belong to input and weight.
-
-    Equivalent to:
-        >>> import torch, convgrad
-        >>> x, w, g = torch.randn(2, 4, 9), torch.randn(6, 4, 3), torch.randn(2, 6, 7)
-        >>> gi, gw, gb = convgrad.convolution_backward(g, x, w, output_mask=(True, False, True))
-        >>> gi.shape, gw, gb.shape
-        (torch.Size([2, 4, 9]), None, torch.Size([6]))
-    """
-    require_tensors("convolution_backward", grad_output=grad_output, input=input, weight=weight)
-    operands = (grad_output, input, weight)
-    if stands_for_tensors(*operands):
-        written = (bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask)
-        return handle_torch_function(convolution_backward, operands, *operands, *written)
-    refuse_nested(grad_output, input, weight)
-    arguments = all_arguments(
-        weight.dim() - 2, weight.shape, stride, padding, dilation, transposed, output_padding, groups
-    )
-    if input.is_complex():
-        input, weight = input.conj(), weight.conj()
-    rest = (None if bias_sizes is None else list(bias_sizes), *arguments, list(output_mask))
-    return gradient("convolution_backward", rest, grad_output, input, weight)
+    return run_nd(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)

@@ -18,7 +18,8 @@ from ..errors import ShapeError, UnsupportedError
 from ..ops import cast_operands
 from ..validation import check_operands
 from ._arguments import require_bool, require_tensors
-from ._convolution import convolution, grad_bias, grad_input, grad_weight
+from ._call import run_nd
+from ._gradients import grad_bias, grad_input, grad_weight
 
 __all__ = ["convolution_with_backward_weight"]
 
@@ -53,7 +54,7 @@ class _Feedback(torch.autograd.Function):
     def forward(
         input: Tensor, weight: Tensor, bias: Any, _backward_weight: Tensor, _teaches: bool, form: Any
     ) -> Tensor:
-        return convolution(input, weight, bias, *form)
+        return run_nd(input, weight, bias, *form)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -1,154 +1,158 @@
-"""The gradients of the 1-d, 2-d and 3-d names: the signatures of ``torch.nn.grad``; the same for transposed ones.
-
-Each is written once: only its name, its docstring and the rank of an operand without a batch depend on the dimension.
-"""
+"""The N-d gradients of a convolution, each as a function."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
-from ._arguments import Ints, require_tensors, sizes
-from ._convolution import grad_input, grad_weight
+from ..calculus import sum_of_bias
+from ..validation import refuse_nested
+from ._arguments import Ints, all_arguments, require_tensors, sizes, stands_for_tensors
+from ._call import gradient
 
-Function = TypeVar("Function", bound=Callable[..., Tensor])
-
-
-def _input_gradient(d: int):
-    def conv_input(
-        input_size: Sequence[int],
-        weight: Tensor,
-        grad_output: Tensor,
-        stride: Ints = 1,
-        padding: Ints | str = 0,
-        dilation: Ints = 1,
-        groups: int = 1,
-    ) -> Tensor:
-        return _of_input(d, name, input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
-
-    name = f"conv{d}d_input"
-    return _named(name, conv_input)
+__all__ = ["convolution_backward", "grad_bias", "grad_input", "grad_weight"]
 
 
-def _weight_gradient(d: int):
-    def conv_weight(
-        input: Tensor,
-        weight_size: Sequence[int],
-        grad_output: Tensor,
-        stride: Ints = 1,
-        padding: Ints | str = 0,
-        dilation: Ints = 1,
-        groups: int = 1,
-    ) -> Tensor:
-        return _of_weight(d, name, input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
-
-    name = f"conv{d}d_weight"
-    return _named(name, conv_weight)
-
-
-def _transposed_input_gradient(d: int):
-    def conv_transpose_input(
-        input_size: Sequence[int],
-        weight: Tensor,
-        grad_output: Tensor,
-        stride: Ints = 1,
-        padding: Ints = 0,
-        output_padding: Ints = 0,
-        groups: int = 1,
-        dilation: Ints = 1,
-    ) -> Tensor:
-        rest = (stride, padding, dilation, True, output_padding, groups)
-        return _of_input(d, name, input_size, weight, grad_output, *rest)
-
-    name = f"conv_transpose{d}d_input"
-    return _named(name, conv_transpose_input)
-
-
-def _transposed_weight_gradient(d: int):
-    def conv_transpose_weight(
-        input: Tensor,
-        weight_size: Sequence[int],
-        grad_output: Tensor,
-        stride: Ints = 1,
-        padding: Ints = 0,
-        output_padding: Ints = 0,
-        groups: int = 1,
-        dilation: Ints = 1,
-    ) -> Tensor:
-        rest = (stride, padding, dilation, True, output_padding, groups)
-        return _of_weight(d, name, input, weight_size, grad_output, *rest)
-
-    name = f"conv_transpose{d}d_weight"
-    return _named(name, conv_transpose_weight)
-
-
-def _of_input(d: int, name: str, input_size: Sequence[int], weight: Tensor, grad_output: Tensor, *rest: Any) -> Tensor:
-    require_tensors(name, weight=weight, grad_output=grad_output)
-    size = sizes(input_size, "input_size")
-    if len(size) != d + 1 or grad_output.dim() != d + 1:
-        return grad_input(size, weight, grad_output, *rest)
-    return grad_input((1, *size), weight, grad_output.unsqueeze(0), *rest).squeeze(0)
-
-
-def _of_weight(d: int, name: str, input: Tensor, weight_size: Sequence[int], grad_output: Tensor, *rest: Any) -> Tensor:
-    require_tensors(name, input=input, grad_output=grad_output)
-    if input.dim() != d + 1 or grad_output.dim() != d + 1:
-        return grad_weight(input, weight_size, grad_output, *rest)
-    return grad_weight(input.unsqueeze(0), weight_size, grad_output.unsqueeze(0), *rest)
-
-
-_DOCSTRING = """The gradient of `{forward}` with respect to its {operand}{as_in_torch}.
+def grad_input(
+    input_size: Sequence[int],
+    weight: Tensor,
+    grad_output: Tensor,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+    groups: int = 1,
+) -> Tensor:
+    """The gradient of a convolution with respect to its input.
 
     Shape:
-        - {input}: (N, C_in, {size}), or without N
-        - {weight}: the weight's, as in `{forward}`
-        - grad_output: like the result of `{forward}`
-        - result: ``{operand}_size``
+        - input_size: the N, C_in and D spatial sizes of the input
+        - weight, grad_output: as in `convolution`, grad_output like its result
+        - result: ``input_size``
 
     Raises:
         ShapeError: a grad_output that is not of the shape of the output.
 
     Equivalent to:
         >>> import torch, convgrad
-        >>> x = torch.randn(2, 4{sevens}, requires_grad=True)
-        >>> w = torch.randn({channels}{threes}, requires_grad=True)
-        >>> y = torch.nn.functional.{forward}(x, w)
-        >>> (want,) = torch.autograd.grad(y.sum(), {variable})
-        >>> got = convgrad.{name}({arguments}, torch.ones_like(y))
-        >>> torch.allclose(got, want, atol=1e-4)
+        >>> w, g = torch.randn(6, 4, 3), torch.randn(2, 6, 7)
+        >>> x = torch.randn(2, 4, 9, requires_grad=True)
+        >>> (want,) = torch.autograd.grad(torch.nn.functional.conv1d(x, w), x, g)
+        >>> torch.allclose(convgrad.grad_input(x.shape, w, g), want, atol=1e-5)
         True
     """
-
-
-def _named(name: str, function: Function) -> Function:
-    """Name a function and write its docstring."""
-    forward, operand = name.rsplit("_", 1)
-    d, transposed, of_input = int(forward[-2]), "transpose" in name, operand == "input"
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = _DOCSTRING.format(
-        name=name,
-        forward=forward,
-        operand=operand,
-        as_in_torch="" if transposed else f", as ``torch.nn.grad.{name}``",
-        input="input_size" if of_input else "input",
-        weight="weight" if of_input else "weight_size",
-        size=("L", "H, W", "D, H, W")[d - 1],
-        sevens=", 7" * d,
-        channels="4, 6" if transposed else "6, 4",
-        threes=", 3" * d,
-        variable="x" if of_input else "w",
-        arguments="x.shape, w" if of_input else "x, w.shape",
+    require_tensors("grad_input", weight=weight, grad_output=grad_output)
+    if stands_for_tensors(weight, grad_output):
+        written = (stride, padding, dilation, transposed, output_padding, groups)
+        return handle_torch_function(grad_input, (weight, grad_output), input_size, weight, grad_output, *written)
+    refuse_nested(weight, grad_output)
+    arguments = all_arguments(
+        weight.dim() - 2, weight.shape, stride, padding, dilation, transposed, output_padding, groups
     )
-    return function
+    other = weight.conj() if weight.is_complex() else weight
+    rest = (sizes(input_size, "input_size"), *arguments)
+    return gradient("grad_input", rest, grad_output, other)
 
 
-conv1d_input, conv2d_input, conv3d_input = (_input_gradient(1), _input_gradient(2), _input_gradient(3))
-conv1d_weight, conv2d_weight, conv3d_weight = (_weight_gradient(1), _weight_gradient(2), _weight_gradient(3))
-conv_transpose1d_input = _transposed_input_gradient(1)
-conv_transpose2d_input = _transposed_input_gradient(2)
-conv_transpose3d_input = _transposed_input_gradient(3)
-conv_transpose1d_weight = _transposed_weight_gradient(1)
-conv_transpose2d_weight = _transposed_weight_gradient(2)
-conv_transpose3d_weight = _transposed_weight_gradient(3)
+def grad_weight(
+    input: Tensor,
+    weight_size: Sequence[int],
+    grad_output: Tensor,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+    groups: int = 1,
+) -> Tensor:
+    """The gradient of a convolution with respect to its weight.
+
+    Shape:
+        - weight_size: the sizes of the weight as in `convolution`
+        - input, grad_output: as in `convolution`, grad_output like its result
+        - result: ``weight_size``
+
+    Raises:
+        ShapeError: a grad_output that is not of the shape of the output.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, g = torch.randn(2, 4, 9), torch.randn(2, 6, 7)
+        >>> w = torch.randn(6, 4, 3, requires_grad=True)
+        >>> (want,) = torch.autograd.grad(torch.nn.functional.conv1d(x, w), w, g)
+        >>> torch.allclose(convgrad.grad_weight(x, w.shape, g), want, atol=1e-5)
+        True
+    """
+    require_tensors("grad_weight", input=input, grad_output=grad_output)
+    if stands_for_tensors(input, grad_output):
+        written = (stride, padding, dilation, transposed, output_padding, groups)
+        return handle_torch_function(grad_weight, (input, grad_output), input, weight_size, grad_output, *written)
+    refuse_nested(input, grad_output)
+    size = sizes(weight_size, "weight_size")
+    rest = (size, *all_arguments(len(size) - 2, size, stride, padding, dilation, transposed, output_padding, groups))
+    other = input.conj() if input.is_complex() else input
+    return gradient("grad_weight", rest, grad_output, other)
+
+
+def grad_bias(grad_output: Tensor) -> Tensor:
+    """The gradient of a convolution with respect to its bias: a sum over batch and space.
+
+    Shape:
+        (N, C_out, *out) -> (C_out,)
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> convgrad.grad_bias(torch.ones(2, 3, 4))
+        tensor([8., 8., 8.])
+    """
+    require_tensors("grad_bias", grad_output=grad_output)
+    if stands_for_tensors(grad_output):
+        return handle_torch_function(grad_bias, (grad_output,), grad_output)
+    return sum_of_bias(grad_output)
+
+
+def convolution_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    output_mask: Sequence[bool] = (True, True, True),
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of a convolution that the mask asks for; None for the others.
+
+    Shape:
+        - grad_output: (N, C_out, *out), like the result of `convolution`
+        - result: like input, like weight, and (C_out,)
+
+    Raises:
+        ShapeError: a grad_output or bias_sizes that do not belong to input and weight.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w, g = torch.randn(2, 4, 9), torch.randn(6, 4, 3), torch.randn(2, 6, 7)
+        >>> gi, gw, gb = convgrad.convolution_backward(g, x, w, output_mask=(True, False, True))
+        >>> gi.shape, gw, gb.shape
+        (torch.Size([2, 4, 9]), None, torch.Size([6]))
+    """
+    require_tensors("convolution_backward", grad_output=grad_output, input=input, weight=weight)
+    operands = (grad_output, input, weight)
+    if stands_for_tensors(*operands):
+        written = (bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask)
+        return handle_torch_function(convolution_backward, operands, *operands, *written)
+    refuse_nested(grad_output, input, weight)
+    arguments = all_arguments(
+        weight.dim() - 2, weight.shape, stride, padding, dilation, transposed, output_padding, groups
+    )
+    if input.is_complex():
+        input, weight = input.conj(), weight.conj()
+    rest = (None if bias_sizes is None else list(bias_sizes), *arguments, list(output_mask))
+    return gradient("convolution_backward", rest, grad_output, input, weight)

@@ -1,0 +1,154 @@
+"""The gradients of the 1-d, 2-d and 3-d names: the signatures of ``torch.nn.grad``; the same for transposed ones.
+
+Each is written once: only its name, its docstring and the rank of an operand without a batch depend on the dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from ._arguments import Ints, require_tensors, sizes
+from ._gradients import grad_input, grad_weight
+
+Function = TypeVar("Function", bound=Callable[..., Tensor])
+
+
+def _input_gradient(d: int):
+    def conv_input(
+        input_size: Sequence[int],
+        weight: Tensor,
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        return _of_input(d, name, input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
+
+    name = f"conv{d}d_input"
+    return _named(name, conv_input)
+
+
+def _weight_gradient(d: int):
+    def conv_weight(
+        input: Tensor,
+        weight_size: Sequence[int],
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        return _of_weight(d, name, input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
+
+    name = f"conv{d}d_weight"
+    return _named(name, conv_weight)
+
+
+def _transposed_input_gradient(d: int):
+    def conv_transpose_input(
+        input_size: Sequence[int],
+        weight: Tensor,
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        output_padding: Ints = 0,
+        groups: int = 1,
+        dilation: Ints = 1,
+    ) -> Tensor:
+        rest = (stride, padding, dilation, True, output_padding, groups)
+        return _of_input(d, name, input_size, weight, grad_output, *rest)
+
+    name = f"conv_transpose{d}d_input"
+    return _named(name, conv_transpose_input)
+
+
+def _transposed_weight_gradient(d: int):
+    def conv_transpose_weight(
+        input: Tensor,
+        weight_size: Sequence[int],
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        output_padding: Ints = 0,
+        groups: int = 1,
+        dilation: Ints = 1,
+    ) -> Tensor:
+        rest = (stride, padding, dilation, True, output_padding, groups)
+        return _of_weight(d, name, input, weight_size, grad_output, *rest)
+
+    name = f"conv_transpose{d}d_weight"
+    return _named(name, conv_transpose_weight)
+
+
+def _of_input(d: int, name: str, input_size: Sequence[int], weight: Tensor, grad_output: Tensor, *rest: Any) -> Tensor:
+    require_tensors(name, weight=weight, grad_output=grad_output)
+    size = sizes(input_size, "input_size")
+    if len(size) != d + 1 or grad_output.dim() != d + 1:
+        return grad_input(size, weight, grad_output, *rest)
+    return grad_input((1, *size), weight, grad_output.unsqueeze(0), *rest).squeeze(0)
+
+
+def _of_weight(d: int, name: str, input: Tensor, weight_size: Sequence[int], grad_output: Tensor, *rest: Any) -> Tensor:
+    require_tensors(name, input=input, grad_output=grad_output)
+    if input.dim() != d + 1 or grad_output.dim() != d + 1:
+        return grad_weight(input, weight_size, grad_output, *rest)
+    return grad_weight(input.unsqueeze(0), weight_size, grad_output.unsqueeze(0), *rest)
+
+
+_DOCSTRING = """The gradient of `{forward}` with respect to its {operand}{as_in_torch}.
+
+    Shape:
+        - {input}: (N, C_in, {size}), or without N
+        - {weight}: the weight's, as in `{forward}`
+        - grad_output: like the result of `{forward}`
+        - result: ``{operand}_size``
+
+    Raises:
+        ShapeError: a grad_output that is not of the shape of the output.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x = torch.randn(2, 4{sevens}, requires_grad=True)
+        >>> w = torch.randn({channels}{threes}, requires_grad=True)
+        >>> y = torch.nn.functional.{forward}(x, w)
+        >>> (want,) = torch.autograd.grad(y.sum(), {variable})
+        >>> got = convgrad.{name}({arguments}, torch.ones_like(y))
+        >>> torch.allclose(got, want, atol=1e-4)
+        True
+    """
+
+
+def _named(name: str, function: Function) -> Function:
+    """Name a function and write its docstring."""
+    forward, operand = name.rsplit("_", 1)
+    d, transposed, of_input = int(forward[-2]), "transpose" in name, operand == "input"
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = _DOCSTRING.format(
+        name=name,
+        forward=forward,
+        operand=operand,
+        as_in_torch="" if transposed else f", as ``torch.nn.grad.{name}``",
+        input="input_size" if of_input else "input",
+        weight="weight" if of_input else "weight_size",
+        size=("L", "H, W", "D, H, W")[d - 1],
+        sevens=", 7" * d,
+        channels="4, 6" if transposed else "6, 4",
+        threes=", 3" * d,
+        variable="x" if of_input else "w",
+        arguments="x.shape, w" if of_input else "x, w.shape",
+    )
+    return function
+
+
+conv1d_input, conv2d_input, conv3d_input = (_input_gradient(1), _input_gradient(2), _input_gradient(3))
+conv1d_weight, conv2d_weight, conv3d_weight = (_weight_gradient(1), _weight_gradient(2), _weight_gradient(3))
+conv_transpose1d_input = _transposed_input_gradient(1)
+conv_transpose2d_input = _transposed_input_gradient(2)
+conv_transpose3d_input = _transposed_input_gradient(3)
+conv_transpose1d_weight = _transposed_weight_gradient(1)
+conv_transpose2d_weight = _transposed_weight_gradient(2)
+conv_transpose3d_weight = _transposed_weight_gradient(3)
