@@ -84,6 +84,8 @@ class TritonBackend(Backend):
         g = geometry(problem, adjoint="grad_input" in outputs)
         use = "sweep" if len(outputs) > 1 else "sum" if outputs == ("grad_weight",) else "result"
         if choose(g, use) is None:
+            if use == "sweep":
+                return ["its threads have no registers for both gradients of so many kernel positions at once"]
             kept = "positions in a plane of the kernel" if use == "result" else "kernel positions"
             return [f"its threads have registers for at most 49 {kept}"]
         if "grad_bias" in outputs and (problem.transposed or min(g.whole_tap) < 0):
