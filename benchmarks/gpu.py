@@ -137,7 +137,7 @@ def conformance(run: Run) -> None:
     if found and found["done"] == found["of"]:
         return
     args = run.args
-    texts = NARROW[:1] if args.dry_run else [*NARROW, *WIDE]
+    texts: list[str] = [*NARROW[:1]] if args.dry_run else [*NARROW, *WIDE]
     run.state["conformance"] = in_parallel(conform, texts, (args.backend, args.device), args.workers, run.at(0.4))
 
 
