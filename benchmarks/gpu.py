@@ -1,19 +1,22 @@
-"""Our GPU kernels in one call, under eight minutes: conformance on the device, then ours against PyTorch.
+"""Our GPU kernels in one call, under ten minutes: conformance on the device, then ours against PyTorch.
 
-    python benchmarks/gpu.py [--out DIR] [--seconds 450] [--workers 12] [--only mobilenet,mamba] [--tune]
+    python benchmarks/gpu.py [--stages card,conformance,compiled,rows,graphs,sanitized] [--only mobilenet,mamba]
 
-1. Worker processes run every kernel of the table once, which compiles it into Triton's cache on disk, and then the
-   conformance suite on the device.
-2. Every call of the table is compared with PyTorch's own kernels on small integers, which must give equal results, and
-   then timed against PyTorch as given (NCHW) and in channels_last with cudnn.benchmark, alternately, behind a flushed
-   cache; a sequence in channels_last has strides (L*C, 1, C). A row that fails, hangs or breaks the device says so, and
-   the others go on in a new process. Large kernels have two rows each: ours without and with tensor cores; the table
-   says which of them the rules of choice take.
-3. The bars: bytes against the card's copy bandwidth, products against its float32 peak, speed against PyTorch.
+1. card: the bandwidth of a copy, the peak, the time of a launch that does nothing.
+2. conformance: the suite on the device, in worker processes; it compiles what it runs (some hundred kernels).
+3. compiled: every kernel of the table, into Triton's cache on disk.
+4. rows: every call of the table is compared with PyTorch's own kernels on small integers, which must give equal
+   results, and then timed against PyTorch as given (NCHW) and in channels_last with cudnn.benchmark, alternately,
+   behind a flushed cache; a sequence in channels_last has strides (L*C, 1, C). A row that fails, hangs or breaks the
+   device says so, and the others go on in a new process.
+5. graphs: CUDA graphs and torch.compile.
+6. sanitized (only if named, and where compute-sanitizer is installed): a few problems under it.
 
-Everything goes to gpu.md and gpu.json in DIR (default: benchmarks/results), written anew after every row: a run that is
-cut off keeps what it has, and the next one on the same machine goes on from there (``--fresh``: from the beginning).
-``--tune`` lets our backend, too, measure its tiles. ``--dry-run`` tries the script itself on a CPU, on tiny problems.
+What is found is judged by bars: bytes against the card's copy bandwidth, products against its float32 peak, speed
+against PyTorch; a row that a few launches' time would cover is not judged by bandwidth. The table is written to gpu.md
+and everything to gpu-state.json in DIR (default: benchmarks/results, in the repository), anew after every row: a run
+that is cut off keeps what it has, and the next one on the same machine goes on from there (``--fresh``: from the
+beginning). ``--dry-run`` tries the script itself on a CPU, on tiny problems.
 """
 
 from __future__ import annotations
@@ -25,22 +28,23 @@ import platform
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_calls import card, compiled_agrees, conform, graph_replays, measure, short, taking, warm
-from gpu_problems import DTYPES, PROBLEMS, TINY, WHAT, WIDE, layouts, moved
+from gpu_calls import card, compiled_agrees, conform, graph_replays, measure, sanitize, short, taking, warm
+from gpu_problems import DTYPES, NARROW, PROBLEMS, TINY, WHAT, WIDE, layouts, moved
 from gpu_report import line, report
 from gpu_workers import Worker, in_parallel, run_once
 
-from convgrad.check.problems import default_problems
 from convgrad.engine.ab_timer import conditions
 from convgrad.engine.registry import backends
 from convgrad.problem import ConvProblem
 
+STATE = "gpu-state.json"
 _ROW_LIMIT = 60.0  # seconds for one row, compilation included
-_NEEDED = {"problem", "text", "dtype", "what", "backend", "times", "chosen", "bytes", "flops"}  # what a row must say
+_NEEDED = {"problem", "text", "dtype", "what", "backend", "times", "bytes", "flops"}  # what a row must say
 _WARNING = "A dry run on a CPU: no figure here says anything about a GPU."
 
 
@@ -53,7 +57,7 @@ class Run:
         self.begun = time.monotonic()
         self.table = table(args)
         self.state: dict[str, Any] = {
-            "conditions": f"{conditions(args.device)}, triton {triton_version()}" + ", tiles tuned" * args.tune,
+            "conditions": f"{conditions(args.device)}, triton {triton_version()}",
             "warning": _WARNING * args.dry_run,
             "card": {},
             "wanted": len(self.table) * len(WHAT),
@@ -70,15 +74,13 @@ class Run:
 
     def resume(self) -> None:
         """Take over what an earlier run on the same machine and versions has found."""
-        file = self.args.out / "gpu.json"
+        file = self.args.out / STATE
         if self.args.fresh or not file.exists():
             return
         try:
             before = json.loads(file.read_text())
             if before["conditions"] == self.state["conditions"] and before["warning"] == self.state["warning"]:
-                self.state |= {
-                    key: before[key] for key in ("card", "compiled", "conformance", "graphs") if key in before
-                }
+                self.state |= {key: before[key] for key in ("card", *STAGES) if key in before and key != "rows"}
                 timed = [row for row in before["rows"] if row["times"]]
                 self.state["rows"] = [row for row in timed if row.keys() >= _NEEDED]
                 if old := len(timed) - len(self.state["rows"]):
@@ -89,7 +91,7 @@ class Run:
 
     def save(self) -> None:
         self.args.out.mkdir(parents=True, exist_ok=True)
-        for name, text in (("gpu.json", json.dumps(self.state, indent=1, default=str)), ("gpu.md", report(self.state))):
+        for name, text in ((STATE, json.dumps(self.state, indent=1, default=str)), ("gpu.md", report(self.state))):
             new = self.args.out / f".{name}.new"
             new.write_text(text)
             new.replace(self.args.out / name)  # never half a file
@@ -115,19 +117,18 @@ def table(args: argparse.Namespace) -> list[tuple[ConvProblem, str]]:
 # ---- the stages ------------------------------------------------------------------------------------
 
 
-def find_card(run: Run) -> None:
+def card_of(run: Run) -> None:
     """What the card can do at best."""
     answer = run_once(card, run.args.device, limit=min(60.0, run.left))
     run.state["card"] = answer if "error" not in answer else {"not measured": answer["error"]}
 
 
-def compile_table(run: Run) -> None:
+def compiled(run: Run) -> None:
     """Every kernel of the rows that are still to be measured, into the cache on disk."""
     args = run.args
     left = dict.fromkeys(problem for problem, backend in run.table if missing(run, problem, backend))
     texts = list(dict.fromkeys(str(p) for problem in left for p in layouts(problem).values()))
-    given = (args.backend, args.device, args.tune)
-    run.state["compiled"] = in_parallel(warm, texts, given, args.workers, run.at(0.25))
+    run.state["compiled"] = in_parallel(warm, texts, (args.backend, args.device), args.workers, run.at(0.6))
 
 
 def conformance(run: Run) -> None:
@@ -136,9 +137,14 @@ def conformance(run: Run) -> None:
     if found and found["done"] == found["of"]:
         return
     args = run.args
-    texts = [str(p) for p in default_problems() if p.in_channels == p.groups]
-    texts = texts[:2] if args.dry_run else [*WIDE, *texts]
-    run.state["conformance"] = in_parallel(conform, texts, (args.backend, args.device), args.workers, run.at(0.5))
+    texts: list[str] = [*NARROW[:1]] if args.dry_run else [*NARROW, *WIDE]
+    run.state["conformance"] = in_parallel(conform, texts, (args.backend, args.device), args.workers, run.at(0.4))
+
+
+def sanitized(run: Run) -> None:
+    """A few problems under compute-sanitizer."""
+    given = (run.args.backend, run.args.device)
+    run.state["sanitized"] = in_parallel(sanitize, [*NARROW[:3], *WIDE[:2]], given, run.args.workers, run.end)
 
 
 def graphs(run: Run) -> None:
@@ -169,7 +175,7 @@ def missing(run: Run, problem: ConvProblem, backend: str) -> list[str]:
 def rows(run: Run) -> None:
     """The table, row after row; some time is kept for the graphs."""
     args, worker = run.args, Worker()
-    kept = 75.0 if args.device == "cuda" else 0.0
+    kept = 120.0 if args.device == "cuda" and "graphs" in args.stages else 0.0
     for problem, backend in run.table:
         for what in missing(run, problem, backend):
             limit = min(_ROW_LIMIT, run.left - kept)
@@ -177,12 +183,10 @@ def rows(run: Run) -> None:
                 print("The time is up; the rest was not measured.")
                 worker.stop()
                 return
-            answer = worker.run(
-                measure, str(problem), what, backend, args.device, args.row_seconds, args.tune, limit=limit
-            )
+            answer = worker.run(measure, str(problem), what, backend, args.device, args.row_seconds, limit=limit)
             row = {
                 **{"problem": problem.name, "text": str(problem), "what": what, "backend": backend},
-                **{"dtype": str(problem.dtype).removeprefix("torch."), "times": {}, "chosen": []},
+                **{"dtype": str(problem.dtype).removeprefix("torch."), "times": {}},
                 **{"bytes": moved(problem, what), "flops": problem.flops * (2 if what == "backward" else 1)},
                 **answer,
             }
@@ -190,6 +194,12 @@ def rows(run: Run) -> None:
             run.save()
             print(line(row, run.state["card"]), flush=True)
     worker.stop()
+
+
+STAGES: dict[str, Callable[[Run], None]] = {
+    **{"card": card_of, "conformance": conformance, "compiled": compiled},
+    **{"rows": rows, "graphs": graphs, "sanitized": sanitized},
+}
 
 
 def main() -> int:
@@ -203,7 +213,7 @@ def main() -> int:
     run = Run(args)
     print(run.state["conditions"], platform.platform(), sep="; ", flush=True)
     run.resume()
-    for stage in (find_card, compile_table, conformance, rows, graphs):
+    for stage in (STAGES[name] for name in STAGES if name in args.stages.split(",")):
         begun = time.monotonic()
         try:
             stage(run)
@@ -218,28 +228,30 @@ def main() -> int:
 
 def broken(state: dict[str, Any]) -> bool:
     """Whether anything failed; what was not reached in time did not."""
-    stages = [state.get(name, {}).get("failures") for name in ("compiled", "conformance")]
+    stages = [state.get(name, {}).get("failures") for name in ("compiled", "conformance", "sanitized")]
     graphs_differ = any(result != "equal" for result in state.get("graphs", {}).values())
     return bool(any(stages) or graphs_differ or state.get("stages") or any("error" in r for r in state["rows"]))
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=450.0, help="for everything")
+    parser.add_argument("--seconds", type=float, default=570.0, help="for everything")
     parser.add_argument("--row-seconds", type=float, default=0.12, help="of timing, for one row")
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--device", default="xpu" if hasattr(torch, "xpu") and torch.xpu.is_available() else "cuda")
     parser.add_argument("--backend", default="triton,triton:banded", help="names; each takes the problems that it can")
+    parser.add_argument("--stages", default=",".join(list(STAGES)[:-1]), help="of " + ", ".join(STAGES))
     parser.add_argument("--only", default="", help="words, one of which a problem's name holds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--fresh", action="store_true", help="do not go on from what is in DIR")
-    parser.add_argument("--tune", action="store_true", help="our kernels with cudnn.benchmark, which measures tiles")
     parser.add_argument("--dry-run", action="store_true", help="tiny problems on the CPU, by the reference")
     args = parser.parse_args()
     if args.dry_run:
         args.device, args.row_seconds = "cpu", 0.01
         if os.environ.get("TRITON_INTERPRET") != "1":
             args.backend = "reference"
+    if strange := [name for name in args.stages.split(",") if name not in STAGES]:
+        parser.error(f"no stage is called {strange[0]!r}; there are {', '.join(STAGES)}")
     unknown = [name for name in args.backend.split(",") if name not in backends()]
     if unknown:
         parser.error(f"no backend is called {unknown[0]!r}; there are {', '.join(backends())}")

@@ -5,25 +5,27 @@ Every function takes and returns plain values, for it is sent to another process
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from gpu_problems import LAYOUTS, SWEEP, WHAT, layouts, outputs_of
+from gpu_problems import LAYOUTS, SWEEP, WHAT, layouts
 from torch import Tensor
 
 from convgrad.backends.base import Backend
 from convgrad.check.suite import check_backend
 from convgrad.engine.ab_timer import compare
-from convgrad.engine.choice import choose
+from convgrad.engine.operands import prepare
 from convgrad.engine.registry import get_backend
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
-from convgrad.settings import current
 
 
 def operands(problem: ConvProblem, device: str, integers: bool, layout: str = "") -> dict[Slot, Tensor]:
@@ -64,27 +66,24 @@ def taking(problem: ConvProblem, names: str, device: str) -> list[str]:
     return can or given[:1]
 
 
-def chosen(backend: Backend, problem: ConvProblem, what: str, device: str) -> bool:
-    """Whether the rules of choice take this backend, for all that is computed."""
-    steps = choose(problem, outputs_of(what), torch.device(device), current(), None)
-    return all(step.backend.name == backend.name for step in steps)
-
-
 def ours(
     backend: Backend, problem: ConvProblem, what: str, given: dict[Slot, Tensor]
 ) -> Callable[[], tuple[Tensor, ...]]:
-    """Our call; ``backward`` is one sweep where there is one, else both passes."""
+    """Our call, with the copy that the engine makes of an operand in another layout; ``backward`` is one sweep where
+    there is one, else both passes.
+    """
     if what == "backward":
         device = given["input"].device
         if SWEEP in backend.sweeps and not backend.reasons_against(problem, SWEEP, device):
             sweep = backend.bind(problem, SWEEP)
-            return lambda: sweep(given["grad_output"], given["input"], given["weight"], None)
+            slots = [given[slot] for slot in ("grad_output", "input", "weight")]
+            return lambda: sweep(*(prepare(backend, problem, t) for t in slots))
         calls = [ours(backend, problem, one, given) for one in SWEEP]
         return lambda: (*calls[0](), *calls[1]())
     pass_ = cast(Pass, what)
     run = backend.bind(problem, (pass_,))
     first, second = (given[slot] for slot in OPERANDS[pass_])
-    return lambda: (run(first, second, None, None),)
+    return lambda: (run(prepare(backend, problem, first), prepare(backend, problem, second)),)
 
 
 def pytorch(
@@ -133,7 +132,7 @@ def conform(text: str, names: str, device: str) -> dict[str, Any]:
     return found
 
 
-def warm(text: str, names: str, device: str, tune: bool) -> dict[str, Any]:
+def warm(text: str, names: str, device: str) -> dict[str, Any]:
     """Run every call of ours for a problem once, so that it is compiled into Triton's cache on disk."""
     problem = ConvProblem.parse(text)
     found: dict[str, Any] = {"passed": 0, "failures": []}
@@ -141,7 +140,6 @@ def warm(text: str, names: str, device: str, tune: bool) -> dict[str, Any]:
     calls = product(taking(problem, names, device), some, WHAT)
     for name, layout, what in calls:
         given = operands(problem, device, integers=True, layout=layout)
-        torch.backends.cudnn.benchmark = tune
         try:
             ours(get_backend(name), problem, what, given)()
             wait(device)
@@ -151,15 +149,14 @@ def warm(text: str, names: str, device: str, tune: bool) -> dict[str, Any]:
     return found
 
 
-def measure(text: str, what: str, backend_name: str, device: str, seconds: float, tune: bool) -> dict[str, Any]:
+def measure(text: str, what: str, backend_name: str, device: str, seconds: float) -> dict[str, Any]:
     """Check and time one call in every layout: seconds by name, or what is wrong."""
     problem, backend = ConvProblem.parse(text), get_backend(backend_name)
-    row: dict[str, Any] = {"times": {}, "chosen": [], "wrong": 0}
+    row: dict[str, Any] = {"times": {}, "wrong": 0}
     expected = exact(problem, what, device)
     calls: dict[str, Callable[[], object]] = {}
     slow = 0.0
     for layout, p in layouts(problem).items():
-        torch.backends.cudnn.benchmark = tune  # the word that our backend, too, takes for leave to measure tiles
         got = ours(backend, p, what, operands(p, device, integers=True, layout=layout))()
         row["wrong"] += sum(int((g != e.to(p.dtype)).sum()) for g, e in zip(got, expected, strict=True))
         if row["wrong"]:
@@ -177,8 +174,6 @@ def measure(text: str, what: str, backend_name: str, device: str, seconds: float
                     raise
                 del calls[key]  # PyTorch has no kernel for it, or no memory
                 row["refused"] = f"{key}: {short(error)}"
-        if chosen(backend, p, what, device):
-            row["chosen"].append(layout)
     del expected
     rounds = {"least_rounds": 2} if slow > 0.02 else {}
     baseline = next((key for key in calls if key.startswith("pytorch")), "ours NCHW")
@@ -210,12 +205,20 @@ def short(error: BaseException) -> str:
 
 
 def card(device: str) -> dict[str, float | str | None]:
-    """Its name, bytes per second of a large copy, read and written, products and sums per second of the CUDA cores."""
+    """Its name, bytes per second of a large copy, read and written, products and sums per second of the CUDA cores, and
+    the seconds of a launch that does nothing.
+    """
     size = (1 << 30) if device != "cpu" else (1 << 20)
     a = torch.empty(size, dtype=torch.uint8, device=device).fill_(7)
     b = torch.empty_like(a)
     seconds = compare({"copy": lambda: b.copy_(a)}, device=device, seconds=0.5).median("copy")
-    return {"device": name_of(device), "copy bytes/s": 2 * size / seconds, "float32 peak": float32_peak(device)}
+    one = a[:1]
+    return {
+        "device": name_of(device),
+        "copy bytes/s": 2 * size / seconds,
+        "float32 peak": float32_peak(device),
+        "launch": compare({"launch": one.zero_}, device=device, seconds=0.2).median("launch"),
+    }
 
 
 def name_of(device: str) -> str:
@@ -233,6 +236,20 @@ def float32_peak(device: str) -> float | None:
     if not answer or not answer[0].isdigit():
         return None
     return torch.cuda.get_device_properties(device).multi_processor_count * 128 * 2 * float(answer[0]) * 1e6
+
+
+def sanitize(text: str, names: str, device: str) -> dict[str, Any]:
+    """Every call of a problem under ``compute-sanitizer``, which finds each access outside of an allocation."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        return {"passed": 0, "failures": ["compute-sanitizer is not installed"]}
+    code = f"import gpu_calls as g; f = g.warm({text!r}, {names!r}, {device!r})['failures']; assert not f, f"
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command = [tool, "--error-exitcode", "9", sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    said = (done.stdout + done.stderr)[-300:].replace("\n", " ")
+    return {"passed": int(done.returncode == 0), "failures": [f"{text}: {said}"] if done.returncode else []}
 
 
 # ---- graphs ----------------------------------------------------------------------------------------

@@ -45,12 +45,25 @@ g2ic2oc2mb1id3ih4iw4kd3kh3kw3pd1ph1pw1n"x3d tiny"
 """.strip().splitlines()
 #: Checked beside the suite's own problems, which have few wide kernels: strides, dilation, 1-D and 3-D.
 WIDE = """
-g2ic2oc2mb2ih16kh9kw31ph4pw15
+g2ic2oc2mb2ih16iw16kh9kw31ph4pw15
 g3ic3oc3mb3ih16kh13ph6 bfloat16
 g5ic5oc5mb5ih7kh13ph6 float16 channels_last
 g3ic3oc6mb3ih13iw40kh5kw13sh2sw3dh0dw1ph2pw6 bfloat16
 g4ic4oc4mb2iw200ow200kw63pw31
-g3ic3oc3mb2id5ih6iw20kd3kh3kw9pd1ph1pw4
+""".strip().splitlines()
+#: Of the suite's own, every kind once: vectors of 1 to 8 columns or channels, strides, dilation, 1-D and 3-D.
+NARROW = """
+g8ic8oc8mb2ih8iw16kh3kw3ph1pw1
+g8ic8oc8mb2ih8iw16kh3kw3ph1pw1 bfloat16
+g16ic16oc16mb2ih7iw9kh3kw3ph1pw1 channels_last bfloat16
+g6ic6oc6mb2ih7iw7kh5kw5ph2pw2 channels_last
+g8ic8oc8mb3ih7iw7kh7kw7ph3pw3
+g8ic8oc8mb2ih9iw12kh3kw3ph1pw1sh2sw2 float16
+g4ic4oc8mb2ih9iw8kh3kw2sh1sw2ph1pw1dh1dw0
+g4ic4oc4mb2ih13iw9kh3kw3ph2pw2dh1dw1 channels_last float16
+g4ic4oc4mb2iw64ow64kw4pw3 bfloat16
+g4ic4oc4mb2id4ih5iw8kd3kh3kw3pd1ph1pw1
+g8ic8oc8mb1id4ih6iw5kd3kh3kw3pd1ph1pw1sd2sh2sw2 channels_last
 """.strip().splitlines()
 DTYPES = (torch.float32, torch.bfloat16)
 WHAT = ("forward", "grad_input", "grad_weight", "backward")

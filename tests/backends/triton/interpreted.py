@@ -180,7 +180,7 @@ def test_bands_conform(text: str, output: Output) -> None:
 def test_what_is_not_finite_stays_with_its_readers(pass_: str) -> None:
     """A band's zeros meet every value of a row; see `banded`."""
     text = "g2mb1ic2ih4iw12oc2kh3kw9ph1pw3"
-    (result,) = check_problem(TritonBandedBackend(), text, pass_, aspects=["nonfinite"])  # type: ignore[arg-type]
+    (result,) = check_problem(TritonBandedBackend(), text, pass_, properties=["nonfinite"])  # type: ignore[arg-type]
     assert result.status == "passed", str(result)
 
 

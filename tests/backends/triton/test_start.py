@@ -16,7 +16,7 @@ triton = pytest.importorskip("triton")
 
 from stubbed import install  # noqa: E402 - it needs triton; it lies beside this file
 
-from convgrad.backends.triton import TritonBackend, correlate, start  # noqa: E402
+from convgrad.backends.triton import TritonBackend, check, correlate, start  # noqa: E402
 from convgrad.errors import BackendError  # noqa: E402
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output  # noqa: E402
 
@@ -181,7 +181,7 @@ def test_a_new_kernel_is_checked_once(started: list[tuple[Any, ...]]) -> None:
 
     class Counting(TritonBackend):
         def _verifier(self, problem: ConvProblem) -> Any:
-            return lambda outputs, operands, results: checked.append(outputs)
+            return lambda kernel, outputs, *_: checked.append(outputs)
 
     for outputs in (("forward",), SWEEP):
         kernel = Counting().bind(PROBLEM, outputs)
@@ -190,6 +190,21 @@ def test_a_new_kernel_is_checked_once(started: list[tuple[Any, ...]]) -> None:
             kernel(*(slot(PROBLEM, name, shift) for name in slots))
         assert checked == [outputs] * 2
         checked.clear()
+
+
+def test_a_kernel_is_checked_once_whatever_the_problem(
+    started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another batch is the same kernel, another dtype is not."""
+    checked: list[ConvProblem] = []
+    monkeypatch.setattr(check, "fault", lambda problem, *_: checked.append(problem))
+    backend = TritonBackend()
+    large = PROBLEM.replace(batch=8192)
+    half = large.replace(dtype=torch.bfloat16)
+    for problem in (large, PROBLEM.replace(batch=9216), large, half):
+        call(backend, problem, ("forward",))
+    assert checked == [large, half]
+    assert len(started) == 4
 
 
 def test_a_wrong_first_result_bans_the_backend(started: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...errors import BackendError
-from ...problem import ConvProblem, Output
+from ...problem import ConvProblem, Output, passes_of
 from ..base import Backend
 from .geometry import geometry
 from .tiles import choose, partial_values
@@ -53,6 +53,7 @@ class TritonBackend(Backend):
 
     def __init__(self) -> None:
         self._banned: dict[torch.device, str] = {}
+        self._checked: set[tuple[torch.device, str]] = set()
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         reasons = self._reasons_of_the_machine(problem, device)
@@ -84,6 +85,8 @@ class TritonBackend(Backend):
         g = geometry(problem, adjoint="grad_input" in outputs)
         use = "sweep" if len(outputs) > 1 else "sum" if outputs == ("grad_weight",) else "result"
         if choose(g, use) is None:
+            if use == "sweep":
+                return ["its threads have no registers for both gradients of so many kernel positions at once"]
             kept = "positions in a plane of the kernel" if use == "result" else "kernel positions"
             return [f"its threads have registers for at most 49 {kept}"]
         if "grad_bias" in outputs and (problem.transposed or min(g.whole_tap) < 0):
@@ -125,17 +128,17 @@ class TritonBackend(Backend):
             BackendError: it is wrong; so is the backend on this device from now on.
         """
 
-        def verify(
-            outputs: tuple[Output, ...], operands: tuple[Tensor | None, ...], results: tuple[Tensor, ...]
-        ) -> None:
+        def verify(kernel: str, outputs: tuple[Output, ...], operands: Any, results: tuple[Tensor, ...]) -> None:
             from .check import fault
 
             device = results[0].device
-            arithmetic = "direct" if len(outputs) > 1 else self.arithmetic(problem, outputs[0], device)  # type: ignore[arg-type]
-            wrong = fault(problem, outputs, operands, results, arithmetic)
+            if (device, kernel) in self._checked:
+                return
+            wrong = fault(problem, outputs, operands, results, self.arithmetic(problem, passes_of(outputs)[0], device))
             if wrong:
                 self._banned[device] = wrong
                 self._refuse(results[0])
+            self._checked.add((device, kernel))
 
         return verify
 

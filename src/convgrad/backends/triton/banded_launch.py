@@ -50,7 +50,7 @@ class Result:
             launch = self._launches[bias is None] = self._launch(bias is not None)
         _, new = launch.start(source, weight, weight if bias is None else bias.contiguous(), out)
         if new:
-            self._verify((self._output,), (source, weight, bias), (out,))
+            self._verify(new, (self._output,), (source, weight, bias), (out,))
         return out.contiguous(memory_format=p.memory_format)
 
     def _launch(self, with_bias: bool) -> Launch:
@@ -88,7 +88,7 @@ class Sum:
         if self._add is not None:
             self._add.start(partials, result, partials, result)
         if new:
-            self._verify(("grad_weight",), (grad_output, input, None), (result,))
+            self._verify(new, ("grad_weight",), (grad_output, input, None), (result,))
         return result
 
 

@@ -23,7 +23,7 @@ def bound(problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..
     """What computes these outputs of a problem.
 
     Args:
-        verify: called with the outputs' names, the operands and the results of a kernel that was compiled just now.
+        verify: called with a compiled kernel's hash, the outputs' names, the operands and the results of a first call.
     """
     if outputs in (("forward",), ("grad_input",)):
         return Result(problem, outputs, verify)
@@ -51,8 +51,9 @@ class Result:
         if launch is None:
             g = geometry(self._problem, adjoint=self._adjoint)
             launch = self._launches[bias is None] = launch_of(g, "result", bias is not None, (-1, -1, -1))
-        if launch.start(source, source, weight, added, out, out, out)[1]:
-            self._verify(self._outputs, (source, weight, bias), (out,))
+        _, new = launch.start(source, source, weight, added, out, out, out)
+        if new:
+            self._verify(new, self._outputs, (source, weight, bias), (out,))
         return out
 
 
@@ -101,7 +102,7 @@ class Gradients:
         results = {"grad_input": out, "grad_weight": result, "grad_bias": bias}
         found = tuple(results[output] for output in self._outputs)
         if new:
-            self._verify(self._outputs, (grad_output, input, weight), found)
+            self._verify(new, self._outputs, (grad_output, input, weight), found)
         return found if self._sweep else result
 
 

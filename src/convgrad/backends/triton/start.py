@@ -91,8 +91,8 @@ class Launch:
         #: By device and by the addresses' divisibility: how to start the kernel, its other arguments, its parts.
         self._started: dict[object, tuple[Callable[..., None], tuple[Any, ...], int]] = {}
 
-    def start(self, *tensors: Tensor) -> tuple[int, bool]:
-        """Start the kernel; in how many parts, and whether its result is to be checked, for it is a new kernel."""
+    def start(self, *tensors: Tensor) -> tuple[int, str]:
+        """Start the kernel; in how many parts, and which compiled kernel it is if it was looked for just now."""
         index = tensors[0].device.index
         addresses = [t.data_ptr() for t in tensors] if _recorded.get() is None else []
         every = 0
@@ -109,21 +109,21 @@ class Launch:
         else:
             with torch.accelerator.device_index(index):
                 run(*addresses, *rest)
-        return parts, False
+        return parts, ""
 
-    def _first(self, like: object, tensors: tuple[Tensor, ...]) -> tuple[int, bool]:
+    def _first(self, like: object, tensors: tuple[Tensor, ...]) -> tuple[int, str]:
         names = self._kernel.arg_names
         given = dict(zip(names, tensors, strict=False))
         programs, parts = self._grid(_PROGRAMS)
         calls = _recorded.get()
         if calls is not None:
             calls.append(Call(self._kernel, {**given, **self._with(parts)}, self._options))
-            return parts, False
+            return parts, ""
         device = tensors[0].device
         with on_device(device.index):
             if not isinstance(self._kernel, JITFunction):  # the interpreter
                 self._kernel[(programs,)](**given, **self._with(parts), **self._options)
-                return parts, False
+                return parts, ""
             compiled = self._compiled({**given, **self._with(parts)}, {})
             if getattr(compiled, "n_spills", 0) and compiled.metadata.target.backend == "cuda":
                 compiled = self._compiled({**given, **self._with(parts)}, ALL_REGISTERS)
@@ -133,9 +133,9 @@ class Launch:
             run = compiled[(programs, 1, 1)]
             run(*(t.data_ptr() for t in tensors), *rest)
             if capturing(device):  # not kept: the first call outside of a capture is the one that is checked
-                return parts, False
+                return parts, ""
         self._started[like] = (run, rest, parts)
-        return parts, True
+        return parts, compiled.hash
 
     def _with(self, parts: int) -> dict[str, Any]:
         return {**self._arguments, "parts": parts} if parts else self._arguments
