@@ -17,7 +17,7 @@ from .. import settings
 from .._compat import profiler_enabled
 from ..backends import runs_as_stated, statable_arguments
 from ..calculus import Role
-from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order, passes_of
+from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order
 from .cache import generation
 from .choice import Step, choose
 from .events import Event, observers, thread
@@ -218,8 +218,8 @@ class Plan:
 
 def _slots_of(step: Step) -> tuple[int, ...]:
     """Which of `_SLOTS` a step reads, in the order in which its backend takes them."""
-    passes = passes_of(step.outputs)
-    return tuple([_SLOTS.index(s) for s in (OPERANDS[passes[0]] if len(passes) == 1 else _SLOTS)])
+    slots = OPERANDS[step.outputs[0]] if len(step.outputs) == 1 else _SLOTS  # pyright: ignore[reportArgumentType]
+    return tuple([_SLOTS.index(s) for s in slots])
 
 
 def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
@@ -231,7 +231,7 @@ def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
     backend = step.backend
     kernel = backend.bind(problem, step.outputs)
     size = backend.workspace(problem, step.outputs)
-    one_pass = len(passes_of(step.outputs)) == 1
+    one_pass = len(step.outputs) == 1
     fused = backend.fuses_bias(problem)
     if "any" in backend.layouts and not size and (fused or not one_pass):
         return kernel
