@@ -105,7 +105,9 @@ def test_some_stages(tmp_path: Path) -> None:
 def test_the_problems_of_the_conformance_stage(text: str) -> None:
     """Each is taken by one of ours."""
     given = gpu_calls.taking(ConvProblem.parse(text), "triton,triton:banded", "cuda")
-    outputs = [get_backend(name).reasons_against(ConvProblem.parse(text), ("forward",), torch.device("cuda")) for name in given]
+    outputs = [
+        get_backend(name).reasons_against(ConvProblem.parse(text), ("forward",), torch.device("cuda")) for name in given
+    ]
     assert [] in outputs
 
 
