@@ -9,6 +9,9 @@ import torch
 from torch import Tensor
 
 import convgrad
+from convgrad.backends import _native_library
+
+needs_native = pytest.mark.skipif(bool(_native_library.why_absent()), reason="needs the compiled CPU kernels")
 
 
 def is_pytorchs(y: Tensor) -> bool:
@@ -53,6 +56,7 @@ def test_the_first_layer_of_a_network_is_pytorchs_own() -> None:
     assert torch.equal(found, torch.autograd.grad(torch.conv2d(x.detach(), w), w, torch.ones_like(y))[0])
 
 
+@needs_native
 def test_another_number_of_threads_is_another_plan() -> None:
     """The rules look at it: a plan that was made for one thread does not serve four."""
     x, w = torch.randn(2, 64, 20, 20), torch.randn(64, 8, 3, 3)
@@ -69,7 +73,7 @@ def test_another_number_of_threads_is_another_plan() -> None:
     torch.testing.assert_close(seen[0][1], seen[1][1])
 
 
-@pytest.mark.parametrize("backend", ["native", "im2col", "aten"])
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=needs_native), "im2col", "aten"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_threads_that_change_between_calls_change_no_result(backend: str, layout: torch.memory_format) -> None:
     """Scratch memory is sized for the threads there are: what was prepared for one of them must not serve four."""

@@ -33,7 +33,7 @@ def test_a_channels_last_weight_of_groups(backend: str, kernel: tuple[int, ...])
         assert torch.equal(conv(input.contiguous(memory_format=layout), odd, groups=2), expected)
 
 
-@pytest.mark.parametrize("backend", ["im2col", "native", "aten"])
+@pytest.mark.parametrize("backend", ["im2col", "aten"])
 @pytest.mark.parametrize("input_too", [False, True], ids=["grad_weight", "both gradients"])
 def test_the_batch_stride_of_one_image(backend: str, input_too: bool) -> None:
     """PyTorch 2.13's own kernel for grouped float64 in channels_last takes it for the size of an image."""
