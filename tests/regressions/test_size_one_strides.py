@@ -33,9 +33,9 @@ def test_a_channels_last_weight_of_groups(backend: str, kernel: tuple[int, ...])
         assert torch.equal(conv(input.contiguous(memory_format=layout), odd, groups=2), expected)
 
 
-@pytest.mark.parametrize("backend", ["im2col", "aten"])
+@pytest.mark.parametrize("backend", ["im2col", "aten", None])
 @pytest.mark.parametrize("input_too", [False, True], ids=["grad_weight", "both gradients"])
-def test_the_batch_stride_of_one_image(backend: str, input_too: bool) -> None:
+def test_the_batch_stride_of_one_image(backend: str | None, input_too: bool) -> None:
     """PyTorch 2.13's own kernel for grouped float64 in channels_last takes it for the size of an image."""
     generator = torch.Generator().manual_seed(0)
     image = torch.randint(-3, 4, (8, 5, 6), generator=generator).double()
@@ -49,6 +49,27 @@ def test_the_batch_stride_of_one_image(backend: str, input_too: bool) -> None:
         convgrad.conv2d(input, weight, padding=1, groups=3).square().sum().backward()
     assert weight.grad is not None
     assert torch.equal(weight.grad, expected)
+
+
+def test_the_batch_stride_of_one_image_in_pytorchs_own_calls() -> None:
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randint(-3, 4, (8, 5, 96), generator=generator).double().permute(2, 0, 1).unsqueeze(0)
+    weight = torch.randint(-3, 4, (48, 32, 3, 3), generator=generator).double()  # groups that no kernel of ours takes
+    weight = weight.contiguous(memory_format=torch.channels_last).requires_grad_()
+    arguments = ([1, 1], [1, 1], [1, 1], False, [0, 0], 3)
+    grad_output = torch.randint(-3, 4, (1, 48, 8, 5), generator=generator).double()
+    expected = torch.ops.aten.convolution_backward(
+        grad_output, input.contiguous(), weight.detach(), None, *arguments, (False, True, False)
+    )[1]
+    (found,) = torch.autograd.grad(convgrad.conv2d(input, weight, padding=1, groups=3), weight, grad_output)
+    assert torch.equal(found, expected)
+    with convgrad.takeover():
+        (found,) = torch.autograd.grad(torch.conv2d(input, weight, padding=1, groups=3), weight, grad_output)
+    assert torch.equal(found, expected)
+    backward = convgrad.convolution_backward(
+        grad_output, input, weight.detach(), None, *arguments, output_mask=(False, True, False)
+    )
+    assert torch.equal(backward[1], expected)  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize("transposed", [False, True])

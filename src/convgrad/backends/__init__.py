@@ -5,13 +5,12 @@ ATen comes first: where no rule prefers another backend, the first one that can 
 
 from __future__ import annotations
 
-from .aten import AtenBackend, aten_backward, reads_every_stride, runs_as_stated, statable_arguments
+from .aten import AtenBackend, aten_backward, reads_odd_strides, runs_as_stated, statable_arguments
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
 from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
 from .native import NativeBackend
 from .reference import ReferenceBackend
-from .strides import tidy
 from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
 
@@ -24,10 +23,9 @@ __all__ = [
     "aten_backward",
     "built_in",
     "described",
-    "reads_every_stride",
+    "reads_odd_strides",
     "runs_as_stated",
     "statable_arguments",
-    "tidy",
 ]
 
 

@@ -24,7 +24,7 @@ __all__ = [
     "AtenBackend",
     "aten_backward",
     "output_padding",
-    "reads_every_stride",
+    "reads_odd_strides",
     "runs_as_stated",
     "statable",
     "statable_arguments",
@@ -304,6 +304,13 @@ def reads_batch_stride(problem: ConvProblem) -> bool:
     """
     p = problem
     return p.batch == 1 and p.groups > 1 and p.ndim == 2 and p.channels_last and not p.transposed
+
+
+def reads_odd_strides(problem: ConvProblem, input: Tensor, weight: Tensor) -> bool:
+    """Whether PyTorch's result would depend on strides of these operands that mean nothing."""
+    return (reads_every_stride(problem) and tidy(weight) is not weight) or (
+        reads_batch_stride(problem) and tidy(input) is not input
+    )
 
 
 def _as_it_is(weight: Tensor) -> Tensor:

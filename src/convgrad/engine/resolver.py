@@ -27,7 +27,7 @@ from .._compat import (
     jit_tracing,
     suggests_channels_last,
 )
-from ..backends import reads_every_stride, tidy
+from ..backends import reads_odd_strides
 from ..calculus import Form
 from ..problem import Output, gradient_outputs
 from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
@@ -142,13 +142,13 @@ def make(
 ) -> Plan:
     """Validate a call of an operator, plan it, and remember the plan under a key."""
     if op == "convolution":
-        checked, weight = checked_convolution(a, b, c, *raw), b
+        checked = checked_convolution(a, b, c, *raw)
     elif op == "convolution_backward":
-        checked, weight = checked_backward(c, a, b, *raw), b  # pyright: ignore[reportArgumentType]
+        checked = checked_backward(c, a, b, *raw)  # pyright: ignore[reportArgumentType]
     elif op == "grad_input":
-        checked, weight = checked_grad_input(a, b, *raw, memory_format=memory_format), b
+        checked = checked_grad_input(a, b, *raw, memory_format=memory_format)
     else:
-        checked, weight = checked_grad_weight(a, b, *raw, memory_format=memory_format), None
+        checked = checked_grad_weight(a, b, *raw, memory_format=memory_format)
     g = checked.geometry
     problem = problem_of(
         checked.input_size,
@@ -163,8 +163,8 @@ def make(
     if op != "convolution":
         outputs = gradient_outputs(g.transposed, checked.mask)
     plan = plan_for(problem, outputs, a.device)
-    if weight is not None and reads_every_stride(problem) and tidy(weight) is not weight:
-        plan.aten = False
+    if plan.aten and op.startswith("convolution"):  # operators of PyTorch's, which would get a and b as they are
+        plan.aten = not reads_odd_strides(problem, a, b)
     if op == "convolution":
         plan.form = Form(a.shape, b.shape, raw)
     plan.flags = settings.flags(a)
