@@ -74,7 +74,7 @@ def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.devic
         return "the first that can"
     measured = device.type == "cpu"
     return (
-        "no rule prefers another backend to ATen" if measured else f"no other backend was ever timed on {device.type}"
+        "no rule prefers another backend" if measured else f"no other backend was ever timed on {device.type}"
     )
 
 
