@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..backends import built_in
 from .cache import generation, invalidate, remember
 from .choice import Step, choose
-from .events import Event, observers, thread
+from .events import Event, observed, observers, thread
 from .operands import prepare
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, unregister
@@ -39,6 +39,7 @@ __all__ = [
     "invalidate",
     "layout_of",
     "make",
+    "observed",
     "observers",
     "plan_for",
     "prepare",

@@ -73,9 +73,7 @@ def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.devic
     if backend.name != "aten":
         return "the first that can"
     measured = device.type == "cpu"
-    return (
-        "no rule prefers another backend" if measured else f"no other backend was ever timed on {device.type}"
-    )
+    return "no rule prefers another backend" if measured else f"no other backend was ever timed on {device.type}"
 
 
 def _sweep(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple, Protocol
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch.autograd.profiler import record_function
 
 from ..problem import ConvProblem, Output
 
-__all__ = ["Event", "Observer", "observers", "thread"]
+__all__ = ["Event", "Observer", "observed", "observers", "thread"]
 
 
 class Event(NamedTuple):
@@ -41,3 +46,32 @@ class _Thread(threading.local):
 
 
 thread = _Thread()
+
+
+def observed(
+    problem: ConvProblem,
+    outputs: tuple[Output, ...],
+    backend: str,
+    device: torch.device,
+    reason: str,
+    call: Callable[[], Any],
+    copies: tuple[str, ...] = (),
+) -> Any:
+    """The result of one call of a backend, which has a label for the profiler and which every observer is told of."""
+    wait = device.type == "cuda" and any(o.synchronize for o in observers)
+    with record_function(f"convgrad::{'+'.join(outputs)}[{backend}]"):
+        if wait:
+            torch.cuda.synchronize(device)
+        outer, thread.in_backend = thread.in_backend, True  # or a convolution of ATen's would be reported once more
+        start = time.perf_counter()
+        try:
+            result = call()
+        finally:
+            thread.in_backend = outer
+        if wait:
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - start
+    event = Event(problem, outputs, backend, str(device), reason, copies, seconds)
+    for observer in tuple(observers):
+        observer(event)
+    return result

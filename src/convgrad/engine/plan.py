@@ -5,13 +5,12 @@ Everything that can be decided once a problem is decided here; a call runs the b
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.profiler import record_function
 
 from .. import settings
 from .._compat import profiler_enabled
@@ -20,7 +19,7 @@ from ..calculus import Role
 from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order
 from .cache import generation
 from .choice import Step, choose
-from .events import Event, observers, thread
+from .events import observed, observers
 from .operands import is_prepared, operand_format, prepare, prepare_bias
 from .request import Request, active, resume
 
@@ -192,28 +191,13 @@ class Plan:
 
     def _observed(self, i: int, operands: tuple[Tensor, ...], args: tuple[Any, ...]) -> Any:
         step = self.steps[i]
-        wait = self.device.type == "cuda" and any(o.synchronize for o in observers)
-        with record_function(f"convgrad::{'+'.join(step.outputs)}[{step.backend.name}]"):
-            if wait:
-                torch.cuda.synchronize(self.device)
-            outer, thread.in_backend = thread.in_backend, True  # or a convolution of ATen's would be reported once more
-            start = time.perf_counter()
-            try:
-                result = self.bind()[i](*args)
-            finally:
-                thread.in_backend = outer
-            if wait:
-                torch.cuda.synchronize(self.device)
-            seconds = time.perf_counter() - start
         copies = tuple(
             f"operand {tuple(t.shape)} of strides {t.stride()}"
             for t in operands
             if not is_prepared(step.backend, self.problem, t)
         )
-        event = Event(self.problem, step.outputs, step.backend.name, str(self.device), step.reason, copies, seconds)
-        for observer in tuple(observers):
-            observer(event)
-        return result
+        call = partial(self.bind()[i], *args)
+        return observed(self.problem, step.outputs, step.backend.name, self.device, step.reason, call, copies)
 
 
 def _slots_of(step: Step) -> tuple[int, ...]:

@@ -8,18 +8,16 @@ calls, transposed convolutions, double backward, scripted models, compiled code.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.profiler import record_function
 
 from .._compat import cpu_convolution, function_modes, jit_tracing, profiler_enabled, record
-from ..engine import Event, Plan, active, find, make, observers, remember, thread
+from ..engine import Plan, active, find, make, observed, observers, remember, thread
 from ..errors import BackendError, ConvgradError
 from ..shapes import conv_geometry
 from ..validation import check_backward, check_operands
@@ -192,21 +190,8 @@ def _plan_backward(key: Any, raw: Any, input: Tensor, weight: Tensor, grad_outpu
 
 
 def _observed(plan: Plan, original: Callable[[], Any]) -> Any:
-    """PyTorch's own kernel, with a label for the profiler and a word to everybody who watches."""
-    wait = plan.device.type == "cuda" and any(o.synchronize for o in observers)
-    label = f"convgrad::{'+'.join(plan.outputs)}[aten]"
-    with record_function(label) if profiler_enabled() else nullcontext():
-        if wait:
-            torch.cuda.synchronize(plan.device)
-        start = time.perf_counter()
-        result = original()
-        if wait:
-            torch.cuda.synchronize(plan.device)
-        seconds = time.perf_counter() - start
-    event = Event(plan.problem, plan.outputs, "aten", str(plan.device), "PyTorch's own kernel", (), seconds)
-    for observer in tuple(observers):
-        observer(event)
-    return result
+    """PyTorch's own kernel, of which everybody who watches is told."""
+    return observed(plan.problem, plan.outputs, "aten", plan.device, "PyTorch's own kernel", original)
 
 
 # ---- blocks --------------------------------------------------------------------------------------

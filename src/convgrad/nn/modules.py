@@ -67,24 +67,6 @@ class _Chosen:
         )
 
 
-def _with_signature(module: type[M]) -> type[M]:
-    """Give a module a constructor that says its arguments, torch's and ``backend``, to help(), editors and
-    ``torch.nn.utils.skip_init``. It is the module's own: a subclass has the signature of its own constructor.
-    """
-    theirs = next(base for base in module.__mro__ if base.__module__.startswith("torch.nn.")).__init__
-
-    def constructor(self: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
-        super(module, self).__init__(*args, backend=backend, **kwargs)  # pyright: ignore[reportCallIssue]
-
-    signature = inspect.signature(theirs)
-    chosen = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None")
-    said = signature.replace(parameters=[*signature.parameters.values(), chosen])
-    made: Any = functools.wraps(theirs)(constructor)
-    made.__signature__ = said
-    module.__init__ = made
-    return module
-
-
 class _Conv(_Chosen):
     """What the three convolutions share."""
 
@@ -99,9 +81,8 @@ class _Conv(_Chosen):
         *args: Any,
         **kwargs: Any,
     ) -> None:
-        known = (
-            0 if isinstance(padding, str) and padding == "causal" else padding
-        )  # torch's constructor refuses the word
+        # torch's constructor refuses the word
+        known = 0 if isinstance(padding, str) and padding == "causal" else padding
         super().__init__(in_channels, out_channels, kernel_size, stride, known, dilation, *args, **kwargs)
         if known is not padding:
             self.padding = functional.paddings(padding, self.weight.shape, self.stride, self.dilation)
@@ -134,93 +115,71 @@ class _ConvTranspose(_Chosen):
         )
 
 
-@_with_signature
-class Conv1d(_Conv, torch.nn.Conv1d):
-    """A 1-d convolution: ``torch.nn.Conv1d`` computed by convgrad; ``backend=`` asks for a backend by name.
+_DOCSTRING = """A {d}-d {what}: ``torch.nn.{name}`` computed by convgrad; ``backend=`` requests a backend by name.
 
     Shape:
-        (N, C_in, L) or (C_in, L) -> (N, C_out, L_out) or (C_out, L_out)
-
-    Raises:
-        KeyError: ``backend`` is the name of no backend that there is now.
-    """
-
-    _function = staticmethod(functional.conv1d)
-
-
-@_with_signature
-class Conv2d(_Conv, torch.nn.Conv2d):
-    """A 2-d convolution: ``torch.nn.Conv2d`` computed by convgrad; ``backend=`` asks for a backend by name.
-
-    Shape:
-        (N, C_in, H, W) or (C_in, H, W) -> (N, C_out, H_out, W_out) or (C_out, H_out, W_out)
+        (N, C_in, {size}) -> (N, C_out, {out}), or both without N
 
     Raises:
         KeyError: ``backend`` is the name of no backend that there is now.
 
     Equivalent to:
         >>> import torch, convgrad
-        >>> ours, theirs = convgrad.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(3, 8, 3, padding=1)
+        >>> ours, theirs = convgrad.nn.{name}(3, 8, 3, padding=1), torch.nn.{name}(3, 8, 3, padding=1)
         >>> _ = ours.load_state_dict(theirs.state_dict())
-        >>> x = torch.randn(1, 3, 5, 5)
+        >>> x = torch.randn(1, 3{fives})
         >>> torch.equal(ours(x), theirs(x)), repr(ours) == repr(theirs)
         (True, True)
     """
 
-    _function = staticmethod(functional.conv2d)
 
-
-@_with_signature
-class Conv3d(_Conv, torch.nn.Conv3d):
-    """A 3-d convolution: ``torch.nn.Conv3d`` computed by convgrad; ``backend=`` asks for a backend by name.
-
-    Shape:
-        (N, C_in, D, H, W) or without N -> (N, C_out, D_out, H_out, W_out) or without N
-
-    Raises:
-        KeyError: ``backend`` is the name of no backend that there is now.
+def _as_in_torch(module: type[M]) -> type[M]:
+    """Give a module its function, its docstring, and a constructor that says its arguments, torch's and ``backend``, to
+    help(), editors and ``torch.nn.utils.skip_init``. It is its own: a subclass has that of its own constructor.
     """
+    name, d = module.__name__, int(module.__name__[-2])
+    sizes = (("L",), ("H", "W"), ("D", "H", "W"))[d - 1]
+    module._function = staticmethod(getattr(functional, name.replace("ConvT", "conv_t").lower()))
+    module.__doc__ = _DOCSTRING.format(
+        d=d,
+        what="transposed convolution" if "Transpose" in name else "convolution",
+        name=name,
+        size=", ".join(sizes),
+        out=", ".join(f"{s}_out" for s in sizes),
+        fives=", 5" * d,
+    )
+    theirs = getattr(torch.nn, name).__init__
 
-    _function = staticmethod(functional.conv3d)
+    def constructor(self: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
+        super(module, self).__init__(*args, backend=backend, **kwargs)  # pyright: ignore[reportCallIssue]
 
-
-@_with_signature
-class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d):
-    """A 1-d transposed convolution: ``torch.nn.ConvTranspose1d`` by convgrad; ``backend=`` asks for a backend by name.
-
-    Shape:
-        (N, C_in, L) or (C_in, L) -> (N, C_out, L_out) or (C_out, L_out)
-
-    Raises:
-        KeyError: ``backend`` is the name of no backend that there is now.
-    """
-
-    _function = staticmethod(functional.conv_transpose1d)
-
-
-@_with_signature
-class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d):
-    """A 2-d transposed convolution: ``torch.nn.ConvTranspose2d`` by convgrad; ``backend=`` asks for a backend by name.
-
-    Shape:
-        (N, C_in, H, W) or (C_in, H, W) -> (N, C_out, H_out, W_out) or (C_out, H_out, W_out)
-
-    Raises:
-        KeyError: ``backend`` is the name of no backend that there is now.
-    """
-
-    _function = staticmethod(functional.conv_transpose2d)
+    signature = inspect.signature(theirs)
+    chosen = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None")
+    made: Any = functools.wraps(theirs)(constructor)
+    made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), chosen])
+    module.__init__ = made
+    return module
 
 
-@_with_signature
-class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d):
-    """A 3-d transposed convolution: ``torch.nn.ConvTranspose3d`` by convgrad; ``backend=`` asks for a backend by name.
+@_as_in_torch
+class Conv1d(_Conv, torch.nn.Conv1d): ...
 
-    Shape:
-        (N, C_in, D, H, W) or without N -> (N, C_out, D_out, H_out, W_out) or without N
 
-    Raises:
-        KeyError: ``backend`` is the name of no backend that there is now.
-    """
+@_as_in_torch
+class Conv2d(_Conv, torch.nn.Conv2d): ...
 
-    _function = staticmethod(functional.conv_transpose3d)
+
+@_as_in_torch
+class Conv3d(_Conv, torch.nn.Conv3d): ...
+
+
+@_as_in_torch
+class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d): ...
+
+
+@_as_in_torch
+class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d): ...
+
+
+@_as_in_torch
+class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d): ...
