@@ -221,7 +221,7 @@ def show_losses(stock: Training, ours: Training, agreement: Agreement) -> None:
         table.add_row(str(i + 1), f"{stock.losses[i]:.6f}", f"{ours.losses[i]:.6f}", f"{differences[i]:.1e}")
     console.print(table)
     console.print(
-        f"Every convolution was asked twice, {agreement.checks} times during training (same image, weight and "
+        f"Every convolution was computed twice, {agreement.checks} times during training (same image, weight and "
         f"grad_output): output, grad_input and grad_weight of convgrad differ from PyTorch's by at most "
         f"{agreement.difference:.1e} of their size, and by at most {agreement.share:.0%} of what rounding explains, a "
         f"sum of n float32 numbers being off by up to about sqrt(n) x {ROUNDING:.0e} of their sizes: "

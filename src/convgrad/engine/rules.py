@@ -45,20 +45,20 @@ def _depthwise(p: ConvProblem, outputs: tuple[Output, ...], threads: int) -> str
     if not fast:
         return "PyTorch is slow for sequences, volumes, dilation, multipliers, one-sided padding and other dtypes"
     if "grad_weight" in outputs and taps >= 16:
-        return "PyTorch is slow for the weight gradient of a wide depthwise kernel"
+        return "PyTorch is slow for weight gradients of wide depthwise kernels"
     if "grad_weight" in outputs:
         small = pixels < 36 if p.channels_last else 4 < pixels < 16
-        return "" if weight_alone and small and few else "a depthwise weight gradient"
+        return "" if weight_alone and small and few else "PyTorch is slower for depthwise weight gradients"
     if p.channels_last:
         return _channels_last(p, outputs, taps, pixels, threads)
     many_single_pixels = pixels < 4 and p.batch * p.in_channels >= 20_000 * threads
-    return "" if many_single_pixels else "a contiguous depthwise image"
+    return "" if many_single_pixels else "PyTorch is slower for contiguous depthwise images"
 
 
 def _channels_last(p: ConvProblem, outputs: tuple[Output, ...], taps: int, pixels: int, threads: int) -> str:
     """PyTorch's kernels are near the memory's speed for large images and small kernels, and fast in the cache."""
     if taps > 100:
-        return "PyTorch is slow for a very large kernel"
+        return "PyTorch is slow for very large kernels"
     if p.ndim != 2 or max(p.stride) > 1 or max(p.dilation) > 1 or p.batch * p.in_channels * pixels < 500_000:
         return ""
     forward, in_memory = outputs == ("forward",), p.least_bytes > _CACHED_BYTES
@@ -70,7 +70,7 @@ def _channels_last(p: ConvProblem, outputs: tuple[Output, ...], taps: int, pixel
         gains = taps > 9
     else:
         gains = pixels <= 5000 and (in_memory or taps >= 49)
-    return "a channels_last depthwise image of this size" if gains else ""
+    return "PyTorch is slower for channels_last depthwise images of this size" if gains else ""
 
 
 def _grouped(p: ConvProblem, outputs: tuple[Output, ...], threads: int) -> str:
@@ -81,7 +81,11 @@ def _grouped(p: ConvProblem, outputs: tuple[Output, ...], threads: int) -> str:
     if p.dtype is not torch.float32 or any(n // p.groups % 8 for n in (p.in_channels, p.out_channels)):
         return "PyTorch is slow for groups whose channels are no multiple of 8, and for other dtypes"
     if max(p.dilation) > 1 and "grad_weight" in outputs and not strided:
-        return "PyTorch is slow for the weight gradient of a dilated kernel"
+        return "PyTorch is slow for weight gradients of dilated kernels"
     if strided:
-        return "a strided contiguous image in small groups" if not p.channels_last and threads >= 4 else ""
-    return "a large image in small groups" if prod(p.output_size) >= 700 else ""
+        return (
+            "PyTorch is slower for strided contiguous images in small groups"
+            if not p.channels_last and threads >= 4
+            else ""
+        )
+    return "PyTorch is slower for large images in small groups" if prod(p.output_size) >= 700 else ""
