@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from .classes import accelerated_class, is_convolution, reason_against, restore_class
-from .gains import may_gain, takes
 from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report
 from .trial import NO_COPY, faster_in_channels_last, shapes_seen
+from .worth import dtype_against, worth_replacing
 
 __all__ = ["accelerate_"]
 
@@ -93,8 +93,8 @@ def _stays(module: Any, seen: list[tuple[int, ...]] | None, only_gains: bool) ->
     reason = reason_against(module)
     if reason is not None or nn.parameter.is_lazy(module.weight):  # of a lazy one the sizes are not known yet
         return reason
-    reason = takes(module)
-    if reason is not None or not only_gains or may_gain(module, seen, module.weight.device, module.weight.dtype):
+    reason = dtype_against(module)
+    if reason is not None or not only_gains or worth_replacing(module, seen, module.weight.device, module.weight.dtype):
         return reason
     if seen == []:
         return "the example inputs never reached it"

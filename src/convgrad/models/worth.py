@@ -1,7 +1,7 @@
-"""Whether a layer may gain: asked of the engine's choice, without measuring.
+"""Whether a layer is worth replacing: by the engine's choice, without measuring.
 
-Where the sizes that a layer sees are known, it gains if the choice gives any of its outputs to another backend than
-ATen. Where they are not, the question is asked over a grid of sizes; a layer that gains at none of them stays stock.
+Where the sizes that a layer sees are known, it is if the choice gives any of its outputs to another backend than ATen.
+Where they are not, a grid of usual sizes is tried; a layer for which ATen is chosen at all of them stays stock.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from ..errors import ConvgradError
 from ..problem import OUTPUTS, ConvProblem, Output
 from ..shapes import conv_geometry, convolution_shape, problem_of
 
-__all__ = ["may_gain", "problem_of_module"]
+__all__ = ["dtype_against", "problem_of_module", "worth_replacing"]
 
 Shape = Sequence[int]
 
-#: Sizes of images, sequences and volumes that are asked about where nobody has said which ones come.
+#: Sizes of images, sequences and volumes that are tried where nobody has said which ones come.
 _BATCHES = (1, 32)
 _SIZES = {1: (64, 1024, 16384), 2: (7, 14, 56, 224), 3: (7, 28, 112)}
 
@@ -58,7 +58,7 @@ def problem_of_module(
     return problem_of(input_shape, weight_shape, shape, g, dtype=dtype, memory_format=memory_format, has_bias=has_bias)
 
 
-def may_gain(module: Any, seen: Iterable[Shape] | None, device: torch.device, dtype: torch.dtype) -> bool:
+def worth_replacing(module: Any, seen: Iterable[Shape] | None, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether any output of a layer is given to another backend than ATen.
 
     Args:
@@ -99,7 +99,7 @@ def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:
     return False
 
 
-def takes(module: nn.Module) -> str | None:
+def dtype_against(module: nn.Module) -> str | None:
     """Why the dtype of a module's weight rules it out; None where it does not."""
     dtype = module.weight.dtype  # pyright: ignore[reportAttributeAccessIssue]
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize > 1:
