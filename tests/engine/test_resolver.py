@@ -139,3 +139,42 @@ def test_a_warm_call_enters_few_functions() -> None:
     backward = entered(lambda: outputs[2].backward(ones))
     backward = backward[next(i for i, name in enumerate(backward) if name.endswith("apply")) :]
     assert len(backward) <= 11, backward
+
+
+def test_a_plan_that_was_made_while_the_default_changed_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread may change the default between the choice and the end of planning."""
+    native = convgrad.engine.get_backend("native")
+    ask = type(native).reasons_against
+
+    def slow(*args: Any) -> list[str]:
+        monkeypatch.setattr(type(native), "reasons_against", ask)
+        convgrad.set_default_backend("reference")
+        return ask(*args)
+
+    monkeypatch.setattr(type(native), "reasons_against", slow)
+    try:
+        convgrad.conv2d(X, W, padding=1, groups=8)
+        with convgrad.trace() as ran:
+            convgrad.conv2d(X, W, padding=1, groups=8)
+    finally:
+        convgrad.set_default_backend(None)
+    assert ran.records[0].backend == "reference"
+
+
+def test_numbers_of_numpy_are_not_taken_for_one_another() -> None:
+    """`marshal` writes their bytes alone: 255 and -1 have the same."""
+    np = pytest.importorskip("numpy")
+    x, w = torch.ones(1, 1, 9, 9), torch.ones(1, 1, 3, 3)
+    for _ in range(2):
+        assert convgrad.conv2d(x, w, padding=np.uint8(255)).shape == (1, 1, 517, 517)
+        assert convgrad.conv2d(x, w, padding=np.int8(-1)).shape == (1, 1, 5, 5)
+        assert convgrad.conv2d(x, w, stride=np.uint8(1)).shape == (1, 1, 7, 7)
+        with pytest.raises(TypeError):
+            convgrad.conv2d(x, w, stride=np.bool_(True))
+
+
+def test_a_flag_of_cudnn_changes_nothing_on_the_cpu() -> None:
+    with torch.backends.cudnn.flags(deterministic=True):
+        plan = resolve("convolution", RAW, X, W)
+    cache.invalidate()
+    assert [s.backend.name for s in resolve("convolution", RAW, X, W).steps] == [s.backend.name for s in plan.steps]

@@ -190,3 +190,31 @@ def test_another_choice_is_noticed() -> None:
     finally:
         convgrad.set_default_backend(None)
     assert is_pytorchs(convgrad.conv2d(x, w, groups=2))
+
+
+def test_the_third_derivative_with_an_output_padding() -> None:
+    """PyTorch's autograd has none, so it must not record the call."""
+    x, w = (torch.randn(n, 2, k, k, dtype=torch.float64, requires_grad=True) for n, k in ((1, 4), (2, 3)))
+    y: Tensor = convgrad.conv_transpose2d(x, w, None, 2, 1, 1)
+    for _ in range(3):
+        grads = torch.autograd.grad(y.pow(3).sum(), (x, w), create_graph=True)
+        y = grads[0].pow(2).sum() + grads[1].pow(2).sum()
+    assert y.isfinite()
+
+
+def test_batched_gradients_of_a_function_of_the_users() -> None:
+    weight = torch.randn(4, 1, 3, 3)
+
+    class Blur(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Tensor:  # pyright: ignore
+            return convgrad.conv2d(g, weight, None, 1, 1, 1, 4)
+
+    x, cotangents = torch.randn(2, 4, 9, 9, requires_grad=True), torch.randn(3, 2, 4, 9, 9)
+    (found,) = torch.autograd.grad(Blur.apply(x), x, cotangents, is_grads_batched=True)
+    for one, g in zip(found, cotangents, strict=True):
+        torch.testing.assert_close(one, torch.conv2d(g, weight, None, 1, 1, 1, 4))

@@ -186,3 +186,11 @@ def test_a_kernel_that_is_registered_meanwhile_is_chosen():
         finally:
             convgrad.unregister("ones")
         assert not torch.equal(F.conv2d(x, w), torch.ones(2, 6, 4, 3))
+
+
+def test_the_backward_of_an_empty_batch():
+    x, w = torch.zeros(0, 4, 5, 5, requires_grad=True), torch.ones(4, 1, 3, 3, requires_grad=True)
+    with takeover():
+        F.conv_transpose2d(x, w, None, 1, 1, 1, 4).sum().backward()
+    assert w.grad is not None
+    assert not w.grad.any()

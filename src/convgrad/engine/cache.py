@@ -14,14 +14,20 @@ plans: dict[Any, Any] = {}
 generation: list[int] = [0]
 
 
-def remember(key: Any, plan: Any) -> None:
-    """Keep a plan; the oldest one goes when there are too many."""
+def remember(key: Any, plan: Any, since: int) -> None:
+    """Keep a plan; the oldest one goes when there are too many.
+
+    Args:
+        since: the generation in which its making began; one that was made while the cache was emptied is not kept.
+    """
     while len(plans) >= _MOST:
         try:
             plans.pop(next(iter(plans)), None)
         except (StopIteration, RuntimeError):  # another thread was faster
             break
     plans[key] = plan
+    if generation[0] != since:
+        plans.pop(key, None)
 
 
 def invalidate() -> None:

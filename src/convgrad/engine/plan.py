@@ -74,7 +74,12 @@ class Plan:
     )
 
     def __init__(
-        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, steps: tuple[Step, ...]
+        self,
+        problem: ConvProblem,
+        outputs: tuple[Output, ...],
+        device: torch.device,
+        steps: tuple[Step, ...],
+        since: int | None = None,
     ) -> None:
         self.problem = problem
         self.outputs = outputs
@@ -82,12 +87,12 @@ class Plan:
         self.steps = () if problem.empty else steps
         one_call = len(self.steps) == 1 and self.steps[0].backend.name == "aten"
         self.aten = one_call and runs_as_stated(problem)
-        self.arguments = statable_arguments(problem) if self.aten else ()
+        self.arguments: tuple[Any, ...] = statable_arguments(problem) if self.aten else ()
         self.kernel: Callable[..., Tensor] = self.contract
         self.form: Any = None
         self.request: Request | None = active()
         self.flags: object = None
-        self.generation = generation[0]
+        self.generation = generation[0] if since is None else since
         self._kernels: list[Callable[..., Any]] | None = None
         #: For each step: which slots it reads, and where among the outputs its results belong.
         self._program = [(_slots_of(step), tuple([outputs.index(o) for o in step.outputs])) for step in self.steps]
@@ -180,7 +185,7 @@ class Plan:
         """
         p = self.problem
         lost = not weight or p.depthwise or p.groups > _MOST_GROUPS or self.request is not None
-        if not self.aten or lost or self.device.type != "cpu":
+        if not self.aten or lost or self.device.type != "cpu" or any(self.arguments[4]):
             found = False
         else:
             found = all(self.backward((input, True, bias)).aten for bias in {False, p.has_bias})
@@ -264,6 +269,6 @@ def plan_for(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.de
     Raises:
         BackendError: a requested backend cannot compute the outputs, or none can.
     """
-    outputs = in_order(outputs)
+    outputs, since = in_order(outputs), generation[0]
     steps = () if problem.empty else choose(problem, outputs, device, settings.current(), active())
-    return Plan(problem, outputs, device, steps)
+    return Plan(problem, outputs, device, steps, since)

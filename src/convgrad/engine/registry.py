@@ -65,7 +65,8 @@ def reasons_against(
     if len(passes) > 1 and outputs not in backend.sweeps:
         return [f"it does not compute {' and '.join(outputs)} in one sweep"]
     reasons: list[str] = []
-    if settings.must_be_deterministic and not backend.deterministic:
+    demanded = settings.deterministic or (settings.cudnn_deterministic and device.type != "cpu")
+    if demanded and not backend.deterministic:
         reasons.append("deterministic algorithms are demanded and it does not repeat its bits")
     if device.type == "cuda" and not backend.capture_safe and _capturing():
         reasons.append("a CUDA graph is being captured and it may not be called then")

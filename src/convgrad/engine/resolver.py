@@ -24,6 +24,7 @@ from .._compat import (
     dispatch_modes,
     function_modes,
     functorch_active,
+    is_legacy_batched,
     jit_tracing,
     suggests_channels_last,
 )
@@ -85,6 +86,8 @@ def find(
         or forward_ad._current_level >= 0
         or any_autocast()
         or jit_tracing() is not None
+        or is_legacy_batched(a)
+        or is_legacy_batched(b)
     ):
         return None
     try:
@@ -170,7 +173,7 @@ def make(
     plan.flags = settings.flags(a)
     plan.bind()
     if key is not None:
-        remember(key, plan)
+        remember(key, plan, plan.generation)
     return plan
 
 

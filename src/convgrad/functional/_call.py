@@ -76,10 +76,17 @@ def _first_call(
     if input.dim() != d + 2:
         return _unbatched(name, d, input, lambda x: run(name, d, normalize, x, weight, bias, raw))
     arguments = normalize(d, weight.shape, *raw)
-    if key is None or input.is_meta or input.shape[1] == 0:
+    if key is None or input.is_meta or input.shape[1] == 0 or not _is_plain(raw):
         return operator("convolution")(input, weight, bias, *arguments)
     make(key, "convolution", arguments, input, weight, bias)
     return run(name, d, normalize, input, weight, bias, raw)
+
+
+def _is_plain(raw: Any) -> bool:
+    """Whether `find` tells these arguments from all others: of numpy's numbers `marshal` writes the bytes alone."""
+    if isinstance(raw, (tuple, list)):
+        return all(map(_is_plain, raw))
+    return raw is None or type(raw) in (bool, int, float, str)
 
 
 def run_nd(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .._compat import cpu_convolution, function_modes, jit_tracing, profiler_enabled, record
-from ..engine import Plan, active, find, make, observed, observers, remember, thread
+from ..engine import Plan, active, find, generation, make, observed, observers, remember, thread
 from ..errors import BackendError, ConvgradError
 from ..shapes import conv_geometry
 from ..validation import check_backward, check_operands
@@ -148,7 +148,7 @@ def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tenso
     Raises:
         BackendError: a backend that was requested by name cannot.
     """
-    plan = None
+    plan, since = None, generation[0]
     if len(raw[1]) in (1, weight.dim() - 2) and 0 not in input.shape and not input.is_complex():
         try:
             plan = make(None, "convolution", raw, input, weight, bias)
@@ -157,7 +157,7 @@ def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tenso
                 raise
         except ConvgradError:  # PyTorch says in its own words what is wrong
             pass
-    remember(key, plan)
+    remember(key, plan, since)
     return plan
 
 
@@ -169,13 +169,15 @@ def _plan_backward(key: Any, raw: Any, input: Tensor, weight: Tensor, grad_outpu
         BackendError: a backend that was requested by name cannot.
     """
     bias_sizes, *arguments, mask = raw
-    plan = None
+    plan, since = None, generation[0]
     try:
         if len(arguments[1]) not in (1, weight.dim() - 2):
             raise ConvgradError("PyTorch knows no padding whose low and high sides differ")
         geometry = conv_geometry(weight.shape, *arguments)
         check_operands(("grad_output", grad_output), ("input", input), ("weight", weight))
     except ConvgradError:
+        return None
+    if input.shape[0] == grad_output.shape[0] == 0:  # of an empty batch PyTorch checks nothing
         return None
     sizes = bias_sizes if mask[2] else None  # autograd states the sizes of a missing bias as [0]
     check_backward(grad_output.shape, input.shape, weight.shape, sizes, geometry, mask)
@@ -185,7 +187,7 @@ def _plan_backward(key: Any, raw: Any, input: Tensor, weight: Tensor, grad_outpu
         except BackendError:
             if active() is not None:
                 raise
-    remember(key, plan)
+    remember(key, plan, since)
     return plan
 
 
