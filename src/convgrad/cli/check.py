@@ -62,7 +62,7 @@ def check(
 
         convgrad check g32ic32ih14oc32kh3ph1 --backend im2col
 
-        convgrad check tests/benchdnn/inputs/conv/shapes_resnet_50
+        convgrad check my_problems.txt
 
         convgrad check --backend all --seconds 60
     """

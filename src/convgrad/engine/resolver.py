@@ -86,8 +86,6 @@ def find(
         or forward_ad._current_level >= 0
         or any_autocast()
         or jit_tracing() is not None
-        or is_legacy_batched(a)
-        or is_legacy_batched(b)
     ):
         return None
     try:
@@ -109,7 +107,11 @@ def find(
         )
     except (ValueError, RuntimeError):  # an argument that has no bytes, a tensor that has no strides
         return None
-    return plans.get(key, key)
+    plan = plans.get(key, key)
+    # PyTorch's own operators know such tensors, which have no memory of their own.
+    if not below and not (plan.__class__ is Plan and plan.aten) and (is_legacy_batched(a) or is_legacy_batched(b)):
+        return None
+    return plan
 
 
 def resolve(
