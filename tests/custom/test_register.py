@@ -79,3 +79,15 @@ def test_arguments_that_make_no_backend(arguments: dict[str, Any], error: type[E
     with pytest.raises(error, match=message):
         convgrad.register(**{"name": "mine", "forward": forward, "accepts": accepts, **arguments})
     assert convgrad.list_backends() == before
+
+
+def test_a_class_without_a_kernel_and_an_unknown_arithmetic_are_refused() -> None:
+    class Misspelt:
+        @staticmethod
+        def foward(input: Tensor, weight: Tensor) -> Tensor: ...
+
+    with pytest.raises(TypeError, match="class Misspelt has no static method forward, grad_input, grad_weight"):
+        convgrad.register("misspelt")(Misspelt)
+    with pytest.raises(ValueError, match=r"arithmetic is one of 'direct', .*, got 'winogard'"):
+        convgrad.register("winogard", forward=torch.conv2d, arithmetic="winogard")  # pyright: ignore[reportArgumentType]
+    assert not {"misspelt", "winogard"} & {*convgrad.list_backends()}

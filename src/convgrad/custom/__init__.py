@@ -6,7 +6,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch.compiler import config
@@ -140,6 +140,8 @@ def register(
 
     def decorate(decorated: Any) -> Any:
         methods: dict[Pass, Any] = {p: getattr(decorated, p, None) for p in PASSES}
+        if isinstance(decorated, type) and not any(methods.values()):
+            raise TypeError(f"class {decorated.__name__} has no static method {', '.join(PASSES)}: nothing to register")
         finish(methods if isinstance(decorated, type) else {"forward": decorated})
         return decorated
 
@@ -204,6 +206,9 @@ def _check_options(options: Mapping[str, Any], seconds: float) -> None:
     for dtype in options["dtypes"]:
         if not isinstance(dtype, torch.dtype):
             raise TypeError(f"dtypes are such as torch.float32, got {dtype!r}")
+    if options["arithmetic"] not in get_args(Arithmetic):
+        known = ", ".join(map(repr, get_args(Arithmetic)))
+        raise ValueError(f"arithmetic is one of {known}, got {options['arithmetic']!r}")
     if isinstance(seconds, bool) or not seconds > 0:
         raise ValueError(f"seconds is a positive number, got {seconds!r}")
 
