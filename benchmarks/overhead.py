@@ -52,10 +52,10 @@ class Case(NamedTuple):
 
 CASES = {
     "dense, 1 element: forward": Case(1, 1, 1, "", 2.0),
-    "dense, 1 element: both gradients": Case(1, 1, 1, "input and weight", 1.15),
-    "dense, 1 element: the weight's": Case(1, 1, 1, "weight", 1.2),
+    "dense, 1 element: forward and both gradients": Case(1, 1, 1, "input and weight", 1.15),
+    "dense, 1 element: forward and the weight's gradient": Case(1, 1, 1, "weight", 1.2),
     "depthwise, 8 x 4x4: forward": Case(8, 4, 3, "", 0.21),
-    "depthwise, 8 x 4x4: both gradients": Case(8, 4, 3, "input and weight", 0.28),
+    "depthwise, 8 x 4x4: forward and both gradients": Case(8, 4, 3, "input and weight", 0.28),
 }
 
 
