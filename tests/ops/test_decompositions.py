@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch._decomp import get_decompositions
 
 import convgrad
 from convgrad.ops import decompositions
@@ -64,10 +63,10 @@ def test_the_layout_asked_for(case: str) -> None:
     assert decompositions.grad_weight(g, x, w.shape, *arguments, memory_format=last).is_contiguous(memory_format=last)
 
 
-def test_pytorchs_table_has_every_overload() -> None:
+def test_the_table_has_every_overload() -> None:
     packets = [getattr(torch.ops.convgrad, n) for n in ("convolution", "convolution_backward", "grad_input")]
     packets.append(torch.ops.convgrad.grad_weight)
-    table = get_decompositions(packets)
+    table = decompositions.table()
     assert set(table) == {getattr(p, overload) for p in packets for overload in p.overloads()}
     x, w = torch.randn(1, 2, 6), torch.randn(2, 2, 3)
     rest = ([1], [1, 0], [1], False, [0], 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from . import autocast, autograd, batching, decompositions, fake, flops, kernels, with_backend
+from . import autocast, autograd, batching, fake, flops, kernels, with_backend
 from .autocast import cast_operands
 from .autograd import apply
 from .with_backend import operator
@@ -56,7 +56,6 @@ for _name, _schema in SCHEMAS.items():
     with_backend.define(_library, _name, _schema, *(getattr(room, _name) for room in (kernels, fake, autograd)))
 
 autocast.register(_library)
-decompositions.register()
 flops.register()
 
 convolution = torch.ops.convgrad.convolution.default

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._decomp import register_decomposition
 from torch.nn.functional import pad
 
 from ..calculus import sum_of_bias
 from ..shapes import padding_pairs
 
-__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight", "register"]
+__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight", "table"]
 
 _aten = torch.ops.aten
 Ints = Sequence[int]
@@ -106,10 +105,13 @@ def grad_weight(
     return found if memory_format is None else found.contiguous(memory_format=memory_format)  # pyright: ignore
 
 
-def register() -> None:
-    """Add them to PyTorch's table, for all overloads: `torch._decomp.get_decompositions` finds them there."""
-    for name, function in _FUNCTIONS.items():
-        register_decomposition(getattr(torch.ops.convgrad, name))(function)
+def table() -> dict[Any, Callable[..., Any]]:
+    """The ``decomposition_table`` of every overload, as ``make_fx`` and ``aot_function`` take it.
+
+    They are not in PyTorch's own table: with ``CI`` set, Inductor refuses an operator that it finds there.
+    """
+    packets = {getattr(torch.ops.convgrad, name): function for name, function in _FUNCTIONS.items()}
+    return {getattr(packet, overload): f for packet, f in packets.items() for overload in packet.overloads()}
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
