@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..backends import built_in
+from . import store
 from .cache import generation, invalidate, remember
 from .choice import Step, choose
 from .events import Event, observed, observers, thread
@@ -50,6 +51,7 @@ __all__ = [
     "resolve",
     "resume",
     "set_default_backend",
+    "store",
     "thread",
     "traced",
     "unregister",

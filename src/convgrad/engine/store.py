@@ -1,0 +1,186 @@
+"""What was measured, checked or found on this machine, kept between processes in one SQLite file.
+
+It is a cache: whatever happens to the file, nothing here raises, nothing wrong is read (each row has a checksum over
+its kind, key and value), and a process warns once at most. What cannot be written stays in memory until the process
+ends.
+
+How the file is used follows from that. Every access opens it anew, so that a fork, a thread, or a file that somebody
+removed needs no care. It has a rollback journal, since a write-ahead log needs shared memory, which network folders do
+not have. Nothing waits for the disk (``synchronous=OFF``): a killed process harms nothing, a power failure at worst
+damages the file, and a damaged file is started anew. Each layout of the rows has a table of its own, so that older and
+newer versions of the library share the file and leave each other's rows alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from contextlib import closing
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+__all__ = ["folder", "forget", "items", "read", "write"]
+
+_FILE = "store.sqlite3"
+_TABLE = "rows_1"  # a change of its columns takes the next number
+_CREATE = (
+    f"CREATE TABLE IF NOT EXISTS {_TABLE} (kind TEXT, key TEXT, value TEXT, checksum TEXT, PRIMARY KEY (kind, key))"
+)
+_WAIT = 5.0  # seconds for another process's write, which takes a millisecond
+
+#: (kind, key) -> JSON text that could not be written.
+_unwritten: dict[tuple[str, str], str] = {}
+#: (file, whether for writing) that failed: left alone by this process from then on.
+_failed: set[tuple[Path, bool]] = set()
+_warned = False
+
+
+def folder() -> Path | None:
+    """Where the file is: ``CONVGRAD_CACHE``, else the user's cache folder; None where the variable is ``off``.
+
+    Equivalent to:
+        >>> here = folder()
+        >>> here is None or here.name != ""
+        True
+    """
+    named = os.environ.get("CONVGRAD_CACHE", "")
+    if named.lower() == "off":
+        return None
+    if named:
+        return Path(named).expanduser().absolute()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("convgrad", appauthor=False)
+
+
+def read(kind: str, key: str) -> Any | None:
+    """The value of a key, or None where there is none.
+
+    Equivalent to:
+        >>> write("example", "k", {"ratio": 1.5, "names": ["a"]})
+        >>> read("example", "k"), read("example", "other")
+        ({'ratio': 1.5, 'names': ['a']}, None)
+        >>> forget("example")
+        1
+    """
+    if (kind, key) in _unwritten:
+        return json.loads(_unwritten[kind, key])
+    rows = _execute(f"SELECT key, value, checksum FROM {_TABLE} WHERE kind = ? AND key = ?", (kind, key))
+    return _intact(kind, rows).get(key)
+
+
+def items(kind: str) -> dict[str, Any]:
+    """Every key of a kind with its value, in the order of the keys."""
+    found = _intact(kind, _execute(f"SELECT key, value, checksum FROM {_TABLE} WHERE kind = ?", (kind,)))
+    found |= {key: json.loads(text) for (of, key), text in _unwritten.copy().items() if of == kind}
+    return dict(sorted(found.items()))
+
+
+def write(kind: str, key: str, value: Any) -> None:
+    """Keep a value, in place of an older one.
+
+    Args:
+        kind: what sort of finding it is; a key belongs to its kind.
+        value: anything that JSON can say, but None.
+
+    Raises:
+        TypeError: JSON cannot say it.
+    """
+    text = json.dumps(value)
+    row = (kind, key, text, _checksum(kind, key, text.encode()))
+    if _execute(f"INSERT OR REPLACE INTO {_TABLE} VALUES (?, ?, ?, ?)", row, writes=True) is None:
+        _unwritten[kind, key] = text
+    else:
+        _unwritten.pop((kind, key), None)
+
+
+def forget(kind: str | None = None) -> int:
+    """Remove every value, or those of one kind; the number of those that were there."""
+    condition, arguments = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
+    count = 0
+    for unwritten in [k for k in _unwritten.copy() if kind in (None, k[0])]:
+        del _unwritten[unwritten]
+        count += 1
+    rows = _execute(f"SELECT count(*) FROM {_TABLE}{condition}", arguments)
+    if rows and rows[0][0] and _execute(f"DELETE FROM {_TABLE}{condition}", arguments, writes=True) is not None:
+        count += rows[0][0]
+    return count
+
+
+def _checksum(kind: str, key: str, value: bytes) -> str:
+    return blake2b(b"\0".join((kind.encode(), key.encode(), value)), digest_size=16).hexdigest()
+
+
+def _intact(kind: str, rows: list[Any] | None) -> dict[str, Any]:
+    """Key -> value of the rows that are as they were written."""
+    found = {}
+    for raw_key, value, checksum in rows or ():
+        try:
+            key = raw_key.decode()
+            if checksum.decode() == _checksum(kind, key, value):
+                found[key] = json.loads(value)
+        except (AttributeError, TypeError, ValueError):  # damage may turn a text into any bytes, or into a number
+            continue
+    return found
+
+
+def _execute(statement: str, arguments: tuple[Any, ...], writes: bool = False) -> list[Any] | None:
+    """The rows that a statement yields; None where the file is not there or cannot be used."""
+    try:
+        import sqlite3
+
+        where = folder()
+        if where is None or (where, writes) in _failed:
+            return None
+        file = where / _FILE
+        if writes:
+            where.mkdir(parents=True, exist_ok=True)
+        elif not file.exists():
+            return None
+    except (ImportError, OSError, RuntimeError) as error:  # a Python without SQLite, a home that nobody knows
+        return _give_up(None, writes, error)
+    try:
+        try:
+            return _on_file(file, statement, arguments, writes)
+        except sqlite3.OperationalError:  # busy, full, read-only: no reason to remove it
+            raise
+        except sqlite3.DatabaseError as error:
+            _warn(f"convgrad's store {file} is damaged ({error}) and is started anew")
+            for name in (file, Path(f"{file}-journal")):
+                name.unlink(missing_ok=True)
+            return _on_file(file, statement, arguments, writes) if writes else None
+    except (sqlite3.Error, OSError, ValueError) as error:
+        return _give_up(where, writes, error)
+
+
+def _on_file(file: Path, statement: str, arguments: tuple[Any, ...], writes: bool) -> list[Any]:
+    import sqlite3
+
+    uri = f"{file.as_uri()}?mode={'rwc' if writes else 'rw'}"  # "rw" reads what may not be written, too
+    with closing(sqlite3.connect(uri, uri=True, timeout=_WAIT, isolation_level=None)) as connection:
+        connection.text_factory = bytes  # damaged text need not be UTF-8
+        if writes:
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute(_CREATE)
+        try:
+            return connection.execute(statement, arguments).fetchall()
+        except sqlite3.OperationalError as error:
+            if "no such table" in str(error):  # another version's file, without rows of ours
+                return []
+            raise
+
+
+def _give_up(where: Path | None, writes: bool, error: Exception) -> None:
+    if where is not None:
+        _failed.add((where, writes))
+    lost = "what is measured is forgotten when this process ends" if writes else "what was measured cannot be read"
+    _warn(f"convgrad's store {where or ''} cannot be used ({error}): {lost}")
+
+
+def _warn(message: str) -> None:
+    global _warned  # noqa: PLW0603
+    if not _warned:
+        _warned = True
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
