@@ -11,6 +11,7 @@ from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
 from .native import NativeBackend
 from .reference import ReferenceBackend
+from .routes import AtenChannelsLastBackend, AtenFloat32Backend
 from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
 
@@ -32,7 +33,12 @@ __all__ = [
 def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
     gpu = [TritonBackend(), TritonBandedBackend()]
-    return [AtenBackend(), NativeBackend(), *gpu, Im2colBackend(), ReferenceBackend(), *_aten_by_name()]
+    return [AtenBackend(), NativeBackend(), *gpu, Im2colBackend(), ReferenceBackend(), *_routes(), *_aten_by_name()]
+
+
+def _routes() -> list[Backend]:
+    """ATen by another way than the call as given."""
+    return [AtenFloat32Backend(), AtenChannelsLastBackend()]
 
 
 def _aten_by_name() -> list[Backend]:

@@ -27,7 +27,7 @@ from .base import Backend, Kernel
 from .padding import pad_input, padded, unpad_input
 from .strides import tidy
 
-__all__ = ["AtenDirect", "Contract", "add_bias", "aten_choice", "grad_weight_as_convolution"]
+__all__ = ["AtenDirect", "Contract", "add_bias", "aten_choice", "grad_weight_as_convolution", "with_height"]
 
 #: A function of (a, b, bias): the operands of one pass of one problem, and what is added to the result's channels.
 Contract = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
@@ -115,7 +115,7 @@ class AtenDirect(Backend):
     def forced(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
         """The library's operator, for any padding and for one dimension too, which it sees as a height of 1."""
         p = problem if problem.symmetric else padded(problem)
-        operator = self.operator(_with_height(p) if p.ndim == 1 else p, pass_, device)
+        operator = self.operator(with_height(p) if p.ndim == 1 else p, pass_, device)
         crops = not problem.symmetric and pass_ == "grad_input"
 
         def contract(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -131,7 +131,8 @@ class AtenDirect(Backend):
         return contract
 
 
-def _with_height(p: ConvProblem) -> ConvProblem:
+def with_height(p: ConvProblem) -> ConvProblem:
+    """A problem of one dimension as one of two, with a height of 1."""
     return p.replace(
         input_size=(1, *p.input_size),
         kernel_size=(1, *p.kernel_size),

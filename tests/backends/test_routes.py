@@ -1,0 +1,98 @@
+"""Routes through ATen: that each goes where it says, and what the conformance suite's sample does not hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from convgrad.backends import Backend
+from convgrad.engine.registry import get_backend
+from convgrad.problem import OPERANDS, ConvProblem, Output
+from convgrad.testing import check_problem, default_problems, outputs_of
+
+CPU = torch.device("cpu")
+HALF = [p for p in default_problems() if p.dtype in (torch.bfloat16, torch.float16)]
+
+
+class Called(TorchDispatchMode):
+    """The operands of every convolution that ATen computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operands: list[list[Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "convolution" in func.__name__:
+            self.operands.append([a for a in args if isinstance(a, Tensor) and a.dim() > 1])
+        return func(*args, **(kwargs or {}))
+
+
+def called(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...]) -> list[list[Tensor]]:
+    slots = OPERANDS[outputs[0]] if len(outputs) == 1 else ("grad_output", "input", "weight")  # pyright: ignore
+    operands = [
+        torch.ones(problem.shape_of(s), dtype=problem.dtype).contiguous(memory_format=problem.memory_format)
+        for s in slots
+    ]
+    kernel = backend.bind(problem, outputs)
+    with Called() as seen:
+        kernel(*operands)
+    return seen.operands
+
+
+GRADIENTS: tuple[Output, ...] = ("grad_input", "grad_weight")
+
+
+@pytest.mark.parametrize("outputs", [("forward",), ("grad_input",), ("grad_weight",), GRADIENTS], ids="+".join)
+@pytest.mark.parametrize("text", ["mb2ic4iw9oc6kw3", "mb2ic4ih7oc6kh3", "mb2ic4id5oc6kd3"])
+def test_channels_last_calls_aten_once_in_that_layout(text: str, outputs: tuple[Output, ...]) -> None:
+    [tensors] = called(get_backend("aten:channels_last"), ConvProblem.parse(text), outputs)
+    for t in tensors:
+        layout = {4: torch.channels_last, 5: torch.channels_last_3d}[t.dim()]
+        read = t.is_contiguous(memory_format=layout) and not t.is_contiguous()
+        assert read, (t.shape, t.stride())
+
+
+@pytest.mark.parametrize("outputs", [("forward",), ("grad_input",), ("grad_weight",), GRADIENTS], ids="+".join)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_float32_calls_aten_once_in_float32(dtype: str, outputs: tuple[Output, ...]) -> None:
+    problem = ConvProblem.parse(f"mb2ic4ih7oc6kh3 {dtype} channels_last")
+    [tensors] = called(get_backend("aten:float32"), problem, outputs)
+    assert {t.dtype for t in tensors} == {torch.float32}
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+
+
+@pytest.mark.parametrize("output", outputs_of(get_backend("aten:float32")))
+def test_float32_conforms_for_16_bits(output: Output) -> None:
+    """The sample of the conformance suite is nearly all float32, which this route refuses."""
+    results = [r for p in HALF[::3] for r in check_problem("aten:float32", p, output, repeats=2)]
+    assert not [r for r in results if r.status == "failed"], "\n".join(map(str, results))
+    assert sum(r.status == "passed" for r in results) >= len(HALF[::3])
+
+
+def test_float32_sums_in_float32() -> None:
+    """ATen's own 16-bit grad_weight may keep partial sums in 16 bits; this one is the exact sum, rounded once."""
+    problem = ConvProblem.parse("mb8ic2ih24oc2kh1 float16")
+    x, g = (torch.full(problem.shape_of(s), 0.1, dtype=torch.float16) for s in ("input", "grad_output"))
+    got = get_backend("aten:float32").bind(problem, ("grad_weight",))(g, x)
+    exact = x[0, 0, 0, 0].double() ** 2 * (8 * 24 * 24)
+    assert torch.equal(got, exact.to(torch.float16).expand_as(got))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("aten:float32", "ic2ih4oc2kh3", "torch.float16 and torch.bfloat16 in torch.float32, got torch.float32"),
+        ("aten:channels_last", "ic2ih4oc2kh3 channels_last", "layout is channels_last as it is"),
+        ("aten:channels_last", "ic2ih4oc2kh3 bool", "no convolution for torch.bool"),
+    ],
+)
+def test_reasons(name: str, text: str, why: str) -> None:
+    dtype = torch.bool if text.endswith(" bool") else None
+    problem = ConvProblem.parse(text.removesuffix(" bool"))
+    problem = problem.replace(dtype=dtype) if dtype else problem
+    [reason] = get_backend(name).reasons_against(problem, ("forward",), CPU)
+    assert why in reason
