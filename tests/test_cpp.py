@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils import cpp_extension
 
 import convgrad
 
@@ -23,8 +25,39 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
+#: Both overloads, called as a user calls them.
+CALLS = """
+std::tuple<at::Tensor, at::Tensor, at::Tensor> gradients(const at::Tensor& g, const at::Tensor& x, const at::Tensor& w) {
+  auto with_sizes = convgrad::convolution_backward(
+      g, x, w, c10::OptionalIntArrayRef(std::nullopt), {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1, {true, true, false});
+  return convgrad::convolution_backward(g, x, w, {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1, {true, true, false});
+}
+"""
+
+
 def test_the_header_is_there() -> None:
     assert (Path(convgrad.include_path()) / "convgrad.h").is_file()
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param("ATen/core/Tensor.h"),
+        pytest.param("ATen/ATen.h", marks=pytest.mark.slow),
+        pytest.param("torch/torch.h", marks=pytest.mark.slow),
+        pytest.param("torch/extension.h", marks=pytest.mark.slow),
+    ],
+)
+def test_the_header_compiles_after_those_of_pytorch(first: str, tmp_path: Path) -> None:
+    """at::convolution_backward, which an unqualified call would find too, is declared only in ATen's operators."""
+    folders = [convgrad.include_path(), *cpp_extension.include_paths(), sysconfig.get_paths()["include"]]
+    source = tmp_path / "source.cpp"
+    operator = "" if first.startswith("torch") else "#include <ATen/ops/convolution_backward.h>\n"
+    source.write_text(f"#include <{first}>\n{operator}#include <convgrad.h>\n{CALLS}")
+    command = ["c++", "-std=c++17", "-fsyntax-only", *(f"-I{folder}" for folder in folders), str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:2000]
 
 
 @pytest.fixture(scope="module")

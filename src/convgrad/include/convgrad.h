@@ -127,7 +127,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     c10::IntArrayRef output_padding,
     int64_t groups,
     std::array<bool, 3> output_mask) {
-  return convolution_backward(
+  return convgrad::convolution_backward( // qualified: at::convolution_backward takes the same types
       grad_output,
       input,
       weight,
