@@ -35,6 +35,8 @@ def anything(*args: Any) -> None:
         ("weight_size[0]", 6),
         ("output_size", (3, 6, *PROBLEM.output_size)),
         ("output_padding", (0, 0)),
+        ("stride[:2]", (2, 1)),
+        ("out", None),
         (7, 7),
         (None, None),
         ([1, 2], [1, 2]),
@@ -57,6 +59,12 @@ def test_values(arg: Any, value: Any) -> None:
         ("input[0]", "forward"),
         ("groups[0]", "forward"),
         ("", "forward"),
+        ("out", "backward"),
+        ("output_mask", "grad_weight"),
+        ("stride[3]", "forward"),
+        ("stride[:4]", "forward"),
+        ("input_size[5]", "forward"),
+        ("problem[0]", "forward"),
     ],
 )
 def test_names_that_a_pass_does_not_have(arg: str, pass_: Pass) -> None:
@@ -66,8 +74,25 @@ def test_names_that_a_pass_does_not_have(arg: str, pass_: Pass) -> None:
 
 @pytest.mark.parametrize("function", [lambda x, w: None, lambda x, w, p, q: None, lambda *, input: None])
 def test_a_function_of_other_parameters(function: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match=r"is called with \(input, weight, problem\): .*say what it takes"):
+    with pytest.raises(TypeError, match=r"is called with \(input, weight, problem\): .*say what each"):
         check(function, ("input", "weight", "problem"), "forward")
+    with pytest.raises(
+        TypeError, match=r"\(grad_output, input, problem\), as no args= are given: .* grad_output, input,"
+    ):
+        check(function, None, "grad_weight")
+
+
+def test_a_text_is_not_a_sequence_of_arguments() -> None:
+    with pytest.raises(TypeError, match=r"got the text 'stride\[5\]'; of one argument: args=\('stride\[5\]',\)"):
+        check(anything, "stride[5]", "forward")
+
+
+def test_a_mask() -> None:
+    args = check(anything, ("output_mask", "output_mask[:2]", "output_mask[1]"), "backward")
+    assert values(args, PROBLEM, "backward", ("grad_weight",)) == [(False, True, False), (False, True), True]
+    assert values(args, PROBLEM, "backward") == [(True, True, True), (True, True), True]
+    with pytest.raises(ValueError, match='"output_mask" is missing'):
+        check(anything, ("grad_output",), "backward")
 
 
 def test_a_builtin_has_no_parameters_to_look_at() -> None:

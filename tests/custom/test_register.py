@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,9 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import convgrad
-from convgrad import ConvProblem
+from convgrad import CheckError, ConvProblem
+from convgrad.backends import Backend
 
-from .functions import WIDE, accepts, forward, grad_weight
+from .functions import WIDE, accepts, depthwise, forward, grad_input, grad_weight, operands
 
 
 def test_decorator_of_a_function() -> None:
@@ -54,6 +55,99 @@ def test_a_builtin() -> None:
     assert convgrad.register("builtin", forward=torch.conv2d, args=arguments, accepts=accepts, seconds=0.2).verified
 
 
+def test_it_writes_into_a_tensor_that_it_is_given() -> None:
+    """``out`` lies as the function takes its operands; it may return it, or nothing."""
+    layouts = set()
+
+    def write(input: Tensor, weight: Tensor, p: ConvProblem, out: Tensor) -> None:
+        layouts.add((p.channels_last, out.is_contiguous()))
+        out.copy_(forward(input, weight, p))
+
+    for kept in ("contiguous", ("contiguous", "channels_last")):
+        layouts.clear()
+        backend = convgrad.register(
+            "mine",
+            forward=write,
+            args=("input", "weight", "problem", "out"),
+            accepts=accepts,
+            layouts=kept,
+            seconds=0.5,
+        )
+        assert backend.verified
+        assert ((True, False) in layouts) == (len(kept) == 2)
+
+
+@pytest.mark.parametrize("layout", ["strided", "any"])
+def test_any_strides(layout: Any) -> None:
+    assert convgrad.register("mine", forward=forward, accepts=accepts, layouts=layout, seconds=0.3).verified
+
+
+class Own(Backend):
+    """Both gradients in one sweep, with scratch memory; no gradient alone."""
+
+    passes = ("forward",)
+    sweeps = (("grad_input", "grad_weight"),)
+    layouts = ("contiguous",)
+    scratch: ClassVar[list[int]] = []
+
+    def reasons_against(self, problem: ConvProblem, outputs: Any, device: torch.device) -> list[str]:
+        good = accepts(problem) and problem.dtype in WIDE and {*outputs} <= {"forward", "grad_input", "grad_weight"}
+        return [] if good else ["it is for images"]
+
+    def workspace(self, problem: ConvProblem, outputs: Any) -> int:
+        return 8 * problem.batch
+
+    def bind(self, problem: ConvProblem, outputs: Any) -> Any:
+        def both(grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Any = None) -> Any:
+            self.scratch.append(workspace.numel())
+            pair = grad_input(grad_output, weight, problem), grad_weight(grad_output, input, problem)
+            return tuple(t.contiguous(memory_format=problem.memory_format) for t in pair)
+
+        def one(a: Tensor, b: Tensor, bias: Any = None, workspace: Any = None) -> Tensor:
+            return forward(a, b, problem).contiguous(memory_format=problem.memory_format)
+
+        return both if len(outputs) > 1 else one
+
+
+@pytest.mark.parametrize("what", [Own, Own()])
+def test_a_class_of_ones_own_with_what_it_sweeps(what: Any) -> None:
+    assert convgrad.register("own", seconds=0.5)(what) is what
+    backend = convgrad.list_backends()["own"]
+    assert backend.verified
+    assert backend.sweeps == Own.sweeps
+    Own.scratch.clear()
+    x, w = operands()
+    depthwise(x, w).sum().backward()
+    assert Own.scratch == [16]
+    with convgrad.use_backend("own"):  # one gradient alone is the engine's
+        torch.autograd.grad(depthwise(x, w).sum(), w)
+    assert Own.scratch == [16]
+    for got, expected in zip(
+        (x.grad, w.grad),
+        torch.autograd.grad(F.conv2d(x, w, padding=1, groups=8).sum(), (x, w)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+def test_a_class_of_ones_own_is_refused() -> None:
+    class Half(Backend):
+        def bind(self, problem: ConvProblem, outputs: Any) -> Any: ...
+
+    class Wrong(Own):
+        def bind(self, problem: ConvProblem, outputs: Any) -> Any:
+            kernel = super().bind(problem, outputs)
+            return kernel if len(outputs) == 1 else lambda *args: [-t for t in kernel(*args)]
+
+    with pytest.raises(TypeError, match="class Half has no reasons_against, which every Backend has"):
+        convgrad.register("own")(Half)
+    with pytest.raises(TypeError, match="a Backend states layouts and accepts itself"):
+        convgrad.register("own", layouts="strided", accepts=accepts)(Own)
+    with pytest.raises(CheckError, match=r"grad_(input|weight) of"):
+        convgrad.register("own")(Wrong)
+    assert "own" not in convgrad.list_backends()
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 
@@ -65,8 +159,11 @@ def test_a_builtin() -> None:
         ({"layouts": ("nhwc",)}, ValueError, "layouts are among"),
         ({"layouts": ()}, ValueError, "layouts are among"),
         ({"seconds": 0}, ValueError, "seconds is a positive number"),
-        ({"forward": 3}, TypeError, "3 is not a callable object"),
-        ({"args": "input"}, ValueError, "args of forward: 'i' is none of"),
+        ({"forward": 3}, TypeError, "forward= takes a function, got 3"),
+        ({"args": "input"}, TypeError, "args of forward is a sequence, got the text 'input'"),
+        ({"args": {"weight": ()}}, ValueError, "args is for forward, .* there is no 'weight'"),
+        ({"accepts": {"foward": accepts}}, ValueError, "accepts is for forward, .* there is no 'foward'"),
+        ({"accepts": True}, TypeError, "accepts is a function of the problem, got True; None accepts every problem"),
         ({"problems": ["nonsense"]}, ValueError, "nonsense"),
         ({"dtypes": "float32"}, TypeError, "dtypes are such as torch.float32, got 'float32'"),
         ({"devices": ["gpu"]}, ValueError, "devices are types such as 'cpu' and 'cuda', got 'gpu'"),
@@ -86,8 +183,18 @@ def test_a_class_without_a_kernel_and_an_unknown_arithmetic_are_refused() -> Non
         @staticmethod
         def foward(input: Tensor, weight: Tensor) -> Tensor: ...
 
-    with pytest.raises(TypeError, match="class Misspelt has no static method forward, grad_input, grad_weight"):
+    with pytest.raises(
+        TypeError, match="class Misspelt has no static method forward, grad_input, grad_weight, backward"
+    ):
         convgrad.register("misspelt")(Misspelt)
+
+    class Bound:
+        def forward(self, input: Tensor, weight: Tensor) -> Tensor: ...
+
+    with pytest.raises(TypeError, match="forward of class Bound must be static"):
+        convgrad.register("misspelt")(Bound)
+    with pytest.raises(TypeError, match=r"is an autograd\.Function: register its kernels"):
+        convgrad.register("misspelt")(torch.autograd.Function)
     with pytest.raises(ValueError, match=r"arithmetic is one of 'direct', .*, got 'winogard'"):
         convgrad.register("winogard", forward=torch.conv2d, arithmetic="winogard")  # pyright: ignore[reportArgumentType]
     assert not {"misspelt", "winogard"} & {*convgrad.list_backends()}

@@ -1,7 +1,8 @@
-"""Bring your own kernel: a function that does one pass becomes a backend like those that come with the library."""
+"""Bring your own kernel: functions, or a class of one's own, become a backend like those that come with the library."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 import warnings
@@ -11,11 +12,12 @@ from typing import Any, Literal, get_args
 import torch
 from torch.compiler import config
 
-from ..backends import Arithmetic, Layout
+from ..backends import Arithmetic, Backend, Layout
 from ..engine import registry
-from ..problem import OPERANDS, PASSES, ConvProblem, Pass
+from ..problem import ConvProblem
 from . import arguments
-from .backend import Accepts, CustomBackend, UserKernel
+from .arguments import METHODS, Method
+from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel
 from .loading import load_kernels
 from .names import by_names
 from .verify import verify as _verify
@@ -34,8 +36,9 @@ def register(
     forward: Callable[..., Any] | None = None,
     grad_input: Callable[..., Any] | None = None,
     grad_weight: Callable[..., Any] | None = None,
-    args: Sequence[Any] | Mapping[Pass, Sequence[Any]] | None = None,
-    accepts: Accepts | Mapping[Pass, Accepts] | None = None,
+    backward: Callable[..., Any] | None = None,
+    args: Sequence[Any] | Mapping[Method, Sequence[Any]] | None = None,
+    accepts: Accepts | Mapping[Method, Accepts] | None = None,
     layouts: Layout | Sequence[Layout] = ("contiguous", "channels_last"),
     devices: str | Sequence[str] | None = None,
     dtypes: torch.dtype | Sequence[torch.dtype] = _FLOATS,
@@ -48,26 +51,33 @@ def register(
     problems: Sequence[ConvProblem | str] = (),
     signature: Literal["native", "torch"] = "native",
 ) -> Any:
-    """Make functions a backend that computes the passes they are given for; every other pass stays with the engine.
+    """Make functions a backend that computes what they are given for; everything else stays with the engine.
 
-    Without any function it is a decorator: of a function, which becomes ``forward``, or of a class whose static methods
-    are called ``forward``, ``grad_input`` and ``grad_weight``. A name that is registered already is replaced, once the
-    new functions have passed.
+    Without any function it is a decorator: of a function, which becomes ``forward``; of a class whose static methods
+    are called ``forward``, ``grad_input``, ``grad_weight`` and ``backward``; or of a class derived from
+    `convgrad.backends.Backend` (or an object of one), which states its passes, sweeps, layouts and workspace itself. A
+    name that is registered already is replaced, once the new functions have passed. Of two kernels for one problem the
+    one that was registered later runs.
 
     Args:
         name: what choices, tables and `use_backend` call it.
         forward: computes the output, from (input, weight, problem) unless ``args`` says otherwise.
         grad_input: computes the input's gradient, from (grad_output, weight, problem).
         grad_weight: computes the weight's gradient, from (grad_output, input, problem).
+        backward: computes several gradients at once, from (grad_output, input, weight, problem, output_mask), and
+            returns (grad_input, grad_weight), or the same and grad_bias; what the mask does not ask for may be None.
+            It runs where both gradients are needed, and for one of them where no function for that one is given: then
+            the tensor that only the other needs has its shape, but no values.
         args: what the functions are called with, by position, such as ``("input", "weight", "kernel_size[0]",
-            "stride[0]")``: tensors (input, weight, grad_output; bias if the function adds it), values (stride,
-            padding, dilation, groups, kernel_size, input_size, weight_size, output_size), one element of such a value,
-            or problem, all of it; what is not text is passed as it is. One for all passes, or one for each. A function
-            that is told the padding gets no problem whose two sides differ.
+            "stride[0]")``: tensors (input, weight, grad_output; bias if the function adds it; out if it writes its
+            result into a tensor that it is given), values (stride, padding, dilation, groups, kernel_size, input_size,
+            weight_size, output_size; output_mask of backward), one element of such a value or its first,
+            ``"output_mask[:2]"``, or problem, all of it; what is not text is passed as it is. One for all functions,
+            or one for each. A function that is told the padding gets no problem whose two sides differ.
         accepts: a function of the problem that says whether the functions can compute it: True, False, or the reason
-            why not as a sentence. One for all passes, or one for each. None: every problem.
+            why not as a sentence. One for all functions, or one for each. None: every problem.
         layouts: operand layouts that the functions take, one or several; operands in another one are copied into one of
-            these.
+            these. "strided": dense or not, as they lie; "any": lazily conjugated or negated too.
         devices: types of device, one or several, on which they run; None: any.
         dtypes: dtypes that they take, one or several.
         deterministic: whether the same operands always give the same bits.
@@ -111,41 +121,77 @@ def register(
         )
     options: dict[str, Any] = {
         "layouts": _several(layouts),
-        "devices": None if devices is None else _several(devices),
         "dtypes": _several(dtypes),
         "deterministic": deterministic,
         "capture_safe": capture_safe,
         "arithmetic": arithmetic,
-        "prefer": prefer,
     }
+    places = None if devices is None else _several(devices)
     _check_name(name)
-    _check_options(options, seconds)
+    _check_options(options, places, seconds)
+    for option, given in (("args", args), ("accepts", accepts)):
+        _check_mapping(option, given)
     named = [ConvProblem.parse(p) if isinstance(p, str) else p for p in problems]
 
-    def kernel(function: Callable[..., Any], pass_: Pass) -> UserKernel:
-        its_args: Any = args.get(pass_) if isinstance(args, Mapping) else args
-        its_accepts: Any = accepts.get(pass_) if isinstance(accepts, Mapping) else accepts
+    def kernel(function: Callable[..., Any], method: Method) -> UserKernel:
+        its_args: Any = args.get(method) if isinstance(args, Mapping) else args
+        its_accepts: Any = accepts.get(method) if isinstance(accepts, Mapping) else accepts
         if signature == "torch" and its_args is None:
-            return by_names(function, pass_, its_accepts)
-        its_args = (*OPERANDS[pass_], "problem") if its_args is None else its_args
-        return UserKernel(function, arguments.check(function, its_args, pass_), its_accepts)
+            return by_names(function, method, its_accepts)
+        return UserKernel(function, arguments.check(function, its_args, method), its_accepts)
 
-    def finish(functions: Mapping[Pass, Any]) -> CustomBackend:
-        kernels: dict[Pass, UserKernel] = {p: kernel(f, p) for p, f in functions.items() if f is not None}
-        return _install(CustomBackend(name, kernels, **options), named, seconds if verify else None)
+    def of_functions(functions: Mapping[Method, Any]) -> CustomBackend:
+        kernels: dict[Method, UserKernel] = {m: kernel(f, m) for m, f in functions.items() if f is not None}
+        return FunctionsBackend(name, kernels, devices=places, prefer=prefer, **options)
 
-    functions: dict[Pass, Any] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
+    def of_a_class(own: Backend) -> CustomBackend:
+        usual = inspect.signature(register).parameters
+        stated = [o for o, v in {**options, "args": args, "accepts": accepts}.items() if v != usual[o].default]
+        if stated:
+            raise TypeError(f"a Backend states {' and '.join(stated)} itself: register has no such option for it")
+        return ClassBackend(name, own, places, prefer)
+
+    def finish(backend: CustomBackend) -> CustomBackend:
+        return _install(backend, named, seconds if verify else None)
+
+    functions: dict[Method, Any] = {
+        "forward": forward, "grad_input": grad_input, "grad_weight": grad_weight, "backward": backward
+    }  # fmt: skip
     if any(f is not None for f in functions.values()):
-        return finish(functions)
+        return finish(of_functions(functions))
 
     def decorate(decorated: Any) -> Any:
-        methods: dict[Pass, Any] = {p: getattr(decorated, p, None) for p in PASSES}
-        if isinstance(decorated, type) and not any(methods.values()):
-            raise TypeError(f"class {decorated.__name__} has no static method {', '.join(PASSES)}: nothing to register")
-        finish(methods if isinstance(decorated, type) else {"forward": decorated})
+        if isinstance(decorated, Backend) or (isinstance(decorated, type) and issubclass(decorated, Backend)):
+            finish(of_a_class(_instance(decorated)))
+        elif isinstance(decorated, type):
+            finish(of_functions(_static_methods(decorated)))
+        else:
+            finish(of_functions({"forward": decorated}))
         return decorated
 
     return decorate
+
+
+def _instance(own: Backend | type[Backend]) -> Backend:
+    if isinstance(own, Backend):
+        return own
+    if inspect.isabstract(own):
+        missing = " and no ".join(sorted(own.__abstractmethods__))
+        raise TypeError(f"class {own.__name__} has no {missing}, which every Backend has")
+    return own()
+
+
+def _static_methods(decorated: type) -> dict[Method, Any]:
+    """The methods of a class that are kernels."""
+    if issubclass(decorated, torch.autograd.Function):
+        raise TypeError(f"{decorated.__name__} is an autograd.Function: register its kernels, which take no ctx")
+    found: dict[Method, Any] = {m: getattr(decorated, m) for m in METHODS if hasattr(decorated, m)}
+    if not found:
+        raise TypeError(f"class {decorated.__name__} has no static method {', '.join(METHODS)}: nothing to register")
+    bound = [m for m in found if inspect.isfunction(inspect.getattr_static(decorated, m))]
+    if bound:
+        raise TypeError(f"{' and '.join(bound)} of class {decorated.__name__} must be static: add @staticmethod")
+    return found
 
 
 def unregister(name: str) -> None:
@@ -193,10 +239,21 @@ def _check_name(name: str) -> None:
         raise ValueError(f"{name!r} is the name of a backend that comes with the library; take another one")
 
 
-def _check_options(options: Mapping[str, Any], seconds: float) -> None:
-    if not options["layouts"] or not {*options["layouts"]} <= {"contiguous", "channels_last", "strided"}:
-        raise ValueError(f"layouts are among contiguous, channels_last and strided, got {options['layouts']}")
-    for device in options["devices"] or ():
+def _check_mapping(option: str, given: Any) -> None:
+    unknown = [m for m in given if m not in METHODS] if isinstance(given, Mapping) else []
+    if unknown:
+        raise ValueError(f"{option} is for {', '.join(METHODS)}, there is no {unknown[0]!r}")
+    values: Any = given.values() if isinstance(given, Mapping) else (given,)
+    wrong = [v for v in values if option == "accepts" and v is not None and not callable(v)]
+    if wrong:
+        raise TypeError(f"accepts is a function of the problem, got {wrong[0]!r}; None accepts every problem")
+
+
+def _check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, seconds: float) -> None:
+    known_layouts = get_args(Layout)
+    if not options["layouts"] or not {*options["layouts"]} <= {*known_layouts}:
+        raise ValueError(f"layouts are among {', '.join(known_layouts)}, got {options['layouts']}")
+    for device in devices or ():
         try:
             known = torch.device(device).type == device
         except (RuntimeError, TypeError):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
-from ..problem import OPERANDS, ConvProblem, Pass
+from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass, gradient_outputs
 
-__all__ = ["VALUES", "check", "tensors_of", "values"]
+__all__ = ["METHODS", "VALUES", "Method", "check", "default_args", "passes_by", "tensors_of", "values"]
+
+#: What a function may compute: one pass, or whichever gradients a mask asks for.
+Method = Literal["forward", "grad_input", "grad_weight", "backward"]
+METHODS: Final[tuple[Method, ...]] = (*PASSES, "backward")
 
 #: What a function may be given besides tensors, in PyTorch's words. Sizes have batch and channels.
 VALUES: dict[str, Callable[[ConvProblem], Any]] = {
@@ -25,41 +29,87 @@ VALUES: dict[str, Callable[[ConvProblem], Any]] = {
     "transposed": lambda p: False,
     "output_padding": lambda p: (0,) * p.ndim,
 }
-_ARGUMENT = re.compile(r"([a-z_]+)(?:\[(\d+)\])?")
+#: How many elements those have that have several: at most three dimensions, and batch and channels.
+_MOST: Final = {
+    **dict.fromkeys(("stride", "padding", "dilation", "kernel_size", "output_padding", "output_mask"), 3),
+    **dict.fromkeys(("input_size", "weight_size", "output_size"), 5),
+}
+_ARGUMENT = re.compile(r"([a-z_]+)(?:\[(:?)(\d+)\])?")
 
 
-def tensors_of(pass_: Pass) -> tuple[str, ...]:
-    """The names of the tensors that a function for this pass may be given."""
-    return (*OPERANDS[pass_], "bias") if pass_ == "forward" else OPERANDS[pass_]
+def tensors_of(method: Method) -> tuple[str, ...]:
+    """The names of the tensors that a function may be given."""
+    if method == "backward":
+        return ("grad_output", "input", "weight")
+    return (*OPERANDS[method], "bias", "out") if method == "forward" else (*OPERANDS[method], "out")
 
 
-def check(function: Callable[..., Any], args: Sequence[Any], pass_: Pass) -> tuple[Any, ...]:
-    """The arguments as a tuple.
+def default_args(method: Method) -> tuple[str, ...]:
+    """What a function is called with where nobody says."""
+    if method == "backward":
+        return (*tensors_of(method), "problem", "output_mask")
+    return (*OPERANDS[method], "problem")
+
+
+def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Method) -> tuple[Any, ...]:
+    """The arguments as a tuple; without any, `default_args`.
 
     Raises:
-        TypeError: the function cannot be called with them.
-        ValueError: a text that is neither a name of this pass nor such a name with a number.
+        TypeError: the function cannot be called with them, or they are a text.
+        ValueError: a text that is neither a name of this method nor such a name with a number.
     """
-    whole = (*tensors_of(pass_), "problem", "groups", "transposed")
-    for arg in args:
-        name, number = found.groups() if (found := _ARGUMENT.fullmatch(str(arg))) else ("", None)
-        if isinstance(arg, str) and (name in whole if number else name not in (*whole, *VALUES)):
-            raise ValueError(
-                f"args of {pass_}: {arg!r} is none of {', '.join(dict.fromkeys((*whole, *VALUES)))}, "
-                "nor an element of one that has several, such as kernel_size[0]"
-            )
+    if isinstance(args, str):
+        raise TypeError(f"args of {method} is a sequence, got the text {args!r}; of one argument: args=({args!r},)")
+    chosen = default_args(method) if args is None else tuple(args)
+    for arg in chosen:
+        if isinstance(arg, str):
+            _check_name(arg, method)
+    if method == "backward" and not any(str(arg).startswith("output_mask") for arg in chosen):
+        raise ValueError(
+            'args of backward: "output_mask" is missing, the booleans that say which of grad_input, grad_weight and '
+            'grad_bias are needed; "output_mask[:2]" are the first two, "output_mask[0]" is one'
+        )
+    _check_call(function, chosen, method, given=args is not None)
+    return chosen
+
+
+def _check_name(arg: str, method: Method) -> None:
+    whole = (*tensors_of(method), "problem", "groups", "transposed")
+    several = [name for name in _MOST if name != "output_mask" or method == "backward"]
+    name, first, number = found.groups() if (found := _ARGUMENT.fullmatch(arg)) else ("", None, None)
+    if name not in several if number else name not in (*whole, *several):
+        raise ValueError(
+            f"args of {method}: {arg!r} is none of {', '.join((*whole, *several))}, "
+            "nor an element of one that has several, such as kernel_size[0]"
+        )
+    if number and int(number) + (not first) > _MOST[name]:
+        raise ValueError(f"args of {method}: {arg!r} is out of range, {name} has at most {_MOST[name]} elements")
+
+
+def _check_call(function: Callable[..., Any], args: tuple[Any, ...], method: Method, given: bool) -> None:
     try:
-        inspect.signature(function).bind(*args)
+        parameters = inspect.signature(function)
     except ValueError:
-        pass  # a builtin, or a function of an extension: nobody knows its parameters
+        return  # a builtin, or a function of an extension: nobody knows its parameters
+    except TypeError:
+        raise TypeError(f"{method}= takes a function, got {function!r}") from None
+    try:
+        parameters.bind(*args)
     except TypeError as error:
-        called = f"{pass_}= is called with ({', '.join(map(str, args))})"
-        raise TypeError(f'{called}: {error}; say what it takes, as in args=("input", "weight", "stride")') from None
-    return tuple(args)
+        called = f"{method}= is called with ({', '.join(map(str, args))})"
+        raise TypeError(
+            f"{called}{'' if given else ', as no args= are given'}: {error}; its parameters are {parameters}: say what "
+            f"each of them gets, args=, among {', '.join(tensors_of(method))}, problem, stride, stride[0] and others"
+        ) from None
 
 
-def values(args: Sequence[Any], problem: ConvProblem, pass_: Pass) -> list[Any]:
+def values(
+    args: Sequence[Any], problem: ConvProblem, method: Method, outputs: Sequence[Output] = gradient_outputs(False)
+) -> list[Any]:
     """What each argument is for a problem; None for a tensor.
+
+    Args:
+        outputs: what a mask asks for.
 
     Raises:
         LookupError: the problem has no such value; the message is a reason against it.
@@ -67,11 +117,25 @@ def values(args: Sequence[Any], problem: ConvProblem, pass_: Pass) -> list[Any]:
     names = {a.partition("[")[0] for a in args if isinstance(a, str)}
     if "padding" in names and "problem" not in names and not problem.symmetric:
         raise LookupError(f"its padding is one number a dimension, this problem's is {problem.padding}")
+    mask = tuple(o in outputs for o in gradient_outputs(False))
     result: list[Any] = []
     for arg in args:
-        name, _, number = arg.rstrip("]").partition("[") if isinstance(arg, str) else ("", "", "")
-        value: Any = arg if not name else None if name in tensors_of(pass_) else VALUES[name](problem)
-        if number and int(number) >= len(value):
-            raise LookupError(f"it takes {arg}, this problem's {name} is {value}")
-        result.append(value[int(number)] if number else value)
+        found = _ARGUMENT.fullmatch(arg) if isinstance(arg, str) else None
+        if found is None or found[1] in tensors_of(method):
+            result.append(None if found else arg)
+            continue
+        name, first = found[1], bool(found[2])
+        value: Any = mask if name == "output_mask" else VALUES[name](problem)
+        if found[3]:
+            number = int(found[3])
+            if number + (not first) > len(value):
+                raise LookupError(f"it takes {arg}, this problem's {name} is {value}")
+            value = value[:number] if first else value[number]
+        result.append(value)
     return result
+
+
+def passes_by(methods: Sequence[Method]) -> tuple[Pass, ...]:
+    """The passes that some functions compute: a mask may ask for one gradient."""
+    gradients = ("grad_input", "grad_weight") if "backward" in methods else ()
+    return tuple(p for p in PASSES if p in methods or p in gradients)

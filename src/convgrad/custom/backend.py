@@ -1,38 +1,43 @@
-"""A user's functions as a backend."""
+"""A user's functions, or a class of the user's own, as a backend."""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..backends import Arithmetic, Backend, Kernel, Layout
-from ..engine import thread
+from ..engine import operand_format, thread
 from ..errors import BackendError
-from ..problem import PASSES, RESULT, ConvProblem, Output, Pass, passes_of
+from ..problem import RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
 from . import arguments
+from .arguments import METHODS, Method
 
-__all__ = ["Accepts", "CustomBackend", "UserKernel"]
+__all__ = ["Accepts", "ClassBackend", "CustomBackend", "FunctionsBackend", "UserKernel"]
 
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
 
+#: What a function with a mask yields in one call: both gradients of a plain convolution, without and with the bias's.
+_SWEEPS = tuple(gradient_outputs(False, (True, True, bias)) for bias in (False, True))
+
 
 class UserKernel(NamedTuple):
-    """A function for one pass, what it is called with, and which problems it accepts (None: every one)."""
+    """A function, what it is called with, and which problems it accepts (None: every one)."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     accepts: Accepts | None = None
 
-    def reason_against(self, problem: ConvProblem, pass_: Pass) -> str:
+    def reason_against(self, problem: ConvProblem, method: Method) -> str:
         """Why it does not compute this problem; empty if it does."""
         try:
-            arguments.values(self.args, problem, pass_)
+            arguments.values(self.args, problem, method)
         except LookupError as e:
             return str(e)
         try:
@@ -45,18 +50,55 @@ class UserKernel(NamedTuple):
 
 
 class CustomBackend(Backend):
-    """What `convgrad.register` makes: each function computes one pass of the problems that it accepts.
+    """What `convgrad.register` makes: a backend like any other, which knows how it was checked.
 
     Attributes:
         verified: whether it passed the conformance suite.
         note: what was checked, or why nothing was.
-        version: changes with the functions' source.
+        version: changes with the source.
+        devices: the types of device on which it runs; None: any.
     """
+
+    def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool, source: Iterable[Any]) -> None:
+        self.name, self.devices, self.preferred = name, devices, prefer
+        self.verified, self.note = False, "not verified"
+        self.version = _version(source)
+
+    def runs_on(self, device_type: str) -> bool:
+        """Whether it was registered for this type of device."""
+        return self.devices is None or device_type in self.devices
+
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        reasons = [] if self.runs_on(device.type) else [
+            f"it was registered for {', '.join(self.devices or ())}, not for {device.type}"
+        ]  # fmt: skip
+        return [*dict.fromkeys([*reasons, *self.own_reasons_against(problem, outputs, device)])]
+
+    @abstractmethod
+    def own_reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        """Those that are not about the type of device."""
+
+    def call(self, what: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+        """A call of the user's code: PyTorch's convolutions in it are not taken over."""
+        outer, thread.in_backend = thread.in_backend, True
+        try:
+            return function(*args)
+        except RecursionError:
+            raise BackendError(
+                f"{what} of {self.name!r} ends in itself: convgrad, called in it, chose {self.name!r} again; "
+                'inside it name another one, with convgrad.use_backend("aten")'
+            ) from None
+        finally:
+            thread.in_backend = outer
+
+
+class FunctionsBackend(CustomBackend):
+    """Functions that compute a pass each, or the gradients that a mask asks for."""
 
     def __init__(
         self,
         name: str,
-        kernels: Mapping[Pass, UserKernel],
+        kernels: Mapping[Method, UserKernel],
         *,
         layouts: tuple[Layout, ...],
         devices: tuple[str, ...] | None,
@@ -66,34 +108,36 @@ class CustomBackend(Backend):
         arithmetic: Arithmetic,
         prefer: bool,
     ) -> None:
-        self.name = name
-        self.passes: tuple[Pass, ...] = tuple(p for p in PASSES if p in kernels)
-        self.summary = f"registered by the user for {', '.join(self.passes)}"
+        sources = (f for k in kernels.values() for f in (k.function, k.accepts) if f is not None)
+        super().__init__(name, devices, prefer, sources)
+        self.passes: tuple[Pass, ...] = arguments.passes_by([*kernels])
+        self.sweeps = _SWEEPS if "backward" in kernels else ()
+        self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
         self.layouts: tuple[Layout, ...] = layouts
-        self.deterministic, self.capture_safe, self.preferred = deterministic, capture_safe, prefer
-        self.verified, self.note = False, "not verified"
-        self.version = _version(f for k in kernels.values() for f in (k.function, k.accepts) if f is not None)
-        self.devices, self._dtypes = devices, dtypes
+        self.deterministic, self.capture_safe = deterministic, capture_safe
+        self._dtypes = dtypes
         self._kernels = dict(kernels)
         self._arithmetic: Arithmetic = arithmetic
 
-    def runs_on(self, device_type: str) -> bool:
-        """Whether it was registered for this type of device."""
-        return self.devices is None or device_type in self.devices
-
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        if "grad_bias" in outputs:
-            return ["it computes one pass at a time and leaves the bias to the engine"]
+    def own_reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        if "grad_bias" in outputs and (outputs not in self.sweeps or problem.transposed):
+            return ["it leaves this gradient of the bias to the engine"]
         reasons = []
-        if not self.runs_on(device.type):
-            reasons.append(f"it was registered for {', '.join(self.devices or ())}, not for {device.type}")
         if problem.dtype not in self._dtypes:
             known, dtype = (", ".join(map(str, d)).replace("torch.", "") for d in (self._dtypes, (problem.dtype,)))
             reasons.append(f"it was registered for {known}, not for {dtype}")
-        for pass_ in passes_of(outputs):
-            kernel = self._kernels.get(pass_)
-            reasons.append(f"it has no {pass_}" if kernel is None else kernel.reason_against(problem, pass_))
-        return [*dict.fromkeys(filter(None, reasons))]
+        for method in self._methods(outputs):
+            kernel = self._kernels.get(method)
+            reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem, method))
+        return [*filter(None, reasons)]
+
+    def _methods(self, outputs: tuple[Output, ...]) -> tuple[Method, ...]:
+        """Which function computes them: one of its own goes before that with a mask."""
+        if outputs in self.sweeps:
+            return ("backward",)
+        masked = "backward" in self._kernels
+        return tuple("backward" if masked and p not in self._kernels and p in self.passes else p
+                     for p in passes_of(outputs))  # fmt: skip
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return not problem.transposed and "forward" in self._kernels and "bias" in self._kernels["forward"].args
@@ -102,50 +146,126 @@ class CustomBackend(Backend):
         return self._arithmetic
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        (method,) = self._methods(outputs)
+        call = self._bind_function(method, problem, outputs)
+        if method == "backward":
+            return self._bind_gradients(call, problem, outputs)
         (pass_,) = passes_of(outputs)
-        function, args, _ = self._kernels[pass_]
-        names = arguments.tensors_of(pass_)
-        tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
-        values = arguments.values(args, problem, pass_)
-        shape, dtype, memory_format = problem.shape_of(RESULT[pass_]), problem.dtype, problem.memory_format
 
-        def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-            # Nobody differentiates through the function: its derivatives are passes.
-            operands = (
-                a.detach() if a.requires_grad else a,
-                b.detach() if b.requires_grad else b,
-                bias if bias is None else bias.detach(),
-            )
-            call = values.copy()
-            for i, which in tensors:
-                call[i] = operands[which]
-            outer, thread.in_backend = thread.in_backend, True  # PyTorch's convolutions in it are not taken over
-            try:
-                result = function(*call)
-            except RecursionError:
-                raise BackendError(
-                    f"{pass_} of {self.name!r} ends in itself: convgrad, called in it, chose {self.name!r} again; "
-                    'inside it name another one, with convgrad.use_backend("aten")'
-                ) from None
-            finally:
-                thread.in_backend = outer
+        def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+            result = call(a, b, bias) if pass_ == "forward" else call(a, b)
             if isinstance(result, (tuple, list)) and len(result) == 1:  # extensions return a vector of one tensor
                 result = result[0]
-            tensor = isinstance(result, Tensor)
-            if not tensor or result.shape != shape or result.dtype != dtype or result.device != a.device:
-                got = (
-                    f"{tuple(result.shape)} {result.dtype} on {result.device}" if tensor else f"{type(result).__name__}"
-                )
-                raise BackendError(
-                    f"{pass_} of {self.name!r} returned {got}, {problem} asks for {shape} {dtype} on {a.device}"
-                )
-            result = (result.detach() if result.requires_grad else result).contiguous(memory_format=memory_format)
-            # The engine adds a bias in place, and autograd may keep the operands: the result has memory of its own.
-            start = result.untyped_storage().data_ptr()
-            shared = start == a.untyped_storage().data_ptr() or start == b.untyped_storage().data_ptr()
-            return result.clone() if shared else result
+            return self._as_stated(result, problem, pass_, method, (a, b))
 
-        return kernel
+        return one_pass
+
+    def _bind_function(self, method: Method, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
+        """The function of the tensors, by position, which fills in everything else."""
+        function, args, _ = self._kernels[method]
+        names = arguments.tensors_of(method)
+        tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
+        values = arguments.values(args, problem, method, outputs)
+        writes = "out" in args
+        shape = problem.shape_of(RESULT[method]) if writes else ()  # pyright: ignore[reportArgumentType]
+        layout = operand_format(self, problem) or problem.memory_format
+
+        def call(*operands: Tensor | None) -> Any:
+            # Nobody differentiates through the function: its derivatives are passes.
+            given = [t.detach() if t is not None and t.requires_grad else t for t in operands]
+            if writes:
+                first: Any = given[0]
+                given.append(torch.empty(shape, dtype=problem.dtype, device=first.device, memory_format=layout))
+            full = values.copy()
+            for i, which in tensors:
+                full[i] = given[which]
+            result = self.call(method, function, full)
+            return given[-1] if writes and result is None else result
+
+        return call
+
+    def _bind_gradients(self, call: Callable[..., Any], problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        """Both gradients, or the one that is needed: then the tensor that only the other reads has no values."""
+        mask = gradient_outputs(False)
+        layout = operand_format(self, problem) or problem.memory_format
+
+        def several(
+            grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
+        ) -> tuple[Tensor, ...]:
+            given = (grad_output, input, weight)
+            results = call(*given)
+            if not isinstance(results, (tuple, list)) or len(results) not in (2, 3):
+                what = f"{len(results)} results" if isinstance(results, (tuple, list)) else type(results).__name__
+                raise BackendError(
+                    f"backward of {self.name!r} returned {what}, not (grad_input, grad_weight) or "
+                    "(grad_input, grad_weight, grad_bias)"
+                )
+            found = []
+            for output in outputs:
+                result = results[mask.index(output)] if mask.index(output) < len(results) else None
+                if output == "grad_bias" and result is None:
+                    result = grad_output.sum((0, *range(2, grad_output.dim())))
+                found.append(self._as_stated(result, problem, output, "backward", given))
+            return tuple(found)
+
+        def one(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+            absent, shape = (1, problem.input_shape) if outputs == ("grad_input",) else (2, problem.weight_shape)
+            given = [a, b]
+            given.insert(absent, torch.empty(shape, dtype=a.dtype, device=a.device, memory_format=layout))
+            return several(*given)[0]
+
+        return one if len(outputs) == 1 else several
+
+    def _as_stated(
+        self, result: Any, problem: ConvProblem, output: Output, method: Method, given: Sequence[Tensor]
+    ) -> Tensor:
+        """A result in the layout and the memory that the engine expects.
+
+        Raises:
+            BackendError: no tensor, or one of another shape, dtype or device.
+        """
+        p, device = problem, given[0].device
+        shape = (p.out_channels,) if output == "grad_bias" else p.shape_of(RESULT[output])
+        tensor = isinstance(result, Tensor)
+        if not tensor or result.shape != shape or result.dtype != p.dtype or result.device != device:
+            got = f"{tuple(result.shape)} {result.dtype} on {result.device}" if tensor else type(result).__name__
+            which = f"{method} of {self.name!r}" if output == method else f"{output} by {method} of {self.name!r}"
+            raise BackendError(f"{which} returned {got}, {p} asks for {shape} {p.dtype} on {device}")
+        layout = torch.contiguous_format if output == "grad_bias" else p.memory_format
+        result = (result.detach() if result.requires_grad else result).contiguous(memory_format=layout)
+        # The engine adds a bias in place, and autograd may keep the operands: the result has memory of its own.
+        start = result.untyped_storage().data_ptr()
+        return result.clone() if any(start == t.untyped_storage().data_ptr() for t in given) else result
+
+
+class ClassBackend(CustomBackend):
+    """A `Backend` of the user's own, which says everything itself: what it sweeps, its workspace, its layouts."""
+
+    def __init__(self, name: str, own: Backend, devices: tuple[str, ...] | None, prefer: bool) -> None:
+        super().__init__(name, devices, prefer, (type(own),))
+        self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
+        self.passes, self.sweeps, self.layouts = own.passes, own.sweeps, own.layouts
+        self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
+        self._own = own
+
+    def own_reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        return self._own.reasons_against(problem, outputs, device)
+
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        kernel, what = self._own.bind(problem, outputs), "+".join(outputs)
+        return lambda *args: self.call(what, kernel, args)
+
+    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+        return self._own.workspace(problem, outputs)
+
+    def fuses_bias(self, problem: ConvProblem) -> bool:
+        return self._own.fuses_bias(problem)
+
+    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
+        return self._own.arithmetic(problem, pass_, device)
+
+    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+        return self._own.kernel_name(problem, outputs)
 
 
 def _version(functions: Iterable[Callable[..., Any]]) -> str:

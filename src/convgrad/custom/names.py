@@ -7,8 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from ..problem import OPERANDS, ConvProblem, Pass
-from .arguments import VALUES, tensors_of
+from ..problem import ConvProblem
+from .arguments import VALUES, Method, default_args, tensors_of
 from .backend import Accepts, UserKernel
 
 __all__ = ["by_names"]
@@ -17,7 +17,7 @@ __all__ = ["by_names"]
 _DEFAULTS = {"stride": {1}, "padding": {0}, "dilation": {1}, "groups": {1}}
 
 
-def by_names(function: Callable[..., Any], pass_: Pass, accepts: Accepts | None) -> UserKernel:
+def by_names(function: Callable[..., Any], method: Method, accepts: Accepts | None) -> UserKernel:
     """A kernel that gets its arguments by name, one integer where a parameter is annotated ``int``.
 
     Without ``accepts``, what it has no parameter for must have PyTorch's default.
@@ -31,10 +31,12 @@ def by_names(function: Callable[..., Any], pass_: Pass, accepts: Accepts | None)
     else:
         signature = inspect.signature(function).parameters
         parameters = {n: (p.annotation, p.default is not p.empty) for n, p in signature.items()}
-    known = (*tensors_of(pass_), *VALUES)
+    known = (*tensors_of(method), *VALUES)
     names = [n for n in parameters if n in known]
-    if not {*OPERANDS[pass_]} <= {*names} or not all(optional or n in known for n, (_, optional) in parameters.items()):
-        raise TypeError(f"{pass_}= has the parameters ({', '.join(parameters)}), signature='torch' knows {known}")
+    if not {*default_args(method)[:2]} <= {*names} or not all(
+        optional or n in known for n, (_, optional) in parameters.items()
+    ):
+        raise TypeError(f"{method}= has the parameters ({', '.join(parameters)}), signature='torch' knows {known}")
     integers = [n for n in names if parameters[n][0] in (int, "int") and n != "groups"]
 
     @wraps(function)

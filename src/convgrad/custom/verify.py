@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..check import PROPERTIES, CheckResult, check_problem, default_problems
+from ..check import PROPERTIES, CheckResult, check_problem, default_problems, outputs_of
 from ..errors import CheckError
-from ..problem import ConvProblem, Pass
+from ..problem import ConvProblem, Output
 from ..sizes import output_length
 from .backend import CustomBackend
 
@@ -55,10 +55,11 @@ def verify(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float)
     devices = [d for d in ("cpu", "cuda") if backend.runs_on(d) and (d == "cpu" or torch.cuda.is_available())]
     if not devices:
         return f"not verified: no {' or '.join(backend.devices or ())} is here"
-    todo: list[tuple[int, str, Pass, ConvProblem]] = [
+    todo: list[tuple[int, str, Output, ConvProblem]] = [
         (i, device, pass_, problem)
         for device in devices
-        for pass_ in backend.passes
+        for pass_ in outputs_of(backend)
+        if pass_ != "grad_bias"  # it comes with the other gradients
         for i, problem in enumerate(_problems(backend, device, pass_, named))
     ]
     todo.sort(key=lambda entry: entry[0])  # the passes in turn
@@ -81,13 +82,16 @@ def verify(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float)
 # ---- problems ------------------------------------------------------------------------------------
 
 
-def _problems(backend: CustomBackend, device: str, pass_: Pass, named: Sequence[ConvProblem]) -> Sequence[ConvProblem]:
+def _problems(
+    backend: CustomBackend, device: str, pass_: Output, named: Sequence[ConvProblem]
+) -> Sequence[ConvProblem]:
     reasons: Counter[str] = Counter()
 
     def accepts(p: ConvProblem) -> bool:
-        against = backend.reasons_against(p, (pass_,), torch.device(device))
-        reasons.update(against)
-        return not p.empty and not against
+        ways = [(pass_,)] if pass_ in backend.passes else [s for s in backend.sweeps if pass_ in s]
+        against = [backend.reasons_against(p, way, torch.device(device)) for way in ways]
+        reasons.update(against[0])
+        return not p.empty and not all(against)
 
     problems = problems_for(accepts, named)
     if problems:

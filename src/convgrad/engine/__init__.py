@@ -7,7 +7,7 @@ from . import store
 from .cache import generation, invalidate, remember
 from .choice import Step, choose
 from .events import Event, observed, observers, thread
-from .operands import prepare
+from .operands import operand_format, prepare
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, unregister
 from .request import Request, active, request_for, resume, set_default_backend, traced, use_backend
@@ -42,6 +42,7 @@ __all__ = [
     "make",
     "observed",
     "observers",
+    "operand_format",
     "plan_for",
     "prepare",
     "reasons_against",

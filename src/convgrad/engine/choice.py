@@ -50,7 +50,7 @@ def choose(
 
 def _single(problem: ConvProblem, pass_: Pass, device: torch.device, settings: Settings, request: Request) -> Step:
     name = request.of(pass_)
-    if name is not None:
+    if name is not None and not _only_swept(get_backend(name), pass_):
         if reasons_against(get_backend(name), problem, (pass_,), device, settings):
             raise BackendError(_refusal(f"backend {name!r}", problem, pass_, device, settings))
         return Step(get_backend(name), (pass_,), "asked for by name" + _unchecked(get_backend(name)))
@@ -82,10 +82,10 @@ def _sweep(
     """All passes by one backend in one call, with grad_bias where it can."""
     passes = passes_of(outputs)
     requested = {request.of(p) for p in passes}
-    if requested == {None}:
-        others = backends().values()
-        if any(b.preferred and not reasons_against(b, problem, (p,), device, settings) for b in others for p in passes):
-            return None
+    mine = _preferred_for(problem, passes, device, settings) if requested == {None} else None
+    if mine is not None:
+        candidates = [(mine.name, "registered by the user" + _unchecked(mine))]
+    elif requested == {None}:
         why = why_native(problem, outputs, device, settings.threads)
         candidates = [("native", f"by rule: {why}")] if why else []
         candidates += [("aten", _why_first(get_backend("aten"), backends(), device))]
@@ -101,6 +101,24 @@ def _sweep(
             if backend is not None and not reasons_against(backend, problem, wanted, device, settings):
                 return Step(backend, wanted, f"{reason}, in one sweep")
     return None
+
+
+def _preferred_for(
+    problem: ConvProblem, passes: tuple[Pass, ...], device: torch.device, settings: Settings
+) -> Backend | None:
+    """The kernel of the user's that was registered last, of those that compute any of these passes or all at once."""
+    wanted: list[tuple[Output, ...]] = [passes, *((p,) for p in passes)]
+    usable = [
+        b
+        for b in backends().values()
+        if b.preferred and any(not reasons_against(b, problem, o, device, settings) for o in wanted)
+    ]
+    return usable[-1] if usable else None
+
+
+def _only_swept(backend: Backend, pass_: Pass) -> bool:
+    """A pass that it computes with others only: alone, the engine chooses as if nobody had been requested."""
+    return pass_ not in backend.passes and any(pass_ in sweep for sweep in backend.sweeps)
 
 
 def _unchecked(backend: Backend) -> str:

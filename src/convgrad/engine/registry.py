@@ -59,11 +59,12 @@ def reasons_against(
 ) -> list[str]:
     """Every reason why a backend cannot compute these outputs here and now; empty means usable."""
     passes = [o for o in outputs if o != "grad_bias"]
-    missing = [p for p in passes if p not in backend.passes]
-    if missing:
-        return [f"it has no {' and no '.join(missing)}"]
-    if len(passes) > 1 and outputs not in backend.sweeps:
-        return [f"it does not compute {' and '.join(outputs)} in one sweep"]
+    if outputs not in backend.sweeps:
+        missing = [p for p in passes if p not in backend.passes]
+        if missing:
+            return [f"it has no {' and no '.join(missing)}"]
+        if len(passes) > 1:
+            return [f"it does not compute {' and '.join(outputs)} in one sweep"]
     reasons: list[str] = []
     demanded = settings.deterministic or (settings.cudnn_deterministic and device.type != "cpu")
     if demanded and not backend.deterministic:
