@@ -88,7 +88,9 @@ def _problems(
     reasons: Counter[str] = Counter()
 
     def accepts(p: ConvProblem) -> bool:
-        ways = [(pass_,)] if pass_ in backend.passes else [s for s in backend.sweeps if pass_ in s]
+        ways: list[tuple[Output, ...]] = (
+            [(pass_,)] if pass_ in backend.passes else [s for s in backend.sweeps if pass_ in s]
+        )
         against = [backend.reasons_against(p, way, torch.device(device)) for way in ways]
         reasons.update(against[0])
         return not p.empty and not all(against)
