@@ -101,18 +101,21 @@ class _ConvTranspose(_Chosen):
 
     def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the module; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
+        return self._conv_forward(input, self.weight, self.bias, output_size)
+
+    def _conv_forward(
+        self: Any, input: Tensor, weight: Tensor, bias: Tensor | None, output_size: Sequence[int] | None = None
+    ) -> Tensor:
         size, padding = output_size, self.padding
         if size is not None:
             # torch's rule knows one padding for both sides: what the high side has more goes into the size it is given.
-            sides = self._sides(self.weight)
+            sides = self._sides(weight)
             more = [0] * (len(size) - len(sides)) + [high - low for low, high in sides]
             size, padding = [n + m for n, m in zip(size, more, strict=False)], [low for low, _ in sides]
         output_padding = self._output_padding(
             input, size, self.stride, padding, self.kernel_size, len(self.kernel_size), self.dilation
         )
-        return self._compute(
-            input, self.weight, self.bias, self.stride, self.padding, output_padding, self.groups, self.dilation
-        )
+        return self._compute(input, weight, bias, self.stride, self.padding, output_padding, self.groups, self.dilation)
 
 
 _DOCSTRING = """A {d}-d {what}: ``torch.nn.{name}`` computed by convgrad; ``backend=`` requests a backend by name.

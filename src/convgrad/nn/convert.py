@@ -1,0 +1,225 @@
+"""A scheme for layers that are there already: a whole network, or one layer of anybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from .quantized import Quantized, layers
+from .schemes import Scheme
+from .shift import ShiftIntegers, ShiftQ
+
+__all__ = ["clip_", "convert_", "export_shift", "parametrize_"]
+
+
+def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: Iterable[str] = ()) -> list[str]:
+    """Give every convolution and linear layer of a network a scheme, in place.
+
+    A layer gets another class and stays the same object with the same parameters, hooks and buffers; only DeepShift-PS
+    puts a shift and a sign in the place of its weight, so make the optimizer afterwards. Subclasses of torch's layers
+    are left alone, as nobody knows what they compute: `parametrize_` is for them.
+
+    Args:
+        model: a network, or one layer.
+        scheme: what the weights become; without one, ``ShiftQ()``.
+        skip: names of layers to leave in float, as in ``model.named_modules()``. Papers on binary weights often leave
+            the first and the last one.
+
+    Returns:
+        the names of the layers that were converted
+
+    Raises:
+        TypeError: the scheme is none.
+        ValueError: a name that no layer has.
+
+    Equivalent to:
+        >>> import convgrad
+        >>> from torch import nn
+        >>> net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.LazyLinear(10))
+        >>> convgrad.nn.convert_(net, convgrad.nn.Binary(), skip=["0"])
+        ['2']
+        >>> type(net[2]) is convgrad.nn.BinaryConv2d
+        True
+    """
+    scheme = _scheme(ShiftQ() if scheme is None else scheme)
+    modules, skipped = dict(model.named_modules()), set(skip)
+    if unknown := sorted(skipped - set(modules)):
+        raise ValueError(f"skip names what is not in the model: {', '.join(unknown)}")
+    converted = [n for n, m in modules.items() if n not in skipped and (type(scheme), type(m)) in layers]
+    for name in converted:
+        module: Any = modules[name]
+        module.__class__ = layers[type(scheme), type(module)]
+        module.adopt(scheme)
+    return converted
+
+
+def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
+    """Put a scheme on a layer of any class that has a ``weight``, with ``torch.nn.utils.parametrize``.
+
+    The layer computes what it always did, with quantised weights. If the scheme quantises the input too, a forward
+    pre-hook does so. ``torch.nn.utils.parametrize.remove_parametrizations`` leaves the quantised weights as plain ones.
+
+    Args:
+        layer: a layer with a floating-point ``weight`` of at least two dimensions: one of torch's convolutions or
+            linear layers, of ours, or of yours. The output channels are the first dimension; if the layer has an
+            attribute ``transposed`` that is true, the second one, in each of its ``groups``.
+        scheme: what the weight becomes.
+
+    Returns:
+        the layer
+
+    Raises:
+        TypeError: the scheme is none, or the layer has no such weight or is quantised already.
+        ValueError: the scheme multiplies the output (``Xnor(scale_input=True)``), which a parametrization cannot do.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> layer = convgrad.nn.parametrize_(torch.nn.Conv1d(1, 2, 2), convgrad.nn.Binary(scale=False))
+        >>> sorted(layer.weight.unique().tolist()), layer.parametrizations.weight.original.unique().numel()
+        ([-1.0, 1.0], 4)
+    """
+    scheme = _scheme(scheme)
+    weight = getattr(layer, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.dim() < 2:
+        raise TypeError(f"{type(layer).__name__} has no floating-point weight of at least two dimensions")
+    if isinstance(layer, Quantized) or parametrize.is_parametrized(layer, "weight"):
+        raise TypeError(f"the weight of this {type(layer).__name__} is quantised or parametrized already")
+    if scheme.scales_output:
+        raise ValueError("scale_input=True multiplies the output, which no parametrization can: use convert_")
+    trained = weight.requires_grad
+    parametrize.register_parametrization(layer, "weight", _Weight(scheme, layer))
+    for name, original in zip(scheme.names, _originals(layer), strict=True):
+        original.requires_grad_(trained and not getattr(scheme, f"freeze_{name}", False))
+    if scheme.quantizes_input:
+        layer.register_forward_pre_hook(_Input(scheme), with_kwargs=True)
+        if isinstance(scheme, ShiftQ) and isinstance(getattr(layer, "bias", None), Tensor):
+            parametrize.register_parametrization(layer, "bias", _Bias(scheme))
+    return layer
+
+
+@torch.no_grad()
+def clip_(model: nn.Module) -> None:
+    """Bring the float shadow weights of a network back into their range, in place: after each step of the optimizer.
+
+    For layers and parametrizations. Binary weights: to [-1, 1], as in BinaryConnect (arXiv:1511.00363, section 2.4) and
+    BNN (arXiv:1602.02830, algorithm 1). Shift weights: into the range of the shifts, as DeepShift's code does before
+    each forward. Ternary weights have no range.
+
+    Args:
+        model: a network, or one layer.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> layer = convgrad.nn.BinaryConv1d(1, 1, 2)
+        >>> _ = layer.weight.data.copy_(torch.tensor([[[0.5, -3.0]]]))
+        >>> optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        >>> _ = optimizer.register_step_post_hook(lambda *_: convgrad.nn.clip_(layer))
+        >>> optimizer.step()
+        >>> layer.weight.tolist()
+        [[[0.5, -1.0]]]
+    """
+    for module in model.modules():
+        scheme = module.scheme if isinstance(module, Quantized) else _parametrized(module)
+        if scheme is not None:
+            scheme.clip_(*_originals(module))
+
+
+def export_shift(layer: nn.Module) -> ShiftIntegers:
+    """The shifts, signs and bias of a shift layer, or of a layer with a shift parametrization, as integers.
+
+    Args:
+        layer: one of the shift layers, or what `parametrize_` made of another one.
+
+    Raises:
+        TypeError: the layer has no shift weights.
+        ValueError: ``act_fraction_bits`` is None, so that input and bias are not fixed-point numbers.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> layer = convgrad.nn.Conv1dShiftQ(1, 1, 3, bias=False)
+        >>> _ = layer.weight.data.copy_(torch.tensor([[[0.3, -0.8, 0.1]]]))
+        >>> integers = convgrad.nn.export_shift(layer)
+        >>> integers.shift.tolist(), integers.sign.tolist()
+        ([[[-2, 0, -3]]], [[[1, -1, 1]]])
+    """
+    scheme = layer.scheme if isinstance(layer, Quantized) else _parametrized(layer)
+    if not isinstance(scheme, ShiftQ):
+        raise TypeError(f"{type(layer).__name__} has no shift weights")
+    return scheme.integers(*_originals(layer), bias=getattr(layer, "bias", None))
+
+
+def _scheme(scheme: object) -> Scheme:
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"a scheme is an instance such as Binary() or ShiftQ(weight_bits=4), got {scheme!r}")
+    return scheme
+
+
+def _parametrized(layer: nn.Module) -> Scheme | None:
+    if not parametrize.is_parametrized(layer, "weight"):
+        return None
+    held: Any = layer.parametrizations
+    return held["weight"][0].scheme if isinstance(held["weight"][0], _Weight) else None
+
+
+def _originals(layer: Any) -> tuple[Tensor, ...]:
+    """The float tensors behind the weight of a quantised or parametrized layer."""
+    if isinstance(layer, Quantized):
+        return layer.originals()
+    held = layer.parametrizations["weight"]
+    return (held.original,) if held.is_tensor else tuple(getattr(held, f"original{i}") for i in range(held.ntensors))
+
+
+class _Weight(nn.Module):
+    """The parametrization of a weight."""
+
+    def __init__(self, scheme: Scheme, layer: nn.Module) -> None:
+        super().__init__()
+        self.scheme = scheme
+        self.known: dict[str, Any] = {
+            "transposed": bool(getattr(layer, "transposed", False)),
+            "groups": getattr(layer, "groups", 1),
+        }
+
+    def forward(self, *originals: Tensor) -> Tensor:
+        return self.scheme.quantize(*originals, **self.known, training=self.training)
+
+    def right_inverse(self, weight: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """What is kept when a weight is assigned."""
+        originals = self.scheme.originals(weight)
+        return originals[0] if len(originals) == 1 else originals
+
+    def extra_repr(self) -> str:
+        return f"{type(self.scheme).__name__}({self.scheme})"
+
+
+class _Bias(nn.Module):
+    """The parametrization of a bias."""
+
+    def __init__(self, scheme: Scheme) -> None:
+        super().__init__()
+        self.scheme = scheme
+
+    def forward(self, bias: Tensor) -> Tensor:
+        out = self.scheme.bias(bias)
+        assert out is not None
+        return out
+
+    def right_inverse(self, bias: Tensor) -> Tensor:
+        """What is kept when a bias is assigned."""
+        return bias
+
+
+class _Input:
+    """The hook that quantises the input of a layer."""
+
+    def __init__(self, scheme: Scheme) -> None:
+        self.scheme = scheme
+
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        if args:
+            return (self.scheme.input(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "input": self.scheme.input(kwargs["input"])}

@@ -1,0 +1,198 @@
+"""Layers with quantised weights: those of torch, with a scheme between the parameters and the computation.
+
+The parameters are the float shadow weights under torch's names, so a float model's state_dict fits and an optimizer
+updates them. What the convolution uses is computed from them in each forward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .schemes import Scheme
+
+__all__ = ["Quantized", "QuantizedLinear", "layers"]
+
+#: (scheme, torch's class or convgrad's) -> the layer that is both.
+layers: dict[tuple[type[Scheme], type[nn.Module]], type[Quantized]] = {}
+
+
+class Quantized:
+    """What all quantised layers share; ``scheme=`` of a class statement makes one of them."""
+
+    scheme: Scheme
+
+    def __init_subclass__(cls, scheme: type[Scheme] | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if scheme is not None:
+            base = cls.__bases__[-1]  # convgrad's convolution, or torch.nn.Linear
+            stock = getattr(nn, base.__name__)
+            layers[scheme, base] = layers[scheme, stock] = cls
+            cls.__init__ = _constructor(cls, scheme, base)
+            cls.__doc__ = _docstring(cls.__name__, scheme, base)
+
+    def adopt(self: Any, scheme: Scheme) -> None:
+        """Take a scheme; the weight makes room for the parameters that the scheme keeps in its place."""
+        self.scheme = scheme
+        if scheme.names != ("weight",):
+            weight = self.weight
+            del self.weight
+            for name, original in zip(scheme.names, scheme.originals(weight.detach()), strict=True):
+                trained = weight.requires_grad and not getattr(scheme, f"freeze_{name}", False)
+                self.register_parameter(name, nn.Parameter(original, requires_grad=trained))
+
+    def originals(self) -> tuple[Tensor, ...]:
+        """The float parameters from which the weight is computed."""
+        return tuple(getattr(self, name) for name in self.scheme.names)
+
+    def quantized_weight(self: Any) -> Tensor:
+        """The weight that the layer computes with; differentiable."""
+        known = {"transposed": getattr(self, "transposed", False), "groups": getattr(self, "groups", 1)}
+        return self.scheme.quantize(*self.originals(), **known, training=self.training)
+
+    def reset_parameters(self: Any) -> None:
+        """Start again: as torch does, or as the scheme does that has other parameters."""
+        if "weight" in self._parameters:
+            return super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]
+        with torch.no_grad():
+            self.scheme.reset_(*self.originals())
+            if self.bias is not None:
+                fan_in = self.originals()[0][0].numel()  # as in torch's reset_parameters
+                bound = fan_in**-0.5 if fan_in > 0 else 0
+                self.bias.uniform_(-bound, bound)
+
+    def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
+        """Apply the layer; ``output_size`` is for transposed convolutions."""
+        rest = () if output_size is None else (output_size,)
+        weight, bias = self.quantized_weight(), self.scheme.bias(self.bias)
+        seen = self.scheme.input(input)
+        if not self.scheme.scales_output:
+            return self._conv_forward(seen, weight, bias, *rest)
+        # K is of the magnitude of the input alone: the bias comes after it.
+        output = self._conv_forward(seen, weight, None, *rest)
+        output = self._times_input_scale(output, input, weight.shape[2:], *rest)
+        if bias is None:
+            return output
+        return output + bias.to(output.dtype).view(-1, *[1] * (weight.dim() - 2))
+
+    def _times_input_scale(self: Any, output: Tensor, input: Tensor, kernel: Sequence[int], *rest: Any) -> Tensor:
+        """Multiply by K of XNOR-Net (arXiv:1603.05279, section 3.2), in each group of channels by itself."""
+        channels, groups = -1 - len(kernel), getattr(self, "groups", 1)
+        magnitude = input.abs().unflatten(channels, (groups, -1)).mean(channels)  # [N, groups, *in]
+        ones = magnitude.new_ones(groups, 1, *kernel)
+        scale = self._conv_forward(magnitude, ones, None, *rest)  # [N, groups, *out]
+        if getattr(self, "transposed", False):
+            scale = scale / self._conv_forward(torch.ones_like(magnitude), ones, None, *rest).clamp(min=1)
+        else:
+            scale = scale / ones[0].numel()
+        return (output.unflatten(channels, (groups, -1)) * scale.unsqueeze(channels)).flatten(channels - 1, channels)
+
+    def extra_repr(self: Any) -> str:
+        return ", ".join(filter(None, (super().extra_repr(), str(self.scheme))))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class QuantizedLinear(Quantized):
+    """The computation of `torch.nn.Linear` under the name that the convolutions give theirs."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(input, weight, bias)
+
+
+# ---- constructors and docstrings ----------------------------------------------------------------------------------
+
+
+def _constructor(cls: type, scheme: type[Scheme], base: type) -> Callable[..., None]:
+    """The base's constructor with the scheme's options as well."""
+    signature = _signature(scheme, base)
+    options = [field.name for field in dataclasses.fields(scheme)]
+
+    def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs).arguments
+        del given["self"]
+        chosen = scheme(**{name: given.pop(name) for name in options if name in given})
+        if given.pop("check_grad", False):
+            if given.setdefault("dtype", torch.float64) not in (torch.float64, None):
+                raise ValueError(f"check_grad=True means float64 parameters, but dtype is {given['dtype']}")
+            given["dtype"] = torch.float64
+        if given.get("padding_mode") == "circular_split":
+            given.update(padding_mode="circular", padding=_split(given.get("padding", 0), int(base.__name__[-2])))
+        super(cls, self).__init__(**given)
+        self.adopt(chosen)
+        if chosen.names != ("weight",):
+            self.reset_parameters()
+
+    made: Any = functools.wraps(base.__init__)(constructor)
+    made.__signature__ = signature
+    return made
+
+
+def _signature(scheme: type[Scheme], base: type) -> inspect.Signature:
+    """The base's signature; the scheme's leading options go in front of ``device``, the others are keywords."""
+    signature = inspect.signature(base.__init__)
+    defaults = {"check_grad": False, **{f.name: f.default for f in dataclasses.fields(scheme)}}
+    own = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+        for name, default in defaults.items()
+        if name in scheme.leading or name != "check_grad"
+    ]
+    leading = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in own if p.name in scheme.leading]
+    theirs = list(signature.parameters.values())
+    at = next(i for i, p in enumerate(theirs) if p.name == "device")
+    rest = [p for p in own if p.name not in scheme.leading]
+    return signature.replace(parameters=[*theirs[:at], *leading, *theirs[at:], *rest])
+
+
+def _split(padding: Any, d: int) -> tuple[int, ...]:
+    """Low and high of each dimension where both together have ``padding``: circular padding in PyTorch before 1.5."""
+    each = (padding,) * d if isinstance(padding, int) else tuple(padding)
+    if isinstance(padding, str) or len(each) != d or not all(isinstance(p, int) and p >= 0 for p in each):
+        raise ValueError(f"circular_split takes one non-negative integer for each dimension, got padding={padding!r}")
+    return tuple(side for p in each for side in ((p + 1) // 2, p // 2))
+
+
+_DOCSTRING = """{what} with the weights of `{scheme}`, whose arguments it takes too.
+
+    {parameters}
+
+    Shape:
+        as ``torch.nn.{base}``
+
+    Raises:
+        ValueError, TypeError: an argument that ``torch.nn.{base}`` or `{scheme}` refuses.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> layer = convgrad.nn.{name}({arguments})
+        >>> x = {input}
+        >>> scheme, plain = layer.scheme, torch.nn.{base}({arguments})
+        >>> plain.weight.data, plain.bias.data = layer.quantized_weight(), scheme.bias(layer.bias)
+        >>> torch.allclose(layer(x), plain(scheme.input(x)), rtol=1e-4, atol=1e-4)
+        True
+    """
+_LEADING = """``check_grad=True`` makes float64 parameters. {split}"""
+_SPLIT = """``padding_mode="circular"`` pads each side by ``padding``, as torch does;
+    ``"circular_split"`` pads ``(padding + 1) // 2`` and ``padding // 2``, as PyTorch before 1.5 and DeepShift do. """
+
+
+def _docstring(name: str, scheme: type[Scheme], base: type) -> str:
+    d = int(base.__name__[-2]) if "Conv" in base.__name__ else 0
+    kind = "transposed convolution" if "Transpose" in base.__name__ else "convolution"
+    parameters = f"Its parameters are {' and '.join(f'``{n}``' for n in (*scheme.names, 'bias'))}, in float. "
+    if scheme.leading:
+        parameters += _LEADING.format(split=_SPLIT if d and kind == "convolution" else "")
+    return _DOCSTRING.format(
+        what=f"A {d}-d {kind}" if d else "A linear layer",
+        scheme=scheme.__name__,
+        base=base.__name__,
+        name=name,
+        parameters=parameters.rstrip(),
+        arguments="4, 6" + ", 3" * (d > 0),
+        input=f"torch.randn(2, 4{', 6' * d})",
+    )

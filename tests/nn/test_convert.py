@@ -1,0 +1,204 @@
+"""Schemes on layers that are there already: whole networks, and layers of anybody's."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+import convgrad
+from convgrad import nn
+
+SCHEMES = [nn.Binary(), nn.Xnor(scale=False), nn.Ternary(), nn.ShiftQ(weight_bits=4), nn.ShiftPS(freeze_sign=True)]
+
+
+class Theirs(torch.nn.ConvTranspose2d):
+    """A layer of somebody's, with a forward of its own."""
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        return super().forward(input, output_size).relu()
+
+
+def network() -> torch.nn.Sequential:
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 4, 3, padding=1),
+        torch.nn.Conv2d(4, 4, 3, padding=1, groups=4, padding_mode="circular"),
+        torch.nn.Sequential(torch.nn.BatchNorm2d(4), convgrad.nn.Conv2d(4, 6, 1)),
+        torch.nn.ConvTranspose2d(6, 4, 2, stride=2, groups=2),
+        Theirs(4, 2, 1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(2 * 12 * 12, 5),
+    )
+
+
+CONVERTIBLE = ["0", "1", "2.1", "3", "6"]
+
+
+@pytest.mark.parametrize("scheme", [None, *SCHEMES], ids=repr)
+def test_a_network(scheme: Any) -> None:
+    net = network()
+    before = {n: (m, type(m)) for n, m in net.named_modules()}
+    state, parameters = copy.deepcopy(net.state_dict()), set(net.parameters())
+    called: list[str] = []
+    net[3].register_forward_hook(lambda *_: called.append("hook"))
+    net.eval()
+    assert nn.convert_(net, scheme) == CONVERTIBLE
+    assert nn.convert_(net, nn.Binary()) == []
+
+    chosen = nn.ShiftQ() if scheme is None else scheme
+    for name, module in net.named_modules():
+        assert module is before[name][0]
+        assert (type(module) is before[name][1]) == (name not in CONVERTIBLE)
+        assert not module.training
+    x = torch.randn(2, 1, 6, 6)
+    y = net(x)
+    assert called == ["hook"]
+    y.sum().backward()
+    if not isinstance(chosen, nn.ShiftPS):
+        assert set(net.parameters()) == parameters
+        assert all(torch.equal(v, state[n]) for n, v in net.state_dict().items())
+    # PyTorch's own layers with what the scheme makes of weights, inputs and biases
+    plain = network().eval()
+    plain.load_state_dict(state)
+    for name, module in plain.named_modules():
+        if name in CONVERTIBLE:
+            known = (getattr(module, "transposed", False), getattr(module, "groups", 1))
+            originals = chosen.originals(module.weight.data)
+            module.weight.data = chosen.quantize(*originals, transposed=known[0], groups=known[1])
+            module.bias.data = chosen.bias(module.bias.data)
+            module.register_forward_pre_hook(lambda _, args: chosen.input(args[0]))
+    torch.testing.assert_close(y, plain(x))
+
+
+def test_layers_that_stay_in_float() -> None:
+    net = network()
+    assert nn.convert_(net, nn.Binary(), skip=["0", "6"]) == ["1", "2.1", "3"]
+    assert type(net[0]) is torch.nn.Conv2d
+    with pytest.raises(ValueError, match=r"skip names what is not in the model: 2\.7, conv9"):
+        nn.convert_(net, nn.Binary(), skip=["conv9", "2.7", "0"])
+    with pytest.raises(TypeError, match="a scheme is an instance such as"):
+        nn.convert_(net, nn.Binary)  # pyright: ignore[reportArgumentType]
+
+
+def test_deepshift_ps_keeps_what_was_frozen() -> None:
+    layer: Any = torch.nn.Conv2d(2, 3, 3)
+    layer.weight.requires_grad_(False)
+    nn.convert_(layer, nn.ShiftPS())
+    assert not layer.shift.requires_grad
+    assert not layer.sign.requires_grad
+    assert list(layer.state_dict()) == ["bias", "shift", "sign"]
+
+
+# ---- parametrizations -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [torch.nn.ConvTranspose2d, convgrad.nn.ConvTranspose2d, Theirs])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+def test_a_parametrization_is_the_layer(scheme: Any, kind: Any) -> None:
+    """On torch's class, ours and a subclass: the results and the gradients of the layer with the same weights."""
+    layer = kind(4, 6, 3, stride=2, groups=2)
+    twin = torch.nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)
+    twin.load_state_dict(layer.state_dict())
+    nn.convert_(twin, scheme)
+    assert nn.parametrize_(layer, scheme) is layer
+    x = torch.randn(2, 4, 5, 5)
+    cotangent = torch.randn(2, 6, 11, 11)
+    y, want = layer(x), twin(x)
+    want = want.relu() if kind is Theirs else want
+    torch.testing.assert_close(y, want)
+    torch.testing.assert_close(layer(input=x), want)
+    y.backward(cotangent)
+    want.backward(cotangent)
+    trained = sorted((g for g in layer.parameters() if g.grad is not None), key=lambda p: p.numel())
+    wanted = sorted((g for g in twin.parameters() if g.grad is not None), key=lambda p: p.numel())
+    for got, expected in zip(trained, wanted, strict=True):
+        torch.testing.assert_close(got.grad, expected.grad)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+def test_what_torch_does_with_parametrizations(scheme: Any) -> None:
+    layer = nn.parametrize_(torch.nn.Conv1d(2, 3, 3), scheme)
+    x = torch.randn(1, 2, 6)
+    y = layer(x)
+    assert torch.equal(copy.deepcopy(layer)(x), y)
+    fresh = nn.parametrize_(torch.nn.Conv1d(2, 3, 3), scheme)
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh(x), y)
+    compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(layer(x).float(), y, rtol=0.03, atol=0.03)
+    assert copy.deepcopy(layer).half()(x.half()).dtype == torch.float16
+    weight = layer.weight.detach().clone()
+    layer.weight = torch.randn(3, 2, 3)  # through the scheme
+    assert not torch.equal(layer.weight, weight)
+    quantised = layer.weight.detach().clone()
+    parametrize.remove_parametrizations(layer, "weight")
+    assert torch.equal(layer.weight, quantised)
+
+
+def test_per_sample_gradients_of_a_parametrization() -> None:
+    layer = nn.parametrize_(torch.nn.Conv1d(2, 3, 3), nn.Binary())
+    state, x = {n: p.detach() for n, p in layer.named_parameters()}, torch.randn(3, 2, 6)
+
+    def loss(state: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(layer, state, (x[None],)).square().sum()
+
+    mapped = torch.func.vmap(torch.func.grad(loss), (None, 0))(state, x)
+    for i in range(3):
+        torch.testing.assert_close({n: g[i] for n, g in mapped.items()}, torch.func.grad(loss)(state, x[i]))
+
+
+def test_a_shift_parametrization_as_integers() -> None:
+    layer = torch.nn.Conv1d(2, 3, 3)
+    integers = [nn.export_shift(nn.parametrize_(copy.deepcopy(layer), s)) for s in (nn.ShiftQ(), nn.ShiftPS())]
+    nn.convert_(layer, nn.ShiftQ())
+    want = nn.export_shift(layer)
+    for got in integers:
+        assert all(torch.equal(a, b) for a, b in zip(got[:3], want[:3], strict=True))
+
+
+def test_layers_that_cannot_be_parametrized() -> None:
+    with pytest.raises(TypeError, match="ReLU has no floating-point weight"):
+        nn.parametrize_(torch.nn.ReLU(), nn.Binary())
+    with pytest.raises(TypeError, match="no floating-point weight of at least two"):
+        nn.parametrize_(torch.nn.BatchNorm1d(2), nn.Binary())
+    with pytest.raises(TypeError, match="quantised or parametrized already"):
+        nn.parametrize_(nn.BinaryConv1d(1, 1, 1), nn.Binary())
+    with pytest.raises(TypeError, match="quantised or parametrized already"):
+        nn.parametrize_(nn.parametrize_(torch.nn.Linear(1, 1), nn.Binary()), nn.Binary())
+    with pytest.raises(ValueError, match="no parametrization can"):
+        nn.parametrize_(torch.nn.Conv1d(1, 1, 1), nn.Xnor(scale_input=True))
+
+
+# ---- shadow weights ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["convert", "parametrize"])
+def test_shadow_weights_are_clipped(way: str) -> None:
+    """[-1, 1]: BinaryConnect, arXiv:1511.00363, section 2.4. DeepShift's code: into the range of the shifts."""
+    values = torch.tensor([[-3.0, -0.5, 0.0, 0.01, 7.0]])
+    wanted = {
+        nn.Binary(): [[-1.0, -0.5, 0.0, 0.01, 1.0]],
+        nn.Xnor(): [[-1.0, -0.5, 0.0, 0.01, 1.0]],
+        nn.Ternary(): values.tolist(),
+        nn.ShiftQ(weight_bits=3): [[-1.0, -0.5, 0.0, 0.125, 1.0]],
+        nn.ShiftPS(weight_bits=3): [[-2.0, -0.5, 0.0, 0.0, 0.0]],
+    }
+    for scheme, want in wanted.items():
+        net = torch.nn.Sequential(torch.nn.Linear(5, 1))
+        layer: Any = net[0]
+        if way == "convert":
+            nn.convert_(net, scheme)
+        else:
+            nn.parametrize_(layer, scheme)
+        held = layer.parametrizations["weight"] if way == "parametrize" else layer
+        names = {"convert": ("weight", "shift"), "parametrize": ("original", "original0")}[way]
+        shadow = getattr(held, names[isinstance(scheme, nn.ShiftPS)])
+        shadow.data.copy_(values)
+        nn.clip_(net)
+        torch.testing.assert_close(shadow.data, torch.tensor(want))
