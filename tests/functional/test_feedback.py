@@ -1,4 +1,4 @@
-"""grad_input through other weights: feedback alignment and Kolen-Pollack."""
+"""`feedback_convolution` against the rule written down in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -6,134 +6,221 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import convgrad
-from convgrad import DtypeError, ShapeError, UnsupportedError
+from convgrad import DtypeError, ShapeError
 
 CASES = {
     "1d": ((2, 4, 9), (6, 4, 3), {}),
     "2d grouped": ((2, 4, 7, 6), (6, 2, 3, 2), {"groups": 2, "stride": (2, 1), "padding": (1, 0)}),
+    "depthwise": ((2, 4, 7, 6), (8, 1, 3, 2), {"groups": 4, "dilation": (1, 2)}),
     "3d": ((1, 2, 5, 4, 6), (3, 2, 2, 3, 1), {"dilation": (1, 1, 2)}),
     "transposed": ((2, 4, 5, 4), (4, 3, 3, 3), {"transposed": True, "stride": 2, "output_padding": 1}),
-    "same": ((2, 4, 7), (4, 4, 4), {"padding": "same"}),
 }
+
+
+def form(weight: Tensor, options: dict[str, Any]) -> tuple[Any, ...]:
+    """All arguments behind the bias, as ATen has them."""
+    d = weight.dim() - 2
+    given = {"stride": 1, "padding": 0, "dilation": 1, "transposed": False, "output_padding": 0, "groups": 1, **options}
+    return tuple(v if k in ("transposed", "groups") or isinstance(v, tuple) else (v,) * d for k, v in given.items())
+
+
+class Definition(torch.autograd.Function):
+    """Lillicrap et al. 2016, Fig. 1: the error goes back through B; B learns as W does (Akrout et al. 2019)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, bias: Tensor | None, arguments: Any) -> Tensor:
+        ctx.save_for_backward(x, b)
+        ctx.arguments, ctx.bias = arguments, bias is not None
+        return torch.convolution(x, w, bias, *arguments)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        (g,), (x, b) = grad_outputs, ctx.saved_tensors
+        sizes = [g.shape[1]]
+        of_x, of_w, of_bias = torch.ops.aten.convolution_backward(g, x, b, sizes, *ctx.arguments, [True] * 3)
+        return of_x, of_w, of_w, of_bias if ctx.bias else None, None
 
 
 def tensors(input_size: tuple[int, ...], weight_size: tuple[int, ...], dtype: torch.dtype) -> list[Tensor]:
     return [torch.randn(s, dtype=dtype, requires_grad=True) for s in (input_size, weight_size, weight_size)]
 
 
-def stock(x: Tensor, w: Tensor, options: dict) -> Tensor:
-    """PyTorch's own, so that the expected gradients don't come from the code under test."""
-    d = x.dim() - 2
-    if options.get("transposed"):
-        rest = {k: v for k, v in options.items() if k != "transposed"}
-        return getattr(torch.nn.functional, f"conv_transpose{d}d")(x, w, **rest)
-    return getattr(torch.nn.functional, f"conv{d}d")(x, w, **options)
-
-
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("teaches", [False, True])
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
-def test_gradients(case: str, dtype: torch.dtype, teaches: bool) -> None:
+def test_gradients_of_both_orders(case: str, teaches: bool) -> None:
     input_size, weight_size, options = CASES[case]
-    x, w, w_b = tensors(input_size, weight_size, dtype)
-    y = convgrad.convolution(x, w, backward_weight=w_b, backward_weight_grad=teaches, **options)
-    expected = stock(x, w, options)
-    torch.testing.assert_close(y, expected)
-    g = torch.randn_like(y)
-    got = torch.autograd.grad(y, (x, w, w_b), g, allow_unused=True)
-    (expected_input,) = torch.autograd.grad(stock(x, w_b, options), x, g)
-    (expected_weight,) = torch.autograd.grad(expected, w, g)
-    torch.testing.assert_close(got[0], expected_input)
-    torch.testing.assert_close(got[1], expected_weight)
-    if teaches:
-        torch.testing.assert_close(got[2], expected_weight)
-    else:
-        assert got[2] is None
+    x, w, b = tensors(input_size, weight_size, torch.float64)
+    channels = weight_size[1] * options.get("groups", 1) if options.get("transposed") else weight_size[0]
+    bias = torch.randn(channels, dtype=torch.float64, requires_grad=True)
+    b.requires_grad_(teaches)
+    leaves = (x, w, bias, b) if teaches else (x, w, bias)
+    ours = convgrad.feedback_convolution(x, w, b, bias, **options)
+    theirs = Definition.apply(x, w, b, bias, form(w, options))
+    torch.testing.assert_close(ours, theirs)
+    g, *towards = (torch.randn_like(t) for t in (ours, *leaves))
+    g.requires_grad_()
+    first = [torch.autograd.grad(y.sin(), leaves, g, create_graph=True) for y in (ours, theirs)]
+    second = [torch.autograd.grad(grads, (*leaves, g), towards) for grads in first]
+    for one, other in zip(first[0] + second[0], first[1] + second[1], strict=True):
+        torch.testing.assert_close(one, other)
 
 
-def test_bias_gets_its_gradient() -> None:
-    x, w, w_b = tensors((2, 3, 8), (4, 3, 3), torch.float64)
-    bias = torch.randn(4, dtype=torch.float64, requires_grad=True)
-    y = convgrad.convolution(x, w, bias, backward_weight=w_b)
-    y.sum().backward()
-    torch.testing.assert_close(bias.grad, torch.full((4,), 12.0, dtype=torch.float64))
+def test_higher_derivatives_are_those_of_the_backward_pass() -> None:
+    """By finite differences, with no autograd but that of the backward pass itself."""
+    x, w, b = tensors((2, 3, 8), (4, 3, 3), torch.float64)
+    g = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
 
+    def backward(x: Tensor, b: Tensor, g: Tensor) -> tuple[Tensor, ...]:
+        leaves = [x.view_as(x), w.detach().requires_grad_()]
+        y = convgrad.feedback_convolution(leaves[0], leaves[1], b)
+        return torch.autograd.grad(y, leaves, g, create_graph=True)
 
-@pytest.mark.parametrize("wanted", [0, 1])
-def test_differentiating_twice_raises(wanted: int) -> None:
-    x, w, w_b = tensors((2, 3, 8), (4, 3, 3), torch.float64)
-    y = convgrad.convolution(x, w, backward_weight=w_b)
-    grads = torch.autograd.grad(y.square().sum(), (x, w), create_graph=True)
-    with pytest.raises(UnsupportedError, match="differentiated twice: its grad_input is computed with backward_weight"):
-        grads[wanted].sum().backward()
-
-
-def test_forward_mode_raises() -> None:
-    x, w, w_b = tensors((2, 3, 8), (4, 3, 3), torch.float64)
-    with pytest.raises(UnsupportedError, match="forward-mode"):
-        torch.func.jvp(lambda x: convgrad.convolution(x, w, backward_weight=w_b), (x,), (x,))
-
-
-def test_function_transforms() -> None:
-    x, w, w_b = (t.detach() for t in tensors((2, 3, 8), (4, 3, 3), torch.float64))
-
-    def loss(x: Tensor) -> Tensor:
-        return convgrad.convolution(x, w, backward_weight=w_b).sum()
-
-    expected = torch.func.grad(lambda x: stock(x, w_b, {}).sum())(x)
-    torch.testing.assert_close(torch.func.grad(loss)(x), expected)
-    per_sample = torch.func.vmap(torch.func.grad(lambda x: loss(x[None])))(x)
-    torch.testing.assert_close(per_sample, expected)
-    with pytest.raises(UnsupportedError, match="differentiated twice"):
-        torch.func.grad(lambda x: torch.func.grad(lambda x: loss(x) ** 2)(x).sum())(x)
+    assert torch.autograd.gradcheck(backward, (x, b, g))
+    assert torch.autograd.gradgradcheck(backward, (x, b, g))
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_compiled(transposed: bool) -> None:
-    x, w, w_b = tensors((2, 4, 8, 8), (4, 4, 3, 3), torch.float32)
+def test_complex(transposed: bool) -> None:
+    x, w, b = tensors((2, 4, 9), (4, 4, 3), torch.complex128)
+    stock = F.conv_transpose1d if transposed else F.conv1d  # torch.convolution knows no complex numbers
+    y = convgrad.feedback_convolution(x, w, b, stride=2, transposed=transposed)
+    g = torch.randn_like(y)
+    got = torch.autograd.grad(y, (x, w, b), g)
+    (of_input,) = torch.autograd.grad(stock(x, b, stride=2), x, g)
+    (of_weight,) = torch.autograd.grad(stock(x, w, stride=2), w, g)
+    for one, other in zip(got, (of_input, of_weight, of_weight), strict=True):
+        torch.testing.assert_close(one, other)
 
-    def call(x: Tensor, w: Tensor, w_b: Tensor) -> Tensor:
-        return convgrad.convolution(
-            x, w, padding=1, transposed=transposed, backward_weight=w_b, backward_weight_grad=True
-        ).relu()
+
+@pytest.mark.parametrize("needed", ["x", "w", "b", "bias", "xb", "wbias"])
+def test_each_gradient_alone_and_nothing_kept_for_others(needed: str) -> None:
+    x, w, b = tensors((2, 4, 9), (6, 4, 3), torch.float64)
+    leaves = {"x": x, "w": w, "b": b, "bias": torch.randn(6, dtype=torch.float64, requires_grad=True)}
+    chosen = {"xb": ("x", "b"), "wbias": ("w", "bias")}.get(needed, (needed,))
+    for name, t in leaves.items():
+        t.requires_grad_(name in chosen)
+    kept: list[tuple[int, ...]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(tuple(t.shape)) or t, lambda t: t):
+        y = convgrad.feedback_convolution(leaves["x"], leaves["w"], leaves["b"], leaves["bias"])
+    assert kept == [(2, 4, 9)] * bool({"w", "b"} & {*chosen}) + [(6, 4, 3)] * ("x" in chosen)
+    g = torch.randn_like(y)
+    y.backward(g)
+    want = torch.ops.aten.convolution_backward(g, x, b, [6], (1,), (0,), (1,), False, (0,), 1, [True] * 3)
+    expected = {"x": want[0], "w": want[1], "b": want[1], "bias": want[2]}
+    for name, t in leaves.items():
+        if name in chosen:
+            torch.testing.assert_close(t.grad, expected[name].detach())
+        else:
+            assert t.grad is None
+
+
+def test_one_sample_without_its_batch_dimension() -> None:
+    x, w, b = tensors((4, 9), (6, 4, 3), torch.float64)
+    y = convgrad.feedback_convolution(x, w, b, padding="same")
+    assert y.shape == (6, 9)
+    torch.testing.assert_close(y, torch.conv1d(x, w, padding="same"))
+    want = torch.autograd.grad(torch.conv1d(x, b, padding="same").sum(), x)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x), want)
+
+
+def test_forward_mode_is_that_of_the_convolution() -> None:
+    x, w, b = (t.detach() for t in tensors((2, 3, 8), (4, 3, 3), torch.float64))
+    bias = torch.randn(4, dtype=torch.float64)
+    primals, moved = (x, w, bias), tuple(map(torch.randn_like, (x, w, bias)))
+    got = torch.func.jvp(lambda x, w, bias: convgrad.feedback_convolution(x, w, b, bias), primals, moved)
+    want = torch.func.jvp(torch.conv1d, primals, moved)
+    torch.testing.assert_close(got, want)
+    alone = torch.func.jvp(lambda bias: convgrad.feedback_convolution(x, w, b, bias), (bias,), (moved[2],))[1]
+    torch.testing.assert_close(alone, moved[2][None, :, None].expand(2, 4, 6))
+
+
+def test_function_transforms() -> None:
+    x, w, b = (t.detach() for t in tensors((5, 2, 3, 8), (4, 3, 3), torch.float64))
+
+    def loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return convgrad.feedback_convolution(x, w, b).square().sum()
+
+    def expected(x: Tensor) -> tuple[Tensor, Tensor]:
+        g = 2 * torch.conv1d(x, w)
+        return torch.nn.grad.conv1d_input(x.shape, b, g), torch.nn.grad.conv1d_weight(x, w.shape, g)
+
+    got = torch.func.vmap(torch.func.grad(loss, (0, 1)), (0, None, None))(x, w, b)
+    for one, other in zip(got, zip(*map(expected, x), strict=True), strict=True):
+        torch.testing.assert_close(one, torch.stack(other))
+    of_weights = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(
+        x[0], torch.stack([w, w + 1]), torch.stack([b, b])
+    )
+    torch.testing.assert_close(of_weights[0], expected(x[0])[0])
+    twice = torch.func.grad(lambda x: torch.func.grad(loss)(x, w, b).square().sum())(x[0])
+    leaf = x[0].clone().requires_grad_()
+    y = Definition.apply(leaf, w, b, None, ((1,), (0,), (1,), False, (0,), 1))
+    (g,) = torch.autograd.grad(y.square().sum(), leaf, create_graph=True)
+    torch.testing.assert_close(twice, *torch.autograd.grad(g.square().sum(), leaf))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(transposed: bool, dynamic: bool) -> None:
+    x, w, b = tensors((2, 4, 8, 8), (4, 4, 3, 3), torch.float32)
+
+    def call(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return convgrad.feedback_convolution(x, w, b, padding=1, transposed=transposed).relu()
 
     g = torch.randn(2, 4, 8, 8)
-    expected = torch.autograd.grad(call(x, w, w_b), (x, w, w_b), g)
-    got = torch.autograd.grad(torch.compile(call, backend="aot_eager", fullgraph=True)(x, w, w_b), (x, w, w_b), g)
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b)
+    expected = torch.autograd.grad(call(x, w, b), (x, w, b), g)
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    for one, other in zip(torch.autograd.grad(compiled(x, w, b), (x, w, b), g), expected, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_what_is_refused() -> None:
-    x, w, w_b = tensors((2, 3, 8), (4, 3, 3), torch.float64)
+    x, w, b = tensors((2, 3, 8), (4, 3, 3), torch.float64)
     wrong: Any = 3
-    with pytest.raises(ShapeError, match=r"Expected backward_weight of the size of weight, \[4, 3, 3\]"):
-        convgrad.convolution(x, w, backward_weight=torch.zeros(4, 3, 5, dtype=torch.float64))
-    with pytest.raises(DtypeError, match=r"Weight type .* and backward_weight type .* should be the same"):
-        convgrad.convolution(x, w, backward_weight=torch.zeros(4, 3, 3))
-    with pytest.raises(DtypeError, match="weight on cpu and backward_weight on meta"):
-        convgrad.convolution(x, w, backward_weight=w.to("meta"))
+    with pytest.raises(ShapeError, match=r"Expected feedback_weight of the size of weight, \[4, 3, 3\]"):
+        convgrad.feedback_convolution(x, w, torch.zeros(4, 3, 5, dtype=torch.float64))
+    with pytest.raises(DtypeError, match=r"Weight type .* and feedback_weight type .* should be the same"):
+        convgrad.feedback_convolution(x, w, torch.zeros(4, 3, 3))
+    with pytest.raises(DtypeError, match="weight on cpu and feedback_weight on meta"):
+        convgrad.feedback_convolution(x, w, w.to("meta"))
+    with pytest.raises(TypeError, match="argument 'feedback_weight' must be Tensor, not int"):
+        convgrad.feedback_convolution(x, w, wrong)
+    with pytest.raises(ShapeError):
+        convgrad.feedback_convolution(x[0, 0], w, b)
+
+
+@pytest.mark.parametrize("teaches", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_old_keywords_still_work(teaches: bool, compiled: bool) -> None:
+    x, w, b = tensors((2, 4, 9), (6, 4, 3), torch.float64)
+
+    def call(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return convgrad.convolution(x, w, backward_weight=b, backward_weight_grad=teaches)
+
+    if compiled:
+        y = torch.compile(call, backend="aot_eager", fullgraph=True)(x, w, b)
+    else:
+        with pytest.warns(DeprecationWarning, match="call convgrad.feedback_convolution"):
+            y = call(x, w, b)
+    g = torch.randn_like(y)
+    got = torch.autograd.grad(y, (x, w, b), g, allow_unused=True)
+    of_weight = torch.nn.grad.conv1d_weight(x, w.shape, g)
+    torch.testing.assert_close(got[0], torch.nn.grad.conv1d_input(x.shape, b, g))
+    torch.testing.assert_close(got[1], of_weight)
+    assert (got[2] is not None) is teaches
+    if teaches:
+        torch.testing.assert_close(got[2], of_weight)
+
+
+def test_the_old_keywords_refuse_what_they_refused() -> None:
+    x, w, b = tensors((2, 3, 8), (4, 3, 3), torch.float64)
+    wrong: Any = 3
+    with pytest.raises(ValueError, match="backward_weight_grad=True needs a backward_weight"):
+        convgrad.convolution(x, w, backward_weight_grad=True)
     with pytest.raises(TypeError, match="argument 'backward_weight' must be Tensor, not int"):
         convgrad.convolution(x, w, backward_weight=wrong)
     with pytest.raises(TypeError, match="backward_weight_grad is True or False, got 3"):
-        convgrad.convolution(x, w, backward_weight=w_b, backward_weight_grad=wrong)
-    with pytest.raises(ValueError, match="backward_weight_grad=True needs a backward_weight"):
-        convgrad.convolution(x, w, backward_weight_grad=True)
-
-
-def test_kolen_pollack_aligns() -> None:
-    """With weight decay on both, the two weights become one, though they begin apart."""
-    w, w_b = (torch.randn(4, 3, 3, requires_grad=True) for _ in range(2))
-    optimizer = torch.optim.SGD([w, w_b], lr=0.05, weight_decay=1.0)
-    apart = (w - w_b).norm().item()
-    for _ in range(100):
-        x = torch.randn(4, 3, 8)
-        loss = convgrad.convolution(x, w, backward_weight=w_b, backward_weight_grad=True).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert (w - w_b).norm().item() < 0.01 * apart
+        convgrad.convolution(x, w, backward_weight=b, backward_weight_grad=wrong)

@@ -22,11 +22,11 @@ def leaves(*sizes: tuple[int, ...]) -> list[Tensor]:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_backward_weight(transposed: bool, inside: bool, compiled: bool) -> None:
+def test_feedback_weight(transposed: bool, inside: bool, compiled: bool) -> None:
     x, w, b, w_b = leaves((2, 4, 8), (4, 4, 3), (4,), (4, 4, 3))
 
     def ours(x: Tensor, w: Tensor, b: Tensor, w_b: Tensor) -> Tensor:
-        return convgrad.convolution(x, w, b, transposed=transposed, backward_weight=w_b, backward_weight_grad=True)
+        return convgrad.feedback_convolution(x, w, w_b, b, transposed=transposed)
 
     theirs = F.conv_transpose1d if transposed else F.conv1d
     call = torch.compile(ours, backend="aot_eager", fullgraph=True) if compiled else ours
@@ -48,14 +48,14 @@ def test_the_saved_operands_are_the_cast_ones() -> None:
     kept: list[torch.dtype] = []
     saved = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.dtype) or t, lambda t: t)
     with saved, torch.autocast("cpu", dtype=torch.bfloat16):
-        convgrad.convolution(x, w, backward_weight=w_b)
+        convgrad.feedback_convolution(x, w, w_b)
     assert set(kept) == {torch.bfloat16}
 
 
-def test_backward_weight_of_another_dtype_is_cast_like_the_weight() -> None:
+def test_a_feedback_weight_of_another_dtype_is_cast_like_the_weight() -> None:
     x, w, w_b = leaves((2, 4, 8), (4, 4, 3), (4, 4, 3))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = convgrad.convolution(x, w, backward_weight=w_b.half())
+        y = convgrad.feedback_convolution(x, w, w_b.half())
     y.sum().backward()
     assert x.grad is not None
 

@@ -7,6 +7,7 @@ The names and signatures of ``torch.nn.functional`` and ``torch.nn.grad``; N-d f
 
 from ._arguments import paddings as paddings
 from ._convolution import convolution
+from ._feedback import feedback_convolution
 from ._gradient_names import (
     conv1d_input,
     conv1d_weight,
@@ -46,6 +47,7 @@ __all__ = [
     "conv_transpose3d_weight",
     "convolution",
     "convolution_backward",
+    "feedback_convolution",
     "grad_bias",
     "grad_input",
     "grad_weight",

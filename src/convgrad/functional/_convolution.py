@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from warnings import warn
+
+import torch
 from torch import Tensor
 
 from ..shapes import check_rank
 from ..validation import refuse_nested
-from ._arguments import Ints
+from ._arguments import Ints, require_bool, require_tensors
 from ._call import run_nd
+from ._feedback import feedback_convolution
 
 __all__ = ["convolution"]
 
@@ -31,12 +35,11 @@ def convolution(
     Args:
         padding: integers, ``"same"``, ``"valid"`` or, in 1-D, ``"causal"`` (all of it on the low side), or low and
             high of each dimension: ``(1, 0, 2, 1)`` or ``((1, 0), (2, 1))``. A negative one crops.
-        backward_weight: compute grad_input with this weight (feedback alignment); no second derivative then.
-        backward_weight_grad: give backward_weight the gradient of weight (Kolen-Pollack) instead of none.
+        backward_weight, backward_weight_grad: deprecated; call `feedback_convolution`.
 
     Shape:
         - input: (N, C_in, *in) with D = 1, 2 or 3 spatial dimensions
-        - weight, backward_weight: (C_out, C_in/groups, *k); transposed: (C_in, C_out/groups, *k)
+        - weight: (C_out, C_in/groups, *k); transposed: (C_in, C_out/groups, *k)
         - bias: (C_out,)
         - result: (N, C_out, *out)
 
@@ -44,7 +47,6 @@ def convolution(
         ShapeError: sizes that do not belong together (a RuntimeError, worded as PyTorch's).
         DtypeError: operands of different dtypes or devices (a RuntimeError).
         BackendError: a backend that was asked for cannot (a RuntimeError).
-        UnsupportedError: a convolution with backward_weight is differentiated twice.
         ValueError: backward_weight_grad without a backward_weight.
 
     Equivalent to:
@@ -58,10 +60,13 @@ def convolution(
         refuse_nested(input, weight)
         check_rank(input.shape, weight.shape)
     if backward_weight is not None:
-        from ._feedback import convolution_with_backward_weight as call  # its decorator loads the compiler
-
+        require_tensors("convolution", backward_weight=backward_weight)
+        require_bool("backward_weight_grad", backward_weight_grad)
+        if not torch.compiler.is_compiling():  # a graph has no words for a warning
+            warn("backward_weight= is deprecated: call convgrad.feedback_convolution", DeprecationWarning, stacklevel=2)
+        feedback = backward_weight if backward_weight_grad else backward_weight.detach()
         form = (stride, padding, dilation, transposed, output_padding, groups)
-        return call(input, weight, bias, backward_weight, backward_weight_grad, form)
+        return feedback_convolution(input, weight, feedback, bias, *form)
     if backward_weight_grad is not False:
         raise ValueError("backward_weight_grad=True needs a backward_weight to give the gradient to")
     return run_nd(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)

@@ -1,108 +1,78 @@
-"""A convolution whose input gradient is computed with another weight.
-
-Feedback alignment (Lillicrap et al., "Random synaptic feedback weights support error backpropagation for deep
-learning", 2016) computes grad_input with ``backward_weight``, which stays as it is. With a gradient equal to the
-weight's, both weights converge to each other under weight decay (Kolen and Pollack, "Backpropagation without weight
-transport", 1994; Akrout et al., "Deep learning without weight transport", 2019).
-"""
+"""A convolution whose backward pass goes through another weight: learning without weight transport."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..engine import active, resume
-from ..errors import ShapeError, UnsupportedError
+from ..errors import ShapeError
 from ..ops import cast_operands
-from ..validation import check_operands
-from ._arguments import require_bool, require_tensors
-from ._call import run_nd
-from ._gradients import grad_bias, grad_input, grad_weight
+from ..shapes import check_rank
+from ..validation import check_operands, refuse_nested
+from ._arguments import Ints, require_tensors
 
-__all__ = ["convolution_with_backward_weight"]
-
-
-class _NotDifferentiable(torch.autograd.Function):
-    """The identity, with a reason instead of a derivative."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(gradient: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is kept: there is no derivative."""
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> NoReturn:
-        raise UnsupportedError(
-            "a convolution with backward_weight was differentiated twice: its grad_input is computed with "
-            "backward_weight instead of weight, so it is not the gradient of any function and has no derivative"
-        )
+__all__ = ["feedback_convolution"]
 
 
-class _Feedback(torch.autograd.Function):
-    """The convolution; its backward with the other weight."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        input: Tensor, weight: Tensor, bias: Any, _backward_weight: Tensor, _teaches: bool, form: Any
-    ) -> Tensor:
-        return run_nd(input, weight, bias, *form)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        input, weight, _, backward_weight, teaches, ctx.form = inputs
-        x, w, _, b, *_ = ctx.needs_input_grad
-        ctx.sizes, ctx.weights, ctx.request = (input.shape, weight.shape), (w, b and teaches), active()
-        ctx.save_for_backward(input if any(ctx.weights) else None, backward_weight if x else None)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        (g,) = grad_outputs
-        input, backward_weight = ctx.saved_tensors
-        of_input = of_weight = None
-        with resume(ctx.request):
-            if backward_weight is not None:
-                of_input = _NotDifferentiable.apply(grad_input(ctx.sizes[0], backward_weight, g, *ctx.form))
-            if input is not None:
-                of_weight = _NotDifferentiable.apply(grad_weight(input, ctx.sizes[1], g, *ctx.form))
-        one, other = (of_weight if needed else None for needed in ctx.weights)
-        return of_input, one, grad_bias(g) if ctx.needs_input_grad[2] else None, other, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *_: Any) -> NoReturn:
-        raise UnsupportedError(
-            "forward-mode derivative of a convolution with backward_weight, which takes part in backward passes only"
-        )
-
-
-@torch.compiler.allow_in_graph
-def convolution_with_backward_weight(
-    input: Tensor, weight: Tensor, bias: Tensor | None, backward_weight: Tensor, backward_weight_grad: bool, form: Any
+def feedback_convolution(
+    input: Tensor,
+    weight: Tensor,
+    feedback_weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+    groups: int = 1,
 ) -> Tensor:
-    """`convolution` with its two keywords.
+    """A convolution with ``weight`` that sends gradients back to its input through ``feedback_weight``.
+
+    The gradients of weight and bias are the usual ones. A feedback_weight that requires a gradient gets the weight's,
+    with which both converge to each other under weight decay (Kolen-Pollack: Akrout et al., "Deep Learning without
+    Weight Transport", 2019, "The Kolen-Pollack algorithm"). One that requires none stays as it is (feedback alignment:
+    Lillicrap et al., "Random synaptic feedback weights support error backpropagation for deep learning", 2016, Fig. 1).
+
+    Higher derivatives are those of this backward pass as a function of grad_output, input and feedback_weight. They
+    are no second derivatives of any function, so a Hessian made of them need not be symmetric. Forward mode transposes
+    nothing: its derivatives are those of `convolution`.
 
     Args:
-        form: the arguments of `convolution` behind bias, as the user wrote them.
+        padding: as in `convolution`.
+
+    Shape:
+        - input: (N, C_in, *in), or without N
+        - weight, feedback_weight: (C_out, C_in/groups, *k); transposed: (C_in, C_out/groups, *k)
+        - bias: (C_out,)
+        - result: (N, C_out, *out), or without N
 
     Raises:
-        ShapeError, DtypeError: a backward_weight of another shape, dtype or device than weight's.
-        UnsupportedError: when it is differentiated twice, or in forward mode.
+        ShapeError, DtypeError: as `convolution`; a feedback_weight of another shape, dtype or device than weight's.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w, b = torch.randn(2, 4, 9, requires_grad=True), torch.randn(6, 4, 3), torch.randn(6, 4, 3)
+        >>> y = convgrad.feedback_convolution(x, w, b)
+        >>> torch.equal(y, convgrad.convolution(x, w))
+        True
+        >>> (want,) = torch.autograd.grad(torch.nn.functional.conv1d(x, b).sum(), x)
+        >>> torch.allclose(torch.autograd.grad(y.sum(), x)[0], want, atol=1e-5)
+        True
     """
-    require_tensors("convolution", backward_weight=backward_weight)
-    require_bool("backward_weight_grad", backward_weight_grad)
-    if backward_weight.shape != weight.shape:
+    require_tensors("feedback_convolution", input=input, weight=weight, feedback_weight=feedback_weight)
+    refuse_nested(input, weight, bias, feedback_weight)
+    if feedback_weight.shape != weight.shape:
         raise ShapeError(
-            f"Expected backward_weight of the size of weight, {list(weight.shape)}, "
-            f"but got {list(backward_weight.shape)}"
+            f"Expected feedback_weight of the size of weight, {list(weight.shape)}, "
+            f"but got {list(feedback_weight.shape)}"
         )
-    operands: Any = cast_operands(input, weight, bias, backward_weight)
-    check_operands(("weight", operands[1]), ("backward_weight", operands[3]))
-    return _Feedback.apply(*operands, backward_weight_grad, form)  # pyright: ignore[reportReturnType]
+    form = (stride, padding, dilation, transposed, output_padding, groups)
+    if input.dim() == weight.dim() - 1:
+        return feedback_convolution(input.unsqueeze(0), weight, feedback_weight, bias, *form).squeeze(0)
+    check_rank(input.shape, weight.shape)
+    operands: Any = cast_operands(input, weight, bias, feedback_weight)
+    check_operands(("weight", operands[1]), ("feedback_weight", operands[3]))
+    from ._feedback_function import apply  # its decorator loads the compiler
+
+    return apply(*operands, form)

@@ -1,6 +1,15 @@
 """Modules with torch's constructors, repr and state_dict, computed by convgrad; also binary, ternary, shift weights."""
 
 from .convert import clip_, convert_, export_shift, parametrize_
+from .feedback import (
+    FeedbackConv1d,
+    FeedbackConv2d,
+    FeedbackConv3d,
+    FeedbackConvTranspose1d,
+    FeedbackConvTranspose2d,
+    FeedbackConvTranspose3d,
+    convert_feedback_,
+)
 from .modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .quantized_layers import (
     BinaryConv1d,
@@ -69,6 +78,12 @@ __all__ = [
     "ConvTranspose3d",
     "ConvTranspose3dShift",
     "ConvTranspose3dShiftQ",
+    "FeedbackConv1d",
+    "FeedbackConv2d",
+    "FeedbackConv3d",
+    "FeedbackConvTranspose1d",
+    "FeedbackConvTranspose2d",
+    "FeedbackConvTranspose3d",
     "LinearShift",
     "LinearShiftQ",
     "ShiftIntegers",
@@ -93,6 +108,7 @@ __all__ = [
     "binarize",
     "clip_",
     "convert_",
+    "convert_feedback_",
     "export_shift",
     "get_shift_and_sign",
     "parametrize_",

@@ -1,0 +1,75 @@
+"""The autograd function of `feedback_convolution`; a module of its own, for its decorator loads the compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._compat import forward_ad_active, functorch_active
+from ..engine import active, resume
+from ._call import run_nd
+from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
+
+__all__ = ["apply"]
+
+
+class _Feedback(torch.autograd.Function):
+    """A convolution that keeps another weight for its backward pass."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(input: Tensor, weight: Tensor, bias: Any, feedback_weight: Tensor, form: Any) -> Tensor:
+        return run_nd(input, weight, bias, *form)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        input, weight, _, feedback_weight, ctx.form = inputs
+        x, w, _, b, _ = ctx.needs_input_grad
+        ctx.sizes, ctx.request = (input.shape, weight.shape), active()
+        ctx.save_for_backward(input if w or b else None, feedback_weight if x else None)
+        if functorch_active() or forward_ad_active():
+            ctx.output_shape = output.shape
+            ctx.save_for_forward(input, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+        """Public functions only, which are differentiable to any order: so is this."""
+        (g,) = grad_outputs
+        input, feedback_weight = ctx.saved_tensors
+        (input_size, weight_size), (_, w, bias, b, _) = ctx.sizes, ctx.needs_input_grad
+        of_input = of_weight = of_bias = None
+        with resume(ctx.request):
+            if input is not None and feedback_weight is not None:  # one sweep may serve both
+                sizes, mask = [g.shape[1]] if bias else None, (True, True, bias)
+                operands = (g, input, feedback_weight, sizes)
+                of_input, of_weight, of_bias = convolution_backward(*operands, *ctx.form, output_mask=mask)
+            elif feedback_weight is not None:
+                of_input = grad_input(input_size, feedback_weight, g, *ctx.form)
+            elif input is not None:
+                of_weight = grad_weight(input, weight_size, g, *ctx.form)
+        if bias and of_bias is None:
+            of_bias = grad_bias(g)
+        return of_input, of_weight if w else None, of_bias, of_weight if b else None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        """The derivative of what is computed: forward mode transposes nothing, so feedback has no part in it."""
+        x, w, bias, _, _ = tangents
+        input, weight = ctx.saved_tensors
+        terms = []
+        if x is not None:
+            terms.append(run_nd(x, weight, None, *ctx.form))
+        if w is not None:
+            terms.append(run_nd(input, w, None, *ctx.form))
+        if bias is not None:
+            terms.append(bias.view(-1, *(1,) * (input.dim() - 2)).expand(ctx.output_shape).clone())
+        return sum(terms[1:], terms[0])
+
+
+@torch.compiler.allow_in_graph
+def apply(*operands: Any) -> Tensor:
+    """The function applied to (input, weight, bias, feedback_weight, form)."""
+    return _Feedback.apply(*operands)  # pyright: ignore[reportReturnType]

@@ -1,0 +1,272 @@
+"""Convolutions that send gradients back through weights of their own, and the rules by which these come about.
+
+Backpropagation uses the forward weight W twice, transposed on the way back. Here the way back has a weight B:
+
+================= ==================================== =========================================================
+rule              B                                    source
+================= ==================================== =========================================================
+``alignment``     random, never changes                Lillicrap et al., "Random synaptic feedback weights
+                                                       support error backpropagation for deep learning", 2016
+``uSF``           sign(W)                              Liao et al., "How Important is Weight Symmetry in
+``brSF``          |M| sign(W), M drawn in each forward Backpropagation?", 2016, "Sign-concordant Feedback"
+``frSF``          |M| sign(W), M drawn once            (sign-symmetric)
+``mirror``        learns W from noise: ``mirror_``     Akrout et al., "Deep Learning without Weight Transport",
+                                                       2019, "Weight mirrors"
+``kolen-pollack`` gets the gradient of W; with weight  the same, "The Kolen-Pollack algorithm"
+                  decay on both it becomes W
+================= ==================================== =========================================================
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.utils import parametrize
+
+from .. import functional
+from ..engine import use_backend
+from ..errors import UnsupportedError
+from . import modules
+
+__all__ = [
+    "FeedbackConv1d",
+    "FeedbackConv2d",
+    "FeedbackConv3d",
+    "FeedbackConvTranspose1d",
+    "FeedbackConvTranspose2d",
+    "FeedbackConvTranspose3d",
+    "convert_feedback_",
+]
+
+M = TypeVar("M", bound="_Feedback")
+
+
+def _random(weight: Tensor) -> Tensor:
+    """Another weight of the distribution from which torch's convolutions draw theirs."""
+    return (2 * torch.rand_like(weight) - 1) / math.sqrt(max(1, weight.shape[1:].numel()))
+
+
+#: rule -> what ``feedback_weight`` is (None: there is none), and how the weight of the way back follows from (W, it).
+_RULES: dict[str, tuple[str | None, Callable[[Tensor, Any], Tensor]]] = {
+    "alignment": ("buffer", lambda _, b: b),
+    "uSF": (None, lambda w, _: w.sgn()),
+    "brSF": (None, lambda w, _: w.sgn() * _random(w).abs()),
+    "frSF": ("buffer", lambda w, b: w.sgn() * b.abs()),
+    "mirror": ("buffer", lambda _, b: b),
+    "kolen-pollack": ("parameter", lambda _, b: b),
+}
+
+
+class _Feedback:
+    """What the six layers share."""
+
+    rule: str
+
+    def __init__(self: Any, *args: Any, rule: str = "alignment", **kwargs: Any) -> None:
+        _check(rule)
+        super().__init__(*args, **kwargs)
+        self._follow(rule)
+
+    def _follow(self: Any, rule: str) -> None:
+        """Take up a rule, with a weight of its own where it has one."""
+        self.rule = rule
+        kind, _ = _RULES[rule]
+        if kind == "buffer":
+            self.register_buffer("feedback_weight", _random(self.weight.detach()))
+        elif kind == "parameter":
+            self.register_parameter("feedback_weight", torch.nn.Parameter(_random(self.weight.detach())))
+
+    def reset_parameters(self: Any) -> None:
+        """Draw the weights anew, that of the way back too."""
+        super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]
+        if getattr(self, "feedback_weight", None) is not None:
+            with torch.no_grad():
+                self.feedback_weight.copy_(_random(self.weight))
+
+    def feedback(self: Any) -> Tensor:
+        """The weight of the way back, as the rule makes it of the weight now."""
+        return _RULES[self.rule][1](self.weight.detach(), getattr(self, "feedback_weight", None))
+
+    @torch.no_grad()
+    def angle(self: Any) -> Tensor:
+        """The angle between the weights of the two ways, in degrees: 0 is backpropagation, 90 is chance."""
+        forth, back = self.weight, self.feedback()
+        cosine = (forth.conj() * back).sum().real / (forth.norm() * back.norm())
+        return torch.rad2deg(cosine.clamp(-1, 1).acos())
+
+    @torch.no_grad()
+    def mirror_(
+        self: Any,
+        samples: int = 64,
+        lr: float = 0.1,
+        weight_decay: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Let feedback_weight learn the weight from noise: one step of the rule ``mirror``.
+
+        Standard normal noise x fills one window of the kernel, y = W x without the bias, and B changes by
+        lr (mean of y x^T - weight_decay B). The mean tends to W, so B to W / weight_decay. (Akrout et al. 2019, "Weight
+        mirrors", for a layer without an activation.)
+
+        Raises:
+            UnsupportedError: the layer has another rule.
+        """
+        if self.rule != "mirror":
+            raise UnsupportedError(f"mirror_ is for layers with rule='mirror', not {self.rule!r}")
+        w, transposed = self.weight, self.transposed
+        window = [1 if transposed else s * (k - 1) + 1 for s, k in zip(self.dilation, self.kernel_size, strict=True)]
+        x = torch.randn(samples, self.in_channels, *window, generator=generator, dtype=w.dtype, device=w.device)
+        form = (1, 0, self.dilation, transposed, 0, self.groups)
+        mean = functional.grad_weight(x, w.shape, functional.convolution(x, w, None, *form), *form) / samples
+        self.feedback_weight.add_(mean - weight_decay * self.feedback_weight, alpha=lr)
+
+    def _compute(self: Any, *args: Any) -> Tensor:
+        input, weight, bias, *rest = args
+        if self.transposed:
+            stride, padding, output_padding, groups, dilation = rest
+        else:
+            (stride, padding, dilation, groups), output_padding = rest, 0
+        form = (stride, padding, dilation, self.transposed, output_padding, groups)
+        with nullcontext() if self.backend is None else use_backend(self.backend):
+            return functional.feedback_convolution(input, weight, self.feedback(), bias, *form)
+
+    def extra_repr(self: Any) -> str:
+        return f"{super().extra_repr()}, rule={self.rule!r}"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _check(rule: str) -> None:
+    if rule not in _RULES:
+        raise ValueError(f"rule is one of {', '.join(map(repr, _RULES))}, got {rule!r}")
+
+
+_DOCSTRING = """`convgrad.nn.{name}` with a weight of its own for the way back; ``rule`` says where that comes from.
+
+    ``layer.feedback()`` is that weight and ``layer.angle()`` its angle with the forward weight. Of the rules in
+    `convgrad.nn.feedback`, "alignment", "frSF" and "mirror" keep a buffer ``feedback_weight``, and "kolen-pollack" a
+    parameter, for the optimiser and its weight decay; under "mirror" call ``layer.mirror_()`` between training steps.
+
+    Shape:
+        (N, C_in, {size}) -> (N, C_out, {out}), or both without N
+
+    Raises:
+        ValueError: there is no such rule.
+        KeyError: ``backend`` is the name of no backend that there is now.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> layer = convgrad.nn.Feedback{name}(3, 8, 3, rule="uSF")
+        >>> x = torch.randn(1, 3{fives}, requires_grad=True)
+        >>> y = layer(x)
+        >>> backwards = torch.nn.functional.{function}(x, layer.weight.sign())
+        >>> (got,), (want,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(backwards.sum(), x)
+        >>> torch.allclose(got, want, atol=1e-5)
+        True
+    """
+
+
+def _layer(module: type[M]) -> type[M]:
+    """Give a layer its docstring, and a constructor that says its arguments; see `modules`."""
+    base = module.__mro__[2]
+    name, d = base.__name__, int(base.__name__[-2])
+    sizes = (("L",), ("H", "W"), ("D", "H", "W"))[d - 1]
+    module.__doc__ = _DOCSTRING.format(
+        name=name,
+        function=name.replace("ConvT", "conv_t").lower(),
+        size=", ".join(sizes),
+        out=", ".join(f"{s}_out" for s in sizes),
+        fives=", 5" * d,
+    )
+
+    def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
+        super(module, self).__init__(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+
+    signature = inspect.signature(base.__init__)
+    rule = inspect.Parameter("rule", inspect.Parameter.KEYWORD_ONLY, default="alignment", annotation="str")
+    made: Any = functools.wraps(base.__init__)(constructor)
+    made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), rule])
+    module.__init__ = made
+    return module
+
+
+@_layer
+class FeedbackConv1d(_Feedback, modules.Conv1d): ...
+
+
+@_layer
+class FeedbackConv2d(_Feedback, modules.Conv2d): ...
+
+
+@_layer
+class FeedbackConv3d(_Feedback, modules.Conv3d): ...
+
+
+@_layer
+class FeedbackConvTranspose1d(_Feedback, modules.ConvTranspose1d): ...
+
+
+@_layer
+class FeedbackConvTranspose2d(_Feedback, modules.ConvTranspose2d): ...
+
+
+@_layer
+class FeedbackConvTranspose3d(_Feedback, modules.ConvTranspose3d): ...
+
+
+#: The class of a layer, torch's or ours -> its class with feedback.
+_CLASSES: dict[type, type] = {
+    known: cls
+    for cls in _Feedback.__subclasses__()
+    for known in (cls.__mro__[2], getattr(torch.nn, cls.__mro__[2].__name__))
+}
+
+
+def convert_feedback_(model: torch.nn.Module, rule: str = "alignment") -> list[str]:
+    """Give the convolutions of a model, in place, weights of their own for the way back.
+
+    Each layer stays the same object with the same parameters, parametrizations and hooks; its class changes, and where
+    the rule keeps one it gets a ``feedback_weight``. Make the optimiser afterwards, so that it sees new parameters.
+
+    Returns:
+        The names of the layers that were converted; that of the model itself is "".
+
+    Raises:
+        ValueError: there is no such rule.
+        UnsupportedError: a convolution of a class derived from torch's or ours, whose forward is its own affair; derive
+            it from the layer with feedback instead. Nothing is converted then.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.ReLU(), torch.nn.ConvTranspose2d(4, 1, 3))
+        >>> convgrad.nn.convert_feedback_(model, rule="mirror")
+        ['0', '2']
+        >>> type(model[2]).__name__, model[2].feedback_weight.shape
+        ('FeedbackConvTranspose2d', torch.Size([4, 1, 3, 3]))
+    """
+    _check(rule)
+    kinds = tuple(_CLASSES)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
+    found = {name: layer for name, layer in layers.items() if not isinstance(layer, _Feedback)}
+    classes = {name: _converted(name, layer) for name, layer in found.items()}
+    for name, layer in found.items():
+        layer.__class__ = classes[name]
+        _Feedback._follow(layer, rule)
+    return list(found)
+
+
+def _converted(name: str, layer: torch.nn.Module) -> type:
+    cls = type(layer)
+    if cls in _CLASSES:
+        return _CLASSES[cls]
+    if parametrize.is_parametrized(layer) and cls.__bases__[0] in _CLASSES:  # a class that torch made for this layer
+        body = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
+        return type(cls.__name__, (_CLASSES[cls.__bases__[0]],), body)
+    raise UnsupportedError(
+        f"{name or 'the model'} is a {cls.__qualname__}, not a convolution of torch.nn or convgrad.nn"
+    )
