@@ -23,6 +23,7 @@ __all__ = [
     "functorch_active",
     "hint_of",
     "inner_transforms",
+    "is_batched",
     "is_legacy_batched",
     "is_subclass",
     "is_traced",
@@ -127,6 +128,17 @@ def single_level() -> Any:
     from torch._functorch.utils import enable_single_level_autograd_function
 
     return enable_single_level_autograd_function()
+
+
+def is_batched(t: Tensor) -> bool:
+    """Whether a `torch.func.vmap` maps over a tensor, at any level; under Dynamo, whether any transform is on."""
+    if torch.compiler.is_dynamo_compiling():
+        return functorch_active()
+    while _C._functorch.is_functorch_wrapped_tensor(t):
+        if _C._functorch.is_batchedtensor(t):
+            return True
+        t = _C._functorch.get_unwrapped(t)
+    return False
 
 
 # ---- tensor subclasses and symbolic sizes -----------------------------------------------------------

@@ -111,9 +111,9 @@ def test_a_scripted_torch_model_runs_in_takeover() -> None:
 def test_constructors_say_their_arguments(name: str) -> None:
     ours, theirs = getattr(convgrad.nn, name), getattr(torch.nn, name)
     found = inspect.signature(ours).parameters
-    assert [*found][:-1] == [*inspect.signature(theirs).parameters]
-    assert [*found][-1] == "backend"
-    assert found["backend"].kind is inspect.Parameter.KEYWORD_ONLY
+    ours_alone = ["backend", "layout"] if name.endswith("1d") else ["backend"]
+    assert [*found] == [*inspect.signature(theirs).parameters, *ours_alone]
+    assert all(found[one].kind is inspect.Parameter.KEYWORD_ONLY for one in ours_alone)
     empty = torch.nn.utils.skip_init(ours, 3, 4, 3)
     assert empty.weight.shape == theirs(3, 4, 3).weight.shape
 
@@ -123,3 +123,50 @@ def test_constructors_say_their_arguments(name: str) -> None:
 
     assert [*inspect.signature(Mine).parameters] == ["width"]
     assert Mine(4).backend == "im2col"
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_channels_last_sequences(mode: str, padding: Any) -> None:
+    theirs = torch.nn.Conv1d(4, 6, 3, padding=padding, groups=2, padding_mode=mode)
+    ours = convgrad.nn.Conv1d(4, 6, 3, padding=padding, groups=2, padding_mode=mode, layout="NLC")
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 7, 4)
+    for mine in (ours, copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        torch.testing.assert_close(mine(x), theirs(x.mT).mT)
+        torch.testing.assert_close(mine(x[0]), theirs(x[0].mT).mT)
+    assert ours(x).is_contiguous()
+    assert repr(ours) == repr(theirs)[:-1] + ", layout=NLC)"
+
+
+def test_channels_last_sequences_transposed() -> None:
+    theirs = torch.nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1)
+    ours = convgrad.nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, layout="NLC")
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 7, 4)
+    for size in (None, [13], [14]):
+        torch.testing.assert_close(ours(x, output_size=size), theirs(x.mT, output_size=size).mT)
+
+
+@pytest.mark.parametrize("name", ["Conv1d", "ConvTranspose1d"])
+def test_a_backend_and_a_layout_under_compile(name: str) -> None:
+    layer = getattr(convgrad.nn, name)(4, 6, 3, padding=1, backend="im2col", layout="NLC")
+    x = torch.randn(2, 7, 4)
+    with convgrad.trace() as seen:
+        torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), layer(x))
+    assert {record.backend for record in seen} == {"im2col"}
+
+
+def test_a_layout_of_the_users_own_is_left_alone_by_accelerate() -> None:
+    class Mine(torch.nn.Conv1d):
+        def __init__(self) -> None:
+            super().__init__(4, 6, 3)
+            self.layout = "NLC"
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input.mT).mT
+
+    net, x = torch.nn.Sequential(Mine()), torch.randn(2, 7, 4)
+    want = net(x)
+    convgrad.accelerate_(net)
+    torch.testing.assert_close(net(x), want)

@@ -6,6 +6,7 @@ The names and signatures of ``torch.nn.functional`` and ``torch.nn.grad``; N-d f
 """
 
 from ._arguments import paddings as paddings
+from ._causal import causal_conv1d, causal_conv1d_update
 from ._convolution import convolution
 from ._feedback import feedback_convolution
 from ._gradient_names import (
@@ -24,9 +25,13 @@ from ._gradient_names import (
 )
 from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 from ._names import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from ._rows import Layout as Layout
+from ._rows import require_layout as require_layout
 from ._with_backend import convolution_with_backend as convolution_with_backend
 
 __all__ = [
+    "causal_conv1d",
+    "causal_conv1d_update",
     "conv1d",
     "conv1d_input",
     "conv1d_weight",

@@ -6,14 +6,75 @@ Each signature is written once; only the name, the docstring and the number of d
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
-from ._arguments import Ints, conv_arguments, transpose_arguments
+from ._arguments import Ints, conv_arguments, require_tensors, stands_for_tensors, transpose_arguments
 from ._call import public_functions, run
+from ._rows import Layout, as_images, in_one_row
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
+
+
+_row_arguments, _transpose_row_arguments = in_one_row(conv_arguments), in_one_row(transpose_arguments)
+
+
+def conv1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    groups: int = 1,
+    *,
+    layout: Layout = "NCL",
+) -> Tensor:
+    raw = (stride, padding, dilation, groups)
+    if layout == "NCL":
+        return run("conv1d", 1, conv_arguments, input, weight, bias, raw)
+    return _channels_last(conv1d, _row_arguments, input, weight, bias, raw, layout)
+
+
+def conv_transpose1d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Ints = 1,
+    padding: Ints = 0,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    dilation: Ints = 1,
+    *,
+    layout: Layout = "NCL",
+) -> Tensor:
+    raw = (stride, padding, output_padding, groups, dilation)
+    if layout == "NCL":
+        return run("conv_transpose1d", 1, transpose_arguments, input, weight, bias, raw)
+    return _channels_last(conv_transpose1d, _transpose_row_arguments, input, weight, bias, raw, layout)
+
+
+def _channels_last(
+    public: Callable[..., Tensor],
+    normalize: Callable[..., tuple[Any, ...]],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    raw: tuple[Any, ...],
+    layout: Layout,
+) -> Tensor:
+    """One of the two above, of a tensor (N, L, C)."""
+    name = public.__name__
+    require_tensors(name, input=input, weight=weight)
+    if stands_for_tensors(input, weight):
+        return handle_torch_function(public, (input, weight), input, weight, bias, *raw, layout=layout)
+
+    def call(image: Tensor, kernel: Tensor) -> Tensor:
+        return run(f"{name}(layout='NLC')", 2, normalize, image, kernel, bias, raw)
+
+    return as_images(call, input, weight, layout)
 
 
 def _convolution(d: int):
@@ -29,7 +90,7 @@ def _convolution(d: int):
         return run(name, d, conv_arguments, input, weight, bias, (stride, padding, dilation, groups))
 
     name = f"conv{d}d"
-    return _named(name, d, conv, "convolution", "(C_out, C_in/groups, {k})", "6, 4", "padding=1")
+    return _named(name, conv)
 
 
 def _transposed(d: int):
@@ -47,47 +108,65 @@ def _transposed(d: int):
         return run(name, d, transpose_arguments, input, weight, bias, raw)
 
     name = f"conv_transpose{d}d"
-    return _named(name, d, conv_transpose, "transposed convolution", "(C_in, C_out/groups, {k})", "4, 6", "stride=2")
+    return _named(name, conv_transpose)
 
 
 _DOCSTRING = """A {d}-d {what}, as ``torch.nn.functional.{name}``.
-
+{more}
     Shape:
         - input: (N, C_in, {size}), or without N
         - weight: {weight}, bias: (C_out,)
         - result: (N, C_out, {out}), or without N
 
     Raises:
-        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError, worded as PyTorch's).{raises}
 
     Equivalent to:
         >>> import torch, convgrad
         >>> x, w = torch.randn(2, 4{sevens}), torch.randn({channels}{threes})
         >>> torch.equal(convgrad.{name}(x, w, {example}), torch.nn.functional.{name}(x, w, {example}))
-        True
+        True{also}
     """
+_OF_SEQUENCES = {
+    "more": """
+    Args:
+        layout: ``"NLC"``: input and result are (N, L, C), or (L, C), computed as they lie in memory. (A transposed view
+            instead is copied: results are laid out as PyTorch's, contiguous (N, C, L).)
+""",
+    "raises": """
+        ValueError: another layout.""",
+    "also": """
+        >>> y = convgrad.{name}(x.transpose(1, 2), w, {example}, layout="NLC")
+        >>> torch.allclose(y.transpose(1, 2), torch.nn.functional.{name}(x, w, {example}), atol=1e-5)
+        True""",
+}
 
 
-def _named(name: str, d: int, function: Function, what: str, weight: str, channels: str, example: str) -> Function:
+def _named(name: str, function: Function) -> Function:
     """Name a function, write its docstring, and make it known to `run`."""
+    d, transposed = int(name[-2]), "transpose" in name
     sizes = (("L",), ("H", "W"), ("D", "H", "W"))[d - 1]
-    kernel = ("k_d", "k_h", "k_w")[3 - d :]
+    kernel = ", ".join(("k_d", "k_h", "k_w")[3 - d :])
+    example = "stride=2" if transposed else "padding=1"
+    more = {key: text.format(name=name, example=example) if d == 1 else "" for key, text in _OF_SEQUENCES.items()}
     function.__name__ = function.__qualname__ = name
     function.__doc__ = _DOCSTRING.format(
         d=d,
-        what=what,
+        what="transposed convolution" if transposed else "convolution",
         name=name,
-        weight=weight.format(k=", ".join(kernel)),
+        weight=f"(C_in, C_out/groups, {kernel})" if transposed else f"(C_out, C_in/groups, {kernel})",
         size=", ".join(sizes),
         out=", ".join(f"{s}_out" for s in sizes),
         sevens=", 7" * d,
         threes=", 3" * d,
-        channels=channels,
+        channels="4, 6" if transposed else "6, 4",
         example=example,
+        **more,
     )
     public_functions[name] = function
     return function
 
 
-conv1d, conv2d, conv3d = _convolution(1), _convolution(2), _convolution(3)
-conv_transpose1d, conv_transpose2d, conv_transpose3d = _transposed(1), _transposed(2), _transposed(3)
+conv1d, conv_transpose1d = _named("conv1d", conv1d), _named("conv_transpose1d", conv_transpose1d)
+conv2d, conv3d = _convolution(2), _convolution(3)
+conv_transpose2d, conv_transpose3d = _transposed(2), _transposed(3)

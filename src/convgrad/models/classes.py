@@ -73,7 +73,7 @@ def _derive(cls: type) -> type:
     base: Any = _OURS[_base_of(cls)]
 
     def compute(self: nn.Module, *args: Any) -> Any:
-        """Without a request: an attribute ``backend`` of a user's class is the user's."""
+        """Without a request: attributes ``backend`` and ``layout`` of a user's class are the user's."""
         return base._function(*args)
 
     body: dict[str, Any] = {
@@ -82,6 +82,7 @@ def _derive(cls: type) -> type:
         "__doc__": cls.__doc__,
         "__reduce_ex__": reduce,
         "_compute": compute,
+        "_layout": "NCL",
         "_convgrad_stock": cls,
     }
     if cls in _LAZY:  # it turns into this class when it first sees an input

@@ -43,14 +43,23 @@ class _Chosen:
 
     _function: Callable[..., Tensor]
 
+    @property
+    def _layout(self) -> functional.Layout:
+        return "NCL"
+
     def _compute(self, *args: Any) -> Tensor:
         function = type(self)._function
+        layout: Any = {} if self._layout == "NCL" else {"layout": self._layout}
         if self.backend is None:
-            return function(*args)
+            return function(*args, **layout)
         if torch.compiler.is_compiling():
-            return functional.convolution_with_backend(self.backend, isinstance(self, _ConvTranspose), *args)
+            return functional.convolution_with_backend(self.backend, isinstance(self, _ConvTranspose), *args, **layout)
         with use_backend(self.backend):
-            return function(*args)
+            return function(*args, **layout)
+
+    def _with_length_last(self, input: Tensor) -> Tensor:
+        """From the module's layout to PyTorch's, and back."""
+        return input if self._layout == "NCL" else input.transpose(-1, -2)
 
     def _sides(self: Any, weight: Tensor) -> tuple[tuple[int, int], ...]:
         """Low and high padding of each dimension."""
@@ -65,6 +74,30 @@ class _Chosen:
             "(`restore()` of accelerate_'s report gives them back) and run it inside convgrad.takeover(), "
             "or use torch.compile, torch.export or torch.jit.trace"
         )
+
+
+class _OfSequences:
+    """The ``layout`` keyword of the 1-D modules.
+
+    Raises:
+        ValueError: it is neither "NCL" nor "NLC".
+    """
+
+    layout: functional.Layout = "NCL"
+
+    def __init__(self, *args: Any, layout: functional.Layout = "NCL", **kwargs: Any) -> None:
+        functional.require_layout(layout)
+        super().__init__(*args, **kwargs)
+        self.layout = layout
+
+    @property
+    def _layout(self) -> functional.Layout:
+        return self.layout
+
+    def extra_repr(self: Any) -> str:
+        """Torch's, and the layout where it is not torch's."""
+        shown = super().extra_repr()  # pyright: ignore[reportAttributeAccessIssue]
+        return shown if self._layout == "NCL" else f"{shown}, layout={self._layout}"
 
 
 class _Conv(_Chosen):
@@ -91,7 +124,8 @@ class _Conv(_Chosen):
         padding: Any = self.padding
         if self.padding_mode != "zeros":
             last_first = [p for pair in reversed(self._sides(weight)) for p in pair]
-            input = F.pad(input, last_first, mode=self.padding_mode)
+            input = self._with_length_last(input)
+            input = self._with_length_last(F.pad(input, last_first, mode=self.padding_mode))
             padding = 0
         return self._compute(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
@@ -113,18 +147,24 @@ class _ConvTranspose(_Chosen):
             more = [0] * (len(size) - len(sides)) + [high - low for low, high in sides]
             size, padding = [n + m for n, m in zip(size, more, strict=False)], [low for low, _ in sides]
         output_padding = self._output_padding(
-            input, size, self.stride, padding, self.kernel_size, len(self.kernel_size), self.dilation
+            self._with_length_last(input),
+            size,
+            self.stride,
+            padding,
+            self.kernel_size,
+            len(self.kernel_size),
+            self.dilation,
         )
         return self._compute(input, weight, bias, self.stride, self.padding, output_padding, self.groups, self.dilation)
 
 
 _DOCSTRING = """A {d}-d {what}: ``torch.nn.{name}`` computed by convgrad; ``backend=`` requests a backend by name.
-
+{layout}
     Shape:
         (N, C_in, {size}) -> (N, C_out, {out}), or both without N
 
     Raises:
-        KeyError: ``backend`` is the name of no backend that there is now.
+        KeyError: ``backend`` is the name of no backend that there is now.{raises}
 
     Equivalent to:
         >>> import torch, convgrad
@@ -136,8 +176,13 @@ _DOCSTRING = """A {d}-d {what}: ``torch.nn.{name}`` computed by convgrad; ``back
     """
 
 
+_LAYOUT = """
+    With ``layout="NLC"`` it takes and returns (N, L, C), computed as it lies in memory.
+"""
+
+
 def _as_in_torch(module: type[M]) -> type[M]:
-    """Give a module its function, its docstring, and a constructor that says its arguments, torch's and ``backend``, to
+    """Give a module its function, its docstring, and a constructor that says its arguments, torch's and ours, to
     help(), editors and ``torch.nn.utils.skip_init``. It is its own: a subclass has that of its own constructor.
     """
     name, d = module.__name__, int(module.__name__[-2])
@@ -150,22 +195,26 @@ def _as_in_torch(module: type[M]) -> type[M]:
         size=", ".join(sizes),
         out=", ".join(f"{s}_out" for s in sizes),
         fives=", 5" * d,
+        layout=_LAYOUT if d == 1 else "",
+        raises="\n        ValueError: another ``layout``." if d == 1 else "",
     )
     theirs = getattr(torch.nn, name).__init__
 
-    def constructor(self: Any, *args: Any, backend: str | None = None, **kwargs: Any) -> None:
-        super(module, self).__init__(*args, backend=backend, **kwargs)  # pyright: ignore[reportCallIssue]
+    def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
+        super(module, self).__init__(*args, **kwargs)
 
     signature = inspect.signature(theirs)
-    chosen = inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None")
+    more = [inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None")]
+    if d == 1:
+        more.append(inspect.Parameter("layout", inspect.Parameter.KEYWORD_ONLY, default="NCL", annotation="str"))
     made: Any = functools.wraps(theirs)(constructor)
-    made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), chosen])
+    made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *more])
     module.__init__ = made
     return module
 
 
 @_as_in_torch
-class Conv1d(_Conv, torch.nn.Conv1d): ...
+class Conv1d(_OfSequences, _Conv, torch.nn.Conv1d): ...
 
 
 @_as_in_torch
@@ -177,7 +226,7 @@ class Conv3d(_Conv, torch.nn.Conv3d): ...
 
 
 @_as_in_torch
-class ConvTranspose1d(_ConvTranspose, torch.nn.ConvTranspose1d): ...
+class ConvTranspose1d(_OfSequences, _ConvTranspose, torch.nn.ConvTranspose1d): ...
 
 
 @_as_in_torch

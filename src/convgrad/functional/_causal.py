@@ -1,0 +1,290 @@
+"""Causal depthwise convolutions of sequences: whole, with a state carried from call to call, packed, step by step.
+
+The functions of the package ``causal-conv1d`` (Dao-AILab), which Mamba's layers call, on any device and dtype and for
+any kernel width, differentiable in every tensor. What a sequence carries are its last ``K - 1`` inputs. Everything is
+computed as images of one row (see `_rows`), so that a sequence is read as it lies in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import handle_torch_function
+
+from .._compat import is_batched
+from ..errors import DtypeError, ShapeError
+from ..validation import refuse_nested
+from ._arguments import require_bool, require_tensors, stands_for_tensors
+from ._names import conv2d
+from ._rows import Layout, require_layout
+
+__all__ = ["causal_conv1d", "causal_conv1d_update"]
+
+Activation = Literal["silu", "swish"] | None
+
+
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    layout: Layout = "NCL",
+    initial_state: Tensor | None = None,
+    return_state: bool = False,
+    seq_idx: Tensor | None = None,
+    activation: Activation = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A depthwise convolution in which no output depends on a later input: ``causal_conv1d_fn`` of causal-conv1d.
+
+    Args:
+        layout: in which order the dimensions of x, of the states and of the result lie. The result lies in memory as x
+            does: a transposed view, as Mamba's layers pass it, is computed as it lies too.
+        initial_state: the last K - 1 inputs before x; zeros where there is none.
+        return_state: return (result, state), the state being the last K - 1 inputs: the initial_state of what follows.
+        seq_idx: of which sequence each input is, where several lie in a row: an output sums inputs of its own sequence
+            alone. A negative one marks padding, whose output is zero. Not together with a state.
+        activation: ``"silu"`` (also called ``"swish"``): what the result is passed through.
+
+    Shape:
+        - x: (N, D, L); with ``layout="NLC"`` (N, L, D)
+        - weight: (D, K), bias: (D,)
+        - initial_state and state: (N, D, K - 1); with ``layout="NLC"`` (N, K - 1, D)
+        - seq_idx: (N, L), integers
+        - result: as x
+
+    Raises:
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError).
+        ValueError: another layout or activation, or seq_idx together with a state.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 6, 9), torch.randn(6, 4)
+        >>> y = torch.nn.functional.conv1d(torch.nn.functional.pad(x, (3, 0)), w[:, None], groups=6)
+        >>> torch.allclose(convgrad.causal_conv1d(x, w), y, atol=1e-5)
+        True
+        >>> first, state = convgrad.causal_conv1d(x[..., :5], w, return_state=True)
+        >>> second = convgrad.causal_conv1d(x[..., 5:], w, initial_state=state)
+        >>> torch.allclose(torch.cat([first, second], -1), y, atol=1e-5)
+        True
+    """
+    require_tensors("causal_conv1d", x=x, weight=weight)
+    if stands_for_tensors(x, weight):
+        more = {"layout": layout, "initial_state": initial_state, "return_state": return_state}
+        more |= {"seq_idx": seq_idx, "activation": activation}
+        return handle_torch_function(causal_conv1d, (x, weight), x, weight, bias, **more)
+    refuse_nested(x, weight)
+    require_bool("return_state", return_state)
+    sequence = _sequence("x", x, layout)  # [N, D, L]
+    _check(sequence, weight, activation)
+    carried, before = weight.shape[1] - 1, 0
+    if seq_idx is not None and (return_state or initial_state is not None):
+        raise ValueError("seq_idx packs whole sequences: there is no initial_state and no state to return beside it")
+    if initial_state is None:
+        before = carried  # zeros
+    else:
+        state = _sequence("initial_state", initial_state, layout)
+        _check_state("initial_state", state, sequence, carried, exactly=True)
+        sequence = _joined(state, sequence)
+    output = _filtered(sequence, weight, bias, before)
+    if seq_idx is not None:
+        output = _separated(output, sequence, weight, bias, seq_idx)
+    result = _finished(output, activation, layout)
+    if not return_state:
+        return result
+    return result, _laid_out(F.pad(sequence, (carried - sequence.shape[2], 0)), layout)
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: Activation = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+    *,
+    layout: Layout = "NCL",
+) -> Tensor:
+    """The next step, or steps, of `causal_conv1d`; conv_state takes in x: ``causal_conv1d_update`` of causal-conv1d.
+
+    Autograd records the change of conv_state, so gradients flow back through earlier steps; generate under
+    ``torch.no_grad()``, or detach the state.
+
+    Args:
+        conv_state: the last S inputs, oldest first, changed in place.
+        cache_seqlens: how many inputs each sequence has had: conv_state is a ring then, in which the input of time t
+            is at ``t % S``.
+        conv_state_indices: the row of conv_state of each row of x; negative: none, and the result is zero.
+        activation, layout: as in `causal_conv1d`.
+
+    Shape:
+        - x: (N, D) or (N, D, L); with ``layout="NLC"`` (N, D) or (N, L, D)
+        - conv_state: (N, D, S) with S >= K - 1; with ``layout="NLC"`` (N, S, D); N may differ with conv_state_indices
+        - weight: (D, K), bias: (D,)
+        - cache_seqlens, conv_state_indices: (N,), integers
+        - result: as x
+
+    Raises:
+        ShapeError, DtypeError: operands that do not belong together (both RuntimeError).
+        ValueError: another layout or activation.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, w = torch.randn(2, 6, 9), torch.randn(6, 4)
+        >>> state = torch.zeros(2, 6, 3)
+        >>> steps = [convgrad.causal_conv1d_update(x[..., t], state, w) for t in range(9)]
+        >>> torch.allclose(torch.stack(steps, -1), convgrad.causal_conv1d(x, w), atol=1e-5)
+        True
+        >>> torch.equal(state, x[..., -3:])
+        True
+    """
+    require_tensors("causal_conv1d_update", x=x, conv_state=conv_state, weight=weight)
+    if stands_for_tensors(x, conv_state, weight):
+        operands, counts = (x, conv_state, weight), (cache_seqlens, conv_state_indices)
+        return handle_torch_function(
+            causal_conv1d_update, operands, *operands, bias, activation, *counts, layout=layout
+        )
+    refuse_nested(x, conv_state, weight)
+    one_step = x.dim() == 2
+    sequence = x.unsqueeze(2) if one_step else _sequence("x", x, layout)  # [N, D, L]
+    _check(sequence, weight, activation)
+    state, carried = _sequence("conv_state", conv_state, layout), weight.shape[1] - 1  # [.., D, S]
+    _check_state("conv_state", state, sequence, carried, rows_of_its_own=conv_state_indices is not None)
+    for name, counts in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
+        _check_integers(name, counts, x.shape[:1])
+    old, inputs, seen = state, sequence, cache_seqlens
+    rows = mine = None
+    if conv_state_indices is not None:
+        (rows,) = (conv_state_indices >= 0).nonzero(as_tuple=True)
+        mine = conv_state_indices[rows].long()
+        old, inputs, seen = state[mine], sequence[rows], None if seen is None else seen[rows]
+    window, new = _shifted(old, inputs, carried) if seen is None else _turned(old, inputs, carried, seen)
+    output = _filtered(window, weight, bias, 0)  # [.., D, 1, L]
+    if rows is None or mine is None:
+        state.copy_(new)
+    else:
+        state.index_copy_(0, mine, new)
+        output = output.new_zeros(x.shape[0], *output.shape[1:]).index_copy(0, rows, output)
+    return _finished(output, activation, layout, one_step)
+
+
+# ---- computing -----------------------------------------------------------------------------------
+
+
+def _filtered(sequence: Tensor, weight: Tensor, bias: Tensor | None, before: int) -> Tensor:
+    """[N, D, L] -> [N, D, 1, before + L - K + 1], laid out as the sequence, with zeros before it."""
+    taps = weight.unsqueeze(1).unsqueeze(1)  # [D, 1, 1, K]
+    return conv2d(sequence.unsqueeze(2), taps, bias, 1, (0, 0, before, 0), 1, weight.shape[0])
+
+
+def _joined(state: Tensor, sequence: Tensor) -> Tensor:
+    """[N, D, S] before [N, D, L], laid out as the latter."""
+    if sequence.stride(2) == 1:
+        return torch.cat([state, sequence], 2)
+    return torch.cat([state.transpose(1, 2), sequence.transpose(1, 2)], 1).transpose(1, 2)
+
+
+def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | None, seq_idx: Tensor) -> Tensor:
+    """The output where the windows that reach into another sequence are computed again, without what is not theirs.
+
+    There are few: the first K - 1 of each sequence.
+    """
+    _check_integers("seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
+    width, (rows, steps) = weight.shape[1], seq_idx.shape
+    of_window = F.pad(seq_idx, (width - 1, 0), value=-1).unfold(1, width, 1)  # [N, L, K]
+    own = (of_window == seq_idx[..., None]) & (seq_idx >= 0)[..., None]
+    if is_batched(seq_idx):  # by vmap: the number of windows to compute may differ, so all are
+        n, t = torch.ones(rows, steps, device=seq_idx.device).nonzero(as_tuple=True)
+    else:
+        n, t = (~own).any(2).nonzero(as_tuple=True)  # [P], [P]
+    at = (t[:, None] + torch.arange(1 - width, 1, device=t.device)).clamp(min=0)  # [P, K]
+    windows = sequence.transpose(1, 2)[n[:, None], at]  # [P, K, D]
+    exact = torch.promote_types(output.dtype, torch.float32)
+    windows = torch.where(own[n, t][..., None], windows, 0).to(exact)
+    again = (windows * weight.t().to(exact)).sum(1)  # [P, D]
+    if bias is not None:
+        again = again + bias
+    again = torch.where((seq_idx[n, t] >= 0)[:, None], again, 0).to(output.dtype)
+    channels = torch.arange(weight.shape[0], device=t.device)
+    return output.index_put_((n[:, None], channels, torch.zeros_like(channels), t[:, None]), again)
+
+
+def _shifted(state: Tensor, inputs: Tensor, carried: int) -> tuple[Tensor, Tensor]:
+    """The windows of the new inputs, [N, D, K - 1 + L], and the state after them."""
+    both = _joined(state, inputs)
+    return both[..., state.shape[2] - carried :], both[..., inputs.shape[2] :]
+
+
+def _turned(state: Tensor, inputs: Tensor, carried: int, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of a state that is a ring: the input of time t is at t % S."""
+    (rows, _, size), length = state.shape, inputs.shape[2]
+    row, kept = torch.arange(rows, device=seen.device)[:, None], min(length, size)
+
+    def places(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        return row, (seen[:, None] + torch.arange(start, stop, device=seen.device)) % size
+
+    ring = state.transpose(1, 2)  # [N, S, D]
+    new = ring.index_put(places(length - kept, length), inputs[..., length - kept :].transpose(1, 2))
+    return _joined(ring[places(-carried, 0)].transpose(1, 2), inputs), new.transpose(1, 2)
+
+
+def _finished(output: Tensor, activation: str | None, layout: Layout, one_step: bool = False) -> Tensor:
+    """[N, D, 1, L] -> what the user gets."""
+    sequence = output.squeeze(2)
+    sequence = sequence if activation is None else F.silu(sequence)
+    return sequence.squeeze(2) if one_step else _laid_out(sequence, layout)
+
+
+def _laid_out(sequence: Tensor, layout: Layout) -> Tensor:
+    return sequence.transpose(1, 2).contiguous() if layout == "NLC" else sequence
+
+
+# ---- checking ------------------------------------------------------------------------------------
+
+
+def _sequence(name: str, t: Tensor, layout: Layout) -> Tensor:
+    """[N, D, L], as it lies in memory."""
+    require_layout(layout)
+    if t.dim() != 3:
+        raise ShapeError(f"Expected {name} with 3 dimensions, layout={layout!r}, but got one of size {list(t.shape)}")
+    return t.transpose(1, 2) if layout == "NLC" else t
+
+
+def _check(sequence: Tensor, weight: Tensor, activation: object) -> None:
+    if activation not in (None, "silu", "swish"):
+        raise ValueError(f"activation is None, 'silu' or 'swish', got {activation!r}")
+    if weight.dim() != 2 or weight.shape[0] != sequence.shape[1] or weight.shape[1] == 0:
+        raise ShapeError(
+            f"Expected a weight (D, K) for x of {sequence.shape[1]} channels, but got one of size {list(weight.shape)}"
+        )
+
+
+def _check_state(
+    name: str, state: Tensor, sequence: Tensor, carried: int, *, exactly: bool = False, rows_of_its_own: bool = False
+) -> None:
+    steps, (rows, channels, _) = state.shape[2], sequence.shape
+    fits = steps == carried if exactly else steps >= carried
+    if not fits or state.shape[1] != channels or (not rows_of_its_own and state.shape[0] != rows):
+        wanted = f"{carried} steps" if exactly else f"at least {carried} steps"
+        batch = "any number of rows" if rows_of_its_own else f"{rows} rows"
+        raise ShapeError(
+            f"Expected {name} of {batch}, {channels} channels and {wanted}, but it has {state.shape[0]} rows, "
+            f"{state.shape[1]} channels and {steps} steps"
+        )
+    if state.dtype != sequence.dtype or state.device != sequence.device:
+        raise DtypeError(
+            f"Expected {name} of the dtype and on the device of x, {sequence.dtype} on {sequence.device}, "
+            f"but got {state.dtype} on {state.device}"
+        )
+
+
+def _check_integers(name: str, t: Tensor | None, size: Sequence[int]) -> None:
+    if t is None:
+        return
+    require_tensors("causal_conv1d", **{name: t})
+    if t.dtype not in (torch.int32, torch.int64) or tuple(t.shape) != tuple(size):
+        raise ShapeError(f"Expected {name} of size {list(size)}, int32 or int64, but got {list(t.shape)}, {t.dtype}")

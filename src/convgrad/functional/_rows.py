@@ -1,0 +1,67 @@
+"""Sequences with their channels last, (N, L, C): computed where they lie, as channels_last images of one row.
+
+A 1-D convolution returns contiguous (N, C, L) tensors, as PyTorch's does, so a transposed view given to it is copied
+element by element. The same memory seen as an image (N, C, 1, L) is channels_last, for which there are kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ..errors import ShapeError
+from ..shapes import conv_geometry
+from ..validation import refuse_nested
+
+__all__ = ["Layout", "as_images", "in_one_row", "require_layout"]
+
+#: In which order the dimensions of a sequence lie: batch, channels, length, or batch, length, channels.
+Layout = Literal["NCL", "NLC"]
+
+
+def require_layout(layout: object) -> None:
+    """Refuse a layout that is none.
+
+    Raises:
+        ValueError: it is neither "NCL" nor "NLC".
+    """
+    if layout not in ("NCL", "NLC"):
+        raise ValueError(f"layout is 'NCL' or 'NLC', got {layout!r}")
+
+
+def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: Tensor, layout: Layout) -> Tensor:
+    """Compute a 1-D convolution of an (N, L, C) or (L, C) tensor by one of an image of one row.
+
+    Args:
+        call: the convolution, a function of the image [N, C, 1, L] and the weight [.., .., 1, k].
+
+    Raises:
+        ShapeError: an input or a weight that is none of a sequence.
+        ValueError: another layout; with "NCL" nobody comes here.
+    """
+    require_layout(layout)
+    refuse_nested(input, weight)
+    if weight.dim() != 3 or input.dim() not in (2, 3):
+        raise ShapeError(
+            "layout='NLC' takes an input (N, L, C) or (L, C) and a weight with 3 dimensions, "
+            f"got input of size {list(input.shape)} and weight of size {list(weight.shape)}"
+        )
+    batch = input if input.dim() == 3 else input.unsqueeze(0)
+    output = call(batch.transpose(1, 2).unsqueeze(2), weight.unsqueeze(2))  # [N, C_out, 1, L_out]
+    sequence = output.squeeze(2).transpose(1, 2).contiguous()
+    return sequence if input.dim() == 3 else sequence.squeeze(0)
+
+
+def in_one_row(normalize: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """The function that makes arguments of an image of one row of what ``normalize`` makes those of a sequence of."""
+
+    def normalized(d: int, weight_size: Any, *raw: Any) -> tuple[Any, ...]:
+        # checked here, so that messages speak of one dimension.
+        g = conv_geometry((1, 1, 1), *normalize(1, (*weight_size[:2], weight_size[3]), *raw))
+        (sides,) = g.padding
+        padding = (0, sides[0]) if sides[0] == sides[1] >= 0 else (0, 0, *sides)
+        return ((1, *g.stride), padding, (1, *g.dilation), g.transposed, (0, *g.output_padding), g.groups)
+
+    return normalized

@@ -1,0 +1,262 @@
+"""Causal convolutions against their definition: a sum over the taps, one output after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, vmap
+
+import convgrad
+from convgrad import causal_conv1d, causal_conv1d_update
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+#: Sequences of all lengths, padding in front of, between and behind them.
+PACKED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 3, -1], [5] * 12, [-1, -1, 0, 0, 0, 0, -2, 2, 2, 2, 2, 2]])
+
+
+def definition(x: Tensor, w: Tensor, b: Tensor | None, ids: Tensor | None = None) -> Tensor:
+    """out[n, d, t] = b[d] + sum over k of w[d, K-1-k] x[n, d, t-k], t-k in the same sequence; zero in padding."""
+    rows, channels, length = x.shape
+    out = torch.zeros(rows, channels, length, dtype=torch.double)
+    for n in range(rows):
+        for t in range(length):
+            if ids is not None and ids[n, t] < 0:
+                continue
+            for k in range(min(w.shape[1], t + 1)):
+                if ids is None or ids[n, t - k] == ids[n, t]:
+                    out[n, :, t] += w[:, -1 - k].double() * x[n, :, t - k].double()
+            if b is not None:
+                out[n, :, t] += b.double()
+    return out
+
+
+def whole(dtype: torch.dtype, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Small integers, whose sums are exact in every dtype."""
+    shapes = ((3, 5, 12), (5, width), (5,))
+    x, w, b = (torch.randint(-3, 4, shape).to(dtype) for shape in shapes)
+    return x, w, b
+
+
+def laid_out(t: Tensor, layout: str) -> Tensor:
+    return t.transpose(1, 2).contiguous() if layout == "NLC" else t
+
+
+@pytest.mark.parametrize("ids", [None, PACKED], ids=["whole", "packed"])
+@pytest.mark.parametrize("layout", ["NCL", "NLC"])
+@pytest.mark.parametrize("width", [1, 2, 4, 7])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_definition(dtype: torch.dtype, width: int, layout: Any, ids: Tensor | None) -> None:
+    x, w, b = whole(dtype, width)
+    for bias in (None, b):
+        want = laid_out(definition(x, w, bias, ids).to(dtype), layout)
+        assert torch.equal(causal_conv1d(laid_out(x, layout), w, bias, layout=layout, seq_idx=ids), want)
+    got = causal_conv1d(laid_out(x, layout), w, b, layout=layout, seq_idx=ids, activation="silu")
+    torch.testing.assert_close(got, F.silu(laid_out(definition(x, w, b, ids).to(dtype), layout)))
+
+
+def test_the_result_lies_as_x_does() -> None:
+    x, w = torch.randn(2, 9, 16), torch.randn(16, 4)
+    for state in (None, torch.randn(2, 16, 3)):
+        assert causal_conv1d(x, w, layout="NLC", initial_state=None if state is None else state.mT).is_contiguous()
+        assert causal_conv1d(x.mT, w, initial_state=state).mT.is_contiguous()
+        assert causal_conv1d(x.mT.contiguous(), w, initial_state=state).is_contiguous()
+    with convgrad.trace() as seen:
+        causal_conv1d(x.mT, w)
+    assert [record.copies for record in seen] == [()]
+
+
+@pytest.mark.parametrize("layout", ["NCL", "NLC"])
+@pytest.mark.parametrize("chunks", [[12], [5, 7], [1, 2, 9], [1] * 12])
+@pytest.mark.parametrize("width", [1, 4, 7])
+def test_chunks_with_a_state_are_the_whole(width: int, chunks: list[int], layout: Any) -> None:
+    x, w, b = whole(torch.float32, width)
+    state, parts = None, []
+    for part in x.split(chunks, 2):
+        out, state = causal_conv1d(
+            laid_out(part, layout), w, b, layout=layout, initial_state=state, return_state=True, activation="swish"
+        )
+        parts.append(laid_out(out, layout))
+    torch.testing.assert_close(torch.cat(parts, 2), F.silu(definition(x, w, b).float()))
+    last = F.pad(x, (width - 1, 0))[..., x.shape[2] :]
+    assert state is not None
+    assert torch.equal(state, laid_out(last, layout))
+
+
+@pytest.mark.parametrize("layout", ["NCL", "NLC"])
+@pytest.mark.parametrize("more", [0, 3])
+@pytest.mark.parametrize("steps", [1, 2, 9, 0])
+@pytest.mark.parametrize("ring", [False, True])
+def test_steps_are_the_whole(ring: bool, steps: int, more: int, layout: Any) -> None:
+    """Each row is at a time of its own; zero steps: one, of a tensor (N, D)."""
+    x, w, b = whole(torch.float32, 4)
+    size = 3 + more
+    state = laid_out(torch.zeros(3, 5, size), layout)
+    seen = torch.tensor([0, 7, 100], dtype=torch.int32) if ring else None
+    parts = []
+    for part in x.split(max(steps, 1), 2):
+        mine = part[..., 0] if steps == 0 else laid_out(part, layout)
+        out = causal_conv1d_update(mine, state, w, b, "silu", seen, layout=layout)
+        parts.append(out[..., None] if steps == 0 else laid_out(out, layout))
+        seen = None if seen is None else seen + part.shape[2]
+    torch.testing.assert_close(torch.cat(parts, 2), F.silu(definition(x, w, b).float()))
+    kept = laid_out(state, layout)
+    if seen is not None:  # oldest first
+        kept = torch.stack([row.roll(-int(n), 1) for row, n in zip(kept, seen, strict=True)])
+    assert torch.equal(kept, x[..., -size:])
+
+
+@pytest.mark.parametrize("ring", [False, True])
+def test_rows_of_a_larger_state(ring: bool) -> None:
+    x, w, b = whole(torch.float32, 4)
+    states = torch.randint(-3, 4, (8, 5, 4)).float()
+    rows, seen = torch.tensor([6, -1, 2]), torch.tensor([9, 4, 1]) if ring else None
+    want, apart = states.clone(), states[[6, 2]]
+    out = causal_conv1d_update(x, states, w, b, None, seen, rows)
+    alone = causal_conv1d_update(x[[0, 2]], apart, w, b, None, None if seen is None else seen[[0, 2]])
+    assert torch.equal(out[[0, 2]], alone)
+    assert not out[1].any()
+    want[[6, 2]] = apart
+    assert torch.equal(states, want)
+
+
+# ---- derivatives -------------------------------------------------------------------------------------
+
+
+IDS = torch.tensor([[0, 0, 1, -1], [3, 4, 4, 4]])
+
+
+def of_state(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> Any:
+    return causal_conv1d(x, w, b, initial_state=state, return_state=True, activation="silu")
+
+
+def of_packed(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> Tensor:
+    return causal_conv1d(x, w, b, seq_idx=IDS, activation="silu")
+
+
+def of_steps(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    state = state.clone()
+    steps = [causal_conv1d_update(x[..., t], state, w, b, "silu") for t in range(x.shape[2])]
+    return torch.stack(steps, 2), state
+
+
+def of_ring(x: Tensor, w: Tensor, b: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    state, seen = state.clone(), torch.tensor([2, 7])
+    steps = [causal_conv1d_update(x[..., t], state, w, b, None, seen + t) for t in range(x.shape[2])]
+    return torch.stack(steps, 2), state
+
+
+CALLS = [of_state, of_packed, of_steps, of_ring]
+
+
+def operands() -> tuple[Tensor, ...]:
+    shapes = ((2, 2, 4), (2, 3), (2,), (2, 2, 2))
+    return tuple(torch.randn(shape, dtype=torch.double, requires_grad=True) for shape in shapes)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_derivatives_of_any_order_in_everything(call: Any) -> None:
+    assert torch.autograd.gradcheck(call, operands(), check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(call, operands())
+
+
+@pytest.mark.parametrize(
+    ("call", "dynamic"), [(of_state, True), (of_packed, True), (of_steps, False), (of_ring, False)]
+)
+def test_compiled_in_one_graph(call: Any, dynamic: bool) -> None:
+    tensors, first = operands(), call(*operands())
+    torch._dynamo.reset()
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+    got, want = compiled(*tensors), call(*tensors)
+    torch.testing.assert_close(got, want)
+    if not isinstance(first, Tensor):
+        got, want = got[0], want[0]
+    g = torch.randn_like(want)
+    for a, b in zip(
+        torch.autograd.grad(got, tensors, g, allow_unused=True),
+        torch.autograd.grad(want, tensors, g, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_packed_rows_under_vmap() -> None:
+    x, w, b, _ = (t.detach() for t in operands())
+
+    def loss(w: Tensor, x: Tensor, ids: Tensor) -> Tensor:
+        return causal_conv1d(x[None], w, b, seq_idx=ids[None], activation="silu").square().sum()
+
+    per_sample = vmap(grad(loss), in_dims=(None, 0, 0))(w, x, IDS)
+    for found, row, its in zip(per_sample, x, IDS, strict=True):
+        leaf = w.clone().requires_grad_()
+        (want,) = torch.autograd.grad(F.silu(definition_of_row(row, leaf, b, its)).square().sum(), leaf)
+        torch.testing.assert_close(found, want)
+
+
+def definition_of_row(row: Tensor, w: Tensor, b: Tensor, ids: Tensor) -> Tensor:
+    return definition(row[None], w, b, ids[None])
+
+
+def test_the_state_under_vmap() -> None:
+    x, w, b, state = (t.detach() for t in operands())
+    got = vmap(lambda x, s: causal_conv1d(x[None], w, b, initial_state=s[None])[0])(x, state)
+    torch.testing.assert_close(got, definition(torch.cat([state, x], 2), w, b)[..., 2:])
+
+
+@pytest.mark.parametrize("ids", [None, PACKED], ids=["whole", "packed"])
+def test_autocast(ids: Tensor | None) -> None:
+    x, w, b = (torch.randn(3, 5, 12), torch.randn(5, 4), torch.randn(5))
+    with torch.autocast("cpu", torch.bfloat16):
+        got = causal_conv1d(x, w, b, seq_idx=ids)
+    assert got.dtype == torch.bfloat16
+    torch.testing.assert_close(got.double(), definition(x, w, b, ids), rtol=0.02, atol=0.1)
+
+
+def test_another_sequence_may_be_infinite() -> None:
+    x, w, _ = whole(torch.float32, 4)
+    want = definition(x, w, None, PACKED)[:, :, 3:9].float()
+    x[0, :, :3] = torch.inf
+    assert torch.equal(causal_conv1d(x, w, seq_idx=PACKED)[:, :, 3:9], want)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"activation": "relu"}, ValueError, "activation is None, 'silu' or 'swish', got 'relu'"),
+        ({"layout": "LND"}, ValueError, "layout is 'NCL' or 'NLC'"),
+        ({"layout": "NLC"}, convgrad.ShapeError, r"Expected a weight \(D, K\) for x of 12 channels"),
+        ({"return_state": 1}, TypeError, "return_state is True or False"),
+        ({"seq_idx": PACKED, "return_state": True}, ValueError, "seq_idx packs whole sequences"),
+        ({"seq_idx": PACKED, "initial_state": torch.zeros(3, 5, 3)}, ValueError, "seq_idx packs whole sequences"),
+        ({"seq_idx": PACKED[:, 1:]}, convgrad.ShapeError, r"Expected seq_idx of size \[3, 12\]"),
+        ({"seq_idx": PACKED.float()}, convgrad.ShapeError, "int32 or int64, but got"),
+        ({"initial_state": torch.zeros(3, 5, 4)}, convgrad.ShapeError, "5 channels and 3 steps, but it has"),
+        ({"initial_state": torch.zeros(3, 5)}, convgrad.ShapeError, "initial_state with 3 dimensions"),
+        ({"initial_state": torch.zeros(3, 5, 3).double()}, convgrad.DtypeError, "initial_state of the dtype"),
+        ({"bias": torch.zeros(4)}, convgrad.ShapeError, "bias"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        causal_conv1d(torch.randn(3, 5, 12), torch.randn(5, 4), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"conv_state": torch.zeros(3, 5, 2)}, convgrad.ShapeError, "5 channels and at least 3 steps"),
+        ({"conv_state": torch.zeros(2, 5, 3)}, convgrad.ShapeError, "3 rows"),
+        ({"conv_state": torch.zeros(5, 3)}, convgrad.ShapeError, "conv_state with 3 dimensions"),
+        ({"x": torch.zeros(5)}, convgrad.ShapeError, "x with 3 dimensions"),
+        ({"cache_seqlens": torch.zeros(2, dtype=torch.int32)}, convgrad.ShapeError, r"cache_seqlens of size \[3\]"),
+        ({"conv_state_indices": torch.zeros(3)}, convgrad.ShapeError, "int32 or int64"),
+        ({"activation": True}, ValueError, "activation is None"),
+    ],
+)
+def test_updates_that_cannot_be_are_refused(arguments: Any, error: type[Exception], message: str) -> None:
+    given = {"x": torch.zeros(3, 5), "conv_state": torch.zeros(3, 5, 3), "weight": torch.randn(5, 4)}
+    with pytest.raises(error, match=message):
+        causal_conv1d_update(**(given | arguments))
