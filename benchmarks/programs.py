@@ -1,0 +1,157 @@
+"""Forward and both gradients through autograd, as a program calls them: sequences (N, L, C), and padding modes.
+
+Each result is checked against the baseline's before it is timed; all ways are timed alternately in one process and keep
+freed memory. A figure is how many times as fast as the baseline a way is, with the 95 % interval of the median.
+
+    python benchmarks/programs.py sequences                       Mamba's convolutions
+    python benchmarks/programs.py padding --threads 1             nn layers with circular, reflect and replicate
+    python benchmarks/programs.py sequences --dtype bfloat16 --seconds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import convgrad
+from convgrad.engine.ab_timer import Comparison, compare, conditions, keep_memory
+
+#: Batch, length, channels, taps.
+SEQUENCES = ((4, 2048, 1536, 4), (8, 1024, 768, 4), (1, 8192, 768, 4), (2, 512, 256, 4))
+#: Dimensions, batch, channels, size, kernel, groups, channels_last.
+LAYERS = (
+    (2, 8, 64, 56, 3, 64, False),
+    (2, 8, 64, 56, 3, 64, True),
+    (2, 8, 96, 56, 7, 96, False),
+    (2, 8, 96, 56, 7, 96, True),
+    (2, 8, 384, 14, 7, 384, True),
+    (2, 2, 32, 224, 3, 32, False),
+    (2, 8, 128, 28, 3, 32, False),
+    (1, 8, 256, 4096, 9, 256, False),
+    (3, 2, 32, 24, 3, 32, False),
+    (2, 8, 64, 56, 3, 1, True),
+)
+Way = Callable[[], Tensor]
+
+
+def sequence_ways(x: Tensor, w: Tensor) -> dict[str, Way]:
+    """The same causal depthwise convolution of an (N, L, C) tensor, written in four ways; PyTorch's comes last."""
+    taps, channels, length = w.shape[1], x.shape[2], x.shape[1]
+    weight = w[:, None]
+
+    def row() -> Tensor:
+        image = x.transpose(1, 2).unsqueeze(2)
+        padding = (0, 0, taps - 1, 0)
+        return convgrad.conv2d(image, weight[:, :, None], None, 1, padding, 1, channels).squeeze(2).transpose(1, 2)
+
+    def pytorch() -> Tensor:
+        return F.conv1d(x.transpose(1, 2), weight, None, 1, taps - 1, 1, channels)[..., :length].transpose(1, 2)
+
+    def pytorch_row() -> Tensor:
+        image = x.transpose(1, 2).unsqueeze(2)
+        padded = F.conv2d(image, weight[:, :, None], None, 1, (0, taps - 1), 1, channels)
+        return padded[..., :length].squeeze(2).transpose(1, 2)
+
+    return {
+        "causal_conv1d": lambda: convgrad.causal_conv1d(x, w, layout="NLC"),
+        "conv1d, layout": lambda: convgrad.conv1d(x, weight, None, 1, "causal", 1, channels, layout="NLC"),
+        "row by hand": row,
+        "conv1d of the view": lambda: convgrad.conv1d(x.mT, weight, None, 1, "causal", 1, channels).mT,
+        "PyTorch's row": pytorch_row,
+        "PyTorch": pytorch,
+    }
+
+
+def sequences(dtype: torch.dtype, seconds: float) -> None:
+    """Mamba's shapes."""
+    for batch, length, channels, taps in SEQUENCES:
+        x = torch.randn(batch, length, channels).to(dtype).requires_grad_()
+        w = torch.randn(channels, taps).to(dtype).requires_grad_()
+        show(f"{batch} x {length} x {channels}, k{taps}", sequence_ways(x, w), (x, w), seconds)
+
+
+def padding_ways(mode: str, spec: tuple[int, int, int, int, int, int, bool], dtype: torch.dtype) -> tuple:
+    d, batch, channels, size, k, groups, last = spec
+    x = torch.randn(batch, channels, *[size] * d).to(dtype)
+    options = {"padding": k // 2, "groups": groups, "bias": False, "padding_mode": mode, "dtype": dtype}
+    ours = getattr(convgrad.nn, f"Conv{d}d")(channels, channels, k, **options)
+    theirs = getattr(torch.nn, f"Conv{d}d")(channels, channels, k, **options)
+    theirs.weight = ours.weight
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+        ours.to(memory_format=torch.channels_last)
+    x.requires_grad_()
+    function = getattr(convgrad, f"conv{d}d")
+
+    def padded_copy() -> Tensor:
+        return function(F.pad(x, [k // 2] * (2 * d), mode=mode), ours.weight, None, 1, 0, 1, groups)
+
+    def zeros() -> Tensor:
+        return function(x, ours.weight, None, 1, k // 2, 1, groups)
+
+    return {"padding_mode": lambda: ours(x), "PyTorch": lambda: theirs(x), "padded copy": padded_copy}, zeros, x, ours
+
+
+def padding(dtype: torch.dtype, seconds: float) -> None:
+    """Layers with a padding mode, against the padded copy; zeros, which computes something else, shows the least."""
+    for spec in LAYERS:
+        for mode in ("circular", "reflect", "replicate"):
+            ways, zeros, x, layer = padding_ways(mode, spec, dtype)
+            d, batch, channels, size, k, groups, last = spec
+            name = f"{mode}: {batch} x {channels} x {size}^{d}, k{k}, {groups} groups{', channels_last' * last}"
+            show(name, ways, (x, layer.weight), seconds, {"zeros": zeros})
+
+
+def show(
+    name: str, ways: dict[str, Way], leaves: tuple[Tensor, ...], seconds: float, unlike: dict[str, Way] | None = None
+) -> None:
+    """A row for the forward and one for forward and both gradients, both against the last of ``ways``."""
+    *_, baseline = ways
+    want = ways[baseline]()
+    g = torch.randn_like(next(iter(ways.values()))())  # laid out as what comes next would give it
+
+    def step(way: Way) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(way(), leaves, g)
+
+    def forward(way: Way) -> Callable[[], object]:
+        def call() -> Tensor:
+            with torch.no_grad():
+                return way()
+
+        return call
+
+    tolerance = 3e-2 if want.dtype.itemsize == 2 else 1e-4
+    gradients = torch.autograd.grad(want, leaves, g)
+    for label, way in ways.items():
+        got = way()
+        for mine, theirs in zip((got, *torch.autograd.grad(got, leaves, g)), (want, *gradients), strict=True):
+            error = float((mine.detach().double() - theirs.detach().double()).norm() / theirs.detach().double().norm())
+            if not error < tolerance:
+                raise AssertionError(f"{name}, {label}: relative difference {error:.2g} from {baseline}")
+    for what, kind in (("forward", forward), ("forward and gradients", step)):
+        seen: Comparison = compare(
+            {label: kind(way) for label, way in {**(unlike or {}), **ways}.items()}, baseline, seconds=seconds
+        )
+        cells = [f"{label} {seen.speedup(label)}" for label in seen.samples if label != baseline]
+        print(f"{name} | {what} | {baseline} {seen.median(baseline) * 1e3:.2f} ms | " + " | ".join(cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["sequences", "padding"])
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16", "float16"])
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each row")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_memory()
+    print(f"{conditions()}. Times as fast as the baseline, whose milliseconds are shown.")
+    {"sequences": sequences, "padding": padding}[arguments.what](getattr(torch, arguments.dtype), arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()
