@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..calculus import sum_of_bias
-from ..validation import refuse_nested
-from ._arguments import Ints, all_arguments, require_tensors, sizes, stands_for_tensors
+from ..shapes import conv_geometry
+from ..validation import check_grad_weight, refuse_nested
+from ._arguments import Ints, all_arguments, require_bool, require_tensors, sizes, stands_for_tensors
 from ._call import gradient
 
 __all__ = ["convolution_backward", "grad_bias", "grad_input", "grad_weight"]
@@ -67,13 +69,20 @@ def grad_weight(
     transposed: bool = False,
     output_padding: Ints = 0,
     groups: int = 1,
+    *,
+    per_sample: bool = False,
 ) -> Tensor:
     """The gradient of a convolution with respect to its weight.
+
+    Args:
+        per_sample: one gradient for each sample of the batch, from one convolution with N times as many groups
+            (Rochette et al., "Efficient Per-Example Gradient Computations in Convolutional Neural Networks", 2019,
+            section 3); a depthwise one remains depthwise.
 
     Shape:
         - weight_size: the sizes of the weight as in `convolution`
         - input, grad_output: as in `convolution`, grad_output like its result
-        - result: ``weight_size``
+        - result: ``weight_size``; per sample (N, *weight_size)
 
     Raises:
         ShapeError: a grad_output that is not of the shape of the output.
@@ -89,19 +98,38 @@ def grad_weight(
     require_tensors("grad_weight", input=input, grad_output=grad_output)
     if stands_for_tensors(input, grad_output):
         written = (stride, padding, dilation, transposed, output_padding, groups)
-        return handle_torch_function(grad_weight, (input, grad_output), input, weight_size, grad_output, *written)
+        given = (input, weight_size, grad_output, *written)
+        return handle_torch_function(grad_weight, (input, grad_output), *given, per_sample=per_sample)
     refuse_nested(input, grad_output)
+    require_bool("per_sample", per_sample)
     size = sizes(weight_size, "weight_size")
-    rest = (size, *all_arguments(len(size) - 2, size, stride, padding, dilation, transposed, output_padding, groups))
+    arguments = all_arguments(len(size) - 2, size, stride, padding, dilation, transposed, output_padding, groups)
     other = input.conj() if input.is_complex() else input
-    return gradient("grad_weight", rest, grad_output, other)
+    if per_sample:
+        return _of_each_sample(grad_output, other, size, arguments)
+    return gradient("grad_weight", (size, *arguments), grad_output, other)
 
 
-def grad_bias(grad_output: Tensor) -> Tensor:
+def _of_each_sample(grad_output: Tensor, input: Tensor, size: list[int], arguments: tuple[Any, ...]) -> Tensor:
+    """Samples become groups of one image: the batch goes into the channels, in front of the groups."""
+    check_grad_weight(grad_output.shape, input.shape, size, conv_geometry(size, *arguments))
+    *rest, groups = arguments
+    n = input.shape[0]
+    if n == 0:
+        return grad_output.new_zeros((0, *size))
+    wide = ([n * size[0], *size[1:]], *rest, n * groups)
+    one_image = [t.flatten(0, 1).unsqueeze(0) for t in (grad_output, input)]  # [1, N * C, *]
+    return gradient("grad_weight", wide, *one_image).unflatten(0, (n, size[0]))
+
+
+def grad_bias(grad_output: Tensor, *, per_sample: bool = False) -> Tensor:
     """The gradient of a convolution with respect to its bias: a sum over batch and space.
 
+    Args:
+        per_sample: one gradient for each sample of the batch.
+
     Shape:
-        (N, C_out, *out) -> (C_out,)
+        (N, C_out, *out) -> (C_out,); per sample (N, C_out)
 
     Equivalent to:
         >>> import torch, convgrad
@@ -110,8 +138,9 @@ def grad_bias(grad_output: Tensor) -> Tensor:
     """
     require_tensors("grad_bias", grad_output=grad_output)
     if stands_for_tensors(grad_output):
-        return handle_torch_function(grad_bias, (grad_output,), grad_output)
-    return sum_of_bias(grad_output)
+        return handle_torch_function(grad_bias, (grad_output,), grad_output, per_sample=per_sample)
+    require_bool("per_sample", per_sample)
+    return grad_output.flatten(2).sum(2) if per_sample else sum_of_bias(grad_output)
 
 
 def convolution_backward(

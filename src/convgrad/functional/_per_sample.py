@@ -1,0 +1,115 @@
+"""Norms of the gradients of single samples, as clipping needs them: without the gradients where that is smaller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..shapes import conv_geometry, padding_pairs
+from ..validation import check_grad_weight
+from ._arguments import Ints, all_arguments, require_bool, require_tensors, sizes
+from ._gradients import grad_bias, grad_weight
+
+__all__ = ["per_sample_norms"]
+
+
+def per_sample_norms(
+    input: Tensor,
+    weight_size: Sequence[int],
+    grad_output: Tensor,
+    stride: Ints = 1,
+    padding: Ints | str = 0,
+    dilation: Ints = 1,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+    groups: int = 1,
+    *,
+    bias: bool = False,
+) -> Tensor:
+    """The 2-norm of each sample's weight gradient: of ``grad_weight(..., per_sample=True)``, often without it.
+
+    The squared norm of a gradient, a sum over T positions of grad_output times a window of the input, is the sum over
+    the T x T products of two of each (Li et al., "Large Language Models Can Be Strong Differentially Private
+    Learners", 2022, section 4; Bu et al., "Scalable and Efficient Training of Large Convolutional Neural Networks with
+    Differential Privacy", 2022, section 3). It is computed in that way where these take less memory than the gradient.
+
+    Args:
+        bias: of the gradients of weight and bias together.
+
+    Shape:
+        - weight_size, input, grad_output: as in `grad_weight`
+        - result: (N,), real; float32 for operands of 16 bits
+
+    Raises:
+        ShapeError: a grad_output that is not of the shape of the output.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x, g = torch.randn(5, 4, 9), torch.randn(5, 6, 7)
+        >>> want = convgrad.grad_weight(x, (6, 4, 3), g, per_sample=True).flatten(1).norm(dim=1)
+        >>> torch.allclose(convgrad.per_sample_norms(x, (6, 4, 3), g), want, rtol=1e-4)
+        True
+    """
+    require_tensors("per_sample_norms", input=input, grad_output=grad_output)
+    require_bool("bias", bias)
+    size = sizes(weight_size, "weight_size")
+    form = (stride, padding, dilation, transposed, output_padding, groups)
+    arguments = all_arguments(len(size) - 2, size, *form)
+    check_grad_weight(grad_output.shape, input.shape, size, conv_geometry(size, *arguments))
+    # Read as a plain convolution: windows of `data`, one for each position of `other`.
+    data, other = (grad_output, input) if transposed else (input, grad_output)
+    positions, per_group = prod(other.shape[2:]), size[1]
+    if positions * groups * (2 * positions + per_group) < prod(size):
+        norms = _sqrt(_squared(data, other, size, arguments))
+    else:
+        norms = _norm(grad_weight(input, size, grad_output, *form, per_sample=True))
+    return torch.hypot(norms, _norm(grad_bias(grad_output, per_sample=True))) if bias else norms
+
+
+def _norm(gradients: Tensor) -> Tensor:
+    """(N, *) -> (N,)"""
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(gradients.dtype)
+    return torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=wide)
+
+
+def _squared(data: Tensor, other: Tensor, size: Sequence[int], arguments: tuple[Any, ...]) -> Tensor:
+    """The sum of all products of two positions, of which each factor is a matrix of T x T."""
+    groups = arguments[-1]
+    if data.dtype.itemsize == 2:
+        data, other = data.float(), other.float()
+    rows = other.flatten(2).unflatten(1, (groups, -1))  # [N, g, co, T]
+    of_other = rows.mT @ rows.conj()  # [N, g, T, T]
+    of_data = torch.zeros_like(of_other)
+    for tap in _taps(data, other.shape[2:], size[2:], arguments):
+        rows = tap.flatten(2).unflatten(1, (groups, -1))  # [N, g, ci, T]
+        of_data = of_data + rows.mT @ rows.conj()
+    total = (of_data.conj() * of_other).sum((1, 2, 3))
+    return total.real if total.is_complex() else total
+
+
+def _taps(
+    data: Tensor, positions: Sequence[int], kernel: Sequence[int], arguments: tuple[Any, ...]
+) -> Iterator[Tensor]:
+    """What each tap of the kernel meets, [N, C, *positions]: a view of the padded data."""
+    d = len(kernel)
+    stride, padding, dilation = (a * d if len(a) == 1 else a for a in arguments[:3])
+    steps = list(zip(positions, kernel, stride, padding_pairs(padding, d), dilation, data.shape[2:], strict=True))
+    sides = [((low, (t - 1) * s + dil * (k - 1) + 1 - low - n)) for t, k, s, (low, _), dil, n in steps]
+    padded = F.pad(data, [p for pair in reversed(sides) for p in pair])
+    for tap in product(*map(range, kernel)):
+        where = (
+            slice(i * dil, i * dil + (t - 1) * s + 1, s) for i, (t, _, s, _, dil, _) in zip(tap, steps, strict=True)
+        )
+        yield padded[(..., *where)]
+
+
+def _sqrt(squared: Tensor) -> Tensor:
+    """The root, with the derivative 0 at 0, where rounding may also have left less."""
+    nothing = squared <= 0
+    return squared.masked_fill(nothing, 1).sqrt().masked_fill(nothing, 0)
