@@ -27,7 +27,7 @@ needs_compiler = pytest.mark.skipif(
 
 #: Both overloads, called as a user calls them.
 CALLS = """
-std::tuple<at::Tensor, at::Tensor, at::Tensor> gradients(const at::Tensor& g, const at::Tensor& x, const at::Tensor& w) {
+auto gradients(const at::Tensor& g, const at::Tensor& x, const at::Tensor& w) {
   auto with_sizes = convgrad::convolution_backward(
       g, x, w, c10::OptionalIntArrayRef(std::nullopt), {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1, {true, true, false});
   return convgrad::convolution_backward(g, x, w, {1, 1}, {1, 1}, {1, 1}, false, {0, 0}, 1, {true, true, false});

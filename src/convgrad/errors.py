@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
+
 __all__ = [
     "BackendError",
     "CheckError",
     "ConvgradError",
     "DtypeError",
     "ShapeError",
+    "UnknownNameError",
     "UnsupportedError",
 ]
 
@@ -29,8 +33,23 @@ class UnsupportedError(ConvgradError, NotImplementedError):
 
 
 class BackendError(ConvgradError, RuntimeError):
-    """A backend that was asked for by name and cannot do it, with every reason."""
+    """A backend that was requested by name and cannot do it, with every reason."""
 
 
 class CheckError(ConvgradError, AssertionError):
     """A backend whose result is wrong: the first failing problem and how to repeat it."""
+
+
+class UnknownNameError(ConvgradError, KeyError):
+    """A name that nothing has."""
+
+    @classmethod
+    def of(cls, what: str, name: object, known: Collection[str]) -> UnknownNameError:
+        """The error that names the nearest ones, or where none is near, all."""
+        by_letters = {k.lower(): k for k in reversed([*known])}
+        near = [by_letters[k] for k in difflib.get_close_matches(str(name).lower(), by_letters, 3)]
+        rest = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known) or 'none'}"
+        return cls(f"{what} {name!r}; {rest}")
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # as it is: a KeyError shows its argument in quotes

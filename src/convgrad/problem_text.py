@@ -68,9 +68,11 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
         ValueError: a text that is no problem; it names the field, the position and an example.
     """
     fields, name, end = _read_fields(text)
-    dtype, channels_last, bias = torch.float32, False, False
+    dtype, channels_last, bias = None, False, False
     for word in re.finditer(r"\S+", text[end:]):
         if word[0] in DTYPES:
+            if dtype not in (None, DTYPES[word[0]]):
+                raise _error(text, end + word.start(), f"a second dtype, {word[0]!r}")
             dtype = DTYPES[word[0]]
         elif word[0] == "channels_last":
             channels_last = True
@@ -99,19 +101,21 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
             stride=tuple(d[3] for d in dims),
             padding=tuple(d[4] for d in dims),
             dilation=tuple(d[5] for d in dims),
-            dtype=dtype,
+            dtype=dtype or torch.float32,
             memory_format=formats[len(dims) - 2] if channels_last else torch.contiguous_format,
             has_bias=bias,
             origin="transposed" if transposed else "plain",
             name=name,
         )
     except ValueError as e:
-        raise _error(text, 0, str(e)) from None
+        raise _error(text, None, str(e)) from None
 
 
-def _error(text: str, position: int, what: str) -> ValueError:
+def _error(text: str, position: int | None, what: str) -> ValueError:
+    """The error for a text; without a position where it is the problem as a whole, or what it lacks."""
     shown = text if len(text) <= 200 else text[:200] + "..."
-    return ValueError(f"{what}, at position {position} of the problem {shown!r}; an example: {EXAMPLE}")
+    where = "in" if position is None else f"at position {position} of"
+    return ValueError(f"{what}, {where} the problem {shown!r}; an example: {EXAMPLE}")
 
 
 def _read_fields(text: str) -> tuple[dict[str, int], str, int]:
@@ -135,6 +139,8 @@ def _read_fields(text: str) -> tuple[dict[str, int], str, int]:
         least = {"g": 1, "s": 1}.get(key[0], 0)
         if int(value) < least and key[0] != "p":
             raise _error(text, at, f"field {key!r} must be at least {least}, got {value}")
+        if fields.get(key, int(value)) != int(value):
+            raise _error(text, at, f"field {key!r} is given twice, as {fields[key]} and as {value}")
         fields[key] = int(value)
         at = found.end()
     if not fields:
@@ -144,7 +150,7 @@ def _read_fields(text: str) -> tuple[dict[str, int], str, int]:
 
 def _needed(text: str, fields: dict[str, int], key: str, least: int) -> int:
     if key not in fields:
-        raise _error(text, 0, f"field {key!r} is missing")
+        raise _error(text, None, f"field {key!r} is missing")
     if fields[key] < least:
         raise _error(text, text.find(key), f"field {key!r} must be at least {least}, got {fields[key]}")
     return fields[key]
@@ -159,8 +165,8 @@ def _dimensions(text: str, fields: dict[str, int], transposed: bool) -> list[_Di
     given = [axis for axis in "dhw" if _mentioned(fields, axis)]
     if given not in (["w"], ["h"], ["h", "w"], ["d"], ["d", "h", "w"]):
         if not given:
-            raise _error(text, 0, "no spatial dimension: at least i and k of d, h or w are needed")
-        raise _error(text, 0, f"the dimensions {given} do not make a problem: give w, h, h and w, d, or all three")
+            raise _error(text, None, "no spatial dimension: at least i and k of d, h or w are needed")
+        raise _error(text, None, f"the dimensions {given} do not make a problem: give w, h, h and w, d, or all three")
     dims = [_dimension(text, fields, axis, transposed) for axis in given]
     return dims * {"d": 3, "h": 2, "w": 1}[given[0]] if len(given) == 1 else dims
 

@@ -1,33 +1,102 @@
-"""Rows of text as a table, for a terminal and for a notebook."""
+"""Rows of text as a table, for a terminal and for a notebook, and text of any width in a narrow terminal."""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Collection, Sequence
 from html import escape
 
-__all__ = ["html_table", "text_table"]
+__all__ = ["command_lines", "html_table", "text_table", "wrapped"]
 
 
-def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = ()) -> str:
+def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), width: int | None = None) -> str:
     """Columns under the titles in the first row; a titled column that is empty in every other row is left out.
 
     Args:
         right: titles of the columns that are aligned on the right.
+        width: the most that a line may have; the columns that would exceed it stand below each row instead, with
+            their titles.
 
     Equivalent to:
-        >>> print(text_table([("ms", "kernel", "backend"), ("1.5", "", "aten"), ("12", "", "native")], right=["ms"]))
+        >>> rows = [("ms", "kernel", "backend"), ("1.5", "", "aten"), ("12", "", "native")]
+        >>> print(text_table(rows, right=["ms"]))
          ms  backend
         1.5  aten
          12  native
+        >>> print(text_table([("backend", "reason"), ("aten", "no rule prefers another")], width=20))
+        backend
+        aten
+            reason: no rule
+            prefers another
     """
-    columns = []
-    for column in zip(*rows, strict=True):
-        title, *cells = column
-        if title and cells and not any(cells):
+    columns: list[tuple[str, ...]] = list(zip(*rows, strict=True))
+    columns = [c for c in columns if not (c[0] and len(c) > 1 and not any(c[1:]))]
+    widths = [max(map(len, c)) for c in columns]
+    fit = len(columns)
+    while width is not None and fit > 1 and sum(widths[:fit]) + 2 * (fit - 1) > width:
+        fit -= 1
+    padded = [
+        [cell.rjust(n) if c[0] in right else cell.ljust(n) for cell in c]
+        for c, n in zip(columns[:fit], widths, strict=False)
+    ]
+    lines = ["  ".join(line).rstrip() for line in zip(*padded, strict=True)]
+    if width is None:
+        return "\n".join(lines)
+    below = ["", *("; ".join(f"{c[0]}: {c[i]}" if c[0] else c[i] for c in columns[fit:] if c[i])
+                   for i in range(1, len(lines)))]  # fmt: skip
+    texts = [
+        (line, "  ") if not rest else (f"{line}\n    {rest}", "    ") for line, rest in zip(lines, below, strict=True)
+    ]
+    return "\n".join(wrapped(text, width, indent) for text, indent in texts)
+
+
+def wrapped(text: str, width: int, indent: str | None = None) -> str:
+    """Text whose lines are at most ``width`` long: broken at spaces, and continued two columns further in.
+
+    Args:
+        indent: of the continued lines, where it is another.
+
+    Equivalent to:
+        >>> print(wrapped("  one two three", 11))
+          one two
+            three
+    """
+    lines = []
+    for line in text.splitlines():
+        own = line[: len(line) - len(line.lstrip())][: width // 2]
+        further = own + "  " if indent is None else indent
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=further, break_on_hyphens=False, drop_whitespace=True,
+            replace_whitespace=False, tabsize=4,
+        ) if len(line) > width else [line]  # fmt: skip
+    return "\n".join(lines)
+
+
+def command_lines(command: str, width: int) -> str:
+    r"""A shell command in lines of at most ``width``, each but the last ended by a backslash, so that it can be copied.
+
+    It is broken at spaces outside of double quotes; a quoted text that is too long for a line is broken too, which the
+    shell undoes.
+
+    Equivalent to:
+        >>> print(command_lines('convgrad check "ic2ih5 float64" --backend mine', 20))
+        convgrad check \
+          "ic2ih5 float64" \
+          --backend mine
+    """
+    first, *words = re.findall(r'(?:[^\s"]|"[^"]*")+', command)
+    lines, line = [], first
+    for word in words:
+        if len(line) + len(word) + 3 <= width:
+            line += " " + word
             continue
-        width, align = max(map(len, column)), str.rjust if title in right else str.ljust
-        columns.append([align(cell, width) for cell in column])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+        lines.append(line + " \\")
+        line = "  " + word
+        while len(line) > width - 2:  # continued at the margin, or a quoted text would change
+            lines.append(line[: width - 1] + "\\")
+            line = line[width - 1 :]
+    return "\n".join([*lines, line])
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:

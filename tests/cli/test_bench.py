@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import csv
+import json
+
 import pytest
 import torch
 
 pytest.importorskip("typer")
 
-from rich.console import Console
-
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.cli import bench
 from convgrad.cli.app import run
+from convgrad.diagnostics import Limits
 from convgrad.engine import register, unregister
+from convgrad.problem import ConvProblem
 
 SMALL = "g4mb2ic4ih6oc4kh3ph1"
+
+
+@pytest.fixture(autouse=True)
+def _eighty_columns_and_a_known_limit(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(bench, "limits_of", lambda *args, **kwargs: Limits(1e9, 1e9, "float32", "a test"))
 
 
 def test_a_table_with_a_ratio_and_the_conditions(capsys) -> None:
@@ -24,12 +33,48 @@ def test_a_table_with_a_ratio_and_the_conditions(capsys) -> None:
         assert text in printed
     assert "as given" in printed or "channels_last" in printed
     assert "x [" in printed or "no difference" in printed
-    assert "speed is the median of the ratios inside a round" in printed
-    rows = [line.split("│") for line in printed.splitlines() if "im2col" in line]
+    assert "speed is the median of the ratios inside a round" in " ".join(printed.split())
+    rows = [line.split() for line in printed.splitlines() if "im2col" in line]
     assert len(rows) == 3
-    for *_, ours, theirs, _, speed, _, _ in rows:
-        shown = float(speed.split("x")[0])
+    for _, _, ours, theirs, speed, *_ in rows:
+        shown = float(speed.removesuffix("x"))
         assert float(theirs) / float(ours) == pytest.approx(shown, rel=0.002, abs=0.006)  # all three are rounded
+    assert printed.count("GFLOP/s: ") == 3
+    assert printed.count("of limit: ") == 3
+
+
+def test_a_file_of_problems_and_files_of_times(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(bench, "limits_of", lambda *args, measured: measured or None)
+    shapes = tmp_path / "shapes"
+    shapes.write_text(f'# as benchdnn has them\n--reset --dir=FWD_B\n{SMALL}n"one"\nic2zz9\nmb1ic4iw9oc4kw3 float64\n')
+    as_json, as_csv = tmp_path / "times.json", tmp_path / "times.csv"
+    args = ["-o", "grad_weight", "-b", "im2col", "--seconds", "0.05", "--return-memory", "--no-limit"]
+    assert run(["bench", str(shapes), *args, "--json", str(as_json), "--csv", str(as_csv)]) == 1
+    assert f"not read: {shapes}:4" in " ".join(capsys.readouterr().out.split())
+    data = json.loads(as_json.read_text())
+    assert data["conditions"].endswith("system") or "kept" in data["conditions"]
+    assert [x["problem"] for x in data["lines"]] == [
+        'g4mb2ic4ih6oc4oh6kh3sh1ph1dh0n"one"', "g1mb1ic4iw9oc4ow7kw3sw1pw0dw0 float64"
+    ]  # fmt: skip
+    for line in data["lines"]:
+        flops = ConvProblem.parse(line["problem"]).flops
+        assert line["gflops_per_second"] == pytest.approx(flops / line["milliseconds"] / 1e6)
+        assert line["speed"] == pytest.approx(line["pytorch_milliseconds"] / line["milliseconds"])
+        assert line["of_limit"] is None
+    with open(as_csv, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(r["milliseconds"]) for r in rows] == [x["milliseconds"] for x in data["lines"]]
+
+
+def test_a_part_of_the_limit(capsys, monkeypatch) -> None:
+    limits = Limits(1e9, 1e12, "float32", "a test")
+    monkeypatch.setattr(bench, "limits_of", lambda *args, **kwargs: limits)
+    written: list[bench.Line] = []
+    monkeypatch.setattr(bench, "_write", lambda lines, *rest: written.extend(lines))
+    assert run(["bench", SMALL, "-o", "forward", "-b", "im2col", "--seconds", "0.05", "--return-memory"]) == 0
+    (line,) = written
+    assert line.milliseconds is not None
+    assert line.of_limit == pytest.approx(limits.seconds(ConvProblem.parse(SMALL)) / line.milliseconds * 1e3)
 
 
 def test_a_wrong_backend_gets_no_time(capsys) -> None:
@@ -52,8 +97,8 @@ def test_a_wrong_backend_gets_no_time(capsys) -> None:
 
 
 def test_reasons_stand_in_the_table(capsys) -> None:
-    assert run(["bench", "mb1ic20ih5oc2kh3", "-b", "native", "-o", "forward", "--return-memory"]) == 0
-    assert "at most 16 channels a group" in capsys.readouterr().out
+    assert run(["bench", "mb1ic20ih5oc2kh3", "-b", "native", "-o", "forward", "--return-memory"]) == 1
+    assert "at most 16 channels a group" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -66,17 +111,20 @@ def test_reasons_stand_in_the_table(capsys) -> None:
         [SMALL, "--device", "nosuch"],
         ["mb0ic1iw3oc1kw1"],
         ["mb1ic1000000iw1000000000oc1kw1"],
+        [SMALL, "--json", "no/such/folder/x.json"],
+        [SMALL, "--csv", "."],
+        [SMALL, "-b", "nosuch"],
     ],
 )
-def test_bad_requests_are_one_line(capsys, args: list[str]) -> None:
+def test_bad_requests(capsys, args: list[str]) -> None:
     assert run(["bench", *args]) == 2
     error = capsys.readouterr().err
     assert error.startswith("convgrad: ")
-    assert error.count("\n") == 1
+    assert "Traceback" not in error
 
 
 def test_what_pytorch_does_not_compute_is_said(capsys) -> None:
-    assert run(["bench", f"{SMALL} int64", "-o", "grad_input", "--return-memory"]) == 0
+    assert run(["bench", f"{SMALL} int64", "-o", "grad_input", "--return-memory"]) == 1
     assert "PyTorch does not compute it" in capsys.readouterr().out
 
 
@@ -92,11 +140,13 @@ def test_interrupted_it_keeps_the_lines_that_it_has(capsys, monkeypatch) -> None
     monkeypatch.setattr(bench, "compare", interrupted)
     assert run(["bench", SMALL, "--backend", "im2col", "--seconds", "0.05", "--return-memory"]) == 130
     printed, error = capsys.readouterr()
-    assert [line.split()[1] for line in printed.splitlines() if "im2col" in line] == ["forward"]
+    assert [line.split()[0] for line in printed.splitlines() if "im2col" in line] == ["forward"]
     assert error == "convgrad: interrupted\n"
 
 
 def test_a_narrow_terminal_loses_no_figure(capsys, monkeypatch) -> None:
-    monkeypatch.setattr(bench, "out", lambda: Console(width=50))
+    monkeypatch.setenv("COLUMNS", "50")
     assert run(["bench", SMALL, "-b", "im2col", "-o", "forward", "--seconds", "0.05", "--return-memory"]) == 0
-    assert "…" not in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "speed: " in printed
+    assert max(map(len, printed.splitlines())) <= 50

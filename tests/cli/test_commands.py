@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -35,13 +36,13 @@ def call(capsys, *args: str) -> tuple[int, str, str]:
 
 
 def refused(capsys, *args: str) -> str:
-    """The one line of an error."""
+    """The error, in one line."""
     status, printed, error = call(capsys, *args)
     assert status == 2
     assert printed == ""
     assert error.startswith("convgrad: ")
-    assert len(error.splitlines()) == 1
-    return error
+    assert "Traceback" not in error
+    return " ".join(error.split())
 
 
 # ---- info ----------------------------------------------------------------------------------------
@@ -80,11 +81,12 @@ def test_explain_a_problem_here_and_there(capsys) -> None:
     )
     assert status == 0
     here, there = printed.split("\n\n")
+    there = " ".join(there.split())
     assert "on this CPU" in here
     assert " ms" in here.split("grad_weight")[1]  # measured
     assert "bfloat16 channels_last" in there
     assert "Cudnn (cudnn_convolution_backward)" in there
-    assert "yes    input or weight suggests channels_last" in there
+    assert "yes input or weight suggests channels_last" in there
     assert "datasheet of the H100" in there
 
 
@@ -157,7 +159,13 @@ def test_explain_a_known_model(capsys) -> None:
         (("check", SMALL, "-b", "nope"), "no backend is called 'nope'"),
         (("check", SMALL, "--property", "nope"), "unknown property"),
         (("check", "no/such/file"), "is no file"),
-        (("names", "cudnn_convolutoin"), "near it: cudnn_convolution"),
+        (("names", "cudnn_convolutoin"), "did you mean 'cudnn_convolution'"),
+        (("check", SMALL, "-b", "im2cl"), "did you mean 'im2col'?"),
+        (("check", SMALL, "--seconds", "-1"), "Invalid value for '--seconds'"),
+        (("explain", SMALL, "--dtype", "float64"), "--dtype is for a model"),
+        (("explain", SMALL, "--layer", "7x7"), "--layer is for a model"),
+        (("explain", "os:getcwd"), "'os:getcwd' gave a str (hint: module:factory"),
+        (("explain", "os:mkdir"), "'os:mkdir' raised TypeError"),
     ],
 )
 def test_errors_are_one_line_with_a_hint(capsys, args: tuple[str, ...], words: str) -> None:
@@ -173,6 +181,15 @@ def test_names(capsys) -> None:
     status, printed, _ = call(capsys, "names", "conv2d")
     assert status == 0
     assert "backward: convolution_backward" in printed
+    for name, words in (
+        ("finput", "unfolded input"),
+        ("convgrad.direct", "thnn_conv2d_backward"),
+        ("thnn_conv2d", "under its old name: convgrad.direct.thnn_conv2d"),
+        ("slow_conv2d_backward_out_cuda", "backward: _slow_conv2d_backward"),
+    ):
+        status, printed, _ = call(capsys, "names", name)
+        assert status == 0
+        assert words in printed
 
 
 @pytest.mark.parametrize("command", ["info", "explain", "check", "names"])
@@ -208,18 +225,84 @@ def test_check_one_problem_for_every_property(capsys) -> None:
     assert "0 failed (exact, again, bound, memory" in printed
 
 
+KERNELS = """
+import argparse
+import convgrad
+import torch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--by", type=float)
+by = parser.parse_args().by
+convgrad.register("mine", forward=lambda x, w, p: by * torch.conv2d(x, w), accepts=lambda p: p.ndim == 2 and p.pointwise
+                  and p.groups == 1 and p.stride == (1, 1) and p.padding == ((0, 0), (0, 0)))
+if __name__ == "__main__":
+    raise SystemExit("not reached")
+"""
+
+
+@pytest.mark.parametrize("device", [(), ("--seed", "3")])
+def test_a_failure_prints_the_command_that_repeats_it(capsys, tmp_path, device: tuple[str, ...]) -> None:
+    """Also of a script of kernels that takes arguments, and that is refused where nothing but the check looks at it."""
+    script = tmp_path / "kernels of mine.py"
+    script.write_text(KERNELS)
+    given = (
+        "--kernels",
+        f"'{script}' --by 2",
+        "check",
+        "mb1ic3ih3oc4kh1",
+        "-b",
+        "mine",
+        "--property",
+        "exact",
+        *device,
+    )
+    try:
+        status, printed, _ = call(capsys, *given)
+        assert status == 1
+        assert printed.count("repeat: ") == 1
+        shown = printed.split("repeat: ")[1].split("\n0 of")[0].split("\n1 of")[0]
+        program, *args = shlex.split(shown.replace("\\\n", ""))
+        assert program == "convgrad"
+        assert args[:2] == ["--kernels", f"'{script}' --by 2"]
+        assert args[-2:] == ["--seed", "3"] if device else "--seed" not in args
+        status, again, _ = call(capsys, *args)
+        assert status == 1
+        assert again.split(" (exact;")[0] == printed.split(" (exact;")[0]
+    finally:
+        convgrad.unregister("mine")
+
+
 @pytest.mark.usefixtures("_wrong")
-def test_a_failure_prints_the_command_that_repeats_it(capsys) -> None:
+def test_what_no_command_can_name_is_repeated_by_a_call(capsys) -> None:
     status, printed, _ = call(capsys, "check", SMALL, "-b", "wrong", "-o", "grad_weight", "--property", "exact")
     assert status == 1
-    (line,) = (x for x in printed.splitlines() if "repeat: " in x)
-    import shlex
+    (result,) = eval(printed.split("repeat: ")[1].split("\n1 of")[0].replace("\\\n", ""))
+    assert result.status == "failed"
 
-    program, *args = shlex.split(line.split("repeat: ")[1])
-    assert program == "convgrad"
-    status, again, _ = call(capsys, *args)
-    assert status == 1
-    assert "wrong grad_weight" in again
+
+def test_what_was_not_checked_is_not_counted(capsys, tmp_path) -> None:
+    path = tmp_path / "shapes"
+    path.write_text("ic2iw9oc2kw3\nmb1ic20ih5oc2kh3\ng2ic2iw9oc2kw3\ng2ic2iw9oc2kw3\n")
+    status, printed, _ = call(capsys, "check", str(path), "-b", "native", "-o", "forward")
+    assert status == 0
+    assert "3 of 4 problems, 1 not checked: 6 checks passed" in printed
+
+
+def test_a_script_of_kernels_that_raises_shows_its_own_frames(capsys, tmp_path) -> None:
+    script = tmp_path / "mine.py"
+    for text, words, status in (
+        ("def deep():\n    return 1 / 0\ndeep()\n", "ZeroDivisionError: division by zero", 2),
+        ("import nowhere_at_all\n", "ModuleNotFoundError: No module named 'nowhere_at_all'", 2),
+        ("import convgrad\nconvgrad.register('mine', forward=3)\n", "TypeError: forward= takes a function, got 3", 2),
+        (KERNELS.replace("by = parser.parse_args().by", "by = 2"), "'mine' is refused", 1),
+    ):
+        script.write_text(text)
+        got, printed, error = call(capsys, "--kernels", str(script), "info")
+        assert (got, printed) == (status, "")
+        assert words in " ".join(error.split())
+        assert "convgrad/custom" not in error
+        assert "runpy" not in error
+        assert ('mine.py", line' in error.replace("\n", "")) == (status == 2)
 
 
 FILE = """
@@ -321,8 +404,10 @@ def test_a_module_of_kernels_that_is_not_there(capsys, tmp_path, monkeypatch) ->
     monkeypatch.chdir(tmp_path)
     assert "there is no module 'nowhere.kernels'" in refused(capsys, "--kernels", "nowhere.kernels", "info")
     (tmp_path / "needs_more.py").write_text("import nowhere")
-    with pytest.raises(ModuleNotFoundError, match="nowhere"):  # its own mistake has its own traceback
-        run(["--kernels", "needs_more", "info"])
+    status, _, error = call(capsys, "--kernels", "needs_more", "info")  # its own mistake has its own frames
+    assert status == 2
+    assert "needs_more raised ModuleNotFoundError: No module named 'nowhere'" in " ".join(error.split())
+    assert 'needs_more.py", line 1' in error
 
 
 @pytest.mark.parametrize("seed", ["-1", str(2**70)])

@@ -85,6 +85,8 @@ class Backend(ABC):
     verified: bool = True
     #: The rules take it wherever it is usable: a user registered it for that.
     preferred: bool = False
+    #: What ``--kernels`` loads it from: nothing if it comes with the library; None if no command can name it.
+    source: str | None = None
     #: Its kernels are PyTorch's: what they do beyond what PyTorch promises depends on the processor.
     from_pytorch: bool = False
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import warnings
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from ..engine import backends
 from ..problem import ConvProblem, Output
 
 __all__ = ["CheckReport", "CheckResult", "Status"]
@@ -51,10 +54,19 @@ class CheckResult:
 
     @property
     def command(self) -> str:
-        """The command that repeats it."""
+        """What repeats it: a command, or the call where no command knows the backend."""
         text = str(self.problem.replace(name="")).replace('"', '\\"')
-        line = f'convgrad check "{text}" --backend {self.backend} --output {self.output} --seed {self.seed}'
-        return line if self.device == "cpu" else f"{line} --device {self.device}"
+        known = backends().get(self.backend)
+        if known is None or known.source is None:
+            device = "" if self.device == "cpu" else f', device="{self.device}"'
+            seed = f", seed={self.seed}" if self.seed else ""
+            only = f', properties=["{self.property_name}"]'
+            return f'convgrad.testing.check_problem("{self.backend}", "{text}", "{self.output}"{device}{seed}{only})'
+        kernels = f" --kernels {_quoted(known.source)}" if known.source else ""
+        device = "" if self.device == "cpu" else f" --device {self.device}"
+        seed = f" --seed {self.seed}" if self.seed else ""
+        options = f"--backend {self.backend} --output {self.output} --property {self.property_name}{device}{seed}"
+        return f'convgrad{kernels} check "{text}" {options}'
 
     def __str__(self) -> str:
         line = f"{self.status}: {self.backend} {self.output} of {self.problem}: {self.property_name}"
@@ -63,6 +75,12 @@ class CheckResult:
         if self.status in ("failed", "differs"):
             line += f"\n  worst {self.worst:.6g}, allowed {self.bound:.6g}, seed {self.seed}\n  repeat: {self.command}"
         return line
+
+
+def _quoted(source: str) -> str:
+    """For a shell: a script with its arguments is one argument of ``--kernels``."""
+    plain = shlex.quote(source)
+    return plain if plain == source else '"' + re.sub(r'(["\\\\$`])', r"\\\1", source) + '"'
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 import sys
-from collections.abc import Sequence
-from typing import Annotated, Any
+import traceback
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, TextIO
 
 import torch
 import typer
-from rich.console import Console
 
 from .. import __version__
-from ..custom import load_kernels
-from ..errors import ConvgradError
+from ..custom import foreign_frames, load_kernels
+from ..errors import CheckError, ConvgradError
 from ..problem import OUTPUTS, Output, in_order
+from ..tables import text_table, wrapped
 
-__all__ = ["RequestError", "app", "device_here", "fail", "out", "outputs_named", "run"]
+__all__ = ["RequestError", "app", "device_here", "fail", "outputs_named", "run", "say", "say_table", "width"]
 
 app = typer.Typer(
     name="convgrad",
@@ -37,8 +39,10 @@ def _version(shown: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     kernels: Annotated[
-        list[str] | None, typer.Option("--kernels", "-k", help="A script or module that registers kernels; repeatable.")
+        list[str] | None,
+        typer.Option("--kernels", "-k", help="A script (with its arguments) or module that registers kernels."),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
@@ -47,20 +51,47 @@ def main(
     """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""
     for source in kernels or ():
         try:
-            load_kernels(source)
-        except ModuleNotFoundError as error:
-            if error.name is None or not (source == error.name or source.startswith(f"{error.name}.")):
-                raise  # it is there, and misses something itself
-            raise fail(f"there is no module {source!r}", "a module's name, or a script that ends in .py") from None
+            load_kernels(source, verify=context.invoked_subcommand != "check")  # which checks them itself
+        except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
+            if foreign_frames(error):  # it is there, and misses something itself
+                raise _KernelsError(source, error) from None
+            raise fail(str(error), "a module's name, or a script that ends in .py") from None
+        except Exception as error:
+            raise _KernelsError(source, error) from None
+
+
+class _KernelsError(Exception):
+    """A script of kernels that raised: its own frames are shown, none of this library."""
+
+    def __init__(self, source: str, error: Exception) -> None:
+        self.refused = isinstance(error, CheckError)
+        self.frames = "" if self.refused else "".join(traceback.format_list(foreign_frames(error)))
+        super().__init__(str(error) if self.refused else f"{source} raised {type(error).__name__}: {error}")
 
 
 #: Modules of this package that add their command when they are imported, in the order in which help lists them.
 _COMMANDS = ("info", "explain", "check", "bench", "run", "names")
 
 
-def out() -> Console:
-    """Standard output, as wide as a table needs where it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 400, highlight=False, soft_wrap=True, markup=False)
+# ---- printing ------------------------------------------------------------------------------------
+
+
+def width() -> int:
+    """Columns of the terminal; 80 where there is none."""
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def say(text: object, file: TextIO | None = None) -> None:
+    """Print a text; lines that are wider than the terminal are broken at spaces."""
+    print(wrapped(str(text), width()), file=file, flush=True)
+
+
+def say_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
+    """Print a table; what does not fit beside each other stands below."""
+    print(text_table(rows, right=right, width=width()), flush=True)
+
+
+# ---- errors --------------------------------------------------------------------------------------
 
 
 #: What typer raises for arguments that it does not understand: click's class, or that of the click which it carries.
@@ -72,9 +103,8 @@ class RequestError(Exception):
 
 
 def fail(message: str, hint: str = "") -> Exception:
-    """An error for the user: one line and a hint; raise what it returns."""
-    line = " ".join(message.split())
-    return RequestError(f"{line} (hint: {hint})" if hint else line)
+    """An error for the user: a message and a hint; raise what it returns."""
+    return RequestError(f"{message} (hint: {hint})" if hint else message)
 
 
 def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
@@ -107,17 +137,21 @@ def run(args: Sequence[str] | None = None) -> int:
         return error.exit_code
     except _UsageError as error:
         text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
-        if not text:  # no command at all: the help stands there already
-            return 2
-        print(f"convgrad: {text} (hint: see convgrad --help)", file=sys.stderr)
-        return 2
+        # no command at all: the help stands there already
+        return _refused(f"{text} (hint: see convgrad --help)") if text else 2
     except (typer.Abort, KeyboardInterrupt):
-        print("convgrad: interrupted", file=sys.stderr)
-        return 130
+        return _refused("interrupted", 130)
     except BrokenPipeError:
         return 0
+    except _KernelsError as error:
+        print(error.frames, end="", file=sys.stderr)
+        return _refused(error, 1 if error.refused else 2)
     except (RequestError, ConvgradError, ValueError, KeyError, OSError) as error:
-        text = error.args[0] if isinstance(error, KeyError) and error.args else error
-        print(f"convgrad: {' '.join(str(text).split())}", file=sys.stderr)
-        return 2
+        plain = isinstance(error, KeyError) and not isinstance(error, ConvgradError) and error.args
+        return _refused(error.args[0] if plain else error, 1 if isinstance(error, CheckError) else 2)
     return int(status or 0)
+
+
+def _refused(what: object, status: int = 2) -> int:
+    say(f"convgrad: {what}", sys.stderr)
+    return status

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import torch
@@ -17,8 +15,9 @@ from ..check import PROPERTIES, CheckReport, CheckResult, check_problem, default
 from ..diagnostics import explain_problem
 from ..engine import backends, get_backend
 from ..problem import ConvProblem, Output
-from ..problem_text import read_problem_file
-from .app import app, device_here, fail, outputs_named
+from ..tables import command_lines
+from .app import app, device_here, fail, outputs_named, say, width
+from .problem_arguments import read_problems
 from .shrink import shrunk
 
 __all__ = ["check"]
@@ -45,18 +44,20 @@ def check(
     ] = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="Every property of many problems too.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Large problems as they are, not reduced.")] = False,
-    seconds: Annotated[float | None, typer.Option(help="Stop after this time.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="Stop after this time.", min=0)] = None,
 ) -> None:
     """Is every output right? The conformance suite, on one problem, a file, or the suite's own list.
 
-    One problem is checked for every property, as it is. Many are checked for exactness and the error bound, and a large
-    one at a reduced size: the same kernel, stride, dilation, border and groups, fewer images, channels and rows.
+    One problem, as it is, and the suite's own list are checked for every property. Those of a file are checked for
+    exactness and the error bound unless --thorough asks for all, and large ones at a reduced size: the same kernel,
+    stride, dilation, border and groups, fewer images, channels and rows.
 
     A kernel of PyTorch's that differs in what PyTorch does not promise, such as where infinities become NaN, is told
     and no failure: that depends on the processor.
 
     Ends with 0 if all is well, 1 if something failed, 2 if a request was not understood, 130 if interrupted (the
-    summary so far is printed). Every failure prints the command that repeats it.
+    summary so far is printed). Every failure prints the command that repeats it. Kernels of --kernels are registered
+    unseen, since they are checked here.
 
     Examples:
 
@@ -66,7 +67,7 @@ def check(
 
         convgrad check --backend all --seconds 60
     """
-    problems, unread = _problems(what, transposed)
+    problems, unread = read_problems([what], transposed) if what else (list(default_problems()), [])
     single = len(problems) == 1 and not unread
     properties = _properties(property_name, everything=thorough or single or not what)
     outputs, place = outputs_named(output), device_here(device)
@@ -74,32 +75,35 @@ def check(
         if name != "all":
             get_backend(name)
     results: list[CheckResult] = []
-    done, reduced, stopped, start = 0, 0, "", time.monotonic()
+    checked, declined, reduced, stopped, start = 0, 0, 0, "", time.monotonic()
     try:
         for problem in _with_progress(problems):
             if seconds is not None and time.monotonic() - start > seconds:
                 stopped = "stopped: time was up after "
                 break
             small = problem if full or single else shrunk(problem, _MOST_FLOPS)
+            any_checked = False
             for name, result in _pairs(small, backend, outputs, place):
                 found = check_problem(name, small, result, device=place, seed=seed, properties=properties)
                 results += found
+                any_checked |= any(r.property_name != "usable" for r in found)
                 for r in found:
                     if r.status in ("failed", "differs"):
-                        print(r, flush=True)
-            reduced += small != problem
-            done += 1
+                        _say_result(r)
+            reduced += small != problem and any_checked
+            checked, declined = checked + any_checked, declined + (not any_checked)
     except KeyboardInterrupt:
         stopped = "interrupted after "
     report = CheckReport("", tuple(results))
     how = f"{', '.join(properties)}; {time.monotonic() - start:.0f} s"
-    lines = [f"{stopped}{done} of {len(problems)} problems: {report.counts} ({how})"]
+    unusable = f", {declined} not checked" if declined else ""
+    lines = [f"{stopped}{checked} of {len(problems)} problems{unusable}: {report.counts} ({how})"]
     if reduced:
         lines.append(f"{reduced} problems were checked at a reduced size; --full checks them as they are")
     lines += [*report.reasons(), *(f"not read: {error}" for error in unread)]
     if not report.passed and not report.failures:
         lines.append("nothing could be checked")
-    print("\n".join(lines))
+    say("\n".join(lines))
     raise typer.Exit(130 if stopped.startswith("interrupted") else int(bool(unread) or not report.ok))
 
 
@@ -117,16 +121,11 @@ def _pairs(
                 yield name, output
 
 
-def _problems(what: str, transposed: bool) -> tuple[list[ConvProblem], list[ValueError]]:
-    """Problems to check, and what could not be read."""
-    if not what:
-        return list(default_problems()), []
-    if Path(what).is_file():
-        lines = [found for _, found in read_problem_file(what, partial(ConvProblem.parse, transposed=transposed))]
-        return [p for p in lines if isinstance(p, ConvProblem)], [e for e in lines if isinstance(e, ValueError)]
-    if "/" in what or Path(what).exists():
-        raise fail(f"{what!r} is no file", "a problem such as g32ic32ih14oc32kh3ph1, or a file of them")
-    return [ConvProblem.parse(what, transposed=transposed)], []
+def _say_result(result: CheckResult) -> None:
+    """A failure; the command that repeats it can be copied."""
+    text, repeat, command = str(result).partition("repeat: ")
+    say(text.rstrip())
+    print(command_lines(f"{repeat}{command}", width()), flush=True)
 
 
 def _properties(names: list[str] | None, *, everything: bool) -> tuple[str, ...]:

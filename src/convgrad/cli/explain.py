@@ -15,7 +15,7 @@ from .._compat import channels_last_of
 from ..diagnostics import Explanation, Layer, Machine, ModelExplanation, explain, explain_problem
 from ..problem import ConvProblem, Output
 from ..problem_text import DTYPES
-from .app import app, fail, out, outputs_named
+from .app import app, fail, outputs_named, say, width
 from .models import build, example_input
 
 __all__ = ["explain_command"]
@@ -51,7 +51,7 @@ def explain_command(
     ] = None,
     output: Annotated[list[str] | None, typer.Option("--output", "-o", help="forward, grad_input, ...")] = None,
     layer: Annotated[str, typer.Option("--layer", "-l", help="Part of a layer's name, 7x7, depthwise, ...")] = "",
-    dtype: Annotated[str, typer.Option(help="Dtype of the model, where the device says none.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="Dtype of the model, where the device says none; else float32.")] = "",
     channels_last: Annotated[bool, typer.Option("--channels-last", help="Run the model in channels_last.")] = False,
     shape: Annotated[str, typer.Option("--input", help="Shape of the model's input, 8x3x224x224.")] = "",
     measure: Annotated[bool | None, typer.Option("--measure/--no-measure", help="Time what is here.")] = None,
@@ -76,13 +76,18 @@ def explain_command(
     """
     places = [Place.parse(text) for text in device or ["here"]]
     outputs = outputs_named(output)
-    if dtype not in DTYPES:
+    if dtype and dtype not in DTYPES:
         raise fail(f"unknown dtype {dtype!r}", "float32, float64, bfloat16 or float16")
     answers: list[Explanation] | list[ModelExplanation]
     if _is_problem(what):
+        of_models = {"--layer": layer, "--dtype": dtype, "--channels-last": channels_last, "--input": shape}
+        for option in (name for name, given in of_models.items() if given):
+            raise fail(
+                f"{option} is for a model, and {what!r} is a problem", f'"{what} bfloat16 channels_last" states it'
+            )
         answers = [_one(ConvProblem.parse(what), p, outputs, measure) for p in places]
     else:
-        models = [_model(what, p, DTYPES[dtype], channels_last, shape, outputs) for p in places]
+        models = [_model(what, p, DTYPES[dtype or "float32"], channels_last, shape, outputs) for p in places]
         models = [m.select(layer) for m in models] if layer else models
         answers = _details(models, outputs, measure) if layer else models
     if as_json:
@@ -130,16 +135,15 @@ def _details(
 
 
 def _print(answers: list[Explanation] | list[ModelExplanation], rules: bool) -> None:
-    console = out()
     for i, answer in enumerate(answers):
         if i:
-            console.print()
-        console.print(str(answer))
+            print()
+        print(answer.text(width()))
         if rules and isinstance(answer, Explanation):
             aten = answer.aten
-            console.print("why PyTorch itself runs what it runs:")
+            say("why PyTorch itself runs what it runs:")
             forward = any(r.output == answer.problem.bias_pass for r in answer.rows)
             decision = aten.backend if forward else aten.gradient_backend
-            console.print("  " + str(decision).replace("\n", "\n  "))
+            say("  " + str(decision).replace("\n", "\n  "))
             for rule in aten.memory_format.rules:
-                console.print(f"  {'yes' if rule.holds else 'no '}  layout: {rule.text}: {rule.value}")
+                say(f"  {'yes' if rule.holds else 'no '}  layout: {rule.text}: {rule.value}")

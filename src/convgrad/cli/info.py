@@ -16,7 +16,8 @@ from ..diagnostics import MODELLED_VERSIONS, Machine, cache_file, limits_of, mea
 from ..engine import backends, reasons_against
 from ..engine.ab_timer import conditions
 from ..problem import PASSES, ConvProblem
-from .app import app, out
+from ..tables import wrapped
+from .app import app, say, width
 
 __all__ = ["gather", "info"]
 
@@ -97,14 +98,19 @@ def info(
     if as_json:
         print(json.dumps(data, indent=2))
         return
-    console = out()
     for title, part in data.items():
-        console.print(title)
-        width = max(len(name) for name in part)
+        say(title)
+        room = max(len(name) for name in part)
         for name, value in part.items():
             if isinstance(value, dict):
-                console.print(f"  {name:<{width}}  {value.pop('summary')}")
+                _say_entry(name, room, value.pop("summary"))
                 for what, answer in value.items():
-                    console.print(f"  {'':<{width}}    {what}: {answer}")
+                    _say_entry("", room, f"  {what}: {answer}")
             else:
-                console.print(f"  {name:<{width}}  {', '.join(value) if isinstance(value, list) else value}")
+                _say_entry(name, room, ", ".join(value) if isinstance(value, list) else str(value))
+
+
+def _say_entry(name: str, room: int, text: str) -> None:
+    """A name and its value beside it, continued under itself; names take a third of a terminal at most."""
+    room = min(room, width() // 3)
+    print(wrapped(f"  {name:<{room}}  {text}", width(), " " * (room + 6)))

@@ -31,6 +31,8 @@ KNOWN: dict[str, tuple[str, tuple[int, ...]]] = {
     "wav2vec2": ("Wav2Vec2Config", (16000,)),
 }
 
+_FACTORY = "module:factory, where factory() returns an nn.Module"
+
 
 def build(name: str) -> nn.Module:
     """The model, on the meta device: without memory and without a download.
@@ -38,11 +40,18 @@ def build(name: str) -> nn.Module:
     Raises:
         an error for the user: no such model, or its package is not installed.
     """
-    with torch.device("meta"):
-        return _factory(name)()
+    factory = _factory(name)
+    try:
+        with torch.device("meta"):
+            made: Any = factory()
+    except Exception as error:
+        raise fail(f"{name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
+    if not isinstance(made, nn.Module):
+        raise fail(f"{name!r} gave a {type(made).__name__}", _FACTORY)
+    return made
 
 
-def _factory(name: str) -> Callable[[], nn.Module]:
+def _factory(name: str) -> Callable[[], Any]:
     if ":" in name:
         return _own(name)
     key = _known(name)
@@ -63,7 +72,7 @@ def _known(name: str) -> str | None:
     return next((k for k in KNOWN if k.replace("_", "") == letters), None)
 
 
-def _own(name: str) -> Callable[[], nn.Module]:
+def _own(name: str) -> Callable[[], Any]:
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -71,14 +80,14 @@ def _own(name: str) -> Callable[[], nn.Module]:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise fail(f"cannot get {name!r}: {error}", "module:factory, where factory() returns an nn.Module") from None
+        raise fail(f"cannot get {name!r}: {error}", _FACTORY) from None
     finally:
         sys.path.remove(os.getcwd())
     if isinstance(found, nn.Module):
         return lambda: found
     if not callable(found):
-        raise fail(f"{name!r} is a {type(found).__name__}", "module:factory, where factory() returns an nn.Module")
-    return found  # pyright: ignore[reportReturnType]
+        raise fail(f"{name!r} is a {type(found).__name__}", _FACTORY)
+    return found
 
 
 def example_input(name: str, shape: str, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .app import app, fail
+from .app import app, fail, width
 
 __all__ = ["run_command"]
 
@@ -42,7 +42,7 @@ def run_command(
     if csv is not None and (csv.is_dir() or not os.access(csv if csv.exists() else csv.parent, os.W_OK)):
         raise fail(f"{str(csv)!r} cannot be written", "--csv takes a file")
     try:
-        status = run_script(script, args or (), stock=stock, csv=csv, module=module, measure=measure)
+        status = run_script(script, args or (), stock=stock, csv=csv, module=module, measure=measure, width=width())
     except FileNotFoundError as error:
         raise fail(str(error), "convgrad's own options stand before the script") from None
     raise typer.Exit(status)

@@ -14,15 +14,16 @@ from torch.compiler import config
 
 from ..backends import Arithmetic, Backend, Layout
 from ..engine import registry
+from ..errors import UnknownNameError
 from ..problem import ConvProblem
 from . import arguments
 from .arguments import METHODS, Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel
-from .loading import load_kernels
+from .loading import foreign_frames, load_kernels, loading
 from .names import by_names
 from .verify import verify as _verify
 
-__all__ = ["CustomBackend", "load_kernels", "register", "unregister"]
+__all__ = ["CustomBackend", "foreign_frames", "load_kernels", "register", "unregister"]
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -152,7 +153,9 @@ def register(
         return ClassBackend(name, own, places, prefer)
 
     def finish(backend: CustomBackend) -> CustomBackend:
-        return _install(backend, named, seconds if verify else None)
+        source = loading.get()
+        backend.source = None if source is None else source.source
+        return _install(backend, named, seconds if verify and (source is None or source.verify) else None)
 
     functions: dict[Method, Any] = {
         "forward": forward, "grad_input": grad_input, "grad_weight": grad_weight, "backward": backward
@@ -202,7 +205,7 @@ def unregister(name: str) -> None:
     """
     with _lock:
         if name not in _mine():
-            raise KeyError(f"no backend called {name!r} was registered; there are {', '.join(_mine()) or 'none'}")
+            raise UnknownNameError.of("no backend was registered as", name, _mine())
         registry.unregister(name)
         _mark_graphs()
 

@@ -5,26 +5,66 @@ from __future__ import annotations
 import importlib
 import os
 import runpy
+import shlex
 import sys
+import traceback
+from contextvars import ContextVar
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["load_kernels"]
+__all__ = ["Loading", "foreign_frames", "load_kernels", "loading"]
 
 
-def load_kernels(source: str) -> None:
-    """Run a script (``path/to/file.py``) or import a module for all kernels that it registers.
+class Loading(NamedTuple):
+    """What is being loaded, as ``--kernels`` names it, and whether its registrations check what they register."""
 
-    A script's ``if __name__ == "__main__"`` part is left out; each kernel is checked as its registration says.
+    source: str
+    verify: bool
+
+
+#: While a script or module of kernels runs.
+loading: ContextVar[Loading | None] = ContextVar("convgrad_loading", default=None)
+
+
+def load_kernels(source: str, *, verify: bool = True) -> None:
+    """Run a script or import a module for all kernels that it registers.
+
+    Args:
+        source: ``path/to/file.py``, with its arguments behind it if it takes some, or a module's name. The script sees
+            its own ``sys.argv``; its ``if __name__ == "__main__"`` part is left out.
+        verify: False leaves out the check of each registration, for who checks the kernels next.
+
+    Raises:
+        FileNotFoundError, ModuleNotFoundError: there is no such script or module.
     """
-    script = source.endswith(".py")
-    if script and not Path(source).is_file():
-        raise FileNotFoundError(f"there is no script {source!r}")
-    folder = str(Path(source).parent) if script else os.getcwd()
+    words = shlex.split(source)
+    if not words:
+        raise ValueError("an empty name of a script of kernels")
+    script = words[0].endswith(".py")
+    if script and not Path(words[0]).is_file():
+        raise FileNotFoundError(f"there is no script {words[0]!r}")
+    folder = str(Path(words[0]).parent) if script else os.getcwd()
+    argv = sys.argv
+    sys.argv = words if script else [argv[0], *words[1:]]
     sys.path.insert(0, folder)
+    token = loading.set(Loading(source, verify))
     try:
         if script:
-            runpy.run_path(source, run_name="__kernels__")
+            runpy.run_path(words[0], run_name="__kernels__")
         else:
-            importlib.import_module(source)
+            importlib.import_module(words[0])
+    except ModuleNotFoundError as error:
+        if script or error.name is None or not (words[0] == error.name or words[0].startswith(f"{error.name}.")):
+            raise  # it is there, and misses something itself
+        raise ModuleNotFoundError(f"there is no module {words[0]!r}", name=error.name) from None
     finally:
+        loading.reset(token)
         sys.path.remove(folder)
+        sys.argv = argv
+
+
+def foreign_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of an error that are neither of this library nor of what starts scripts."""
+    package = str(Path(__file__).parents[1])
+    starters = ("<frozen", runpy.__file__, importlib.__file__, package)
+    return [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(starters)]

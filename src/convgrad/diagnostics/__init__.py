@@ -3,7 +3,7 @@
 Nothing on the path of a call imports this room; `convgrad.explain` and `convgrad.trace` load it when first used.
 """
 
-from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, select_conv_backend
+from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation
 from .measure import plan_of, random_operands
@@ -27,6 +27,7 @@ __all__ = [
     "kernel_of_event",
     "limits_of",
     "measure_limits",
+    "named",
     "plan_of",
     "random_operands",
     "select_conv_backend",

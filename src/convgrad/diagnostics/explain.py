@@ -58,8 +58,18 @@ def explain(
         'CudaDepthwise2d'
     """
     if isinstance(what, nn.Module):
+        if not args and not kwargs:
+            raise TypeError(
+                f"explain({type(what).__name__}) needs what it is called with too, as in "
+                'explain(model, torch.empty(1, 3, 224, 224, device="meta"))'
+            )
         return _explain_module(what, args, kwargs, _machine(device, *tree_leaves((args, kwargs))), outputs, measure)
     if isinstance(what, (Tensor, TensorSpec)):
+        if not args and "weight" not in kwargs:
+            raise TypeError(
+                "explain(input) needs a weight too, and the arguments of torch.convolution: "
+                "explain(input, weight, padding=1, groups=8)"
+            )
         call, machine = ConvCall.of(what, *args, **kwargs), _machine(device, what)
         return explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
     if args or kwargs:
@@ -158,7 +168,9 @@ def _answers(
             if output != "grad_bias":
                 against = reasons_against(backend, problem, (output,), place, flags)
                 against = _described_library(backend, output, machine, against, aten_runs)
-            reasons = [step.reason] if chosen else against or ["usable, not chosen"]
+            together_with = [o for o in step.outputs if o != output]
+            why = f"{step.reason} with {' and '.join(together_with)}" if together_with else step.reason
+            reasons = [why] if chosen else against or [f"usable; {step.backend.name} goes before it: {why}"]
             usable = chosen or not against
             runs = aten_runs[output] if backend.name == "aten" else backend.kernel_name(problem, of)
             answers.append(Answer(

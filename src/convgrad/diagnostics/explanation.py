@@ -10,7 +10,7 @@ from html import escape
 from typing import Any
 
 from ..problem import PASSES, ConvProblem, Output
-from ..tables import html_table, text_table
+from ..tables import html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
 from .roofline import Limits
 
@@ -99,7 +99,12 @@ class Explanation:
         return text
 
     def __str__(self) -> str:
-        return f"{self.problem}\non {self.machine}\n{self.summary}\n{text_table(self._table())}"
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The table under what it is about, no wider than ``width``."""
+        head = f"{self.problem}\non {self.machine}\n{self.summary}"
+        return f"{head if width is None else wrapped(head, width)}\n{text_table(self._table(), width=width)}"
 
     def _repr_html_(self) -> str:
         summary = escape(self.summary).replace("\n", "<br>")
@@ -185,9 +190,13 @@ class ModelExplanation:
         return table
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The table under what it is about, no wider than ``width``."""
         count = sum(len(layer.names) for layer in self.layers)
         title = f"{count} convolutions, {len(self.layers)} different, on {self.machine}"
-        return f"{title}\n{text_table(self._table())}"
+        return f"{title if width is None else wrapped(title, width)}\n{text_table(self._table(), width=width)}"
 
     def _repr_html_(self) -> str:
         return f"<p>on {escape(str(self.machine))}</p>{html_table(self._table())}"

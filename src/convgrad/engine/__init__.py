@@ -60,4 +60,5 @@ __all__ = [
 ]
 
 for _backend in built_in():
+    _backend.source = ""
     register(_backend)

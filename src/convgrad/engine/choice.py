@@ -53,7 +53,7 @@ def _single(problem: ConvProblem, pass_: Pass, device: torch.device, settings: S
     if name is not None and not _only_swept(get_backend(name), pass_):
         if reasons_against(get_backend(name), problem, (pass_,), device, settings):
             raise BackendError(_refusal(f"backend {name!r}", problem, pass_, device, settings))
-        return Step(get_backend(name), (pass_,), "asked for by name" + _unchecked(get_backend(name)))
+        return Step(get_backend(name), (pass_,), "requested by name" + _unchecked(get_backend(name)))
     usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, (pass_,), device, settings)}
     if not usable:
         raise BackendError(_refusal("no backend", problem, pass_, device, settings))
@@ -92,7 +92,7 @@ def _sweep(
     elif len(requested) == 1:
         name = requested.pop()
         assert name is not None
-        candidates = [(name, "asked for by name" + _unchecked(get_backend(name)))]
+        candidates = [(name, "requested by name" + _unchecked(get_backend(name)))]
     else:
         return None
     for name, reason in candidates:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..backends import Backend
+from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output
 from ..settings import Settings
 from .cache import invalidate
@@ -27,7 +28,7 @@ def unregister(name: str) -> None:
         KeyError: no backend has this name, or it is ATen, which stays.
     """
     if name == "aten":
-        raise KeyError("the backend 'aten' is what everything falls back to and cannot be removed")
+        raise UnknownNameError("the backend 'aten' is what everything falls back to and cannot be removed")
     get_backend(name)
     del _backends[name]
     invalidate()
@@ -47,7 +48,7 @@ def get_backend(name: str) -> Backend:
     try:
         return _backends[name]
     except (KeyError, TypeError):
-        raise KeyError(f"no backend is called {name!r}; there are {', '.join(_backends)}") from None
+        raise UnknownNameError.of("no backend is called", name, _backends) from None
 
 
 def reasons_against(

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import TextIO
 from zipfile import is_zipfile
 
+from ..tables import wrapped
 from . import process
 from .process import observe_aten, takeover
 from .usage import Usage
@@ -36,6 +37,7 @@ def run_script(
     module: bool = False,
     measure: bool = True,
     out: TextIO | None = None,
+    width: int | None = None,
 ) -> int:
     """Run a script as ``python script args...`` would, and report its convolutions.
 
@@ -49,6 +51,7 @@ def run_script(
         module: ``script`` is a module's name, as for ``python -m``.
         measure: measure the machine's limit where it is not known yet (about two seconds, at the end).
         out: where the report goes; standard error by default, for standard output belongs to the script.
+        width: the most that one of its lines may have.
 
     Returns:
         The exit status of the script: what it gave to `sys.exit`, or 130 after an interrupt and 1 after any other
@@ -62,7 +65,8 @@ def run_script(
     target = None if csv is None else Path(csv).absolute()  # the script may go to another folder
     usage, start, others = Usage(), time.perf_counter(), set(threading.enumerate())
     with ExitStack() as opened:
-        opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, target, measure, out or sys.stderr))
+        where = (target, out or sys.stderr, width)
+        opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, measure, *where))
         opened.enter_context(observe_aten() if stock else takeover())
         opened.enter_context(usage)
         with _as_main(script, args, module):
@@ -136,18 +140,20 @@ def _show(error: BaseException) -> None:
     sys.excepthook(type(error), error.with_traceback(tb), tb)
 
 
-def _report(usage: Usage, wall: float, stock: bool, csv: Path | None, measure: bool, out: TextIO) -> None:
+def _report(
+    usage: Usage, wall: float, stock: bool, measure: bool, csv: Path | None, out: TextIO, width: int | None
+) -> None:
     who = "PyTorch's own choice" if stock else "convgrad's choice"
     share = usage.seconds / wall if wall else 0.0
     calls = sum(r.calls for r in usage.rows)
     times = "1 call" if calls == 1 else f"{calls} calls"
     head = f"\n{who}: {times}, {usage.seconds:.3f} s of {wall:.3f} s ({share:.0%}) in convolutions"
     try:
-        table = usage.table(measure=measure)
+        table = usage.table(measure=measure, width=width)
     except KeyboardInterrupt:  # somebody has no two seconds for the limit; the rest is known
-        table, measure = usage.table(measure=False), False
+        table, measure = usage.table(measure=False, width=width), False
     with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
-        print(head, table, sep="\n", file=out, flush=True)
+        print(head if width is None else wrapped(head, width), table, sep="\n", file=out, flush=True)
     if csv is None:
         return
     try:

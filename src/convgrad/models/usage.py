@@ -111,10 +111,10 @@ class Usage:
             )  # fmt: skip
         return lines
 
-    def table(self, *, measure: bool = True) -> str:
-        """One line for each convolution and output, the most expensive first."""
+    def table(self, *, measure: bool = True, width: int | None = None) -> str:
+        """One line for each convolution and output, the most expensive first; no wider than ``width``."""
         lines = self.cells(measure=measure)
-        return text_table(lines, right=_NUMBERS) if len(lines) > 1 else "no convolution ran"
+        return text_table(lines, right=_NUMBERS, width=width) if len(lines) > 1 else "no convolution ran"
 
     def to_csv(self, *, measure: bool = True) -> str:
         """The table as CSV."""

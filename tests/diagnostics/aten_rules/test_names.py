@@ -9,8 +9,9 @@ import pytest
 import torch
 import torchgen
 
-from convgrad.diagnostics.aten_rules import BACKENDS, backward_of, forward_of, kernel_of
-from convgrad.diagnostics.aten_rules.names import KERNELS
+import convgrad
+from convgrad.diagnostics.aten_rules import BACKENDS, backward_of, forward_of, kernel_of, named
+from convgrad.diagnostics.aten_rules.names import KERNELS, SCRATCH
 
 
 def test_every_backend_has_its_pair() -> None:
@@ -83,6 +84,33 @@ def test_text_says_what_to_call_today() -> None:
     assert "inference only" in str(backward_of("Xnnpack2d"))
 
 
+@pytest.mark.parametrize(
+    ("name", "backward"),
+    [
+        ("slow_conv2d_backward_out_cuda", "_slow_conv2d_backward"),
+        ("slow_conv3d_forward_out_cpu", "slow_conv3d_backward"),
+        ("conv_depthwise2d_cuda_out", "conv_depthwise2d_backward"),
+        ("at::native::slow_conv_transpose2d_out_cuda", "slow_conv_transpose2d_backward"),
+        ("torch.nn.grad.conv2d_weight", "convolution_backward"),
+        ("Conv2d", "convolution_backward"),
+        ("CUDNN", "cudnn_convolution_backward"),
+        ("convgrad.direct.thnn_conv2d", "_slow_conv2d_backward"),
+    ],
+)
+def test_names_of_the_sources_and_in_any_letters(name: str, backward: str) -> None:
+    assert backward_of(name).name == backward
+
+
+@pytest.mark.parametrize("name", SCRATCH)
+def test_scratch_tensors(name: str) -> None:
+    """Each is allocated by what says so, and its page is there."""
+    users = [k.forward for k in KERNELS if any(name in t for t in (*k.forward_temporaries, *k.backward_temporaries))]
+    text = str(named(name.upper()))
+    assert users
+    assert all(user in text or kernel_of(user).backward in text for user in users)
+    assert (Path(convgrad.__file__).parents[2] / "docs" / "im2col.md").is_file()
+
+
 def test_unknown_name() -> None:
-    with pytest.raises(KeyError, match="near it: cudnn_convolution"):
+    with pytest.raises(KeyError, match="did you mean 'cudnn_convolution'"):
         backward_of("cudnn_convolutoin")

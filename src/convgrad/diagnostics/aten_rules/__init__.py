@@ -16,7 +16,7 @@ from .call import ConvCall, TensorSpec
 from .decision import Decision, Rule
 from .layouts import LAYOUT_RULES
 from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
-from .names import Function, Kernel, backward_of, forward_of, kernel_of
+from .names import Function, Kernel, Scratch, backward_of, forward_of, kernel_of, named
 from .select import BACKENDS, determine_backend_memory_format, select_conv_backend
 
 __all__ = [
@@ -33,12 +33,14 @@ __all__ = [
     "KernelRun",
     "Machine",
     "Rule",
+    "Scratch",
     "TensorSpec",
     "backward_of",
     "determine_backend_memory_format",
     "forward_of",
     "kernel_of",
     "machine_of",
+    "named",
     "select_conv_backend",
     "trace_aten",
 ]

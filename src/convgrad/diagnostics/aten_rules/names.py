@@ -6,10 +6,12 @@ the first against the file that PyTorch itself ships, and the sizes of the tempo
 
 from __future__ import annotations
 
-import difflib
+import re
 from dataclasses import dataclass
 
-__all__ = ["KERNELS", "Function", "Kernel", "backward_of", "forward_of", "kernel_of"]
+from ...errors import UnknownNameError
+
+__all__ = ["KERNELS", "SCRATCH", "Function", "Kernel", "Scratch", "backward_of", "forward_of", "kernel_of", "named"]
 
 _FORWARD = "torch.convolution (or torch.nn.functional.conv1d/2d/3d, conv_transpose1d/2d/3d)"
 _BACKWARD = "torch.ops.aten.convolution_backward(grad_output, input, weight, bias_sizes, ..., output_mask)"
@@ -160,12 +162,21 @@ _PUBLIC = ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d",
            "ConvolutionBackward0", "nn.Conv2d")  # fmt: skip
 
 
+#: Functions of torch.nn.grad: each calls convolution_backward for one gradient.
+_ONE_GRADIENT = tuple(f"conv{d}d_{gradient}" for d in (1, 2, 3) for gradient in ("input", "weight"))
+
 #: Every name that leads to a kernel; a current name goes before a backend or an old name.
 _BY_NAME: dict[str, Kernel] = {
-    **dict.fromkeys(_PUBLIC, KERNELS[0]),
+    **dict.fromkeys((*_PUBLIC, *_ONE_GRADIENT), KERNELS[0]),
     **{name: kernel for kernel in reversed(KERNELS) for name in kernel.old_names},
     **{name: k for k in reversed(KERNELS) for name in (*k.backends, k.backward, k.forward) if name},
 }
+_BY_LETTERS = {name.lower(): kernel for name, kernel in _BY_NAME.items()}
+_PREFIX = re.compile(
+    r"(torch\.|ops\.|aten\.|aten::|at::|at\.|native\.|native::|nn\.functional\.|nn\.grad\.|f\.|convgrad\.|direct\.)+"
+)
+#: What ATen's sources add to a name: the device, the variant, the dispatch table.
+_SUFFIX = re.compile(r"(_out|_cpu|_cuda|_mps|_symint|_stub)+$")
 
 
 def kernel_of(name: str) -> Kernel:
@@ -178,14 +189,77 @@ def kernel_of(name: str) -> Kernel:
         >>> kernel_of("cudnn_convolution_backward_input").backends
         ('Cudnn',)
     """
-    key = name.strip().removeprefix("torch.").removeprefix("ops.").removeprefix("aten.").removeprefix("aten::")
-    key = key.removeprefix("nn.functional.").removeprefix("F.").removesuffix(".default").removesuffix("_stub")
-    for candidate in (key, key.removesuffix("_symint"), key.split(".")[0]):
-        if candidate in _BY_NAME:
-            return _BY_NAME[candidate]
-    near = difflib.get_close_matches(key, _BY_NAME, 3)
-    hint = f"; near it: {', '.join(near)}" if near else ""
-    raise KeyError(f"no convolution function of ATen is or was called {name!r}{hint}")
+    key = name.strip().lower()
+    key = _PREFIX.sub("", key, count=1) if _PREFIX.match(key) else key
+    for candidate in (key, key.split(".")[0], _SUFFIX.sub("", key), "_" + _SUFFIX.sub("", key)):
+        if candidate in _BY_LETTERS:
+            return _BY_LETTERS[candidate]
+    raise UnknownNameError.of("no convolution function of ATen is or was called", name, (*_BY_NAME, *SCRATCH))
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """A scratch tensor of PyTorch's own convolutions.
+
+    Args:
+        holds: what is in it.
+        history: who could see it, and until when.
+        today: where the same tensor is in the caller's hands.
+    """
+
+    name: str
+    holds: str
+    history: str
+    today: str
+
+    def __str__(self) -> str:
+        users = dict.fromkeys(
+            function
+            for k in KERNELS
+            for function, temporaries in ((k.forward, k.forward_temporaries), (k.backward, k.backward_temporaries))
+            if any(re.search(rf"\b{self.name}\b", t) for t in temporaries)
+        )
+        return "\n".join([
+            f"{self.name}: {self.holds}",
+            f"allocated by: {', '.join(users)}",
+            f"history: {self.history}",
+            f"today: {self.today}",
+        ])  # fmt: skip
+
+
+_OPEN = "convgrad.backends.im2col.{0}(problem, ..., columns=tensor); docs/im2col.md"
+_RESULTS = (
+    "a result of thnn_conv2d_forward, passed on to the backward, until 1.10; now each pass makes its own. "
+    "convgrad.direct.thnn_conv2d_forward returns an empty one in its place, and thnn_conv2d_backward does not read it"
+)
+
+SCRATCH: dict[str, Scratch] = {
+    s.name: s
+    for s in (
+        Scratch("finput", "the unfolded input (im2col), which forward and grad_weight multiply", _RESULTS,
+                _OPEN.format("grad_weight")),
+        Scratch("fgrad_input", "the gradient of the unfolded input, which is folded (col2im) into grad_input", _RESULTS,
+                _OPEN.format("grad_input")),
+        Scratch("columns", "the unfolded input or its gradient, as dilated and transposed convolutions call it",
+                "an argument of slow_conv_transpose2d_backward and others, until 1.10", _OPEN.format("forward")),
+        Scratch("ones", "a row of ones: a bias is the product of a column by it",
+                "an argument of slow_conv_transpose2d_backward and others, until 1.10",
+                "convgrad.backends.im2col.forward(problem, input, weight, bias, ones=tensor); docs/im2col.md"),
+    )
+}  # fmt: skip
+
+
+def named(name: str) -> Kernel | Scratch:
+    """What a name stands for: a pair of functions (`kernel_of`), or a scratch tensor.
+
+    Raises:
+        KeyError: no such name; the nearest ones are in the message.
+
+    Equivalent to:
+        >>> named("finput").name, named("slow_conv2d_backward_out_cuda").backward
+        ('finput', '_slow_conv2d_backward')
+    """
+    return SCRATCH.get(name.strip().lower()) or kernel_of(name)
 
 
 @dataclass(frozen=True, slots=True)

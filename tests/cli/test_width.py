@@ -1,0 +1,75 @@
+"""Nothing that a command prints for people is wider than the terminal, and than 80 columns where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+
+from convgrad.cli.app import run
+
+LONG = "mb1g12ic24id7ih9iw11oc36od7oh10ow13kd3kh4kw5sd1sh1sw1pd1ph2pw3dd0dh0dw0 float64 channels_last"
+KERNELS = """
+import torch, convgrad
+convgrad.register("a_kernel_with_a_long_name", forward=lambda x, w, p: torch.zeros(p.output_shape, dtype=x.dtype))
+"""
+SCRIPT = "import torch\ntorch.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3))\n"
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("kernels.py").write_text(KERNELS)
+    Path("script.py").write_text(SCRIPT)
+    Path("shapes").write_text(f"{LONG}\nic2zz9\n")
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("info",),
+        ("explain", LONG, "--no-measure"),
+        ("explain", "g96ic96ih56oc96kh7ph3 bfloat16", "-d", "h100 cudnn 9.10 bfloat16 channels_last"),
+        ("check", "shapes", "-b", "aten"),
+        ("-k", "kernels.py", "check", LONG, "-b", "a_kernel_with_a_long_name", "--property", "exact"),
+        ("-k", "kernels.py", "info"),
+        ("bench", "g4mb2ic4ih6oc4kh3ph1", "-b", "im2col", "-b", "triton", "--seconds", "0.02", "--no-limit"),
+        ("run", "--no-limit", "script.py"),
+        ("run", "--stock", "--no-limit", "script.py"),
+        *((("names", name)) for name in ("conv2d", "thnn_conv2d", "columns", "convgrad.direct", "nothing")),
+        ("explain", "convnet"),
+        ("check", "no/such/file"),
+        *((command, "--help") for command in ("info", "explain", "check", "bench", "run", "names")),
+        ("--help",),
+    ],
+    ids=" ".join,
+)
+def test_no_line_is_wider(args: tuple[str, ...], columns: int, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    if columns != 80:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr("rich.console.Console.width", columns)
+    try:
+        run(args)
+    finally:
+        import convgrad
+
+        if "a_kernel_with_a_long_name" in convgrad.list_backends():
+            convgrad.unregister("a_kernel_with_a_long_name")
+    printed, error = capsys.readouterr()
+    assert printed or error
+    assert [line for line in (printed + error).splitlines() if len(line) > columns] == []
+
+
+def test_a_wide_terminal_is_used(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {}
+    for columns in (80, 250):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert run(["explain", "ic2ih9oc2kh3", "--no-measure"]) == 0
+        lines[columns] = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines[80])) <= 80 < max(map(len, lines[250]))
+    assert len(lines[250]) < len(lines[80])
