@@ -13,14 +13,13 @@ from rich.table import Table
 from torch import Tensor
 
 from .._compat import channels_last_of
-from ..check import check_problem
+from ..check import check_problem, shrunk
 from ..diagnostics import plan_of, random_operands
 from ..engine import backends, choose, get_backend, reasons_against
 from ..engine.ab_timer import compare, conditions, keep_memory
 from ..problem import PASSES, ConvProblem, Pass
 from ..settings import current
 from .app import app, device_here, fail, out
-from .shrink import shrunk
 
 __all__ = ["bench"]
 

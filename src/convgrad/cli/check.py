@@ -13,13 +13,12 @@ import torch
 import typer
 from rich.console import Console
 
-from ..check import PROPERTIES, CheckReport, CheckResult, check_problem, default_problems, outputs_of
+from ..check import PROPERTIES, CheckReport, CheckResult, check_problem, default_problems, outputs_of, shrunk
 from ..diagnostics import explain_problem
 from ..engine import backends, get_backend
 from ..problem import ConvProblem, Output
 from ..problem_text import read_problem_file
 from .app import app, device_here, fail, outputs_named
-from .shrink import shrunk
 
 __all__ = ["check"]
 
