@@ -17,8 +17,10 @@ __all__ = [
     "aten_memory_format",
     "channels_last_of",
     "cpu_convolution",
+    "cuda_driver",
     "dispatch_modes",
     "forward_ad_active",
+    "fp32_precision",
     "function_modes",
     "functorch_active",
     "hint_of",
@@ -41,6 +43,18 @@ functorch_active = _C._are_functorch_transforms_active
 profiler_enabled: Callable[[], bool] = _C._autograd._profiler_enabled
 #: Of a tensor that ``autograd.grad(is_grads_batched=True)`` makes: a plain one to Python, without memory of its own.
 is_legacy_batched: Callable[[Tensor], bool] = getattr(_C._functorch, "is_legacy_batchedtensor", lambda _: False)
+
+
+def fp32_precision(library: str) -> str:
+    """In which precision a library computes float32 convolutions, as its ``fp32_precision`` says."""
+    conv = getattr(getattr(torch.backends, library), "conv", None)
+    return str(getattr(conv, "fp32_precision", "none"))
+
+
+def cuda_driver() -> int:
+    """Version of the CUDA driver; 0 where it cannot be asked."""
+    ask = getattr(_C, "_cuda_getDriverVersion", None)
+    return 0 if ask is None or torch.version.hip is not None else ask()
 
 
 def suggests_channels_last(t: Tensor) -> bool:

@@ -7,7 +7,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Settings", "cudnn_allows_tf32", "current", "deterministic", "flags", "mkldnn"]
+__all__ = [
+    "Settings",
+    "benchmark",
+    "cudnn_allows_tf32",
+    "current",
+    "deterministic",
+    "flags",
+    "measure",
+    "measuring",
+    "mkldnn",
+]
+
+#: What `measure` has set: the share of the running time that measuring may take, 0 for none at all; None leaves it to
+#: ``torch.backends.cudnn.benchmark``. A list of one item, which a call reads without a function.
+measuring: list[float | None] = [None]
+_USUAL_SHARE = 0.05
 
 
 class Settings(NamedTuple):
@@ -20,6 +35,17 @@ class Settings(NamedTuple):
     cudnn_tf32: bool
     mkldnn_enabled: bool
     threads: int
+    #: As in `measuring`.
+    measure: float | None = None
+
+    @property
+    def measuring_share(self) -> float:
+        """The share of the running time that measuring may take; 0 where nothing may be measured."""
+        if self.must_be_deterministic:
+            return 0.0
+        if self.measure is None:
+            return _USUAL_SHARE if self.cudnn_benchmark else 0.0
+        return self.measure
 
     @property
     def must_be_deterministic(self) -> bool:
@@ -52,14 +78,55 @@ def current() -> Settings:
         cudnn_tf32=cudnn_allows_tf32(),
         mkldnn_enabled=torch._C._get_mkldnn_enabled(),
         threads=torch.get_num_threads(),
+        measure=measuring[0],
     )
 
 
-#: Whether deterministic algorithms are demanded, and whether oneDNN may be used, without a Python frame.
+#: Flags without a Python frame: whether deterministic algorithms are demanded, whether oneDNN may be used, and
+#: ``torch.backends.cudnn.benchmark``.
 deterministic = torch._C._get_deterministic_algorithms
 mkldnn = torch._C._get_mkldnn_enabled
+benchmark = torch._C._get_cudnn_benchmark
 
 
 def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
-    return (torch.get_num_threads(), deterministic(), mkldnn()) if like.is_cpu else current()
+    if like.is_cpu:
+        return (torch.get_num_threads(), deterministic(), mkldnn(), benchmark(), measuring[0])
+    return current()
+
+
+class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is
+    """Measure which backend is fastest for each problem, here and now, and remember it on this machine.
+
+    It counts for the whole process from the call on; as a ``with`` block, until the block ends. Without it
+    ``torch.backends.cudnn.benchmark = True`` does the same; ``measure(False)`` freezes: what was measured before is
+    used, and nothing more is measured. Under deterministic algorithms and while a CUDA graph is captured nothing is
+    measured either.
+
+    Args:
+        on: False measures nothing, whatever cudnn.benchmark says.
+        share: of the running time that measuring may take. Where it is used up, the rules decide until there is time
+            again. ``float("inf")``: measure every problem when it is first met, however long that takes.
+
+    Raises:
+        ValueError: a share that is not positive.
+
+    Equivalent to:
+        >>> import convgrad
+        >>> x, w = torch.ones(2, 4, 8, 8), torch.ones(4, 1, 3, 3)
+        >>> with convgrad.measure():
+        ...     y = convgrad.conv2d(x, w, groups=4)
+    """
+
+    def __init__(self, on: bool = True, *, share: float = _USUAL_SHARE) -> None:
+        if not share > 0:
+            raise ValueError(f"share={share} must be positive; measure(False) measures nothing")
+        self._before = measuring[0]
+        measuring[0] = float(share) if on else 0.0
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exception: object) -> None:
+        measuring[0] = self._before

@@ -68,6 +68,7 @@ class AtenDirect(Backend):
     #: What it computes; empty where there are other rules.
     dtypes: tuple[torch.dtype, ...] = ()
     from_pytorch = True
+    candidate = False
 
     def built(self) -> bool:
         """Whether this PyTorch was built with it."""

@@ -89,6 +89,10 @@ class Backend(ABC):
     source: str | None = None
     #: Its kernels are PyTorch's: what they do beyond what PyTorch promises depends on the processor.
     from_pytorch: bool = False
+    #: Measured against the others where nobody names one.
+    candidate: bool = True
+    #: What a measurement depends on beside the release of the library: a digest of a source, of a compiled library.
+    version: str = ""
 
     @abstractmethod
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:

@@ -28,6 +28,7 @@ class ReferenceBackend(Backend):
     name = "reference"
     summary = "the definition, in 64 bits: slow, and what the others are checked against"
     layouts = ("strided",)
+    candidate = False
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         if "grad_bias" in outputs:

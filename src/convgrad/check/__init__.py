@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from .first_look import first_look
 from .problems import default_problems
 from .properties import PROPERTIES
 from .report import CheckReport, CheckResult
+from .shrink import shrunk
 from .suite import check_backend, check_problem, outputs_of
 
 __all__ = [
@@ -14,5 +16,7 @@ __all__ = [
     "check_backend",
     "check_problem",
     "default_problems",
+    "first_look",
     "outputs_of",
+    "shrunk",
 ]

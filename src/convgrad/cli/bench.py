@@ -17,7 +17,7 @@ import typer
 from torch import Tensor
 
 from .._compat import channels_last_of
-from ..check import check_problem
+from ..check import check_problem, shrunk
 from ..diagnostics import Machine, limits_of, plan_of, random_operands
 from ..engine import backends, choose, get_backend, reasons_against
 from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
@@ -25,7 +25,6 @@ from ..problem import PASSES, ConvProblem, Pass
 from ..settings import current
 from .app import app, device_here, fail, say, say_table
 from .problem_arguments import read_problems
-from .shrink import shrunk
 
 __all__ = ["bench"]
 

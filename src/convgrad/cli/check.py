@@ -11,14 +11,13 @@ import torch
 import typer
 from rich.console import Console
 
-from ..check import PROPERTIES, CheckReport, CheckResult, check_problem, default_problems, outputs_of
+from ..check import PROPERTIES, CheckReport, CheckResult, check_problem, default_problems, outputs_of, shrunk
 from ..diagnostics import explain_problem
 from ..engine import backends, get_backend
 from ..problem import ConvProblem, Output
 from ..tables import command_lines
 from .app import app, device_here, fail, outputs_named, say, width
 from .problem_arguments import read_problems
-from .shrink import shrunk
 
 __all__ = ["check"]
 

@@ -59,6 +59,8 @@ class CustomBackend(Backend):
         devices: the types of device on which it runs; None: any.
     """
 
+    candidate = False  # it computes wherever it can, or where it is named
+
     def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool, source: Iterable[Any]) -> None:
         self.name, self.devices, self.preferred = name, devices, prefer
         self.verified, self.note = False, "not verified"

@@ -16,7 +16,7 @@ from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
 from .capture import capture, problem_on
 from .explanation import Answer, Explanation, Layer, ModelExplanation
-from .measure import require_here, timed
+from .measure import is_here, require_here, timed
 from .roofline import limits_of
 
 __all__ = ["explain", "explain_problem"]
@@ -136,10 +136,11 @@ def explain_problem(
     machine = _machine(device)
     runs = _aten_runs(problem, machine)
     answers: list[Answer] = []
+    here = is_here(machine)
     with described(machine.capability):
         for forward in (True, False):  # one call each, whose outputs are chosen together
             together = in_order([o for o in given if (o == problem.bias_pass) == forward])
-            answers += _answers(problem, together, machine, runs)
+            answers += _answers(problem, together, machine, runs, here)
     if measure:
         require_here(machine)
         answers = timed(problem, answers, torch.device(machine.device_type))
@@ -147,11 +148,11 @@ def explain_problem(
 
 
 def _answers(
-    problem: ConvProblem, together: tuple[Output, ...], machine: Machine, aten_runs: dict[Output, str]
+    problem: ConvProblem, together: tuple[Output, ...], machine: Machine, aten_runs: dict[Output, str], here: bool
 ) -> list[Answer]:
     """Every backend's answer for the outputs of one call, the chosen one first."""
     place, flags = torch.device(machine.device_type), settings.current()
-    steps = () if problem.empty else choose(problem, together, place, flags, active())
+    steps = () if problem.empty else choose(problem, together, place, flags, active(), stored=here)
     layout = "channels_last" if problem.channels_last else "contiguous"
     answers: list[Answer] = []
     for output in together:

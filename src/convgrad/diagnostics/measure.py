@@ -10,17 +10,26 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..engine import Plan, Step, get_backend
+from .. import engine
+from ..engine import Plan, Step, get_backend, slots_of
 from ..engine.ab_timer import compare
-from ..problem import OPERANDS, PASSES, ConvProblem, Pass
+from ..problem import PASSES, ConvProblem, Pass
 from .aten_rules import Machine
 from .explanation import Answer
 from .onednn_log import OneDNNLog
 
-__all__ = ["plan_of", "random_operands", "require_here", "timed"]
+__all__ = ["is_here", "plan_of", "random_operands", "require_here", "timed"]
 
 _MOST_BYTES = 4 << 30
 _SLOW = 0.2  # seconds
+
+
+def is_here(machine: Machine) -> bool:
+    """Whether a machine is this one, not one that is only described."""
+    try:
+        return machine == Machine.here(machine.device_type)
+    except (ValueError, RuntimeError):
+        return False
 
 
 def require_here(machine: Machine) -> None:
@@ -29,20 +38,13 @@ def require_here(machine: Machine) -> None:
     Raises:
         ValueError: it is not here.
     """
-    try:
-        here = Machine.here(machine.device_type)
-    except (ValueError, RuntimeError):
-        here = None
-    if machine != here:
+    if not is_here(machine):
         raise ValueError(f"{machine} is not here, so nothing can be measured on it")
 
 
 def random_operands(problem: ConvProblem, pass_: Pass, device: torch.device) -> list[Tensor]:
     """The two operands of a pass, in the problem's layout."""
-    shapes = [problem.shape_of(slot) for slot in OPERANDS[pass_]]
-    real, here = problem.dtype.is_floating_point, "cpu"  # not the user's default device
-    made = [torch.randn(s, device=here) if real else torch.randint(-3, 4, s, device=here) for s in shapes]
-    return [t.to(device, problem.dtype).contiguous(memory_format=problem.memory_format) for t in made]
+    return engine.random_operands(problem, slots_of((pass_,)), device)
 
 
 def plan_of(problem: ConvProblem, pass_: Pass, backend: str, device: torch.device) -> Plan:

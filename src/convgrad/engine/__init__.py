@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ..backends import built_in
-from . import store
+from . import measurements, store
 from .cache import generation, invalidate, remember
-from .choice import Step, choose
+from .choice import choose
 from .events import Event, observed, observers, thread
+from .measurer import check_with, measure_now, random_operands, spent
 from .operands import operand_format, prepare
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, unregister
@@ -21,14 +22,17 @@ from .resolver import (
     make,
     resolve,
 )
+from .steps import SLOTS, Step, slots_of
 
 __all__ = [
+    "SLOTS",
     "Event",
     "Plan",
     "Request",
     "Step",
     "active",
     "backends",
+    "check_with",
     "checked_backward",
     "checked_convolution",
     "checked_grad_input",
@@ -40,11 +44,14 @@ __all__ = [
     "invalidate",
     "layout_of",
     "make",
+    "measure_now",
+    "measurements",
     "observed",
     "observers",
     "operand_format",
     "plan_for",
     "prepare",
+    "random_operands",
     "reasons_against",
     "register",
     "remember",
@@ -52,6 +59,8 @@ __all__ = [
     "resolve",
     "resume",
     "set_default_backend",
+    "slots_of",
+    "spent",
     "store",
     "thread",
     "traced",

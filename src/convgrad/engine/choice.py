@@ -1,8 +1,10 @@
-"""Which backend computes which output: an explicit request first, then a kernel of the user's, then the rules."""
+"""Which backend computes which output, and who decides it.
+
+A request by name; else a kernel that the user registered for that; else what was measured of this problem on this
+machine; else, where measuring is on, a measurement now; else the rules; where nobody has measured anything, ATen.
+"""
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import torch
 
@@ -10,19 +12,14 @@ from ..backends import Backend
 from ..errors import BackendError
 from ..problem import ConvProblem, Output, Pass, passes_of
 from ..settings import Settings
+from .measurements import SETTLED, find
+from .measurer import measure_now, steps_of, worth_measuring
 from .registry import backends, get_backend, reasons_against
 from .request import Request
 from .rules import why_native
+from .steps import Step
 
-__all__ = ["Step", "choose"]
-
-
-class Step(NamedTuple):
-    """One call of one backend, and why it was chosen."""
-
-    backend: Backend
-    outputs: tuple[Output, ...]
-    reason: str
+__all__ = ["choose"]
 
 
 def choose(
@@ -31,40 +28,125 @@ def choose(
     device: torch.device,
     settings: Settings,
     request: Request | None,
+    *,
+    now: bool = False,
+    stored: bool = True,
 ) -> tuple[Step, ...]:
     """The steps that compute ``outputs``; a ``grad_bias`` that no step yields is the engine's sum.
 
     Several gradients come from one sweep where the backend that is chosen for all of them has one.
 
+    Args:
+        now: they are about to run, so they may be measured where measuring is on.
+        stored: look at what was measured here: not where the question is about another machine.
+
     Raises:
         BackendError: a requested backend cannot, or none can; the message holds every backend's reasons.
     """
     passes = passes_of(outputs)
-    request = request or Request()
-    if len(passes) > 1:
-        sweep = _sweep(problem, outputs, device, settings, request)
-        if sweep is not None:
-            return (sweep,)
-    return tuple(_single(problem, p, device, settings, request) for p in passes)
+    names = {_name_for(p, request, alone=len(passes) == 1) for p in passes}
+    steps: tuple[Step, ...] = ()
+    if len(names) == 1:
+        name, mine = names.pop(), _preferred(problem, passes, device, settings)
+        if name is not None:
+            steps = _by(get_backend(name), "requested by name", problem, outputs, device, settings)
+            if not steps and len(passes) == 1:
+                raise BackendError(_refusal(f"backend {name!r}", problem, passes[0], device, settings))
+        elif mine is not None:
+            steps = _by(mine, "registered by the user", problem, outputs, device, settings)
+        else:
+            unsettled = False
+            if stored and not (settings.deterministic or (settings.cudnn_deterministic and device.type != "cpu")):
+                steps, unsettled = _measured(problem, outputs, device, settings, now)
+            if not steps:
+                steps = _by_rule(problem, outputs, device, settings)
+            steps = tuple(step._replace(unsettled=unsettled) for step in steps)
+    return steps or tuple(
+        step for p in passes for step in choose(problem, (p,), device, settings, request, now=now, stored=stored)
+    )
 
 
-def _single(problem: ConvProblem, pass_: Pass, device: torch.device, settings: Settings, request: Request) -> Step:
-    name = request.of(pass_)
-    if name is not None and not _only_swept(get_backend(name), pass_):
-        if reasons_against(get_backend(name), problem, (pass_,), device, settings):
-            raise BackendError(_refusal(f"backend {name!r}", problem, pass_, device, settings))
-        return Step(get_backend(name), (pass_,), "requested by name" + _unchecked(get_backend(name)))
-    usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, (pass_,), device, settings)}
+# ---- by name -------------------------------------------------------------------------------------
+
+
+def _name_for(pass_: Pass, request: Request | None, alone: bool) -> str | None:
+    """The backend that is requested for a pass.
+
+    Of one that computes the pass only with others, nothing is requested where it is wanted alone.
+    """
+    name = request.of(pass_) if request else None
+    if name is None or not alone or pass_ in get_backend(name).passes:
+        return name
+    return None if any(pass_ in sweep for sweep in get_backend(name).sweeps) else name
+
+
+def _preferred(
+    problem: ConvProblem, passes: tuple[Pass, ...], device: torch.device, settings: Settings
+) -> Backend | None:
+    """The kernel that the user registered last, of those that compute any of these passes or all at once."""
+    wanted: set[tuple[Output, ...]] = {passes, *((p,) for p in passes)}
+    for backend in reversed(backends().values()):
+        if backend.preferred and any(not reasons_against(backend, problem, o, device, settings) for o in wanted):
+            return backend
+    return None
+
+
+def _by(
+    backend: Backend,
+    reason: str,
+    problem: ConvProblem,
+    outputs: tuple[Output, ...],
+    device: torch.device,
+    settings: Settings,
+) -> tuple[Step, ...]:
+    """One call of this backend for all of the outputs, with the gradient of the bias where it can; empty: none such."""
+    passes = passes_of(outputs)
+    for wanted in dict.fromkeys((outputs, passes)) if len(passes) > 1 else (passes,):
+        if not reasons_against(backend, problem, wanted, device, settings):
+            swept = ", in one sweep" if len(passes) > 1 else ""
+            return (Step(backend, wanted, f"{reason}{'' if backend.verified else ', not verified'}{swept}"),)
+    return ()
+
+
+# ---- measured ------------------------------------------------------------------------------------
+
+
+def _measured(
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, now: bool
+) -> tuple[tuple[Step, ...], bool]:
+    """The fastest way of those that can, by what is known or is measured now; and whether that is to be repeated."""
+    known = find(problem, outputs, device, settings)
+    unsettled = now and worth_measuring(problem, device, settings, known)
+    if unsettled:
+        known = measure_now(problem, outputs, device, settings) or known
+        unsettled = known is None or known.count < SETTLED
+    for way, _ in known.ranked() if known else ():
+        steps = steps_of(way, problem, outputs, device, settings)
+        if known and steps:
+            return tuple(s._replace(reason=known.reason(way), unsettled=unsettled) for s in steps), unsettled
+    return (), unsettled
+
+
+# ---- by rule -------------------------------------------------------------------------------------
+
+
+def _by_rule(
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
+) -> tuple[Step, ...]:
+    """One call for all of the outputs; empty where no sweep yields them."""
+    passes = passes_of(outputs)
+    why = why_native(problem, outputs if len(passes) > 1 else passes, device, settings.threads)
+    native = backends().get("native")
+    steps = _by(native, f"by rule: {why}", problem, outputs, device, settings) if why and native else ()
+    if steps or len(passes) > 1:
+        return steps or _by(
+            get_backend("aten"), _why_first(get_backend("aten"), backends(), device), problem, outputs, device, settings
+        )
+    usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, passes, device, settings)}
     if not usable:
-        raise BackendError(_refusal("no backend", problem, pass_, device, settings))
-    preferred = [b for b in usable.values() if b.preferred]
-    if preferred:
-        return Step(preferred[-1], (pass_,), "registered by the user" + _unchecked(preferred[-1]))
-    why = why_native(problem, (pass_,), device, settings.threads) if "native" in usable else ""
-    if why:
-        return Step(usable["native"], (pass_,), f"by rule: {why}")
+        raise BackendError(_refusal("no backend", problem, "+".join(passes), device, settings))
     first = next(iter(usable.values()))
-    return Step(first, (pass_,), _why_first(first, usable, device))
+    return _by(first, _why_first(first, usable, device), problem, passes, device, settings)
 
 
 def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.device) -> str:
@@ -76,58 +158,9 @@ def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.devic
     return "no rule prefers another backend" if measured else f"no other backend was ever timed on {device.type}"
 
 
-def _sweep(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, request: Request
-) -> Step | None:
-    """All passes by one backend in one call, with grad_bias where it can."""
-    passes = passes_of(outputs)
-    requested = {request.of(p) for p in passes}
-    mine = _preferred_for(problem, passes, device, settings) if requested == {None} else None
-    if mine is not None:
-        candidates = [(mine.name, "registered by the user" + _unchecked(mine))]
-    elif requested == {None}:
-        why = why_native(problem, outputs, device, settings.threads)
-        candidates = [("native", f"by rule: {why}")] if why else []
-        candidates += [("aten", _why_first(get_backend("aten"), backends(), device))]
-    elif len(requested) == 1:
-        name = requested.pop()
-        assert name is not None
-        candidates = [(name, "requested by name" + _unchecked(get_backend(name)))]
-    else:
-        return None
-    for name, reason in candidates:
-        for wanted in dict.fromkeys((outputs, passes)):
-            backend = backends().get(name)
-            if backend is not None and not reasons_against(backend, problem, wanted, device, settings):
-                return Step(backend, wanted, f"{reason}, in one sweep")
-    return None
-
-
-def _preferred_for(
-    problem: ConvProblem, passes: tuple[Pass, ...], device: torch.device, settings: Settings
-) -> Backend | None:
-    """The kernel of the user's that was registered last, of those that compute any of these passes or all at once."""
-    wanted: list[tuple[Output, ...]] = [passes, *((p,) for p in passes)]
-    usable = [
-        b
-        for b in backends().values()
-        if b.preferred and any(not reasons_against(b, problem, o, device, settings) for o in wanted)
-    ]
-    return usable[-1] if usable else None
-
-
-def _only_swept(backend: Backend, pass_: Pass) -> bool:
-    """A pass that it computes with others only: alone, the engine chooses as if nobody had been requested."""
-    return pass_ not in backend.passes and any(pass_ in sweep for sweep in backend.sweeps)
-
-
-def _unchecked(backend: Backend) -> str:
-    return "" if backend.verified else ", not verified"
-
-
-def _refusal(who: str, problem: ConvProblem, pass_: Pass, device: torch.device, settings: Settings) -> str:
+def _refusal(who: str, problem: ConvProblem, pass_: str, device: torch.device, settings: Settings) -> str:
     lines = [f"{who} cannot compute {pass_} of {problem} on {device}:"]
     for b in backends().values():
-        against = reasons_against(b, problem, (pass_,), device, settings)
+        against = reasons_against(b, problem, (pass_,), device, settings)  # pyright: ignore[reportArgumentType]
         lines.append(f"  {b.name}: {'; '.join(against) or 'can'}")
     return "\n".join(lines)

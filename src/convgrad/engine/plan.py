@@ -16,16 +16,17 @@ from .. import settings
 from .._compat import profiler_enabled
 from ..backends import runs_as_stated, statable_arguments
 from ..calculus import Role
-from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, gradient_outputs, in_order
+from ..problem import RESULT, ConvProblem, Output, gradient_outputs, in_order
 from .cache import generation
-from .choice import Step, choose
+from .choice import choose
 from .events import observed, observers
-from .operands import is_prepared, operand_format, prepare, prepare_bias
+from .measurer import look_again
+from .operands import is_prepared
 from .request import Request, active, resume
+from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
 
 __all__ = ["Plan", "plan_for"]
 
-_SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
 #: PyTorch's second derivatives of a convolution in groups take a number of kernel calls that grows with the groups.
 #: Up to here they are as fast as ours (0.55x to 1.0x of our time at 2 to 32 groups; 1.1x at 64, 2.3x at 256).
 _MOST_GROUPS = 32
@@ -58,6 +59,7 @@ class Plan:
         "_program",
         "_rests",
         "_transposed",
+        "_unsettled",
         "arguments",
         "aten",
         "backwards",
@@ -86,7 +88,9 @@ class Plan:
         self.device = device
         self.steps = () if problem.empty else steps
         one_call = len(self.steps) == 1 and self.steps[0].backend.name == "aten"
-        self.aten = one_call and runs_as_stated(problem)
+        #: PyTorch's own call would not come by here, where an unsettled choice is looked at again.
+        self._unsettled = any(step.unsettled for step in self.steps)
+        self.aten = one_call and not self._unsettled and runs_as_stated(problem)
         self.arguments: tuple[Any, ...] = statable_arguments(problem) if self.aten else ()
         self.kernel: Callable[..., Tensor] = self.contract
         self.form: Any = None
@@ -95,7 +99,9 @@ class Plan:
         self.generation = generation[0] if since is None else since
         self._kernels: list[Callable[..., Any]] | None = None
         #: For each step: which slots it reads, and where among the outputs its results belong.
-        self._program = [(_slots_of(step), tuple([outputs.index(o) for o in step.outputs])) for step in self.steps]
+        self._program = [
+            (slots_of(step.outputs), tuple([outputs.index(o) for o in step.outputs])) for step in self.steps
+        ]
         yielded = {o for step in self.steps for o in step.outputs}
         self._rests = [i for i, output in enumerate(outputs) if output not in yielded]
         #: Where among the outputs PyTorch's grad_input, grad_weight and grad_bias are; -1 for none.
@@ -109,7 +115,9 @@ class Plan:
     def bind(self) -> list[Callable[..., Any]]:
         """The kernel of each step; bound when first needed, so that a plan may also be only looked at."""
         if self._kernels is None:
-            self._kernels = [_bind(self.problem, step) for step in self.steps]
+            self._kernels = [bind_step(self.problem, step) for step in self.steps]
+            if self._unsettled:
+                self._kernels[0] = look_again(self._kernels[0])
             if self._kernels:
                 self.kernel = self._kernels[0]
         return self._kernels
@@ -158,11 +166,9 @@ class Plan:
         p = self.problem
         if output != "grad_bias":
             return _empty_result(p, output, next(t for t in slots if t is not None), None)
-        tensor = slots[_SLOTS.index(p.bias_slot)]
+        tensor = slots[SLOTS.index(p.bias_slot)]
         assert tensor is not None
-        if tensor.shape[1] != 0:
-            return tensor.sum((0, *range(2, p.ndim + 2)))
-        return tensor.new_zeros(p.shape_of(p.bias_slot)[1])
+        return sum_of_bias(p, tensor)
 
     # ---- the backward of a forward plan ------------------------------------------------------------------
 
@@ -172,7 +178,7 @@ class Plan:
         if plan is None:
             with resume(self.request):
                 outputs = gradient_outputs(self._transposed, needs)
-                plan = plan_for(self.problem.replace(has_bias=False), outputs, self.device)
+                plan = plan_for(self.problem.replace(has_bias=False), outputs, self.device, now=True)
             self.backwards[needs] = plan
         return plan
 
@@ -205,55 +211,6 @@ class Plan:
         return observed(self.problem, step.outputs, step.backend.name, self.device, step.reason, call, copies)
 
 
-def _slots_of(step: Step) -> tuple[int, ...]:
-    """Which of `_SLOTS` a step reads, in the order in which its backend takes them."""
-    slots = OPERANDS[step.outputs[0]] if len(step.outputs) == 1 else _SLOTS  # pyright: ignore[reportArgumentType]
-    return tuple([_SLOTS.index(s) for s in slots])
-
-
-def _bind(problem: ConvProblem, step: Step) -> Callable[..., Any]:
-    """One function that lays out the operands, gives a workspace, adds the bias where the backend does not.
-
-    It asks of each operand whether it must be copied (`is_prepared`), in as few steps as it can: small convolutions
-    wait for nothing else.
-    """
-    backend = step.backend
-    kernel = backend.bind(problem, step.outputs)
-    size = backend.workspace(problem, step.outputs)
-    one_pass = len(step.outputs) == 1
-    fused = backend.fuses_bias(problem)
-    if "any" in backend.layouts and not size and (fused or not one_pass):
-        return kernel
-    layout = operand_format(backend, problem)
-    ask_all = layout is None or problem.dtype.is_complex  # any strides will do, or a lazy conjugate is possible
-    layout = layout or torch.contiguous_format
-    channels = (-1, *(1,) * problem.ndim)
-
-    def scratch(like: Tensor) -> Tensor | None:
-        return torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
-
-    def run_sweep(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        if ask_all or not grad_output.is_contiguous(memory_format=layout) or grad_output.is_neg():
-            grad_output = prepare(backend, problem, grad_output)
-        if ask_all or not input.is_contiguous(memory_format=layout) or input.is_neg():
-            input = prepare(backend, problem, input)
-        if ask_all or not weight.is_contiguous(memory_format=layout) or weight.is_neg():
-            weight = prepare(backend, problem, weight)
-        return kernel(grad_output, input, weight, scratch(weight) if size else None)
-
-    def run_pass(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-        if ask_all or not a.is_contiguous(memory_format=layout) or a.is_neg():
-            a = prepare(backend, problem, a)
-        if ask_all or not b.is_contiguous(memory_format=layout) or b.is_neg():
-            b = prepare(backend, problem, b)
-        if bias is None or not fused:
-            result = kernel(a, b, None, scratch(a) if size else None)
-            return result if bias is None else result.add_(bias.view(channels))
-        return kernel(a, b, prepare_bias(bias), scratch(a) if size else None)
-
-    return run_pass if one_pass else run_sweep
-
-
 def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tensor | None) -> Tensor:
     """The result of a contraction over nothing: zeros, plus bias."""
     slot = RESULT[output]  # pyright: ignore[reportArgumentType]
@@ -263,12 +220,15 @@ def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tens
     return result.contiguous(memory_format=problem.memory_format)
 
 
-def plan_for(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Plan:
+def plan_for(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, now: bool = False) -> Plan:
     """A new plan under the flags and the request in force. The plan of a call comes from `resolve`, which keeps it.
+
+    Args:
+        now: it is about to run, so that measuring makes sense where that is on.
 
     Raises:
         BackendError: a requested backend cannot compute the outputs, or none can.
     """
     outputs, since = in_order(outputs), generation[0]
-    steps = () if problem.empty else choose(problem, outputs, device, settings.current(), active())
+    steps = () if problem.empty else choose(problem, outputs, device, settings.current(), active(), now=now)
     return Plan(problem, outputs, device, steps, since)

@@ -10,7 +10,7 @@ from ..problem import ConvProblem, Output
 from ..settings import Settings
 from .cache import invalidate
 
-__all__ = ["backends", "get_backend", "reasons_against", "register", "unregister"]
+__all__ = ["backends", "get_backend", "is_capturing", "reasons_against", "register", "unregister"]
 
 _backends: dict[str, Backend] = {}
 
@@ -70,10 +70,11 @@ def reasons_against(
     demanded = settings.deterministic or (settings.cudnn_deterministic and device.type != "cpu")
     if demanded and not backend.deterministic:
         reasons.append("deterministic algorithms are demanded and it does not repeat its bits")
-    if device.type == "cuda" and not backend.capture_safe and _capturing():
+    if device.type == "cuda" and not backend.capture_safe and is_capturing():
         reasons.append("a CUDA graph is being captured and it may not be called then")
     return reasons + backend.reasons_against(problem, outputs, device)
 
 
-def _capturing() -> bool:
+def is_capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

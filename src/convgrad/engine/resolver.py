@@ -51,6 +51,7 @@ __all__ = [
 
 Ints = Sequence[int]
 _threads, _deterministic, _mkldnn = torch.get_num_threads, settings.deterministic, settings.mkldnn
+_benchmark, _measuring = settings.benchmark, settings.measuring
 
 
 def find(
@@ -103,7 +104,7 @@ def find(
             None if c is None else (c.shape, c.dtype, c.device, c.layout),
             memory_format,
             requested(),
-            (_threads(), _deterministic(), _mkldnn()) if a.is_cpu else settings.current(),
+            (_threads(), _deterministic(), _mkldnn(), _benchmark(), _measuring[0]) if a.is_cpu else settings.current(),
         )
     except (ValueError, RuntimeError):  # an argument that has no bytes, a tensor that has no strides
         return None
@@ -167,7 +168,7 @@ def make(
     outputs: tuple[Output, ...] = (problem.bias_pass,)
     if op != "convolution":
         outputs = gradient_outputs(g.transposed, checked.mask)
-    plan = plan_for(problem, outputs, a.device)
+    plan = plan_for(problem, outputs, a.device, now=True)
     if plan.aten and op.startswith("convolution"):  # operators of PyTorch's, which would get a and b as they are
         plan.aten = not reads_odd_strides(problem, a, b)
     if op == "convolution":

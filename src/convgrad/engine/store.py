@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import warnings
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-__all__ = ["folder", "forget", "items", "read", "write"]
+__all__ = ["alone", "folder", "forget", "items", "read", "write"]
 
 _FILE = "store.sqlite3"
+_LOCK = "measuring.lock"
 _TABLE = "rows_1"  # a change of its columns takes the next number
 _CREATE = (
     f"CREATE TABLE IF NOT EXISTS {_TABLE} (kind TEXT, key TEXT, value TEXT, checksum TEXT, PRIMARY KEY (kind, key))"
@@ -71,10 +74,13 @@ def read(kind: str, key: str) -> Any | None:
     return _intact(kind, rows).get(key)
 
 
-def items(kind: str) -> dict[str, Any]:
-    """Every key of a kind with its value, in the order of the keys."""
-    found = _intact(kind, _execute(f"SELECT key, value, checksum FROM {_TABLE} WHERE kind = ?", (kind,)))
-    found |= {key: json.loads(text) for (of, key), text in _unwritten.copy().items() if of == kind}
+def items(kind: str, prefix: str = "") -> dict[str, Any]:
+    """Every key of a kind that starts in this way with its value, in the order of the keys."""
+    condition = "kind = ? AND substr(key, 1, ?) = ?"
+    rows = _execute(f"SELECT key, value, checksum FROM {_TABLE} WHERE {condition}", (kind, len(prefix), prefix))
+    found = _intact(kind, rows)
+    unwritten = _unwritten.copy().items()
+    found |= {key: json.loads(text) for (of, key), text in unwritten if of == kind and key.startswith(prefix)}
     return dict(sorted(found.items()))
 
 
@@ -107,6 +113,42 @@ def forget(kind: str | None = None) -> int:
     if rows and rows[0][0] and _execute(f"DELETE FROM {_TABLE}{condition}", arguments, writes=True) is not None:
         count += rows[0][0]
     return count
+
+
+@contextmanager
+def alone(wait: float = 0.0) -> Iterator[bool]:
+    """Whether no other process (or thread) that shares the folder is inside such a block; held until the block ends.
+
+    The system opens the lock when a process ends, however it ends. Where there are no locks everybody is alone.
+
+    Args:
+        wait: seconds to wait until the others have left.
+    """
+    try:
+        import fcntl
+
+        where = folder()
+        if where is None:
+            raise OSError("there is no folder")
+        where.mkdir(parents=True, exist_ok=True)
+        file = open(where / _LOCK, "a")  # noqa: SIM115 - closed below
+    except (ImportError, OSError, RuntimeError):
+        yield True
+        return
+    with file:
+        end = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                found = True
+            except BlockingIOError:
+                found = False
+            except OSError:  # a file system without locks
+                found = True
+            if found or time.monotonic() >= end:
+                break
+            time.sleep(0.01)
+        yield found
 
 
 def _checksum(kind: str, key: str, value: bytes) -> str:

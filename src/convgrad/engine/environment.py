@@ -1,0 +1,86 @@
+"""Where a measurement holds: everything beside the problem that changes how long its kernels take, as one text."""
+
+from __future__ import annotations
+
+import platform
+from functools import lru_cache
+
+import torch
+
+from .._compat import cuda_driver, fp32_precision
+from ..settings import Settings
+
+__all__ = ["environment", "kind_of_machine"]
+
+
+def environment(device: torch.device, settings: Settings) -> str:
+    """The machine, the versions and the flags; empty for a device that is not here.
+
+    What changes with one backend alone (a compiled library, the source of a user's function) belongs to the
+    backend (``Backend.version``).
+
+    Equivalent to:
+        >>> from convgrad.settings import current
+        >>> environment(torch.device("cpu"), current()).startswith("cpu ")
+        True
+    """
+    if device.type == "cpu":
+        from .ab_timer import memory_kept
+
+        mkldnn = f"onednn {fp32_precision('mkldnn')}" if settings.mkldnn_enabled else "no onednn"
+        flags = f"{settings.threads} threads, {mkldnn}, matmul {torch.get_float32_matmul_precision()}"
+        flags += ", memory kept" if memory_kept() else ""
+    else:
+        on = {"cudnn": settings.cudnn_enabled, "benchmark": settings.cudnn_benchmark, "tf32": settings.cudnn_tf32}
+        flags = " ".join(name if value else f"no {name}" for name, value in on.items())
+    machine = kind_of_machine(device)
+    return machine and f"{machine}; {_versions(device.type)}; {flags}"
+
+
+@lru_cache
+def kind_of_machine(device: torch.device) -> str:
+    """The processor, as far as kernels can tell; empty for a device that is not here.
+
+    Equivalent to:
+        >>> kind_of_machine(torch.device("cuda", 99))
+        ''
+    """
+    if device.type == "cpu":
+        return f"cpu {_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
+        return ""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"cuda {torch.cuda.get_device_name(device)}, {major}.{minor}, driver {cuda_driver()}"
+
+
+@lru_cache
+def _versions(device_type: str) -> str:
+    from .. import __version__
+
+    parts = [f"convgrad {__version__}", f"torch {torch.__version__}"]
+    if device_type != "cpu":
+        from importlib.metadata import PackageNotFoundError, version
+
+        parts.append(f"cudnn {torch.backends.cudnn.version()}")
+        try:
+            parts.append(f"triton {version('triton')}")
+        except PackageNotFoundError:
+            parts.append("no triton")
+    return ", ".join(parts)
+
+
+def _processor() -> str:
+    """Vendor's name, family and model: the name alone may be no more than "AMD EPYC"."""
+    found = {}
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if not line.strip():  # the first processor is enough
+                    break
+                name, _, value = line.partition(":")
+                found[name.strip()] = value.strip()
+    except OSError:
+        pass
+    numbers = [found[n] for n in ("cpu family", "model", "CPU implementer", "CPU part") if n in found]
+    name = found.get("model name") or platform.processor() or platform.machine()
+    return f"{name} {'/'.join(numbers)}".strip()

@@ -1,0 +1,195 @@
+"""What was measured of a problem on this machine: read from the store, merged into it, and what follows from it.
+
+A **way** to compute some outputs is the names of backends: one, for a single pass or for several outputs in one sweep;
+or one for each pass, joined by commas. Times are relative to the first way of a measurement (ATen's, where it can), for
+these survive a machine that was shared; each further measurement adds one, and the median decides.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..backends import Backend
+from ..problem import ConvProblem, Output, passes_of
+from ..settings import Settings
+from ..sizes import output_length
+from . import store
+from .environment import environment
+
+__all__ = ["SETTLED", "Measurement", "add", "entries", "find", "key_of", "label", "put", "reload", "similar"]
+
+#: So many measurements, taken at different times, make a choice for good.
+SETTLED = 3
+_KEPT = 7  # of each way's times, the newest
+_KIND = "choice"
+#: A way must be this much faster than the first one to be taken instead: less is noise.
+_CLEAR = 0.98
+
+#: (folder of the store, environment) -> key -> what the store held when it was first asked, and what was added since.
+_known: dict[tuple[Path | None, str], dict[str, Any]] = {}
+
+
+@dataclass
+class Measurement:
+    """The times of each way, relative to the first one's, newest last; and the ways that were wrong."""
+
+    times: dict[str, list[float]] = field(default_factory=dict)
+    #: Way -> what was wrong with its result, or that it raised; never taken.
+    wrong: dict[str, str] = field(default_factory=dict)
+    #: It is of this problem; otherwise of one like it.
+    same: bool = field(default=True, compare=False)
+
+    @classmethod
+    def of(cls, value: Any) -> Measurement:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: it is no measurement.
+        """
+        try:
+            times = {str(way): [float(t) for t in found] for way, found in value["times"].items()}
+            wrong = {str(way): str(why) for way, why in value.get("wrong", {}).items()}
+        except (TypeError, KeyError, AttributeError, ValueError) as error:
+            raise ValueError(f"this is no measurement: {str(value)[:100]}") from error
+        if not times or not all(found and all(0 < t < math.inf for t in found) for found in times.values()):
+            raise ValueError(f"times of a measurement are positive numbers, got {str(value)[:100]}")
+        return cls(times, wrong)
+
+    def to_json(self) -> dict[str, Any]:
+        times = {way: [float(f"{t:.4g}") for t in found] for way, found in self.times.items()}
+        return {"times": times, **({"wrong": self.wrong} if self.wrong else {})}
+
+    def merged(self, newer: Measurement) -> Measurement:
+        """Both, and of each way's times the newest."""
+        if next(iter(self.times), "") != next(iter(newer.times), ""):  # relative to something else
+            return newer
+        ways = dict.fromkeys((*self.times, *newer.times))
+        times = {way: [*self.times.get(way, ()), *newer.times.get(way, ())][-_KEPT:] for way in ways}
+        wrong = {**self.wrong, **newer.wrong}
+        return Measurement({way: t for way, t in times.items() if way not in wrong}, wrong)
+
+    @property
+    def count(self) -> int:
+        """How often it was measured."""
+        return len(next(iter(self.times.values()), ()))
+
+    def ranked(self) -> list[tuple[str, float]]:
+        """Every way with its median time, the fastest first; the first way before those that are hardly faster."""
+        medians = {way: statistics.median(times) for way, times in self.times.items()}
+        first = next(iter(medians), "")
+        return sorted(medians.items(), key=lambda item: item[1] * (_CLEAR if item[0] == first else 1))
+
+    def reason(self, way: str) -> str:
+        """Why this way is taken, as a sentence."""
+        (first, base), *_ = [(w, t) for w, t in self.ranked() if w == next(iter(self.times))]
+        others = [(w, t) for w, t in self.ranked() if w != way]
+        mine = statistics.median(self.times[way])
+        often = {1: "once", 2: "twice"}.get(self.count, f"{self.count} times")
+        said = f"measured {often} on this machine" + ("" if self.same else ", a similar problem")
+        if not others:
+            return f"{said}: the only one that can"
+        if way == first:
+            return f"{said}: the next, {others[0][0]}, takes {others[0][1] / mine:.2f}x as long"
+        return f"{said}: {base / mine:.2f}x as fast as {first}"
+
+
+def label(backend: Backend) -> str:
+    """What a way calls a backend: its name, and the version of what it runs where it has one."""
+    return f"{backend.name}@{backend.version}" if backend.version else backend.name
+
+
+def key_of(problem: ConvProblem, outputs: Iterable[Output], where: str, about: bool = False) -> str:
+    """Everything that changes the answer, as text."""
+    # A gradient of the bias beside them costs every way about the same.
+    named = "+".join(passes_of(tuple(outputs)))
+    return f"{where} | {'about ' if about else ''}{named} | {problem.replace(name='')}"
+
+
+def similar(problem: ConvProblem) -> ConvProblem:
+    """One problem that stands for many: the batch a power of two, sizes above 8 a power of the square root of two.
+
+    Equivalent to:
+        >>> print(similar(ConvProblem.parse("mb30ic3iw1000oc8kw5")))
+        g1mb32ic3iw1024oc8ow1020kw5sw1pw0dw0
+    """
+    sizes = tuple(n if n <= 8 else round(2 ** (round(2 * math.log2(n)) / 2)) for n in problem.input_size)
+    batch = 2 ** round(math.log2(problem.batch)) if problem.batch else 0
+    dims = zip(sizes, problem.kernel_size, problem.stride, problem.padding, problem.dilation, strict=True)
+    outputs = tuple(output_length(n, k, s, low, high, d) for n, k, s, (low, high), d in dims)
+    if min(outputs) < 1:
+        sizes, outputs = problem.input_size, problem.output_size
+    return problem.replace(batch=batch, input_size=sizes, output_size=outputs).canonical()
+
+
+def find(
+    problem: ConvProblem,
+    outputs: tuple[Output, ...],
+    device: torch.device,
+    settings: Settings,
+    fresh: bool = False,
+) -> Measurement | None:
+    """What is known of a problem here; where there is nothing, of one like it.
+
+    Args:
+        fresh: also what other processes have found since this one first looked.
+    """
+    where = environment(device, settings)
+    known = _snapshot(where) if where else {}
+    if not known and not fresh:
+        return None
+    for about, asked in ((False, problem), (True, similar(problem))):
+        key = key_of(asked, outputs, where, about)
+        value = store.read(_KIND, key) if fresh else known.get(key)
+        if value is not None:
+            known[key] = value
+            try:
+                found = Measurement.of(value)
+            except ValueError:  # another version's
+                continue
+            found.same = not about
+            return found
+    return None
+
+
+def add(
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, new: Measurement
+) -> Measurement:
+    """Keep a further measurement, of the problem and of those like it; what is known now."""
+    where = environment(device, settings)
+    found = put(key_of(problem, outputs, where), new, where)
+    put(key_of(similar(problem), outputs, where, about=True), new, where)
+    return found
+
+
+def put(key: str, new: Measurement, where: str) -> Measurement:
+    """Merge a measurement into what the store holds under a key."""
+    before = store.read(_KIND, key)  # not the snapshot: another process may have measured it too
+    found = new if before is None else Measurement.of(before).merged(new)
+    value = found.to_json()
+    store.write(_KIND, key, value)
+    _snapshot(where)[key] = value
+    return found
+
+
+def entries() -> dict[str, Any]:
+    """Everything that the store holds, of other machines too."""
+    return store.items(_KIND)
+
+
+def reload() -> None:
+    """Look into the store again when next asked."""
+    _known.clear()
+
+
+def _snapshot(where: str) -> dict[str, Any]:
+    place = (store.folder(), where)
+    if place not in _known:
+        _known[place] = store.items(_KIND, f"{where} | ")
+    return _known[place]

@@ -1,0 +1,320 @@
+"""The measurer: which way to compute some outputs of a problem is the fastest, found out on this machine.
+
+The candidates are the backends that can, for several gradients each sweep and the fastest separate passes. A candidate
+is checked against the reference before it is timed for the first time. Then all are called alternately, as a plan calls
+them: operands that must be copied, an added bias and the sum of a bias gradient are part of the time. One that takes
+more than twice as long as the best is called twice and no more.
+
+Measuring costs time that training waits for. Therefore it may take a small share of the running time; an
+unsettled choice is looked at again when there is time for it (`look_again`). One process at a time measures; what it
+finds the others read.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import settings as flags
+from .._compat import dispatch_modes, functorch_active, jit_tracing
+from ..backends import Backend
+from ..problem import ConvProblem, Output, passes_of
+from ..settings import Settings
+from . import store
+from .cache import invalidate
+from .environment import environment
+from .events import thread
+from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
+from .registry import backends, is_capturing, reasons_against
+from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
+
+__all__ = ["check_with", "look_again", "measure_now", "random_operands", "spent", "steps_of", "worth_measuring"]
+
+_HOPELESS = 2.0  # times the best
+_SECONDS = 0.1  # for the rounds of one comparison
+_MOST_SECONDS = 1.0  # for them, where one call takes long
+_MOST_BYTES = 2 << 30  # of operands and result
+_GRANTED = 0.5  # seconds of measuring before its share of the running time counts
+_AGAIN = 10.0  # seconds until an unsettled choice is measured again
+
+#: What is wrong with some outputs of a problem by a backend, empty where nothing is; handed in from above.
+Check = Callable[[Backend, ConvProblem, tuple[Output, ...], torch.device], str]
+
+
+class _State:
+    """Of this process: since when measuring is on, how much time it took, and when what was measured."""
+
+    def __init__(self) -> None:
+        self.check: Check | None = None
+        self.since: float | None = None
+        self.spent = 0.0
+        self.next_look = 0.0
+        #: By the key of a similar problem.
+        self.measured: dict[str, float] = {}
+        self.lock = threading.RLock()
+        self.busy = False
+
+
+_state = _State()
+
+
+def check_with(check: Check) -> None:
+    """Look at every candidate with this function before it is timed for the first time."""
+    _state.check = check
+
+
+def spent() -> float:
+    """Seconds that this process has spent measuring.
+
+    Equivalent to:
+        >>> spent() >= 0
+        True
+    """
+    return _state.spent
+
+
+# ---- whether to measure ----------------------------------------------------------------------------
+
+
+def worth_measuring(problem: ConvProblem, device: torch.device, settings: Settings, known: Measurement | None) -> bool:
+    """Whether a choice that is about to run is unsettled and may be measured here, now or a little later."""
+    if settings.measuring_share == 0 or problem.least_bytes > _MOST_BYTES or (known and known.count >= SETTLED):
+        return False
+    if not environment(device, settings):
+        return False
+    return not (jit_tracing() is not None or dispatch_modes() or functorch_active() or torch.compiler.is_compiling())
+
+
+def _affordable(settings: Settings, amount: float) -> bool:
+    """Whether measuring may take so many seconds now."""
+    if settings.measuring_share == inf:
+        return True
+    now = time.perf_counter()
+    if _state.since is None:
+        _state.since = now
+    return _GRANTED + settings.measuring_share * (now - _state.since) - _state.spent > amount
+
+
+def look_again(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel of an unsettled choice: once there is time to measure, all choices are made anew."""
+    _state.next_look = max(_state.next_look, time.perf_counter() + 1.0)
+
+    def run(*args: Any) -> Any:
+        now = time.perf_counter()
+        if now > _state.next_look:
+            _state.next_look = now + _AGAIN / 10
+            if _affordable(flags.current(), _GRANTED):
+                _state.next_look = now + _AGAIN
+                reload()
+                invalidate()
+        return kernel(*args)
+
+    return run
+
+
+def measure_now(
+    problem: ConvProblem,
+    outputs: tuple[Output, ...],
+    device: torch.device,
+    settings: Settings,
+    *,
+    force: bool = False,
+) -> Measurement | None:
+    """Measure a problem if there is time for it and nobody else is measuring; None where it was not measured.
+
+    Args:
+        force: whatever the settings and the time say, and wait for others: somebody asked for it.
+    """
+    unlimited = force or settings.measuring_share == inf
+    key = key_of(similar(problem), outputs, environment(device, settings))
+    recently = time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN
+    if not force and (recently or not _affordable(settings, 0.0)):
+        return None
+    if (device.type == "cuda" and is_capturing()) or not _state.lock.acquire(blocking=unlimited):
+        return None
+    start, outer = time.perf_counter(), _state.busy
+    try:
+        if outer:  # a candidate that calls the library
+            return None
+        _state.busy = True
+        with store.alone(_AGAIN if unlimited else 0.0) as alone:
+            if not alone:
+                return None
+            if not force and key not in _state.measured:  # somebody else may have measured it a moment ago
+                known = find(problem, outputs, device, settings, fresh=True)
+                if known is not None:
+                    _state.measured[key] = start
+                    return known
+            _state.measured[key] = start
+            return _measured(problem, outputs, device, settings)
+    except (RuntimeError, MemoryError):  # no memory for the operands
+        return None
+    finally:
+        _state.busy = outer
+        _state.spent += time.perf_counter() - start
+        _state.lock.release()
+
+
+# ---- candidates ------------------------------------------------------------------------------------
+
+
+def steps_of(
+    way: str, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
+) -> tuple[Step, ...] | None:
+    """The steps of a way; None where one of its backends is not there, is another version, or cannot."""
+    passes, names = passes_of(outputs), way.split(", ")
+    known = {label(b): b for b in backends().values()}
+    if len(names) == 1 and len(passes) > 1:
+        of: list[tuple[tuple[Output, ...], ...]] = [(outputs, passes)]  # with the gradient of the bias where it can
+    elif len(names) == len(passes):
+        of = [((p,),) for p in passes]
+    else:
+        return None
+    steps = []
+    for name, wanted in zip(names, of, strict=True):
+        backend = known.get(name)
+        able = [w for w in wanted if backend and not reasons_against(backend, problem, w, device, settings)]
+        if backend is None or not able:
+            return None
+        steps.append(Step(backend, able[0], ""))
+    return tuple(steps)
+
+
+def _candidates(
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
+) -> dict[str, tuple[Step, ...]]:
+    """Way -> its steps, ATen's first where it can."""
+    passes = passes_of(outputs)
+    names = [label(b) for b in backends().values() if b.candidate]
+    found = {name: steps_of(name, problem, outputs, device, settings) for name in names}
+    if len(passes) > 1:
+        each = [_measured(problem, (p,), device, settings) for p in passes]
+        way = ", ".join(m.ranked()[0][0] for m in each if m is not None)
+        found = {**found, way: steps_of(way, problem, outputs, device, settings)}
+    return {way: steps for way, steps in found.items() if steps is not None}
+
+
+def random_operands(problem: ConvProblem, slots: tuple[int, ...], device: torch.device) -> list[Tensor]:
+    """Random tensors for some of `SLOTS`, in the problem's layout; the user's random state stays as it is."""
+    generator = torch.Generator(device).manual_seed(0)
+    found = []
+    for i in slots:
+        shape = problem.shape_of(SLOTS[i])
+        if problem.dtype.is_floating_point or problem.dtype.is_complex:
+            t = torch.empty(shape, dtype=problem.dtype, device=device)
+            (torch.view_as_real(t) if t.is_complex() else t).uniform_(-1, 1, generator=generator)
+        else:
+            t = torch.randint(-3, 4, shape, dtype=problem.dtype, device=device, generator=generator)
+        found.append(t.contiguous(memory_format=problem.memory_format))
+    return found
+
+
+# ---- measuring -------------------------------------------------------------------------------------
+
+
+def _measured(
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
+) -> Measurement | None:
+    """Measure the candidates once more, and keep what was found; None where none can be called."""
+    known = find(problem, outputs, device, settings) or Measurement()
+    ways = _candidates(problem, outputs, device, settings)
+    wrong = {}
+    for way, steps in ways.items():
+        if way not in known.times or not known.same:
+            why = known.wrong.get(way) or _wrong(problem, steps, device)
+            if why:
+                wrong[way] = why
+    ways = {way: steps for way, steps in ways.items() if way not in {**known.wrong, **wrong}}
+    if not ways:
+        return None
+    slots = slots_of(outputs if len(passes_of(outputs)) > 1 else passes_of(outputs))
+    recorded, thread.in_backend = thread.in_backend, True  # PyTorch's convolutions in it are not taken over
+    try:
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
+            tensors = dict(zip(slots, random_operands(problem, slots, device), strict=True))
+            calls = {way: _call(problem, outputs, steps, tensors) for way, steps in ways.items()}
+            times, raised = _times(calls, device)
+    finally:
+        thread.in_backend = recorded
+    if not times:
+        return None
+    return add(problem, outputs, device, settings, Measurement({w: [t] for w, t in times.items()}, wrong | raised))
+
+
+def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) -> str:
+    """What is wrong with a candidate, said aloud; ATen is never banned."""
+    for step in steps:
+        check = _state.check if step.backend.name != "aten" else None
+        why = check(step.backend, problem, step.outputs, device) if check else ""
+        if why:
+            warnings.warn(
+                f"the backend {step.backend.name!r} is not used for {problem}, it is wrong there: {why}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return why
+    return ""
+
+
+def _call(
+    problem: ConvProblem, outputs: tuple[Output, ...], steps: tuple[Step, ...], tensors: dict[int, Tensor]
+) -> Callable[[], None]:
+    """What a plan would do, without its results."""
+    bound = []
+    for step in steps:
+        args: list[Tensor] = [tensors[i] for i in slots_of(step.outputs)]
+        if problem.has_bias and step.outputs == (problem.bias_pass,):
+            args.append(args[0].new_ones(problem.shape_of(problem.bias_slot)[1]))
+        bound.append(partial(bind_step(problem, step), *args))
+    yielded = {o for step in steps for o in step.outputs}
+    if "grad_bias" in outputs and "grad_bias" not in yielded and len(passes_of(outputs)) > 1:
+        bound.append(partial(sum_of_bias, problem, tensors[SLOTS.index(problem.bias_slot)]))
+
+    def call() -> None:
+        for kernel in bound:
+            kernel()
+
+    return call
+
+
+def _times(calls: dict[str, Callable[[], None]], device: torch.device) -> tuple[dict[str, float], dict[str, str]]:
+    """The time of each way relative to the first one's, and what those raised that cannot be called."""
+    from .ab_timer import compare
+
+    once: dict[str, float] = {}
+    raised: dict[str, str] = {}
+    for way, call in calls.items():
+        try:
+            slow = _seconds(call, device) > _MOST_SECONDS  # it allocates, compiles, plans
+            once[way] = min(_seconds(call, device) for _ in range(1 if slow else 2))
+        except Exception as error:  # whatever a user's function raises
+            raised[way] = f"it raised {type(error).__name__}: {str(error)[:200]}"
+    if not once:
+        return {}, raised
+    first, fastest = next(iter(once)), min(once, key=lambda way: once[way])
+    hopeful = {way: call for way, call in calls.items() if once.get(way, inf) <= _HOPELESS * once[fastest]}
+    if len(hopeful) > 1:
+        round_takes = sum(once[way] for way in hopeful)
+        rounds = max(1, min(7, int(_MOST_SECONDS / round_takes)))
+        seen = compare(hopeful, fastest, seconds=_SECONDS, device=device, least_rounds=rounds)
+        for way in hopeful:
+            once[way] = once[fastest] / seen.speedup(way).value
+    return {way: seconds / once[first] for way, seconds in once.items()}, raised
+
+
+def _seconds(call: Callable[[], None], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return max(time.perf_counter() - start, 1e-9)

@@ -1,0 +1,83 @@
+"""A step: one call of one backend, and the function that makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..backends import Backend
+from ..problem import OPERANDS, ConvProblem, Output, Slot
+from .operands import operand_format, prepare, prepare_bias
+
+__all__ = ["SLOTS", "Step", "bind_step", "slots_of", "sum_of_bias"]
+
+SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
+
+
+class Step(NamedTuple):
+    """One call of one backend, and why it was chosen."""
+
+    backend: Backend
+    outputs: tuple[Output, ...]
+    reason: str
+    #: The choice is to be looked at again, once there is time to measure.
+    unsettled: bool = False
+
+
+def slots_of(outputs: tuple[Output, ...]) -> tuple[int, ...]:
+    """Which of `SLOTS` one call for these outputs reads, in the order in which its backend takes them."""
+    slots = OPERANDS[outputs[0]] if len(outputs) == 1 else SLOTS  # pyright: ignore[reportArgumentType]
+    return tuple([SLOTS.index(s) for s in slots])
+
+
+def bind_step(problem: ConvProblem, step: Step) -> Callable[..., Any]:
+    """One function that lays out the operands, gives a workspace, adds the bias where the backend does not.
+
+    It asks of each operand whether it must be copied (`is_prepared`), in as few steps as it can: small convolutions
+    wait for nothing else.
+    """
+    backend = step.backend
+    kernel = backend.bind(problem, step.outputs)
+    size = backend.workspace(problem, step.outputs)
+    one_pass = len(step.outputs) == 1
+    fused = backend.fuses_bias(problem)
+    if "any" in backend.layouts and not size and (fused or not one_pass):
+        return kernel
+    layout = operand_format(backend, problem)
+    ask_all = layout is None or problem.dtype.is_complex  # any strides will do, or a lazy conjugate is possible
+    layout = layout or torch.contiguous_format
+    channels = (-1, *(1,) * problem.ndim)
+
+    def scratch(like: Tensor) -> Tensor | None:
+        return torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
+
+    def run_sweep(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        if ask_all or not grad_output.is_contiguous(memory_format=layout) or grad_output.is_neg():
+            grad_output = prepare(backend, problem, grad_output)
+        if ask_all or not input.is_contiguous(memory_format=layout) or input.is_neg():
+            input = prepare(backend, problem, input)
+        if ask_all or not weight.is_contiguous(memory_format=layout) or weight.is_neg():
+            weight = prepare(backend, problem, weight)
+        return kernel(grad_output, input, weight, scratch(weight) if size else None)
+
+    def run_pass(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        if ask_all or not a.is_contiguous(memory_format=layout) or a.is_neg():
+            a = prepare(backend, problem, a)
+        if ask_all or not b.is_contiguous(memory_format=layout) or b.is_neg():
+            b = prepare(backend, problem, b)
+        if bias is None or not fused:
+            result = kernel(a, b, None, scratch(a) if size else None)
+            return result if bias is None else result.add_(bias.view(channels))
+        return kernel(a, b, prepare_bias(bias), scratch(a) if size else None)
+
+    return run_pass if one_pass else run_sweep
+
+
+def sum_of_bias(problem: ConvProblem, tensor: Tensor) -> Tensor:
+    """The gradient of the bias from what fills ``problem.bias_slot``: a sum over batch and space."""
+    if tensor.shape[1] != 0:
+        return tensor.sum((0, *range(2, problem.ndim + 2)))
+    return tensor.new_zeros(problem.shape_of(problem.bias_slot)[1])

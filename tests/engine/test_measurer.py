@@ -1,0 +1,487 @@
+"""Measured choices: what is measured, when, how often, and who decides. Fakes sleep, so what wins is certain."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.flop_counter import FlopCounterMode
+
+import convgrad
+from convgrad.backends import Backend
+from convgrad.engine import cache, get_backend, measurements, measurer, register, store, unregister
+from convgrad.engine.environment import environment
+from convgrad.engine.measurements import Measurement, similar
+from convgrad.problem import ConvProblem
+from convgrad.settings import current, measure
+
+P = ConvProblem.parse("g1mb2ic24ih20oc24oh20kh3ph1")
+CPU = torch.device("cpu")
+BOTH = ("grad_input", "grad_weight")
+X, W = torch.randn(2, 24, 20, 20), torch.randn(24, 24, 3, 3)
+
+
+class Fake(Backend):
+    """ATen, later by ``seconds``; where these are 0 and it ``cheats``, nothing of a problem that is not small."""
+
+    candidate = True
+    sweeps = (BOTH,)
+    layouts = ("strided",)
+
+    def __init__(self, name: str, seconds: dict[str, float] | float = 0.0, *, cheats: bool = False, off: float = 0.0):
+        self.name, self._cheats, self._off = name, cheats, off
+        self._seconds = seconds if isinstance(seconds, dict) else dict.fromkeys(("forward", *BOTH, "sweep"), seconds)
+        self.calls: list[tuple[str, ...]] = []
+
+    def reasons_against(self, problem: ConvProblem, outputs: Any, device: torch.device) -> list[str]:
+        missing = ("sweep" if len(outputs) > 1 else outputs[0]) not in self._seconds
+        return ["it does not"] if missing else get_backend("aten").reasons_against(problem, outputs, device)
+
+    def bind(self, problem: ConvProblem, outputs: Any) -> Callable[..., Any]:
+        kernel = get_backend("aten").bind(problem, outputs)
+        large = problem.flops > 400_000
+        seconds = self._seconds["sweep" if len(outputs) > 1 else outputs[0]]
+        shapes = {"forward": problem.output_shape, "grad_input": problem.input_shape}
+        empty = [torch.zeros(shapes.get(o, problem.weight_shape)) for o in outputs]
+
+        def run(*args: Any) -> Any:
+            self.calls.append(outputs)
+            if self._cheats and large and not seconds:
+                return empty[0] if len(empty) == 1 else tuple(empty)
+            time.sleep(seconds * large)
+            found = kernel(*args)
+            return found if len(outputs) > 1 else found + self._off
+
+        return run
+
+    def fuses_bias(self, problem: ConvProblem) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Iterator[Any]:
+    """A store of its own, nothing measured so far, only fakes beside ATen, and all flags as they were."""
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(store, "_unwritten", {})
+    fresh(monkeypatch)
+    for name in ("im2col", "aten:channels_last"):
+        monkeypatch.setattr(type(get_backend(name)), "candidate", False)
+    before, benchmark = list(convgrad.list_backends()), torch.backends.cudnn.benchmark
+    yield tmp_path
+    for name in set(convgrad.list_backends()) - set(before):
+        unregister(name)
+    torch.backends.cudnn.benchmark = benchmark
+    cache.invalidate()
+
+
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a new process begins."""
+    state = measurer._State()
+    state.check = measurer._state.check
+    monkeypatch.setattr(measurer, "_state", state)
+    measurements.reload()
+    cache.invalidate()
+
+
+def known(outputs: tuple[str, ...] = ("forward",), problem: ConvProblem = P) -> Measurement | None:
+    return measurements.find(problem, outputs, CPU, current(), fresh=True)  # pyright: ignore[reportArgumentType]
+
+
+def forward(x: torch.Tensor = X) -> torch.Tensor:
+    return convgrad.conv2d(x, W, padding=1)
+
+
+def chosen(outputs: Any = ("forward",), problem: ConvProblem = P) -> tuple[str, str]:
+    """Backends and the reason of the first."""
+    steps = convgrad.engine.choose(problem, outputs, CPU, current(), None)
+    return "+".join(s.backend.name for s in steps), steps[0].reason
+
+
+def everything() -> measure:
+    return measure(share=float("inf"))
+
+
+# ---- who decides -----------------------------------------------------------------------------------
+
+
+def test_nothing_is_measured_unless_somebody_asks_for_it():
+    quick = Fake("quick", cheats=True)
+    register(quick)
+    forward()
+    assert (quick.calls, measurements.entries()) == ([], {})
+    assert chosen() == ("aten", "no rule prefers another backend")
+
+
+def test_a_measurement_decides_and_is_remembered(monkeypatch):
+    register(Fake("quick", cheats=True))
+    register(Fake("slow", 0.01))
+    with everything():
+        forward()
+    name, reason = chosen()
+    assert name == "quick"
+    assert "measured once on this machine" in reason
+    assert reason.endswith("x as fast as aten")
+    found = known()
+    assert found is not None
+    assert found.times["quick"][0] < 1 == found.times["aten"][0] < found.times["slow"][0]
+    fresh(monkeypatch)  # a later process, which measures nothing
+    assert chosen()[0] == "quick"
+    assert "quick" in str(convgrad.explain(P, outputs="forward")).split("measured once")[0]
+
+
+def test_a_request_goes_before_a_measurement():
+    register(Fake("quick", cheats=True))
+    with everything(), convgrad.use_backend("reference"):
+        assert forward().abs().sum() > 0
+    assert measurements.entries() == {}
+
+
+def test_cudnn_benchmark_is_the_same_wish():
+    register(Fake("quick", cheats=True))
+    forward()  # a plan under other flags
+    torch.backends.cudnn.benchmark = True
+    forward()
+    assert known() is not None
+    assert chosen()[0] == "quick"
+
+
+def test_frozen_uses_what_is_known_and_measures_nothing():
+    register(Fake("quick", cheats=True))
+    with everything():
+        forward()
+    torch.backends.cudnn.benchmark = True
+    with measure(False):
+        assert forward().abs().sum() == 0  # quick's
+        forward(X[:, :, :9])
+    assert len(measurements.entries()) == 2  # of the problem and of those like it
+    assert measurer._state.spent > 0
+
+
+@pytest.mark.parametrize("how", ["deterministic", "fake"])
+def test_where_nothing_may_be_measured(how):
+    quick = Fake("quick", cheats=True)
+    register(quick)
+    with everything():
+        if how == "deterministic":
+            torch.use_deterministic_algorithms(True)
+            try:
+                forward()
+            finally:
+                torch.use_deterministic_algorithms(False)
+        else:
+            with torch._subclasses.FakeTensorMode() as mode:
+                convgrad.conv2d(mode.from_tensor(X), mode.from_tensor(W), padding=1)
+    assert (quick.calls, measurements.entries()) == ([], {})
+
+
+def test_who_records_a_call_sees_nothing_of_the_measuring():
+    with everything():
+        with FlopCounterMode(display=False) as counted:
+            forward()
+        assert counted.get_total_flops() == P.flops
+        recorded = make_fx(lambda x: forward(x) + 1)(X[:1]).graph
+        assert [n.op for n in recorded.nodes].count("call_function") == 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch.jit itself
+            traced = torch.jit.trace(lambda x: forward(x) + 1, X[:, :, :9], check_trace=False)
+        assert len([n for n in traced.graph.nodes() if "::conv" in n.kind()]) == 1
+    assert len(measurements.entries()) == 6
+
+
+def test_a_deterministic_run_does_not_depend_on_what_was_measured():
+    register(Fake("quick", cheats=True))
+    with everything():
+        forward()
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert chosen() == ("aten", "no rule prefers another backend")
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_share_must_be_positive():
+    for share in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="must be positive"):
+            measure(share=share)
+
+
+# ---- candidates ------------------------------------------------------------------------------------
+
+
+def test_a_wrong_candidate_is_banned_and_reported():
+    register(Fake("wrong", cheats=True, off=1.0))
+    with everything():
+        with pytest.warns(RuntimeWarning, match="'wrong' is not used for g1mb2ic24.* it is wrong there: forward of"):
+            assert forward().abs().sum() > 0
+        forward()  # said once
+    found = known()
+    assert found is not None
+    assert list(found.wrong) == ["wrong"]
+    assert "wrong" not in found.times
+    assert chosen()[0] == "aten"
+
+
+def test_a_candidate_that_raises_is_left_out(monkeypatch):
+    class Raises(Fake):
+        def bind(self, problem: ConvProblem, outputs: Any) -> Callable[..., Any]:
+            kernel = super().bind(problem, outputs)
+            return kernel if problem.flops < 400_000 else lambda *_: 1 // 0
+
+    register(Raises("raises"))
+    with everything():
+        forward()
+    found = known()
+    assert found is not None
+    assert found.wrong == {"raises": "it raised ZeroDivisionError: integer division or modulo by zero"}
+
+
+def test_a_hopeless_candidate_is_called_a_few_times_and_no_more():
+    slow = Fake("slow", 0.05)
+    register(slow)
+    with everything():
+        forward()
+    full = [o for o in slow.calls if o == ("forward",)]
+    assert len(full) <= 3 + 2  # the two are of the check
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({"forward": 0.0, "grad_input": 0.0, "grad_weight": 0.0, "sweep": 0.02}, "quick+quick"),
+        ({"sweep": 0.0}, "quick"),
+    ],
+)
+def test_a_sweep_is_compared_with_separate_passes(seconds, expected):
+    register(Fake("quick", seconds, cheats=True))
+    x = X.clone().requires_grad_()
+    with everything():
+        convgrad.conv2d(x, W.clone().requires_grad_(), padding=1).sum().backward()
+    assert chosen(BOTH)[0] == expected
+
+
+def test_the_users_random_state_stays_as_it_is():
+    torch.manual_seed(3)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    with everything():
+        forward()
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_it_measures_in_a_process_that_is_taken_over():
+    register(Fake("quick", cheats=True))
+    with convgrad.takeover(), everything():
+        torch.nn.functional.conv2d(X, W, padding=1)
+    assert known() is not None
+
+
+def test_what_is_larger_than_the_limit_is_not_measured(monkeypatch):
+    monkeypatch.setattr(measurer, "_MOST_BYTES", P.least_bytes - 1)
+    with everything():
+        forward()
+    assert known() is None
+
+
+# ---- repeated --------------------------------------------------------------------------------------
+
+
+def test_a_choice_that_lost_once_does_not_stay():
+    """The first measurement was taken while something else ran; the median of three decides."""
+    forwards = ("forward",)
+    register(Fake("quick", cheats=True))
+    measurements.add(P, forwards, CPU, current(), Measurement({"aten": [1.0], "quick": [5.0]}))
+    assert chosen()[0] == "aten"
+    for _ in range(2):
+        convgrad.engine.measure_now(P, forwards, CPU, current(), force=True)
+    found = known()
+    assert found is not None
+    assert found.count == measurements.SETTLED
+    assert chosen()[0] == "quick"
+
+
+def test_an_unsettled_choice_is_looked_at_again_and_a_settled_one_is_not(monkeypatch):
+    monkeypatch.setattr(measurer, "_AGAIN", 0.02)
+    register(Fake("quick", cheats=True))
+    with everything():
+        counts = []
+        for _ in range(40):
+            forward()
+            measurer._state.next_look = 0.0
+            found = known()
+            counts.append(found.count if found else 0)
+            time.sleep(0.03)
+            if counts[-1] == measurements.SETTLED:
+                break
+        assert counts[-1] == measurements.SETTLED
+        spent = measurer._state.spent
+        for _ in range(5):
+            measurer._state.next_look = 0.0
+            forward()
+        assert measurer._state.spent == spent
+        plan = next(iter(cache.plans.values()))
+        assert not any(step.unsettled for step in plan.steps)
+
+
+def test_measurements_are_merged():
+    first = Measurement({"aten": [1.0], "a": [0.5], "b": [2.0]})
+    both = first.merged(Measurement({"aten": [1.0], "a": [0.7], "c": [3.0]}, {"b": "it raised"}))
+    assert both == Measurement({"aten": [1.0, 1.0], "a": [0.5, 0.7], "c": [3.0]}, {"b": "it raised"})
+    for _ in range(20):
+        both = both.merged(Measurement({"aten": [1.0], "a": [0.9]}))
+    assert max(map(len, both.times.values())) < 10
+    assert Measurement.of(both.to_json()) == both
+    other = Measurement({"a": [1.0], "aten": [3.0]})  # relative to something else
+    assert both.merged(other) == other
+
+
+def test_hardly_faster_is_not_faster():
+    assert Measurement({"aten": [1.0], "a": [0.99]}).ranked()[0][0] == "aten"
+    assert Measurement({"aten": [1.0], "a": [0.9]}).ranked()[0][0] == "a"
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, [], {}, {"times": 3}, {"times": {}}, {"times": {"a": []}}, {"times": {"a": ["x"]}},
+              {"times": {"a": [-1.0]}}, {"times": {"a": [float("nan")]}}, {"times": {"a": [1.0]}, "wrong": 3}],
+)  # fmt: skip
+def test_a_value_that_is_no_measurement_is_not_one(value):
+    with pytest.raises(ValueError, match="measurement"):
+        Measurement.of(value)
+    if value is not None:
+        where = environment(CPU, current())
+        store.write("choice", measurements.key_of(P, ("forward",), where), value)
+        measurements.reload()
+        assert known() is None
+        assert chosen()[0] == "aten"
+
+
+# ---- the key ---------------------------------------------------------------------------------------
+
+
+def test_the_key_tells_everything_apart_that_changes_the_answer():
+    where = environment(CPU, current())
+    others = ["g1mb3ic24ih20oc24oh20kh3ph1", f"{P} float64", f"{P} channels_last", f"{P} bias", f"{P} transposed"]
+    problems = [P, *map(ConvProblem.parse, others)]
+    keys = {measurements.key_of(p, o, where) for p in problems for o in (("forward",), ("grad_input",), BOTH)}
+    assert len(keys) == 3 * len(problems)
+    settings = current()
+    assert environment(CPU, settings._replace(threads=settings.threads + 1)) != where
+    assert environment(CPU, settings._replace(mkldnn_enabled=not settings.mkldnn_enabled)) != where
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert environment(CPU, settings) != where
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert f"torch {torch.__version__}" in where
+    assert f"convgrad {convgrad.__version__}" in where
+    assert environment(torch.device("meta"), settings) == ""
+
+
+def test_a_kernel_whose_source_changed_is_another_kernel():
+    mine = Fake("mine", cheats=True)
+    mine.version = "1"
+    register(mine)
+    with everything():
+        forward()
+    assert chosen()[0] == "mine"
+    mine.version = "2"
+    assert chosen()[0] == "aten"
+
+
+def test_a_backend_that_is_gone_is_not_chosen():
+    register(Fake("quick", cheats=True))
+    with everything():
+        forward()
+    unregister("quick")
+    assert chosen()[0] == "aten"
+
+
+def test_similar_problems_share_a_choice_that_nobody_measured_for_them():
+    register(Fake("quick", cheats=True))
+    with everything():
+        forward()
+        assert "a similar problem" in chosen(problem=ConvProblem.parse("g1mb2ic24ih21oc24oh21kh3ph1"))[1]
+        assert chosen(problem=ConvProblem.parse("g1mb2ic24ih60oc24oh60kh3ph1"))[0] == "aten"
+
+
+@pytest.mark.parametrize("text", [
+    "mb0ic3iw9oc4kw3", "mb30ic3iw1000oc8kw5",
+    "mb7ic3ih9oc4kh9", "g3mb5ic3ih19iw33oc3kh3kw3sh2sw2ph1pw1", "ic3id9oc4kd3dd2",
+    "mb3ic4ih7oc8oh14kh4sh2ph1 transposed bias", "mb1ic3iw10ow10oc4kw4pw3",
+])  # fmt: skip
+def test_what_is_similar_is_a_problem_of_the_same_kind(text):
+    p = ConvProblem.parse(text)
+    q = similar(p)
+    assert similar(q) == q
+    same = ("in_channels", "out_channels", "groups", "kernel_size", "stride", "dilation", "dtype", "has_bias", "origin")
+    assert all(getattr(p, name) == getattr(q, name) for name in same)
+    for a, b in zip(p.input_size, q.input_size, strict=True):
+        assert 0.8 < a / b < 1.25
+
+
+# ---- time ------------------------------------------------------------------------------------------
+
+
+def test_a_thousand_shapes_cost_no_more_than_a_share_of_the_time(monkeypatch):
+    """Each shape comes once. What is similar is measured once, and all of it within what was granted."""
+    monkeypatch.setattr(measurer, "_GRANTED", 0.2)
+    share, longest, start = 0.05, 0.0, time.perf_counter()
+    with measure(share=share):
+        for n in range(1000):
+            before = measurer._state.spent
+            forward(X[:, :, : 8 + n % 32, : 8 + n // 32 % 32].contiguous()[: 1 + n % 2])
+            longest = max(longest, measurer._state.spent - before)
+    wall = time.perf_counter() - start
+    assert 0 < measurer._state.spent <= 0.2 + share * wall + longest
+    assert len(measurer._state.measured) <= 72  # 6 heights, 6 widths and 2 batches that are not similar
+
+
+def test_without_time_the_rules_decide_and_it_is_measured_later(monkeypatch):
+    monkeypatch.setattr(measurer, "_GRANTED", 0.05)
+    register(Fake("quick", cheats=True))
+    with measure(share=0.5):
+        measurer._state.since, measurer._state.spent = time.perf_counter(), 0.15  # a debt
+        assert forward().abs().sum() > 0
+        assert known() is None
+        end = time.perf_counter() + 20
+        while known() is None and time.perf_counter() < end:
+            measurer._state.next_look = 0.0
+            forward()
+            time.sleep(0.01)
+        assert forward().abs().sum() == 0
+
+
+# ---- several processes -------------------------------------------------------------------------------
+
+RANK = """
+import sys, torch, convgrad
+from convgrad.engine import measurements, spent
+torch.set_num_threads(1)
+input("ready")
+with convgrad.measure(share=float("inf")):
+    x, w = torch.randn(2, 64, 40, 40), torch.randn(64, 1, 5, 5)
+    convgrad.conv2d(x, w, padding=2, groups=64)
+print([len(next(iter(v["times"].values()))) for v in measurements.entries().values()])
+"""
+
+
+def test_several_ranks_measure_once(folder):
+    command = [sys.executable, "-W", "error", "-c", RANK]
+    pipe = subprocess.PIPE
+    ranks = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.read(5) == "ready"  # both have imported everything
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    said = [rank.communicate() for rank in ranks]
+    assert said == [("[1, 1]\n", "")] * 2
