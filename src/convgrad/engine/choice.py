@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..backends import Backend
+from ..backends import Backend, warn_of
 from ..errors import BackendError
 from ..problem import ConvProblem, Output, Pass, passes_of
 from ..settings import Settings
@@ -51,8 +51,9 @@ def choose(
 def _single(problem: ConvProblem, pass_: Pass, device: torch.device, settings: Settings, request: Request) -> Step:
     name = request.of(pass_)
     if name is not None and not _only_swept(get_backend(name), pass_):
-        if reasons_against(get_backend(name), problem, (pass_,), device, settings):
+        if reasons_against(get_backend(name), problem, (pass_,), device, settings, requested=True):
             raise BackendError(_refusal(f"backend {name!r}", problem, pass_, device, settings))
+        warn_of(get_backend(name).wrong_here(problem, (pass_,), device)[0])
         return Step(get_backend(name), (pass_,), "asked for by name" + _unchecked(get_backend(name)))
     usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, (pass_,), device, settings)}
     if not usable:
@@ -63,8 +64,10 @@ def _single(problem: ConvProblem, pass_: Pass, device: torch.device, settings: S
     why = why_native(problem, (pass_,), device, settings.threads) if "native" in usable else ""
     if why:
         return Step(usable["native"], (pass_,), f"by rule: {why}")
-    first = next(iter(usable.values()))
-    return Step(first, (pass_,), _why_first(first, usable, device))
+    wrong, instead = get_backend("aten").wrong_here(problem, (pass_,), device)
+    first = next((usable[n] for n in instead if n in usable), next(iter(usable.values())))
+    why = f"PyTorch's kernel is wrong here: {wrong}" if wrong else _why_first(first, usable, device)
+    return Step(first, (pass_,), why)
 
 
 def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.device) -> str:
@@ -82,10 +85,11 @@ def _sweep(
     """All passes by one backend in one call, with grad_bias where it can."""
     passes = passes_of(outputs)
     requested = {request.of(p) for p in passes}
-    mine = _preferred_for(problem, passes, device, settings) if requested == {None} else None
+    asked = requested != {None}
+    mine = None if asked else _preferred_for(problem, passes, device, settings)
     if mine is not None:
         candidates = [(mine.name, "registered by the user" + _unchecked(mine))]
-    elif requested == {None}:
+    elif not asked:
         why = why_native(problem, outputs, device, settings.threads)
         candidates = [("native", f"by rule: {why}")] if why else []
         candidates += [("aten", _why_first(get_backend("aten"), backends(), device))]
@@ -98,7 +102,9 @@ def _sweep(
     for name, reason in candidates:
         for wanted in dict.fromkeys((outputs, passes)):
             backend = backends().get(name)
-            if backend is not None and not reasons_against(backend, problem, wanted, device, settings):
+            if backend is not None and not reasons_against(backend, problem, wanted, device, settings, requested=asked):
+                if asked:
+                    warn_of(backend.wrong_here(problem, wanted, device)[0])
                 return Step(backend, wanted, f"{reason}, in one sweep")
     return None
 
