@@ -13,8 +13,10 @@ from torch.autograd import forward_ad
 __all__ = [
     "AutoDispatchBelowAutograd",
     "after_autograd",
+    "amx_here",
     "any_autocast",
     "aten_memory_format",
+    "avx512_here",
     "channels_last_of",
     "cpu_convolution",
     "cuda_driver",
@@ -178,3 +180,10 @@ def hint_of(n: Any) -> int | None:
         hint = n.node.hint
         return None if hint is None else int(hint)
     return n
+
+
+# ---- the processor --------------------------------------------------------------------------------
+
+#: Whether this processor has AVX-512, and AMX; assumed where this PyTorch does not say.
+avx512_here: Callable[[], bool] = getattr(torch.cpu, "_is_avx512_supported", lambda: True)
+amx_here: Callable[[], bool] = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)

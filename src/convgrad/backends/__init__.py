@@ -5,28 +5,37 @@ ATen comes first: where no rule prefers another backend, the first one that can 
 
 from __future__ import annotations
 
-from .aten import AtenBackend, aten_backward, reads_odd_strides, runs_as_stated, statable_arguments
+from .aten import AtenBackend, aten_backward, runs_as_stated, statable_arguments
+from .aten_defects import DEFECTS, Defect, found, learn, reads_odd_strides, warn_of
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
+from .aten_padded import AtenPaddedBackend
 from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
 from .native import NativeBackend
 from .reference import ReferenceBackend
 from .routes import AtenChannelsLastBackend, AtenFloat32Backend
+from .strides import usual_strides
 from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
 
 __all__ = [
+    "DEFECTS",
     "Arithmetic",
     "Backend",
+    "Defect",
     "Kernel",
     "Layout",
     "ReferenceBackend",
     "aten_backward",
     "built_in",
     "described",
+    "found",
+    "learn",
     "reads_odd_strides",
     "runs_as_stated",
     "statable_arguments",
+    "usual_strides",
+    "warn_of",
 ]
 
 
@@ -38,7 +47,7 @@ def built_in() -> list[Backend]:
 
 def _routes() -> list[Backend]:
     """ATen by another way than the call as given."""
-    return [AtenFloat32Backend(), AtenChannelsLastBackend()]
+    return [AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend()]
 
 
 def _aten_by_name() -> list[Backend]:

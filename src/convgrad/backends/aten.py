@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..problem import ConvProblem, Output, Pass
 from ..sizes import effective_kernel
+from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, without_slack
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import pad_input, padded, unpad_input
 from .strides import tidy, usual_strides
@@ -24,11 +25,9 @@ __all__ = [
     "AtenBackend",
     "aten_backward",
     "output_padding",
-    "reads_odd_strides",
     "runs_as_stated",
     "statable",
     "statable_arguments",
-    "without_slack",
 ]
 
 #: PyTorch's own backward, without a Python frame of its own.
@@ -72,6 +71,11 @@ class AtenBackend(Backend):
         if dtype is not torch.int64 and (problem.transposed or any(d > 1 for d in problem.dilation)):
             return ["PyTorch's transposed and dilated CPU convolutions know no integers but int64"]
         return []
+
+    def wrong_here(
+        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
+    ) -> tuple[str, tuple[str, ...]]:
+        return defect_of(statable(_real(problem) if problem.dtype.is_complex else problem), outputs, device)
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
@@ -261,56 +265,6 @@ def _padded_sweep(
         return (forward, grad_weight, grad_bias)[:n]
     grads = aten_backward(grad_output, pad_input(problem, input), weight, [p.out_channels], *arguments)
     return (unpad_input(problem, grads[0]), *grads[1:])[:n]
-
-
-def without_slack(problem: ConvProblem) -> ConvProblem:
-    """The problem itself, or over an input cropped to what its kernel reads where PyTorch would corrupt memory.
-
-    oneDNN (PyTorch 2.13, AVX2) writes past the end in the backward of a strided channels_last 1x1 convolution, if rows
-    or columns are left over behind the last stride and the channels fill no vector: the process dies, sooner or later.
-    """
-    in_danger = (
-        problem.ndim > 1
-        and problem.pointwise
-        and problem.channels_last
-        and problem.dtype.is_floating_point
-        and (problem.in_channels // problem.groups) % 16 != 0
-    )
-    if not in_danger:
-        return problem
-    tight = tuple(
-        (low, (out - 1) * s + 1 - n - low)
-        for n, out, s, (low, _) in zip(
-            problem.input_size, problem.output_size, problem.stride, problem.padding, strict=True
-        )
-    )
-    return problem if tight == problem.padding else problem.replace(padding=tight)
-
-
-def reads_every_stride(problem: ConvProblem) -> bool:
-    """Whether PyTorch's result may depend on the weight's strides in dimensions of size 1, which it should not.
-
-    Those of the other operands do no harm, but for `reads_batch_stride`: `tests/regressions/test_size_one_strides.py`
-    tries them all.
-    """
-    return problem.groups > 1 and problem.ndim > 1 and 1 in problem.weight_shape
-
-
-def reads_batch_stride(problem: ConvProblem) -> bool:
-    """Whether PyTorch's grad_weight depends on the batch stride of an input of one image, which it should not.
-
-    Its own CPU kernel (float64, or oneDNN switched off) does, with groups in channels_last: an image that was permuted
-    from [H, W, C] and unsqueezed has such a stride.
-    """
-    p = problem
-    return p.batch == 1 and p.groups > 1 and p.ndim == 2 and p.channels_last and not p.transposed
-
-
-def reads_odd_strides(problem: ConvProblem, input: Tensor, weight: Tensor) -> bool:
-    """Whether PyTorch's result would depend on strides of these operands that mean nothing."""
-    return (reads_every_stride(problem) and tidy(weight) is not weight) or (
-        reads_batch_stride(problem) and tidy(input) is not input
-    )
 
 
 def _as_it_is(weight: Tensor) -> Tensor:

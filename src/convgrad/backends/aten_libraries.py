@@ -196,6 +196,11 @@ class AtenMkldnnBackend(AtenDirect):
             )
         return reasons
 
+    def wrong_here(
+        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
+    ) -> tuple[str, tuple[str, ...]]:
+        return _aten.wrong_here(problem, outputs, device)
+
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
         padding, stride, dilation = _arguments(problem)
         if pass_ == "forward":

@@ -101,6 +101,15 @@ class Backend(ABC):
         They may be asked about a device that is not here, and must not touch one.
         """
 
+    def wrong_here(
+        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
+    ) -> tuple[str, tuple[str, ...]]:
+        """What is known to be wrong in one of these outputs, in a sentence, and the backends to take instead.
+
+        Both are empty where nothing is known. Such a backend computes on request, and is never chosen.
+        """
+        return "", ()
+
     @abstractmethod
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         """The function that computes ``outputs`` of this problem: one pass, or several outputs (one of ``sweeps``).

@@ -42,6 +42,11 @@ class _Restated(Backend):
         why = self.nothing_to_change(problem)
         return [why] if why else _aten.reasons_against(problem, outputs, device)
 
+    def wrong_here(
+        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
+    ) -> tuple[str, tuple[str, ...]]:
+        return _aten.wrong_here(self.restated(problem), outputs, device)
+
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         other = self.restated(problem)
         kernel, lifted = _aten.bind(other, outputs), other.ndim > problem.ndim

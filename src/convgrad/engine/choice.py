@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..backends import Backend
+from ..backends import Backend, warn_of
 from ..errors import BackendError
 from ..problem import ConvProblem, Output, Pass, passes_of
 from ..settings import Settings
@@ -49,7 +49,7 @@ def choose(
     if len(names) == 1:
         name, mine = names.pop(), _preferred(problem, passes, device, settings)
         if name is not None:
-            steps = _by(get_backend(name), "requested by name", problem, outputs, device, settings)
+            steps = _by(get_backend(name), "requested by name", problem, outputs, device, settings, requested=True)
             if not steps and len(passes) == 1:
                 raise BackendError(_refusal(f"backend {name!r}", problem, passes[0], device, settings))
         elif mine is not None:
@@ -98,11 +98,14 @@ def _by(
     outputs: tuple[Output, ...],
     device: torch.device,
     settings: Settings,
+    requested: bool = False,
 ) -> tuple[Step, ...]:
     """One call of this backend for all of the outputs, with the gradient of the bias where it can; empty: none such."""
     passes = passes_of(outputs)
     for wanted in dict.fromkeys((outputs, passes)) if len(passes) > 1 else (passes,):
-        if not reasons_against(backend, problem, wanted, device, settings):
+        if not reasons_against(backend, problem, wanted, device, settings, requested=requested):
+            if requested:
+                warn_of(backend.wrong_here(problem, wanted, device)[0])
             swept = ", in one sweep" if len(passes) > 1 else ""
             return (Step(backend, wanted, f"{reason}{'' if backend.verified else ', not verified'}{swept}"),)
     return ()
@@ -145,8 +148,10 @@ def _by_rule(
     usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, passes, device, settings)}
     if not usable:
         raise BackendError(_refusal("no backend", problem, "+".join(passes), device, settings))
-    first = next(iter(usable.values()))
-    return _by(first, _why_first(first, usable, device), problem, passes, device, settings)
+    wrong, instead = get_backend("aten").wrong_here(problem, passes, device)
+    first = next((usable[n] for n in instead if n in usable), next(iter(usable.values())))
+    why = f"PyTorch's kernel is wrong here: {wrong}" if wrong else _why_first(first, usable, device)
+    return _by(first, why, problem, passes, device, settings)
 
 
 def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.device) -> str:

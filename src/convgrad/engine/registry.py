@@ -57,8 +57,14 @@ def reasons_against(
     outputs: tuple[Output, ...],
     device: torch.device,
     settings: Settings,
+    *,
+    requested: bool = False,
 ) -> list[str]:
-    """Every reason why a backend cannot compute these outputs here and now; empty means usable."""
+    """Every reason why a backend cannot compute these outputs here and now; empty means usable.
+
+    Args:
+        requested: somebody asks for it by name, and so gets what is known to be wrong.
+    """
     passes = [o for o in outputs if o != "grad_bias"]
     if outputs not in backend.sweeps:
         missing = [p for p in passes if p not in backend.passes]
@@ -72,7 +78,11 @@ def reasons_against(
         reasons.append("deterministic algorithms are demanded and it does not repeat its bits")
     if device.type == "cuda" and not backend.capture_safe and is_capturing():
         reasons.append("a CUDA graph is being captured and it may not be called then")
-    return reasons + backend.reasons_against(problem, outputs, device)
+    reasons += backend.reasons_against(problem, outputs, device)
+    if not (requested or reasons or problem.empty):
+        wrong, _ = backend.wrong_here(problem, outputs, device)
+        reasons += [f"PyTorch's kernel is wrong here: {wrong}"] if wrong else []
+    return reasons
 
 
 def is_capturing() -> bool:

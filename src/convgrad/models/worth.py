@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from .._compat import channels_last_of
-from ..engine import plan_for
+from ..engine import get_backend, plan_for
 from ..errors import ConvgradError
-from ..problem import OUTPUTS, ConvProblem, Output
+from ..problem import OUTPUTS, PASSES, ConvProblem, Output
 from ..shapes import conv_geometry, convolution_shape, problem_of
 
 __all__ = ["dtype_against", "problem_of_module", "worth_replacing"]
@@ -25,6 +25,8 @@ Shape = Sequence[int]
 #: Sizes of images, sequences and volumes that are tried where nobody has said which ones come.
 _BATCHES = (1, 32)
 _SIZES = {1: (64, 1024, 16384), 2: (7, 14, 56, 224), 3: (7, 28, 112)}
+#: Sizes of which PyTorch's kernels are wrong at some, where they are at any: about as large as a kernel.
+_SMALL = (1, 2, 3, 4)
 
 
 def problem_of_module(
@@ -59,7 +61,7 @@ def problem_of_module(
 
 
 def worth_replacing(module: Any, seen: Iterable[Shape] | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether any output of a layer is given to another backend than ATen.
+    """Whether any output of a layer is given to another backend than ATen: a faster one, or one that is right.
 
     Args:
         seen: the shapes of its inputs, batch included; None where they are not known.
@@ -74,6 +76,20 @@ def worth_replacing(module: Any, seen: Iterable[Shape] | None, device: torch.dev
             except ConvgradError:
                 continue  # this size is too small for the kernel
             if not problem.empty and _any_but_aten(problem, device):
+                return True
+    return seen is None and _ever_wrong(module, device, dtype)
+
+
+def _ever_wrong(module: Any, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether PyTorch's kernels are known to be wrong for this layer at any size: it is replaced for that alone."""
+    aten, d = get_backend("aten"), len(module.kernel_size)
+    for size in _SMALL:
+        for memory_format in dict.fromkeys((torch.contiguous_format, channels_last_of(d))):
+            try:
+                problem = problem_of_module(module, (2, module.in_channels, *(size,) * d), dtype, memory_format)
+            except ConvgradError:
+                continue
+            if aten.wrong_here(problem, PASSES, device)[0]:
                 return True
     return False
 

@@ -1,0 +1,374 @@
+"""What is known to be wrong in PyTorch's convolutions, and how it is avoided: one row of `DEFECTS` each.
+
+PyTorch hands most convolutions on a CPU to oneDNN, some of whose kernels read memory that nobody wrote, write past the
+end, or take a stride for a size. They were found with freed memory full of large numbers (`convgrad check --aten`,
+``tests/fuzz``); without, such a result is right on one day and wrong on another.
+
+A row whose ``instead`` names backends is avoided: where its condition holds, ATen is not chosen, and computes only on
+request. The others are cured inside of `aten`: it hands the same problem over in another form, and no time is lost.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._compat import amx_here, avx512_here
+from ..problem import ConvProblem, Output
+from .strides import tidy
+
+__all__ = [
+    "DEFECTS",
+    "Defect",
+    "defect_of",
+    "found",
+    "geometry",
+    "learn",
+    "reads_batch_stride",
+    "reads_every_stride",
+    "reads_odd_strides",
+    "warn_of",
+    "without_slack",
+]
+
+
+@dataclass(frozen=True)
+class Defect:
+    """One thing that PyTorch's convolution gets wrong.
+
+    Args:
+        name: a word or two for tables and tests.
+        outputs: the passes of the plain problem that are wrong; their order plays no part.
+        dtypes: of the operands.
+        condition: whether a problem is concerned, as PyTorch would be called for it.
+        processor: whether this machine's kernels have it.
+        when: the condition in words.
+        happens: what goes wrong, as the end of the sentence "PyTorch's kernel is wrong here: ...".
+        reference: where it is reported, or which kernel of which version does it.
+        instead: backends that compute it right, the fastest first; none where `aten` itself avoids it.
+        example: a problem that shows it, and the output that does.
+        fixed: the first release of PyTorch without it, where there is one.
+    """
+
+    name: str
+    outputs: tuple[Output, ...]
+    dtypes: tuple[torch.dtype, ...]
+    condition: Callable[[ConvProblem], bool]
+    processor: Callable[[], bool]
+    when: str
+    happens: str
+    reference: str
+    instead: tuple[str, ...]
+    example: tuple[str, Output]
+    fixed: tuple[int, int] | None = None
+
+    @property
+    def here(self) -> bool:
+        """Whether this processor and this PyTorch have it."""
+        version = tuple(int(n) for n in torch.__version__.split(".")[:2])
+        return (self.fixed is None or version < self.fixed) and self.processor()
+
+    def concerns(self, problem: ConvProblem, output: Output) -> bool:
+        """Whether PyTorch gets this output of this problem wrong on this machine."""
+        return (
+            problem.dtype in self.dtypes and output in self.outputs and self.condition(problem) and self.here
+        )  # in the order of what it costs
+
+
+# ---- processors ----------------------------------------------------------------------------------
+
+
+@cache
+def _avx512() -> bool:
+    """Whether oneDNN uses AVX-512: the processor has it and no environment variable forbids it."""
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL"
+    return avx512_here() and not most.upper().startswith(("SSE", "AVX2")) and most.upper() != "AVX"
+
+
+def _amx() -> bool:
+    return _avx512() and amx_here()
+
+
+def _any_processor() -> bool:
+    return True
+
+
+# ---- conditions ----------------------------------------------------------------------------------
+
+
+def _shallow(p: ConvProblem) -> bool:
+    """A kernel deeper than the volume, in front padding, and more than one position of it."""
+    return p.ndim == 3 and p.kernel_size[0] > p.input_size[0] and p.padding[0][0] > 0 and p.output_size[0] > 1
+
+
+def _front(p: ConvProblem) -> bool:
+    """Front padding of more than one stride, and not of whole strides."""
+    return p.ndim == 3 and p.padding[0][0] > p.stride[0] > 1 and p.padding[0][0] % p.stride[0] != 0
+
+
+def _narrow(p: ConvProblem) -> bool:
+    """Padded rows or columns, no more of them than a stride."""
+    sides = list(zip(p.input_size, p.stride, p.padding, strict=True))[-2:]
+    return any(n <= s and s > 1 and low > 0 for n, s, (low, _) in sides)
+
+
+def _single_channel(p: ConvProblem) -> bool:
+    """One input channel a group in channels_last, and a row that ends after one stride, or a volume one slice deep."""
+    if not p.channels_last or p.in_channels != p.groups:
+        return False
+    flat = p.ndim == 3 and p.dtype is torch.bfloat16 and p.input_size[0] == 1 < p.kernel_size[0]
+    return flat or (p.output_size[-1] == 1 and p.stride[-1] > 1)
+
+
+def _gaps(p: ConvProblem) -> bool:
+    """A dilated row narrower than its stride, in padding."""
+    return p.channels_last and p.dilation[-1] > 1 and p.input_size[-1] < p.stride[-1] and p.padding[-1][0] > 0
+
+
+def _strided_row(p: ConvProblem) -> bool:
+    return p.ndim == 3 and p.output_size[-1] == 1 and p.stride[-1] > 1
+
+
+def _slack(p: ConvProblem) -> bool:
+    return without_slack(p) is not p
+
+
+# ---- problems and operands that `aten` changes ---------------------------------------------------
+
+
+def without_slack(problem: ConvProblem) -> ConvProblem:
+    """The problem itself, or over an input cropped to what its kernel reads where PyTorch would corrupt memory.
+
+    oneDNN's workspace for a strided channels_last 1x1 convolution is too small for its backward, if rows or columns are
+    left over behind the last stride and the channels fill no vector: the process dies, sooner or later.
+    """
+    in_danger = (
+        problem.ndim > 1
+        and problem.pointwise
+        and problem.channels_last
+        and problem.dtype.is_floating_point
+        and (problem.in_channels // problem.groups) % 16 != 0
+    )
+    if not in_danger:
+        return problem
+    tight = tuple(
+        (low, (out - 1) * s + 1 - n - low)
+        for n, out, s, (low, _) in zip(
+            problem.input_size, problem.output_size, problem.stride, problem.padding, strict=True
+        )
+    )
+    return problem if tight == problem.padding else problem.replace(padding=tight)
+
+
+def reads_every_stride(problem: ConvProblem) -> bool:
+    """Whether PyTorch's result may depend on the weight's strides in dimensions of size 1, which it should not.
+
+    Those of the other operands do no harm, but for `reads_batch_stride`: `tests/regressions/test_size_one_strides.py`
+    tries them all.
+    """
+    return problem.groups > 1 and problem.ndim > 1 and 1 in problem.weight_shape
+
+
+def reads_batch_stride(problem: ConvProblem) -> bool:
+    """Whether PyTorch's grad_weight depends on the batch stride of an input of one image, which it should not.
+
+    Its own CPU kernel (float64, or oneDNN switched off) does, with groups in channels_last: an image that was permuted
+    from [H, W, C] and unsqueezed has such a stride.
+    """
+    p = problem
+    return p.batch == 1 and p.groups > 1 and p.ndim == 2 and p.channels_last and not p.transposed
+
+
+def reads_odd_strides(problem: ConvProblem, input: Tensor, weight: Tensor) -> bool:
+    """Whether PyTorch's result would depend on strides of these operands that mean nothing."""
+    return (reads_every_stride(problem) and tidy(weight) is not weight) or (
+        reads_batch_stride(problem) and tidy(input) is not input
+    )
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+_BF16, _F32 = (torch.bfloat16,), (torch.float32,)
+_SIXTEEN_AND_32 = (torch.float32, torch.bfloat16, torch.float16)
+_FLOATS = (*_SIXTEEN_AND_32, torch.float64)
+#: The cost of each against the wrong kernel, for 64 channels of 2x14x14 (bfloat16, shallow volume): see the docs.
+_AT_THE_BORDER = ("native", "aten:padded", "aten:float32", "im2col")
+_INSIDE = ("native", "aten:float32", "im2col")
+
+DEFECTS: tuple[Defect, ...] = (
+    Defect(
+        "shallow volume",
+        ("grad_weight",),
+        _BF16,
+        _shallow,
+        _avx512,
+        "3-D, a kernel deeper than the input, padding in depth, more than one output slice",
+        "the weight gradient adds memory that nobody wrote, and may write past its end",
+        "oneDNN 3.12 and its main branch of August 2026, jit_avx512_core_bf16_conv_kernel.cpp, compute_od_loop_common",
+        _AT_THE_BORDER,
+        ("mb2ic16id2ih14iw14oc16kd3kh3kw3pd1ph1pw1 bfloat16", "grad_weight"),
+    ),
+    Defect(
+        "front padding",
+        ("grad_weight",),
+        (torch.bfloat16, torch.float32),
+        _front,
+        _avx512,
+        "3-D, padding in depth larger than a stride of 2 or more and no multiple of it",
+        "the weight gradient reads and writes outside of its operands",
+        "oneDNN 3.12 and its main branch of August 2026, jit_avx512_common_conv_kernel.cpp, compute_od_loop_partial",
+        _AT_THE_BORDER,
+        ("g16mb4ic16id4ih3iw3oc32kd4kh3kw2sd2sh3sw3pd3ph0pw0 channels_last", "grad_weight"),
+    ),
+    Defect(
+        "narrow rows",
+        ("grad_weight",),
+        _BF16,
+        _narrow,
+        _avx512,
+        "a padded height or width that is no larger than its stride of 2 or more",
+        "the weight gradient adds memory that nobody wrote",
+        "oneDNN 3.12, jit_bf16:avx512_core_bf16",
+        _AT_THE_BORDER,
+        ("mb4ic18iw1oc2kw13sw3pw6 bfloat16", "grad_weight"),
+    ),
+    Defect(
+        "one input channel",
+        ("forward",),
+        (torch.bfloat16, torch.float32),
+        _single_channel,
+        _avx512,
+        "channels_last, one input channel a group, and a width of 1 reached by a stride of 2 or more "
+        "(bfloat16 also: an input one slice deep)",
+        "the output adds memory that nobody wrote",
+        "oneDNN 3.12, brg_conv_fwd:avx512_core; the same for more channels: pytorch/pytorch#169688",
+        _INSIDE,
+        ("g16mb3ic16ih17iw5oc32kh3kw5sh1sw3ph1pw1 bfloat16 channels_last", "forward"),
+    ),
+    Defect(
+        "strided row",
+        ("forward",),
+        _BF16,
+        _strided_row,
+        _amx,
+        "3-D on a processor with AMX, a width of 1 reached by a stride of 2 or more",
+        "the output is wrong by more than its size",
+        "https://github.com/pytorch/pytorch/issues/169688",
+        _INSIDE,
+        ("mb2ic16id4ih4iw3oc16kd1kh1kw3sd1sh1sw3pd0ph0pw0 bfloat16", "forward"),
+    ),
+    Defect(
+        "gaps in a narrow row",
+        ("forward",),
+        _BF16,
+        _gaps,
+        _avx512,
+        "channels_last, a dilated row, padded and narrower than its stride",
+        "the process dies (segmentation fault)",
+        "oneDNN 3.12, brg_conv_fwd:avx512_core_bf16",
+        _AT_THE_BORDER,
+        ("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 bfloat16 channels_last", "forward"),
+    ),
+    Defect(
+        "rows left over",
+        ("grad_input", "grad_weight"),
+        _FLOATS,
+        _slack,
+        _any_processor,
+        "channels_last, a strided 1x1 kernel, rows or columns behind the last stride, channels that fill no vector",
+        "the backward writes past the end of its workspace: the process dies, sooner or later",
+        "https://github.com/uxlfoundation/oneDNN/issues/6035",
+        (),
+        ("mb2ic4ih10oc3kh1sh2 channels_last", "grad_weight"),
+    ),
+    Defect(
+        "strides of size 1",
+        ("forward", "grad_input", "grad_weight"),
+        _SIXTEEN_AND_32,
+        reads_every_stride,
+        _any_processor,
+        "groups, and a channels_last weight with an unusual stride in a dimension of size 1",
+        "the results are wrong",
+        "oneDNN 3.12",
+        (),
+        ("g2mb2ic4ih3iw3oc2kh1kw2 channels_last", "forward"),
+    ),
+    Defect(
+        "batch stride of one image",
+        ("grad_weight",),
+        _FLOATS,
+        reads_batch_stride,
+        _any_processor,
+        "2-D with groups in PyTorch's own kernel (float64, or oneDNN switched off), channels_last, one image "
+        "with an unusual batch stride",
+        "the weight gradient takes it for the size of an image",
+        "PyTorch 2.13, slow_conv2d",
+        (),
+        ("g3mb1ic6ih8iw5oc3kh3kw3ph1pw1 float64 channels_last", "grad_weight"),
+    ),
+)
+
+# ---- what this machine showed ---------------------------------------------------------------------
+
+#: (output, `geometry`) -> what `convgrad check --aten` saw on this machine.
+found: dict[tuple[Output, Any], str] = {}
+
+
+def geometry(p: ConvProblem) -> Any:
+    """What problems share of which one that was found wrong stands for all: everything but batch and channels."""
+    return (
+        p.dtype,
+        p.memory_format,
+        p.transposed,
+        p.input_size,
+        p.kernel_size,
+        p.stride,
+        p.padding,
+        p.dilation,
+        p.output_size,
+    )
+
+
+def learn(findings: Iterable[tuple[ConvProblem, Output, str]]) -> None:
+    """Avoid ATen from now on for these outputs of these problems, whatever their batch and channels."""
+    found.update({(output, geometry(p)): what for p, output, what in findings})
+
+
+def defect_of(problem: ConvProblem, outputs: Iterable[Output], device: torch.device) -> tuple[str, tuple[str, ...]]:
+    """What PyTorch gets wrong in one of these outputs, in a sentence, and the backends to take instead.
+
+    Both are empty where nothing is known to be wrong, and where `aten` cures it.
+
+    Args:
+        problem: as PyTorch would be called for it.
+    """
+    if device.type != "cpu":
+        return "", ()
+    for output in outputs:
+        for defect in DEFECTS if torch._C._get_mkldnn_enabled() else ():
+            if defect.instead and defect.concerns(problem, output):
+                return f"{defect.happens} ({defect.when}; {defect.reference})", defect.instead
+        if found and (output, geometry(problem)) in found:
+            return f"{found[output, geometry(problem)]}, as convgrad check --aten found on this machine", _INSIDE
+    return "", ()
+
+
+_warned: set[str] = set()
+
+
+def warn_of(wrong: str) -> None:
+    """Warn, once a process for each defect, that a result was requested which is known to be wrong.
+
+    Args:
+        wrong: what `Backend.wrong_here` said; nothing where it is empty.
+    """
+    if wrong and wrong not in _warned:
+        _warned.add(wrong)
+        warnings.warn(f"requested by name, PyTorch's kernel is wrong here: {wrong}", RuntimeWarning, stacklevel=2)
