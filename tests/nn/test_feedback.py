@@ -218,17 +218,24 @@ def test_a_converted_parametrized_layer_sends_back_through_its_rule() -> None:
     torch.testing.assert_close(got, *torch.autograd.grad(F.conv2d(x, made.weight.sign()).sum(), x))
 
 
-def test_what_is_refused() -> None:
+def test_what_is_left_alone() -> None:
     class Mine(nn.Conv2d):
         """Its forward may be anything."""
 
+    model = nn.Sequential(nn.Conv2d(1, 1, 1), Mine(1, 1, 1), convgrad.nn.BinaryConv2d(1, 1, 1), nn.Conv2d(1, 1, 1))
+    before = [type(layer) for layer in model]
+    assert convert_feedback_(model, skip=["0"]) == ["3"]
+    assert [type(layer) for layer in model] == [*before[:3], FeedbackConv2d]
+
+
+def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rule is one of 'alignment', 'uSF', .*, got 'hebb'"):
         FeedbackConv2d(1, 1, 1, rule="hebb")
-    model = nn.Sequential(nn.Conv2d(1, 1, 1), Mine(1, 1, 1))
+    model = nn.Sequential(nn.Conv2d(1, 1, 1))
     with pytest.raises(ValueError, match="rule is one of"):
         convert_feedback_(model, "hebb")
-    with pytest.raises(convgrad.UnsupportedError, match=r"1 is a .*Mine, not a convolution of torch.nn or convgrad.nn"):
-        convert_feedback_(model)
+    with pytest.raises(ValueError, match="skip names what is not in the model: 1, x"):
+        convert_feedback_(model, skip=["x", "0", "1"])
     assert type(model[0]) is nn.Conv2d
     with pytest.raises(convgrad.UnsupportedError, match="rule='mirror', not 'uSF'"):
         FeedbackConv2d(1, 1, 1, rule="uSF").mirror_()

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -227,19 +227,22 @@ _CLASSES: dict[type, type] = {
 }
 
 
-def convert_feedback_(model: torch.nn.Module, rule: str = "alignment") -> list[str]:
-    """Give the convolutions of a model, in place, weights of their own for the way back.
+def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: Iterable[str] = ()) -> list[str]:
+    """Give every convolution of a network a weight of its own for the way back, in place.
 
-    Each layer stays the same object with the same parameters, parametrizations and hooks; its class changes, and where
-    the rule keeps one it gets a ``feedback_weight``. Make the optimiser afterwards, so that it sees new parameters.
+    A layer gets another class and stays the same object with the same parameters, parametrizations and hooks; where
+    the rule keeps one it gets a ``feedback_weight``, so make the optimizer afterwards. Subclasses of torch's layers are
+    left alone, as nobody knows what they compute: derive them from the layers with feedback.
+
+    Args:
+        model: a network, or one layer.
+        skip: names of layers to leave, as in ``model.named_modules()``.
 
     Returns:
-        The names of the layers that were converted; that of the model itself is "".
+        the names of the layers that were converted
 
     Raises:
-        ValueError: there is no such rule.
-        UnsupportedError: a convolution of a class derived from torch's or ours, whose forward is its own affair; derive
-            it from the layer with feedback instead. Nothing is converted then.
+        ValueError: there is no such rule, or no layer of a name in ``skip``.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -250,23 +253,22 @@ def convert_feedback_(model: torch.nn.Module, rule: str = "alignment") -> list[s
         ('FeedbackConvTranspose2d', torch.Size([4, 1, 3, 3]))
     """
     _check(rule)
-    kinds = tuple(_CLASSES)
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
-    found = {name: layer for name, layer in layers.items() if not isinstance(layer, _Feedback)}
-    classes = {name: _converted(name, layer) for name, layer in found.items()}
-    for name, layer in found.items():
+    modules, skipped = dict(model.named_modules()), set(skip)
+    if unknown := sorted(skipped - set(modules)):
+        raise ValueError(f"skip names what is not in the model: {', '.join(unknown)}")
+    classes = {name: _converted(layer) for name, layer in modules.items() if name not in skipped}
+    converted = [name for name, cls in classes.items() if cls is not None]
+    for name in converted:
+        layer: Any = modules[name]
         layer.__class__ = classes[name]
-        _Feedback._follow(layer, rule)
-    return list(found)
+        layer._follow(rule)
+    return converted
 
 
-def _converted(name: str, layer: torch.nn.Module) -> type:
+def _converted(layer: torch.nn.Module) -> type | None:
     cls = type(layer)
-    if cls in _CLASSES:
-        return _CLASSES[cls]
-    if parametrize.is_parametrized(layer) and cls.__bases__[0] in _CLASSES:  # a class that torch made for this layer
+    base = cls.__bases__[0]
+    if parametrize.is_parametrized(layer) and base in _CLASSES:  # torch made this class for this layer
         body = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
-        return type(cls.__name__, (_CLASSES[cls.__bases__[0]],), body)
-    raise UnsupportedError(
-        f"{name or 'the model'} is a {cls.__qualname__}, not a convolution of torch.nn or convgrad.nn"
-    )
+        return type(cls.__name__, (_CLASSES[base],), body)
+    return _CLASSES.get(cls)

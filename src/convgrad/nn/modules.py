@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .. import functional
 from ..engine import get_backend, use_backend
 from ..errors import UnsupportedError
 from ..shapes import padding_pairs
+from .padding import padded
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -56,10 +56,6 @@ class _Chosen:
             return functional.convolution_with_backend(self.backend, isinstance(self, _ConvTranspose), *args, **layout)
         with use_backend(self.backend):
             return function(*args, **layout)
-
-    def _with_length_last(self, input: Tensor) -> Tensor:
-        """From the module's layout to PyTorch's, and back."""
-        return input if self._layout == "NCL" else input.transpose(-1, -2)
 
     def _sides(self: Any, weight: Tensor) -> tuple[tuple[int, int], ...]:
         """Low and high padding of each dimension."""
@@ -123,10 +119,12 @@ class _Conv(_Chosen):
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
-            last_first = [p for pair in reversed(self._sides(weight)) for p in pair]
-            input = self._with_length_last(input)
-            input = self._with_length_last(F.pad(input, last_first, mode=self.padding_mode))
-            padding = 0
+            sides, padding = self._sides(weight), 0
+            if self._layout == "NLC":  # the image that it is computed as: see `conv1d`
+                row = input.transpose(-1, -2).unsqueeze(-2)
+                input = padded(row, ((0, 0), *sides), self.padding_mode).squeeze(-2).transpose(-1, -2)
+            else:
+                input = padded(input, sides, self.padding_mode)
         return self._compute(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
@@ -147,7 +145,7 @@ class _ConvTranspose(_Chosen):
             more = [0] * (len(size) - len(sides)) + [high - low for low, high in sides]
             size, padding = [n + m for n, m in zip(size, more, strict=False)], [low for low, _ in sides]
         output_padding = self._output_padding(
-            self._with_length_last(input),
+            input if self._layout == "NCL" else input.transpose(-1, -2),
             size,
             self.stride,
             padding,
