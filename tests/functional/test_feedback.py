@@ -162,8 +162,7 @@ def test_function_transforms() -> None:
     torch.testing.assert_close(twice, *torch.autograd.grad(g.square().sum(), leaf))
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("transposed", "dynamic"), [(False, False), (True, True)])
 def test_compiled(transposed: bool, dynamic: bool) -> None:
     x, w, b = tensors((2, 4, 8, 8), (4, 4, 3, 3), torch.float32)
 
