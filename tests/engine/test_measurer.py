@@ -73,11 +73,10 @@ def folder(tmp_path, monkeypatch) -> Iterator[Any]:
     fresh(monkeypatch)
     for name in ("im2col", "aten:channels_last"):
         monkeypatch.setattr(type(get_backend(name)), "candidate", False)
-    before, benchmark = list(convgrad.list_backends()), torch.backends.cudnn.benchmark
+    before = list(convgrad.list_backends())
     yield tmp_path
     for name in set(convgrad.list_backends()) - set(before):
         unregister(name)
-    torch.backends.cudnn.benchmark = benchmark
     cache.invalidate()
 
 
@@ -146,18 +145,17 @@ def test_a_request_goes_before_a_measurement():
 def test_cudnn_benchmark_is_the_same_wish():
     register(Fake("quick", cheats=True))
     forward()  # a plan under other flags
-    torch.backends.cudnn.benchmark = True
-    forward()
-    assert known() is not None
-    assert chosen()[0] == "quick"
+    with torch.backends.cudnn.flags(benchmark=True):
+        forward()
+        assert known() is not None
+        assert chosen()[0] == "quick"
 
 
 def test_frozen_uses_what_is_known_and_measures_nothing():
     register(Fake("quick", cheats=True))
     with everything():
         forward()
-    torch.backends.cudnn.benchmark = True
-    with measure(False):
+    with torch.backends.cudnn.flags(benchmark=True), measure(False):
         assert forward().abs().sum() == 0  # quick's
         forward(X[:, :, :9])
     assert len(measurements.entries()) == 2  # of the problem and of those like it

@@ -57,6 +57,7 @@ def test_derivatives_of_any_order(mode: str) -> None:
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 @pytest.mark.parametrize("mode", MODES)
 def test_transforms_and_compilers(mode: str) -> None:
     layer = convgrad.nn.Conv2d(4, 4, 3, padding=1, groups=4, padding_mode=mode)
