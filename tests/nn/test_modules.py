@@ -170,3 +170,16 @@ def test_a_layout_of_the_users_own_is_left_alone_by_accelerate() -> None:
     want = net(x)
     convgrad.accelerate_(net)
     torch.testing.assert_close(net(x), want)
+
+
+@pytest.mark.parametrize("name", [name for name in convgrad.nn.__all__ if name.endswith("1d")])
+def test_every_layer_of_sequences_has_the_layout(name: str) -> None:
+    options: Any = {"scale_input": True} if name.startswith("Xnor") else {}
+    ours = getattr(convgrad.nn, name)(4, 6, 3, padding=1, groups=2, layout="NLC", **options)
+    other = getattr(convgrad.nn, name)(4, 6, 3, padding=1, groups=2, **options)
+    other.load_state_dict(ours.state_dict())
+    x = torch.randn(2, 7, 4, requires_grad=True)
+    got, want = ours(x), other(x.mT).mT
+    torch.testing.assert_close(got, want)
+    g = torch.randn_like(got)
+    torch.testing.assert_close(torch.autograd.grad(got, x, g), torch.autograd.grad(want, x, g))

@@ -134,8 +134,11 @@ class _Feedback:
         else:
             (stride, padding, dilation, groups), output_padding = rest, 0
         form = (stride, padding, dilation, self.transposed, output_padding, groups)
+        channels_last = self._layout == "NLC"
+        input = input.mT if channels_last else input
         with nullcontext() if self.backend is None else use_backend(self.backend):
-            return functional.feedback_convolution(input, weight, self.feedback(), bias, *form)
+            output = functional.feedback_convolution(input, weight, self.feedback(), bias, *form)
+        return output.mT.contiguous() if channels_last else output
 
     def extra_repr(self: Any) -> str:
         return f"{super().extra_repr()}, rule={self.rule!r}"  # pyright: ignore[reportAttributeAccessIssue]

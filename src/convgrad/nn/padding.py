@@ -1,8 +1,8 @@
 """Padding modes in front of a zero-padded problem: PyTorch's own, but circular, whose backward is slow there.
 
-PyTorch pads circularly by copies into slices, each of whose gradients copies the whole image, and the result is
-contiguous. Here the interior is copied once each way: the gradient of a pad is a fold, which adds what was padded to
-where it was read, and the gradient of a fold is a pad.
+PyTorch pads circularly by copies into slices, each of whose gradients copies the whole image, and what it returns is
+contiguous. Here the interior is copied once each way, in its layout: the gradient of a pad is a fold, which adds what
+was padded to where it was read, and the gradient of a fold is a pad.
 """
 
 from __future__ import annotations
@@ -29,6 +29,10 @@ def padded(input: Tensor, sides: Sides, mode: str) -> Tensor:
     """
     if mode == "circular" and _is_plain(input) and _fits(input, sides):
         return _Pad.apply(input, sides)  # pyright: ignore[reportReturnType]
+    return _by_pytorch(input, sides, mode)
+
+
+def _by_pytorch(input: Tensor, sides: Sides, mode: str) -> Tensor:
     return F.pad(input, [side for pair in reversed(sides) for side in pair], mode=mode)
 
 
@@ -81,16 +85,17 @@ class _Fold(torch.autograd.Function):
 
 def _pad(input: Tensor, sides: Sides) -> Tensor:
     """[.., *n] -> [.., *(low + n + high)], in the input's layout."""
-    first = input.dim() - len(sides)
-    sizes = [low + n + high for n, (low, high) in zip(input.shape[first:], sides, strict=True)]
-    layout = channels_last_of(len(sides)) if suggests_channels_last(input) else torch.contiguous_format
-    result = torch.empty([*input.shape[:first], *sizes], dtype=input.dtype, device=input.device, memory_format=layout)
+    if not suggests_channels_last(input):
+        return _by_pytorch(input, sides, "circular")
+    sizes = [low + n + high for n, (low, high) in zip(input.shape[2:], sides, strict=True)]
+    layout = channels_last_of(len(sides))
+    result = torch.empty([*input.shape[:2], *sizes], dtype=input.dtype, device=input.device, memory_format=layout)
     inner, regions = result, []
-    for d, (low, _) in enumerate(sides, start=first):
+    for d, (low, _) in enumerate(sides, start=2):
         regions.append(inner)  # without padding in the dimensions before d
         inner = inner.narrow(d, low, input.shape[d])
     inner.copy_(input)
-    for d, region, (low, high) in reversed([*zip(range(first, input.dim()), regions, sides, strict=True)]):
+    for d, region, (low, high) in reversed([*zip(range(2, input.dim()), regions, sides, strict=True)]):
         n = input.shape[d]
         region.narrow(d, 0, low).copy_(region.narrow(d, n, low))
         region.narrow(d, low + n, high).copy_(region.narrow(d, low, high))

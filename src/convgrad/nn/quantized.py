@@ -80,11 +80,15 @@ class Quantized:
         output = self._times_input_scale(output, input, weight.shape[2:], *rest)
         if bias is None:
             return output
-        return output + bias.to(output.dtype).view(-1, *[1] * (weight.dim() - 2))
+        return output + bias.to(output.dtype).view(-1, *[1] * (-1 - self._channels(weight.shape[2:])))
+
+    def _channels(self, kernel: Sequence[int]) -> int:
+        """Which dimension of input and output holds the channels."""
+        return -1 if getattr(self, "_layout", "NCL") == "NLC" else -1 - len(kernel)
 
     def _times_input_scale(self: Any, output: Tensor, input: Tensor, kernel: Sequence[int], *rest: Any) -> Tensor:
         """Multiply by K of XNOR-Net (arXiv:1603.05279, section 3.2), in each group of channels by itself."""
-        channels, groups = -1 - len(kernel), getattr(self, "groups", 1)
+        channels, groups = self._channels(kernel), getattr(self, "groups", 1)
         magnitude = input.abs().unflatten(channels, (groups, -1)).mean(channels)  # [N, groups, *in]
         ones = magnitude.new_ones(groups, 1, *kernel)
         scale = self._conv_forward(magnitude, ones, None, *rest)  # [N, groups, *out]
