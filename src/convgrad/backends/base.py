@@ -83,6 +83,8 @@ class Backend(ABC):
     layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
     #: The conformance suite has passed; a user's kernel may be registered without it.
     verified: bool = True
+    #: What a reason for choosing it adds: that it is not verified, how fast it was.
+    remark: str = ""
     #: The rules take it wherever it is usable: a user registered it for that.
     preferred: bool = False
     #: What ``--kernels`` loads it from: nothing if it comes with the library; None if no command can name it.

@@ -33,6 +33,7 @@ class CheckResult:
         bound: what ``worst`` may be.
         seed: of the operands.
         device: where it ran.
+        operands: shapes and strides of what the kernel was called with last.
     """
 
     backend: str
@@ -45,6 +46,7 @@ class CheckResult:
     bound: float = 0.0
     seed: int = 0
     device: str = "cpu"
+    operands: str = ""
 
     @property
     def aspect(self) -> str:
@@ -55,14 +57,18 @@ class CheckResult:
     @property
     def command(self) -> str:
         """What repeats it: a command, or the call where no command knows the backend."""
-        text = str(self.problem.replace(name="")).replace('"', '\\"')
         known = backends().get(self.backend)
-        if known is None or known.source is None:
+        return self.repeat(None if known is None else known.source)
+
+    def repeat(self, source: str | None) -> str:
+        """What repeats it: the call; a command, where ``--kernels`` loads the backend from here (empty: built in)."""
+        text = str(self.problem.replace(name="")).replace('"', '\\"')
+        if source is None:
             device = "" if self.device == "cpu" else f', device="{self.device}"'
             seed = f", seed={self.seed}" if self.seed else ""
             only = f', properties=["{self.property_name}"]'
             return f'convgrad.testing.check_problem("{self.backend}", "{text}", "{self.output}"{device}{seed}{only})'
-        kernels = f" --kernels {_quoted(known.source)}" if known.source else ""
+        kernels = f" --kernels {_quoted(source)}" if source else ""
         device = "" if self.device == "cpu" else f" --device {self.device}"
         seed = f" --seed {self.seed}" if self.seed else ""
         options = f"--backend {self.backend} --output {self.output} --property {self.property_name}{device}{seed}"

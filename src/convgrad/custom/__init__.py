@@ -15,12 +15,13 @@ from torch.compiler import config
 from ..backends import Arithmetic, Backend, Layout
 from ..engine import registry
 from ..errors import UnknownNameError
-from ..problem import ConvProblem
+from ..problem import ConvProblem, Output
 from . import arguments
 from .arguments import METHODS, Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel
 from .loading import foreign_frames, load_kernels, loading
 from .names import by_names
+from .speed import in_words, measure
 from .verify import verify as _verify
 
 __all__ = ["CustomBackend", "foreign_frames", "load_kernels", "register", "unregister"]
@@ -154,8 +155,9 @@ def register(
 
     def finish(backend: CustomBackend) -> CustomBackend:
         source = loading.get()
+        backend = _install(backend, named, seconds if verify and (source is None or source.verify) else None)
         backend.source = None if source is None else source.source
-        return _install(backend, named, seconds if verify and (source is None or source.verify) else None)
+        return backend
 
     functions: dict[Method, Any] = {
         "forward": forward, "grad_input": grad_input, "grad_weight": grad_weight, "backward": backward
@@ -211,15 +213,35 @@ def unregister(name: str) -> None:
 
 
 def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float | None) -> CustomBackend:
-    """Check the backend, then let everybody see it."""
+    """Check the backend and time it, then let everybody see it."""
+    _check_named(backend, named)
     backend.note = "not verified: registered with verify=False" if seconds is None else _verify(backend, named, seconds)
     backend.verified = backend.note.startswith("verified")
-    backend.summary += f"; {backend.note}"
+    here = any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available()))
+    backend.timings = measure(backend, named, seconds) if here and seconds is not None else ()
+    speed = in_words(backend.timings)
+    backend.remark = ", ".join(filter(None, ("" if backend.verified else "not verified", speed)))
+    backend.summary += "; ".join(["", backend.note, *filter(None, [speed])])
     with _lock:
         _check_name(backend.name)
         registry.register(backend)
         _mark_graphs()
     return backend
+
+
+def _check_named(backend: CustomBackend, named: Sequence[ConvProblem]) -> None:
+    """Refuse a named problem that nothing of the backend accepts.
+
+    Raises:
+        ValueError: with the reasons.
+    """
+    ways: list[tuple[Output, ...]] = [*((p,) for p in backend.passes), *backend.sweeps]
+    places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
+    for problem in named:
+        against = [backend.reasons_against(problem, way, place) for way in ways for place in places]
+        if problem.empty or all(against):
+            reasons = dict.fromkeys(r for reasons in against for r in reasons) or ["it is empty"]
+            raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {'; '.join(reasons)}")
 
 
 def _mine() -> dict[str, CustomBackend]:

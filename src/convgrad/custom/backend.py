@@ -57,13 +57,16 @@ class CustomBackend(Backend):
         note: what was checked, or why nothing was.
         version: changes with the source.
         devices: the types of device on which it runs; None: any.
+        timings: how fast it was when it was registered, on a few of its problems.
     """
 
     candidate = False  # it computes wherever it can, or where it is named
+    timings: tuple[Any, ...] = ()
 
     def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool, source: Iterable[Any]) -> None:
         self.name, self.devices, self.preferred = name, devices, prefer
         self.verified, self.note = False, "not verified"
+        self.remark = self.note
         self.version = _version(source)
 
     def runs_on(self, device_type: str) -> bool:

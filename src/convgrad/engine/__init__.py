@@ -10,7 +10,7 @@ from .events import Event, observed, observers, thread
 from .measurer import check_with, measure_now, random_operands, spent
 from .operands import operand_format, prepare
 from .plan import Plan, plan_for
-from .registry import backends, get_backend, reasons_against, register, unregister
+from .registry import backends, get_backend, reasons_against, register, unregister, without
 from .request import Request, active, request_for, resume, set_default_backend, traced, use_backend
 from .resolver import (
     checked_backward,
@@ -66,6 +66,7 @@ __all__ = [
     "traced",
     "unregister",
     "use_backend",
+    "without",
 ]
 
 for _backend in built_in():

@@ -107,7 +107,8 @@ def _by(
             if requested:
                 warn_of(backend.wrong_here(problem, wanted, device)[0])
             swept = ", in one sweep" if len(passes) > 1 else ""
-            return (Step(backend, wanted, f"{reason}{'' if backend.verified else ', not verified'}{swept}"),)
+            remark = f", {backend.remark}" if backend.remark else ""
+            return (Step(backend, wanted, f"{reason}{remark}{swept}"),)
     return ()
 
 

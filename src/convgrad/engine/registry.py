@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 
 from ..backends import Backend
@@ -10,9 +14,11 @@ from ..problem import ConvProblem, Output
 from ..settings import Settings
 from .cache import invalidate
 
-__all__ = ["backends", "get_backend", "is_capturing", "reasons_against", "register", "unregister"]
+__all__ = ["backends", "get_backend", "is_capturing", "reasons_against", "register", "unregister", "without"]
 
 _backends: dict[str, Backend] = {}
+#: A name that is passed over in this thread or task.
+_hidden: ContextVar[str | None] = ContextVar("convgrad_hidden", default=None)
 
 
 def register(backend: Backend) -> None:
@@ -36,7 +42,18 @@ def unregister(name: str) -> None:
 
 def backends() -> dict[str, Backend]:
     """All registered backends by name, in the order of their registration."""
-    return dict(_backends)
+    hidden = _hidden.get()
+    return {name: backend for name, backend in _backends.items() if name != hidden}
+
+
+@contextmanager
+def without(name: str) -> Generator[None, None, None]:
+    """In this block, and in this thread or task, choices are made as if no backend had this name."""
+    token = _hidden.set(name)
+    try:
+        yield
+    finally:
+        _hidden.reset(token)
 
 
 def get_backend(name: str) -> Backend:

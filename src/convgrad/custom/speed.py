@@ -1,0 +1,201 @@
+"""How fast a kernel is that is being registered, against what runs where it is not: timed on a few of its problems."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from .._compat import channels_last_of
+from ..check import default_problems
+from ..engine import Plan, Step, choose, store, without
+from ..engine.ab_timer import Ratio, compare, conditions
+from ..errors import CheckError
+from ..problem import OPERANDS, ConvProblem, Output, Slot
+from ..settings import current
+from .backend import CustomBackend
+
+__all__ = ["Timing", "in_words", "measure"]
+
+#: Layers as networks have them, none of which takes long.
+_USUAL: Final = """
+g32mb8ic32ih56oc32kh3ph1
+g96mb2ic96ih28oc96kh7ph3
+g144mb2ic144ih56oc144kh3sh2ph1
+g240mb2ic240ih28oc240kh5ph2
+mb2ic32ih28oc32kh3ph1
+mb2ic64ih28oc64kh1
+mb2ic3ih56oc32kh3sh2ph1
+g8mb2ic32ih28oc32kh3ph1
+g64mb4ic64iw512oc64kw7pw3
+g256mb4ic256iw256oc256ow256kw4pw3
+mb4ic32iw256oc32kw3pw1
+g16mb2ic16id12oc16kd3pd1
+mb1ic16id12oc16kd3pd1
+mb2ic16ih14oc8kh4sh2ph1 transposed
+"""
+#: How many problems are timed for each way in which a kernel is called.
+_MOST = 3
+#: Seconds in all at most, and for one comparison. A call that takes a tenth of that is compared only once.
+_SECONDS, _EACH = 0.5, 0.06
+#: A kernel that is preferred and never as fast as this has its user told.
+_SLOW = 0.5
+_SLOTS: tuple[Slot, ...] = ("grad_output", "input", "weight")
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+class Timing(NamedTuple):
+    """How many times as fast as another backend, for some outputs of a problem."""
+
+    problem: str
+    outputs: tuple[str, ...]
+    other: str
+    speed: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        ratio = f"{self.speed:.2g}x [{self.low:.2g}, {self.high:.2g}]"
+        return f"{'+'.join(self.outputs)} of {self.problem}: {ratio} as fast as {self.other}"
+
+
+def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float) -> tuple[Timing, ...]:
+    """Time a backend on some of the problems that it accepts; what was found before is read from the store.
+
+    A preferred one that is slower everywhere gets a warning, when it is timed and not again.
+
+    Args:
+        named: problems that the user names, taken first.
+        seconds: how long the check of it may take; this takes a quarter of that at most, and less than a second.
+    """
+    device = torch.device("cpu" if backend.runs_on("cpu") else next(iter(backend.devices or ("cuda",))))
+    texts = sorted(str(p) for p in named)
+    key = f"speed of {backend.name} {backend.version} on {conditions(device)}, {' '.join(texts)}"
+    found = store.read("verified", key)
+    if isinstance(found, list):
+        return tuple(Timing(t[0], tuple(t[1]), *t[2:]) for t in found)
+    timings = tuple(_timings(backend, named, device, time.perf_counter() + min(_SECONDS, seconds / 4)))
+    store.write("verified", key, [list(t) for t in timings])
+    slow = {t.outputs for t in timings} - {t.outputs for t in timings if t.speed >= _SLOW}
+    if backend.preferred and slow:
+        worst = [t for t in timings if t.outputs in slow]
+        warnings.warn(
+            f"{backend.name!r} runs wherever it is usable, and is slower there: {in_words(worst)} "
+            f"({worst[0]}); prefer=False runs it only where it is named",
+            stacklevel=_users_frame(),
+        )
+    return timings
+
+
+def _users_frame() -> int:
+    """The ``stacklevel`` at which a warning names the user's code."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def in_words(timings: Sequence[Timing]) -> str:
+    """One sentence for all that was timed.
+
+    Equivalent to:
+        >>> in_words([Timing("", ("forward",), "aten", 2, 1, 3), Timing("", ("forward",), "aten", 0.5, 0.4, 0.6)])
+        'forward 0.5x to 2x as fast as aten'
+    """
+    parts = []
+    for outputs in dict.fromkeys(t.outputs for t in timings):
+        of = [t for t in timings if t.outputs == outputs]
+        low, high = (f"{which(t.speed for t in of):.2g}x" for which in (min, max))
+        others = " and ".join(dict.fromkeys(t.other for t in of))
+        parts.append(f"{'+'.join(outputs)} {low if low == high else f'{low} to {high}'} as fast as {others}")
+    return ", ".join(parts)
+
+
+def _timings(
+    backend: CustomBackend, named: Sequence[ConvProblem], device: torch.device, end: float
+) -> Iterator[Timing]:
+    swept: list[tuple[Output, ...]] = [s for s in backend.sweeps if "grad_bias" not in s]
+    ways = [*((p,) for p in backend.passes if not any(p in s for s in swept)), *swept]
+    queues = [(outputs, _problems(backend, outputs, named, device)) for outputs in ways]
+    for _ in range(_MOST):
+        for outputs, problems in queues:
+            for problem in islice(problems, 1):
+                yield _timed(backend, outputs, problem, device)
+                if time.perf_counter() > end:
+                    return
+
+
+def _problems(
+    backend: CustomBackend, outputs: tuple[Output, ...], named: Sequence[ConvProblem], device: torch.device
+) -> Iterator[ConvProblem]:
+    """Accepted ones: those named, then the usual that do not take too long; if there are none, a small one."""
+
+    def accepted(problems: Iterable[ConvProblem]) -> list[ConvProblem]:
+        return [p for p in problems if not p.empty and not backend.reasons_against(p, outputs, device)]
+
+    found = accepted(named)
+    yield from found
+    small = accepted(sorted(default_problems(), key=lambda p: -p.flops))[:1]
+    per_flop = [_once(_call(p, outputs, (Step(backend, outputs, ""),), device), device) / p.flops for p in small]
+    usual = [ConvProblem.parse(text) for text in _USUAL.split("\n")[1:-1]]
+    last = [p.replace(memory_format=channels_last_of(p.ndim)) for p in usual if p.ndim > 1]
+    others = [p.replace(dtype=d) for d in (torch.float64, torch.bfloat16, torch.float16) for p in (*usual, *last)]
+    for group in (usual, last, others):
+        some = [p for p in accepted(group) if not per_flop or per_flop[0] * p.flops < _EACH]
+        yield from some
+        if some:
+            return
+    yield from small
+
+
+def _timed(backend: CustomBackend, outputs: tuple[Output, ...], problem: ConvProblem, device: torch.device) -> Timing:
+    with without(backend.name):  # one that is to be replaced
+        others = choose(problem, outputs, device, current(), None)
+    steps = {"mine": (Step(backend, outputs, ""),), "theirs": others}
+    calls = {who: _call(problem, outputs, s, device) for who, s in steps.items()}
+    try:
+        once = {"mine": _once(calls["mine"], device)}
+    except Exception as error:  # it has accepted it
+        what = f"its {'+'.join(outputs)} raised {type(error).__name__}: {error}"
+        raise CheckError(f"{backend.name!r} is refused: {what}\n  problem: {problem}") from error
+    once["theirs"] = _once(calls["theirs"], device)
+    if max(once.values()) > _EACH / 10:
+        ratio = Ratio(*[once["theirs"] / once["mine"]] * 3)
+    else:
+        ratio = compare(calls, "theirs", seconds=_EACH, device=device).speedup("mine")
+    name = " and ".join(dict.fromkeys(s.backend.name for s in others))
+    return Timing(str(problem), outputs, name, ratio.value, ratio.low, ratio.high)
+
+
+def _once(call: Callable[[], Any], device: torch.device) -> float:
+    """Seconds of the second call: the first one allocates, compiles, plans."""
+    seconds = 0.0
+    for _ in range(2):
+        start = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds = time.perf_counter() - start
+    return seconds
+
+
+def _call(
+    problem: ConvProblem, outputs: tuple[Output, ...], steps: tuple[Step, ...], device: torch.device
+) -> Callable[[], Any]:
+    plan = Plan(problem, outputs, device, steps)
+    slots = _SLOTS if len(outputs) > 1 else OPERANDS[outputs[0]]  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
+    generator = torch.Generator().manual_seed(0)
+    tensors = [
+        torch.randn(problem.shape_of(s), generator=generator, dtype=torch.float64)
+        .to(device, problem.dtype)
+        .contiguous(memory_format=problem.memory_format)
+        for s in slots
+    ]
+    return partial(plan.gradients if len(outputs) > 1 else plan.contract, *tensors)

@@ -1,0 +1,108 @@
+"""What registering says of a kernel's speed, when it warns, and that it is measured once."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import convgrad
+from convgrad import CheckError, ConvProblem
+from convgrad.custom import speed
+from convgrad.diagnostics import explain_problem
+from convgrad.engine import store
+
+from .functions import WIDE, accepts, forward, grad_input, grad_weight
+
+LAYER = ConvProblem.parse("g32mb2ic32ih28oc32kh3ph1")
+
+
+def depthwise(p: ConvProblem) -> bool:
+    return accepts(p) and p.depthwise
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
+    """What was timed; nothing is in the store at first."""
+    store.forget("verified")
+    timed, real = [], speed._timed
+
+    def note(backend: Any, outputs: Any, problem: ConvProblem, device: torch.device) -> Any:
+        timed.append((str(problem), outputs))
+        return real(backend, outputs, problem, device)
+
+    monkeypatch.setattr(speed, "_timed", note)
+    return timed
+
+
+def slow(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+    time.sleep(0.003)
+    return forward(input, weight, p)
+
+
+def test_a_slow_one_is_told_once(measured: list[Any]) -> None:
+    options: dict[str, Any] = {"forward": slow, "accepts": depthwise, "problems": [LAYER], "seconds": 1}
+    with pytest.warns(
+        UserWarning, match=r"'mine' runs wherever it is usable, and is slower there: forward 0\."
+    ) as told:
+        backend = convgrad.register("mine", **options)
+    assert [w.filename for w in told] == [__file__]
+    assert backend.timings[0].problem == str(LAYER)
+    assert all(t.speed < 0.5 and t.other in ("aten", "native") for t in backend.timings)
+    assert "as fast as" in backend.summary
+    row = next(r for r in explain_problem(LAYER).rows if r.backend == "mine" and r.output == "forward")
+    assert row.reasons[0].startswith("registered by the user, forward 0.")
+    count = len(measured)
+    again = convgrad.register("mine", **options)  # a script that runs again
+    assert (again.timings, len(measured)) == (backend.timings, count)
+
+
+def test_not_preferred_it_is_said_and_no_warning(measured: list[Any]) -> None:
+    backend = convgrad.register("mine", forward=slow, accepts=depthwise, prefer=False, seconds=1)
+    assert measured
+    assert max(t.speed for t in backend.timings) < 0.5
+
+
+def test_the_same_code_is_neither_faster_nor_slower(measured: list[Any]) -> None:
+    """Against a backend that sleeps as long, which would run without it."""
+    convgrad.register("there", forward=slow, accepts=depthwise, verify=False)
+    backend = convgrad.register("mine", forward=slow, accepts=depthwise, problems=[LAYER], seconds=1)
+    assert {t.other for t in backend.timings} == {"there"}
+    assert 0.5 < backend.timings[0].speed < 2
+
+
+def test_each_way_in_which_it_is_called_is_timed(measured: list[Any]) -> None:
+    def both(g: Tensor, x: Tensor, w: Tensor, p: ConvProblem, mask: Any) -> tuple[Tensor, Tensor]:
+        return grad_input(g, w, p), grad_weight(g, x, p)
+
+    convgrad.register("mine", forward=forward, backward=both, accepts=depthwise, dtypes=WIDE, prefer=False, seconds=4)
+    assert {outputs for _, outputs in measured} == {("forward",), ("grad_input", "grad_weight")}
+
+
+def test_it_is_bounded(measured: list[Any]) -> None:
+    """A kernel that takes long for a real layer is timed on a small one."""
+
+    def endless(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+        time.sleep(p.flops * 1e-6)  # a second for a million
+        return forward(input, weight, p)
+
+    backend = convgrad.register("mine", forward=endless, accepts=depthwise, verify=False)
+    start = time.perf_counter()
+    with pytest.warns(UserWarning, match="is slower there"):
+        timings = speed.measure(backend, (), 1.0)
+    assert time.perf_counter() - start < 2
+    assert len(timings) == 1
+
+
+def test_one_that_raises_for_a_layer_is_refused(measured: list[Any]) -> None:
+    def small(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+        if input.shape[1] == 32 and len(input) > 4:
+            raise ValueError("no more than 4 images")
+        return forward(input, weight, p)
+
+    backend = convgrad.register("mine", forward=small, accepts=depthwise, verify=False)
+    with pytest.raises(CheckError, match="its forward raised ValueError: no more than 4 images\n  problem: g32mb8ic32"):
+        speed.measure(backend, (), 1.0)
