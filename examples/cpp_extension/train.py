@@ -37,7 +37,7 @@ def accepts(p: convgrad.ConvProblem) -> bool:
 
 
 def register() -> None:
-    """The bare kernel as a backend: every convolution that it accepts runs it."""
+    """The bare kernel as a backend, for whoever names it."""
     convgrad.register(
         "extension",
         forward=load().forward,
@@ -45,6 +45,7 @@ def register() -> None:
         accepts=accepts,
         layouts=("contiguous",),
         dtypes=(torch.float32, torch.float64),
+        prefer=False,  # only where it is named
     )
 
 

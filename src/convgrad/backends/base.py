@@ -83,8 +83,6 @@ class Backend(ABC):
     layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
     #: The conformance suite has passed; a user's kernel may be registered without it.
     verified: bool = True
-    #: What a reason for choosing it adds: that it is not verified, how fast it was.
-    remark: str = ""
     #: The rules take it wherever it is usable: a user registered it for that.
     preferred: bool = False
     #: What ``--kernels`` loads it from: nothing if it comes with the library; None if no command can name it.
@@ -143,6 +141,10 @@ class Backend(ABC):
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         """How it sums for this problem."""
         return "direct"
+
+    def remark(self, outputs: tuple[Output, ...]) -> str:
+        """What a reason for choosing it adds."""
+        return "" if self.verified else "not verified"
 
     def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
         """Which of its kernels would run, where it has several: for people."""

@@ -21,7 +21,8 @@ from .arguments import METHODS, Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel
 from .loading import foreign_frames, load_kernels, loading
 from .names import by_names
-from .speed import in_words, measure
+from .speed import measure
+from .timing import in_words
 from .verify import verify as _verify
 
 __all__ = ["CustomBackend", "foreign_frames", "load_kernels", "register", "unregister"]
@@ -219,9 +220,7 @@ def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: floa
     backend.verified = backend.note.startswith("verified")
     here = any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available()))
     backend.timings = measure(backend, named, seconds) if here and seconds is not None else ()
-    speed = in_words(backend.timings)
-    backend.remark = ", ".join(filter(None, ("" if backend.verified else "not verified", speed)))
-    backend.summary += "; ".join(["", backend.note, *filter(None, [speed])])
+    backend.summary = "; ".join(filter(None, [backend.summary, backend.note, in_words(backend.timings)]))
     with _lock:
         _check_name(backend.name)
         registry.register(backend)

@@ -17,6 +17,7 @@ from ..errors import BackendError
 from ..problem import RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
 from . import arguments
 from .arguments import METHODS, Method
+from .timing import Timing, in_words
 
 __all__ = ["Accepts", "ClassBackend", "CustomBackend", "FunctionsBackend", "UserKernel"]
 
@@ -61,13 +62,16 @@ class CustomBackend(Backend):
     """
 
     candidate = False  # it computes wherever it can, or where it is named
-    timings: tuple[Any, ...] = ()
+    timings: tuple[Timing, ...] = ()
 
     def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool, source: Iterable[Any]) -> None:
         self.name, self.devices, self.preferred = name, devices, prefer
         self.verified, self.note = False, "not verified"
-        self.remark = self.note
         self.version = _version(source)
+
+    def remark(self, outputs: tuple[Output, ...]) -> str:
+        of = [t for t in self.timings if t.outputs == passes_of(outputs)]
+        return ", ".join(filter(None, [super().remark(outputs), in_words(of)]))
 
     def runs_on(self, device_type: str) -> bool:
         """Whether it was registered for this type of device."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
@@ -21,8 +21,9 @@ from ..errors import CheckError
 from ..problem import OPERANDS, ConvProblem, Output, Slot
 from ..settings import current
 from .backend import CustomBackend
+from .timing import Timing, in_words
 
-__all__ = ["Timing", "in_words", "measure"]
+__all__ = ["measure"]
 
 #: Layers as networks have them, none of which takes long.
 _USUAL: Final = """
@@ -49,21 +50,6 @@ _SECONDS, _EACH = 0.5, 0.06
 _SLOW = 0.5
 _SLOTS: tuple[Slot, ...] = ("grad_output", "input", "weight")
 _PACKAGE = str(Path(__file__).parents[1])
-
-
-class Timing(NamedTuple):
-    """How many times as fast as another backend, for some outputs of a problem."""
-
-    problem: str
-    outputs: tuple[str, ...]
-    other: str
-    speed: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        ratio = f"{self.speed:.2g}x [{self.low:.2g}, {self.high:.2g}]"
-        return f"{'+'.join(self.outputs)} of {self.problem}: {ratio} as fast as {self.other}"
 
 
 def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float) -> tuple[Timing, ...]:
@@ -102,34 +88,18 @@ def _users_frame() -> int:
     return level
 
 
-def in_words(timings: Sequence[Timing]) -> str:
-    """One sentence for all that was timed.
-
-    Equivalent to:
-        >>> in_words([Timing("", ("forward",), "aten", 2, 1, 3), Timing("", ("forward",), "aten", 0.5, 0.4, 0.6)])
-        'forward 0.5x to 2x as fast as aten'
-    """
-    parts = []
-    for outputs in dict.fromkeys(t.outputs for t in timings):
-        of = [t for t in timings if t.outputs == outputs]
-        low, high = (f"{which(t.speed for t in of):.2g}x" for which in (min, max))
-        others = " and ".join(dict.fromkeys(t.other for t in of))
-        parts.append(f"{'+'.join(outputs)} {low if low == high else f'{low} to {high}'} as fast as {others}")
-    return ", ".join(parts)
-
-
 def _timings(
     backend: CustomBackend, named: Sequence[ConvProblem], device: torch.device, end: float
 ) -> Iterator[Timing]:
     swept: list[tuple[Output, ...]] = [s for s in backend.sweeps if "grad_bias" not in s]
     ways = [*((p,) for p in backend.passes if not any(p in s for s in swept)), *swept]
     queues = [(outputs, _problems(backend, outputs, named, device)) for outputs in ways]
-    for _ in range(_MOST):
+    for number in range(_MOST):
         for outputs, problems in queues:
+            if number and time.perf_counter() > end:  # each way once in any case
+                return
             for problem in islice(problems, 1):
                 yield _timed(backend, outputs, problem, device)
-                if time.perf_counter() > end:
-                    return
 
 
 def _problems(

@@ -107,8 +107,8 @@ def _by(
             if requested:
                 warn_of(backend.wrong_here(problem, wanted, device)[0])
             swept = ", in one sweep" if len(passes) > 1 else ""
-            remark = f", {backend.remark}" if backend.remark else ""
-            return (Step(backend, wanted, f"{reason}{remark}{swept}"),)
+            words = filter(None, (reason, backend.remark(wanted)))
+            return (Step(backend, wanted, f"{', '.join(words)}{swept}"),)
     return ()
 
 

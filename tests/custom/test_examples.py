@@ -1,0 +1,35 @@
+"""The examples of kernels in Triton and numba, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_triton_kernel() -> None:
+    """By Triton's interpreter."""
+    pytest.importorskip("triton")  # there is none for some machines
+    printed = run("triton_kernel.py", TRITON_INTERPRET="1")
+    assert printed.startswith(("causal: verified on ", "causal: not verified: "))
+    assert "causal" in next(line for line in printed.splitlines() if "forward " in line)
+
+
+def test_a_numba_kernel() -> None:
+    printed = run("numba_kernel.py")
+    assert printed.startswith("numba: verified on ")
+    assert "grad_input+grad_weight of " in printed
