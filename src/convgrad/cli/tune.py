@@ -17,11 +17,11 @@ from .._compat import channels_last_of
 from ..diagnostics import Explanation, Machine, explain
 from ..engine import Event, choose, measure_now, measurements, observers
 from ..problem import ConvProblem, Output, gradient_outputs
-from ..problem_text import DTYPES, read_problem_file
+from ..problem_text import DTYPES
 from ..settings import current
-from ..tables import text_table
-from .app import app, device_here, fail
+from .app import app, device_here, fail, say, say_table
 from .models import build, example_input
+from .problem_arguments import read_problems
 
 __all__ = ["tune"]
 
@@ -73,7 +73,7 @@ def tune(
     if threads:
         torch.set_num_threads(threads)
     if forget:
-        print(f"{measurements.forget()} choices removed")
+        say(f"{measurements.forget()} choices removed")
     if import_ is not None:
         _import(import_)
     if what:
@@ -81,7 +81,7 @@ def tune(
     if export is not None:
         choices = measurements.exported()
         export.write_text(json.dumps({"convgrad": __version__, "choices": choices}, indent=1) + "\n", encoding="utf-8")
-        print(f"{len(choices)} choices written to {export}")
+        say(f"{len(choices)} choices written to {export}")
     raise typer.Exit(status)
 
 
@@ -95,16 +95,10 @@ def _jobs(what: str, args: Sequence[str], shape: str, dtype: str, channels_last:
         return
     if args:
         raise fail(f"only a script takes arguments, got {args[0]!r}", "options stand before what is measured")
-    if Path(what).is_file():
-        problems = []
-        for line, found in read_problem_file(what, ConvProblem.parse):
-            if isinstance(found, ValueError):
-                raise fail(f"{what}, line {line}: {found}")
-            problems.append(found)
-    elif re.match(r"(g|mb|ic)\d", what.strip()):
-        problems = [ConvProblem.parse(what)]
-    elif "/" in what:
-        raise fail(f"{what!r} is no file", "a script ends in .py")
+    if "/" in what or Path(what).is_file() or re.match(r"(g|mb|ic)\d", what.strip()):
+        problems, unread = read_problems([what])
+        for error in unread:
+            raise error
     else:
         problems = _of_model(what, shape, dtype, channels_last)
     for problem in problems:
@@ -181,22 +175,22 @@ def _tune(jobs: list[_Job], device: torch.device) -> int:
                     progress.advance(task)
         except KeyboardInterrupt:
             status = 130
-    print(_table(jobs, device))
+    _show(jobs, device)
     for job in failed:
-        print(f"not measured: {'+'.join(job.outputs)} of {job.problem} (no memory for it, or another process measures)")
+        say(f"not measured: {'+'.join(job.outputs)} of {job.problem} (no memory for it, or another process measures)")
     if status:
         missing = sum(job.count(device) < rounds for job in jobs)
-        print(f"convgrad: interrupted; {missing} of {len(jobs)} are left, the same command goes on", file=sys.stderr)
+        say(f"convgrad: interrupted; {missing} of {len(jobs)} are left, the same command goes on", sys.stderr)
     return status
 
 
-def _table(jobs: list[_Job], device: torch.device) -> str:
+def _show(jobs: list[_Job], device: torch.device) -> None:
     rows: list[Sequence[str]] = [("output", "backend", "why", "problem")]
     for problem, outputs in jobs:
         steps = choose(problem, outputs, device, current(), None)
         names = ", ".join(step.backend.name for step in steps)
         rows.append(("+".join(outputs), names, steps[0].reason, str(problem)))
-    return text_table(rows)
+    say_table(rows)
 
 
 # ---- other machines --------------------------------------------------------------------------------
@@ -208,4 +202,4 @@ def _import(path: Path) -> None:
         found, here = measurements.imported(content["choices"])
     except (ValueError, KeyError, TypeError) as error:
         raise fail(f"{path} holds no exported choices: {error}") from None
-    print(f"{found} choices read, {here} of them for this kind of machine")
+    say(f"{found} choices read, {here} of them for this kind of machine")
