@@ -339,6 +339,10 @@ def test_measurements_are_merged():
     assert both.merged(other) == other
 
 
+def test_a_way_that_was_seldom_timed_is_not_taken():
+    assert Measurement({"aten": [1.0] * 3, "a, b": [0.5], "a": [0.9, 0.9]}).ranked() == [("a", 0.9), ("aten", 1.0)]
+
+
 def test_hardly_faster_is_not_faster():
     assert Measurement({"aten": [1.0], "a": [0.99]}).ranked()[0][0] == "aten"
     assert Measurement({"aten": [1.0], "a": [0.9]}).ranked()[0][0] == "a"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..backends import Backend
-from ..problem import ConvProblem, Output
+from ..problem import PASSES, ConvProblem, Output
+from .property_check import Failed, PropertyCheck, Skipped
 from .shrink import shrunk
-from .suite import check_problem
 
 __all__ = ["first_look"]
 
@@ -20,22 +20,34 @@ _MOST_FLOPS = 100_000_000
 def first_look(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> str:
     """What is wrong with these outputs, computed in one call; empty where nothing is.
 
+    Integers must be exact, real numbers within the bound; the other properties are the conformance suite's.
+
     Equivalent to:
         >>> from convgrad.backends.reference import ReferenceBackend
         >>> first_look(ReferenceBackend(), ConvProblem.parse("ic3ih8oc4kh3"), ("forward",), torch.device("cpu"))
         ''
     """
-    properties = ("exact", "bound") if len(outputs) == 1 else ("sweeps",)
-    for candidate in (shrunk(problem, _FLOPS), problem):
-        if candidate.flops > _MOST_FLOPS:
+    for candidate in dict.fromkeys((shrunk(problem, _FLOPS), problem)):
+        if candidate.flops <= _MOST_FLOPS and not backend.reasons_against(candidate, outputs, device):
+            for output in outputs:
+                why = _wrong(PropertyCheck(backend, candidate, output, device), outputs)
+                if why:
+                    return f"{output} of {candidate}: {why}"
             break
-        looked = False
-        for output in outputs:
-            results = check_problem(backend, candidate, output, device=device, repeats=2, properties=properties)
-            failed = [r for r in results if r.status == "failed"]
-            if failed:
-                return f"{failed[0].output} of {candidate}: {failed[0].message}"
-            looked |= any(r.status == "passed" for r in results)
-        if looked:
-            break
+    return ""
+
+
+def _wrong(check: PropertyCheck, outputs: tuple[Output, ...]) -> str:
+    try:
+        for integers in (True, False) if check.problem.dtype.is_floating_point else (True,):
+            passes = PASSES if len(outputs) > 1 else (check.pass_,)
+            operands = check.integers(*passes) if integers else check.reals(*passes)
+            result = check.sweep(outputs, operands) if len(outputs) > 1 else check.run(operands)
+            check.compare(result, operands, integers=integers)
+    except Skipped:
+        return ""
+    except Failed as error:
+        return str(error)
+    except Exception as error:  # whatever a user's function raises
+        return f"it raised {type(error).__name__}: {error}"
     return ""

@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__, settings
 from ..diagnostics import MODELLED_VERSIONS, Machine, cache_file, limits_of, measure_limits
-from ..engine import backends, reasons_against
+from ..engine import backends, measurements, reasons_against, store
 from ..engine.ab_timer import conditions
 from ..problem import PASSES, ConvProblem
 from ..tables import wrapped
@@ -51,7 +51,12 @@ def gather() -> dict[str, Any]:
             "devices": devices,
         },
         "backends": {name: _backend(name, devices) for name in backends()},
-        "settings": {**{name: bool(value) for name, value in flags._asdict().items()}, "threads": flags.threads},
+        "settings": {
+            **{name: bool(value) for name, value in flags._asdict().items()},
+            "threads": flags.threads,
+            "measure": f"{flags.measuring_share:.0%} of the time" if flags.measuring_share else "no",
+        },
+        "store": _store(),
         "paths": {"package": str(Path(__file__).parent.parent), "limits": str(cache_file())},
     }
 
@@ -68,6 +73,17 @@ def _backend(name: str, devices: list[str]) -> dict[str, Any]:
         first = next((against for against in reasons.values() if against), [])
         found[f"{kind} on {place.type}"] = ", ".join(usable) or f"no: {'; '.join(first)}"
     return {"summary": backend.summary, **found}
+
+
+def _store() -> dict[str, Any]:
+    where = store.folder()
+    counts = measurements.summary()
+    return {
+        "folder": "off" if where is None else str(where),
+        "measured": [f"{count} on {machine}" for machine, count in counts.items()] or "nothing yet (convgrad tune)",
+        "verified": str(len(store.items("verified"))),
+        "defects": str(len(store.items("defect"))),
+    }
 
 
 def _version(package: str) -> str:

@@ -21,9 +21,23 @@ from ..problem import ConvProblem, Output, passes_of
 from ..settings import Settings
 from ..sizes import output_length
 from . import store
-from .environment import environment
+from .environment import environment, kind_of_machine
 
-__all__ = ["SETTLED", "Measurement", "add", "entries", "find", "key_of", "label", "put", "reload", "similar"]
+__all__ = [
+    "SETTLED",
+    "Measurement",
+    "add",
+    "entries",
+    "exported",
+    "find",
+    "forget",
+    "imported",
+    "key_of",
+    "label",
+    "reload",
+    "similar",
+    "summary",
+]
 
 #: So many measurements, taken at different times, make a choice for good.
 SETTLED = 3
@@ -81,8 +95,12 @@ class Measurement:
         return len(next(iter(self.times.values()), ()))
 
     def ranked(self) -> list[tuple[str, float]]:
-        """Every way with its median time, the fastest first; the first way before those that are hardly faster."""
-        medians = {way: statistics.median(times) for way, times in self.times.items()}
+        """Ways with their median times, the fastest first; the first way before those that are hardly faster.
+
+        One that was timed in fewer than half of the measurements (the best passes are not always the same ones) is
+        left out.
+        """
+        medians = {way: statistics.median(t) for way, t in self.times.items() if 2 * len(t) >= self.count}
         first = next(iter(medians), "")
         return sorted(medians.items(), key=lambda item: item[1] * (_CLEAR if item[0] == first else 1))
 
@@ -163,12 +181,12 @@ def add(
 ) -> Measurement:
     """Keep a further measurement, of the problem and of those like it; what is known now."""
     where = environment(device, settings)
-    found = put(key_of(problem, outputs, where), new, where)
-    put(key_of(similar(problem), outputs, where, about=True), new, where)
+    found = _merge(key_of(problem, outputs, where), new, where)
+    _merge(key_of(similar(problem), outputs, where, about=True), new, where)
     return found
 
 
-def put(key: str, new: Measurement, where: str) -> Measurement:
+def _merge(key: str, new: Measurement, where: str) -> Measurement:
     """Merge a measurement into what the store holds under a key."""
     before = store.read(_KIND, key)  # not the snapshot: another process may have measured it too
     found = new if before is None else Measurement.of(before).merged(new)
@@ -178,9 +196,59 @@ def put(key: str, new: Measurement, where: str) -> Measurement:
     return found
 
 
+# ---- all of them -----------------------------------------------------------------------------------
+
+
 def entries() -> dict[str, Any]:
     """Everything that the store holds, of other machines too."""
     return store.items(_KIND)
+
+
+def forget() -> int:
+    """Remove every measurement; how many there were."""
+    reload()
+    return store.forget(_KIND)
+
+
+def summary() -> dict[str, int]:
+    """Machine and settings -> how many problems were measured there."""
+    counts: dict[str, int] = {}
+    for key in entries():
+        where, outputs, _ = key.split(" | ")
+        counts[where] = counts.get(where, 0) + (not outputs.startswith("about "))
+    return counts
+
+
+def exported() -> list[dict[str, Any]]:
+    """Every measurement as plain data, for another machine of the same kind."""
+    rows = ((key.split(" | "), value) for key, value in entries().items())
+    return [{"machine": where, "outputs": outputs, "problem": p, **value} for (where, outputs, p), value in rows]
+
+
+def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
+    """Keep what was exported, unless as much is known; how many there are, and how many are for this kind of machine.
+
+    Raises:
+        ValueError: it is no measurement; then nothing is kept.
+    """
+    found: dict[str, Measurement] = {}
+    for row in rows:
+        try:
+            where, named, text = str(row["machine"]), str(row["outputs"]), str(row["problem"])
+        except (TypeError, KeyError) as error:
+            raise ValueError(f"this is no measurement: {str(row)[:100]}") from error
+        outputs: Any = named.removeprefix("about ").split("+")
+        key = key_of(ConvProblem.parse(text), outputs, where, about=named.startswith("about "))
+        if key != f"{where} | {named} | {text}" or key.count(" | ") != 2:
+            raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
+        found[key] = Measurement.of(row)
+    for key, new in found.items():
+        before = store.read(_KIND, key)
+        if before is None or Measurement.of(before).count < new.count:
+            store.write(_KIND, key, new.to_json())
+    reload()
+    here = sum(key.split("; ")[0] == kind_of_machine(torch.device(key.split(" ")[0])) for key in found)
+    return len(found), here
 
 
 def reload() -> None:

@@ -3,7 +3,7 @@
 The candidates are the backends that can, for several gradients each sweep and the fastest separate passes. A candidate
 is checked against the reference before it is timed for the first time. Then all are called alternately, as a plan calls
 them: operands that must be copied, an added bias and the sum of a bias gradient are part of the time. One that takes
-more than twice as long as the best is called twice and no more.
+more than twice as long as the best is called a few times and no more.
 
 Measuring costs time that training waits for. Therefore it may take a small share of the running time; an
 unsettled choice is looked at again when there is time for it (`look_again`). One process at a time measures; what it
@@ -40,6 +40,7 @@ __all__ = ["check_with", "look_again", "measure_now", "random_operands", "spent"
 
 _HOPELESS = 2.0  # times the best
 _SECONDS = 0.1  # for the rounds of one comparison
+_BRIEF = 0.01  # seconds that may be spent several times
 _MOST_SECONDS = 1.0  # for them, where one call takes long
 _MOST_BYTES = 2 << 30  # of operands and result
 _GRANTED = 0.5  # seconds of measuring before its share of the running time counts
@@ -294,7 +295,9 @@ def _times(calls: dict[str, Callable[[], None]], device: torch.device) -> tuple[
     for way, call in calls.items():
         try:
             slow = _seconds(call, device) > _MOST_SECONDS  # it allocates, compiles, plans
-            once[way] = min(_seconds(call, device) for _ in range(1 if slow else 2))
+            once[way] = best = _seconds(call, device)
+            for _ in range(0 if slow else 1 if best > _BRIEF else 4):  # caches and memory settle
+                once[way] = min(once[way], _seconds(call, device))
         except Exception as error:  # whatever a user's function raises
             raised[way] = f"it raised {type(error).__name__}: {str(error)[:200]}"
     if not once:

@@ -1,0 +1,205 @@
+"""``convgrad tune``: measure the convolutions of a model, a script or a list ahead of time; take choices elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import typer
+
+from .. import __version__
+from .._compat import channels_last_of
+from ..diagnostics import Explanation, Machine, explain
+from ..engine import Event, choose, measure_now, measurements, observers
+from ..problem import ConvProblem, Output, gradient_outputs
+from ..problem_text import DTYPES
+from ..settings import current
+from .app import app, device_here, fail, say, say_table
+from .models import build, example_input
+from .problem_arguments import read_problems
+
+__all__ = ["tune"]
+
+
+class _Job(NamedTuple):
+    """What one call computes: the output, or both gradients."""
+
+    problem: ConvProblem
+    outputs: tuple[Output, ...]
+
+    def count(self, device: torch.device) -> int:
+        """How often exactly this was measured here."""
+        found = measurements.find(self.problem, self.outputs, device, current(), fresh=True)
+        return found.count if found is not None and found.same else 0
+
+
+@app.command("tune", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def tune(
+    what: Annotated[str, typer.Argument(metavar="[MODEL|SCRIPT|FILE|PROBLEM]", help="What to measure.")] = "",
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What a script gets.")] = None,
+    device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
+    shape: Annotated[str, typer.Option("--input", help="Shape of a model's input, 8x3x224x224.")] = "",
+    dtype: Annotated[str, typer.Option(help="Of a model.")] = "float32",
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Run a model in channels_last.")] = False,
+    threads: Annotated[int, typer.Option(help="As torch.set_num_threads; a choice holds for this number.")] = 0,
+    export: Annotated[Path | None, typer.Option("--export", help="Write all choices to this file, as JSON.")] = None,
+    import_: Annotated[Path | None, typer.Option("--import", help="Read choices that were exported.")] = None,
+    forget: Annotated[bool, typer.Option("--forget", help="First remove every choice that is stored.")] = False,
+) -> None:
+    """Measure ahead of time which backend is fastest for each convolution, and remember it on this machine.
+
+    A model's or a script's convolutions, a file of problems, or one problem, each forward and backward, three times. It
+    can be interrupted; the same command goes on from there. A script runs as it is, to its end or until it is
+    interrupted; then what it computed is measured. Options stand before what is measured.
+
+    Examples:
+
+        convgrad tune --input 32x3x224x224 mobilenet_v2
+
+        convgrad tune train.py --epochs 1
+
+        convgrad tune --export choices.json
+
+        convgrad tune --import choices.json
+    """
+    if not (what or export or import_ or forget):
+        raise fail("there is nothing to do", "name a model, a script, a file or a problem; or --export, --import")
+    place, status = device_here(device), 0
+    if threads:
+        torch.set_num_threads(threads)
+    if forget:
+        say(f"{measurements.forget()} choices removed")
+    if import_ is not None:
+        _import(import_)
+    if what:
+        status = _tune(list(dict.fromkeys(_jobs(what, args or [], shape, dtype, channels_last))), place)
+    if export is not None:
+        choices = measurements.exported()
+        export.write_text(json.dumps({"convgrad": __version__, "choices": choices}, indent=1) + "\n", encoding="utf-8")
+        say(f"{len(choices)} choices written to {export}")
+    raise typer.Exit(status)
+
+
+# ---- what to measure -------------------------------------------------------------------------------
+
+
+def _jobs(what: str, args: Sequence[str], shape: str, dtype: str, channels_last: bool) -> Iterator[_Job]:
+    """The calls that training makes."""
+    if what.endswith(".py") and Path(what).exists():
+        yield from _of_script(what, args)
+        return
+    if args:
+        raise fail(f"only a script takes arguments, got {args[0]!r}", "options stand before what is measured")
+    if "/" in what or Path(what).is_file() or re.match(r"(g|mb|ic)\d", what.strip()):
+        problems, unread = read_problems([what])
+        for error in unread:
+            raise error
+    else:
+        problems = _of_model(what, shape, dtype, channels_last)
+    for problem in problems:
+        if not problem.empty:
+            p = problem.replace(name="")
+            yield _Job(p, (p.bias_pass,))
+            yield _backward(p)
+
+
+def _backward(problem: ConvProblem) -> _Job:
+    """Both gradients; measuring them measures each alone, too."""
+    return _Job(problem.replace(has_bias=False, name=""), gradient_outputs(problem.transposed, (True, True, False)))
+
+
+def _of_model(name: str, shape: str, dtype: str, channels_last: bool) -> list[ConvProblem]:
+    if dtype not in DTYPES:
+        raise fail(f"unknown dtype {dtype!r}", "float32, float64, bfloat16 or float16")
+    net, x = build(name).to(dtype=DTYPES[dtype]), example_input(name, shape, DTYPES[dtype], channels_last)
+    if channels_last:
+        net = net.to(memory_format=channels_last_of(x.dim() - 2))  # pyright: ignore[reportCallIssue]
+    found = explain(net, x, device=Machine.here())
+    return [found.problem] if isinstance(found, Explanation) else [layer.problem for layer in found]
+
+
+class _Seen:
+    """The calls of a script."""
+
+    synchronize = False
+
+    def __init__(self) -> None:
+        self.jobs: dict[_Job, None] = {}
+
+    def __call__(self, event: Event) -> None:
+        p = event.problem
+        forward = event.outputs == (p.bias_pass,)
+        self.jobs[_Job(p.replace(name=""), event.outputs) if forward else _backward(p)] = None
+
+
+def _of_script(script: str, args: Sequence[str]) -> list[_Job]:
+    from ..models import run_script
+
+    seen = _Seen()
+    observers.append(seen)
+    try:
+        status = run_script(script, args, measure=False)
+    finally:
+        observers.remove(seen)
+    if not seen.jobs:
+        raise fail(f"{script} computed no convolution (its exit status is {status})")
+    return list(seen.jobs)
+
+
+# ---- measuring -------------------------------------------------------------------------------------
+
+
+def _tune(jobs: list[_Job], device: torch.device) -> int:
+    """Measure what was not measured often enough, the whole list again and again: a busy moment spoils one round."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    rounds, status, failed = measurements.SETTLED, 0, set[_Job]()
+    before = {job: min(job.count(device), rounds) for job in jobs}
+    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
+        task = progress.add_task("", total=len(jobs) * rounds, completed=sum(before.values()))
+        try:
+            for done in range(rounds):
+                for job in jobs:
+                    if before[job] > done or job in failed:
+                        continue
+                    if measure_now(job.problem, job.outputs, device, current(), force=True) is None:
+                        failed.add(job)
+                    progress.advance(task)
+        except KeyboardInterrupt:
+            status = 130
+    _show(jobs, device)
+    for job in failed:
+        say(f"not measured: {'+'.join(job.outputs)} of {job.problem} (no memory for it, or another process measures)")
+    if status:
+        missing = sum(job.count(device) < rounds for job in jobs)
+        say(f"convgrad: interrupted; {missing} of {len(jobs)} are left, the same command goes on", sys.stderr)
+    return status
+
+
+def _show(jobs: list[_Job], device: torch.device) -> None:
+    rows: list[Sequence[str]] = [("output", "backend", "why", "problem")]
+    for problem, outputs in jobs:
+        steps = choose(problem, outputs, device, current(), None)
+        names = ", ".join(step.backend.name for step in steps)
+        rows.append(("+".join(outputs), names, steps[0].reason, str(problem)))
+    say_table(rows)
+
+
+# ---- other machines --------------------------------------------------------------------------------
+
+
+def _import(path: Path) -> None:
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        found, here = measurements.imported(content["choices"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise fail(f"{path} holds no exported choices: {error}") from None
+    say(f"{found} choices read, {here} of them for this kind of machine")

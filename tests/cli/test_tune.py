@@ -1,0 +1,183 @@
+"""``convgrad tune``: measured ahead of time, interrupted and resumed, taken to another machine of the same kind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("typer")
+
+from convgrad.cli.app import run
+from convgrad.engine import cache, measurements, measurer
+from convgrad.engine.environment import environment
+from convgrad.settings import current
+
+SMALL, OTHER = "g8mb2ic8ih12oc8oh12kh3sh1ph1dh0", "g1mb2ic8ih12oc4oh12kh1sh1ph0dh0"
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-W", "error", "-m", "convgrad", "tune"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    state = measurer._State()
+    state.check = measurer._state.check
+    monkeypatch.setattr(measurer, "_state", state)
+    monkeypatch.setattr(measurer, "_SECONDS", 0.01)  # what is chosen does not matter here
+    measurements.reload()
+    yield tmp_path
+    measurements.reload()
+    cache.invalidate()
+
+
+def counts() -> dict[str, int]:
+    """Output and problem -> how often it was measured, those that stand for similar ones left out."""
+    rows = ((key.split(" | "), value) for key, value in measurements.entries().items())
+    return {
+        f"{outputs} {problem}": len(next(iter(value["times"].values())))
+        for (_, outputs, problem), value in rows
+        if not outputs.startswith("about ")
+    }
+
+
+def each(problem: str, times: int = 3) -> dict[str, int]:
+    outputs = ("forward", "grad_input", "grad_input+grad_weight", "grad_weight")
+    return {f"{o} {problem}": times for o in outputs}
+
+
+def test_a_problem_is_measured_forward_and_backward(capsys) -> None:
+    assert run(["tune", SMALL]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("measured 3 times on this machine") == 2
+    assert counts() == each(SMALL)
+    spent = measurer._state.spent
+    assert run(["tune", SMALL]) == 0  # nothing is left to do
+    assert measurer._state.spent == spent
+
+
+def test_info_says_what_is_there(capsys) -> None:
+    assert run(["info", "--json"]) == 0
+    assert "nothing yet" in json.loads(capsys.readouterr().out)["store"]["measured"]
+    assert run(["tune", SMALL]) == 0
+    capsys.readouterr()
+    assert run(["info", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["store"]
+    assert found["measured"] == [f"4 on {environment(torch.device('cpu'), current())}"]
+    assert found["folder"].endswith("store")
+
+
+def test_a_file_of_problems(folder) -> None:
+    (folder / "list.txt").write_text(f"# two\n{SMALL}\n{OTHER}\n")
+    assert run(["tune", "list.txt"]) == 0
+    assert counts() == each(SMALL) | each(OTHER)
+
+
+def test_a_models_convolutions(folder) -> None:
+    (folder / "nets.py").write_text(
+        "import torch.nn as nn\n"
+        "def net(): return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8))\n"
+    )
+    assert run(["tune", "--input", "2x3x12x12", "nets:net"]) == 0
+    first = "g1mb2ic3ih12oc8oh12kh3sh1ph1dh0"
+    expected = {f"forward {p} bias": 3 for p in (first, SMALL)}
+    assert counts() == expected | {k: 3 for p in (first, SMALL) for k in each(p) if not k.startswith("forward")}
+
+
+def test_a_scripts_convolutions_with_its_arguments(folder, capsys) -> None:
+    (folder / "train.py").write_text(
+        "import sys, torch\n"
+        "x, w = torch.ones(int(sys.argv[1]), 8, 12, 12), torch.ones(8, 1, 3, 3, requires_grad=True)\n"
+        "x.requires_grad_()\n"
+        "torch.nn.functional.conv2d(x, w, padding=1, groups=8).sum().backward()\n"
+    )
+    assert run(["tune", "train.py", "2"]) == 0
+    assert counts() == each(SMALL)
+
+
+def test_choices_move_to_another_machine_of_the_same_kind(folder, capsys) -> None:
+    assert run(["tune", "--export", "choices.json", SMALL]) == 0
+    content = json.loads((folder / "choices.json").read_text())
+    here = environment(torch.device("cpu"), current())
+    assert {c["machine"] for c in content["choices"]} == {here}
+    assert {c["problem"] for c in content["choices"]} >= {SMALL}
+    before = measurements.entries()
+    other = json.loads(json.dumps(content).replace(here, f"cpu of another kind; {here}"))
+    (folder / "other.json").write_text(json.dumps(other))
+    assert run(["tune", "--forget"]) == 0
+    assert measurements.entries() == {}
+    capsys.readouterr()
+    assert run(["tune", "--import", "choices.json"]) == 0
+    assert run(["tune", "--import", "choices.json"]) == 0  # once more changes nothing
+    assert measurements.entries() == before
+    assert run(["tune", "--import", "other.json"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    n = len(before)
+    assert said == [f"{n} choices read, {n} of them for this kind of machine"] * 2 + [
+        f"{n} choices read, 0 of them for this kind of machine"
+    ]
+    assert run(["tune", SMALL]) == 0
+    assert measurer._state.measured == {} or counts() == each(SMALL)
+
+
+GOOD = {"machine": "m", "outputs": "forward", "problem": SMALL, "times": {"aten": [1.0]}}
+
+
+@pytest.mark.parametrize("content", [
+    3, [], {}, {"choices": 3}, {"choices": [GOOD, 3]},
+    *({"choices": [GOOD, {**GOOD, **bad}]} for bad in (
+        {"problem": "nothing"}, {"outputs": "backward"}, {"machine": "m | n"}, {"times": {"aten": [0.0]}}, {"times": 3},
+    )),
+])  # fmt: skip
+def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
+    (folder / "bad.json").write_text(json.dumps(content))
+    assert run(["tune", "--import", "bad.json"]) == 2
+    assert capsys.readouterr().err.startswith("convgrad: bad.json holds no exported choices")
+    assert measurements.entries() == {}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "there is nothing to do"),
+        (["no/such/file"], "'no/such/file' is no file"),
+        (["nothing"], "neither a problem nor a model"),
+        ([SMALL, "--epochs"], "only a script takes arguments"),
+        (["mb2ic3"], "no spatial dimension"),
+        (["--device", "cuda:99", SMALL], "cannot run on"),
+        (["--import", "absent.json"], "absent.json"),
+    ],
+)
+def test_a_bad_request_is_one_line(args, message, capsys) -> None:
+    assert run(["tune", *args]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert error.startswith("convgrad: ")
+    assert message in error
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="another signal")
+def test_interrupted_it_goes_on_where_it_was(folder) -> None:
+    many = [f"g8mb2ic8ih{n}oc8kh3ph1" for n in range(10, 60)]
+    (folder / "many.txt").write_text("\n".join(many))
+    pipe = subprocess.PIPE
+    first = subprocess.Popen([*COMMAND, str(folder / "many.txt")], stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+    end = time.monotonic() + 120
+    while not counts() and first.poll() is None and time.monotonic() < end:
+        time.sleep(0.02)
+    first.send_signal(signal.SIGINT)
+    _, error = first.communicate()
+    assert first.returncode == 130
+    assert "of 100 are left, the same command goes on" in error
+    done = counts()
+    assert 0 < len(done) < 200
+    (folder / "many.txt").write_text("\n".join(many[:1]))  # what is left of the first
+    assert run(["tune", "many.txt"]) == 0
+    measured = {key: n for key, n in counts().items() if "ih10oc" in key}
+    assert all(3 <= n <= 4 for n in measured.values())  # a single pass is measured with both, too
