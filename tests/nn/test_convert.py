@@ -93,6 +93,13 @@ def test_deepshift_ps_keeps_what_was_frozen() -> None:
     assert list(layer.state_dict()) == ["bias", "shift", "sign"]
 
 
+def test_a_scheme_of_ones_own_has_no_layers() -> None:
+    class Mine(nn.Binary): ...
+
+    with pytest.raises(TypeError, match="there are no layers of Mine; parametrize_ takes"):
+        nn.convert_(network(), Mine())
+
+
 # ---- parametrizations -------------------------------------------------------------------------------------------
 
 
@@ -176,6 +183,24 @@ def test_layers_that_cannot_be_parametrized() -> None:
 
 
 # ---- shadow weights ---------------------------------------------------------------------------------------------
+
+
+def test_an_update_is_that_of_binary_connect() -> None:
+    """arXiv:1511.00363, algorithm 1: w <- clip(w - eta * dC/dw_b, -1, 1), with all propagations on the signs w_b."""
+    layer = nn.BinaryConv1d(2, 3, 3, scale=False, bias=False)
+    layer.weight.data.uniform_(-1, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=2)
+    optimizer.register_step_post_hook(lambda *_: nn.clip_(layer))
+    x, wanted, w = torch.randn(4, 2, 8), torch.randn(4, 3, 6), layer.weight.detach().clone()
+    for _ in range(5):
+        optimizer.zero_grad()
+        (layer(x) * wanted).mean().backward()
+        optimizer.step()
+        signs = torch.where(w >= 0, 1.0, -1.0).requires_grad_()
+        (by_signs,) = torch.autograd.grad((torch.conv1d(x, signs) * wanted).mean(), signs)
+        w = (w - 2 * by_signs).clamp(-1, 1)
+        torch.testing.assert_close(layer.weight.detach(), w)
+    assert (w.abs() == 1).any()
 
 
 @pytest.mark.parametrize("way", ["convert", "parametrize"])

@@ -78,11 +78,21 @@ SCALED = [(name, {"scale_input": True}) for name in SOME if "Xnor" in name]
 
 @pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SOME), *SCALED])
 def test_compiled_in_one_graph(name: str, options: dict[str, Any]) -> None:
+    compare_compiled(name, options, "aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "options"), [*((name, {}) for name in SOME), *SCALED])
+def test_compiled_by_inductor(name: str, options: dict[str, Any]) -> None:
+    compare_compiled(name, options, "inductor")
+
+
+def compare_compiled(name: str, options: dict[str, Any], backend: str) -> None:
     layer, x = made(name, **options)
     y = layer(x)
     y.square().sum().backward()
     want = gradients(layer)
-    compiled: Any = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    compiled: Any = torch.compile(layer, fullgraph=True, backend=backend)
     torch.testing.assert_close(compiled(x), y)
     compiled(x).square().sum().backward()
     torch.testing.assert_close(gradients(layer), want)

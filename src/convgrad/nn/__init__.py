@@ -48,7 +48,7 @@ from .quantized_layers import (
     XnorConvTranspose3d,
     XnorLinear,
 )
-from .schemes import Binary, Ternary, Xnor, binarize
+from .schemes import Binary, Scheme, Ternary, Xnor, binarize, straight_through
 from .shift import ShiftIntegers, ShiftPS, ShiftQ, get_shift_and_sign, round_power_of_2, round_to_fixed
 
 __all__ = [
@@ -86,6 +86,7 @@ __all__ = [
     "FeedbackConvTranspose3d",
     "LinearShift",
     "LinearShiftQ",
+    "Scheme",
     "ShiftIntegers",
     "ShiftPS",
     "ShiftQ",
@@ -114,4 +115,5 @@ __all__ = [
     "parametrize_",
     "round_power_of_2",
     "round_to_fixed",
+    "straight_through",
 ]

@@ -33,7 +33,7 @@ def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: Iterable[s
         the names of the layers that were converted
 
     Raises:
-        TypeError: the scheme is none.
+        TypeError: the scheme is none, or one of your own, of which there are no layers: `parametrize_` takes it.
         ValueError: a name that no layer has.
 
     Equivalent to:
@@ -46,6 +46,8 @@ def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: Iterable[s
         True
     """
     scheme = _scheme(ShiftQ() if scheme is None else scheme)
+    if type(scheme) not in {of for of, _ in layers}:
+        raise TypeError(f"there are no layers of {type(scheme).__name__}; parametrize_ takes a scheme of your own")
     modules, skipped = dict(model.named_modules()), set(skip)
     if unknown := sorted(skipped - set(modules)):
         raise ValueError(f"skip names what is not in the model: {', '.join(unknown)}")

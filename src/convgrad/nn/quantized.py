@@ -144,12 +144,12 @@ def _signature(scheme: type[Scheme], base: type) -> inspect.Signature:
     own = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
         for name, default in defaults.items()
-        if name in scheme.leading or name != "check_grad"
+        if name in scheme._leading or name != "check_grad"
     ]
-    leading = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in own if p.name in scheme.leading]
+    leading = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in own if p.name in scheme._leading]
     theirs = list(signature.parameters.values())
     at = next(i for i, p in enumerate(theirs) if p.name == "device")
-    rest = [p for p in own if p.name not in scheme.leading]
+    rest = [p for p in own if p.name not in scheme._leading]
     return signature.replace(parameters=[*theirs[:at], *leading, *theirs[at:], *rest])
 
 
@@ -163,7 +163,7 @@ def _split(padding: Any, d: int) -> tuple[int, ...]:
 
 _DOCSTRING = """{what} with the weights of `{scheme}`, whose arguments it takes too.
 
-    {parameters}
+    Its parameters are {parameters}, in float; it computes with ``quantized_weight()``.{more}
 
     Shape:
         as ``torch.nn.{base}``
@@ -180,23 +180,24 @@ _DOCSTRING = """{what} with the weights of `{scheme}`, whose arguments it takes 
         >>> torch.allclose(layer(x), plain(scheme.input(x)), rtol=1e-4, atol=1e-4)
         True
     """
-_LEADING = """``check_grad=True`` makes float64 parameters. {split}"""
-_SPLIT = """``padding_mode="circular"`` pads each side by ``padding``, as torch does;
-    ``"circular_split"`` pads ``(padding + 1) // 2`` and ``padding // 2``, as PyTorch before 1.5 and DeepShift do. """
+_LEADING = """
+    ``check_grad=True`` makes float64 parameters."""
+_SPLIT = """ ``padding_mode="circular"`` pads each side by ``padding``, as torch does;
+    ``"circular_split"`` pads ``(padding + 1) // 2`` and ``padding // 2``, as PyTorch before 1.5 and DeepShift do."""
 
 
 def _docstring(name: str, scheme: type[Scheme], base: type) -> str:
     d = int(base.__name__[-2]) if "Conv" in base.__name__ else 0
     kind = "transposed convolution" if "Transpose" in base.__name__ else "convolution"
-    parameters = f"Its parameters are {' and '.join(f'``{n}``' for n in (*scheme.names, 'bias'))}, in float. "
-    if scheme.leading:
-        parameters += _LEADING.format(split=_SPLIT if d and kind == "convolution" else "")
+    more = _LEADING if scheme._leading else ""
+    more += _SPLIT if scheme._leading and d and kind == "convolution" else ""
     return _DOCSTRING.format(
         what=f"A {d}-d {kind}" if d else "A linear layer",
         scheme=scheme.__name__,
         base=base.__name__,
         name=name,
-        parameters=parameters.rstrip(),
+        parameters=" and ".join(f"``{n}``" for n in (*scheme.names, "bias")),
+        more=more,
         arguments="4, 6" + ", 3" * (d > 0),
         input=f"torch.randn(2, 4{', 6' * d})",
     )

@@ -27,6 +27,20 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
 
     The difference of a tensor and itself is exactly zero, so nothing is rounded. These are ordinary operations, so
     autocast, vmap, forward mode and torch.compile need to know nothing about it.
+
+    Args:
+        value: what the result is.
+        gradient_of: an expression with the derivative that the result shall have; finite.
+
+    Shape:
+        both have the same, and so has the result
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x = torch.tensor([0.4, 1.6], requires_grad=True)
+        >>> y = convgrad.nn.straight_through(x.round(), x)
+        >>> y.tolist(), torch.autograd.grad(y.sum(), x)[0].tolist()
+        ([0.0, 2.0], [1.0, 1.0])
     """
     return value.detach() + (gradient_of - gradient_of.detach())
 
@@ -70,19 +84,40 @@ def _filters(weight: Tensor, transposed: bool, groups: int) -> tuple[Tensor, lis
 
 @dataclass(frozen=True)
 class Scheme:
-    """How the weight, the input and the bias of a layer are quantised; this one leaves them as they are."""
+    """How the weight, the input and the bias of a layer are quantised: the base of all schemes, and of your own.
+
+    A scheme of your own is a frozen dataclass with `quantize`; the input and the bias stay as they are unless it says
+    otherwise. `parametrize_` puts it on a layer.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> class Rounded(convgrad.nn.Scheme):
+        ...     def quantize(self, *originals, transposed=False, groups=1, training=False):
+        ...         return convgrad.nn.straight_through(originals[0].round(), originals[0])
+        >>> layer = convgrad.nn.parametrize_(torch.nn.Conv1d(1, 1, 3), Rounded())
+        >>> layer.weight = torch.tensor([[[0.6, 1.2, -3.4]]])
+        >>> layer.weight.tolist()
+        [[[1.0, 1.0, -3.0]]]
+    """
 
     #: The parameters that a layer keeps in place of the weight.
     names: ClassVar[tuple[str, ...]] = ("weight",)
     #: Options that a layer's constructor takes by position too, in front of ``device``.
-    leading: ClassVar[tuple[str, ...]] = ()
+    _leading: ClassVar[tuple[str, ...]] = ()
 
     def originals(self, weight: Tensor) -> tuple[Tensor, ...]:
         """The float tensors, one for each of `names`, that stand for a float weight."""
         return (weight,)
 
     def quantize(self, *originals: Tensor, transposed: bool = False, groups: int = 1, training: bool = False) -> Tensor:
-        """The weight that the convolution uses."""
+        """The weight that the convolution uses.
+
+        Args:
+            originals: the float tensors that `originals` made, or what training made of them.
+            transposed: whether the output channels are the second dimension, in each of the ``groups``.
+            groups: as in the convolution.
+            training: whether the layer is in training mode.
+        """
         raise NotImplementedError
 
     def input(self, input: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ def round_power_of_2(x: Tensor, rounding: str = "deterministic", shift_range: tu
         [0.25, -1.0, 4.0, 0.0]
     """
     shift, sign = get_shift_and_sign(x.detach(), rounding, shift_range)
-    return straight_through(sign * shift.exp2(), x)
+    return straight_through(sign * _power(shift), x)
 
 
 def round_to_fixed(input: Tensor, integer_bits: int = 16, fraction_bits: int = 16) -> Tensor:
@@ -101,6 +101,11 @@ def round_to_fixed(input: Tensor, integer_bits: int = 16, fraction_bits: int = 1
 def _wide(x: Tensor) -> Tensor:
     """At least float32: a logarithm or a product with ``2**16`` would not fit into half precision."""
     return x if x.dtype.itemsize >= 4 else x.float()
+
+
+def _power(shift: Tensor) -> Tensor:
+    """``2 ** shift``; rounded to a few bits, as a device's ``exp2`` may be off in the last one."""
+    return shift.exp2().bfloat16().to(shift.dtype)
 
 
 def _round(x: Tensor, rounding: str) -> Tensor:
@@ -168,7 +173,7 @@ class ShiftQ(Scheme):
     act_integer_bits: int = 16
     act_fraction_bits: int | None = 16
 
-    leading: ClassVar[tuple[str, ...]] = ("check_grad",)
+    _leading: ClassVar[tuple[str, ...]] = ("check_grad",)
     #: Codes of a weight that are no shift: the sign of DeepShift-PS needs one for zero.
     _reserved: ClassVar[int] = 1
 
@@ -236,7 +241,7 @@ class ShiftPS(ShiftQ):
     freeze_sign: bool = False
 
     names: ClassVar[tuple[str, ...]] = ("shift", "sign")
-    leading: ClassVar[tuple[str, ...]] = ("check_grad", "freeze_sign")
+    _leading: ClassVar[tuple[str, ...]] = ("check_grad", "freeze_sign")
     _reserved: ClassVar[int] = 2
 
     def originals(self, weight: Tensor) -> tuple[Tensor, ...]:
@@ -245,7 +250,7 @@ class ShiftPS(ShiftQ):
     def quantize(self, *originals: Tensor, transposed: bool = False, groups: int = 1, training: bool = False) -> Tensor:
         shift, sign = originals
         rounding = self.rounding if training else "deterministic"
-        power = _round(shift.detach().clamp(*self.limits), rounding).exp2()
+        power = _power(_round(shift.detach().clamp(*self.limits), rounding))
         value = power * _round(sign.detach(), rounding).sign()
         return straight_through(value, shift * (value * math.log(2)) + sign)
 
