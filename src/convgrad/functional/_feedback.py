@@ -30,8 +30,8 @@ def feedback_convolution(
     """A convolution with ``weight`` that sends gradients back to its input through ``feedback_weight``.
 
     The gradients of weight and bias are the usual ones. A feedback_weight that requires a gradient gets the weight's,
-    with which both converge to each other under weight decay (Kolen-Pollack: Akrout et al., "Deep Learning without
-    Weight Transport", 2019, "The Kolen-Pollack algorithm"). One that requires none stays as it is (feedback alignment:
+    with which both converge to each other under weight decay (the Kolen-Pollack algorithm of Akrout et al., "Deep
+    Learning without Weight Transport", arXiv:1904.05391). One that requires none stays as it is (feedback alignment:
     Lillicrap et al., "Random synaptic feedback weights support error backpropagation for deep learning", 2016, Fig. 1).
 
     Higher derivatives are those of this backward pass as a function of grad_output, input and feedback_weight. They

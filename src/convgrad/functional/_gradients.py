@@ -76,8 +76,8 @@ def grad_weight(
 
     Args:
         per_sample: one gradient for each sample of the batch, from one convolution with N times as many groups
-            (Rochette et al., "Efficient Per-Example Gradient Computations in Convolutional Neural Networks", 2019,
-            section 3); a depthwise one remains depthwise.
+            (Rochette et al., "Efficient Per-Example Gradient Computations in Convolutional Neural Networks",
+            arXiv:1912.06015); a depthwise one remains depthwise.
 
     Shape:
         - weight_size: the sizes of the weight as in `convolution`

@@ -35,9 +35,10 @@ def per_sample_norms(
     """The 2-norm of each sample's weight gradient: of ``grad_weight(..., per_sample=True)``, often without it.
 
     The squared norm of a gradient, a sum over T positions of grad_output times a window of the input, is the sum over
-    the T x T products of two of each (Li et al., "Large Language Models Can Be Strong Differentially Private
-    Learners", 2022, section 4; Bu et al., "Scalable and Efficient Training of Large Convolutional Neural Networks with
-    Differential Privacy", 2022, section 3). It is computed in that way where these take less memory than the gradient.
+    the T x T products of two of each (ghost norms: Li et al., "Large Language Models Can Be Strong Differentially
+    Private Learners", arXiv:2110.05679; of convolutions: Bu et al., "Scalable and Efficient Training of Large
+    Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683). It is computed in that way where these
+    take less memory than the gradient.
 
     Args:
         bias: of the gradients of weight and bias together.
@@ -69,7 +70,9 @@ def per_sample_norms(
         norms = _sqrt(_squared(data, other, size, arguments))
     else:
         norms = _norm(grad_weight(input, size, grad_output, *form, per_sample=True))
-    return torch.hypot(norms, _norm(grad_bias(grad_output, per_sample=True))) if bias else norms
+    if not bias:
+        return norms
+    return torch.linalg.vector_norm(torch.stack([norms, _norm(grad_bias(grad_output, per_sample=True))]), dim=0)
 
 
 def _norm(gradients: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ rule              B                                    source
 ``alignment``     random, never changes                Lillicrap et al., "Random synaptic feedback weights
                                                        support error backpropagation for deep learning", 2016
 ``uSF``           sign(W)                              Liao et al., "How Important is Weight Symmetry in
-``brSF``          |M| sign(W), M drawn in each forward Backpropagation?", 2016, "Sign-concordant Feedback"
-``frSF``          |M| sign(W), M drawn once            (sign-symmetric)
-``mirror``        learns W from noise: ``mirror_``     Akrout et al., "Deep Learning without Weight Transport",
-                                                       2019, "Weight mirrors"
-``kolen-pollack`` gets the gradient of W; with weight  the same, "The Kolen-Pollack algorithm"
+``brSF``          |M| sign(W), M drawn in each forward Backpropagation?", arXiv:1510.05067, under these names
+``frSF``          |M| sign(W), M drawn once            (others say sign-symmetric)
+``mirror``        learns W from noise: ``mirror_``     the weight mirrors of Akrout et al., "Deep Learning
+                                                       without Weight Transport", arXiv:1904.05391
+``kolen-pollack`` gets the gradient of W; with weight  the Kolen-Pollack algorithm of the same
                   decay on both it becomes W
 ================= ==================================== =========================================================
 """
@@ -112,8 +112,8 @@ class _Feedback:
         """Let feedback_weight learn the weight from noise: one step of the rule ``mirror``.
 
         Standard normal noise x fills one window of the kernel, y = W x without the bias, and B changes by
-        lr (mean of y x^T - weight_decay B). The mean tends to W, so B to W / weight_decay. (Akrout et al. 2019, "Weight
-        mirrors", for a layer without an activation.)
+        lr (mean of y x^T - weight_decay B). The mean tends to W, so B to W / weight_decay. (The weight
+        mirror of Akrout et al., arXiv:1904.05391, for a layer without an activation.)
 
         Raises:
             UnsupportedError: the layer has another rule.
