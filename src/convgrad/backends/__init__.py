@@ -11,7 +11,7 @@ from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBacke
 from .aten_padded import AtenPaddedBackend
 from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
-from .native import NativeBackend
+from .native import NativeAvx2Backend, NativeBackend
 from .reference import ReferenceBackend
 from .routes import AtenChannelsLastBackend, AtenFloat32Backend
 from .strides import usual_strides
@@ -41,8 +41,8 @@ __all__ = [
 
 def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
-    gpu = [TritonBackend(), TritonBandedBackend()]
-    return [AtenBackend(), NativeBackend(), *gpu, Im2colBackend(), ReferenceBackend(), *_routes(), *_aten_by_name()]
+    gpu, rest = [TritonBackend(), TritonBandedBackend()], [*_routes(), NativeAvx2Backend(), *_aten_by_name()]
+    return [AtenBackend(), NativeBackend(), *gpu, Im2colBackend(), ReferenceBackend(), *rest]
 
 
 def _routes() -> list[Backend]:

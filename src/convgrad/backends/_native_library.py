@@ -6,9 +6,11 @@ import ctypes
 import functools
 import os
 import struct
+import threading
+from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["ABI", "Problem", "create_plan", "load", "pack_tensors", "select", "why_absent"]
+__all__ = ["ABI", "Problem", "create_plan", "digest", "load", "pack_tensors", "select", "why_absent", "why_not"]
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
 ABI = 4
@@ -100,8 +102,15 @@ def why_absent() -> str:
     return _try_load()[1]
 
 
-def create_plan(problem: Problem) -> tuple[ctypes.CDLL, int]:
+#: While one plan is made for another instruction set than the one in use, no other is made.
+_making = threading.Lock()
+
+
+def create_plan(problem: Problem, set_name: str = "") -> tuple[ctypes.CDLL, int]:
     """The library, and the address of a new plan, which the caller frees by ``convgrad_plan_free``.
+
+    Args:
+        set_name: the instruction set of its kernels; the one in use where none is named.
 
     Raises:
         RuntimeError: there is no library.
@@ -110,7 +119,15 @@ def create_plan(problem: Problem) -> tuple[ctypes.CDLL, int]:
     library = load()
     if library is None:
         raise RuntimeError(why_absent())
-    plan = library.convgrad_plan_create(problem)
+    with _making:
+        in_use = instruction_set()
+        if set_name and set_name != in_use:
+            select(set_name)
+        try:
+            plan = library.convgrad_plan_create(problem)
+        finally:
+            if set_name and set_name != in_use:
+                select(in_use)
     if not plan:
         raise MemoryError("there is no memory for the plan of a convolution")
     return library, plan
@@ -120,6 +137,29 @@ def instruction_set() -> str:
     """``x86-64-v4``, ``x86-64-v3`` or ``baseline``; empty without a library."""
     library = load()
     return library.convgrad_instruction_set().decode() if library else ""
+
+
+@functools.cache
+def why_not(name: str) -> str:
+    """Why no plan can be made for an instruction set beside the one in use; empty where one can."""
+    if absent := why_absent():
+        return absent
+    with _making:
+        in_use = instruction_set()
+        if name == in_use:
+            return f"{name} is what 'native' uses here"
+        try:
+            select(name)
+        except ValueError:
+            return f"this processor, or this build of the library, does not have {name}"
+        select(in_use)
+    return ""
+
+
+@functools.cache
+def digest() -> str:
+    """Tells one build of the library from another; empty without one."""
+    return "" if load() is None else blake2b(library_path().read_bytes(), digest_size=4).hexdigest()
 
 
 def select(name: str) -> None:
