@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ __all__ = [
     "avx512_here",
     "channels_last_of",
     "cpu_convolution",
+    "cpu_lacks",
     "cuda_driver",
     "dispatch_modes",
     "forward_ad_active",
@@ -110,6 +112,23 @@ def cpu_convolution() -> Callable[..., Tensor] | None:
     if _C._dispatch_has_kernel_for_dispatch_key("aten::convolution", "CPU"):
         return None
     return getattr(torch, "_convolution", None)
+
+
+@cache
+def cpu_lacks(dtype: torch.dtype) -> bool:
+    """Whether this x86 processor has no arithmetic for a 16-bit dtype with which PyTorch's convolutions would compute.
+
+    PyTorch then converts every number where it uses it, by kernels of its own or by oneDNN's. Of other processors
+    nothing is known.
+    """
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
+        return False
+    if dtype is torch.float16:
+        return not torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    if dtype is torch.bfloat16:
+        widest = torch.backends.cpu.get_cpu_capability() == "AVX512" and not torch.cpu._is_avx512_bf16_supported()
+        return widest or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return False
 
 
 # ---- autograd and dispatch -------------------------------------------------------------------------

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from convgrad.backends import Backend
 from convgrad.engine.registry import get_backend
-from convgrad.problem import OPERANDS, ConvProblem, Output
-from convgrad.testing import check_problem, default_problems, outputs_of
+from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
+from convgrad.testing import check_problem, default_problems, outputs_of, problems
 
 CPU = torch.device("cpu")
 HALF = [p for p in default_problems() if p.dtype in (torch.bfloat16, torch.float16)]
@@ -71,6 +72,17 @@ def test_float32_conforms_for_16_bits(output: Output) -> None:
     results = [r for p in HALF[::3] for r in check_problem("aten:float32", p, output, repeats=2)]
     assert not [r for r in results if r.status == "failed"], "\n".join(map(str, results))
     assert sum(r.status == "passed" for r in results) >= len(HALF[::3])
+
+
+@given(problems(dtypes=(torch.float32, torch.float64, torch.bfloat16, torch.float16)))
+@settings(max_examples=80, deadline=None)
+def test_any_problem_as_the_reference_computes_it(problem: ConvProblem) -> None:
+    name = "aten:channels_last" if problem.dtype.itemsize > 2 else "aten:float32"
+    if problem.channels_last and name == "aten:channels_last":
+        return
+    for pass_ in PASSES:
+        [result] = check_problem(name, problem, pass_, properties=["exact"])
+        assert result.status in ("passed", "skipped"), result
 
 
 def test_float32_sums_in_float32() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import gcd, prod
 
 import torch
 from torch import Tensor
@@ -141,11 +141,19 @@ def gather(p: ConvProblem, input: Tensor, piece: Piece, columns: Tensor) -> Tens
 
 
 def scatter(p: ConvProblem, columns: Tensor, piece: Piece, grad_input: Tensor) -> None:
-    """col2im: add the columns of a piece to the images [n, C_in, *in]; one addition per kernel element, in order."""
+    """col2im: add the columns of a piece to the images [n, C_in, *in]; one addition per kernel element, in order.
+
+    Where no input element is read twice, the images still hold the zeros that they began with, and are only written.
+    """
     whole = _column_view(p, piece, columns)
     target = _grouped(p, grad_input)
+    read_once = all(k <= s // gcd(s, d) for k, s, d in zip(p.kernel_size, p.stride, p.dilation, strict=True))
     for index, read, write in _taps(p, piece.box):
-        target[(..., *read)] += whole[(slice(None), slice(None), index, slice(None), *write)]
+        added = whole[(slice(None), slice(None), index, slice(None), *write)]
+        if read_once:
+            target[(..., *read)] = added
+        else:
+            target[(..., *read)] += added
 
 
 def _column_view(p: ConvProblem, piece: Piece, columns: Tensor) -> Tensor:

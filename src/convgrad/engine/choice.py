@@ -16,7 +16,7 @@ from .measurements import SETTLED, find
 from .measurer import measure_now, steps_of, worth_measuring
 from .registry import backends, get_backend, reasons_against
 from .request import Request
-from .rules import why_native
+from .rules import why_native, why_other
 from .steps import Step
 
 __all__ = ["choose"]
@@ -142,6 +142,11 @@ def _by_rule(
     why = why_native(problem, outputs if len(passes) > 1 else passes, device, settings.threads)
     native = backends().get("native")
     steps = _by(native, f"by rule: {why}", problem, outputs, device, settings) if why and native else ()
+    other, why = why_other(problem, passes, device)
+    if not steps and other in backends():
+        steps = _by(get_backend(other), f"by rule: {why}", problem, outputs, device, settings)
+    if not steps and len(passes) > 1 and any(why_other(problem, (p,), device)[0] for p in passes):
+        return ()
     if steps or len(passes) > 1:
         return steps or _by(
             get_backend("aten"), _why_first(get_backend("aten"), backends(), device), problem, outputs, device, settings

@@ -1,19 +1,22 @@
 """The rules: what is taken where nobody requested a backend and no kernel of the user's is there.
 
 PyTorch's own kernels are, except where a rule below says otherwise. Each rule was read off the tables of
-``benchmarks/results/`` (`benchmarks/cpu.py`), where both were timed alternately. There is none for a GPU: nobody has
-measured our kernels on one yet.
+``benchmarks/results/`` (`benchmarks/cpu.py`, `benchmarks/routes.py`), where both were timed alternately. There is none
+for a GPU: nobody has measured our kernels on one yet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
+from operator import le
 
 import torch
 
+from .._compat import cpu_lacks
 from ..problem import ConvProblem, Output
 
-__all__ = ["why_native"]
+__all__ = ["why_native", "why_other"]
 
 #: Bytes of all operands and the result beyond which no cache of a processor holds them.
 _CACHED_BYTES = 16 << 20
@@ -89,3 +92,65 @@ def _grouped(p: ConvProblem, outputs: tuple[Output, ...], threads: int) -> str:
             else ""
         )
     return "PyTorch is slower for large images in small groups" if prod(p.output_size) >= 700 else ""
+
+
+# ---- other ways to PyTorch's results -----------------------------------------------------------------
+
+
+def why_other(p: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> tuple[str, str]:
+    """A backend that is expected to be much faster than PyTorch's call as given, and why; twice nothing for none.
+
+    Under torch.compile the graph then holds our operator, which Inductor does not look into: none is here for a little.
+    """
+    if device.type == "cpu":
+        for name, applies, why in _OTHERS:
+            if applies(p, outputs):
+                return name, f"{why}; a compiled graph holds it as one operator"
+    return "", ""
+
+
+def _sixteen_bits(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
+    return p.flops > 200_000 and cpu_lacks(p.dtype)  # converting costs more than fewer operations
+
+
+def _small_volume(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
+    """One for which PyTorch does not call oneDNN."""
+    plain = p.ndim == 3 and p.dtype is torch.float32 and p.symmetric and not p.transposed and p.batch == p.groups == 1
+    return (
+        plain
+        and prod(p.input_shape[:-1]) <= 20_480
+        and 1 < min(p.kernel_size[1:]) <= 3  # oneDNN it is above
+        and max(*p.stride, *p.dilation) == 1
+        and p.in_channels >= 16
+        and p.flops > 10**8
+    )
+
+
+def _spread(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
+    """Strides that no kernel bridges, of pixels or of patches of few channels."""
+    apart = max(p.stride) > 1 and all(map(le, p.kernel_size, p.stride)) and max(p.dilation) == 1
+    few = p.pointwise or p.in_channels // p.groups <= 4
+    return outputs == ("grad_input",) and apart and few and p.dtype is torch.float32 and not p.channels_last
+
+
+def _narrow(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
+    """Many channels to few by a wide kernel."""
+    few = p.out_channels // p.groups <= 4 and p.in_channels // p.groups > 16 and prod(p.kernel_size) >= 25
+    return outputs == ("grad_input",) and few and p.dtype is torch.float32 and not p.channels_last
+
+
+def _long(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
+    """A long kernel over a sequence, in groups."""
+    grouped = p.ndim == 1 and p.groups > 1 and p.in_channels // p.groups >= 16
+    long = p.kernel_size[0] >= 64 and p.stride == (1,) and p.dtype is torch.float32
+    return grouped and long and outputs != ("grad_weight",)
+
+
+_Applies = Callable[[ConvProblem, tuple[Output, ...]], bool]
+_OTHERS: tuple[tuple[str, _Applies, str], ...] = (
+    ("aten:float32", _sixteen_bits, "this processor has no arithmetic for 16 bits, and PyTorch is slow without it"),
+    ("aten:mkldnn", _small_volume, "PyTorch takes its own kernel for one small volume, and oneDNN's is faster"),
+    ("im2col", _spread, "oneDNN is slow for the input gradient of strides wider than the kernel"),
+    ("aten:channels_last", _narrow, "oneDNN is slow for the input gradient of few contiguous output channels"),
+    ("aten:channels_last", _long, "oneDNN is slow for long kernels in groups of contiguous channels"),
+)
