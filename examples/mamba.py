@@ -146,7 +146,7 @@ def draw(path: str, losses: list[float], originals: Tensor, drawn: Tensor) -> No
     curve.plot(losses)
     curve.set(xlabel="step", ylabel="nats a pixel", title="training")
     rows = [torch.cat([*F.pad(digits.view(-1, SIDE, SIDE), (1, 1, 1, 1))], 1) for digits in (originals, drawn)]
-    images.imshow(torch.cat(rows), cmap="gray_r")
+    images.imshow(torch.cat(rows).numpy(), cmap="gray_r")
     images.axhline(rows[0].shape[0] + SIDE / 2 + 0.5, color="tab:red", linewidth=1)
     images.set(xticks=[], yticks=[], title="new digits; below them the network's, from the red line on, pixel by pixel")
     figure.savefig(path, dpi=120)
