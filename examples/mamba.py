@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
 from sklearn.datasets import load_digits
@@ -139,8 +140,6 @@ def completed(net: Network, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw(path: str, losses: list[float], originals: Tensor, drawn: Tensor) -> None:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     curve, images = figure.subplots(1, 2, width_ratios=[1, 2])
     curve.plot(losses)

@@ -8,7 +8,7 @@ computed as images of one row (see `_rows`), so that a sequence is read as it li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -27,6 +27,30 @@ __all__ = ["causal_conv1d", "causal_conv1d_update"]
 Activation = Literal["silu", "swish"] | None
 
 
+@overload
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    layout: Layout = "NCL",
+    initial_state: Tensor | None = None,
+    return_state: Literal[False] = False,
+    seq_idx: Tensor | None = None,
+    activation: Activation = None,
+) -> Tensor: ...
+@overload
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    layout: Layout = "NCL",
+    initial_state: Tensor | None = None,
+    return_state: Literal[True],
+    seq_idx: None = None,
+    activation: Activation = None,
+) -> tuple[Tensor, Tensor]: ...
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
