@@ -105,7 +105,7 @@ class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_
     measured either.
 
     Args:
-        on: False measures nothing, whatever cudnn.benchmark says.
+        on: False measures nothing, whatever cudnn.benchmark says; None leaves it to cudnn.benchmark again.
         share: of the running time that measuring may take. Where it is used up, the rules decide until there is time
             again. ``float("inf")``: measure every problem when it is first met, however long that takes.
 
@@ -119,11 +119,11 @@ class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_
         ...     y = convgrad.conv2d(x, w, groups=4)
     """
 
-    def __init__(self, on: bool = True, *, share: float = _USUAL_SHARE) -> None:
+    def __init__(self, on: bool | None = True, *, share: float = _USUAL_SHARE) -> None:
         if not share > 0:
             raise ValueError(f"share={share} must be positive; measure(False) measures nothing")
         self._before = measuring[0]
-        measuring[0] = float(share) if on else 0.0
+        measuring[0] = None if on is None else float(share) if on else 0.0
 
     def __enter__(self) -> None:
         pass

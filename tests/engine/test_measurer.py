@@ -204,6 +204,25 @@ def test_a_deterministic_run_does_not_depend_on_what_was_measured():
         torch.use_deterministic_algorithms(False)
 
 
+def test_as_a_setting_it_lasts_and_as_a_block_it_ends():
+    assert current().measuring_share == 0
+    with measure():
+        assert current().measuring_share > 0
+        with measure(False):
+            assert current().measuring_share == 0
+        assert current().measuring_share > 0
+    measure(share=2)
+    try:
+        assert current().measuring_share == 2
+        torch.backends.cudnn.deterministic = True
+        assert current().measuring_share == 0
+    finally:
+        torch.backends.cudnn.deterministic = False
+        measure(None)
+    torch.backends.cudnn.benchmark = True
+    assert current().measuring_share > 0
+
+
 def test_a_share_must_be_positive():
     for share in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="must be positive"):
