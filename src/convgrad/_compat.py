@@ -23,6 +23,7 @@ __all__ = [
     "cpu_lacks",
     "cuda_driver",
     "dispatch_modes",
+    "fake_mode",
     "forward_ad_active",
     "fp32_precision",
     "function_modes",
@@ -30,6 +31,7 @@ __all__ = [
     "hint_of",
     "inner_transforms",
     "is_batched",
+    "is_fake",
     "is_legacy_batched",
     "is_subclass",
     "is_traced",
@@ -191,6 +193,17 @@ def is_subclass(t: Tensor) -> bool:
         return False
     dispatch = getattr(kind, "__torch_dispatch__", None)
     return dispatch is not _C._disabled_torch_dispatch_impl and not kind.__module__.startswith("torch._subclasses")
+
+
+def is_fake(t: Tensor) -> bool:
+    """Whether a tensor is fake: it has a shape and a device, and no data."""
+    return type(t).__name__ == "FakeTensor"
+
+
+def fake_mode() -> Any:
+    """The mode of fake tensors that is active here, or None."""
+    key = getattr(_C, "_TorchDispatchModeKey", None)
+    return None if key is None else _C._get_dispatch_mode(key.FAKE)
 
 
 def hint_of(n: Any) -> int | None:

@@ -6,14 +6,27 @@ With `shapes`, this is all of it; the same in eager, fake and meta mode.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
+from ._compat import fake_mode, is_fake
 from .errors import DtypeError, UnsupportedError
+from .problem import RESULT, ConvProblem, Output, passes_of
 from .shapes import Geometry, Shape, check_rank, convolution_shape, given, require
 
-__all__ = ["check_backward", "check_grad_input", "check_grad_weight", "check_operands", "refuse_nested"]
+__all__ = [
+    "check_backward",
+    "check_grad_input",
+    "check_grad_weight",
+    "check_memory",
+    "check_operands",
+    "refuse_mixed",
+    "refuse_nested",
+]
 
 
 def check_backward(
@@ -123,6 +136,71 @@ _CUSTOM_BACKWARD = (
     "; in an autograd.Function of your own, decorate forward and backward with torch.amp.custom_fwd and custom_bwd, "
     "so that the backward runs under the forward's autocast"
 )
+
+
+def refuse_mixed(**operands: Tensor | None) -> None:
+    """Refuse fake tensors (shapes without data) beside real ones, as PyTorch does, and say which is which.
+
+    Raises:
+        DtypeError: some are fake and some are not.
+    """
+    given = {name: t for name, t in operands.items() if t is not None}
+    fake = [name for name, t in given.items() if is_fake(t)]
+    real = [name for name, t in given.items() if type(t) in (Tensor, Parameter)]
+    mode = fake_mode() or (given[fake[0]].fake_mode if fake else None)  # pyright: ignore[reportAttributeAccessIssue]
+    if mode is not None and real and not mode.allow_non_fake_inputs:
+        inside = "others" if fake else "the mode that is active"
+        raise DtypeError(
+            f"Expected all tensors to be fake or none, but {' and '.join(real)} {'is' if len(real) == 1 else 'are'} "
+            f"real and {' and '.join(fake) or inside} {'is' if len(fake) < 2 else 'are'} fake; convert with "
+            "FakeTensorMode.from_tensor, or make the mode with allow_non_fake_inputs=True"
+        )
+
+
+def check_memory(problem: ConvProblem, outputs: Sequence[Output], operands: Sequence[Tensor | None]) -> None:
+    """Check that a large result fits into the memory that is free, and so does a dense copy of an expanded operand.
+
+    Without, the system would end the process in the middle of the work.
+
+    Raises:
+        UnsupportedError: it does not.
+    """
+    if problem.least_bytes < _LARGE:
+        return
+    size = problem.dtype.itemsize
+    needed = size * sum(prod(problem.shape_of(RESULT[p])) for p in passes_of(outputs))
+    for t in operands:
+        dense = 0 if t is None else t.numel() * size
+        if t is not None and t.untyped_storage().nbytes() < dense:
+            needed += dense
+    free = _free_memory() if needed >= _LARGE else needed
+    require(
+        needed <= free,
+        lambda: (
+            f"{'+'.join(outputs)} of {problem} needs {needed / 1e9:.1f} GB for its results and for operands that lie "
+            f"in memory only once, and {free / 1e9:.1f} GB are free"
+        ),
+        UnsupportedError,
+    )
+
+
+#: Bytes below which nobody looks at what is free.
+_LARGE = 1 << 30
+
+
+def _free_memory() -> int:
+    """Bytes that this process may still get, swap included; where the system does not say, all that one can address."""
+    free = 1 << 47
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            kib = {name: int(rest.split()[0]) for name, rest in (line.split(":") for line in lines)}
+        free = (kib["MemAvailable"] + kib["SwapFree"]) << 10
+        group = Path("/sys/fs/cgroup")
+        most, now = ((group / name).read_text() for name in ("memory.max", "memory.current"))
+        free = min(free, int(most) - int(now))
+    except (OSError, KeyError, ValueError):  # another system, or a group without a limit ("max")
+        pass
+    return free
 
 
 def refuse_nested(*tensors: object) -> None:

@@ -20,8 +20,8 @@ __all__ = ["NativeAvx2Backend", "NativeBackend"]
 #: Most input or output channels a group, where a problem is not depthwise.
 MOST_A_GROUP = 16
 
-#: Of an image with its padding: far below what 64 bits count, far beyond any memory.
-_MOST_ELEMENTS = 2**40
+#: Of an image with its padding, unless it is large without: packing a gigabyte of zeros takes a second.
+_MOST_ELEMENTS = 2**28
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _OUTPUTS: dict[Output, int] = {"forward": 1, "grad_input": 2, "grad_weight": 4, "grad_bias": 8}
@@ -58,7 +58,7 @@ class NativeBackend(Backend):
             )
         if problem.dtype not in _DTYPES:
             reasons.append(f"it has no kernels for {problem.dtype}, only for float32, float64, bfloat16 and float16")
-        if (elements := _padded_elements(problem)) > _MOST_ELEMENTS:
+        if (elements := _padded_elements(problem)) > max(_MOST_ELEMENTS, 4 * prod(problem.input_shape[1:])):
             reasons.append(f"it may pack a whole image with its padding, and the input has {elements} elements with it")
         if absent := library.why_absent():
             reasons.append(absent)

@@ -32,7 +32,7 @@ from ..backends import reads_odd_strides
 from ..calculus import Form
 from ..problem import Output, gradient_outputs
 from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
-from ..validation import check_backward, check_grad_input, check_grad_weight, check_operands
+from ..validation import check_backward, check_grad_input, check_grad_weight, check_memory, check_operands
 from .cache import plans, remember
 from .plan import Plan, plan_for
 from .request import requested
@@ -81,6 +81,9 @@ def find(
         or not (a.__class__ is Tensor or a.__class__ is Parameter)
         or not (b.__class__ is Parameter or b.__class__ is Tensor)
         or not (c is None or c.__class__ is Parameter or c.__class__ is Tensor)
+        or a._is_zerotensor()  # zeros without memory, as forward mode makes them
+        or b._is_zerotensor()
+        or (c is not None and c._is_zerotensor())
         or functorch_active()
         or dispatch_modes()
         or function_modes()
@@ -168,6 +171,8 @@ def make(
     outputs: tuple[Output, ...] = (problem.bias_pass,)
     if op != "convolution":
         outputs = gradient_outputs(g.transposed, checked.mask)
+    if a.is_cpu:
+        check_memory(problem, outputs, (a, b))
     plan = plan_for(problem, outputs, a.device, now=True)
     if plan.aten and op.startswith("convolution"):  # operators of PyTorch's, which would get a and b as they are
         plan.aten = not reads_odd_strides(problem, a, b)

@@ -29,7 +29,7 @@ from .._compat import (
 from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
 from ..engine import Plan, Request, active, generation, layout_of, observers, resume
 from ..shapes import conv_geometry, convolution_shape
-from ..validation import check_backward, refuse_nested
+from ..validation import check_backward, refuse_mixed, refuse_nested
 from . import decompositions, flops, lowering
 from .with_backend import traced_overload
 
@@ -117,6 +117,7 @@ def _holds(plan: Plan, cotangent: Tensor) -> bool:
         and not torch.compiler.is_dynamo_compiling()
         and settings.flags(cotangent) == plan.flags
         and not cotangent.is_complex()
+        and not cotangent._is_zerotensor()
         and not is_legacy_batched(cotangent)
     )
 
@@ -229,6 +230,7 @@ def _moves(*tensors: Tensor | None) -> bool:
 def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
     """``convgrad::convolution`` with derivatives."""
     refuse_nested(input, weight, bias)
+    refuse_mixed(input=input, weight=weight, bias=bias)
     if lowering.any_subclass(input, weight, bias):
         return decompositions.convolution(input, weight, bias, *arguments)
     form = Form(input.shape, weight.shape, arguments)
@@ -246,6 +248,7 @@ def grad_input(
 ) -> Tensor:
     """``convgrad::grad_input`` with derivatives."""
     refuse_nested(grad_output, weight)
+    refuse_mixed(grad_output=grad_output, weight=weight)
     form = Form(input_size, weight.shape, arguments)
     op = torch.ops.convgrad.grad_input.default
     operands = (grad_output, weight, None)
@@ -262,6 +265,7 @@ def grad_weight(
 ) -> Tensor:
     """``convgrad::grad_weight`` with derivatives."""
     refuse_nested(grad_output, input)
+    refuse_mixed(grad_output=grad_output, input=input)
     form = Form(input.shape, weight_size, arguments)
     op = torch.ops.convgrad.grad_weight.default
     operands = (grad_output, input, None)
@@ -273,6 +277,7 @@ def convolution_backward(
 ) -> Any:
     """``convgrad::convolution_backward``: where derivatives are asked of it, its three gradients one by one."""
     refuse_nested(grad_output, input, weight)
+    refuse_mixed(grad_output=grad_output, input=input, weight=weight)
     if lowering.any_subclass(grad_output, input, weight):
         return decompositions.convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
     if dispatch_modes():

@@ -1,0 +1,112 @@
+"""Operands that once ended the process, kept it busy for a minute, or got a message about somebody else's tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from time import monotonic
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+
+import convgrad
+
+FORM = ([1, 1], [0, 0], [1, 1], False, [0, 0], 4)
+X, W, G = (1, 4, 8, 8), (4, 1, 3, 3), (1, 4, 6, 6)
+
+
+# ---- zeros without memory --------------------------------------------------------------------------
+
+
+def zeros(*shape: int) -> Tensor:
+    return torch._efficientzerotensor(shape)
+
+
+@pytest.mark.parametrize("backend", [None, "native", "aten", "im2col", "reference"])
+def test_zeros_without_memory(backend: str | None) -> None:
+    x, w, g = torch.randn(X), torch.randn(W), torch.randn(G)
+    with convgrad.use_backend(backend):
+        results = [
+            convgrad.conv2d(zeros(*X), w, groups=4),
+            convgrad.conv2d(x, zeros(*W), groups=4),
+            convgrad.grad_input(X, w, zeros(*G), groups=4),
+            convgrad.grad_weight(zeros(*X), W, g, groups=4),
+            convgrad.convolution_backward(zeros(*G), x, w, None, groups=4)[1],
+            torch.ops.convgrad.convolution(zeros(*X), w, None, *FORM),
+        ]
+        with convgrad.takeover():
+            results.append(torch.conv2d(zeros(*X), w, groups=4))
+        torch.testing.assert_close(convgrad.conv2d(x, w, zeros(4), groups=4), convgrad.conv2d(x, w, groups=4))
+    assert not any(t.any() for t in results if t is not None)
+
+
+def test_forward_mode_makes_them() -> None:
+    x, w = torch.randn(X), torch.randn(W)
+    with forward_ad.dual_level():
+        y = convgrad.conv2d(forward_ad.make_dual(x, zeros(*X)), w, groups=4)
+        tangent = forward_ad.unpack_dual(y).tangent
+    assert tangent is None or not tangent.any()
+
+
+# ---- fake ones beside real ones --------------------------------------------------------------------
+
+CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "function": lambda x, w: convgrad.conv2d(x, w, groups=4),
+    "operator": lambda x, w: torch.ops.convgrad.convolution(x, w, None, *FORM),
+    "gradients": lambda x, w: convgrad.convolution_backward(x.new_zeros(G), x, w, None, groups=4),
+    "gradient": lambda x, w: convgrad.grad_input(X, w, x.new_zeros(G), groups=4),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("within", [False, True], ids=["outside of the mode", "in the mode"])
+def test_a_fake_tensor_beside_a_real_one(name: str, within: bool) -> None:
+    with FakeTensorMode() as mode:
+        fake = torch.empty(X)
+    with (
+        mode if within else nullcontext(),
+        pytest.raises(convgrad.DtypeError, match=r"but weight is real and (input|grad_output)( and input)? (is|are)"),
+    ):
+        CALLS[name](fake, REAL)
+
+
+REAL = torch.randn(W)
+
+
+def test_real_tensors_where_the_mode_takes_them() -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert convgrad.conv2d(torch.empty(X), REAL, groups=4).shape == G
+    with FakeTensorMode(), pytest.raises(convgrad.DtypeError, match="the mode that is active is fake"):
+        convgrad.conv2d(REAL, REAL)
+
+
+# ---- more than there is memory for -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", [None, "native", "aten", "im2col", "reference"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
+def test_what_does_not_fit_is_refused_at_once(backend: str | None, dtype: torch.dtype) -> None:
+    n, start = 2**36, monotonic()
+    row = torch.ones(1, 4, 1, dtype=dtype)
+    w = torch.ones(4, 2, 3, dtype=dtype)
+    with convgrad.use_backend(backend), pytest.raises(convgrad.UnsupportedError, match="GB are free"):
+        convgrad.conv_transpose1d(row.expand(1, 4, n), w)  # the result
+    with convgrad.use_backend(backend), pytest.raises(convgrad.UnsupportedError, match="GB are free"):
+        convgrad.conv_transpose1d(row.expand(1, 4, n), w, padding=n // 2)  # a dense copy of the operand
+    if dtype is not torch.complex64:
+        with convgrad.use_backend(backend), pytest.raises(RuntimeError, match=r"GB are free|can't allocate memory"):
+            convgrad.grad_input((1, 1, n), row[:, :1, :1].expand(1, 1, 1), row[:, :1].expand(1, 1, n))
+    assert monotonic() - start < 5
+
+
+def test_native_does_not_pack_gigabytes_of_padding() -> None:
+    """It took a minute for an output of 4097 numbers."""
+    x, w = torch.randn(1, 16, 16), torch.randn(16, 1, 1)
+    options: Any = {"stride": 2**20, "padding": 2**31 - 1, "groups": 16}
+    with convgrad.use_backend("native"), pytest.raises(convgrad.BackendError, match="may pack a whole image"):
+        convgrad.conv1d(x, w, **options)
+    assert convgrad.conv1d(x, w, **options).shape == (1, 16, 4097)
