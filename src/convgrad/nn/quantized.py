@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -104,6 +104,10 @@ class Quantized:
 
 class QuantizedLinear(Quantized):
     """The computation of `torch.nn.Linear` under the name that the convolutions give theirs."""
+
+    if TYPE_CHECKING:  # the convolutions' constructors take more arguments already
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(input, weight, bias)
