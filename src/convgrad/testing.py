@@ -6,15 +6,22 @@ Everything here is what the library checks its own backends with. A new backend 
 
     def test_mine():
         check_backend(MyBackend()).raise_if_failed()
+
+So does a function of the forward, as `convgrad.register` takes it, and a convolution module with a backward of its own.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from .check import CheckReport, CheckResult, check_backend, check_problem, default_problems, outputs_of
+from . import check
+from .backends import Backend
+from .check import CheckReport, CheckResult, check_problem, default_problems, outputs_of
+from .custom import ModuleBackend, backend_of
 from .problem import ConvProblem
 from .sizes import effective_kernel, output_length
 
@@ -30,6 +37,43 @@ __all__ = [
     "outputs_of",
     "problems",
 ]
+
+
+def check_backend(
+    what: Backend | str | nn.Module | Callable[..., Any],
+    problems: Iterable[ConvProblem | str] | None = None,
+    *,
+    args: Sequence[Any] | None = None,
+    accepts: Callable[[ConvProblem], bool | str] | None = None,
+    **options: Any,
+) -> CheckReport:
+    """Check a backend, a function or a module on many problems.
+
+    Args:
+        what: a backend, or the name of a registered one; a function of the forward; or a convolution module, whose
+            forward and whose gradients by autograd are checked in its own channels, kernel, stride and padding.
+        problems: what to compute; of a module inputs of several sizes, else `default_problems`, if not given.
+        args, accepts: of a function, as in `convgrad.register`.
+        options: ``device, outputs, seconds, progress, seed, repeats, properties`` of `convgrad.check.check_backend`.
+
+    Raises:
+        TypeError: none of these.
+
+    Equivalent to:
+        >>> check_backend("reference", ["ic2iw5oc3kw3", "g2ic2ih4oc4kh3ph1 float64"]).ok
+        True
+        >>> check_backend(nn.Conv2d(4, 6, 3, stride=2, groups=2), properties=["exact", "bound"]).ok
+        True
+        >>> check_backend(torch.mul, ["ic2iw5oc3kw3"], args=("input", 2)).ok
+        False
+    """
+    if not isinstance(what, (Backend, str)):
+        what = backend_of(what, args, accepts)
+    elif args is not None or accepts is not None:
+        raise TypeError("args and accepts belong to a function; a backend states them itself")
+    if problems is None and isinstance(what, ModuleBackend):
+        problems = what.problems()
+    return check.check_backend(what, problems, **options)
 
 
 def problems(

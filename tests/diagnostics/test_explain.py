@@ -262,3 +262,22 @@ def test_a_transposed_problem_says_which_pass_is_its_output() -> None:
 def test_asking_for_a_backend_by_what_is_no_name_lists_the_names(name: Any, words: str) -> None:
     with pytest.raises(KeyError, match=rf"^no backend is called .*; {words}"), use_backend(name):
         pass
+
+
+def test_without_what_belongs_to_it() -> None:
+    with pytest.raises(TypeError, match=r"explain\(input\) needs a weight too"):
+        explain(torch.ones(1, 1, 3))
+    with pytest.raises(TypeError, match=r"explain\(Conv1d\) needs what it is called with too"):
+        explain(nn.Conv1d(1, 1, 3))
+
+
+def test_a_rule_is_not_held_against_a_measurement(monkeypatch) -> None:
+    """Where the measurement beside it says otherwise."""
+    monkeypatch.setattr("convgrad.diagnostics.measure._seconds", lambda calls, device: {n: len(n) for n in calls})
+    chosen = [r for r in explain_problem(P, "forward", measure=True).rows if r.chosen]
+    assert [(r.backend, r.reasons) for r in chosen] == [
+        ("native", ("by rule; in this measurement aten took less time",))
+    ]
+    monkeypatch.setattr("convgrad.diagnostics.measure._seconds", lambda calls, device: dict.fromkeys(calls, 1.0))
+    (row,) = (r for r in explain_problem(P, "forward", measure=True).rows if r.chosen)
+    assert row.reasons[0].startswith("by rule: PyTorch is")

@@ -17,6 +17,7 @@ from ..engine import registry
 from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output
 from . import arguments
+from .adapted import ModuleBackend, backend_of
 from .arguments import METHODS, Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel
 from .loading import foreign_frames, load_kernels, loading
@@ -25,7 +26,7 @@ from .speed import measure
 from .timing import in_words
 from .verify import verify as _verify
 
-__all__ = ["CustomBackend", "foreign_frames", "load_kernels", "register", "unregister"]
+__all__ = ["CustomBackend", "ModuleBackend", "backend_of", "foreign_frames", "load_kernels", "register", "unregister"]
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")

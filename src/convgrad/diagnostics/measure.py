@@ -22,6 +22,7 @@ __all__ = ["is_here", "plan_of", "random_operands", "require_here", "timed"]
 
 _MOST_BYTES = 4 << 30
 _SLOW = 0.2  # seconds
+_DIFFERENT = 1.05  # times as long: less is noise
 
 
 def is_here(machine: Machine) -> bool:
@@ -69,8 +70,16 @@ def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> 
             name, runs = found[i].backend, found[i].runs
             primitive = _onednn_primitive(calls[name]) if name == "aten" and device.type == "cpu" else ""
             runs = f"{runs}: {primitive}" if primitive else runs
-            found[i] = replace(found[i], seconds=seconds[name], runs=runs)
+            found[i] = replace(found[i], seconds=seconds[name], runs=runs, reasons=_seen(found[i], seconds))
     return found
+
+
+def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
+    """The reasons of a row; one that expects another order than was measured just now says that it was a rule's."""
+    slower = "aten" in seconds and seconds[row.backend] > seconds["aten"] * _DIFFERENT
+    if row.chosen and slower and row.reasons[0].startswith("by rule"):
+        return ("by rule; in this measurement aten took less time",)
+    return row.reasons
 
 
 def _seconds(calls: dict[str, Callable[[], object]], device: torch.device) -> dict[str, float]:

@@ -1,0 +1,133 @@
+"""A function or a module as a backend that nobody registers: for `convgrad.testing.check_backend`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import functional
+from .._compat import channels_last_of
+from ..backends import Backend, Kernel
+from ..problem import ConvProblem, Output, passes_of
+from ..shapes import padding_pairs
+from ..sizes import effective_kernel, output_length
+from . import arguments
+from .backend import Accepts, FunctionsBackend, UserKernel
+
+__all__ = ["ModuleBackend", "backend_of"]
+
+_DTYPES = (torch.float32, torch.float64)
+
+
+def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | None = None) -> Backend:
+    """The backend that a function or a module makes.
+
+    Args:
+        what: a function of the forward, with ``args`` and ``accepts`` as `convgrad.register` takes them, in float32 and
+            float64; or a convolution module, whose forward and gradients, by autograd, are the three passes.
+
+    Raises:
+        TypeError: neither, or a module that is no convolution.
+    """
+    if isinstance(what, nn.Module):
+        if args is not None or accepts is not None:
+            raise TypeError("args and accepts belong to a function; a module says itself what it computes")
+        return ModuleBackend(what)
+    if not callable(what) or isinstance(what, type):
+        raise TypeError(f"expected a backend or its name, a function or a module, got {what!r}")
+    kernel = UserKernel(what, arguments.check(what, args, "forward"), accepts)
+    return FunctionsBackend(
+        getattr(what, "__name__", type(what).__name__), {"forward": kernel}, layouts=("contiguous", "channels_last"),
+        devices=None, dtypes=_DTYPES, deterministic=True, capture_safe=True, arithmetic="direct", prefer=False,
+    )  # fmt: skip
+
+
+class ModuleBackend(Backend):
+    """A module that convolves its input with its ``weight``: what it returns, and what autograd makes of it.
+
+    It computes the problems of its own kernel, stride, padding, dilation, channels and groups, for inputs of any size.
+    """
+
+    layouts = ("strided",)
+
+    def __init__(self, module: nn.Module) -> None:
+        names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "weight")
+        missing = [n for n in names if not hasattr(module, n)]
+        usual = {"padding_mode": "zeros", "layout": "NCL"}
+        other = [f"its {n} is {getattr(module, n)}" for n, value in usual.items() if getattr(module, n, value) != value]
+        if missing or other:
+            why = f"it has no {', '.join(missing)}" if missing else other[0]
+            raise TypeError(f"{type(module).__name__} is no zero-padded convolution of (N, C, ...) tensors: {why}")
+        self.name = type(module).__name__
+        self._module: Any = module
+        self._transposed = bool(getattr(module, "transposed", False))
+
+    def problems(self) -> Iterator[ConvProblem]:
+        """Small images of several sizes, in both dtypes and layouts."""
+        m = self._module
+        spans = [effective_kernel(k, d) for k, d in zip(m.kernel_size, m.dilation, strict=True)]
+        for batch, more in ((2, 0), (1, 1), (3, 4), (1, 7), (2, 12)):
+            size = tuple(n + more + i for i, n in enumerate(spans))
+            for dtype in _DTYPES:
+                problem = self._problem(batch, size, dtype)
+                if problem is not None:
+                    yield problem
+                    if problem.ndim > 1:
+                        yield problem.replace(memory_format=channels_last_of(problem.ndim))
+
+    def _problem(self, batch: int, size: tuple[int, ...], dtype: torch.dtype) -> ConvProblem | None:
+        """The problem for an input of this size; None where it has no output."""
+        m = self._module
+        pairs = padding_pairs(functional.paddings(m.padding, m.weight.shape, m.stride, m.dilation), len(size))
+        extra = getattr(m, "output_padding", (0,) * len(size)) if self._transposed else (0,) * len(size)
+        plain, small = [], []
+        for n, k, s, (low, high), d, e in zip(size, m.kernel_size, m.stride, pairs, m.dilation, extra, strict=True):
+            big = (n - 1) * s - low - high + effective_kernel(k, d) + e if self._transposed else n
+            plain.append(big)
+            small.append(n if self._transposed else output_length(n, k, s, low, high, d))
+        if min(*plain, *small, 1) < 1:
+            return None
+        channels = (m.out_channels, m.in_channels) if self._transposed else (m.in_channels, m.out_channels)
+        return ConvProblem(
+            batch, *channels, m.groups, tuple(plain), tuple(m.kernel_size), tuple(m.stride), pairs, tuple(m.dilation),
+            tuple(small), dtype, origin="transposed" if self._transposed else "plain",
+        ).canonical()  # fmt: skip
+
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        own_input = problem.output_size if self._transposed else problem.input_size
+        same_ndim = problem.ndim == len(self._module.kernel_size)
+        own = self._problem(problem.batch, own_input, problem.dtype) if same_ndim else None
+        given = problem.replace(memory_format=torch.contiguous_format, has_bias=False)
+        if own != given.canonical():
+            return [f"the module computes {own} for such an input"]
+        return [] if problem.dtype in _DTYPES else [f"it is checked in float32 and float64, not in {problem.dtype}"]
+
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        (pass_,) = passes_of(outputs)
+        # of a transposed module: its input fills the slot grad_output, and grad_input is what it returns
+        result, given = ("grad_input", "forward") if self._transposed else ("forward", "grad_input")
+        own_input = problem.output_shape if self._transposed else problem.input_shape
+
+        def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+            with torch.enable_grad():
+                if pass_ == result:
+                    found = self._call(a, b)
+                elif pass_ == given:  # (grad_output, weight), or of a transposed one (input, weight)
+                    x = a.new_zeros(own_input).requires_grad_()
+                    (found,) = torch.autograd.grad(self._call(x, b), x, a)
+                else:
+                    x, g = (a, b) if self._transposed else (b, a)
+                    w = a.new_zeros(problem.weight_shape).requires_grad_()
+                    (found,) = torch.autograd.grad(self._call(x, w), w, g)
+            return found.detach().contiguous(memory_format=problem.memory_format)
+
+        return kernel
+
+    def _call(self, x: Tensor, weight: Tensor) -> Tensor:
+        state = {"weight": weight}
+        if getattr(self._module, "bias", None) is not None:
+            state["bias"] = x.new_zeros(self._module.out_channels)
+        return torch.func.functional_call(self._module, state, (x,))
