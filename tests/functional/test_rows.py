@@ -47,7 +47,7 @@ def test_every_form_of_padding(padding: Any) -> None:
     torch.testing.assert_close(turned(convgrad.conv1d(x, w, b, 1, padding, 1, 6, layout="NLC")), want)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
 def test_nothing_is_copied(dtype: torch.dtype) -> None:
     x = torch.randn(2, 50, 32, dtype=dtype, requires_grad=True)
     w, g = torch.randn(32, 1, 4, dtype=dtype, requires_grad=True), torch.randn(2, 50, 32, dtype=dtype)
