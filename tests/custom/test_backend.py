@@ -88,6 +88,12 @@ def test_accepts_that_raises_says_no() -> None:
     assert reasons == ["its accepts raised IndexError: tuple index out of range"]
 
 
+def test_accepts_that_returns_nothing() -> None:
+    backend = convgrad.register("mine", forward=forward, accepts=lambda p: None, verify=False)  # pyright: ignore[reportArgumentType]
+    reasons = backend.reasons_against(DEPTHWISE, ("forward",), torch.device("cpu"))
+    assert reasons == ["its accepts returned None, neither True nor False nor a reason"]
+
+
 def test_dtypes() -> None:
     """Integers and complex numbers were not verified, so they are not offered unless asked for."""
     backend = convgrad.register("mine", forward=forward, accepts=accepts, verify=False)

@@ -164,7 +164,13 @@ def test_a_class_of_ones_own_is_refused() -> None:
         ({"args": {"weight": ()}}, ValueError, "args is for forward, .* there is no 'weight'"),
         ({"accepts": {"foward": accepts}}, ValueError, "accepts is for forward, .* there is no 'foward'"),
         ({"accepts": True}, TypeError, "accepts is a function of the problem, got True; None accepts every problem"),
+        ({"accepts": lambda p: p.kernel[0] == 3}, TypeError, "accepts raised AttributeError: .* for every problem"),
         ({"problems": ["nonsense"]}, ValueError, "nonsense"),
+        (
+            {"problems": ["ic2iw9oc2kw3"]},
+            ValueError,
+            "problems= names g1.* 'mine' does not accept: its accepts says",
+        ),
         ({"dtypes": "float32"}, TypeError, "dtypes are such as torch.float32, got 'float32'"),
         ({"devices": ["gpu"]}, ValueError, "devices are types such as 'cpu' and 'cuda', got 'gpu'"),
         ({"devices": "cuda:0"}, ValueError, "got 'cuda:0'"),

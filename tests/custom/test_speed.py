@@ -82,6 +82,17 @@ def test_each_way_in_which_it_is_called_is_timed(measured: list[Any]) -> None:
     assert {outputs for _, outputs in measured} == {("forward",), ("grad_input", "grad_weight")}
 
 
+def test_no_sweep_is_timed_that_nobody_asks_for(measured: list[Any]) -> None:
+    """Both gradients of a transposed convolution are another sweep."""
+
+    def both(g: Tensor, x: Tensor, w: Tensor, p: ConvProblem, mask: Any) -> tuple[Tensor, Tensor]:
+        return grad_input(g, w, p), grad_weight(g, x, p)
+
+    options: dict[str, Any] = {"accepts": lambda p: accepts(p) and p.transposed, "dtypes": WIDE, "verify": False}
+    backend = convgrad.register("mine", backward=both, **options)
+    assert speed.measure(backend, (), 1.0) == ()
+
+
 def test_it_is_bounded(measured: list[Any]) -> None:
     """A kernel that takes long for a real layer is timed on a small one."""
 

@@ -7,7 +7,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch.compiler import config
@@ -18,10 +18,11 @@ from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output
 from . import arguments
 from .adapted import ModuleBackend, backend_of
-from .arguments import METHODS, Method
+from .arguments import Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel
 from .loading import foreign_frames, load_kernels, loading
 from .names import by_names
+from .options import check_mapping, check_options, instance, several, static_methods
 from .speed import measure
 from .timing import in_words
 from .verify import verify as _verify
@@ -124,17 +125,17 @@ def register(
             stacklevel=2,
         )
     options: dict[str, Any] = {
-        "layouts": _several(layouts),
-        "dtypes": _several(dtypes),
+        "layouts": several(layouts),
+        "dtypes": several(dtypes),
         "deterministic": deterministic,
         "capture_safe": capture_safe,
         "arithmetic": arithmetic,
     }
-    places = None if devices is None else _several(devices)
+    places = None if devices is None else several(devices)
     _check_name(name)
-    _check_options(options, places, seconds)
+    check_options(options, places, seconds)
     for option, given in (("args", args), ("accepts", accepts)):
-        _check_mapping(option, given)
+        check_mapping(option, given)
     named = [ConvProblem.parse(p) if isinstance(p, str) else p for p in problems]
 
     def kernel(function: Callable[..., Any], method: Method) -> UserKernel:
@@ -169,36 +170,14 @@ def register(
 
     def decorate(decorated: Any) -> Any:
         if isinstance(decorated, Backend) or (isinstance(decorated, type) and issubclass(decorated, Backend)):
-            finish(of_a_class(_instance(decorated)))
+            finish(of_a_class(instance(decorated)))
         elif isinstance(decorated, type):
-            finish(of_functions(_static_methods(decorated)))
+            finish(of_functions(static_methods(decorated)))
         else:
             finish(of_functions({"forward": decorated}))
         return decorated
 
     return decorate
-
-
-def _instance(own: Backend | type[Backend]) -> Backend:
-    if isinstance(own, Backend):
-        return own
-    if inspect.isabstract(own):
-        missing = " and no ".join(sorted(own.__abstractmethods__))
-        raise TypeError(f"class {own.__name__} has no {missing}, which every Backend has")
-    return own()
-
-
-def _static_methods(decorated: type) -> dict[Method, Any]:
-    """The methods of a class that are kernels."""
-    if issubclass(decorated, torch.autograd.Function):
-        raise TypeError(f"{decorated.__name__} is an autograd.Function: register its kernels, which take no ctx")
-    found: dict[Method, Any] = {m: getattr(decorated, m) for m in METHODS if hasattr(decorated, m)}
-    if not found:
-        raise TypeError(f"class {decorated.__name__} has no static method {', '.join(METHODS)}: nothing to register")
-    bound = [m for m in found if inspect.isfunction(inspect.getattr_static(decorated, m))]
-    if bound:
-        raise TypeError(f"{' and '.join(bound)} of class {decorated.__name__} must be static: add @staticmethod")
-    return found
 
 
 def unregister(name: str) -> None:
@@ -262,39 +241,3 @@ def _check_name(name: str) -> None:
         raise ValueError(f"a backend's name consists of letters, digits, '_', '-' and '.'; got {name!r}")
     if name in registry.backends() and name not in _mine():
         raise ValueError(f"{name!r} is the name of a backend that comes with the library; take another one")
-
-
-def _check_mapping(option: str, given: Any) -> None:
-    unknown = [m for m in given if m not in METHODS] if isinstance(given, Mapping) else []
-    if unknown:
-        raise ValueError(f"{option} is for {', '.join(METHODS)}, there is no {unknown[0]!r}")
-    values: Any = given.values() if isinstance(given, Mapping) else (given,)
-    wrong = [v for v in values if option == "accepts" and v is not None and not callable(v)]
-    if wrong:
-        raise TypeError(f"accepts is a function of the problem, got {wrong[0]!r}; None accepts every problem")
-
-
-def _check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, seconds: float) -> None:
-    known_layouts = get_args(Layout)
-    if not options["layouts"] or not {*options["layouts"]} <= {*known_layouts}:
-        raise ValueError(f"layouts are among {', '.join(known_layouts)}, got {options['layouts']}")
-    for device in devices or ():
-        try:
-            known = torch.device(device).type == device
-        except (RuntimeError, TypeError):
-            known = False
-        if not known:
-            raise ValueError(f"devices are types such as 'cpu' and 'cuda', got {device!r}")
-    for dtype in options["dtypes"]:
-        if not isinstance(dtype, torch.dtype):
-            raise TypeError(f"dtypes are such as torch.float32, got {dtype!r}")
-    if options["arithmetic"] not in get_args(Arithmetic):
-        known = ", ".join(map(repr, get_args(Arithmetic)))
-        raise ValueError(f"arithmetic is one of {known}, got {options['arithmetic']!r}")
-    if isinstance(seconds, bool) or not seconds > 0:
-        raise ValueError(f"seconds is a positive number, got {seconds!r}")
-
-
-def _several(option: Any) -> tuple[Any, ...]:
-    """What may be given alone or as a sequence."""
-    return (option,) if isinstance(option, (str, torch.dtype)) else tuple(option)

@@ -47,6 +47,8 @@ class UserKernel(NamedTuple):
             return f"its accepts raised {type(e).__name__}: {e}"
         if isinstance(answer, str) and answer:
             return answer
+        if answer is None:
+            return "its accepts returned None, neither True nor False nor a reason"
         return "" if answer else "its accepts says no"
 
 

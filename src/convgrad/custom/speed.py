@@ -108,7 +108,8 @@ def _problems(
     """Accepted ones: those named, then the usual that do not take too long; if there are none, a small one."""
 
     def accepted(problems: Iterable[ConvProblem]) -> list[ConvProblem]:
-        return [p for p in problems if not p.empty and not backend.reasons_against(p, outputs, device)]
+        plain = [p for p in problems if not (p.empty or (p.transposed and len(outputs) > 1))]
+        return [p for p in plain if not backend.reasons_against(p, outputs, device)]
 
     found = accepted(named)
     yield from found

@@ -1,0 +1,90 @@
+"""What is said of a kernel when it is registered: read, and refused where it makes no backend."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_args
+
+import torch
+
+from ..backends import Arithmetic, Backend, Layout
+from ..check import default_problems
+from .arguments import METHODS, Method
+
+__all__ = ["check_mapping", "check_options", "instance", "several", "static_methods"]
+
+
+def several(option: Any) -> tuple[Any, ...]:
+    """What may be given alone or as a sequence."""
+    return (option,) if isinstance(option, (str, torch.dtype)) else tuple(option)
+
+
+def check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, seconds: float) -> None:
+    """Refuse a layout, a device, a dtype or an arithmetic that is none."""
+    known_layouts = get_args(Layout)
+    if not options["layouts"] or not {*options["layouts"]} <= {*known_layouts}:
+        raise ValueError(f"layouts are among {', '.join(known_layouts)}, got {options['layouts']}")
+    for device in devices or ():
+        try:
+            known = torch.device(device).type == device
+        except (RuntimeError, TypeError):
+            known = False
+        if not known:
+            raise ValueError(f"devices are types such as 'cpu' and 'cuda', got {device!r}")
+    for dtype in options["dtypes"]:
+        if not isinstance(dtype, torch.dtype):
+            raise TypeError(f"dtypes are such as torch.float32, got {dtype!r}")
+    if options["arithmetic"] not in get_args(Arithmetic):
+        known = ", ".join(map(repr, get_args(Arithmetic)))
+        raise ValueError(f"arithmetic is one of {known}, got {options['arithmetic']!r}")
+    if isinstance(seconds, bool) or not seconds > 0:
+        raise ValueError(f"seconds is a positive number, got {seconds!r}")
+
+
+def check_mapping(option: str, given: Any) -> None:
+    """Refuse ``args`` and ``accepts`` of a function that there is not, and an ``accepts`` that cannot be asked."""
+    unknown = [m for m in given if m not in METHODS] if isinstance(given, Mapping) else []
+    if unknown:
+        raise ValueError(f"{option} is for {', '.join(METHODS)}, there is no {unknown[0]!r}")
+    values: Any = given.values() if isinstance(given, Mapping) else (given,)
+    for value in values if option == "accepts" else ():
+        if value is not None and not callable(value):
+            raise TypeError(f"accepts is a function of the problem, got {value!r}; None accepts every problem")
+        if value is not None:
+            _check_accepts(value)
+
+
+def _check_accepts(accepts: Callable[..., object]) -> None:
+    """Refuse one that raises whatever it is asked: a dimension that some problems lack is no mistake, a name is."""
+    raised: list[Exception] = []
+    for problem in default_problems():
+        try:
+            accepts(problem)
+            return
+        except Exception as error:
+            raised.append(error)
+    raise TypeError(f"accepts raised {type(raised[0]).__name__}: {raised[0]} for every problem") from raised[0]
+
+
+def instance(own: Backend | type[Backend]) -> Backend:
+    """The backend itself, or one of this class."""
+    if isinstance(own, Backend):
+        return own
+    if inspect.isabstract(own):
+        missing = " and no ".join(sorted(own.__abstractmethods__))
+        raise TypeError(f"class {own.__name__} has no {missing}, which every Backend has")
+    return own()
+
+
+def static_methods(decorated: type) -> dict[Method, Any]:
+    """The methods of a class that are kernels."""
+    if issubclass(decorated, torch.autograd.Function):
+        raise TypeError(f"{decorated.__name__} is an autograd.Function: register its kernels, which take no ctx")
+    found: dict[Method, Any] = {m: getattr(decorated, m) for m in METHODS if hasattr(decorated, m)}
+    if not found:
+        raise TypeError(f"class {decorated.__name__} has no static method {', '.join(METHODS)}: nothing to register")
+    bound = [m for m in found if inspect.isfunction(inspect.getattr_static(decorated, m))]
+    if bound:
+        raise TypeError(f"{' and '.join(bound)} of class {decorated.__name__} must be static: add @staticmethod")
+    return found
