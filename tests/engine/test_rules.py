@@ -37,6 +37,7 @@ ROWS = [
     ("", "mb2ic64ih28oc128kh1sh2", BOTH, ["im2col", "aten"]),
     ("", "mb2ic64ih28oc128kh1sh2", ("forward",), ["aten"]),
     ("", "mb2ic64ih28oc128kh1sh2 channels_last", ("grad_input",), ["aten"]),
+    ("", "mb1ic512ih14oc512kh1sh2", ("grad_input",), ["aten"]),
     ("", "mb2ic3ih32oc96kh4sh4", ("grad_input",), ["im2col"]),
     ("", "mb2ic64ih28oc128kh3sh2ph1", ("grad_input",), ["aten"]),
     ("", "mb1ic64ih64oc3kh9ph4", ("grad_input",), ["aten:channels_last"]),

@@ -127,9 +127,9 @@ def _small_volume(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
 
 
 def _spread(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
-    """Strides that no kernel bridges, of pixels or of patches of few channels."""
+    """Strides that no kernel bridges, of single pixels or of patches of few channels."""
     apart = max(p.stride) > 1 and all(map(le, p.kernel_size, p.stride)) and max(p.dilation) == 1
-    few = p.pointwise or p.in_channels // p.groups <= 4
+    few = p.in_channels // p.groups <= (256 if p.pointwise else 4)
     return outputs == ("grad_input",) and apart and few and p.dtype is torch.float32 and not p.channels_last
 
 
