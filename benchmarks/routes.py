@@ -251,8 +251,11 @@ def rows(kind: str, p: ConvProblem, seconds: float) -> Iterator[dict[str, Any]]:
 
 def markdown(lines: list[dict[str, Any]]) -> Iterator[str]:
     """For each machine and number of threads one table: PyTorch's time, and how many times faster each route is."""
-    lines = sorted(lines, key=lambda r: (r["conditions"], int(r["threads"])))
-    for (place, _), some in groupby(lines, key=lambda r: (r["conditions"], r["threads"])):
+
+    def machine(r: dict[str, Any]) -> tuple[str, int]:
+        return r["conditions"].split(", commit")[0], int(r["threads"])
+
+    for (place, _), some in groupby(sorted(lines, key=machine), key=machine):
         yield f"\n## {place}\n\n| problem | | aten ms | {' | '.join(ROUTES)} |\n|---|---|---|{'---|' * len(ROUTES)}"
         kind = ""
         for (what, problem, outputs), of_one in groupby(some, key=lambda r: (r["kind"], r["problem"], r["outputs"])):

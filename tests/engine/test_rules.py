@@ -28,6 +28,7 @@ ROWS = [
     ("half", "mb4ic64ih28oc64kh3ph1 bfloat16 channels_last", BOTH, ["aten:float32"]),
     ("half", "mb1ic20ih3oc20kh1 float16", ("forward",), ["aten"]),
     ("half", "mb4g64ic64ih28oc64kh3ph1 float16", ("forward",), ["native"]),
+    ("half", "mb4ic3ih28oc16kh3ph1 float16", ("forward",), ["native"]),
     ("half", "mb4ic64ih28oc64kh3ph1", ("forward",), ["aten"]),
     ("", VOLUME, ("forward",), ["aten:mkldnn"]),
     ("", VOLUME, BOTH, ["aten:mkldnn", "aten:mkldnn"]),

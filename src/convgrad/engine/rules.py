@@ -80,7 +80,8 @@ def _grouped(p: ConvProblem, outputs: tuple[Output, ...], threads: int) -> str:
     """Small groups: PyTorch is fast for float32 in multiples of 8 channels on small or strided images."""
     strided = max(p.stride) > 1
     if p.groups == 1:
-        return ""
+        few = max(p.in_channels, p.out_channels) <= 16
+        return "PyTorch is slow for 16 bits without their arithmetic" if few and cpu_lacks(p.dtype) else ""
     if p.dtype is not torch.float32 or any(n // p.groups % 8 for n in (p.in_channels, p.out_channels)):
         return "PyTorch is slow for groups whose channels are no multiple of 8, and for other dtypes"
     if max(p.dilation) > 1 and "grad_weight" in outputs and not strided:
