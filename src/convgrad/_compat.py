@@ -53,8 +53,8 @@ is_legacy_batched: Callable[[Tensor], bool] = getattr(_C._functorch, "is_legacy_
 
 def fp32_precision(library: str) -> str:
     """In which precision a library computes float32 convolutions, as its ``fp32_precision`` says."""
-    conv = getattr(getattr(torch.backends, library), "conv", None)
-    return str(getattr(conv, "fp32_precision", "none"))
+    ask = getattr(_C, "_get_fp32_precision_getter", None)
+    return "none" if ask is None else ask(library, "conv")
 
 
 def cuda_driver() -> int:

@@ -214,13 +214,12 @@ def test_as_a_setting_it_lasts_and_as_a_block_it_ends():
     measure(share=2)
     try:
         assert current().measuring_share == 2
-        torch.backends.cudnn.deterministic = True
-        assert current().measuring_share == 0
+        with torch.backends.cudnn.flags(deterministic=True):
+            assert current().measuring_share == 0
     finally:
-        torch.backends.cudnn.deterministic = False
         measure(None)
-    torch.backends.cudnn.benchmark = True
-    assert current().measuring_share > 0
+    with torch.backends.cudnn.flags(benchmark=True):
+        assert current().measuring_share > 0
 
 
 def test_a_share_must_be_positive():

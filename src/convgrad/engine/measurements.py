@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,11 @@ def key_of(problem: ConvProblem, outputs: Iterable[Output], where: str, about: b
     """Everything that changes the answer, as text."""
     # A gradient of the bias beside them costs every way about the same.
     named = "+".join(passes_of(tuple(outputs)))
-    return f"{where} | {'about ' if about else ''}{named} | {problem.replace(name='')}"
+    unnamed = problem.replace(name="") if problem.name else problem
+    return f"{where} | {'about ' if about else ''}{named} | {unnamed}"
 
 
+@lru_cache(256)
 def similar(problem: ConvProblem) -> ConvProblem:
     """One problem that stands for many: the batch a power of two, sizes above 8 a power of the square root of two.
 
@@ -162,8 +165,8 @@ def find(
     known = _snapshot(where) if where else {}
     if not known and not fresh:
         return None
-    for about, asked in ((False, problem), (True, similar(problem))):
-        key = key_of(asked, outputs, where, about)
+    for about in (False, True):
+        key = key_of(similar(problem) if about else problem, outputs, where, about)
         value = store.read(_KIND, key) if fresh else known.get(key)
         if value is not None:
             known[key] = value

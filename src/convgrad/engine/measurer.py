@@ -30,7 +30,7 @@ from ..problem import ConvProblem, Output, passes_of
 from ..settings import Settings
 from . import store
 from .cache import invalidate
-from .environment import environment
+from .environment import environment, kind_of_machine
 from .events import thread
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
 from .registry import backends, is_capturing, reasons_against
@@ -90,7 +90,7 @@ def worth_measuring(problem: ConvProblem, device: torch.device, settings: Settin
     """Whether a choice that is about to run is unsettled and may be measured here, now or a little later."""
     if settings.measuring_share == 0 or problem.least_bytes > _MOST_BYTES or (known and known.count >= SETTLED):
         return False
-    if not environment(device, settings):
+    if not kind_of_machine(device):
         return False
     return not (jit_tracing() is not None or dispatch_modes() or functorch_active() or torch.compiler.is_compiling())
 
@@ -136,9 +136,10 @@ def measure_now(
         force: whatever the settings and the time say, and wait for others: somebody asked for it.
     """
     unlimited = force or settings.measuring_share == inf
+    if not force and not _affordable(settings, 0.0):
+        return None
     key = key_of(similar(problem), outputs, environment(device, settings))
-    recently = time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN
-    if not force and (recently or not _affordable(settings, 0.0)):
+    if not force and time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN:
         return None
     if (device.type == "cuda" and is_capturing()) or not _state.lock.acquire(blocking=unlimited):
         return None

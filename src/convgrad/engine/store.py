@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,11 @@ def folder() -> Path | None:
         >>> here is None or here.name != ""
         True
     """
-    named = os.environ.get("CONVGRAD_CACHE", "")
+    return _folder(os.environ.get("CONVGRAD_CACHE", ""))
+
+
+@lru_cache
+def _folder(named: str) -> Path | None:
     if named.lower() == "off":
         return None
     if named:
