@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from convgrad.backends import DEFECTS
 from convgrad.check.child import Child
 from tests.fuzz.calls import random_call, smaller_calls
 
@@ -53,6 +54,20 @@ def search(seconds: float, seed: int) -> list[str]:
 def test_a_few_seconds() -> None:
     lines = search(3, seed=0)
     assert not lines, "\n".join(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DEFECTS[0].here, reason="this processor's kernels have none that is known")
+def test_it_can_fail() -> None:
+    """PyTorch's own kernel, requested where it is wrong; and shrinking keeps what makes it wrong."""
+    call = random_call(random.Random(0))
+    call |= {"problem": DEFECTS[0].example[0], "backend": "aten", "mask": [True] * 3, "spoiled": None}
+    with Child("tests.fuzz.calls") as child:
+        assert "grad_weight is off by" in wrong(child, call)
+        small = shrunk(child, call)
+        assert wrong(child, small)
+    assert small["backend"] == "aten"
+    assert small["layouts"] == ["dense"] * 3
 
 
 @pytest.mark.slow
