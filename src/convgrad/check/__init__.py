@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .aten_search import search_aten
 from .first_look import first_look
 from .problems import default_problems
 from .properties import PROPERTIES
@@ -18,5 +19,6 @@ __all__ = [
     "default_problems",
     "first_look",
     "outputs_of",
+    "search_aten",
     "shrunk",
 ]

@@ -17,6 +17,7 @@ from ..engine import backends, get_backend
 from ..problem import ConvProblem, Output
 from ..tables import command_lines
 from .app import app, device_here, fail, outputs_named, say, width
+from .aten import search
 from .problem_arguments import read_problems
 
 __all__ = ["check"]
@@ -44,6 +45,7 @@ def check(
     thorough: Annotated[bool, typer.Option("--thorough", help="Every property of many problems too.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Large problems as they are, not reduced.")] = False,
     seconds: Annotated[float | None, typer.Option(help="Stop after this time.", min=0)] = None,
+    aten: Annotated[bool, typer.Option("--aten", help="Search PyTorch's own kernels for wrong results.")] = False,
 ) -> None:
     """Is every output right? The conformance suite, on one problem, a file, or the suite's own list.
 
@@ -53,6 +55,10 @@ def check(
 
     A kernel of PyTorch's that differs in what PyTorch does not promise, such as where infinities become NaN, is told
     and no failure: that depends on the processor.
+
+    With --aten, random problems are given to PyTorch's own CPU kernels for a minute, in another process whose memory is
+    filled with large numbers. What they get wrong is printed with a command for a report, kept, and avoided from then
+    on.
 
     Ends with 0 if all is well, 1 if something failed, 2 if a request was not understood, 130 if interrupted (the
     summary so far is printed). Every failure prints the command that repeats it. Kernels of --kernels are registered
@@ -65,7 +71,11 @@ def check(
         convgrad check my_problems.txt
 
         convgrad check --backend all --seconds 60
+
+        convgrad check --aten
     """
+    if aten:
+        raise typer.Exit(search(60.0 if seconds is None else seconds, seed))
     problems, unread = read_problems([what], transposed) if what else (list(default_problems()), [])
     single = len(problems) == 1 and not unread
     properties = _properties(property_name, everything=thorough or single or not what)

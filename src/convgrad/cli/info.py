@@ -18,6 +18,7 @@ from ..engine.ab_timer import conditions
 from ..problem import PASSES, ConvProblem
 from ..tables import wrapped
 from .app import app, say, width
+from .aten import defects_here
 
 __all__ = ["gather", "info"]
 
@@ -56,6 +57,7 @@ def gather() -> dict[str, Any]:
             "threads": flags.threads,
             "measure": f"{flags.measuring_share:.0%} of the time" if flags.measuring_share else "no",
         },
+        "PyTorch's kernels are wrong": defects_here(),
         "store": _store(),
         "paths": {"package": str(Path(__file__).parent.parent), "limits": str(cache_file())},
     }

@@ -7,6 +7,7 @@ from . import measurements, store
 from .cache import generation, invalidate, remember
 from .choice import choose
 from .events import Event, observed, observers, thread
+from .found import Found, record, recorded
 from .measurer import check_with, measure_now, random_operands, spent
 from .operands import operand_format, prepare
 from .plan import Plan, plan_for
@@ -27,6 +28,7 @@ from .steps import SLOTS, Step, slots_of
 __all__ = [
     "SLOTS",
     "Event",
+    "Found",
     "Plan",
     "Request",
     "Step",
@@ -53,6 +55,8 @@ __all__ = [
     "prepare",
     "random_operands",
     "reasons_against",
+    "record",
+    "recorded",
     "register",
     "remember",
     "request_for",

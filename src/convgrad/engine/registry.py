@@ -13,6 +13,7 @@ from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output
 from ..settings import Settings
 from .cache import invalidate
+from .found import load
 
 __all__ = ["backends", "get_backend", "is_capturing", "reasons_against", "register", "unregister", "without"]
 
@@ -97,6 +98,7 @@ def reasons_against(
         reasons.append("a CUDA graph is being captured and it may not be called then")
     reasons += backend.reasons_against(problem, outputs, device)
     if not (requested or reasons or problem.empty):
+        load()
         wrong, _ = backend.wrong_here(problem, outputs, device)
         reasons += [f"PyTorch's kernel is wrong here: {wrong}"] if wrong else []
     return reasons

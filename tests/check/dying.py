@@ -1,0 +1,24 @@
+"""A child process for `test_aten_search` that does as it is told, and dies where it is told to."""
+
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+
+from convgrad.check.child import serve
+
+
+def answer(request: str) -> dict[str, Any]:
+    if request == "die":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if request == "exit":
+        os._exit(3)
+    if request == "sleep":
+        time.sleep(60)
+    return {"got": request, "poisoned": bool((torch.empty(1000) > 1e30).all())}
+
+
+if __name__ == "__main__":
+    serve(answer)

@@ -1,0 +1,67 @@
+"""The search for defects of PyTorch's kernels: it finds one that is known, says how to repeat it, and it is avoided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+
+import pytest
+import torch
+
+from convgrad.backends import DEFECTS, aten_defects
+from convgrad.check import search_aten
+from convgrad.check.child import Child
+from convgrad.engine import Found, choose, record, recorded, store
+from convgrad.problem import ConvProblem
+from convgrad.settings import current
+
+CPU = torch.device("cpu")
+SHALLOW = DEFECTS[0]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(aten_defects, "found", {})
+    store.forget("defect")
+    yield
+    store.forget("defect")
+
+
+@pytest.mark.skipif(not SHALLOW.here, reason="this processor's kernels have none that is known")
+def test_it_finds_what_is_known_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, output = ConvProblem.parse(SHALLOW.example[0]), SHALLOW.example[1]
+    monkeypatch.setattr(aten_defects, "DEFECTS", ())
+    monkeypatch.setattr("convgrad.check.aten_search.DEFECTS", ())
+    monkeypatch.setattr("convgrad.check.aten_search.random_problems", lambda seed: repeat(problem))
+    found = next(search_aten(seconds=60))
+    assert found.output == output
+    assert found.problem.batch == 1
+    assert found.what
+    assert found.repeat.startswith('MALLOC_PERTURB_=129 python -c "import torch; ')
+
+
+def test_what_was_found_is_kept_and_avoided() -> None:
+    problem = ConvProblem.parse("mb2ic64ih9oc64kh3ph1")
+    found = Found(problem, "grad_weight", "off by 7", "a command")
+    record(found)
+    assert recorded() == [found]
+    for p, avoided in ((problem, True), (problem.replace(batch=5), True), (ConvProblem.parse("ic64ih8oc64kh3"), False)):
+        (step,) = choose(p, ("grad_weight",), CPU, current(), None)
+        assert (step.backend.name != "aten") == avoided
+        assert step.reason.startswith("PyTorch's kernel is wrong here: off by 7, as convgrad check --aten") == avoided
+    (step,) = choose(problem, ("forward",), CPU, current(), None)
+    assert step.backend.name == "aten"
+
+
+def test_a_child_that_dies_is_an_answer() -> None:
+    with Child("tests.check.dying") as child:
+        assert child.ask("die") == (None, "the process died (SIGSEGV)")
+        assert child.ask("answer") == ({"got": "answer", "poisoned": True}, "")
+
+
+@pytest.mark.slow
+def test_a_child_that_ends_or_thinks_for_too_long() -> None:
+    with Child("tests.check.dying") as child:
+        assert child.ask("exit") == (None, "the process ended with 3")
+    with Child("tests.check.dying", seconds=5) as child:
+        assert child.ask("sleep") == (None, "no answer in 5 s")

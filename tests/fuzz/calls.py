@@ -1,0 +1,168 @@
+"""Random calls of the library as JSON, and what each is held to, in a child process with poisoned memory."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import convgrad
+from convgrad.check.bounds import error_bound, reduction_length
+from convgrad.check.child import serve
+from convgrad.check.operands import integer_operands, magnitude, reference
+from convgrad.check.random_problems import random_problems
+from convgrad.problem import ConvProblem, Slot
+
+MODES = ("function", "operator", "autograd", "takeover")
+BACKENDS = (None, None, None, "native", "im2col", "aten:padded", "aten:float32", "aten:channels_last")
+LAYOUTS = ("dense", "dense", "slice", "offset", "expanded", "neg", "odd strides")
+#: Arguments of a call that must be refused, or computed as PyTorch does: one is put in the place of what stands there.
+SPOILED: dict[str, tuple[Any, ...]] = {
+    "padding": (-1, 2**31 - 1, 2**45, 2**61, 2**63 - 1),
+    "stride": (0, -1, 2**31, 2**62),
+    "dilation": (0, -3, 2**31, 2**61, 2**63 - 1),
+    "groups": (0, -1, 7, 2**40),
+    "grad_output": (0, 1, 2**20),
+}
+
+
+def random_call(r: random.Random) -> dict[str, Any]:
+    """A call as plain data, small enough to be printed in one line."""
+    problem = next(random_problems(r.randrange(2**40)))
+    spoiled = r.choice(sorted(SPOILED)) if r.random() < 0.25 else None
+    return {
+        "problem": str(problem),
+        "mode": r.choice(MODES),
+        "backend": r.choice(BACKENDS),
+        "layouts": [r.choice(LAYOUTS) for _ in range(3)],
+        "mask": [r.random() < 0.7 for _ in range(3)],
+        "threads": r.choice((1, 1, 1, 2)),
+        "deterministic": r.random() < 0.1,
+        "seed": r.randrange(1000),
+        "spoiled": None if spoiled is None else [spoiled, r.choice(SPOILED[spoiled])],
+    }
+
+
+def smaller_calls(call: dict[str, Any]) -> list[dict[str, Any]]:
+    """Simpler ones, of which the first that still fails takes a call's place."""
+    p = ConvProblem.parse(call["problem"])
+    changes: list[dict[str, Any]] = [
+        {"layouts": ["dense"] * 3},
+        {"threads": 1, "deterministic": False},
+        *({"mask": [i == j for j in range(3)]} for i in range(3)),
+        {"mode": "function"},
+        {"backend": None},
+    ]
+    shapes = [{"batch": 1}, {"in_channels": p.groups}, {"out_channels": p.groups}]
+    changes += [{"problem": str(p.replace(**s))} for s in shapes]
+    return [c for c in ({**call, **change} for change in changes) if c != call]
+
+
+# ---- in the child --------------------------------------------------------------------------------
+
+
+def answer(call: dict[str, Any]) -> str:
+    """What is wrong with a call; empty where it is right, or is refused as it should be."""
+    p = ConvProblem.parse(call["problem"])
+    torch.set_num_threads(call["threads"])
+    torch.use_deterministic_algorithms(call["deterministic"])
+    names = {
+        "x": "grad_output" if p.transposed else "input",
+        "w": "weight",
+        "g": "input" if p.transposed else "grad_output",
+    }
+    slots: list[Slot] = [names[n] for n in "xwg"]  # pyright: ignore[reportAssignmentType]
+    operands = integer_operands(p, ("forward", "grad_input", "grad_weight"), call["seed"])
+    tensors = [_laid_out(operands[s], kind) for s, kind in zip(slots, call["layouts"], strict=True)]
+    try:
+        results = _computed(p, call, tensors)
+    except (convgrad.ConvgradError, TypeError, OverflowError) as error:
+        allowed = call["spoiled"] or isinstance(error, convgrad.BackendError)
+        return "" if allowed else f"{type(error).__name__}: {error}".splitlines()[0]
+    except RuntimeError as error:  # PyTorch's own: under takeover it speaks for itself
+        return "" if call["spoiled"] else f"{type(error).__name__}: {error}".splitlines()[0]
+    if call["spoiled"]:
+        return ""  # computed after all: `conv1d(padding=2**31 - 1, stride=2**30)` is a problem like others
+    operands = {s: t.resolve_neg() for s, t in zip(slots, tensors, strict=True)}
+    return "; ".join(filter(None, (_compared(p, name, got, operands) for name, got in results.items())))
+
+
+def _laid_out(t: Tensor, kind: str) -> Tensor:
+    if kind == "slice":
+        return torch.stack((t, t + 1), -1)[..., 0]
+    if kind == "offset":
+        flat = torch.empty(t.numel() + 3, dtype=t.dtype)
+        return flat.as_strided(t.shape, t.stride(), 3).copy_(t)
+    if kind == "expanded":
+        return t[:1].expand(t.shape)
+    if kind == "neg":
+        return torch._neg_view(t)
+    if kind == "odd strides":
+        return t.as_strided(t.shape, [5 if n == 1 else s for n, s in zip(t.shape, t.stride(), strict=True)])
+    return t
+
+
+def _computed(p: ConvProblem, call: dict[str, Any], tensors: list[Tensor]) -> dict[str, Tensor]:
+    """The results by their pass of the plain problem."""
+    x, w, g = tensors
+    form: dict[str, Any] = {
+        "stride": list(p.stride),
+        "padding": [low for low, _ in p.padding],
+        "dilation": list(p.dilation),
+        "transposed": p.transposed,
+        "output_padding": _output_padding(p),
+        "groups": p.groups,
+    }
+    if call["spoiled"]:
+        name, value = call["spoiled"]
+        if name == "grad_output":
+            g = g[..., :0] if value == 0 else g[:, :1].expand(g.shape[0], value, *g.shape[2:])
+        else:
+            form[name] = value if name == "groups" else [*form[name][:-1], value]
+    arguments = tuple(form.values())
+    forward, gradient = p.bias_pass, "forward" if p.transposed else "grad_input"
+    mask = [*call["mask"][:2], False]
+    with ExitStack() as stack:
+        stack.enter_context(convgrad.use_backend(call["backend"]) if call["backend"] else nullcontext())
+        if call["mode"] == "takeover":
+            stack.enter_context(convgrad.takeover())
+        if call["mode"] in ("autograd", "takeover"):
+            x, w = x.detach().requires_grad_(mask[0]), w.detach().requires_grad_(mask[1])
+            own = torch.convolution if call["mode"] == "takeover" else torch.ops.convgrad.convolution
+            y = own(x, w, None, *arguments)
+            wanted = [t for t, m in zip((x, w), mask, strict=False) if m]
+            found = iter(torch.autograd.grad(y, wanted, g) if wanted else ())
+            grads = [next(found) if m else None for m in mask]
+        else:
+            op = convgrad.convolution if call["mode"] == "function" else torch.ops.convgrad.convolution
+            y = op(x, w, None, *arguments)
+            back = convgrad.convolution_backward
+            if call["mode"] == "operator":
+                back = torch.ops.convgrad.convolution_backward
+            grads = list(back(g, x, w, None, *arguments, mask)) if any(mask) else [None] * 3
+    results = {forward: y.detach(), gradient: grads[0], "grad_weight": grads[1]}
+    return {name: t for name, t in results.items() if t is not None}
+
+
+def _output_padding(p: ConvProblem) -> list[int]:
+    from convgrad.backends import statable_arguments
+
+    return list(statable_arguments(p)[4])
+
+
+def _compared(p: ConvProblem, pass_: Any, got: Tensor, operands: dict[str, Tensor]) -> str:
+    exact = reference(p, pass_, operands)
+    bound = 16 * error_bound("direct", p.dtype, reduction_length(p, pass_), exact, magnitude(p, pass_, operands))
+    if p.dtype.itemsize == 2:
+        bound = bound + 0.04 * exact.abs() + 0.02 * exact.abs().amax()
+    if got.shape != exact.shape:
+        return f"{pass_} has shape {tuple(got.shape)}, expected {tuple(exact.shape)}"
+    error = (got.double() - exact).abs().nan_to_num(float("inf"), float("inf"))
+    return "" if bool((error <= bound).all()) else f"{pass_} is off by {float(error.amax()):.3g}"
+
+
+if __name__ == "__main__":
+    serve(answer)
