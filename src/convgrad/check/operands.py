@@ -25,6 +25,7 @@ __all__ = [
     "real_operands",
     "reference",
     "structural",
+    "surely_exact",
     "wide_dtype",
 ]
 
@@ -70,11 +71,14 @@ def structural(problem: ConvProblem, pass_: Pass) -> Tensor:
     return reference(problem.replace(dtype=torch.float64), pass_, ones) != 0
 
 
-def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
+def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int, *, certain: bool = True) -> Operands:
     """Small integers whose every partial sum, in any order and in any of the passes, is exact in the problem's dtype.
 
     Exact means at most 2**p in magnitude, p being the bits of the significand. Long sums of a narrow dtype need zeros
     among the operands; their number is chosen so that the results are still mostly not zero.
+
+    Args:
+        certain: look at every sum, which costs as much as the pass; else long sums of a narrow dtype are likely exact.
     """
     # Half of what is exact, which leaves room for a bias.
     limit = exact_limit(problem.dtype) // 2
@@ -84,10 +88,18 @@ def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) ->
     generator = torch.Generator("cpu").manual_seed(seed)
     while True:
         operands: Operands = {slot: _integers(problem, slot, largest, density, generator) for slot in _slots(passes)}
+        if not certain or length * largest**2 <= limit:
+            return operands
         worst = max(float(magnitude(problem, q, operands).amax()) for q in passes)
         if worst <= limit:
             return operands
         density /= 2
+
+
+def surely_exact(problem: ConvProblem, pass_: Pass, operands: Operands) -> bool:
+    """Whether the largest elements alone, with no look at the sums, say that every partial sum of integers is exact."""
+    a, b = (float(_absolute(operands[slot]).amax()) for slot in OPERANDS[pass_])
+    return reduction_length(problem, pass_) * a * b <= exact_limit(problem.dtype)
 
 
 def is_exact(problem: ConvProblem, pass_: Pass, operands: Operands) -> bool:
