@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -37,7 +38,7 @@ class Bug(NamedTuple):
 
     kernel: Kernel
     accepts: Callable[[ConvProblem], bool] = accepts
-    options: dict[str, Any] = {}
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 # ---- what bugs are made of -----------------------------------------------------------------------
@@ -47,14 +48,16 @@ def taps(x: Tensor, w: Tensor, p: ConvProblem, **wrong: Any) -> Tensor:
     """The forward, one shifted image for each element of the weight, with some attributes taken for others."""
     stride, dilation = wrong.get("stride", p.stride), wrong.get("dilation", p.dilation)
     low = wrong.get("low", [low for low, _ in p.padding])
-    margin = max(s * o + k * d + abs(a) for s, o, k, d, a in zip(stride, p.output_size, w.shape[2:], dilation, low))
+    margin = max(
+        s * o + k * d + abs(a) for s, o, k, d, a in zip(stride, p.output_size, w.shape[2:], dilation, low, strict=True)
+    )
     padded = F.pad(x, [margin] * 4).unflatten(1, (p.groups, -1))
     w = w.unflatten(0, (p.groups, -1))
     sums = torch.float32 if x.dtype.itemsize < 4 else x.dtype
     result = torch.zeros(p.batch, p.groups, w.shape[1], *p.output_size, dtype=sums)
     for i in range(w.shape[3]):
         for j in range(w.shape[4]):
-            y, z = (margin - a + k * d for a, k, d in zip(low, (i, j), dilation))
+            y, z = (margin - a + k * d for a, k, d in zip(low, (i, j), dilation, strict=True))
             rows = slice(y, y + stride[0] * (p.output_size[0] - 1) + 1, stride[0])
             columns = slice(z, z + stride[1] * (p.output_size[1] - 1) + 1, stride[1])
             part = padded[..., rows, columns].to(sums)

@@ -89,11 +89,12 @@ def construct(
     """
     search = _Search(accepts, hints, seconds)
     given = [p for p in dict.fromkeys(named) if search.accepted(p)]
+    most += len(given)
     search.ask(h for h in hints if isinstance(h, ConvProblem))
     search.ask(default_problems())
     search.ask(real_layers())
     known = search.found()
-    given += spread([p for p in known if p in given or not is_large(p)], min(most, _AT_ONCE), given)
+    given += spread([p for p in known if p in given or not is_large(p)], min(most - len(given), _AT_ONCE), given)
     yield from given
     search.begin(seconds)
     _start(search)
@@ -192,7 +193,7 @@ def _climb(search: _Search, p: ConvProblem) -> None:
         for q in _along(search, p, axis):
             if search.accepted(q):
                 return
-            reached, further = search.obstacle(q)[::-1]
+            further, reached = search.obstacle(q)
             if reached > depth and (best is None or reached > best[0]):
                 best = (reached, further, q)
         if best is None:

@@ -146,4 +146,5 @@ def cost(p: ConvProblem) -> float:
 
 def same_padding(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """The padding with which an odd kernel keeps the size of the image."""
-    return tuple((effective_kernel(k, d) // 2,) * 2 for k, d in zip(kernel, dilation, strict=True))
+    halves = [effective_kernel(k, d) // 2 for k, d in zip(kernel, dilation, strict=True)]
+    return tuple((n, n) for n in halves)

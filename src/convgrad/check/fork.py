@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import tempfile
 import threading
 import traceback
@@ -22,6 +23,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import IO, Any
+
+import torch
 
 __all__ = ["Lost", "in_child", "why_not_in_child"]
 
@@ -120,10 +123,8 @@ def _how(status: int, trace: IO[str]) -> str:
     """A crash in words, with the line of Python that it happened in."""
     trace.seek(0)
     lines = re.findall(r'File "(.*)", line (\d+) in ', trace.read())
-    ours = os.path.dirname(os.path.dirname(__file__))
-    where = next(
-        (f" ({file}:{line})" for file, line in lines if not file.startswith(ours) and "/torch/" not in file), ""
-    )
+    inner = (os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__))
+    where = next((f" ({file}:{line})" for file, line in lines if not file.startswith(inner)), "")
     if os.WIFSIGNALED(status):
         return f"crashed with {signal.Signals(os.WTERMSIG(status)).name}{where}"
     return f"ended the process with status {os.waitstatus_to_exitcode(status)}{where}"

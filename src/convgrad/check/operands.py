@@ -24,6 +24,7 @@ __all__ = [
     "magnitude",
     "real_operands",
     "reference",
+    "slots_of",
     "structural",
     "surely_exact",
     "wide_dtype",
@@ -87,7 +88,7 @@ def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int, *,
     density = min(1.0, sqrt(limit / (2 * length * largest**2))) if length > limit else 1.0
     generator = torch.Generator("cpu").manual_seed(seed)
     while True:
-        operands: Operands = {slot: _integers(problem, slot, largest, density, generator) for slot in _slots(passes)}
+        operands: Operands = {slot: _integers(problem, slot, largest, density, generator) for slot in slots_of(passes)}
         if not certain or length * largest**2 <= limit:
             return operands
         worst = max(float(magnitude(problem, q, operands).amax()) for q in passes)
@@ -113,7 +114,8 @@ def exact_limit(dtype: torch.dtype) -> int:
     return torch.iinfo(dtype).max
 
 
-def _slots(passes: Sequence[Pass]) -> list[Slot]:
+def slots_of(passes: Sequence[Pass]) -> list[Slot]:
+    """The slots that passes read, in the order in which operands are made."""
     wanted = {slot for q in passes for slot in OPERANDS[q]}
     order: tuple[Slot, ...] = ("input", "weight", "grad_output")
     return [slot for slot in order if slot in wanted]
@@ -141,5 +143,5 @@ def real_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Op
         slot: torch.randn(problem.shape_of(slot), generator=generator, dtype=wide, device="cpu")
         .to(problem.dtype)
         .contiguous(memory_format=problem.memory_format)
-        for slot in _slots(passes)
+        for slot in slots_of(passes)
     }

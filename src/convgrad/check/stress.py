@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .memory_guards import Poison, paged_copy
-from .operands import Operands
+from .operands import Operands, slots_of
 from .property_check import Failed, PropertyCheck, Skipped
 from .samples import index_of, sample
 
@@ -33,7 +33,7 @@ def pages(check: PropertyCheck) -> tuple[float, float]:
     worst = (0.0, 0.0)
     for way, passes, run in check.ways():
         operands = check.integers(*passes)
-        slots = list(operands)
+        slots = slots_of(passes)
         for at_end, side in ((True, "behind"), (False, "in front of")):
             try:
                 closed: Operands = {

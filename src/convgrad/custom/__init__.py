@@ -110,8 +110,8 @@ def register(
         >>> backend = convgrad.register("mine", forward=mine, args=("input", "weight", "stride"),
         ...                             accepts=square, seconds=0.5)
         >>> x, w = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
-        >>> backend.verified, torch.equal(convgrad.conv2d(x, w), mine(x, w, 1))
-        (True, True)
+        >>> torch.equal(convgrad.conv2d(x, w), mine(x, w, 1))
+        True
         >>> convgrad.unregister("mine")
     """
     if signature not in ("native", "torch"):

@@ -57,7 +57,7 @@ def hints(parts: Iterable[Any]) -> list[Any]:
 
     Equivalent to:
         >>> hints([lambda p: p.kernel_size == (6, 10) and p.in_channels % 34 == 0])
-        [(6, 10), 34, 0]
+        [(6, 10), 6, 10, 34, 0]
     """
     walk = _Walk()
     try:
@@ -131,7 +131,7 @@ class _Walk:
             yield from _tensor(part)
         elif isinstance(part, ctypes.CDLL):
             yield Path(part._name).read_bytes()
-        elif isinstance(part, ctypes._CFuncPtr):
+        elif isinstance(part, ctypes._CFuncPtr):  # pyright: ignore[reportAttributeAccessIssue]
             yield getattr(part, "__name__", "")
             yield from self._each((getattr(part, "_objects", None),))
         elif isinstance(part, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
@@ -162,7 +162,7 @@ class _Walk:
         """An operator of torch.library: the Python function behind it, or every library that was loaded."""
         yield str(operator)
         name = str(operator).removesuffix(".default").replace(".", "::")
-        defined = getattr(torch._library.custom_ops, "OPDEFS", {}).get(name)
+        defined = getattr(torch._library.custom_ops, "OPDEFS", {}).get(name)  # pyright: ignore[reportAttributeAccessIssue]
         if defined is not None:
             yield from self.tokens(defined)
         else:

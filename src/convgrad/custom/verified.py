@@ -28,7 +28,7 @@ __all__ = ["FLOOR", "Verified", "parts_of"]
 FLOOR: Final = 30
 _KIND: Final = "verified"
 #: What does not change the results of a backend.
-_ASIDE = ("name", "summary", "verified", "note", "version", "preferred", "capture_safe")
+_ASIDE = ("name", "summary", "source", "verified", "note", "timings", "version", "preferred", "capture_safe")
 
 
 def parts_of(backend: CustomBackend) -> list[Any]:

@@ -15,8 +15,6 @@ from typing import Final, NamedTuple
 import torch
 
 from ..check import (
-    PROPERTIES,
-    STRESS,
     CheckResult,
     Lost,
     check_problem,
@@ -29,6 +27,7 @@ from ..check import (
 )
 from ..errors import CheckError
 from ..problem import ConvProblem, Output
+from . import refusal
 from .backend import CustomBackend
 from .source import hints
 from .verified import Verified, parts_of
@@ -48,17 +47,11 @@ _OF_LARGE = ("samples", "deterministic")
 _ENDS_THE_PROCESS = ("pages",)
 #: The first few are checked whole even if they are large, for a kernel that accepts no others.
 _WHOLE, _MOST_WHOLE = 3, 30_000_000
-#: Part of the time that may go into the search for problems.
-_SEARCH: Final = 0.3
+#: Part of the time that may go into the search for problems of an output, or seconds if that is more.
+_SEARCH, _LEAST_SEARCH = 0.3, 3.0
 #: Seconds that one property of a problem may take; at first, and while problems are searched for, it may be more.
 _PATIENCE, _FIRST_PATIENCE = 30.0, 90.0
-#: How many of the properties that a problem lacks are shown; a kernel that writes where it may not lacks them all.
-_SHOWN = 3
 
-_ROUNDING = (
-    "the result of real numbers is further off than sums in float32 (of float64: in float64) can be; a kernel that "
-    'sums otherwise says so: arithmetic="tf32", "transform" or "low-precision accumulation"'
-)
 #: What PyTorch says where a fork cannot differentiate, since the process that it came from did on a GPU's threads.
 _UNFIT = "fork-based multiprocessing"
 
@@ -119,6 +112,7 @@ class _Passed(NamedTuple):
 
 class _Failed(NamedTuple):
     results: list[CheckResult]
+    advice: list[str]
 
 
 class _Nothing(NamedTuple):
@@ -160,7 +154,8 @@ def _in_child(
                 return False
             _note(backend, verified, event)
     except Lost as lost:
-        raise CheckError(_loss(backend, doing, str(lost), verified)) from None
+        passed = len(verified.passed)
+        raise CheckError(refusal.lost(backend, *doing, str(lost), passed)) from None
     return True
 
 
@@ -173,9 +168,9 @@ def _note(backend: CustomBackend, verified: Verified, event: _Event) -> None:
     if isinstance(event, _Passed):
         verified.add(event.output, event.problem)
     elif isinstance(event, _Failed):
-        raise CheckError(_failure(backend, event.results, len(verified.passed)))
+        raise CheckError(refusal.wrong(event.results, event.advice, len(verified.passed)))
     elif isinstance(event, _Nothing):
-        raise CheckError(_nothing(backend, event, verified.device))
+        raise CheckError(refusal.nothing_accepted(backend, event.output, event.reasons, verified.device))
     elif isinstance(event, _Over):
         verified.complete = event.complete
 
@@ -193,7 +188,7 @@ def _examine(
 ) -> None:
     """Check the outputs in turn, problem by problem, until one fails or the time is over."""
     outputs = outputs_of(backend)
-    hurry = seconds * _SEARCH / len(outputs)
+    hurry = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs))
     queues = {o: _problems(backend, device, o, named, hurry) for o in outputs}
     budget, numbers, complete = _Budget(seconds), Counter[Output](), True
     several = max(2, torch.get_num_threads())  # kernels may share work among threads; small ones are faster without
@@ -227,7 +222,7 @@ def _examine(
                 progress=partial(_tell, send, output, problem),
             )
             if failures := [r for r in results if r.status == "failed"]:
-                send(_Failed(failures))
+                send(_Failed(failures, [*refusal.advice(backend, failures, _REPEATS)]))
                 return
             budget.took(time.monotonic() - begun, problem, large)
             send(_Passed(output, problem))
@@ -294,59 +289,3 @@ class _Budget:
             self._end = time.monotonic() + self._seconds
         else:
             self._took[large] = (took + seconds, expected + cost(problem))
-
-
-# ---- messages ------------------------------------------------------------------------------------
-
-
-def _nothing(backend: CustomBackend, event: _Nothing, device: str) -> str:
-    lines = [
-        f"{backend.name!r} cannot be verified: no problem was found that its {event.output} accepts on {device}; "
-        'name some that it does, problems=["g32mb1ic32ih112oc32kh3ph1"]',
-        *(f"  {reason} (x{n})" for reason, n in event.reasons),
-    ]
-    return "\n".join(lines)
-
-
-def _loss(backend: CustomBackend, doing: _Doing, how: str, verified: Verified) -> str:
-    """A crash or a hang."""
-    passed = len(verified.passed)
-    if doing.problem is None:
-        return f"{backend.name!r} is refused: its accepts, asked for {doing.output}, {how}"
-    lines = [f"{backend.name!r} is refused: its {doing.output} of {doing.problem} {how} ({passed} problems passed)"]
-    if doing.property_name == "pages":
-        lines.append("  pages: it read or wrote in front of an operand or behind it, where a page is closed")
-    else:
-        lines.append(f"  {doing.property_name}: {(STRESS | PROPERTIES)[doing.property_name].__doc__ or ''}".rstrip())
-    lines.append(_repeat(backend.name, doing.problem, doing.output, verified.device, doing.property_name))
-    return "\n".join(lines)
-
-
-def _failure(backend: CustomBackend, failures: list[CheckResult], checked: int) -> str:
-    first = failures[0]
-    lines = [
-        f"{first.backend!r} is refused: its {first.output} of {first.problem} is wrong ({checked} problems passed)"
-    ]
-    for r in sorted(failures, key=lambda r: "it wrote" not in r.message)[:_SHOWN]:
-        lines.append(f"  {r.property_name}: {r.message}")
-        if r.bound:
-            lines[-1] += f"\n    worst error {r.worst:.6g}, allowed {r.bound:.6g}"
-    if {r.property_name for r in failures} == {"bound"}:  # right on integers, so only the rounding is in question
-        lines.append(f"  {_ROUNDING}")
-    elif first.problem.channels_last and "channels_last" in backend.layouts and "it raised" not in first.message:
-        lines.append(
-            "  this problem is in channels_last; a function that needs contiguous tensors says so: "
-            'layouts=("contiguous",)'
-        )
-    stress = first.property_name if first.property_name in STRESS else ""
-    lines.append(_repeat(first.backend, first.problem, first.output, first.device, stress))
-    return "\n".join(lines)
-
-
-def _repeat(name: str, problem: ConvProblem, output: Output, device: str, property_name: str) -> str:
-    place = "" if device == "cpu" else f', device="{device}"'
-    what = f', properties=["{property_name}"]' if property_name else ""
-    return (
-        "  to repeat it, register it with verify=False and call\n"
-        f'    convgrad.testing.check_problem("{name}", "{problem.replace(name="")}", "{output}"{place}{what})'
-    )
