@@ -198,7 +198,8 @@ def nonfinite(check: PropertyCheck) -> tuple[float, float]:
     operands = check.reals()
     slot = _SPOILED[check.pass_]
     last = operands[slot].numel() - 1
-    for value, at in ((float("nan"), (last + 1) // 2), (float("inf"), last), (-float("inf"), 0)):
+    middle = (last + 1) // 2
+    for value, at in ((float("nan"), last), (float("nan"), middle), (float("inf"), middle), (-float("inf"), middle)):
         spoiled = {s: t.clone() for s, t in operands.items()}
         spoiled[slot][tuple(index_of(at, spoiled[slot].shape))] = value
         expected = reference(check.problem, check.pass_, spoiled)

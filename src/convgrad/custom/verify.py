@@ -193,8 +193,12 @@ def _examine(
     budget, numbers, complete = _Budget(seconds), Counter[Output](), True
     several = max(2, torch.get_num_threads())  # kernels may share work among threads; small ones are faster without
     torch.set_num_threads(1)
-    while queues and not budget.spent:
+    while queues:
         for output in outputs:
+            if numbers[output] and budget.spent:  # the first problem of each output is checked in any case
+                complete = complete and output not in queues
+                queues.pop(output, None)
+                continue
             send(_Doing(output))
             problem = next(queues.get(output, iter(())), None)
             if not isinstance(problem, ConvProblem):
@@ -207,7 +211,7 @@ def _examine(
             if verified.has(output, problem):
                 continue
             large = is_large(problem) and (number >= _WHOLE or problem.flops > _MOST_WHOLE)
-            if not budget.allows(problem, large):
+            if number and not budget.allows(problem, large):
                 complete = False
                 continue
             begun = time.monotonic()
@@ -226,7 +230,7 @@ def _examine(
                 return
             budget.took(time.monotonic() - begun, problem, large)
             send(_Passed(output, problem))
-    send(_Over(complete and not queues))
+    send(_Over(complete))
 
 
 def _tell(send: Callable[[_Event], None], output: Output, problem: ConvProblem, name: str) -> None:
