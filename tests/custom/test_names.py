@@ -13,7 +13,7 @@ import convgrad
 from convgrad import ConvProblem
 from convgrad.custom.names import by_names
 
-from .functions import DEPTHWISE, accepts
+from .functions import DEPTHWISE, accepts, passed
 
 
 def test_it_warns_and_works() -> None:
@@ -24,7 +24,7 @@ def test_it_warns_and_works() -> None:
 
     with pytest.warns(DeprecationWarning, match="say what the function is called with"):
         backend = convgrad.register("mine", forward=mine, signature="torch", accepts=accepts, seconds=0.2)
-    assert backend.verified
+    assert passed(backend)
     assert backend.fuses_bias(DEPTHWISE)
     with pytest.raises(ValueError, match="signature is 'native' or 'torch'"):
         convgrad.register("mine", forward=mine, signature="mine")  # pyright: ignore[reportArgumentType]

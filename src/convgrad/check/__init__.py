@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 from .aten_search import search_aten
+from .construction import construct
+from .covering import cost, is_large
 from .first_look import first_look
+from .fork import Lost, in_child, why_not_in_child
 from .problems import default_problems
 from .properties import PROPERTIES
 from .report import CheckReport, CheckResult
 from .shrink import shrunk
+from .stress import STRESS
 from .suite import check_backend, check_problem, outputs_of
 
 __all__ = [
     "PROPERTIES",
+    "STRESS",
     "CheckReport",
     "CheckResult",
+    "Lost",
     "check_backend",
     "check_problem",
+    "construct",
+    "cost",
     "default_problems",
     "first_look",
+    "in_child",
+    "is_large",
     "outputs_of",
     "search_aten",
     "shrunk",
+    "why_not_in_child",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
 from typing import Any
 
 import torch
@@ -10,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Guarded", "PeakMemory", "Poison", "guarded_copy", "poison_", "raw_bytes"]
+__all__ = ["Guarded", "PeakMemory", "Poison", "guarded_copy", "paged_copy", "poison_", "raw_bytes"]
 
 _EMPTY = {
     torch.ops.aten.empty.memory_format,
@@ -74,7 +77,41 @@ def guarded_copy(tensor: Tensor, shift: int = 0) -> Guarded:
     return guard
 
 
-class Poison(TorchDispatchMode):
+def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
+    """A copy with the same strides between two pages that nobody may touch: whoever does crashes.
+
+    Args:
+        tensor: on the CPU.
+        at_end: whether its last byte lies in front of such a page; else its first byte lies behind one.
+
+    Raises:
+        NotImplementedError: this system has no mprotect.
+    """
+    if os.name != "posix":
+        raise NotImplementedError("this system has no mprotect")
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    page, size = mmap.PAGESIZE, extent * tensor.dtype.itemsize
+    middle = -(-size // page) * page
+    memory = mmap.mmap(-1, middle + 2 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for closed in (start, start + page + middle):
+        if libc.mprotect(ctypes.c_void_p(closed), ctypes.c_size_t(page), 0):
+            raise NotImplementedError(f"mprotect: {os.strerror(ctypes.get_errno())}")
+    offset = page + (middle - size if at_end else 0)
+    whole = torch.frombuffer(memory, dtype=tensor.dtype, count=extent, offset=offset)
+    return whole.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
+
+
+class _Mode(TorchDispatchMode):
+    """A mode that PyTorch does not wrap for its compiler, which would be imported for it: that takes a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Poison(_Mode):
     """Every tensor that is allocated without being filled is poisoned, between guarded margins."""
 
     def __init__(self) -> None:
@@ -93,7 +130,7 @@ class Poison(TorchDispatchMode):
         return result
 
 
-class PeakMemory(TorchDispatchMode):
+class PeakMemory(_Mode):
     """The most bytes that were allocated at one time, as PyTorch's operators see it."""
 
     def __init__(self) -> None:

@@ -24,7 +24,9 @@ __all__ = [
     "magnitude",
     "real_operands",
     "reference",
+    "slots_of",
     "structural",
+    "surely_exact",
     "wide_dtype",
 ]
 
@@ -70,11 +72,14 @@ def structural(problem: ConvProblem, pass_: Pass) -> Tensor:
     return reference(problem.replace(dtype=torch.float64), pass_, ones) != 0
 
 
-def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
+def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int, *, certain: bool = True) -> Operands:
     """Small integers whose every partial sum, in any order and in any of the passes, is exact in the problem's dtype.
 
     Exact means at most 2**p in magnitude, p being the bits of the significand. Long sums of a narrow dtype need zeros
     among the operands; their number is chosen so that the results are still mostly not zero.
+
+    Args:
+        certain: look at every sum, which costs as much as the pass; else long sums of a narrow dtype are likely exact.
     """
     # Half of what is exact, which leaves room for a bias.
     limit = exact_limit(problem.dtype) // 2
@@ -83,11 +88,19 @@ def integer_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) ->
     density = min(1.0, sqrt(limit / (2 * length * largest**2))) if length > limit else 1.0
     generator = torch.Generator("cpu").manual_seed(seed)
     while True:
-        operands: Operands = {slot: _integers(problem, slot, largest, density, generator) for slot in _slots(passes)}
+        operands: Operands = {slot: _integers(problem, slot, largest, density, generator) for slot in slots_of(passes)}
+        if not certain or length * largest**2 <= limit:
+            return operands
         worst = max(float(magnitude(problem, q, operands).amax()) for q in passes)
         if worst <= limit:
             return operands
         density /= 2
+
+
+def surely_exact(problem: ConvProblem, pass_: Pass, operands: Operands) -> bool:
+    """Whether the largest elements alone, with no look at the sums, say that every partial sum of integers is exact."""
+    a, b = (float(_absolute(operands[slot]).amax()) for slot in OPERANDS[pass_])
+    return reduction_length(problem, pass_) * a * b <= exact_limit(problem.dtype)
 
 
 def is_exact(problem: ConvProblem, pass_: Pass, operands: Operands) -> bool:
@@ -101,7 +114,8 @@ def exact_limit(dtype: torch.dtype) -> int:
     return torch.iinfo(dtype).max
 
 
-def _slots(passes: Sequence[Pass]) -> list[Slot]:
+def slots_of(passes: Sequence[Pass]) -> list[Slot]:
+    """The slots that passes read, in the order in which operands are made."""
     wanted = {slot for q in passes for slot in OPERANDS[q]}
     order: tuple[Slot, ...] = ("input", "weight", "grad_output")
     return [slot for slot in order if slot in wanted]
@@ -129,5 +143,5 @@ def real_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Op
         slot: torch.randn(problem.shape_of(slot), generator=generator, dtype=wide, device="cpu")
         .to(problem.dtype)
         .contiguous(memory_format=problem.memory_format)
-        for slot in _slots(passes)
+        for slot in slots_of(passes)
     }

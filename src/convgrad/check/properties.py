@@ -15,8 +15,9 @@ from torch import Tensor
 
 from ..problem import OPERANDS, PASSES, RESULT, Pass, Slot
 from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
-from .operands import Operands, integer_operands, reference
-from .property_check import Failed, PropertyCheck, Skipped, index_of
+from .operands import Operands, reference
+from .property_check import Failed, PropertyCheck, Skipped
+from .samples import index_of
 
 __all__ = ["PROPERTIES"]
 
@@ -26,12 +27,14 @@ Property = Callable[[PropertyCheck], tuple[float, float]]
 def exact(check: PropertyCheck) -> tuple[float, float]:
     """Small integers give the reference's result with no differing element."""
     operands = check.integers()
-    return check.compare(check.run(operands), operands)
+    with check.parallel():
+        result = check.run(operands)
+    return check.compare(result, operands)
 
 
 def again(check: PropertyCheck) -> tuple[float, float]:
     """A second call is as right as the first, with other operands and with the same ones."""
-    first, second = check.integers(), integer_operands(check.problem, (check.pass_,), check.seed + 1)
+    first, second = check.integers(), check.other_integers()
     before = check.run(first)
     check.compare(check.run(second), second)
     check.compare(before, first, where="the first call's result, after a second call")
@@ -171,9 +174,10 @@ def deterministic(check: PropertyCheck) -> tuple[float, float]:
     floating = check.problem.dtype.is_floating_point or check.problem.dtype.is_complex
     operands = check.reals() if floating else check.integers()
     operands = {slot: check.place(t) for slot, t in operands.items()}
-    first = check.run(operands)
-    for i in range(2, check.repeats + 1):
-        _same_bits(first, check.run(operands), f"run {i} of {check.repeats}")
+    with check.parallel():
+        first = check.run(operands)
+        for i in range(2, check.repeats + 1):
+            _same_bits(first, check.run(operands), f"run {i} of {check.repeats}")
     return 0.0, 0.0
 
 
@@ -193,10 +197,11 @@ def nonfinite(check: PropertyCheck) -> tuple[float, float]:
         raise Skipped("only real numbers have a NaN and an infinity of their own")
     operands = check.reals()
     slot = _SPOILED[check.pass_]
-    for value in (float("nan"), float("inf"), -float("inf")):
+    last = operands[slot].numel() - 1
+    middle = (last + 1) // 2
+    for value, at in ((float("nan"), last), (float("nan"), middle), (float("inf"), middle), (-float("inf"), middle)):
         spoiled = {s: t.clone() for s, t in operands.items()}
-        at = (check.seed * 7919 + spoiled[slot].numel() // 2) % spoiled[slot].numel()
-        spoiled[slot][index_of(at, spoiled[slot])] = value
+        spoiled[slot][tuple(index_of(at, spoiled[slot].shape))] = value
         expected = reference(check.problem, check.pass_, spoiled)
         got = check.run(spoiled).cpu().to(torch.float64)
         if check.arithmetic == "transform":  # it may spread over a tile

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from typing import Any, TypeVar
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ..backends import Arithmetic, Backend, Kernel
 from ..engine import prepare
-from ..problem import OPERANDS, RESULT, ConvProblem, Output, Pass, Slot
+from ..problem import OPERANDS, PASSES, RESULT, ConvProblem, Output, Pass, Slot
 from .bounds import error_bound, reduction_length
 from .operands import (
     Operands,
@@ -23,10 +24,12 @@ from .operands import (
     real_operands,
     reference,
     structural,
+    surely_exact,
     wide_dtype,
 )
+from .samples import elements_at, index_of
 
-__all__ = ["Differs", "Failed", "PropertyCheck", "Skipped", "index_of"]
+__all__ = ["Differs", "Failed", "PropertyCheck", "Skipped"]
 
 _T = TypeVar("_T")
 
@@ -52,7 +55,10 @@ class Skipped(Exception):  # noqa: N818 (an outcome)
 
 @dataclass(frozen=True)
 class PropertyCheck:
-    """An output of a problem by a backend on a device: what every property is checked on."""
+    """An output of a problem by a backend on a device: what every property is checked on.
+
+    ``threads``: how many PyTorch has while the kernel runs in `parallel`; 0: as many as now.
+    """
 
     backend: Backend
     problem: ConvProblem
@@ -60,6 +66,7 @@ class PropertyCheck:
     device: torch.device
     seed: int = 0
     repeats: int = 20
+    threads: int = 0
 
     # ---- what it is ----------------------------------------------------------------------------
 
@@ -107,6 +114,14 @@ class PropertyCheck:
         """`integer_operands` for the pass, or for all of ``passes``: the same at every call."""
         return self._operands(integer_operands, passes)
 
+    def other_integers(self, *passes: Pass) -> Operands:
+        """The same with other numbers."""
+        return self._operands(_next_seed, passes)
+
+    def likely_integers(self, *passes: Pass) -> Operands:
+        """Integers for a problem that is too large to look at every sum."""
+        return self._operands(_uncertain, passes)
+
     def reals(self, *passes: Pass) -> Operands:
         """`real_operands` for the pass, or for all of ``passes``: the same at every call."""
         return self._operands(real_operands, passes)
@@ -140,7 +155,15 @@ class PropertyCheck:
         return torch.full((size,), 255, dtype=torch.uint8, device=self.device) if size else None
 
     def prepared(self, operands: Operands, slots: Sequence[Slot]) -> list[Tensor]:
-        return [prepare(self.backend, self.problem, self.place(operands[s])) for s in slots]
+        tensors = [prepare(self.backend, self.problem, self.place(operands[s])) for s in slots]
+        given = (f"{s} {tuple(t.shape)} with strides {t.stride()}" for s, t in zip(slots, tensors, strict=True))
+        self._made["given"] = ", ".join(given)
+        return tensors
+
+    @property
+    def given(self) -> str:
+        """Shapes and strides of what the kernel was called with last, in words."""
+        return self._made.get("given", "")
 
     def run(self, operands: Operands, bias: Tensor | None = None) -> Tensor:
         """The pass, by the backend.
@@ -183,6 +206,28 @@ class PropertyCheck:
             raise Failed(f"the result has strides {result.stride()}, the problem says {memory_format}")
         return result
 
+    @contextlib.contextmanager
+    def parallel(self) -> Iterator[None]:
+        """In this block PyTorch has ``threads`` threads."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or before)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+    def ways(self) -> list[tuple[str, tuple[Pass, ...], Callable[[Operands], Tensor]]]:
+        """How the backend computes the output, alone and in sweeps: in words, the passes whose operands it needs, and
+        the call.
+        """
+        found: list[tuple[str, tuple[Pass, ...], Callable[[Operands], Tensor]]] = []
+        alone = self.output in self.backend.passes
+        if alone and not self.backend.reasons_against(self.problem, (self.output,), self.device):
+            found.append(("", (self.pass_,), self.run))
+        for outputs in self.usable_sweeps():
+            found.append((f"in the sweep {outputs}", PASSES, partial(self.sweep, outputs)))
+        return found
+
     # ---- comparing -----------------------------------------------------------------------------
 
     def compare(
@@ -204,24 +249,53 @@ class PropertyCheck:
             Skipped: the output is mostly zero, which proves nothing.
         """
         where = f" ({where})" if where else ""
-        expected, size, length = self._expected(operands)
-        if bias is not None:
-            added = bias.to(expected.dtype).view(-1, *(1,) * self.problem.ndim)
-            expected, size, length = expected + added, size + added.abs(), length + 1
+        expected, length = self._expected(operands), self._length(operands)
         got = result.detach().cpu().to(expected.dtype)
         arithmetic = self.arithmetic
-        if integers and arithmetic != "transform" and size.amax() <= exact_limit(self.problem.dtype):
+        added = None if bias is None else bias.to(expected.dtype).view(-1, *(1,) * self.problem.ndim)
+        if added is not None:
+            expected, length = expected + added, length + 1
+        if integers and arithmetic != "transform" and self._is_exact(operands, added):
             self._equal(got, expected, where)
             return 0.0, 0.0
+        size = self._magnitude(operands) if added is None else self._magnitude(operands) + added.abs()
         allowed = error_bound(arithmetic, self.problem.dtype, length, expected, size)
+        return self._within(allowed, got, expected, where)
+
+    def compare_at(self, places: Tensor, result: Tensor, operands: Operands, where: str = "") -> tuple[float, float]:
+        """Hold these elements of a pass's result to what they are by themselves: integers, exact where the dtype is.
+
+        Shape:
+            - places: [samples]
+
+        Returns:
+            The worst error, in units of what is allowed there, and 1.
+
+        Raises:
+            Failed: one is wrong.
+        """
+        p, arithmetic = self.problem, self.arithmetic
+        expected, size = elements_at(p, self.pass_, operands, places)
+        got = result.detach().cpu().flatten()[places].to(expected.dtype)
+        allowed = error_bound(arithmetic, p.dtype, self._length(operands), expected, size)
+        if arithmetic != "transform":
+            allowed[size <= exact_limit(p.dtype)] = 0
+        return self._within(allowed, got, expected, f" ({where})" if where else "", places)
+
+    def _within(
+        self, allowed: Tensor, got: Tensor, expected: Tensor, where: str, places: Tensor | None = None
+    ) -> tuple[float, float]:
         error = (got - expected).abs()
         ratio = torch.where(error == 0, 0.0, error / allowed).nan_to_num(nan=float("inf"))
         worst = float(ratio.amax())
         if not worst <= 1:
-            at = index_of(int(ratio.argmax()), ratio)
-            failed = self.unpromised if arithmetic == "low-precision accumulation" else Failed
+            worst_at = int(ratio.argmax())
+            at = tuple(index_of(worst_at, ratio.shape))
+            shape = self.problem.shape_of(RESULT[self.pass_]) if places is not None else ()
+            shown = at if places is None else tuple(index_of(int(places[worst_at]), shape))
+            failed = self.unpromised if self.arithmetic == "low-precision accumulation" else Failed
             raise failed(
-                f"element {at} is {got[at].item():.9g}, exact is {expected[at].item():.9g}{where}",
+                f"element {shown} is {got[at].item():.9g}, exact is {expected[at].item():.9g}{where}",
                 float(error[at]),
                 float(allowed[at]),
             )
@@ -231,25 +305,50 @@ class PropertyCheck:
         """The error for what PyTorch does on some processors only: a difference if the kernel is PyTorch's."""
         return (Differs if self.backend.from_pytorch else Failed)(message, worst, bound)
 
-    def _expected(self, operands: Operands) -> tuple[Tensor, Tensor, int]:
-        """The exact result, the same of absolute values, and how many products or terms an element sums."""
-        # The operands are kept too: their id belongs to them as long as they live.
-        return self._kept(id(operands), lambda: (operands, self._compute_expected(operands)))[1]
+    def _expected(self, operands: Operands) -> Tensor:
+        """The exact result."""
+        return self._of(operands, "exact", lambda: self._exact_result(operands))
 
-    def _compute_expected(self, operands: Operands) -> tuple[Tensor, Tensor, int]:
+    def _magnitude(self, operands: Operands) -> Tensor:
+        """The same of absolute values."""
+        return self._of(operands, "magnitude", lambda: self._absolute_result(operands))
+
+    def _is_exact(self, operands: Operands, added: Tensor | None) -> bool:
+        """Whether every partial sum is exact, that of the bias included."""
+        limit = exact_limit(self.problem.dtype)
+        if added is None and self.output != "grad_bias" and surely_exact(self.problem, self.output, operands):
+            return True
+        return float(self._magnitude(operands).amax()) + (0 if added is None else float(added.abs().amax())) <= limit
+
+    def _of(self, operands: Operands, what: str, make: Callable[[], Tensor]) -> Tensor:
+        # The operands are kept too: their id belongs to them as long as they live.
+        return self._kept((id(operands), what), lambda: (operands, make()))[1]
+
+    def _exact_result(self, operands: Operands) -> Tensor:
+        if self.output == "grad_bias":
+            return _channel_sums(self._bias_terms(operands))
+        return reference(self.problem, self.output, operands)
+
+    def _absolute_result(self, operands: Operands) -> Tensor:
+        if self.output == "grad_bias":
+            return _channel_sums(self._bias_terms(operands).abs())
+        return magnitude(self.problem, self.output, operands)
+
+    def _bias_terms(self, operands: Operands) -> Tensor:
+        return operands[self.problem.bias_slot].cpu().to(wide_dtype(self.problem.dtype))
+
+    def _length(self, operands: Operands) -> int:
+        """How many products, or terms of the bias gradient, an element sums."""
         p = self.problem
         if self.output == "grad_bias":
-            terms = operands[p.bias_slot].cpu().to(wide_dtype(p.dtype))
-            dims = (0, *range(2, terms.dim()))
-            return terms.sum(dims), terms.abs().sum(dims), terms.numel() // max(1, terms.shape[1])
-        pass_: Pass = self.output
-        return reference(p, pass_, operands), magnitude(p, pass_, operands), reduction_length(p, pass_)
+            return operands[p.bias_slot].numel() // max(1, p.shape_of(p.bias_slot)[1])
+        return reduction_length(p, self.output)
 
     def _equal(self, got: Tensor, expected: Tensor, where: str) -> None:
         wrong = got != expected
         count = int(wrong.sum())
         if count:
-            at = index_of(int(wrong.flatten().to(torch.uint8).argmax()), wrong)
+            at = tuple(index_of(int(wrong.flatten().to(torch.uint8).argmax()), wrong.shape))
             raise Failed(
                 f"{count} of {wrong.numel()} elements differ, the first at {at}: "
                 f"{got[at].item()} instead of {expected[at].item()}{where}",
@@ -273,6 +372,13 @@ class PropertyCheck:
         return _SLACK + 3 * (16 if p.dtype.is_complex else 8) * elements
 
 
-def index_of(flat: int, tensor: Tensor) -> tuple[int, ...]:
-    """The index of an element, from its place among all of a tensor's."""
-    return tuple(int(i) for i in torch.unravel_index(torch.tensor(flat, device="cpu"), tensor.shape))
+def _next_seed(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
+    return integer_operands(problem, passes, seed + 1)
+
+
+def _uncertain(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
+    return integer_operands(problem, passes, seed, certain=False)
+
+
+def _channel_sums(terms: Tensor) -> Tensor:
+    return terms.sum((0, *range(2, terms.dim())))

@@ -23,8 +23,11 @@ from .problems import default_problems
 from .properties import PROPERTIES
 from .property_check import Differs, Failed, PropertyCheck, Skipped
 from .report import CheckReport, CheckResult, Status
+from .stress import STRESS
 
 __all__ = ["check_backend", "check_problem", "outputs_of"]
+
+ALL_PROPERTIES = {**PROPERTIES, **STRESS}
 
 
 def outputs_of(backend: Backend) -> tuple[Output, ...]:
@@ -47,8 +50,10 @@ def check_problem(
     device: torch.device | str = "cpu",
     seed: int = 0,
     repeats: int = 20,
+    threads: int = 0,
     properties: Iterable[str] | None = None,
     aspects: Iterable[str] | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> list[CheckResult]:
     """Check every property of one output of one problem.
 
@@ -59,8 +64,10 @@ def check_problem(
         device: where to run.
         seed: of the operands.
         repeats: how many runs must agree bit by bit.
-        properties: which to check, names out of ``PROPERTIES``; all of them if not given.
+        threads: how many PyTorch has in runs that must be right, and agree, in any number; 0: as many as now.
+        properties: which to check, names out of ``PROPERTIES`` and ``STRESS``; all of ``PROPERTIES`` if not given.
         aspects: the old name of ``properties``.
+        progress: called with the name of each property before it is looked at.
 
     Returns:
         One result for each property; a single skipped one where the backend has reasons against the problem.
@@ -71,11 +78,16 @@ def check_problem(
         True
     """
     backend, problem = _backend(backend), _problem(problem)
-    check = PropertyCheck(backend, problem, output, torch.device(device), seed, repeats)
+    check = PropertyCheck(backend, problem, output, torch.device(device), seed, repeats, threads)
     reasons = check.reasons_against()
     if reasons:
         return [_result(check, "usable", "skipped", "; ".join(reasons))]
-    return [_check_property(check, name) for name in _named(properties, aspects)]
+    results = []
+    for name in _named(properties, aspects):
+        if progress is not None:
+            progress(name)
+        results.append(_check_property(check, name))
+    return results
 
 
 def _backend(backend: Backend | str) -> Backend:
@@ -95,7 +107,7 @@ def _named(properties: Iterable[str] | None, aspects: Iterable[str] | None) -> t
 
 def _check_property(check: PropertyCheck, name: str) -> CheckResult:
     try:
-        worst, bound = PROPERTIES[name](check)
+        worst, bound = ALL_PROPERTIES[name](check)
     except Skipped as e:
         return _result(check, name, "skipped", str(e))
     except Failed as e:
@@ -114,7 +126,17 @@ def _where(error: Exception) -> str:
 
 def _result(check: PropertyCheck, name: str, status: Status, *found: Any) -> CheckResult:
     c = check
-    return CheckResult(c.backend.name, c.problem, c.output, name, status, *found, seed=c.seed, device=str(c.device))
+    return CheckResult(
+        c.backend.name,
+        c.problem,
+        c.output,
+        name,
+        status,
+        *found,
+        seed=c.seed,
+        device=str(c.device),
+        operands=c.given if status == "failed" else "",
+    )
 
 
 def check_backend(
@@ -141,7 +163,7 @@ def check_backend(
         progress: called with (problems done, problems in all, the next problem).
         seed: of the operands.
         repeats: how many runs must agree bit by bit.
-        properties: which to check, names out of ``PROPERTIES``; all of them if not given.
+        properties: which to check, names out of ``PROPERTIES`` and ``STRESS``; all of ``PROPERTIES`` if not given.
         aspects: the old name of ``properties``.
 
     Equivalent to:

@@ -1,194 +1,295 @@
-"""The conformance suite on a user's kernel, before anybody can use it."""
+"""The conformance suite on a user's kernel, before anybody can use it.
+
+The problems are made for the kernel (`convgrad.check.construct`) and checked in a child process, where a crash or a
+hang is a result like others. What passed is remembered under a digest of the kernel (`verified.Verified`).
+"""
 
 from __future__ import annotations
 
-import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import zip_longest
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, NamedTuple
 
 import torch
 
-from ..check import PROPERTIES, CheckResult, check_problem, default_problems, outputs_of
+from ..check import (
+    CheckResult,
+    Lost,
+    check_problem,
+    construct,
+    cost,
+    in_child,
+    is_large,
+    outputs_of,
+    why_not_in_child,
+)
 from ..errors import CheckError
 from ..problem import ConvProblem, Output
-from ..sizes import output_length
+from . import refusal
 from .backend import CustomBackend
+from .source import hints
+from .verified import Verified, parts_of
 
-__all__ = ["problems_for", "verify"]
+__all__ = ["verify"]
 
-#: Without the limit on memory, which a user's kernel never declared, and without the comparison of two passes, which
-#: does not say which one is wrong; each is compared with the reference anyway.
-_REQUIRED = tuple(a for a in PROPERTIES if a not in ("workspace", "adjoint"))
-#: Runs that must agree bit by bit; `convgrad.testing` makes more, for which a registration cannot wait.
-_REPEATS = 5
-#: How many of the properties that a problem lacks are shown; a kernel that writes where it may not lacks them all.
-_SHOWN = 3
-#: Where fewer problems are accepted, more are made of them.
-_ENOUGH = 60
-#: Longer than a tile of 128, and no multiple of anything, of 2, of 32.
-_LONG = (131, 130, 160)
-#: Operations of one pass of a problem made here, unless the kernel takes larger ones only.
-_MOST_FLOPS = 4_000_000
+#: Problems of one output, those named not counted.
+_MOST: Final = 120
+_REPEATS: Final = 3
+#: What every problem is checked for, and what only the first ones are, and after them each on every fourth.
+_ALWAYS = ("memory", "exact", "bound", "bias", "sweeps", "pages")
+_IN_TURN = ("deterministic", "again", "layouts", "nonfinite", "threads")
+_FIRST, _TURNS = 12, 4
+#: Of the first problems, then of every fourth and of large ones, with at most so many images.
+_PARALLEL, _MOST_PARALLEL = 4, 64
+_OF_LARGE = ("samples", "deterministic")
+_ENDS_THE_PROCESS = ("pages",)
+#: The first few are checked whole even if they are large, for a kernel that accepts no others.
+_WHOLE, _MOST_WHOLE = 3, 30_000_000
+#: Part of the time that may go into the search for problems of an output, or seconds if that is more.
+_SEARCH, _LEAST_SEARCH = 0.3, 3.0
+#: Seconds that one property of a problem may take; at first, and while problems are searched for, it may be more.
+_PATIENCE, _FIRST_PATIENCE = 30.0, 90.0
 
-_ROUNDING = (
-    "the result of real numbers is further off than sums in float32 (of float64: in float64) can be; a kernel that "
-    'sums otherwise says so: arithmetic="tf32", "transform" or "low-precision accumulation"'
-)
+#: What PyTorch says where a fork cannot differentiate, since the process that it came from did on a GPU's threads.
+_UNFIT = "fork-based multiprocessing"
 
 
 def verify(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float) -> str:
-    """Check every pass on problems that the backend accepts.
+    """Check every output on problems that the backend accepts.
 
     Args:
         named: problems that the user names, checked first.
-        seconds: no problem is begun after this much time.
+        seconds: how long it may take on each type of device; no problem is begun that does not fit in. The first one is
+            not counted: it waits for what is loaded and compiled when the kernel is first called.
 
     Returns:
-        What was checked, as a sentence.
+        What was checked, as a sentence that begins with "verified" or "not verified".
 
     Raises:
-        CheckError: the first problem that fails, or a pass accepts none.
+        CheckError: the first problem that fails, crashes or hangs, or an output accepts none.
     """
     devices = [d for d in ("cpu", "cuda") if backend.runs_on(d) and (d == "cpu" or torch.cuda.is_available())]
     if not devices:
         return f"not verified: no {' or '.join(backend.devices or ())} is here"
-    todo: list[tuple[int, str, Output, ConvProblem]] = [
-        (i, device, pass_, problem)
-        for device in devices
-        for pass_ in outputs_of(backend)
-        if pass_ != "grad_bias"  # it comes with the other gradients
-        for i, problem in enumerate(_problems(backend, device, pass_, named))
-    ]
-    todo.sort(key=lambda entry: entry[0])  # the passes in turn
-    end, checked = float("inf"), 0
-    for _, device, pass_, problem in todo:
-        if time.monotonic() > end:
-            break
-        results = check_problem(backend, problem, pass_, device=device, repeats=_REPEATS, properties=_REQUIRED)
-        failures = [r for r in results if r.status == "failed"]
-        if failures:
-            raise CheckError(_failure(backend, failures, checked))
-        if not checked:  # the first one also waits for what PyTorch and the kernel load when first called
-            end = time.monotonic() + seconds
-        checked += 1
-    left = len(todo) - checked
-    rest = f"; {left} more were not reached in {seconds:g} s" if left else ""
-    return f"verified on {checked} problem{'s'[: checked != 1]}{rest}"
+    return "; ".join(dict.fromkeys(_on_device(backend, device, named, seconds) for device in devices))
 
 
-# ---- problems ------------------------------------------------------------------------------------
+def _on_device(backend: CustomBackend, device: str, named: Sequence[ConvProblem], seconds: float) -> str:
+    verified = Verified.remembered(backend, device)
+    if verified.enough(named, seconds):
+        return verified.sentence(seconds)
+    verified.alone = why_not_in_child() if device == "cpu" else f"{device} does not outlive a fork"
+    start = time.monotonic()
+    if verified.alone or not _in_child(backend, device, named, seconds, verified):
+        threads = torch.get_num_threads()
+        try:
+            _examine(backend, device, named, seconds, verified, partial(_note, backend, verified))
+        finally:
+            torch.set_num_threads(threads)
+    verified.spent += time.monotonic() - start
+    verified.named = sorted({*verified.named, *map(str, named)})
+    verified.remember()
+    return verified.sentence(seconds)
+
+
+# ---- what happens --------------------------------------------------------------------------------
+
+
+class _Doing(NamedTuple):
+    """This property is looked at next; no name: problems are searched for."""
+
+    output: Output
+    problem: ConvProblem | None = None
+    property_name: str = ""
+
+
+class _Passed(NamedTuple):
+    output: Output
+    problem: ConvProblem
+
+
+class _Failed(NamedTuple):
+    results: list[CheckResult]
+    advice: list[str]
+
+
+class _Nothing(NamedTuple):
+    """The output accepts no problem, for these reasons."""
+
+    output: Output
+    reasons: list[tuple[str, int]]
+
+
+class _Over(NamedTuple):
+    """Whether every problem was reached."""
+
+    complete: bool
+
+
+_Event = _Doing | _Passed | _Failed | _Nothing | _Over
+
+
+def _in_child(
+    backend: CustomBackend, device: str, named: Sequence[ConvProblem], seconds: float, verified: Verified
+) -> bool:
+    """Examine the backend in a child; whether that was possible."""
+    doing, started = _Doing("forward"), False
+
+    def patience() -> float:
+        return _PATIENCE if started and doing.problem else _FIRST_PATIENCE
+
+    def work(send: Callable[[_Event], None]) -> None:
+        _examine(backend, device, named, seconds, verified, send)
+
+    try:
+        for event in in_child(work, patience):
+            if isinstance(event, _Doing):
+                doing = event
+                continue
+            started = True
+            if isinstance(event, _Failed) and any(_UNFIT in r.message for r in event.results):
+                verified.alone = "PyTorch cannot differentiate in a fork of this process"
+                return False
+            _note(backend, verified, event)
+    except Lost as lost:
+        passed = len(verified.passed)
+        raise CheckError(refusal.lost(backend, *doing, str(lost), passed)) from None
+    return True
+
+
+def _note(backend: CustomBackend, verified: Verified, event: _Event) -> None:
+    """Keep what passed.
+
+    Raises:
+        CheckError: something did not.
+    """
+    if isinstance(event, _Passed):
+        verified.add(event.output, event.problem)
+    elif isinstance(event, _Failed):
+        raise CheckError(refusal.wrong(event.results, event.advice, len(verified.passed)))
+    elif isinstance(event, _Nothing):
+        raise CheckError(refusal.nothing_accepted(backend, event.output, event.reasons, verified.device))
+    elif isinstance(event, _Over):
+        verified.complete = event.complete
+
+
+# ---- the checks ----------------------------------------------------------------------------------
+
+
+def _examine(
+    backend: CustomBackend,
+    device: str,
+    named: Sequence[ConvProblem],
+    seconds: float,
+    verified: Verified,
+    send: Callable[[_Event], None],
+) -> None:
+    """Check the outputs in turn, problem by problem, until one fails or the time is over."""
+    outputs = outputs_of(backend)
+    hurry = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs))
+    queues = {o: _problems(backend, device, o, named, hurry) for o in outputs}
+    budget, numbers, complete = _Budget(seconds), Counter[Output](), True
+    several = max(2, torch.get_num_threads())  # kernels may share work among threads; small ones are faster without
+    torch.set_num_threads(1)
+    while queues:
+        for output in outputs:
+            if numbers[output] and budget.spent:  # the first problem of each output is checked in any case
+                complete = complete and output not in queues
+                queues.pop(output, None)
+                continue
+            send(_Doing(output))
+            problem = next(queues.get(output, iter(())), None)
+            if not isinstance(problem, ConvProblem):
+                queues.pop(output, None)
+                if problem is not None:
+                    send(problem)
+                continue
+            number = numbers[output]
+            numbers[output] += 1
+            if verified.has(output, problem):
+                continue
+            large = is_large(problem) and (number >= _WHOLE or problem.flops > _MOST_WHOLE)
+            if number and not budget.allows(problem, large):
+                complete = False
+                continue
+            begun = time.monotonic()
+            results = check_problem(
+                backend,
+                problem,
+                output,
+                device=device,
+                repeats=_REPEATS,
+                threads=several if _in_parallel(number, problem, large) else 1,
+                properties=_properties(number, large, bool(verified.alone)),
+                progress=partial(_tell, send, output, problem),
+            )
+            if failures := [r for r in results if r.status == "failed"]:
+                send(_Failed(failures, [*refusal.advice(backend, failures, _REPEATS)]))
+                return
+            budget.took(time.monotonic() - begun, problem, large)
+            send(_Passed(output, problem))
+    send(_Over(complete))
+
+
+def _tell(send: Callable[[_Event], None], output: Output, problem: ConvProblem, name: str) -> None:
+    send(_Doing(output, problem, name))
 
 
 def _problems(
-    backend: CustomBackend, device: str, pass_: Output, named: Sequence[ConvProblem]
-) -> Sequence[ConvProblem]:
-    reasons: Counter[str] = Counter()
+    backend: CustomBackend, device: str, output: Output, named: Sequence[ConvProblem], hurry: float
+) -> Iterator[ConvProblem | _Nothing]:
+    """The problems to check, or why there are none."""
+    alone, sweeps = output in backend.passes, [s for s in backend.sweeps if output in s]
+    ways: list[tuple[Output, ...]] = [(output,), *sweeps] if alone else sweeps
+    reasons, place = Counter[str](), torch.device(device)
 
     def accepts(p: ConvProblem) -> bool:
-        ways: list[tuple[Output, ...]] = (
-            [(pass_,)] if pass_ in backend.passes else [s for s in backend.sweeps if pass_ in s]
-        )
-        against = [backend.reasons_against(p, way, torch.device(device)) for way in ways]
+        against = [backend.reasons_against(p, way, place) for way in ways]
         reasons.update(against[0])
-        return not p.empty and not all(against)
+        return not all(against)
 
-    problems = problems_for(accepts, named)
-    if problems:
-        return problems
-    lines = [
-        f"{backend.name!r} cannot be verified: its {pass_} accepts none of the default problems on {device}; "
-        'name some that it does, problems=["g32mb1ic32ih112oc32kh3ph1"]',
-        *(f"  {reason} (x{n})" for reason, n in reasons.most_common(5)),
-    ]
-    raise CheckError("\n".join(lines))
+    none = True
+    for problem in construct(accepts, named, hints=hints(parts_of(backend)), most=_MOST, seconds=hurry):
+        none = False
+        yield problem
+    if none and output != "grad_bias":  # a problem has a bias only where it is asked for
+        yield _Nothing(output, reasons.most_common(5))
 
 
-def problems_for(accepts: Callable[[ConvProblem], bool], named: Sequence[ConvProblem] = ()) -> list[ConvProblem]:
-    """The named problems and the default ones that a kernel accepts; if these are few, mixtures of both; and problems
-    that are longer in one respect than a tile.
-
-    Those named come first, the others in an order in which the first few differ in everything.
-    """
-    first = [p for p in named if accepts(p)]
-    default = list(default_problems())
-    random.Random(0).shuffle(default)
-    found = dict.fromkeys([*first, *filter(accepts, default)])
-    bases = sorted(found, key=lambda p: p.flops)
-    limit = max(_MOST_FLOPS, 4 * bases[0].flops) if bases else 0
-
-    def accepted(problems: Iterable[ConvProblem | None]) -> dict[ConvProblem, None]:
-        return dict.fromkeys(p for p in problems if p is not None and p.flops <= limit and accepts(p))
-
-    for other in default:
-        if len(found) < _ENOUGH:
-            found |= accepted(m for p in bases if p.ndim == other.ndim for m in _mixtures(p, other))
-    smallest = {(p.ndim, p.depthwise, p.pointwise): p for p in sorted(found, key=lambda p: -p.flops)}.values()
-    longer = accepted(q for size in _LONG for p in smallest for q in _longer(p, size))
-    usual = [p for p in found if p not in first]
-    in_turn = [p for pair in zip_longest(usual, longer) for p in pair if p is not None]
-    return list(dict.fromkeys([*first, *in_turn]))
+def _properties(number: int, large: bool, alone: bool) -> list[str]:
+    """What the problem with this number is checked for."""
+    turns = [name for i, name in enumerate(_IN_TURN) if number < _FIRST or (number + i) % _TURNS == 0]
+    names = _OF_LARGE if large else (*_ALWAYS, *turns)
+    return [name for name in names if not (alone and name in _ENDS_THE_PROCESS)]
 
 
-def _mixtures(p: ConvProblem, other: ConvProblem) -> Iterator[ConvProblem | None]:
-    """The first one's kernel on the other one's image, and the other one with as many channels as the first."""
-    image = {name: getattr(other, name) for name in ("batch", "input_size", "dtype", "memory_format")}
-    yield _changed(p, **image)
-    yield _changed(p, **image, stride=other.stride)
-    yield _changed(p, **image, **_channels(p, other.in_channels))
-    yield _changed(other, groups=p.groups, in_channels=p.in_channels, out_channels=p.out_channels)
+def _in_parallel(number: int, problem: ConvProblem, large: bool) -> bool:
+    """Whether it is checked with several threads of PyTorch: not where every one of many images would wait for them."""
+    return problem.batch <= _MOST_PARALLEL and (large or number < _PARALLEL or number % _TURNS == 0)
 
 
-def _longer(p: ConvProblem, size: int) -> Iterator[ConvProblem | None]:
-    """More columns, rows, images (half as many) or channels."""
-    yield _changed(p, input_size=(*p.input_size[:-1], size))
-    yield _changed(p, input_size=(size, *p.input_size[1:]))
-    yield _changed(p, batch=size // 2 + 2)
-    yield _changed(p, **_channels(p, size))
-    if p.groups == 1:
-        yield _changed(p, out_channels=size)
+class _Budget:
+    """The time, and how much of it problems take."""
 
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._end = seconds, float("inf")
+        self._took: dict[bool, tuple[float, float]] = {}  # of large ones or of others: seconds, and what was expected
 
-def _channels(p: ConvProblem, n: int) -> dict[str, int]:
-    """So many input channels, or groups of as many channels as now."""
-    if p.groups == 1:
-        return {"in_channels": n}
-    return {"groups": n, "in_channels": p.in_channels // p.groups * n, "out_channels": p.out_channels // p.groups * n}
+    @property
+    def spent(self) -> bool:
+        return time.monotonic() > self._end
 
+    def allows(self, problem: ConvProblem, large: bool) -> bool:
+        """Whether the problem fits into the time that is left; a large one may take a quarter of all."""
+        took, expected = self._took.get(large, (0.0, 1.0))
+        seconds = took / expected * cost(problem)
+        return time.monotonic() + seconds <= self._end and (not large or seconds <= self._seconds / 4)
 
-def _changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:
-    """The problem with other sizes; None where they leave no output."""
-    names = ("input_size", "kernel_size", "stride", "padding", "dilation")
-    dims = zip(*(changes.get(name, getattr(p, name)) for name in names), strict=True)
-    out = tuple(output_length(n, k, s, low, high, d) for n, k, s, (low, high), d in dims)
-    return p.replace(output_size=out, **changes).canonical() if min(out) > 0 else None
-
-
-# ---- messages ------------------------------------------------------------------------------------
-
-
-def _failure(backend: CustomBackend, failures: list[CheckResult], checked: int) -> str:
-    first = failures[0]
-    lines = [
-        f"{first.backend!r} is refused: its {first.output} of {first.problem} is wrong ({checked} problems passed)"
-    ]
-    for r in sorted(failures, key=lambda r: "it wrote" not in r.message)[:_SHOWN]:
-        lines.append(f"  {r.property_name}: {r.message}")
-        if r.bound:
-            lines[-1] += f"\n    worst error {r.worst:.6g}, allowed {r.bound:.6g}"
-    if {r.property_name for r in failures} == {"bound"}:  # right on integers, so only the rounding is in question
-        lines.append(f"  {_ROUNDING}")
-    elif first.problem.channels_last and "channels_last" in backend.layouts and "it raised" not in first.message:
-        lines.append(
-            "  this problem is in channels_last; a function that needs contiguous tensors says so: "
-            'layouts=("contiguous",)'
-        )
-    text = str(first.problem.replace(name=""))
-    device = "" if first.device == "cpu" else f', device="{first.device}"'
-    lines.append(
-        "  to repeat it, register it with verify=False and call\n"
-        f'    convgrad.testing.check_problem("{first.backend}", "{text}", "{first.output}"{device})'
-    )
-    return "\n".join(lines)
+    def took(self, seconds: float, problem: ConvProblem, large: bool) -> None:
+        took, expected = self._took.get(large, (0.0, 0.0))
+        if self._end == float("inf"):  # the first one
+            self._end = time.monotonic() + self._seconds
+        else:
+            self._took[large] = (took + seconds, expected + cost(problem))

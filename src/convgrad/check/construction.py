@@ -1,0 +1,421 @@
+"""Problems made for one kernel: what it accepts is found by asking, and every attribute is met at its least, odd and
+large values.
+
+Nothing is known of a kernel but a function that says which problems it accepts. So some accepted problems are found
+first (`_start`, and `_climb` for a kernel that accepts next to nothing); then each attribute of some of them is
+changed, alone and together with those that usually go with it, value by value, up to the bound, which is found by
+bisection (`_explore`); then accepted problems are mixed (`_mix`). The list is put together out of all of these.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import pairwise
+from math import ceil, gcd, inf, prod
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from ..problem import ConvProblem
+from ..sizes import effective_kernel, output_length
+from .covering import PLANES, is_large, same_padding, spread
+from .layers import real_layers
+from .problems import default_problems
+
+__all__ = ["construct"]
+
+Accepts = Callable[[ConvProblem], bool]
+Changes = dict[str, Any]
+
+#: What no problem exceeds: operations, and elements of one tensor.
+_MOST_FLOPS: Final = 300_000_000
+_MOST_ELEMENTS: Final = 5_000_000
+#: Problems to start from; as many draws as are made at least, and at most where few are accepted.
+_ENOUGH, _DRAWS, _MOST_DRAWS = 60, 1500, 10_000
+#: How many of the accepted known problems come before the search.
+_AT_ONCE = 24
+_CLIMBS, _STEPS = 40, 12
+_BASES, _MIXTURES = 14, 2500
+#: Integers in the kernel's code that are no sizes.
+_LARGEST_HINT: Final = 4096
+
+_SMALL = tuple(range(1, 10))
+_CHANNELS = (*_SMALL, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 130, 160, 192, 256, 257, 320, 384)
+_CHANNELS += (512, 768, 960, 1024, 1536)
+_SIZES = (*_SMALL, 10, 11, 12, 13, 14, 15, 16, 17, 20, 23, 28, 31, 32, 33, 56, 63, 64, 65, 112, 130, 131, 160, 224, 257)
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
+_DTYPES += (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
+#: Attributes that are taken out of another problem together.
+_PARTS = (
+    ("batch",),
+    ("input_size",),
+    ("dtype",),
+    ("memory_format",),
+    ("stride",),
+    ("kernel_size", "padding"),
+    ("padding",),
+    ("dilation",),
+    ("origin",),
+    ("has_bias",),
+    ("in_channels", "out_channels", "groups"),
+)
+
+
+def construct(
+    accepts: Accepts,
+    named: Sequence[ConvProblem] = (),
+    *,
+    hints: Collection[Any] = (),
+    most: int = 150,
+    seconds: float = inf,
+) -> Iterator[ConvProblem]:
+    """Problems that a kernel accepts: those named, then the others in an order in which the first differ in everything.
+
+    The first, small ones of the suite's own, come at once; for the others the kernel is asked ten thousand times.
+
+    Args:
+        accepts: whether the kernel computes a problem.
+        named: problems to begin with; those that it does not accept are left out.
+        hints: integers, tuples of them and problems that the kernel's code mentions: limits, multiples, sizes.
+        most: how many, those named not counted.
+        seconds: how long the kernel may be asked.
+
+    Equivalent to:
+        >>> found = list(construct(lambda p: p.in_channels % 64 == 0 and p.kernel_size == (3, 3)))
+        >>> len(found), {p.in_channels % 64 for p in found}, {p.batch for p in found} >= {1, 2, 3}
+        (150, {0}, True)
+    """
+    search = _Search(accepts, hints, seconds)
+    given = [p for p in dict.fromkeys(named) if search.accepted(p)]
+    most += len(given)
+    search.ask(h for h in hints if isinstance(h, ConvProblem))
+    search.ask(default_problems())
+    search.ask(real_layers())
+    known = search.found()
+    given += spread([p for p in known if p in given or not is_large(p)], min(most - len(given), _AT_ONCE), given)
+    yield from given
+    search.begin(seconds)
+    _start(search)
+    bases = spread(search.found(), _BASES)
+    for base in dict.fromkeys([*given[:2], *bases]):
+        _explore(search, base)
+    _mix(search)
+    yield from spread(search.found(), most - len(given), given)
+
+
+class _Search:
+    """What was asked, and what of it the kernel accepts."""
+
+    def __init__(self, accepts: Accepts, hints: Collection[Any], seconds: float) -> None:
+        self._accepts = accepts
+        self.begin(seconds)
+        self._asked: dict[ConvProblem, bool] = {}
+        self.numbers = sorted({h for h in hints if isinstance(h, int) and 0 < h <= _LARGEST_HINT})
+        self.tuples = [h for h in hints if isinstance(h, tuple) and h and all(isinstance(n, int) and n > 0 for n in h)]
+
+    def begin(self, seconds: float) -> None:
+        """From now on, ask for this long."""
+        self._end = time.monotonic() + seconds
+
+    def found(self) -> list[ConvProblem]:
+        return [p for p, answer in self._asked.items() if answer]
+
+    def ask(self, problems: Iterable[ConvProblem | None]) -> None:
+        for p in problems:
+            self.accepted(p)
+
+    def accepted(self, p: ConvProblem | None) -> bool:
+        if p is None or p.empty:
+            return False
+        if p not in self._asked:
+            if self.over:
+                return False
+            self._asked[p] = _affordable(p) and bool(self._accepts(p))
+        return self._asked[p]
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self._end
+
+    def obstacle(self, p: ConvProblem) -> tuple[str, int]:
+        """The attribute that the kernel looked at last before it said no, and how many it had looked at."""
+        watched: Any = _Watched(p)
+        try:
+            self._accepts(watched)
+        except Exception:  # the kernel's own function may want a true problem
+            return "", 0
+        return (watched.seen[-1] if watched.seen else ""), len(watched.seen)
+
+
+class _Watched:
+    """A problem that remembers which of its attributes were looked at."""
+
+    def __init__(self, problem: ConvProblem) -> None:
+        self.problem, self.seen = problem, []
+
+    def __getattr__(self, name: str) -> Any:
+        self.seen.append(name)
+        return getattr(self.problem, name)
+
+
+def _affordable(p: ConvProblem) -> bool:
+    shapes = (p.input_shape, p.weight_shape, p.output_shape)
+    return p.flops <= _MOST_FLOPS and max(map(prod, shapes)) <= _MOST_ELEMENTS
+
+
+# ---- the first accepted problems -----------------------------------------------------------------
+
+
+def _start(search: _Search) -> None:
+    """Ask problems drawn at random, and those that these and known ones lead to."""
+    rng = random.Random(0)
+    found = len(search.found())
+    for i in range(_MOST_DRAWS):
+        if found >= _ENOUGH and i >= _DRAWS:
+            return
+        found += search.accepted(_drawn(rng, search))
+    starts = [*real_layers(), *default_problems()]
+    rng.shuffle(starts)
+    for p in starts[:_CLIMBS]:
+        _climb(search, p)
+
+
+def _climb(search: _Search, p: ConvProblem) -> None:
+    """Change what the kernel looked at last before it said no, until it looks further."""
+    name, depth = search.obstacle(p)
+    for _ in range(_STEPS):
+        axis = next((a for a in _AXES if name in a.names), None)
+        if axis is None or search.accepted(p):
+            return
+        best: tuple[int, str, ConvProblem] | None = None
+        for q in _along(search, p, axis):
+            if search.accepted(q):
+                return
+            further, reached = search.obstacle(q)
+            if reached > depth and (best is None or reached > best[0]):
+                best = (reached, further, q)
+        if best is None:
+            return
+        depth, name, p = best
+
+
+def _drawn(rng: random.Random, search: _Search) -> ConvProblem | None:
+    """A problem of a usual kind: most often square, its padding that of its kernel."""
+    d = rng.choice((1, 2, 2, 2, 2, 3))
+    tuples = [t for t in search.tuples if len(t) == d]
+
+    def number(usual: Sequence[int]) -> int:
+        return rng.choice(search.numbers) if search.numbers and rng.random() < 0.3 else rng.choice(usual)
+
+    def numbers(usual: Sequence[int]) -> tuple[int, ...]:
+        if tuples and rng.random() < 0.3:
+            return rng.choice(tuples)
+        return (number(usual),) * d if rng.random() < 0.7 else tuple([number(usual) for _ in range(d)])
+
+    kernel, stride, dilation = numbers((1, 2, 3, 3, 3, 4, 5, 7)), numbers((1, 1, 2, 3)), numbers((1, 1, 1, 2))
+    same = [low for low, _ in same_padding(kernel, dilation)]
+    low: Sequence[int] = rng.choice((same, same, [0] * d, [2 * n for n in same], numbers((0, 1, 2, 3))))
+    high: Sequence[int] = low if rng.random() < 0.8 else rng.choice(([0] * d, [1] * d))
+    groups = rng.choice((1, 1, 2, 4, number(_CHANNELS)))
+    per_in, per_out = rng.choice(((1, 1), (1, number(_SMALL)), (number(_CHANNELS), number(_CHANNELS))))
+    if groups == 1:
+        per_in = number(_CHANNELS)
+        per_out = rng.choice((per_in, 2 * per_in, number(_CHANNELS)))
+    return _changed(
+        ConvProblem(1, 1, 1, 1, (1,) * d, (1,) * d, (1,) * d, ((0, 0),) * d, (1,) * d, (1,) * d),
+        batch=number((1, 1, 2, 4)),
+        in_channels=groups * per_in,
+        out_channels=groups * per_out,
+        groups=groups,
+        input_size=numbers((7, 8, 14, 16, 28, 32, 56)),
+        kernel_size=kernel,
+        stride=stride,
+        dilation=dilation,
+        padding=tuple(zip(low, high, strict=True)),
+        dtype=rng.choice((torch.float32, torch.float32, *_DTYPES)),
+        memory_format=rng.choice((torch.contiguous_format, _last(d))),
+        origin="transposed" if rng.random() < 0.15 else "plain",
+        has_bias=rng.random() < 0.2,
+    )
+
+
+# ---- along each attribute ------------------------------------------------------------------------
+
+
+class _Axis(NamedTuple):
+    """The attributes of a problem that change together, how, and which values they are given.
+
+    ``move`` yields the kinds of change for one value, always as many in the same order; ``bounded``: whether there are
+    values between, to look for the largest.
+    """
+
+    names: tuple[str, ...]
+    move: Callable[[ConvProblem, Any], Iterator[Changes]]
+    values: tuple[Any, ...]
+    bounded: bool = False
+
+
+def _explore(search: _Search, base: ConvProblem) -> None:
+    """Ask for every value of every attribute, and for the largest."""
+    for axis in _AXES:
+        accepted: dict[int, list[int]] = {}  # by the kind of change
+        ladder = _ladder(search, base, axis)
+        for value in ladder:
+            for kind, changes in enumerate(axis.move(base, value)):
+                if search.accepted(_changed(base, **changes)) and isinstance(value, int):
+                    accepted.setdefault(kind, []).append(value)
+        for kind, found in accepted.items() if axis.bounded else ():
+            _largest(search, base, axis, kind, found, ladder)
+
+
+def _along(search: _Search, base: ConvProblem, axis: _Axis) -> Iterator[ConvProblem]:
+    changed = (_changed(base, **changes) for v in _ladder(search, base, axis) for changes in axis.move(base, v))
+    return (p for p in changed if p is not None)
+
+
+def _ladder(search: _Search, base: ConvProblem, axis: _Axis) -> list[Any]:
+    """The values of an attribute: the usual ones, those near the integers in the kernel's code, and its tuples."""
+    if type(axis.values[0]) is not int:
+        return [*axis.values]
+    near = [n for h in search.numbers for n in (h - 1, h, h + 1, 2 * h, 3 * h) if n > 0]
+    if "batch" in axis.names:
+        near += [ceil((PLANES + 1) / base.in_channels), ceil((PLANES + 1) / base.out_channels)]
+    if "in_channels" in axis.names:
+        near += [n // base.groups * m for n in (base.in_channels, base.out_channels) for m in (2, 3, 5)]
+    tuples = [t for t in search.tuples if len(t) == base.ndim] if axis.move in _OF_DIMENSIONS else []
+    return [*sorted({*axis.values, *near}), *tuples]
+
+
+def _largest(search: _Search, base: ConvProblem, axis: _Axis, kind: int, found: list[int], ladder: list[int]) -> None:
+    """Ask between the largest accepted value and the next one that was not: a bound lies there."""
+    step = gcd(*(b - a for a, b in pairwise(found))) or found[0]
+    low = found[-1]
+    high = next((v for v in ladder if isinstance(v, int) and v > low and (v - low) % step == 0), 2 * low)
+    while high - low > step:
+        middle = low + (high - low) // 2 // step * step
+        changes = list(axis.move(base, middle))[kind]
+        low, high = (middle, high) if search.accepted(_changed(base, **changes)) else (low, middle)
+
+
+def _batch(p: ConvProblem, n: int) -> Iterator[Changes]:
+    """Many images are affordable where each is small."""
+    yield {"batch": n}
+    yield {"batch": n, "input_size": (1,) * p.ndim}
+    yield {"batch": n, "input_size": tuple(map(effective_kernel, p.kernel_size, p.dilation))}
+
+
+def _channels(p: ConvProblem, n: int) -> Iterator[Changes]:
+    """Channels of a group, or groups."""
+    g, per_in, per_out = p.groups, p.in_channels // p.groups, p.out_channels // p.groups
+    yield {"in_channels": g * n}
+    yield {"out_channels": g * n}
+    yield {"in_channels": g * n, "out_channels": g * n}
+    yield {"in_channels": g * n, "out_channels": max(1, per_out * n // per_in) * g}
+    yield {"groups": n, "in_channels": n * per_in, "out_channels": n * per_out}
+    yield {"groups": n, "in_channels": n, "out_channels": n}
+    yield {"groups": n}
+
+
+def _size(p: ConvProblem, n: Any) -> Iterator[Changes]:
+    for size in _all_and_each(p.input_size, n):
+        yield {"input_size": size}
+
+
+def _kernel(p: ConvProblem, n: Any) -> Iterator[Changes]:
+    for kernel in _all_and_each(p.kernel_size, n):
+        yield {"kernel_size": kernel}
+        yield {"kernel_size": kernel, "padding": same_padding(kernel, p.dilation)}
+        yield {"kernel_size": kernel, "padding": ((0, 0),) * p.ndim}
+
+
+def _stride(p: ConvProblem, n: Any) -> Iterator[Changes]:
+    for stride in _all_and_each(p.stride, n):
+        yield {"stride": stride}
+
+
+def _dilation(p: ConvProblem, n: Any) -> Iterator[Changes]:
+    for dilation in _all_and_each(p.dilation, n):
+        yield {"dilation": dilation}
+        yield {"dilation": dilation, "padding": same_padding(p.kernel_size, dilation)}
+
+
+def _padding(p: ConvProblem, n: int) -> Iterator[Changes]:
+    yield {"padding": ((n, n),) * p.ndim}
+    for i in range(p.ndim):
+        for pair in ((n, n), (n, n + 1), (n + 1, n), (n, 0)):
+            yield {"padding": _put(p.padding, i, pair)}
+
+
+def _as_it_is(name: str) -> Callable[[ConvProblem, Any], Iterator[Changes]]:
+    def move(p: ConvProblem, value: Any) -> Iterator[Changes]:
+        yield {name: value}
+
+    return move
+
+
+def _memory_format(p: ConvProblem, last: bool) -> Iterator[Changes]:
+    yield {"memory_format": _last(p.ndim) if last else torch.contiguous_format}
+
+
+_AXES: Final = (
+    _Axis(("batch",), _batch, (*_SMALL, 16, 17, 32, 33, 64, 67, 130), bounded=True),
+    _Axis(("in_channels", "out_channels", "groups", "depthwise"), _channels, _CHANNELS, bounded=True),
+    _Axis(("input_size", "output_size"), _size, _SIZES, bounded=True),
+    _Axis(("kernel_size", "pointwise"), _kernel, (*_SMALL, 11, 13, 15, 21, 31)),
+    _Axis(("stride",), _stride, (1, 2, 3, 4, 5, 8)),
+    _Axis(("dilation",), _dilation, (1, 2, 3, 4, 6, 12)),
+    _Axis(("padding", "symmetric"), _padding, (*range(8), 12, 15, -1, -2)),
+    _Axis(("dtype",), _as_it_is("dtype"), _DTYPES),
+    _Axis(("memory_format", "channels_last"), _memory_format, (False, True)),
+    _Axis(("origin", "transposed"), _as_it_is("origin"), ("plain", "transposed")),
+    _Axis(("has_bias",), _as_it_is("has_bias"), (False, True)),
+)
+#: The moves that may be given one value for each dimension.
+_OF_DIMENSIONS: Final = (_size, _kernel, _stride, _dilation)
+
+
+def _all_and_each(values: tuple[int, ...], n: Any) -> Iterator[tuple[int, ...]]:
+    """The value in every dimension, and in one after the other; a tuple as it is."""
+    if isinstance(n, tuple):
+        yield n
+        return
+    yield (n,) * len(values)
+    for i in range(len(values) if len(values) > 1 else 0):
+        yield _put(values, i, n)
+
+
+def _put(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:
+    return (*values[:i], value, *values[i + 1 :])
+
+
+def _last(ndim: int) -> torch.memory_format:
+    return {2: torch.channels_last, 3: torch.channels_last_3d}.get(ndim, torch.contiguous_format)
+
+
+def _changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:
+    """The problem with other values; None where they make none."""
+    names = ("input_size", "kernel_size", "stride", "padding", "dilation")
+    dims = zip(*(changes.get(name, getattr(p, name)) for name in names), strict=True)
+    out = tuple([output_length(n, k, s, low, high, d) for n, k, s, (low, high), d in dims])
+    groups = changes.get("groups", p.groups)
+    if min(out) < 1 or any(changes.get(c, getattr(p, c)) % groups for c in ("in_channels", "out_channels")):
+        return None
+    return p.replace(output_size=out, name="", **changes).canonical()
+
+
+# ---- mixtures ------------------------------------------------------------------------------------
+
+
+def _mix(search: _Search) -> None:
+    """Ask for accepted problems with some attributes of other accepted ones."""
+    rng = random.Random(0)
+    by_ndim: dict[int, list[ConvProblem]] = {}
+    for p in search.found():
+        by_ndim.setdefault(p.ndim, []).append(p)
+    for found in by_ndim.values():
+        for _ in range(_MIXTURES // len(by_ndim)):
+            p, q = rng.choice(found), rng.choice(found)
+            parts = rng.sample(_PARTS, rng.randint(2, 6))
+            search.accepted(_changed(p, **{name: getattr(q, name) for part in parts for name in part}))

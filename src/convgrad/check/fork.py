@@ -1,0 +1,130 @@
+"""Work in a process of its own, so that a crash or a hang of what it calls is a finding and not the end.
+
+The child is a fork: it has every function, closure and library that the parent has, and nothing needs to be sent to it.
+Two things make that safe. The child works in a new thread: GNU OpenMP keeps a team of threads for each thread that
+starts parallel regions, and the team of the forked thread is gone, so that the first parallel region in that thread
+would wait for ever. And the child ends by ``os._exit``: nothing of the parent's is flushed or closed a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import sysconfig
+import tempfile
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from typing import IO, Any
+
+import torch
+
+__all__ = ["Lost", "in_child", "why_not_in_child"]
+
+Send = Callable[[Any], None]
+
+
+class Lost(Exception):  # noqa: N818 (an outcome)
+    """The child crashed or was silent for too long; in words."""
+
+
+def why_not_in_child() -> str:
+    """Why there is no child here; empty if there is."""
+    if not hasattr(os, "fork") or sys.platform == "darwin":  # Apple's libraries do not survive it
+        return f"there is no fork on {sys.platform}"
+    return ""
+
+
+def in_child(work: Callable[[Send], None], patience: Callable[[], float]) -> Iterator[Any]:
+    """What ``work`` sends, from a forked child.
+
+    Args:
+        work: called with a function that sends any object that pickles.
+        patience: how many seconds the child may be silent from now on, asked before every message.
+
+    Raises:
+        Lost: the child ended before its work did, or was silent for too long.
+    """
+    with tempfile.TemporaryFile("w+") as trace:
+        receiver, pid = _fork(work, trace)
+        status = None
+        try:
+            while True:
+                wait = patience()
+                if not receiver.poll(wait):
+                    raise Lost(f"did not return in {wait:.3g} s: it hangs, or needs more time (seconds=)")
+                try:
+                    kind, message = receiver.recv()
+                except EOFError:
+                    status = os.waitpid(pid, 0)[1]
+                    raise Lost(_how(status, trace)) from None
+                if kind == "end":
+                    return
+                if kind == "error":
+                    raise RuntimeError(f"the check failed, not the kernel:\n{message}")
+                yield message
+        finally:
+            receiver.close()
+            if status is None:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+def _fork(work: Callable[[Send], None], trace: IO[str]) -> tuple[Connection, int]:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    for stream in (sys.stdout, sys.stderr):  # what is in their buffers belongs to the parent
+        with contextlib.suppress(Exception):
+            stream.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has several threads
+        pid = os.fork()
+    if pid == 0:
+        _be_the_child(work, sender, trace)
+    sender.close()
+    return receiver, pid
+
+
+def _be_the_child(work: Callable[[Send], None], sender: Connection, trace: IO[str]) -> None:
+    status = 1
+    try:
+        with contextlib.suppress(ValueError, OSError):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends the child
+        with contextlib.suppress(ImportError, ValueError, OSError):
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        faulthandler.enable(trace, all_threads=False)
+        warnings.simplefilter("ignore")
+
+        def run() -> None:
+            nonlocal status
+            try:
+                work(lambda message: sender.send(("message", message)))
+                sender.send(("end", None))
+            except Exception:  # whatever a kernel raises was caught before
+                sender.send(("error", traceback.format_exc()))
+            status = 0
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    finally:
+        os._exit(status)
+
+
+def _how(status: int, trace: IO[str]) -> str:
+    """A crash in words, with the line of Python that it happened in."""
+    trace.seek(0)
+    lines = re.findall(r'File "(.*)", line (\d+) in ', trace.read())
+    inner = (os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__))
+    where = next((f" ({file}:{line})" for file, line in lines if not file.startswith(inner)), "")
+    if os.WIFSIGNALED(status):
+        return f"crashed with {signal.Signals(os.WTERMSIG(status)).name}{where}"
+    return f"ended the process with status {os.waitstatus_to_exitcode(status)}{where}"

@@ -1,0 +1,108 @@
+"""What a single call on an idle machine does not show: properties that cost more, or that may end the process.
+
+Every check looks at `PROPERTIES`. These are checked where they are named, as `convgrad.register` does in a process of
+its own: a kernel that reads past the end of its operands does not survive it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .memory_guards import Poison, paged_copy
+from .operands import Operands, slots_of
+from .property_check import Failed, PropertyCheck, Skipped
+from .samples import index_of, sample
+
+__all__ = ["STRESS"]
+
+_THREADS = 4
+_ROUNDS = 3
+
+
+def pages(check: PropertyCheck) -> tuple[float, float]:
+    """It reads nothing in front of its operands and nothing behind them: a closed page lies there."""
+    if check.device.type != "cpu":
+        raise Skipped("pages of the CPU's memory only can be closed")
+    worst = (0.0, 0.0)
+    for way, passes, run in check.ways():
+        operands = check.integers(*passes)
+        slots = slots_of(passes)
+        for at_end, side in ((True, "behind"), (False, "in front of")):
+            try:
+                closed: Operands = {
+                    slot: paged_copy(t, at_end=at_end)
+                    for slot, t in zip(slots, check.prepared(operands, slots), strict=True)
+                }
+            except NotImplementedError as e:
+                raise Skipped(str(e)) from None
+            worst = max(worst, check.compare(run(closed), operands, where=f"closed pages {side} its operands {way}"))
+    return worst
+
+
+def threads(check: PropertyCheck) -> tuple[float, float]:
+    """Four threads at once, with one weight and two inputs, three times each, do not disturb one another."""
+    worst = (0.0, 0.0)
+    for way, passes, run in check.ways():
+        first = check.integers(*passes)
+        weight = {slot: t for slot, t in first.items() if slot == "weight"}
+        inputs = [first, {**check.other_integers(*passes), **weight}]
+        placed: list[Operands] = [{slot: check.place(t) for slot, t in each.items()} for each in inputs]
+        for i, result in _at_once(run, placed):
+            where = f"in one of {_THREADS} threads at once {way}".rstrip()
+            worst = max(worst, check.compare(result, inputs[i], where=where))
+    return worst
+
+
+def _at_once(run: Callable[[Operands], Tensor], operands: list[Operands]) -> list[tuple[int, Tensor]]:
+    """Every result, with the number of the operands that it is of."""
+    barrier = Barrier(_THREADS)
+
+    def calls(thread: int) -> list[tuple[int, Tensor]]:
+        barrier.wait()
+        return [(i, run(operands[i])) for i in ((thread + r) % len(operands) for r in range(_ROUNDS))]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return [found for thread in pool.map(calls, range(_THREADS)) for found in thread]
+    finally:
+        sys.setswitchinterval(before)
+
+
+def samples(check: PropertyCheck) -> tuple[float, float]:
+    """Of a result that is too large to compute twice, every element is written, and those at the corners and one in
+    each of many parts are right.
+    """
+    worst = (0.0, 0.0)
+    for way, passes, run in check.ways():
+        operands = check.likely_integers(*passes)
+        placed: Operands = {slot: check.place(t) for slot, t in operands.items()}
+        with Poison() as poison, check.parallel():
+            result = run(placed)
+        if poison.overstepped():
+            raise Failed("it wrote outside a tensor that it allocated")
+        if check.output == "grad_bias":
+            worst = max(worst, check.compare(result, operands, where=way))
+            continue
+        unwritten = ~result.isfinite()
+        if bool(unwritten.any()):
+            at = tuple(index_of(int(unwritten.flatten().to(torch.uint8).argmax()), unwritten.shape))
+            raise Failed(f"element {at} is {result[at].item()}: never written, or made of what was not {way}".rstrip())
+        places = sample(check.problem, check.pass_, check.seed)
+        worst = max(worst, check.compare_at(places, result, operands, way))
+    return worst
+
+
+STRESS: Final[dict[str, Callable[[PropertyCheck], tuple[float, float]]]] = {
+    "pages": pages,
+    "threads": threads,
+    "samples": samples,
+}

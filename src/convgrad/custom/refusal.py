@@ -1,0 +1,97 @@
+"""What a user reads whose kernel is refused: what is wrong, with which tensors, of which problem, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ..check import PROPERTIES, STRESS, CheckResult, check_problem
+from ..problem import ConvProblem, Output
+from .backend import CustomBackend
+
+__all__ = ["advice", "lost", "nothing_accepted", "wrong"]
+
+#: How many of the properties that a problem lacks are shown; a kernel that writes where it may not lacks them all.
+_SHOWN = 3
+_ROUNDING = (
+    "the result of real numbers is further off than sums in float32 (of float64: in float64) can be; a kernel that "
+    'sums otherwise says so: arithmetic="tf32", "transform" or "low-precision accumulation"'
+)
+
+
+def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[tuple[str, int]], device: str) -> str:
+    lines = [
+        f"{backend.name!r} cannot be verified: no problem was found that its {output} accepts on {device}; "
+        'name some that it does, problems=["g32mb1ic32ih112oc32kh3ph1"]',
+        *(f"  {reason} (x{n})" for reason, n in reasons),
+    ]
+    return "\n".join(lines)
+
+
+def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, name: str, how: str, passed: int) -> str:
+    """It crashed or hung while this property of a problem was looked at; no problem: while one was searched for."""
+    if problem is None:
+        return f"{backend.name!r} is refused: its accepts, asked for {output}, {how}"
+    meaning = ((STRESS | PROPERTIES)[name].__doc__ or "").strip().splitlines()
+    return "\n".join(
+        [
+            f"{backend.name!r} is refused: its {output} {how} ({passed} problems passed)",
+            f"  {name}: {' '.join(line.strip() for line in meaning)}",
+            f"  the problem: {problem}",
+            *_repeat(backend.name, problem, output, "cpu", name),
+        ]
+    )
+
+
+def wrong(failures: Sequence[CheckResult], hints: Sequence[str], passed: int) -> str:
+    """What is wrong, what the kernel was called with, and the problem."""
+    failures = sorted(failures, key=lambda r: "it wrote" not in r.message)
+    first = failures[0]
+    raised = next((r for r in failures if r.message.startswith("it raised")), None)
+    if raised is not None:
+        what = raised.message.removeprefix("it ")
+        failures, first = [], raised
+    else:
+        what = "is wrong"
+    lines = [f"{first.backend!r} is refused: its {first.output} {what} ({passed} problems passed)"]
+    for r in failures[:_SHOWN]:
+        lines.append(f"  {r.property_name}: {r.message}")
+        if r.bound:
+            lines[-1] += f"\n    worst error {r.worst:.6g}, allowed {r.bound:.6g}"
+    if first.operands:
+        lines.append(f"  it was called with {first.operands}")
+    lines.append(f"  the problem: {first.problem}")
+    lines += [f"  {hint}" for hint in hints]
+    return "\n".join([*lines, *_repeat(first.backend, first.problem, first.output, first.device, first.property_name)])
+
+
+def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int) -> Iterator[str]:
+    """What to change, where that is known."""
+    failure, names = failures[0], {r.property_name for r in failures}
+    p = failure.problem
+    if "not implemented for" in failure.message and "raised" in failure.message:
+        dtype = str(p.dtype).removeprefix("torch.")
+        yield f"a kernel that knows no {dtype} says which it knows: dtypes=(torch.float32, ...)"
+    elif names == {"bound"}:  # right on integers, so only the rounding is in question
+        yield _ROUNDING
+    elif p.channels_last and {"channels_last", "contiguous"} <= {*backend.layouts}:
+        contiguous = p.replace(memory_format=torch.contiguous_format)
+        only = (failure.property_name,)
+        again = check_problem(
+            backend, contiguous, failure.output, device=failure.device, repeats=repeats, properties=only
+        )
+        if all(r.status == "passed" for r in again):
+            yield (
+                "it is right where the same tensors are contiguous; a function that needs that says so: "
+                'layouts=("contiguous",)'
+            )
+
+
+def _repeat(name: str, problem: ConvProblem, output: Output, device: str, property_name: str) -> list[str]:
+    place = "" if device == "cpu" else f', device="{device}"'
+    text = str(problem.replace(name=""))
+    return [
+        "  to repeat it, register it with verify=False and call",
+        f'    convgrad.testing.check_problem("{name}", "{text}", "{output}"{place}, properties=["{property_name}"])',
+    ]

@@ -1,0 +1,65 @@
+"""Work in a child: what it sends comes back, and how it ended is told."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+
+import pytest
+import torch
+
+from convgrad.check import Lost, in_child
+
+
+def test_what_it_sends() -> None:
+    assert list(in_child(lambda send: [send(n) for n in (1, "two", (3,))], lambda: 60)) == [1, "two", (3,)]
+
+
+def test_parallel_regions_after_those_of_the_parent() -> None:
+    """The parent's team of threads is gone in the child; waiting for it would never end."""
+    x = torch.ones(1 << 18)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = (x * 2).sum().item()
+        assert list(in_child(lambda send: send((x * 2).sum().item()), lambda: 60)) == [expected]
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_crash_and_its_line() -> None:
+    def crash(send):
+        send("here")
+        ctypes.string_at(0)
+
+    messages = in_child(crash, lambda: 60)
+    assert next(messages) == "here"
+    line = crash.__code__.co_firstlineno + 2
+    with pytest.raises(Lost, match=rf"crashed with SIGSEGV \(.*test_fork\.py:{line}\)"):
+        next(messages)
+
+
+def test_an_end_without_a_result() -> None:
+    with pytest.raises(Lost, match="ended the process with status 7"):
+        list(in_child(lambda send: os._exit(7), lambda: 60))
+
+
+def test_silence() -> None:
+    start = time.monotonic()
+    with pytest.raises(Lost, match=r"did not return in 0\.1 s"):
+        list(in_child(lambda send: time.sleep(100), lambda: 0.1))
+    assert time.monotonic() - start < 50
+
+
+def test_an_error_of_ours_is_no_finding() -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        list(in_child(lambda send: 1 // 0, lambda: 60))
+
+
+def test_nothing_is_left_behind() -> None:
+    messages = in_child(lambda send: [send(os.getpid()), time.sleep(100)], lambda: 60)
+    child = next(messages)
+    messages.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(child, 0)

@@ -1,0 +1,37 @@
+"""Every planted bug is refused, however little its kernel accepts, and right kernels are not."""
+
+from __future__ import annotations
+
+import pytest
+
+import convgrad
+from convgrad import CheckError
+
+from .planted import FORWARD, GRADIENTS, RIGHT, WIDE
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward(name: str) -> None:
+    bug = FORWARD[name]
+    with pytest.raises(CheckError):
+        convgrad.register("bug", forward=bug.kernel, accepts=bug.accepts, seconds=100, **bug.options)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name: str) -> None:
+    output, bug = GRADIENTS[name]
+    with pytest.raises(CheckError):
+        convgrad.register("bug", accepts=bug.accepts, dtypes=WIDE, seconds=100, **{output: bug.kernel})
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_right(name: str) -> None:
+    kernel, accepts = RIGHT[name]
+    convgrad.register("right", forward=kernel, accepts=accepts, seconds=0.3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_for_long(name: str) -> None:
+    kernel, accepts = RIGHT[name]
+    assert convgrad.register("right", forward=kernel, accepts=accepts, seconds=200).verified

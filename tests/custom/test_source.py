@@ -1,0 +1,84 @@
+"""A digest changes with everything that a kernel is made of, and with nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from convgrad import ConvProblem
+from convgrad.custom.source import fingerprint, hints
+
+TEXT = """
+import torch
+LIMIT = {limit}
+def helper(x): return x * {factor}
+class Kernel:
+    def __init__(self, n): self.n = n
+    def __call__(self, x, w, p): return helper(x) * self.n
+def forward(x, w, p, scale={default}):
+    # {comment}
+    return helper(x) if p.batch < LIMIT else torch.relu(x)
+"""
+
+
+def digest(name: str = "forward", **changes: object) -> str | None:
+    namespace: dict[str, object] = {"__name__": "mine"}
+    values = {"limit": 3, "factor": 2, "default": 1, "comment": "none", **changes}
+    exec(TEXT.format(**values), namespace)
+    part = namespace[name]
+    return fingerprint([part(4) if isinstance(part, type) else part])
+
+
+def test_what_changes_it() -> None:
+    assert digest() == digest() == digest(comment="another")
+    assert len({digest(), digest(limit=4), digest(factor=3), digest(default=2), digest("Kernel")}) == 5
+    assert digest("Kernel") == digest("Kernel") != digest("Kernel", factor=3)
+
+
+def test_closures_and_partials() -> None:
+    def make(n: int, tensor: torch.Tensor):
+        return lambda x: x * n + tensor
+
+    zero, one = torch.zeros(3), torch.ones(3)
+    assert fingerprint([make(1, zero)]) == fingerprint([make(1, zero.clone())])
+    assert len({fingerprint([make(1, zero)]), fingerprint([make(2, zero)]), fingerprint([make(1, one)])}) == 3
+    assert fingerprint([partial(max, 1)]) != fingerprint([partial(max, 2)])
+
+
+def test_another_process_has_the_same() -> None:
+    code = "from tests.custom.test_source import digest; print(digest(), digest('Kernel'))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert printed == [digest(), digest("Kernel")]
+
+
+def test_compiled_libraries(tmp_path: Path) -> None:
+    """By their bytes: of a library that ctypes loaded, of the operators of PyTorch by its version."""
+    source, library = tmp_path / "a.c", tmp_path / "a.so"
+    digests = []
+    for value in (1, 2, 2):
+        source.write_text(f"int f(void) {{ return {value}; }}")
+        library.unlink(missing_ok=True)
+        if subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=False).returncode:
+            return  # there is no compiler
+        digests.append(fingerprint([ctypes.CDLL(str(library))]))
+    assert digests[0] != digests[1] == digests[2]
+    assert fingerprint([torch.conv2d]) != fingerprint([torch.conv1d])
+    assert None not in (fingerprint([torch.conv2d]), fingerprint([torch.ops.aten.conv2d.default]))
+
+
+def test_what_nothing_identifies() -> None:
+    lock = threading.Lock()
+    assert fingerprint([lambda: lock]) is None
+
+
+def test_hints() -> None:
+    only = ConvProblem.parse("g34mb2ic34ih12oc34kh3")
+    limit = 77
+    found = hints([lambda p: p.kernel_size == (6, 10) and p.in_channels <= limit and p != only])
+    assert {(6, 10), 77, only} <= {*found}
