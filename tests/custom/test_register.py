@@ -55,27 +55,22 @@ def test_a_builtin() -> None:
     assert passed(convgrad.register("builtin", forward=torch.conv2d, args=arguments, accepts=accepts, seconds=0.2))
 
 
-def test_it_writes_into_a_tensor_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kept", ["contiguous", ("contiguous", "channels_last")])
+def test_it_writes_into_a_tensor_that_it_is_given(kept: Any) -> None:
     """``out`` lies as the function takes its operands; it may return it, or nothing."""
-    monkeypatch.setattr(convgrad.custom.verify, "why_not_in_child", lambda: "it is watched")
-    layouts = set()
 
     def write(input: Tensor, weight: Tensor, p: ConvProblem, out: Tensor) -> None:
-        layouts.add((p.channels_last, out.is_contiguous()))
+        layout = p.memory_format if len(kept) == 2 else torch.contiguous_format
+        assert out.is_contiguous(memory_format=layout)
         out.copy_(forward(input, weight, p))
 
-    for kept in ("contiguous", ("contiguous", "channels_last")):
-        layouts.clear()
-        backend = convgrad.register(
-            "mine",
-            forward=write,
-            args=("input", "weight", "problem", "out"),
-            accepts=accepts,
-            layouts=kept,
-            seconds=0.5,
-        )
-        assert passed(backend)
-        assert ((True, False) in layouts) == (len(kept) == 2)
+    args = ("input", "weight", "problem", "out")
+    convgrad.register("mine", forward=write, args=args, accepts=accepts, layouts=kept, seconds=0.5)
+    x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        y = convgrad.conv2d(x.to(memory_format=layout), w)
+        torch.testing.assert_close(y, F.conv2d(x, w))
+        assert y.is_contiguous(memory_format=layout)
 
 
 @pytest.mark.parametrize("layout", ["strided", "any"])
