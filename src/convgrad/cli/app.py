@@ -16,7 +16,7 @@ from .. import __version__
 from ..custom import foreign_frames, load_kernels
 from ..errors import CheckError, ConvgradError
 from ..problem import OUTPUTS, Output, in_order
-from ..tables import text_table, wrapped
+from ..tables import command_lines, text_table, wrapped
 
 __all__ = ["RequestError", "app", "device_here", "fail", "outputs_named", "run", "say", "say_table", "width"]
 
@@ -82,8 +82,10 @@ def width() -> int:
 
 
 def say(text: object, file: TextIO | None = None) -> None:
-    """Print a text; lines that are wider than the terminal are broken at spaces."""
-    print(wrapped(str(text), width()), file=file, flush=True)
+    """Print a text; lines that are wider than the terminal are broken at spaces, a command so that it can be copied."""
+    for line in str(text).splitlines():
+        broken = command_lines if "repeat: " in line else wrapped
+        print(broken(line, width()), file=file, flush=True)
 
 
 def say_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:

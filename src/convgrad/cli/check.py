@@ -15,8 +15,7 @@ from ..check import PROPERTIES, CheckReport, CheckResult, check_problem, default
 from ..diagnostics import explain_problem
 from ..engine import backends, get_backend
 from ..problem import ConvProblem, Output
-from ..tables import command_lines
-from .app import app, device_here, fail, outputs_named, say, width
+from .app import app, device_here, fail, outputs_named, say
 from .aten import search
 from .problem_arguments import read_problems
 
@@ -98,7 +97,7 @@ def check(
                 any_checked |= any(r.property_name != "usable" for r in found)
                 for r in found:
                     if r.status in ("failed", "differs"):
-                        _say_result(r)
+                        say(r)
             reduced += small != problem and any_checked
             checked, declined = checked + any_checked, declined + (not any_checked)
     except KeyboardInterrupt:
@@ -128,13 +127,6 @@ def _pairs(
         for output, name in explain_problem(problem, outputs, device).chosen().items():
             if name != "engine" and (output != "grad_bias" or "grad_bias" in outputs_of(get_backend(name))):
                 yield name, output
-
-
-def _say_result(result: CheckResult) -> None:
-    """A failure; the command that repeats it can be copied."""
-    text, repeat, command = str(result).partition("repeat: ")
-    say(text.rstrip())
-    print(command_lines(f"{repeat}{command}", width()), flush=True)
 
 
 def _properties(names: list[str] | None, *, everything: bool) -> tuple[str, ...]:

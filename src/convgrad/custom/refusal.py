@@ -9,6 +9,7 @@ import torch
 from ..check import PROPERTIES, STRESS, CheckResult, check_problem
 from ..problem import ConvProblem, Output
 from .backend import CustomBackend
+from .loading import loading
 
 __all__ = ["advice", "lost", "nothing_accepted", "wrong"]
 
@@ -89,9 +90,8 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
 
 
 def _repeat(name: str, problem: ConvProblem, output: Output, device: str, property_name: str) -> list[str]:
-    place = "" if device == "cpu" else f', device="{device}"'
-    text = str(problem.replace(name=""))
-    return [
-        "  to repeat it, register it with verify=False and call",
-        f'    convgrad.testing.check_problem("{name}", "{text}", "{output}"{place}, properties=["{property_name}"])',
-    ]
+    result = CheckResult(name, problem, output, property_name, "failed", device=device)
+    source = loading.get()
+    if source is not None:  # a command, which registers the kernels of --kernels without checking them
+        return [f"  repeat: {result.repeat(source.source)}"]
+    return ["  to repeat it, register it with verify=False and call", f"    {result.repeat(None)}"]
