@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from convgrad.check import Lost, in_child
+from convgrad.check import Lost, NoChild, fork, in_child
 
 
 def test_what_it_sends() -> None:
@@ -47,9 +47,21 @@ def test_an_end_without_a_result() -> None:
 
 def test_silence() -> None:
     start = time.monotonic()
-    with pytest.raises(Lost, match=r"did not return in 0\.1 s"):
-        list(in_child(lambda send: time.sleep(100), lambda: 0.1))
+
+    def sleep(send):
+        time.sleep(100)
+
+    line = sleep.__code__.co_firstlineno + 1
+    with pytest.raises(Lost, match=rf"did not return in 0\.1 s \(.*test_fork\.py:{line}\)"):
+        list(in_child(sleep, lambda: 0.1))
     assert time.monotonic() - start < 50
+
+
+def test_a_child_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork, "_START", 0.1)
+    monkeypatch.setattr(torch, "ones", lambda *size: time.sleep(100))
+    with pytest.raises(NoChild, match="does not start"):
+        list(in_child(lambda send: send(1), lambda: 60))
 
 
 def test_an_error_of_ours_is_no_finding() -> None:

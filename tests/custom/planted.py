@@ -302,7 +302,7 @@ GRADIENTS: dict[str, tuple[str, Bug]] = {
     "first image only": ("grad_weight", Bug(lambda g, x, p: grad_weight(g[:1], x[:1], p.replace(batch=1)), dense)),
     "last row lost": ("grad_weight", Bug(lambda g, x, p: grad_weight(_without_last_row(g), x, p), depthwise)),
     "race over images": ("grad_weight", Bug(racing(halves_of_images), dense)),
-    "float64 in float32": ("grad_weight", Bug(in_float32(grad_weight), by_64)),
+    "float64 in float32": ("grad_weight", Bug(in_float32(grad_weight), depthwise)),
     "weight not flipped": ("grad_input", Bug(lambda g, w, p: grad_input(g, w.flip(2, 3), p), depthwise)),
     "rows that no output reads": (
         "grad_input",

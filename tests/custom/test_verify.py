@@ -70,7 +70,9 @@ def named_problem(message: str) -> ConvProblem:
     return ConvProblem.parse(found[1])
 
 
-@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * kind.endswith("past a tile")) for kind in WRONG]
+)
 def test_wrong_kernel(kind: str) -> None:
     """The named problem is one of those on which the kernel is wrong."""
     kernel, concerned = WRONG[kind]
@@ -199,7 +201,7 @@ def test_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
         return right(input, weight, p)
 
     monkeypatch.setattr(convgrad.custom.verify, "_PATIENCE", 2.0)
-    with pytest.raises(CheckError, match=r"its forward did not return in 2 s: it hangs, or") as caught:
+    with pytest.raises(CheckError, match=r"its forward did not return in 2 s \(.*\): it hangs") as caught:
         convgrad.register("wrong", forward=hanging, accepts=accepts, seconds=60)
     assert named_problem(str(caught.value)).batch == 2
 
@@ -228,6 +230,7 @@ def test_without_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same kernel is not checked again, under whatever name; another helper or value is another kernel."""
+    monkeypatch.setattr(convgrad.custom.verified, "FLOOR", 3)
     checked: list[str] = []
     examine = convgrad.custom.verify._in_child
 
@@ -243,7 +246,7 @@ def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("first", "second"):
         kernel, takes = make(3)
-        convgrad.register(name, forward=kernel, accepts=takes, dtypes=torch.float64, layouts="contiguous", seconds=60)
+        convgrad.register(name, forward=kernel, accepts=takes, dtypes=torch.float64, layouts="contiguous", seconds=0.5)
     assert checked == ["first"]
     assert convgrad.list_backends()["second"].verified
     kernel, takes = make(5)
@@ -253,12 +256,13 @@ def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until enough problems have passed, and then no more than the time given."""
+    monkeypatch.setattr(convgrad.custom.verified, "FLOOR", 4)
     takes = partial(_depthwise_of, 6)
     first = convgrad.register("right", forward=right, accepts=takes, seconds=0.05)
     assert not first.verified
     second = convgrad.register("right", forward=right, accepts=takes, seconds=0.05)
     assert passed(second) > passed(first)
-    long = convgrad.register("right", forward=right, accepts=takes, problems=["g6ic6ih9oc6kh3"], seconds=60)
+    long = convgrad.register("right", forward=right, accepts=takes, problems=["g6ic6ih9oc6kh3"], seconds=2)
     assert long.verified
     monkeypatch.setattr(convgrad.custom.verify, "_examine", None)
     assert convgrad.register("right", forward=right, accepts=takes, seconds=1).note.startswith("verified on ")

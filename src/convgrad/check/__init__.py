@@ -6,7 +6,7 @@ from .aten_search import search_aten
 from .construction import construct
 from .covering import cost, is_large
 from .first_look import first_look
-from .fork import Lost, in_child, why_not_in_child
+from .fork import Lost, NoChild, in_child, why_not_in_child
 from .problems import default_problems
 from .properties import PROPERTIES
 from .report import CheckReport, CheckResult
@@ -20,6 +20,7 @@ __all__ = [
     "CheckReport",
     "CheckResult",
     "Lost",
+    "NoChild",
     "check_backend",
     "check_problem",
     "construct",

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -26,9 +27,17 @@ from typing import IO, Any
 
 import torch
 
-__all__ = ["Lost", "in_child", "why_not_in_child"]
+__all__ = ["Lost", "NoChild", "in_child", "why_not_in_child"]
 
 Send = Callable[[Any], None]
+
+
+#: How often, and for how many seconds, a child may try to compute anything at all.
+_ATTEMPTS, _START = 3, 20.0
+
+
+class NoChild(Exception):  # noqa: N818 (an outcome)
+    """No child of this process computes anything; in words."""
 
 
 class Lost(Exception):  # noqa: N818 (an outcome)
@@ -51,15 +60,17 @@ def in_child(work: Callable[[Send], None], patience: Callable[[], float]) -> Ite
 
     Raises:
         Lost: the child ended before its work did, or was silent for too long.
+        NoChild: it never began.
     """
     with tempfile.TemporaryFile("w+") as trace:
-        receiver, pid = _fork(work, trace)
+        receiver, pid = _started(work, trace)
         status = None
         try:
             while True:
                 wait = patience()
                 if not receiver.poll(wait):
-                    raise Lost(f"did not return in {wait:.3g} s: it hangs, or needs more time (seconds=)")
+                    where = _stack(pid, trace)
+                    raise Lost(f"did not return in {wait:.3g} s{where}: it hangs, or is too slow for this check")
                 try:
                     kind, message = receiver.recv()
                 except EOFError:
@@ -73,8 +84,25 @@ def in_child(work: Callable[[Send], None], patience: Callable[[], float]) -> Ite
         finally:
             receiver.close()
             if status is None:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+                _end(pid)
+
+
+def _started(work: Callable[[Send], None], trace: IO[str]) -> tuple[Connection, int]:
+    """A child that computes: one that inherits a lock in the hands of a thread that is not there is replaced."""
+    for _ in range(_ATTEMPTS):
+        receiver, pid = _fork(work, trace)
+        if receiver.poll(_START):
+            with contextlib.suppress(EOFError):
+                receiver.recv()
+                return receiver, pid
+        receiver.close()
+        _end(pid)
+    raise NoChild("a fork of this process does not start")
+
+
+def _end(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
 
 
 def _fork(work: Callable[[Send], None], trace: IO[str]) -> tuple[Connection, int]:
@@ -101,11 +129,15 @@ def _be_the_child(work: Callable[[Send], None], sender: Connection, trace: IO[st
 
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         faulthandler.enable(trace, all_threads=False)
+        faulthandler.register(signal.SIGUSR1, trace, all_threads=True)
         warnings.simplefilter("ignore")
 
         def run() -> None:
             nonlocal status
             try:
+                torch.set_num_threads(torch.get_num_threads())
+                torch.ones(2, 2).mm(torch.ones(2, 2))
+                sender.send(("ready", None))
                 work(lambda message: sender.send(("message", message)))
                 sender.send(("end", None))
             except Exception:  # whatever a kernel raises was caught before
@@ -121,10 +153,24 @@ def _be_the_child(work: Callable[[Send], None], sender: Connection, trace: IO[st
 
 def _how(status: int, trace: IO[str]) -> str:
     """A crash in words, with the line of Python that it happened in."""
+    if os.WIFSIGNALED(status):
+        return f"crashed with {signal.Signals(os.WTERMSIG(status)).name}{_where(trace)}"
+    return f"ended the process with status {os.waitstatus_to_exitcode(status)}{_where(trace)}"
+
+
+def _stack(pid: int, trace: IO[str]) -> str:
+    """The line of Python at which a child is."""
+    os.kill(pid, signal.SIGUSR1)
+    for _ in range(20):
+        time.sleep(0.05)
+        if where := _where(trace):
+            return where
+    return ""
+
+
+def _where(trace: IO[str]) -> str:
+    """The innermost line of a traceback that is not in a library's code."""
     trace.seek(0)
     lines = re.findall(r'File "(.*)", line (\d+) in ', trace.read())
     inner = (os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__))
-    where = next((f" ({file}:{line})" for file, line in lines if not file.startswith(inner)), "")
-    if os.WIFSIGNALED(status):
-        return f"crashed with {signal.Signals(os.WTERMSIG(status)).name}{where}"
-    return f"ended the process with status {os.waitstatus_to_exitcode(status)}{where}"
+    return next((f" ({file}:{line})" for file, line in lines if not file.startswith(inner)), "")

@@ -17,6 +17,7 @@ import torch
 from ..check import (
     CheckResult,
     Lost,
+    NoChild,
     check_problem,
     construct,
     cost,
@@ -48,7 +49,7 @@ _ENDS_THE_PROCESS = ("pages",)
 #: The first few are checked whole even if they are large, for a kernel that accepts no others.
 _WHOLE, _MOST_WHOLE = 3, 30_000_000
 #: Part of the time that may go into the search for problems of an output, or seconds if that is more.
-_SEARCH, _LEAST_SEARCH = 0.3, 3.0
+_SEARCH, _LEAST_SEARCH = 0.3, 10.0
 #: Seconds that one property of a problem may take; at first, and while problems are searched for, it may be more.
 _PATIENCE, _FIRST_PATIENCE = 30.0, 90.0
 
@@ -153,6 +154,9 @@ def _in_child(
                 verified.alone = "PyTorch cannot differentiate in a fork of this process"
                 return False
             _note(backend, verified, event)
+    except NoChild as no:
+        verified.alone = str(no)
+        return False
     except Lost as lost:
         passed = len(verified.passed)
         raise CheckError(refusal.lost(backend, *doing, str(lost), passed)) from None
