@@ -196,6 +196,14 @@ def test_packed_rows_under_vmap() -> None:
         torch.testing.assert_close(found, want)
 
 
+def test_packings_under_vmap() -> None:
+    """Only seq_idx is mapped, as where one batch is packed in several ways."""
+    x, w, b = whole(torch.float32, 4)
+    packings = torch.stack([PACKED, PACKED.flip(1)])
+    want = torch.stack([definition(x, w, b, ids).float() for ids in packings])
+    assert torch.equal(vmap(lambda ids: causal_conv1d(x, w, b, seq_idx=ids))(packings), want)
+
+
 def definition_of_row(row: Tensor, w: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     return definition(row[None], w, b, ids[None])
 

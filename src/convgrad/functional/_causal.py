@@ -221,7 +221,7 @@ def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | 
     width, (rows, steps) = weight.shape[1], seq_idx.shape
     of_window = F.pad(seq_idx, (width - 1, 0), value=-1).unfold(1, width, 1)  # [N, L, K]
     own = (of_window == seq_idx[..., None]) & (seq_idx >= 0)[..., None]
-    if is_batched(seq_idx):  # by vmap: the number of windows to compute may differ, so all are
+    if batched := is_batched(seq_idx):  # by vmap: the number of windows to compute may differ, so all are
         n, t = torch.ones(rows, steps, device=seq_idx.device).nonzero(as_tuple=True)
     else:
         n, t = (~own).any(2).nonzero(as_tuple=True)  # [P], [P]
@@ -234,7 +234,8 @@ def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | 
         again = again + bias
     again = torch.where((seq_idx[n, t] >= 0)[:, None], again, 0).to(output.dtype)
     channels = torch.arange(weight.shape[0], device=t.device)
-    return output.index_put_((n[:, None], channels, torch.zeros_like(channels), t[:, None]), again)
+    where = (n[:, None], channels, torch.zeros_like(channels), t[:, None])
+    return output.index_put(where, again) if batched else output.index_put_(where, again)
 
 
 def _shifted(state: Tensor, inputs: Tensor, carried: int) -> tuple[Tensor, Tensor]:
