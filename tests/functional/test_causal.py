@@ -196,6 +196,14 @@ def test_packed_rows_under_vmap() -> None:
         torch.testing.assert_close(found, want)
 
 
+def test_packings_under_vmap() -> None:
+    """Only seq_idx is mapped, as where one batch is packed in several ways."""
+    x, w, b = whole(torch.float32, 4)
+    packings = torch.stack([PACKED, PACKED.flip(1)])
+    want = torch.stack([definition(x, w, b, ids).float() for ids in packings])
+    assert torch.equal(vmap(lambda ids: causal_conv1d(x, w, b, seq_idx=ids))(packings), want)
+
+
 def definition_of_row(row: Tensor, w: Tensor, b: Tensor, ids: Tensor) -> Tensor:
     return definition(row[None], w, b, ids[None])
 
@@ -213,6 +221,23 @@ def test_autocast(ids: Tensor | None) -> None:
         got = causal_conv1d(x, w, b, seq_idx=ids)
     assert got.dtype == torch.bfloat16
     torch.testing.assert_close(got.double(), definition(x, w, b, ids), rtol=0.02, atol=0.1)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str)
+def test_a_state_of_another_dtype_under_autocast(dtypes: Any) -> None:
+    """As where the state was made by torch.zeros and x by a linear layer."""
+    x, w, b = whole(torch.float32, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        given = x[..., :3].to(dtypes[1])
+        rest, state = causal_conv1d(x[..., 3:].to(dtypes[0]), w, b, initial_state=given, return_state=True)
+        assert state.dtype == dtypes[0]
+        steps = [given.clone() for _ in range(3)]
+        options: list[Any] = [{}, {"cache_seqlens": torch.tensor([3, 3, 3])}, {"conv_state_indices": torch.arange(3)}]
+        for kept, more in zip(steps, options, strict=True):
+            assert torch.equal(causal_conv1d_update(x[..., 3:].to(dtypes[0]), kept, w, b, **more), rest)
+            assert kept.dtype == dtypes[1]
+            assert torch.equal(kept, x[..., -3:])
+    assert torch.equal(rest, definition(x, w, b)[..., 3:].bfloat16())
 
 
 def test_another_sequence_may_be_infinite() -> None:
@@ -234,6 +259,7 @@ def test_another_sequence_may_be_infinite() -> None:
         ({"seq_idx": PACKED[:, 1:]}, convgrad.ShapeError, r"Expected seq_idx of size \[3, 12\]"),
         ({"seq_idx": PACKED.float()}, convgrad.ShapeError, "int32 or int64, but got"),
         ({"initial_state": torch.zeros(3, 5, 4)}, convgrad.ShapeError, "5 channels and 3 steps, but it has"),
+        ({"initial_state": 0}, TypeError, "'initial_state' must be Tensor, not int"),
         ({"initial_state": torch.zeros(3, 5)}, convgrad.ShapeError, "initial_state with 3 dimensions"),
         ({"initial_state": torch.zeros(3, 5, 3).double()}, convgrad.DtypeError, "initial_state of the dtype"),
         ({"bias": torch.zeros(4)}, convgrad.ShapeError, "bias"),
@@ -252,6 +278,7 @@ def test_what_cannot_be_is_refused(arguments: Any, error: type[Exception], messa
         ({"conv_state": torch.zeros(5, 3)}, convgrad.ShapeError, "conv_state with 3 dimensions"),
         ({"x": torch.zeros(5)}, convgrad.ShapeError, "x with 3 dimensions"),
         ({"cache_seqlens": torch.zeros(2, dtype=torch.int32)}, convgrad.ShapeError, r"cache_seqlens of size \[3\]"),
+        ({"cache_seqlens": 3}, TypeError, r"causal_conv1d_update\(\): argument 'cache_seqlens' must be Tensor"),
         ({"conv_state_indices": torch.zeros(3)}, convgrad.ShapeError, "int32 or int64"),
         ({"activation": True}, ValueError, "activation is None"),
     ],

@@ -137,6 +137,24 @@ def test_compile_and_vmap(case: str) -> None:
     torch.testing.assert_close(stacked, tuple(torch.stack([t, 2 * t]) for t in want))
 
 
+@pytest.mark.parametrize("case", ["1d", "1d ghost", "transposed ghost"])
+def test_norms_under_autocast_are_float32_those_of_the_gradients(case: str) -> None:
+    x, size, g, options = operands(case, torch.float32)
+    want = loop(x.bfloat16().float(), size, g.bfloat16().float(), options).flatten(1).norm(dim=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        norms = convgrad.per_sample_norms(x, size, g, **options)
+    assert norms.dtype == torch.float32
+    # Of a gradient in bfloat16 where it is computed, and exact where it is not.
+    torch.testing.assert_close(norms, want, rtol=1e-5 if "ghost" in case else 2**-8, atol=0)
+
+
+def test_operands_of_two_dtypes() -> None:
+    for case in ("1d", "1d ghost"):
+        x, size, g, options = operands(case)
+        with pytest.raises(convgrad.DtypeError, match="Grad_output type"):
+            convgrad.per_sample_norms(x.float(), size, g, **options)
+
+
 def test_what_is_refused() -> None:
     x, size, g, options = operands("2d depthwise")
     for function in (convgrad.per_sample_norms, lambda *a, **k: convgrad.grad_weight(*a, **k, per_sample=True)):

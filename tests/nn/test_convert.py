@@ -84,6 +84,18 @@ def test_layers_that_stay_in_float() -> None:
         nn.convert_(net, nn.Binary)  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.parametrize("scheme", SCHEMES, ids=repr)
+def test_a_transformer_computes_with_the_scheme_in_eval_too(scheme: Any) -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    net = torch.nn.TransformerEncoder(layer, 2).eval()
+    assert nn.convert_(net, scheme) == [f"layers.{i}.linear{j}" for i in (0, 1) for j in (1, 2)]
+    x, padding = torch.randn(2, 3, 8), torch.tensor([[False] * 3, [False, False, True]])
+    for mask in (None, padding):
+        want = net(x, src_key_padding_mask=mask)  # while autograd records, no fast path
+        with torch.no_grad():
+            torch.testing.assert_close(net(x, src_key_padding_mask=mask), want)
+
+
 def test_deepshift_ps_keeps_what_was_frozen() -> None:
     layer: Any = torch.nn.Conv2d(2, 3, 3)
     layer.weight.requires_grad_(False)

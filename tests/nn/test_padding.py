@@ -44,6 +44,11 @@ def test_circular_is_pytorchs(sides: Any, last: bool, batch: tuple[int, ...], dt
     assert "_Pad" in type(got.grad_fn).__name__
 
 
+def test_a_volume_without_a_batch_that_lies_like_a_channels_last_image() -> None:
+    x, sides = torch.randn(3, 4, 5, 6).contiguous(memory_format=torch.channels_last), ((1, 2), (2, 1), (0, 3))
+    assert torch.equal(padded(x, sides, "circular"), pytorchs(x, sides, "circular"))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_derivatives_of_any_order(mode: str) -> None:
     x, w = torch.randn(1, 2, 4, 3, dtype=torch.double), torch.randn(2, 1, 3, 2, dtype=torch.double)

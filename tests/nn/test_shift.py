@@ -96,6 +96,7 @@ def test_bits_are_ranges() -> None:
     """As in the authors' code: one bit is the sign; zero needs a code where the sign is a parameter."""
     assert (nn.ShiftQ().limits, nn.ShiftPS().limits) == ((-15, 0), (-14, 0))
     assert (nn.ShiftQ(weight_bits=3).limits, nn.ShiftPS(weight_bits=3).limits) == ((-3, 0), (-2, 0))
+    assert nn.ShiftQ(weight_bits=8).limits == nn.ShiftPS(weight_bits=8).limits == (-126, 0)  # of normal floats
     layer = nn.Conv1dShiftQ(4, 4, 3, shift_range=(-2, 1))
     layer.weight.data.mul_(100)
     assert layer.quantized_weight().abs().max() == 2

@@ -17,6 +17,7 @@ from torch.overrides import handle_torch_function
 
 from .._compat import is_batched
 from ..errors import DtypeError, ShapeError
+from ..ops import autocast_is_on
 from ..validation import refuse_nested
 from ._arguments import require_bool, require_tensors, stands_for_tensors
 from ._names import conv2d
@@ -110,7 +111,8 @@ def causal_conv1d(
     if initial_state is None:
         before = carried  # zeros
     else:
-        state = _sequence("initial_state", initial_state, layout)
+        require_tensors("causal_conv1d", initial_state=initial_state)
+        state = _of_dtype(_sequence("initial_state", initial_state, layout), sequence)
         _check_state("initial_state", state, sequence, carried, exactly=True)
         sequence = _joined(state, sequence)
     output = _filtered(sequence, weight, bias, before)
@@ -177,21 +179,21 @@ def causal_conv1d_update(
     sequence = x.unsqueeze(2) if one_step else _sequence("x", x, layout)  # [N, D, L]
     _check(sequence, weight, activation)
     state, carried = _sequence("conv_state", conv_state, layout), weight.shape[1] - 1  # [.., D, S]
-    _check_state("conv_state", state, sequence, carried, rows_of_its_own=conv_state_indices is not None)
+    old, inputs, seen = _of_dtype(state, sequence), sequence, cache_seqlens
+    _check_state("conv_state", old, sequence, carried, rows_of_its_own=conv_state_indices is not None)
     for name, counts in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
-        _check_integers(name, counts, x.shape[:1])
-    old, inputs, seen = state, sequence, cache_seqlens
+        _check_integers("causal_conv1d_update", name, counts, x.shape[:1])
     rows = mine = None
     if conv_state_indices is not None:
         (rows,) = (conv_state_indices >= 0).nonzero(as_tuple=True)
         mine = conv_state_indices[rows].long()
-        old, inputs, seen = state[mine], sequence[rows], None if seen is None else seen[rows]
+        old, inputs, seen = old[mine], sequence[rows], None if seen is None else seen[rows]
     window, new = _shifted(old, inputs, carried) if seen is None else _turned(old, inputs, carried, seen)
     output = _filtered(window, weight, bias, 0)  # [.., D, 1, L]
     if rows is None or mine is None:
         state.copy_(new)
     else:
-        state.index_copy_(0, mine, new)
+        state.index_copy_(0, mine, new.to(state.dtype))
         output = output.new_zeros(x.shape[0], *output.shape[1:]).index_copy(0, rows, output)
     return _finished(output, activation, layout, one_step)
 
@@ -203,6 +205,11 @@ def _filtered(sequence: Tensor, weight: Tensor, bias: Tensor | None, before: int
     """[N, D, L] -> [N, D, 1, before + L - K + 1], laid out as the sequence, with zeros before it."""
     taps = weight.unsqueeze(1).unsqueeze(1)  # [D, 1, 1, K]
     return conv2d(sequence.unsqueeze(2), taps, bias, 1, (0, 0, before, 0), 1, weight.shape[0])
+
+
+def _of_dtype(state: Tensor, sequence: Tensor) -> Tensor:
+    """The state, which under autocast may be of another dtype than what a layer before made."""
+    return state.to(sequence.dtype) if autocast_is_on(sequence.device.type) else state
 
 
 def _joined(state: Tensor, sequence: Tensor) -> Tensor:
@@ -217,11 +224,11 @@ def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | 
 
     There are few: the first K - 1 of each sequence.
     """
-    _check_integers("seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
+    _check_integers("causal_conv1d", "seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
     width, (rows, steps) = weight.shape[1], seq_idx.shape
     of_window = F.pad(seq_idx, (width - 1, 0), value=-1).unfold(1, width, 1)  # [N, L, K]
     own = (of_window == seq_idx[..., None]) & (seq_idx >= 0)[..., None]
-    if is_batched(seq_idx):  # by vmap: the number of windows to compute may differ, so all are
+    if batched := is_batched(seq_idx):  # by vmap: the number of windows to compute may differ, so all are
         n, t = torch.ones(rows, steps, device=seq_idx.device).nonzero(as_tuple=True)
     else:
         n, t = (~own).any(2).nonzero(as_tuple=True)  # [P], [P]
@@ -234,7 +241,8 @@ def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | 
         again = again + bias
     again = torch.where((seq_idx[n, t] >= 0)[:, None], again, 0).to(output.dtype)
     channels = torch.arange(weight.shape[0], device=t.device)
-    return output.index_put_((n[:, None], channels, torch.zeros_like(channels), t[:, None]), again)
+    where = (n[:, None], channels, torch.zeros_like(channels), t[:, None])
+    return output.index_put(where, again) if batched else output.index_put_(where, again)
 
 
 def _shifted(state: Tensor, inputs: Tensor, carried: int) -> tuple[Tensor, Tensor]:
@@ -306,9 +314,9 @@ def _check_state(
         )
 
 
-def _check_integers(name: str, t: Tensor | None, size: Sequence[int]) -> None:
+def _check_integers(function: str, name: str, t: Tensor | None, size: Sequence[int]) -> None:
     if t is None:
         return
-    require_tensors("causal_conv1d", **{name: t})
+    require_tensors(function, **{name: t})
     if t.dtype not in (torch.int32, torch.int64) or tuple(t.shape) != tuple(size):
         raise ShapeError(f"Expected {name} of size {list(size)}, int32 or int64, but got {list(t.shape)}, {t.dtype}")

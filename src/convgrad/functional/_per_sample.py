@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from itertools import product
 from math import prod
 from typing import Any
@@ -11,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ops import autocast_is_on, cast_operands
 from ..shapes import conv_geometry, padding_pairs
-from ..validation import check_grad_weight
+from ..validation import check_grad_weight, check_operands, refuse_nested
 from ._arguments import Ints, all_arguments, require_bool, require_tensors, sizes
 from ._gradients import grad_bias, grad_weight
 
@@ -49,6 +51,7 @@ def per_sample_norms(
 
     Raises:
         ShapeError: a grad_output that is not of the shape of the output.
+        DtypeError: operands of different dtypes or devices.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -59,15 +62,21 @@ def per_sample_norms(
     """
     require_tensors("per_sample_norms", input=input, grad_output=grad_output)
     require_bool("bias", bias)
+    refuse_nested(input, grad_output)
     size = sizes(weight_size, "weight_size")
     form = (stride, padding, dilation, transposed, output_padding, groups)
     arguments = all_arguments(len(size) - 2, size, *form)
     check_grad_weight(grad_output.shape, input.shape, size, conv_geometry(size, *arguments))
+    operands: Any = cast_operands(input, grad_output)  # as autocast does for the gradient
+    input, grad_output = operands
+    check_operands(("grad_output", grad_output), ("input", input))
     # Read as a plain convolution: windows of `data`, one for each position of `other`.
     data, other = (grad_output, input) if transposed else (input, grad_output)
     positions, per_group = prod(other.shape[2:]), size[1]
     if positions * groups * (2 * positions + per_group) < prod(size):
-        norms = _sqrt(_squared(data, other, size, arguments))
+        device = data.device.type
+        with torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext():
+            norms = _sqrt(_squared(data, other, size, arguments))
     else:
         norms = _norm(grad_weight(input, size, grad_output, *form, per_sample=True))
     if not bias:

@@ -56,7 +56,17 @@ def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: Iterable[s
         module: Any = modules[name]
         module.__class__ = layers[type(scheme), type(module)]
         module.adopt(scheme)
+    _turn_off_fast_paths(model)
     return converted
+
+
+def _turn_off_fast_paths(model: nn.Module) -> None:
+    """In eval() torch's transformer encoders pass the parameters of their linear layers to one kernel: no scheme's."""
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+        elif isinstance(module, nn.TransformerEncoderLayer) and isinstance(module.linear1, Quantized):
+            module.activation_relu_or_gelu = 0  # neither, as far as that kernel goes
 
 
 def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:

@@ -85,7 +85,7 @@ class _Fold(torch.autograd.Function):
 
 def _pad(input: Tensor, sides: Sides) -> Tensor:
     """[.., *n] -> [.., *(low + n + high)], in the input's layout."""
-    if not suggests_channels_last(input):
+    if input.dim() != len(sides) + 2 or not suggests_channels_last(input):  # a volume without N may look like one
         return _by_pytorch(input, sides, "circular")
     sizes = [low + n + high for n, (low, high) in zip(input.shape[2:], sides, strict=True)]
     layout = channels_last_of(len(sides))

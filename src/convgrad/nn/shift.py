@@ -186,7 +186,9 @@ class ShiftQ(Scheme):
     @property
     def limits(self) -> tuple[int, int]:
         """The smallest and the largest shift."""
-        return (self._reserved - 2 ** (self.weight_bits - 1), 0) if self.shift_range is None else self.shift_range
+        if self.shift_range is not None:
+            return self.shift_range
+        return max(self._reserved - 2 ** (self.weight_bits - 1), -126), 0  # 2 ** -127 is no normal float
 
     def quantize(self, *originals: Tensor, transposed: bool = False, groups: int = 1, training: bool = False) -> Tensor:
         return round_power_of_2(originals[0], self.rounding if training else "deterministic", self.limits)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import torch
 
 from . import autocast, autograd, batching, fake, flops, kernels, with_backend
-from .autocast import cast_operands
+from .autocast import autocast_is_on, cast_operands
 from .autograd import apply
 from .with_backend import operator
 
 __all__ = [
     "apply",
+    "autocast_is_on",
     "cast_operands",
     "convolution",
     "convolution_backward",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["cast_operands", "register"]
+__all__ = ["autocast_is_on", "cast_operands", "register"]
 
 _KEYS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA", "xpu": "AutocastXPU", "mps": "AutocastMPS"}
 
@@ -28,10 +28,11 @@ def cast_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
 
     For an autograd.Function: cast before it, so that it saves what was computed with, as PyTorch's convolution does.
     """
-    return tuple([_cast(t, t.device.type) if t is not None and _is_on(t.device.type) else t for t in operands])
+    return tuple([_cast(t, t.device.type) if t is not None and autocast_is_on(t.device.type) else t for t in operands])
 
 
-def _is_on(device: str) -> bool:
+def autocast_is_on(device: str) -> bool:
+    """Whether autocast casts on this kind of device."""
     return device in _KEYS and torch.is_autocast_enabled(device)
 
 
