@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.utils import parametrize
+from torch.nn.utils import parametrize, prune
 
 import convgrad
 from convgrad import nn
@@ -82,6 +82,16 @@ def test_layers_that_stay_in_float() -> None:
         nn.convert_(net, nn.Binary(), skip=["conv9", "2.7", "0"])
     with pytest.raises(TypeError, match="a scheme is an instance such as"):
         nn.convert_(net, nn.Binary)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_pruned_layer_stays_pruned() -> None:
+    """Shift and sign would take the place of a weight that the hook of pruning goes on making of its own parameter."""
+    layer: Any = prune.identity(torch.nn.Conv1d(2, 2, 3), "weight")
+    assert nn.convert_(layer, nn.ShiftPS()) == []
+    assert nn.convert_(layer, nn.ShiftQ()) == [""]
+    layer.weight_mask[0] = 0
+    layer(torch.randn(1, 2, 5))
+    assert not layer.quantized_weight()[0].any()
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=repr)

@@ -21,7 +21,8 @@ def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: Iterable[s
 
     A layer gets another class and stays the same object with the same parameters, hooks and buffers; only DeepShift-PS
     puts a shift and a sign in the place of its weight, so make the optimizer afterwards. Subclasses of torch's layers
-    are left alone, as nobody knows what they compute: `parametrize_` is for them.
+    are left alone, as nobody knows what they compute: `parametrize_` is for them. So are, by DeepShift-PS, layers whose
+    weight a hook computes of others (pruning, the old ``weight_norm``).
 
     Args:
         model: a network, or one layer.
@@ -51,7 +52,12 @@ def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: Iterable[s
     modules, skipped = dict(model.named_modules()), set(skip)
     if unknown := sorted(skipped - set(modules)):
         raise ValueError(f"skip names what is not in the model: {', '.join(unknown)}")
-    converted = [n for n, m in modules.items() if n not in skipped and (type(scheme), type(m)) in layers]
+    kept = scheme.names == ("weight",)
+    converted = [
+        n
+        for n, m in modules.items()
+        if n not in skipped and (type(scheme), type(m)) in layers and (kept or "weight" in m._parameters)
+    ]
     for name in converted:
         module: Any = modules[name]
         module.__class__ = layers[type(scheme), type(module)]
