@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from ..errors import ShapeError
 from ..ops import cast_operands
 from ..shapes import check_rank
 from ..validation import check_operands, refuse_nested
-from ._arguments import Ints, require_tensors
+from ._arguments import Ints, require_tensors, stands_for_tensors
 
 __all__ = ["feedback_convolution"]
 
@@ -61,13 +62,16 @@ def feedback_convolution(
         True
     """
     require_tensors("feedback_convolution", input=input, weight=weight, feedback_weight=feedback_weight)
+    form = (stride, padding, dilation, transposed, output_padding, groups)
+    given = (input, weight, feedback_weight)
+    if stands_for_tensors(*given):
+        return handle_torch_function(feedback_convolution, given, *given, bias, *form)
     refuse_nested(input, weight, bias, feedback_weight)
     if feedback_weight.shape != weight.shape:
         raise ShapeError(
             f"Expected feedback_weight of the size of weight, {list(weight.shape)}, "
             f"but got {list(feedback_weight.shape)}"
         )
-    form = (stride, padding, dilation, transposed, output_padding, groups)
     if input.dim() == weight.dim() - 1:
         return feedback_convolution(input.unsqueeze(0), weight, feedback_weight, bias, *form).squeeze(0)
     check_rank(input.shape, weight.shape)
