@@ -39,7 +39,8 @@ ROWS = [
     ("", "mb2ic64ih28oc128kh1sh2", ("forward",), ["aten"]),
     ("", "mb2ic64ih28oc128kh1sh2 channels_last", ("grad_input",), ["aten"]),
     ("", "mb1ic512ih14oc512kh1sh2", ("grad_input",), ["aten"]),
-    ("", "mb2ic3ih32oc96kh4sh4", ("grad_input",), ["im2col"]),
+    ("", "mb8ic3ih32oc96kh4sh4", ("grad_input",), ["im2col"]),
+    ("", "mb2ic4ih16oc8kh2sh2", ("grad_input",), ["aten"]),
     ("", "mb2ic64ih28oc128kh3sh2ph1", ("grad_input",), ["aten"]),
     ("", "mb1ic64ih64oc3kh9ph4", ("grad_input",), ["aten:channels_last"]),
     ("", "mb1ic64ih64oc3kh9ph4", ("grad_weight",), ["aten"]),
@@ -105,7 +106,7 @@ def test_what_a_rule_takes_is_measured_too() -> None:
     assert "aten:mkldnn" in {way for way, _ in known.ranked()}
 
 
-@pytest.mark.parametrize("text", [VOLUME, "mb2ic16ih14oc24kh1sh2", "mb1ic20ih12oc2kh5ph2"])
+@pytest.mark.parametrize("text", [VOLUME, "mb8ic64ih28oc64kh1sh2", "mb8ic20ih28oc4kh5ph2"])
 def test_the_public_function_gives_what_pytorch_gives(text: str) -> None:
     p = ConvProblem.parse(text)
     x, w = torch.randn(p.input_shape, requires_grad=True), torch.randn(p.weight_shape, requires_grad=True)

@@ -20,6 +20,8 @@ __all__ = ["why_native", "why_other"]
 
 #: Bytes of all operands and the result beyond which no cache of a processor holds them.
 _CACHED_BYTES = 16 << 20
+#: FLOPs below which the call of a backend in Python costs more than a faster kernel gains.
+_CALL = 4_000_000
 
 
 def why_native(p: ConvProblem, outputs: tuple[Output, ...], device: torch.device, threads: int) -> str:
@@ -101,7 +103,7 @@ def _grouped(p: ConvProblem, outputs: tuple[Output, ...], threads: int) -> str:
 def why_other(p: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> tuple[str, str]:
     """A backend that is expected to be much faster than PyTorch's call as given, and why; twice nothing for none.
 
-    Under torch.compile the graph then holds our operator, which Inductor does not look into: none is here for a little.
+    Under torch.compile the graph then holds our operator, which Inductor does not look into: no small gain is worth it.
     """
     if device.type == "cpu":
         for name, applies, why in _OTHERS:
@@ -127,17 +129,22 @@ def _small_volume(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
     )
 
 
+def _of_input(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
+    contiguous = p.dtype is torch.float32 and not p.channels_last
+    return outputs == ("grad_input",) and contiguous and p.flops > _CALL
+
+
 def _spread(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
     """Strides that no kernel bridges, of single pixels or of patches of few channels."""
     apart = max(p.stride) > 1 and all(map(le, p.kernel_size, p.stride)) and max(p.dilation) == 1
     few = p.in_channels // p.groups <= (256 if p.pointwise else 4)
-    return outputs == ("grad_input",) and apart and few and p.dtype is torch.float32 and not p.channels_last
+    return _of_input(p, outputs) and apart and few
 
 
 def _narrow(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
     """Many channels to few by a wide kernel."""
     few = p.out_channels // p.groups <= 4 and p.in_channels // p.groups > 16 and prod(p.kernel_size) >= 25
-    return outputs == ("grad_input",) and few and p.dtype is torch.float32 and not p.channels_last
+    return _of_input(p, outputs) and few
 
 
 def _long(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
