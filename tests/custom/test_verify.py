@@ -256,13 +256,13 @@ def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until enough problems have passed, and then no more than the time given."""
-    monkeypatch.setattr(convgrad.custom.verified, "FLOOR", 4)
+    monkeypatch.setattr(convgrad.custom.verified, "FLOOR", 12)
     takes = partial(_depthwise_of, 6)
-    first = convgrad.register("right", forward=right, accepts=takes, seconds=0.05)
+    first = convgrad.register("right", forward=right, accepts=takes, seconds=0.01)
     assert not first.verified
-    second = convgrad.register("right", forward=right, accepts=takes, seconds=0.05)
+    second = convgrad.register("right", forward=right, accepts=takes, seconds=0.01)
     assert passed(second) > passed(first)
-    long = convgrad.register("right", forward=right, accepts=takes, problems=["g6ic6ih9oc6kh3"], seconds=2)
+    long = convgrad.register("right", forward=right, accepts=takes, problems=["g6ic6ih9oc6kh3"], seconds=5)
     assert long.verified
     monkeypatch.setattr(convgrad.custom.verify, "_examine", None)
     assert convgrad.register("right", forward=right, accepts=takes, seconds=1).note.startswith("verified on ")

@@ -38,8 +38,9 @@ def fingerprint(parts: Iterable[Any]) -> str | None:
     """A digest of functions, objects and plain values, equal in another process; None where there is none.
 
     Equivalent to:
-        >>> make = lambda n: lambda x: x * n
-        >>> fingerprint([make(2)]) == fingerprint([make(2)]), fingerprint([make(2)]) == fingerprint([make(3)])
+        >>> from functools import partial
+        >>> two, too, three = (fingerprint([partial(max, n)]) for n in (2, 2, 3))
+        >>> two == too, two == three
         (True, False)
     """
     digest = hashlib.sha256()
