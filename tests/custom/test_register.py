@@ -144,6 +144,36 @@ def test_a_class_of_ones_own_is_refused() -> None:
     assert "own" not in convgrad.list_backends()
 
 
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ({"passes": ("forwards",)}, "passes of class Bad are among forward, grad_input, grad_weight, got 'forwards'"),
+        ({"sweeps": (("grad_weight", "grad_inputs"),)}, "sweeps of class Bad are tuples of .*, got 'grad_inputs'"),
+        ({"sweeps": ("grad_input", "grad_wieght")}, "sweeps of class Bad are tuples of .*, got 'grad_wieght'"),
+        ({"passes": (), "sweeps": ()}, "class Bad has neither passes nor sweeps: it computes nothing"),
+    ],
+)
+def test_a_class_that_computes_what_there_is_not_is_refused(stated: dict[str, Any], message: str) -> None:
+    bad = type("Bad", (Own,), stated)
+    for what in (bad, bad()):
+        with pytest.raises(ValueError, match=message):
+            convgrad.register("own")(what)
+
+
+@pytest.mark.parametrize("named", ["g8mb1ic8ih9oc8kh3ph1", ConvProblem.parse("g8mb1ic8ih9oc8kh3ph1")])
+def test_one_problem_may_be_named_alone(named: Any) -> None:
+    seen = []
+
+    def accepts_one(p: ConvProblem) -> bool:
+        seen.append(str(p))
+        return p == ConvProblem.parse("g8mb1ic8ih9oc8kh3ph1")
+
+    with pytest.raises(ValueError, match="problems= names g8mb2ic8ih9"):
+        convgrad.register("one", forward=forward, accepts=accepts_one, problems="g8mb2ic8ih9oc8kh3ph1")
+    convgrad.register("one", forward=forward, accepts=accepts_one, problems=named, seconds=0.2)
+    assert "g8mb1ic8ih9oc8oh9kh3sh1ph1dh0" in seen
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 import convgrad
 from convgrad import CheckError, ConvProblem
+from convgrad.check import CheckResult
+from convgrad.custom.refusal import advice
 
 from .functions import accepts, grad_weight, padding, passed
 from .functions import forward as right
@@ -308,3 +310,14 @@ def test_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend.note == "not verified: no cuda is here"
     reasons = backend.reasons_against(ConvProblem.parse("ic2ih5oc2kh3"), ("forward",), torch.device("cpu"))
     assert reasons == ["it was registered for cuda, not for cpu"]
+
+
+def test_a_race_is_not_explained_by_the_layout() -> None:
+    backend = convgrad.register("mine", forward=right, accepts=accepts, verify=False, prefer=False)
+    p = ConvProblem.parse("g8mb2ic8ih9oc8kh3ph1 channels_last")
+
+    def hints(*failed: str) -> list[str]:
+        return list(advice(backend, [CheckResult("mine", p, "forward", n, "failed") for n in failed], 1))
+
+    assert hints("threads") == []  # it passes when it is asked again, in any layout
+    assert "it is right where the same tensors are contiguous" in hints("exact")[0]

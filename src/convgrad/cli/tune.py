@@ -175,16 +175,20 @@ def _tune(jobs: list[_Job], device: torch.device) -> int:
                     progress.advance(task)
         except KeyboardInterrupt:
             status = 130
-    _show(jobs, device)
+    counts = {job: min(job.count(device), rounds) for job in jobs}
+    _show([job for job in jobs if counts[job] or not status], device)
     for job in failed:
         say(f"not measured: {'+'.join(job.outputs)} of {job.problem} (no memory for it, or another process measures)")
     if status:
-        missing = sum(job.count(device) < rounds for job in jobs)
-        say(f"convgrad: interrupted; {missing} of {len(jobs)} are left, the same command goes on", sys.stderr)
+        total = len(jobs) * rounds
+        left = f"{total - sum(counts.values())} of {total} measurements are left"
+        say(f"convgrad: interrupted; {left}, the same command goes on", sys.stderr)
     return status
 
 
 def _show(jobs: list[_Job], device: torch.device) -> None:
+    if not jobs:
+        return
     rows: list[Sequence[str]] = [("output", "backend", "why", "problem")]
     for problem, outputs in jobs:
         steps = choose(problem, outputs, device, current(), None)

@@ -53,7 +53,7 @@ def register(
     prefer: bool = True,
     verify: bool = True,
     seconds: float = 10.0,
-    problems: Sequence[ConvProblem | str] = (),
+    problems: ConvProblem | str | Sequence[ConvProblem | str] = (),
     signature: Literal["native", "torch"] = "native",
 ) -> Any:
     """Make functions a backend that computes what they are given for; everything else stays with the engine.
@@ -93,7 +93,7 @@ def register(
         verify: run the conformance suite first. False registers them unseen; `info` and `explain` say so.
         seconds: how long the check may take; what is loaded and compiled at the first call is not counted. With fewer
             than 30 problems of an output the kernel is registered as not verified; the next time, the check goes on.
-        problems: problems to check first, as `ConvProblem` or as its text; a kernel for which none is found
+        problems: problems to check first, one or several, as `ConvProblem` or as text; a kernel for which none is found
             needs them.
         signature: deprecated. ``"torch"`` passes what the function has as parameters, by PyTorch's names for them.
 
@@ -137,7 +137,7 @@ def register(
     check_options(options, places, seconds)
     for option, given in (("args", args), ("accepts", accepts)):
         check_mapping(option, given)
-    named = [ConvProblem.parse(p) if isinstance(p, str) else p for p in problems]
+    named = [ConvProblem.parse(p) if isinstance(p, str) else p for p in several(problems)]
 
     def kernel(function: Callable[..., Any], method: Method) -> UserKernel:
         its_args: Any = args.get(method) if isinstance(args, Mapping) else args

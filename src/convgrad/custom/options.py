@@ -10,6 +10,7 @@ import torch
 
 from ..backends import Arithmetic, Backend, Layout
 from ..check import default_problems
+from ..problem import OUTPUTS, PASSES, ConvProblem
 from .arguments import METHODS, Method
 
 __all__ = ["check_mapping", "check_options", "instance", "several", "static_methods"]
@@ -17,7 +18,7 @@ __all__ = ["check_mapping", "check_options", "instance", "several", "static_meth
 
 def several(option: Any) -> tuple[Any, ...]:
     """What may be given alone or as a sequence."""
-    return (option,) if isinstance(option, (str, torch.dtype)) else tuple(option)
+    return (option,) if isinstance(option, (str, torch.dtype, ConvProblem)) else tuple(option)
 
 
 def check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, seconds: float) -> None:
@@ -70,11 +71,25 @@ def _check_accepts(accepts: Callable[..., object]) -> None:
 def instance(own: Backend | type[Backend]) -> Backend:
     """The backend itself, or one of this class."""
     if isinstance(own, Backend):
-        return own
+        return _with_outputs(own)
     if inspect.isabstract(own):
         missing = " and no ".join(sorted(own.__abstractmethods__))
         raise TypeError(f"class {own.__name__} has no {missing}, which every Backend has")
-    return own()
+    return _with_outputs(own())
+
+
+def _with_outputs(own: Backend) -> Backend:
+    """The backend, refused where it computes nothing, or something that there is not."""
+    what, passes, sweeps = f"class {type(own).__name__}", several(own.passes), tuple(map(several, own.sweeps))
+    unknown = [p for p in passes if p not in PASSES]
+    if unknown:
+        raise ValueError(f"passes of {what} are among {', '.join(PASSES)}, got {unknown[0]!r}")
+    unknown = [o for sweep in sweeps for o in sweep if o not in OUTPUTS]
+    if unknown:
+        raise ValueError(f"sweeps of {what} are tuples of {', '.join(OUTPUTS)}, got {unknown[0]!r}")
+    if not (passes or sweeps):
+        raise ValueError(f"{what} has neither passes nor sweeps: it computes nothing")
+    return own
 
 
 def static_methods(decorated: type) -> dict[Method, Any]:

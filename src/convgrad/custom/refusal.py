@@ -76,6 +76,8 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
         yield f"a kernel that knows no {dtype} says which it knows: dtypes=(torch.float32, ...)"
     elif names == {"bound"}:  # right on integers, so only the rounding is in question
         yield _ROUNDING
+    elif names == {"threads"}:  # by chance, whatever the layout
+        return
     elif p.channels_last and {"channels_last", "contiguous"} <= {*backend.layouts}:
         contiguous = p.replace(memory_format=torch.contiguous_format)
         only = (failure.property_name,)

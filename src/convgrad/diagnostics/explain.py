@@ -171,7 +171,7 @@ def _answers(
                 against = _described_library(backend, output, machine, against, aten_runs)
             together_with = [o for o in step.outputs if o != output]
             why = f"{step.reason} with {' and '.join(together_with)}" if together_with else step.reason
-            reasons = [why] if chosen else against or [f"usable; {step.backend.name} goes before it: {why}"]
+            reasons = [why] if chosen else against or [f"usable; {step.backend.name} goes before it"]
             usable = chosen or not against
             runs = aten_runs[output] if backend.name == "aten" else backend.kernel_name(problem, of)
             answers.append(Answer(
