@@ -29,7 +29,6 @@ def snippets(page: Path) -> list[tuple[int, str, str]]:
     return [f for f in found if f[1] in ("python", "pycon")]
 
 
-@pytest.mark.filterwarnings("ignore:.* runs wherever it is usable, and is slower there")  # they stand for faster ones
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

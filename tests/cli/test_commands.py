@@ -26,7 +26,7 @@ SMALL = "g4mb2ic4ih6oc4kh3ph1"
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
 
 
 def call(capsys, *args: str) -> tuple[int, str, str]:

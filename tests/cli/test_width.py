@@ -20,7 +20,7 @@ SCRIPT = "import torch\ntorch.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3,
 
 @pytest.fixture(autouse=True)
 def _no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.chdir(tmp_path)
     Path("kernels.py").write_text(KERNELS)

@@ -50,7 +50,7 @@ def test_a_slow_one_is_told_once(measured: list[Any]) -> None:
         UserWarning, match=r"'mine' runs wherever it is usable, and is slower there: forward 0\."
     ) as told:
         backend = convgrad.register("mine", **options)
-    assert [w.filename for w in told] == [__file__]
+    assert [w.filename for w in told if "slower" in str(w.message)] == [__file__]
     assert backend.timings[0].problem == str(LAYER)
     assert all(t.speed < 0.5 and t.other in ("aten", "native") for t in backend.timings)
     assert "as fast as" in backend.summary

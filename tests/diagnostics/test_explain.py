@@ -25,7 +25,7 @@ H100 = "h100 cudnn 9.10"
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
 
 
 def test_every_output_has_one_chosen_backend_and_every_backend_a_reason() -> None:

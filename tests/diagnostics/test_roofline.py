@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from convgrad.diagnostics import Limits
 from convgrad.diagnostics import roofline as limits
 from convgrad.diagnostics.aten_rules import Machine
+from convgrad.engine import store
 from convgrad.problem import ConvProblem
 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
 
 
 def test_roofline() -> None:
@@ -46,16 +45,9 @@ def test_measuring_again_only_raises() -> None:
     assert (again.bytes_per_second, again.flops_per_second) == (1e18, 1e21)
 
 
-def test_a_broken_or_unwritable_cache_is_no_error(monkeypatch, tmp_path) -> None:
-    path = limits.cache_file()
-    path.parent.mkdir(parents=True)
-    path.write_text("not json")
+def test_what_is_no_measurement_is_none() -> None:
+    store.write("limits", limits._key(torch.float32), {"wrong": 1})
     assert limits.limits_of(Machine.here(), torch.float32) is None
-    path.write_text(json.dumps({limits._key(torch.float32): {"wrong": 1}}))
-    assert limits.limits_of(Machine.here(), torch.float32) is None
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("CONVGRAD_CACHE_DIR", str(tmp_path / "file"))
-    limits._store(torch.float32, Limits(1, 1, "float32", "test"))
 
 
 def test_datasheets() -> None:

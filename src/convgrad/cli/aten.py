@@ -31,7 +31,8 @@ def search(seconds: float, seed: int) -> int:
     if terminal:
         print("\r\x1b[K", end="", file=sys.stderr)
     avoided = "; ATen is not chosen there from now on, whatever the batch and the channels" if count else ""
-    print(f"PyTorch's kernels on {done} problems with poisoned memory: {count} found wrong{avoided}")
+    beyond = "beyond what is known (convgrad info)"
+    print(f"PyTorch's kernels on {done} problems with poisoned memory: {count} found wrong {beyond}{avoided}")
     return int(count > 0)
 
 

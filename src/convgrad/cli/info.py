@@ -12,7 +12,7 @@ import torch
 import typer
 
 from .. import __version__, settings
-from ..diagnostics import MODELLED_VERSIONS, Machine, cache_file, limits_of, measure_limits
+from ..diagnostics import MODELLED_VERSIONS, Machine, limits_of, measure_limits
 from ..engine import backends, measurements, reasons_against, store
 from ..engine.ab_timer import conditions
 from ..problem import PASSES, ConvProblem
@@ -59,7 +59,7 @@ def gather() -> dict[str, Any]:
         },
         "PyTorch's kernels are wrong": defects_here(),
         "store": _store(),
-        "paths": {"package": str(Path(__file__).parent.parent), "limits": str(cache_file())},
+        "paths": {"package": str(Path(__file__).parent.parent)},
     }
 
 

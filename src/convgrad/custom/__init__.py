@@ -23,7 +23,7 @@ from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, Use
 from .loading import foreign_frames, load_kernels, loading
 from .names import by_names
 from .options import check_mapping, check_options, instance, several, static_methods
-from .speed import measure
+from .speed import measure, users_frame
 from .timing import in_words
 from .verify import verify as _verify
 
@@ -199,6 +199,11 @@ def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: floa
     _check_named(backend, named)
     backend.note = "not verified: registered with verify=False" if seconds is None else _verify(backend, named, seconds)
     backend.verified = backend.note.startswith("verified")
+    if backend.preferred and seconds is not None and not backend.verified:
+        warnings.warn(
+            f"{backend.name!r} runs wherever it is usable, and is {backend.note}",
+            stacklevel=users_frame(),
+        )
     here = any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available()))
     backend.timings = measure(backend, named, seconds) if here and seconds is not None else ()
     backend.summary = "; ".join(filter(None, [backend.summary, backend.note, in_words(backend.timings)]))

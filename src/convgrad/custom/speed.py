@@ -23,7 +23,7 @@ from ..settings import current
 from .backend import CustomBackend
 from .timing import Timing, in_words
 
-__all__ = ["measure"]
+__all__ = ["measure", "users_frame"]
 
 #: Layers as networks have them, none of which takes long.
 _USUAL: Final = """
@@ -75,12 +75,12 @@ def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float
         warnings.warn(
             f"{backend.name!r} runs wherever it is usable, and is slower there: {in_words(worst)} "
             f"({worst[0]}); prefer=False runs it only where it is named",
-            stacklevel=_users_frame(),
+            stacklevel=users_frame(),
         )
     return timings
 
 
-def _users_frame() -> int:
+def users_frame() -> int:
     """The ``stacklevel`` at which a warning names the user's code."""
     frame, level = sys._getframe(1), 1
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):

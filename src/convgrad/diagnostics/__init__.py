@@ -7,7 +7,7 @@ from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, named, select_con
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation
 from .measure import plan_of, random_operands
-from .roofline import Limits, cache_file, limits_of, measure_limits
+from .roofline import Limits, limits_of, measure_limits
 from .trace import Record, Trace, kernel_of_event, trace
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "ModelExplanation",
     "Record",
     "Trace",
-    "cache_file",
     "explain",
     "explain_problem",
     "kernel_of",

@@ -6,22 +6,18 @@ A pass cannot take less time than its bytes need (two operands read, one result 
 
 from __future__ import annotations
 
-import json
-import os
-import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import torch
 
+from ..engine import store
 from ..engine.ab_timer import conditions
 from ..problem import ConvProblem
 from .aten_rules import Machine
 
-__all__ = ["Limits", "cache_file", "datasheet", "limits_of", "measure_limits"]
+__all__ = ["Limits", "datasheet", "limits_of", "measure_limits"]
 
 
 @dataclass(frozen=True)
@@ -158,49 +154,17 @@ def _best(call: Callable[[], object], device: torch.device, seconds: float = 0.4
     return min(times)
 
 
-# ---- on disk -------------------------------------------------------------------------------------
-
-
-def cache_file() -> Path:
-    """Where measured limits are kept: ``$CONVGRAD_CACHE_DIR``, or the user's cache folder."""
-    named = os.environ.get("CONVGRAD_CACHE_DIR")
-    if named:
-        return Path(named) / "limits.json"
-    base = os.environ.get("XDG_CACHE_HOME")
-    if base is None and platform.system() == "Darwin":
-        base = str(Path.home() / "Library" / "Caches")
-    if base is None and platform.system() == "Windows":
-        base = os.environ.get("LOCALAPPDATA")
-    return Path(base or Path.home() / ".cache") / "convgrad" / "limits.json"
+# ---- what was measured before --------------------------------------------------------------------
 
 
 def _key(dtype: torch.dtype) -> str:
     return f"{conditions('cpu')}, {str(dtype).removeprefix('torch.')}"
 
 
-def _read() -> dict[str, dict[str, float | str]]:
-    try:
-        data = json.loads(cache_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return data if isinstance(data, dict) else {}
-
-
 def _stored(dtype: torch.dtype) -> Limits | None:
-    try:
-        return Limits(**_read()[_key(dtype)])  # pyright: ignore[reportArgumentType]
-    except (KeyError, TypeError):
-        return None
+    found = store.read("limits", _key(dtype))
+    return Limits(**found) if isinstance(found, dict) and found.keys() == Limits.__annotations__.keys() else None
 
 
 def _store(dtype: torch.dtype, found: Limits) -> None:
-    """Add to the file, in one step; a folder that cannot be written to is no error."""
-    path = cache_file()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        data = {**_read(), _key(dtype): asdict(found)}
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as f:
-            json.dump(data, f, indent=1)
-        os.replace(f.name, path)
-    except OSError:
-        return
+    store.write("limits", _key(dtype), asdict(found))
