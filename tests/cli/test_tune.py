@@ -54,6 +54,12 @@ def each(problem: str, times: int = 3) -> dict[str, int]:
     return {f"{o} {problem}": times for o in outputs}
 
 
+def test_first_it_searches_for_what_pytorch_gets_wrong(capsys) -> None:
+    assert run(["tune", "--aten", "1", SMALL]) == 0
+    printed = capsys.readouterr().out
+    assert printed.index("found wrong beyond what is known") < printed.index("measured 3 times on this machine")
+
+
 def test_a_problem_is_measured_forward_and_backward(capsys) -> None:
     assert run(["tune", SMALL]) == 0
     printed = capsys.readouterr().out

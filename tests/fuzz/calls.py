@@ -87,7 +87,7 @@ def answer(call: dict[str, Any]) -> str:
     if call["spoiled"]:
         return ""  # computed after all: `conv1d(padding=2**31 - 1, stride=2**30)` is a problem like others
     operands = {s: t.resolve_neg() for s, t in zip(slots, tensors, strict=True)}
-    return "; ".join(filter(None, (_compared(p, name, got, operands) for name, got in results.items())))
+    return "; ".join(filter(None, (_compared(p, name, got, operands, _bias(p, call)) for name, got in results.items())))
 
 
 def _laid_out(t: Tensor, kind: str) -> Tensor:
@@ -124,7 +124,8 @@ def _computed(p: ConvProblem, call: dict[str, Any], tensors: list[Tensor]) -> di
             form[name] = value if name == "groups" else [*form[name][:-1], value]
     arguments = tuple(form.values())
     forward, gradient = p.bias_pass, "forward" if p.transposed else "grad_input"
-    mask = [*call["mask"][:2], False]
+    mask, bias = call["mask"], _bias(p, call) if not call["spoiled"] else None
+    sizes = [p.in_channels if p.transposed else p.out_channels] if mask[2] else None
     with ExitStack() as stack:
         stack.enter_context(convgrad.use_backend(call["backend"]) if call["backend"] else nullcontext())
         if call["mode"] == "takeover":
@@ -132,19 +133,26 @@ def _computed(p: ConvProblem, call: dict[str, Any], tensors: list[Tensor]) -> di
         if call["mode"] in ("autograd", "takeover"):
             x, w = x.detach().requires_grad_(mask[0]), w.detach().requires_grad_(mask[1])
             own = torch.convolution if call["mode"] == "takeover" else torch.ops.convgrad.convolution
-            y = own(x, w, None, *arguments)
-            wanted = [t for t, m in zip((x, w), mask, strict=False) if m]
+            bias = bias.requires_grad_() if bias is not None and mask[2] else bias
+            y = own(x, w, bias, *arguments)
+            wanted = [t for t, m in zip((x, w, bias), mask, strict=True) if m and t is not None]
             found = iter(torch.autograd.grad(y, wanted, g) if wanted else ())
-            grads = [next(found) if m else None for m in mask]
+            grads = [next(found) if m and t is not None else None for t, m in zip((x, w, bias), mask, strict=True)]
         else:
             op = convgrad.convolution if call["mode"] == "function" else torch.ops.convgrad.convolution
-            y = op(x, w, None, *arguments)
+            y = op(x, w, bias, *arguments)
             back = convgrad.convolution_backward
             if call["mode"] == "operator":
                 back = torch.ops.convgrad.convolution_backward
-            grads = list(back(g, x, w, None, *arguments, mask)) if any(mask) else [None] * 3
-    results = {forward: y.detach(), gradient: grads[0], "grad_weight": grads[1]}
+            grads = list(back(g, x, w, sizes, *arguments, mask)) if any(mask) else [None] * 3
+    results = {forward: y.detach(), gradient: grads[0], "grad_weight": grads[1], "grad_bias": grads[2]}
     return {name: t for name, t in results.items() if t is not None}
+
+
+def _bias(p: ConvProblem, call: dict[str, Any]) -> Tensor | None:
+    """Small integers, in two of three calls."""
+    channels = p.in_channels if p.transposed else p.out_channels
+    return (torch.arange(channels) % 5 - 2.0).to(p.dtype) if call["seed"] % 3 else None
 
 
 def _output_padding(p: ConvProblem) -> list[int]:
@@ -153,9 +161,16 @@ def _output_padding(p: ConvProblem) -> list[int]:
     return list(statable_arguments(p)[4])
 
 
-def _compared(p: ConvProblem, pass_: Any, got: Tensor, operands: dict[str, Tensor]) -> str:
-    exact = reference(p, pass_, operands)
-    bound = 16 * error_bound("direct", p.dtype, reduction_length(p, pass_), exact, magnitude(p, pass_, operands))
+def _compared(p: ConvProblem, pass_: Any, got: Tensor, operands: dict[str, Tensor], bias: Tensor | None) -> str:
+    if pass_ == "grad_bias":
+        g = operands["input" if p.transposed else "grad_output"].double()
+        exact = g.transpose(0, 1).flatten(1).sum(1)
+        bound = 1e-5 * g.abs().transpose(0, 1).flatten(1).sum(1)
+    else:
+        exact = reference(p, pass_, operands)
+        bound = 16 * error_bound("direct", p.dtype, reduction_length(p, pass_), exact, magnitude(p, pass_, operands))
+        if bias is not None and pass_ == p.bias_pass:
+            exact = exact + bias.double().view(-1, *[1] * p.ndim)
     if p.dtype.itemsize == 2:
         bound = bound + 0.04 * exact.abs() + 0.02 * exact.abs().amax()
     if got.shape != exact.shape:

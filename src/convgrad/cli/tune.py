@@ -20,6 +20,7 @@ from ..problem import ConvProblem, Output, gradient_outputs
 from ..problem_text import DTYPES
 from ..settings import current
 from .app import app, device_here, fail, say, say_table
+from .aten import search
 from .models import build, example_input
 from .problem_arguments import read_problems
 
@@ -50,6 +51,7 @@ def tune(
     export: Annotated[Path | None, typer.Option("--export", help="Write all choices to this file, as JSON.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Read choices that were exported.")] = None,
     forget: Annotated[bool, typer.Option("--forget", help="First remove every choice that is stored.")] = False,
+    aten: Annotated[float, typer.Option("--aten", min=0, help="First check --aten for so many seconds.")] = 0.0,
 ) -> None:
     """Measure ahead of time which backend is fastest for each convolution, and remember it on this machine.
 
@@ -61,13 +63,13 @@ def tune(
 
         convgrad tune --input 32x3x224x224 mobilenet_v2
 
-        convgrad tune train.py --epochs 1
+        convgrad tune --aten 60 train.py --epochs 1
 
         convgrad tune --export choices.json
 
         convgrad tune --import choices.json
     """
-    if not (what or export or import_ or forget):
+    if not (what or export or import_ or forget or aten > 0):
         raise fail("there is nothing to do", "name a model, a script, a file or a problem; or --export, --import")
     place, status = device_here(device), 0
     if threads:
@@ -76,6 +78,8 @@ def tune(
         say(f"{measurements.forget()} choices removed")
     if import_ is not None:
         _import(import_)
+    if aten > 0:
+        search(aten, seed=0)
     if what:
         status = _tune(list(dict.fromkeys(_jobs(what, args or [], shape, dtype, channels_last))), place)
     if export is not None:
