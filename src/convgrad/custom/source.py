@@ -57,8 +57,9 @@ def hints(parts: Iterable[Any]) -> list[Any]:
     """Integers, tuples of integers and problems that the code of functions mentions, in its order.
 
     Equivalent to:
-        >>> hints([lambda p: p.kernel_size == (6, 10) and p.in_channels % 34 == 0])
-        [(6, 10), 6, 10, 34, 0]
+        >>> from functools import partial
+        >>> hints([partial(max, (6, 10), 34)])
+        [(6, 10), 6, 10, 34]
     """
     walk = _Walk()
     try:
