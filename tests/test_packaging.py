@@ -21,8 +21,8 @@ def required(lines: list[str]) -> set[str]:
     return {re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line}
 
 
-def test_the_library_requires_torch_and_nothing_else():
-    assert required(metadata.requires("convgrad") or []) == {"torch"}
+def test_the_library_requires_torch_and_where_caches_lie_and_nothing_else():
+    assert required(metadata.requires("convgrad") or []) == {"torch", "platformdirs"}
 
 
 @pytest.mark.slow

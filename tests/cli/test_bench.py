@@ -50,7 +50,7 @@ def test_a_file_of_problems_and_files_of_times(capsys, tmp_path, monkeypatch) ->
     as_json, as_csv = tmp_path / "times.json", tmp_path / "times.csv"
     args = ["-o", "grad_weight", "-b", "im2col", "--seconds", "0.05", "--return-memory", "--no-limit"]
     assert run(["bench", str(shapes), *args, "--json", str(as_json), "--csv", str(as_csv)]) == 1
-    assert f"not read: {shapes}:4" in " ".join(capsys.readouterr().out.split())
+    assert f"notread:{shapes}:4" in "".join(capsys.readouterr().out.split())  # a long path is broken
     data = json.loads(as_json.read_text())
     assert data["conditions"].endswith("system") or "kept" in data["conditions"]
     assert [x["problem"] for x in data["lines"]] == [

@@ -17,7 +17,7 @@ from .functions import WIDE, accepts, depthwise, forward, grad_input, grad_weigh
 
 
 def test_decorator_of_a_function() -> None:
-    @convgrad.register("mine", accepts=accepts, seconds=0.2)
+    @convgrad.register("mine", accepts=accepts, dtypes=WIDE, seconds=0.2)
     def mine(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
         return forward(input, weight, p)
 
@@ -45,14 +45,18 @@ def test_an_operator_of_torch_library() -> None:
 
     args = ("input", "weight", "stride", "padding")
     for function in (op, torch.ops.convgrad_test.conv, torch.ops.convgrad_test.conv.default):
-        assert passed(convgrad.register("library", forward=function, args=args, accepts=dense, seconds=0.2))
+        assert passed(
+            convgrad.register("library", forward=function, args=args, accepts=dense, dtypes=WIDE, seconds=0.2)
+        )
     x, w = torch.randn(1, 3, 8, 8, requires_grad=True), torch.randn(4, 3, 3, 3)
     convgrad.conv2d(x, w).sum().backward()
 
 
 def test_a_builtin() -> None:
     arguments = ("input", "weight", None, "stride", "padding", "dilation", "groups")
-    assert passed(convgrad.register("builtin", forward=torch.conv2d, args=arguments, accepts=accepts, seconds=0.2))
+    assert passed(
+        convgrad.register("builtin", forward=torch.conv2d, args=arguments, accepts=accepts, dtypes=WIDE, seconds=0.2)
+    )
 
 
 @pytest.mark.parametrize("kept", ["contiguous", ("contiguous", "channels_last")])
@@ -65,7 +69,7 @@ def test_it_writes_into_a_tensor_that_it_is_given(kept: Any) -> None:
         out.copy_(forward(input, weight, p))
 
     args = ("input", "weight", "problem", "out")
-    convgrad.register("mine", forward=write, args=args, accepts=accepts, layouts=kept, seconds=0.5)
+    convgrad.register("mine", forward=write, args=args, accepts=accepts, layouts=kept, dtypes=WIDE, seconds=0.5)
     x, w = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
     for layout in (torch.contiguous_format, torch.channels_last):
         y = convgrad.conv2d(x.to(memory_format=layout), w)
@@ -75,7 +79,7 @@ def test_it_writes_into_a_tensor_that_it_is_given(kept: Any) -> None:
 
 @pytest.mark.parametrize("layout", ["strided", "any"])
 def test_any_strides(layout: Any) -> None:
-    assert passed(convgrad.register("mine", forward=forward, accepts=accepts, layouts=layout, seconds=0.3))
+    assert passed(convgrad.register("mine", forward=forward, accepts=accepts, layouts=layout, dtypes=WIDE, seconds=0.3))
 
 
 class Own(Backend):
