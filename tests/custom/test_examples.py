@@ -29,6 +29,7 @@ def test_a_triton_kernel() -> None:
     assert "causal" in next(line for line in printed.splitlines() if "forward " in line)
 
 
+@pytest.mark.slow  # it compiles for half a minute where the machine is busy
 def test_a_numba_kernel() -> None:
     printed = run("numba_kernel.py")
     assert printed.startswith(("numba: verified on ", "numba: not verified: "))  # a busy machine reaches few problems
