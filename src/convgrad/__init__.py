@@ -60,7 +60,7 @@ _LATER = {
 
 
 #: Rooms that are loaded when first named.
-_ROOMS = ("direct", "models", "testing")
+_ROOMS = ("direct", "models", "parallel", "testing")
 
 
 def __getattr__(name: str) -> Any:

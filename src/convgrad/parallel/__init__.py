@@ -1,0 +1,7 @@
+"""Beyond one device: halo exchange, and the sharding rules of the operators under DTensor."""
+
+from __future__ import annotations
+
+from .halo import halo_exchange
+
+__all__ = ["halo_exchange"]

@@ -1,0 +1,251 @@
+"""Which positions of one tensor a shard of another one needs, along one dimension: pure functions of integers.
+
+Along one spatial dimension a convolution couples the input position i with the output position o where
+
+    i = o * stride - low + dilation * t        for one of the kernel's elements t.
+
+Let each shard own a range of inputs and a range of outputs. Every such pair must be computed by exactly one process,
+and two choices need no more than a halo. If the owner of o computes it, the process needs the inputs that its outputs
+couple with: the smallest of them is ``first * stride - low``, the largest ``last * stride - low + dilation * (k - 1)``.
+If the owner of i computes it, it needs the outputs that its inputs couple with: from ``(first + low - dilation * (k -
+1)) / stride``, rounded up, to ``(last + low) / stride``, rounded down. So one side of the convolution stays where it is
+and the other side **moves**: a tensor there that is read is extended by what other processes own, and one there that
+is written is computed with the same extension, which is then sent back and added. This is all, for every pass:
+
+- the forward pass extends the input (or sends parts of the output back);
+- the input's gradient sends parts of its result back to their owners (or extends the output's gradient);
+- the weight's gradient extends the input, and then needs nothing of the output's gradient (or the other way round);
+- a transposed convolution is the same with input and output exchanged.
+
+What travels is, for every shard, the positions of its extended range that it does not own: `Exchange.moved` of them
+over all shards, each of (elements of the tensor / its length) elements. No exchange by ranges can send less, since each
+of these positions is needed by a process that does not have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..errors import ShapeError
+from ..sizes import effective_kernel
+
+__all__ = ["Exchange", "Line", "Piece", "Range", "Route", "chunks"]
+
+#: First position, and the one after the last.
+Range = tuple[int, int]
+
+
+class Piece(NamedTuple):
+    """A part of an extended range: positions ``start`` to ``stop`` of the whole, of one owner."""
+
+    owner: int
+    start: int
+    stop: int
+    #: Where it lies in the extended range, zeros not counted.
+    at: int
+
+
+class Route(NamedTuple):
+    """One shard's part in an exchange.
+
+    Attributes:
+        have: its own range.
+        pieces: what its extended range consists of, in order.
+        zeros: how many zeros lie before and after them.
+        sent: for each of the shards, the pieces of that one's range that this one sends.
+        received: how many positions it receives.
+        travels: whether anything travels at all, between any two shards.
+    """
+
+    have: Range
+    pieces: tuple[Piece, ...]
+    zeros: tuple[int, int]
+    sent: tuple[tuple[Piece, ...], ...]
+    received: int
+    travels: bool
+
+
+@lru_cache(maxsize=1024)
+def chunks(length: int, parts: int) -> tuple[Range, ...]:
+    """The ranges into which DTensor shards a dimension, by the rule of `torch.chunk`; the last ones may be empty."""
+    size = -(-length // parts)
+    return tuple((min(r * size, length), min((r + 1) * size, length)) for r in range(parts))
+
+
+class Exchange(NamedTuple):
+    """Every shard's own range, and the range that it wants.
+
+    Attributes:
+        have: the ranges that the shards own: in order, without gaps, from 0 to the length of the whole.
+        want: the ranges that they need; beyond the ends there are zeros, or where it is circular, the other end.
+        circular: whether positions count modulo the length.
+    """
+
+    have: tuple[Range, ...]
+    want: tuple[Range, ...]
+    circular: bool = False
+
+    @classmethod
+    def of_halo(
+        cls, sizes: Sequence[int], before: int | Sequence[int], after: int | Sequence[int], circular: bool = False
+    ) -> Exchange:
+        """Shards of these sizes, each extended by so many positions; by less than none, it is cut.
+
+        Args:
+            sizes: the length of each shard.
+            before: how many positions more at the beginning: one number, or one for each shard.
+            after: the same for the end.
+            circular: whether the ends of the whole touch.
+
+        Raises:
+            ShapeError: a size below zero, lists of another length, or a shard cut by more than it has.
+        """
+        parts = len(sizes)
+        pairs = zip(_each("before", before, parts), _each("after", after, parts), strict=True)
+        have, want, start = [], [], 0
+        for rank, (size, (low, high)) in enumerate(zip(sizes, pairs, strict=True)):
+            if size < 0 or size + low + high < 0:
+                raise ShapeError(f"shard {rank} of {size} positions cannot be extended by {low} and {high}")
+            have.append((start, start + size))
+            want.append((start - low, start + size + high))
+            start += size
+        if circular and not start and any(b > a for a, b in want):
+            raise ShapeError("a dimension without positions has no other end: circular padding needs one")
+        return cls(tuple(have), tuple(want), circular)
+
+    @property
+    def length(self) -> int:
+        """The length of the whole."""
+        return self.have[-1][1]
+
+    def route(self, rank: int) -> Route:
+        """What one of the shards needs to know."""
+        return _routes(self)[rank]
+
+    @property
+    def moved(self) -> int:
+        """How many positions travel, over all shards."""
+        return sum(self.route(rank).received for rank in range(len(self.have)))
+
+
+@lru_cache(maxsize=1024)
+def _routes(exchange: Exchange) -> tuple[Route, ...]:
+    parts = range(len(exchange.have))
+    pieces = [_cut(exchange, *want) for want in exchange.want]
+    asked = [[tuple(p for p in pieces[t] if p.owner == s != t) for t in parts] for s in parts]
+    received = [sum(p.stop - p.start for s in parts for p in asked[s][t]) for t in parts]
+    zeros = [_zeros(exchange, *want) for want in exchange.want]
+    return tuple(
+        Route(exchange.have[r], pieces[r], zeros[r], tuple(asked[r]), received[r], any(received)) for r in parts
+    )
+
+
+def _zeros(exchange: Exchange, start: int, stop: int) -> tuple[int, int]:
+    if exchange.circular:
+        return 0, 0
+    return min(max(-start, 0), stop - start), min(max(stop - exchange.length, 0), stop - start)
+
+
+def _cut(exchange: Exchange, start: int, stop: int) -> tuple[Piece, ...]:
+    found: list[Piece] = []
+    n = exchange.length
+    if not exchange.circular:
+        start, stop = max(start, 0), min(stop, n)
+    first = start
+    while start < stop:
+        turn = start // n * n  # 0, unless it is circular
+        owner, (_, end) = next((r, own) for r, own in enumerate(exchange.have) if own[0] <= start - turn < own[1])
+        end = min(stop, end + turn)
+        found.append(Piece(owner, start - turn, end - turn, start - first))
+        start = end
+    return tuple(found)
+
+
+def _each(name: str, value: int | Sequence[int], parts: int) -> Sequence[int]:
+    values = [value] * parts if isinstance(value, int) else list(value)
+    if len(values) != parts:
+        raise ShapeError(f"expected {name} to be one number or one for each of {parts} shards, but got {values}")
+    return values
+
+
+class Line(NamedTuple):
+    """A convolution along one dimension; a transposed one is read from output to input.
+
+    Attributes:
+        input: number of input positions.
+        output: number of output positions.
+        kernel: number of the kernel's elements.
+        stride: distance of the inputs at which two neighbouring outputs begin.
+        low: padding before the first input.
+        dilation: distance of the inputs of two neighbouring elements of the kernel.
+        circular: whether the padding repeats the other end of the input.
+    """
+
+    input: int
+    output: int
+    kernel: int
+    stride: int = 1
+    low: int = 0
+    dilation: int = 1
+    circular: bool = False
+
+    def inputs_of(self, outputs: Range) -> Range:
+        """The smallest range of inputs that holds all that couple with a range of outputs."""
+        first, stop = outputs
+        if first == stop:
+            return (0, 0)
+        reach = effective_kernel(self.kernel, self.dilation)
+        start, end = first * self.stride - self.low, (stop - 1) * self.stride - self.low + reach
+        if self.circular:
+            return start, end
+        return _trim(max(start, 0), min(end, self.input), lambda i: self._couples(i, outputs))
+
+    def outputs_of(self, inputs: Range) -> Range:
+        """The smallest range of outputs that holds all that couple with a range of inputs."""
+        first, stop = inputs
+        if first == stop:
+            return (0, 0)
+        reach = self.dilation * (self.kernel - 1)
+        start, end = -((reach - first - self.low) // self.stride), (stop - 1 + self.low) // self.stride + 1
+        return _trim(max(start, 0), min(end, self.output), lambda o: self._reaches(o, inputs))
+
+    def exchange(self, moves: str, parts: int) -> Exchange:
+        """The exchange after which each process can compute its part.
+
+        Args:
+            moves: ``input`` or ``output``: the side that is extended, so that the other one stays where it is.
+            parts: the number of shards, of input and output alike.
+
+        Raises:
+            ShapeError: outputs that move where the padding is circular.
+        """
+        inputs, outputs = chunks(self.input, parts), chunks(self.output, parts)
+        if moves == "input":
+            return Exchange(inputs, tuple(self.inputs_of(o) for o in outputs), self.circular)
+        if self.circular:
+            raise ShapeError("with circular padding the input moves, not the output")
+        return Exchange(outputs, tuple(self.outputs_of(i) for i in inputs))
+
+    def local(self, inputs: Range, outputs: Range) -> tuple[int, int]:
+        """The padding, low and high, of the convolution that has these inputs and yields these outputs."""
+        low = self.low + inputs[0] - outputs[0] * self.stride
+        reach = (outputs[1] - outputs[0] - 1) * self.stride + effective_kernel(self.kernel, self.dilation)
+        return low, reach - low - (inputs[1] - inputs[0])
+
+    def _couples(self, i: int, outputs: Range) -> bool:
+        starts = (i + self.low - self.dilation * t for t in range(self.kernel))
+        return any(at % self.stride == 0 and outputs[0] <= at // self.stride < outputs[1] for at in starts)
+
+    def _reaches(self, o: int, inputs: Range) -> bool:
+        start = o * self.stride - self.low
+        return any(inputs[0] <= start + self.dilation * t < inputs[1] for t in range(self.kernel))
+
+
+def _trim(start: int, stop: int, needed: Callable[[int], bool]) -> Range:
+    while start < stop and not needed(start):
+        start += 1
+    while start < stop and not needed(stop - 1):
+        stop -= 1
+    return (start, stop) if start < stop else (0, 0)

@@ -1,0 +1,264 @@
+"""Halo exchange: a shard extended by what its neighbours hold, as a differentiable function.
+
+One all-to-all a dimension, in which a process sends each other one exactly the positions that it lacks: a single
+functional collective, which the compiler traces and which travels while other work is done. Several dimensions go one
+after another, so that a corner comes along with the border that the neighbour has received already: the bytes that a
+process receives are those that it lacks, and no diagonal neighbour is spoken to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import all_to_all_single
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.functional import pad
+
+from .._compat import channels_last_of, suggests_channels_last
+from ..errors import ShapeError
+from .geometry import Exchange, Route
+
+__all__ = ["bytes_moved", "collect", "exchange", "halo_exchange", "start"]
+
+Group = ProcessGroup | DeviceMesh
+Counts = int | Sequence[int]
+
+
+def halo_exchange(
+    x: Tensor,
+    dim: int | tuple[int, ...],
+    before: Counts | tuple[Counts, ...],
+    after: Counts | tuple[Counts, ...],
+    mesh_or_group: Group | tuple[Group, ...],
+    *,
+    padding: Literal["zeros", "circular"] = "zeros",
+    sizes: Sequence[int] | tuple[Sequence[int], ...] | None = None,
+) -> Tensor:
+    """Extend the local shard of a tensor by positions of the neighbouring shards, from several of them if need be.
+
+    Its derivative sends the gradients of the extensions back to the shards that they came from, which add them. It can
+    be differentiated any number of times, in forward mode too, and compiles into one graph.
+
+    Args:
+        x: the local shard.
+        dim: the dimension along which the whole is sharded, or a tuple of them.
+        before: how many positions to add at the beginning, cut off if negative: one number, or a list with one for each
+            shard. For several dimensions one number for all, or a tuple with an entry for each.
+        after: the same for the end.
+        mesh_or_group: the processes that hold the shards, in their order: a process group, or a DeviceMesh with one
+            dimension for each of ``dim``; for several dimensions a tuple of groups too.
+        padding: what lies beyond the ends of the whole: zeros, or with ``circular`` the other end.
+        sizes: how many positions each shard has along ``dim``, for several dimensions a tuple of such lists. None: all
+            as many as this one.
+
+    Shape:
+        (..., n, ...) -> (..., before + n + after, ...)
+
+    Raises:
+        ShapeError: a dimension, a number of positions, shards or groups that do not belong together.
+
+    Equivalent to:
+        >>> import os, torch
+        >>> import torch.distributed as dist
+        >>> from convgrad.parallel import halo_exchange
+        >>> store = dist.HashStore()
+        >>> dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        >>> x = torch.arange(4.0)
+        >>> halo_exchange(x, 0, 1, 2, dist.group.WORLD, padding="circular")  # of one process: the other end of itself
+        tensor([3., 0., 1., 2., 3., 0., 1.])
+        >>> torch.nn.functional.pad(x[None], (1, 2), mode="circular")[0]
+        tensor([3., 0., 1., 2., 3., 0., 1.])
+        >>> dist.destroy_process_group()
+    """
+    several = isinstance(dim, tuple)
+    if padding not in ("zeros", "circular"):
+        raise ShapeError(f"padding should be 'zeros' or 'circular', but got {padding!r}")
+    dims = [_dimension(x, d) for d in (dim if several else (dim,))]
+    if len(set(dims)) != len(dims):
+        raise ShapeError(f"each dimension can be extended once, but got dim={dim}")
+    groups = _groups(mesh_or_group, len(dims))
+    rows = [_rows(name, v, several, dims) for name, v in (("before", before), ("after", after), ("sizes", sizes))]
+    routes = []
+    for d, group, low, high, given in zip(dims, groups, *rows, strict=True):
+        parts, rank = group.size(), group.rank()
+        lengths = [int(x.shape[d])] * parts if given is None else list(given)
+        if len(lengths) != parts or lengths[rank] != x.shape[d]:
+            raise ShapeError(
+                f"sizes of dimension {d} should name {parts} shards, of which shard {rank} has {x.shape[d]} positions, "
+                f"but got {lengths}"
+            )
+        routes.append(_route(lengths, low, high, padding == "circular", rank))
+    for d, way, group in zip(dims, routes, groups, strict=True):
+        x = exchange(x, d, way, group)
+    zeros = [n for d in reversed(range(x.dim())) for n in (routes[dims.index(d)].zeros if d in dims else (0, 0))]
+    return pad(x, zeros) if any(zeros) else x  # last, so that none of them travels
+
+
+@torch.compiler.assume_constant_result
+def _route(sizes: Any, before: Counts, after: Counts, circular: bool, rank: int) -> Route:
+    """What the compiler computes once and does not trace."""
+    return Exchange.of_halo(sizes, before, after, circular).route(rank)
+
+
+def exchange(x: Tensor, dim: int, way: Route, group: ProcessGroup, *, back: bool = False) -> Tensor:
+    """The extended range of this process; or back: the sum of what the ranges of all processes hold of this one's own.
+
+    Each is the derivative of the other.
+
+    Args:
+        x: this process's own range along ``dim``; back: its extended range.
+        dim: the dimension, not negative.
+        way: this process's part in the exchange.
+        group: the processes, in the order of the shards.
+        back: the other direction.
+
+    Shape:
+        (..., have, ...) -> (..., want, ...), without positions beyond the ends of the whole; back the other way round.
+    """
+    if not way.travels and [p[1:3] for p in way.pieces] == [way.have]:
+        return x
+    return _apply(x, dim, way, group, back)
+
+
+def bytes_moved(shape: Sequence[int], dim: int, plan: Exchange, itemsize: int) -> int:
+    """The formula: how many bytes travel, over all processes, of tensors of this local shape apart from ``dim``."""
+    return plan.moved * itemsize * prod(n for d, n in enumerate(shape) if d != dim)
+
+
+class Flight(NamedTuple):
+    """What has been sent to this process and is perhaps still on its way: the positions as rows, by sender."""
+
+    rows: Tensor | None
+    splits: list[int]
+
+
+class _Exchange(torch.autograd.Function):
+    """The linear map `exchange`; its transpose is the same map the other way."""
+
+    @staticmethod
+    def forward(x: Tensor, dim: int, way: Route, group: ProcessGroup, back: bool) -> Tensor:
+        flight = start(x, dim, way, group, back=back)
+        return collect(x, flight, dim, way, group, back=back)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.rest = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        dim, way, group, back = ctx.rest
+        return _apply(gradients[0], dim, way, group, not back), None, None, None, None
+
+
+class _Linear(_Exchange):
+    """Forward mode and vmap too, which Dynamo refuses to trace."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        return _apply(tangents[0], *ctx.rest)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *arguments: Any) -> Any:
+        x, dim, *rest = arguments
+        return _apply(x.movedim(in_dims[0], 0), dim + 1, *rest), 0
+
+
+def _apply(*arguments: Any) -> Any:
+    return (_Exchange if torch.compiler.is_dynamo_compiling() else _Linear).apply(*arguments)
+
+
+def start(x: Tensor, dim: int, way: Route, group: ProcessGroup, *, back: bool = False) -> Flight:
+    """Send what others want of ``x``; no derivative. What arrives is put together by `collect`, which waits for it."""
+    rank, everyone = group.rank(), range(group.size())
+    shape = [n for d, n in enumerate(x.shape) if d != dim]
+    if not way.travels or not prod(shape):  # nothing, for all of them
+        return Flight(None, [])
+    base = way.have[0]
+    theirs = [[(p.start - base, p.stop - p.start) for p in pieces] for pieces in way.sent]
+    ours = [[(p.at, p.stop - p.start) for p in way.pieces if p.owner == other != rank] for other in everyone]
+    outgoing, incoming = (ours, theirs) if back else (theirs, ours)
+    splits = [[sum(n for _, n in ranges) for ranges in side] for side in (incoming, outgoing)]
+    parts = [x.narrow(dim, at, n).movedim(dim, 0) for ranges in outgoing for at, n in ranges]
+    rows = torch.cat(parts) if parts else x.new_empty((0, *shape))
+    sent = rows.resolve_conj().resolve_neg().reshape(len(rows), prod(shape)).contiguous()
+    received, given = splits
+    return Flight(all_to_all_single(sent.view(torch.uint8), received, given, group), received)  # bytes: of any dtype
+
+
+def collect(x: Tensor, flight: Flight, dim: int, way: Route, group: ProcessGroup, *, back: bool = False) -> Tensor:
+    """Wait for what `start` has sent, and return the result of `exchange`."""
+    rank, shape = group.rank(), [n for d, n in enumerate(x.shape) if d != dim]
+    rows = x.new_empty((0, *shape))
+    if flight.rows is not None:
+        rows = flight.rows.view(x.dtype).reshape(sum(flight.splits), *shape)
+    parts = [part.movedim(0, dim) for part in rows.split(flight.splits)] or [rows.movedim(0, dim)] * group.size()
+    return (_returned if back else _extended)(x, parts, dim, way, rank)
+
+
+def _extended(x: Tensor, parts: list[Tensor], dim: int, way: Route, rank: int) -> Tensor:
+    base, layout, used = way.have[0], _layout(x), [0] * len(parts)
+    found = [x.narrow(dim, 0, 0)]
+    for owner, a, b, _ in way.pieces:
+        if owner == rank:
+            found.append(x.narrow(dim, a - base, b - a))
+        else:
+            found.append(parts[owner].narrow(dim, used[owner], b - a).contiguous(memory_format=layout))
+            used[owner] += b - a
+    return torch.cat(found if len(found) == 1 else found[1:], dim)
+
+
+def _returned(x: Tensor, parts: list[Tensor], dim: int, way: Route, rank: int) -> Tensor:
+    """The own part of an extended range, with everything added that came back."""
+    base, stop = way.have
+    own = [(p.start - base, x.narrow(dim, p.at, p.stop - p.start)) for p in way.pieces if p.owner == rank]
+    if len(own) == 1 and own[0][1].shape[dim] == stop - base:
+        total = own.pop()[1].clone()
+    else:
+        size = [stop - base if d == dim else n for d, n in enumerate(x.shape)]
+        total = x.new_zeros(size).contiguous(memory_format=_layout(x))
+    for other, arrived in enumerate(parts):
+        at = 0
+        for _, a, b, _ in way.sent[other]:
+            own.append((a - base, arrived.narrow(dim, at, b - a)))
+            at += b - a
+    for at, term in own:
+        total.narrow(dim, at, term.shape[dim]).add_(term)
+    return total
+
+
+def _layout(x: Tensor) -> torch.memory_format:
+    return channels_last_of(x.dim() - 2) if suggests_channels_last(x) else torch.contiguous_format
+
+
+# ---- arguments -----------------------------------------------------------------------------------
+
+
+def _dimension(x: Tensor, dim: int) -> int:
+    if not -x.dim() <= dim < x.dim():
+        raise ShapeError(f"dim should be from {-x.dim()} to {x.dim() - 1}, but got {dim}")
+    return dim % x.dim()
+
+
+def _rows(name: str, value: Any, several: bool, dims: list[int]) -> Sequence[Any]:
+    """One entry for each dimension."""
+    if not several or value is None or isinstance(value, int):
+        return [value] * len(dims)
+    if not isinstance(value, tuple) or len(value) != len(dims):
+        raise ShapeError(f"expected {name} to be a tuple of {len(dims)} entries, one for each of dim, but got {value}")
+    return value
+
+
+def _groups(given: Group | tuple[Group, ...], count: int) -> list[ProcessGroup]:
+    if isinstance(given, DeviceMesh):
+        if given.ndim != count:
+            raise ShapeError(f"expected a mesh with {count} dimensions, one for each of dim, but it has {given.ndim}")
+        return [given.get_group(i) for i in range(count)]
+    groups = given if isinstance(given, tuple) else (given,)
+    if len(groups) != count:
+        raise ShapeError(f"expected {count} groups, one for each of dim, but got {len(groups)}")
+    return [g.get_group() if isinstance(g, DeviceMesh) else g for g in groups]
