@@ -47,7 +47,8 @@ def test_a_network(scheme: Any) -> None:
     net[3].register_forward_hook(lambda *_: called.append("hook"))
     net.eval()
     assert nn.convert_(net, scheme) == CONVERTIBLE
-    assert nn.convert_(net, nn.Binary()) == []
+    with pytest.warns(UserWarning, match=r"no layer was converted; converted already: 0 \(\w+\), 1 \(\w+\), 2\.1"):
+        assert nn.convert_(net, nn.Binary()) == []
 
     chosen = nn.ShiftQ() if scheme is None else scheme
     for name, module in net.named_modules():
@@ -78,6 +79,8 @@ def test_layers_that_stay_in_float() -> None:
     net = network()
     assert nn.convert_(net, nn.Binary(), skip=["0", "6"]) == ["1", "2.1", "3"]
     assert type(net[0]) is torch.nn.Conv2d
+    assert nn.convert_(torch.nn.ModuleDict({"conv1": torch.nn.Conv1d(1, 1, 1), "fc": torch.nn.Linear(1, 1)}),
+                       skip="conv1") == ["fc"]  # fmt: skip
     with pytest.raises(ValueError, match=r"skip names what is not in the model: 2\.7, conv9"):
         nn.convert_(net, nn.Binary(), skip=["conv9", "2.7", "0"])
     with pytest.raises(TypeError, match="a scheme is an instance such as"):
@@ -87,7 +90,8 @@ def test_layers_that_stay_in_float() -> None:
 def test_a_pruned_layer_stays_pruned() -> None:
     """Shift and sign would take the place of a weight that the hook of pruning goes on making of its own parameter."""
     layer: Any = prune.identity(torch.nn.Conv1d(2, 2, 3), "weight")
-    assert nn.convert_(layer, nn.ShiftPS()) == []
+    with pytest.warns(UserWarning, match="no layer here is of a class that is converted"):
+        assert nn.convert_(layer, nn.ShiftPS()) == []
     assert nn.convert_(layer, nn.ShiftQ()) == [""]
     layer.weight_mask[0] = 0
     layer(torch.randn(1, 2, 5))
@@ -104,6 +108,48 @@ def test_a_transformer_computes_with_the_scheme_in_eval_too(scheme: Any) -> None
         want = net(x, src_key_padding_mask=mask)  # while autograd records, no fast path
         with torch.no_grad():
             torch.testing.assert_close(net(x, src_key_padding_mask=mask), want)
+
+
+def test_deepshift_ps_keeps_tied_weights_tied() -> None:
+    net: Any = torch.nn.ModuleDict({n: torch.nn.Linear(3, 3) for n in ("one", "two", "other")})
+    net.two.weight = net.one.weight
+    nn.convert_(net, nn.ShiftPS())
+    assert net.one.shift is net.two.shift
+    assert net.one.sign is net.two.sign
+    assert net.other.shift is not net.one.shift
+
+
+def test_deepshift_ps_refuses_a_weight_that_another_layer_keeps() -> None:
+    net: Any = torch.nn.ModuleDict({"words": torch.nn.Embedding(5, 3), "head": torch.nn.Linear(3, 5)})
+    net.head.weight = net.words.weight
+    with pytest.raises(ValueError, match="the weight of 'head' is also a parameter of 'words'"):
+        nn.convert_(net, nn.ShiftPS())
+    assert type(net.head) is torch.nn.Linear
+    assert nn.convert_(net, nn.ShiftQ()) == ["head"]
+    assert net.head.weight is net.words.weight
+
+
+def test_complex_layers_are_refused_before_anything_changes() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv1d(2, 2, 3), torch.nn.Conv1d(2, 2, 3, dtype=torch.complex64))
+    with pytest.raises(TypeError, match="schemes are of real weights, those of 1 are complex"):
+        nn.convert_(net, nn.Binary())
+    assert type(net[0]) is torch.nn.Conv1d
+    assert nn.convert_(net, nn.Binary(), skip="1") == ["0"]
+    with pytest.raises(TypeError, match=r"quantises real weights, got torch\.complex64"):
+        nn.TernaryConv1d(2, 2, 3, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize("scheme", [*SCHEMES, nn.Xnor(scale_input=True)], ids=repr)
+def test_a_converted_network_is_traced_by_torch_fx(scheme: Any) -> None:
+    net = network()
+    del net[4], net[2][0]  # of a class that is not converted; of running statistics
+    net[-1] = torch.nn.Linear(4 * 12 * 12, 5)
+    nn.convert_(net, scheme)
+    traced, x = torch.fx.symbolic_trace(net), torch.randn(2, 1, 6, 6)
+    torch.testing.assert_close(traced(x), net(x))
+    names, trained = zip(*((name, p) for name, p in net.named_parameters() if p.requires_grad), strict=True)
+    got = torch.autograd.grad(traced(x).sum(), [traced.get_parameter(name) for name in names])
+    torch.testing.assert_close(got, torch.autograd.grad(net(x).sum(), trained))
 
 
 def test_deepshift_ps_keeps_what_was_frozen() -> None:

@@ -119,6 +119,25 @@ def test_the_angle() -> None:
     torch.testing.assert_close(made.angle(), torch.tensor(45.0))
 
 
+def test_the_angle_of_zeros_is_that_of_chance() -> None:
+    made = FeedbackConv1d(2, 2, 1)
+    torch.nn.init.zeros_(made.feedback_weight)
+    assert float(made.angle()) == pytest.approx(90)
+    torch.nn.init.zeros_(made.weight)
+    assert float(made.angle()) == pytest.approx(90)
+
+
+@pytest.mark.parametrize("name", ["Conv1d", "ConvTranspose1d"])
+def test_channels_last_sequences_are_not_copied(name: str) -> None:
+    """The convolution is that of an image of one row, whose operands lie in channels_last as they came."""
+    made = getattr(convgrad.nn, f"Feedback{name}")(8, 8, 3, groups=8, padding=1, layout="NLC")
+    x = torch.randn(2, 9, 8, requires_grad=True)
+    with convgrad.trace() as ran:
+        made(x).backward(torch.randn(2, 9, 8))
+    assert {record.layout for record in ran.records} == {"channels_last"}
+    assert not any(record.copies for record in ran.records)
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_state_copies_and_repr(rule: str) -> None:
     made, x = layer("ConvTranspose2d", rule=rule)
@@ -197,7 +216,8 @@ def test_conversion_keeps_the_layers(rule: str) -> None:
     x = torch.randn(1, 3, 8, 8)
     want = model(x)
     assert convert_feedback_(model, rule) == ["0", "2.0", "2.1", "3"]
-    assert convert_feedback_(model, rule) == []
+    with pytest.warns(UserWarning, match=r"converted already: 0 \(FeedbackConv2d\), 2\.0"):
+        assert convert_feedback_(model, rule) == []
     assert [id(m) for m in layers] == [id(m) for m in model.modules()]
     assert all(dict(model.named_parameters())[k] is v for k, v in parameters.items())
     assert isinstance(model[2][1], FeedbackConvTranspose2d)
@@ -224,7 +244,7 @@ def test_what_is_left_alone() -> None:
 
     model = nn.Sequential(nn.Conv2d(1, 1, 1), Mine(1, 1, 1), convgrad.nn.BinaryConv2d(1, 1, 1), nn.Conv2d(1, 1, 1))
     before = [type(layer) for layer in model]
-    assert convert_feedback_(model, skip=["0"]) == ["3"]
+    assert convert_feedback_(model, skip="0") == ["3"]
     assert [type(layer) for layer in model] == [*before[:3], FeedbackConv2d]
 
 
@@ -239,3 +259,5 @@ def test_what_is_refused() -> None:
     assert type(model[0]) is nn.Conv2d
     with pytest.raises(convgrad.UnsupportedError, match="rule='mirror', not 'uSF'"):
         FeedbackConv2d(1, 1, 1, rule="uSF").mirror_()
+    with pytest.raises(ValueError, match="samples is a positive integer, got 0"):
+        FeedbackConv2d(1, 1, 1, rule="mirror").mirror_(samples=0)

@@ -235,3 +235,13 @@ def test_integers_of_what_has_none() -> None:
         nn.export_shift(torch.nn.Conv1d(1, 1, 1))
     with pytest.raises(ValueError, match="act_fraction_bits=None"):
         nn.export_shift(nn.Conv1dShift(1, 1, 1, act_fraction_bits=None))
+
+
+def test_infinities_are_rounded_to_the_limits() -> None:
+    x = torch.tensor([math.inf, -math.inf, math.nan, 0.5], requires_grad=True)
+    fixed = nn.round_to_fixed(x, integer_bits=4, fraction_bits=2)
+    torch.testing.assert_close(fixed, torch.tensor([7.75, -8.0, math.nan, 0.5]), equal_nan=True)
+    powers = nn.round_power_of_2(x, shift_range=(-3, 2))
+    torch.testing.assert_close(powers[[0, 1, 3]], torch.tensor([4.0, -4.0, 0.5]))
+    (gradient,) = torch.autograd.grad(fixed[[0, 1, 3]].sum(), x)
+    assert gradient.tolist() == [0.0, 0.0, 0.0, 1.0]

@@ -11,7 +11,8 @@ from ..errors import ShapeError
 from ..ops import cast_operands
 from ..shapes import check_rank
 from ..validation import check_operands, refuse_nested
-from ._arguments import Ints, require_tensors, stands_for_tensors
+from ._arguments import Ints, conv_arguments, require_tensors, stands_for_tensors, transpose_arguments
+from ._rows import Layout, as_images, in_one_row
 
 __all__ = ["feedback_convolution"]
 
@@ -27,6 +28,8 @@ def feedback_convolution(
     transposed: bool = False,
     output_padding: Ints = 0,
     groups: int = 1,
+    *,
+    layout: Layout = "NCL",
 ) -> Tensor:
     """A convolution with ``weight`` that sends gradients back to its input through ``feedback_weight``.
 
@@ -41,6 +44,7 @@ def feedback_convolution(
 
     Args:
         padding: as in `convolution`.
+        layout: as in `conv1d`: of input and result in 1-D.
 
     Shape:
         - input: (N, C_in, *in), or without N
@@ -65,13 +69,24 @@ def feedback_convolution(
     form = (stride, padding, dilation, transposed, output_padding, groups)
     given = (input, weight, feedback_weight)
     if stands_for_tensors(*given):
-        return handle_torch_function(feedback_convolution, given, *given, bias, *form)
+        return handle_torch_function(feedback_convolution, given, *given, bias, *form, layout=layout)
     refuse_nested(input, weight, bias, feedback_weight)
     if feedback_weight.shape != weight.shape:
         raise ShapeError(
             f"Expected feedback_weight of the size of weight, {list(weight.shape)}, "
             f"but got {list(feedback_weight.shape)}"
         )
+    if layout != "NCL":
+        if transposed:
+            normalize, raw = transpose_arguments, (stride, padding, output_padding, groups, dilation)
+        else:
+            normalize, raw = conv_arguments, (stride, padding, dilation, groups)
+
+        def call(image: Tensor, kernel: Tensor) -> Tensor:
+            row_form = in_one_row(normalize)(2, kernel.shape, *raw)
+            return feedback_convolution(image, kernel, feedback_weight.unsqueeze(2), bias, *row_form)
+
+        return as_images(call, input, weight, layout)
     if input.dim() == weight.dim() - 1:
         return feedback_convolution(input.unsqueeze(0), weight, feedback_weight, bias, *form).squeeze(0)
     check_rank(input.shape, weight.shape)

@@ -1,119 +1,18 @@
 """Modules with torch's constructors, repr and state_dict, computed by convgrad; also binary, ternary, shift weights."""
 
-from .convert import clip_, convert_, export_shift, parametrize_
-from .feedback import (
-    FeedbackConv1d,
-    FeedbackConv2d,
-    FeedbackConv3d,
-    FeedbackConvTranspose1d,
-    FeedbackConvTranspose2d,
-    FeedbackConvTranspose3d,
-    convert_feedback_,
-)
-from .modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
-from .quantized_layers import (
-    BinaryConv1d,
-    BinaryConv2d,
-    BinaryConv3d,
-    BinaryConvTranspose1d,
-    BinaryConvTranspose2d,
-    BinaryConvTranspose3d,
-    BinaryLinear,
-    Conv1dShift,
-    Conv1dShiftQ,
-    Conv2dShift,
-    Conv2dShiftQ,
-    Conv3dShift,
-    Conv3dShiftQ,
-    ConvTranspose1dShift,
-    ConvTranspose1dShiftQ,
-    ConvTranspose2dShift,
-    ConvTranspose2dShiftQ,
-    ConvTranspose3dShift,
-    ConvTranspose3dShiftQ,
-    LinearShift,
-    LinearShiftQ,
-    TernaryConv1d,
-    TernaryConv2d,
-    TernaryConv3d,
-    TernaryConvTranspose1d,
-    TernaryConvTranspose2d,
-    TernaryConvTranspose3d,
-    TernaryLinear,
-    XnorConv1d,
-    XnorConv2d,
-    XnorConv3d,
-    XnorConvTranspose1d,
-    XnorConvTranspose2d,
-    XnorConvTranspose3d,
-    XnorLinear,
-)
-from .schemes import Binary, Scheme, Ternary, Xnor, binarize, straight_through
-from .shift import ShiftIntegers, ShiftPS, ShiftQ, get_shift_and_sign, round_power_of_2, round_to_fixed
+# ruff: noqa: F403
+from . import convert, feedback, modules, quantized_layers, schemes, shift
+from .convert import *
+from .feedback import *
+from .modules import *
+from .quantized_layers import *
+from .schemes import *
+from .shift import *
 
-__all__ = [
-    "Binary",
-    "BinaryConv1d",
-    "BinaryConv2d",
-    "BinaryConv3d",
-    "BinaryConvTranspose1d",
-    "BinaryConvTranspose2d",
-    "BinaryConvTranspose3d",
-    "BinaryLinear",
-    "Conv1d",
-    "Conv1dShift",
-    "Conv1dShiftQ",
-    "Conv2d",
-    "Conv2dShift",
-    "Conv2dShiftQ",
-    "Conv3d",
-    "Conv3dShift",
-    "Conv3dShiftQ",
-    "ConvTranspose1d",
-    "ConvTranspose1dShift",
-    "ConvTranspose1dShiftQ",
-    "ConvTranspose2d",
-    "ConvTranspose2dShift",
-    "ConvTranspose2dShiftQ",
-    "ConvTranspose3d",
-    "ConvTranspose3dShift",
-    "ConvTranspose3dShiftQ",
-    "FeedbackConv1d",
-    "FeedbackConv2d",
-    "FeedbackConv3d",
-    "FeedbackConvTranspose1d",
-    "FeedbackConvTranspose2d",
-    "FeedbackConvTranspose3d",
-    "LinearShift",
-    "LinearShiftQ",
-    "Scheme",
-    "ShiftIntegers",
-    "ShiftPS",
-    "ShiftQ",
-    "Ternary",
-    "TernaryConv1d",
-    "TernaryConv2d",
-    "TernaryConv3d",
-    "TernaryConvTranspose1d",
-    "TernaryConvTranspose2d",
-    "TernaryConvTranspose3d",
-    "TernaryLinear",
-    "Xnor",
-    "XnorConv1d",
-    "XnorConv2d",
-    "XnorConv3d",
-    "XnorConvTranspose1d",
-    "XnorConvTranspose2d",
-    "XnorConvTranspose3d",
-    "XnorLinear",
-    "binarize",
-    "clip_",
-    "convert_",
-    "convert_feedback_",
-    "export_shift",
-    "get_shift_and_sign",
-    "parametrize_",
-    "round_power_of_2",
-    "round_to_fixed",
-    "straight_through",
-]
+__all__: list[str] = []
+__all__ += convert.__all__
+__all__ += feedback.__all__
+__all__ += modules.__all__
+__all__ += quantized_layers.__all__
+__all__ += schemes.__all__
+__all__ += shift.__all__

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -16,26 +17,29 @@ from .shift import ShiftIntegers, ShiftQ
 __all__ = ["clip_", "convert_", "export_shift", "parametrize_"]
 
 
-def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: Iterable[str] = ()) -> list[str]:
+def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: str | Iterable[str] = ()) -> list[str]:
     """Give every convolution and linear layer of a network a scheme, in place.
 
     A layer gets another class and stays the same object with the same parameters, hooks and buffers; only DeepShift-PS
-    puts a shift and a sign in the place of its weight, so make the optimizer afterwards. Subclasses of torch's layers
+    puts a shift and a sign in the place of its weight (layers with one weight share them), so make the optimizer
+    afterwards. Subclasses of torch's layers
     are left alone, as nobody knows what they compute: `parametrize_` is for them. So are, by DeepShift-PS, layers whose
     weight a hook computes of others (pruning, the old ``weight_norm``).
 
     Args:
         model: a network, or one layer.
         scheme: what the weights become; without one, ``ShiftQ()``.
-        skip: names of layers to leave in float, as in ``model.named_modules()``. Papers on binary weights often leave
-            the first and the last one.
+        skip: names of layers to leave in float, one or several, as in ``model.named_modules()``. Papers on binary
+            weights often leave the first and the last one.
 
     Returns:
-        the names of the layers that were converted
+        the names of the layers that were converted; where there are none, a warning says why
 
     Raises:
-        TypeError: the scheme is none, or one of your own, of which there are no layers: `parametrize_` takes it.
-        ValueError: a name that no layer has.
+        TypeError: the scheme is none, or one of your own, of which there are no layers: `parametrize_` takes it; or a
+            layer has complex weights.
+        ValueError: a name that no layer has; or DeepShift-PS, where a layer that it does not convert has the same
+            weight.
 
     Equivalent to:
         >>> import convgrad
@@ -49,21 +53,62 @@ def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: Iterable[s
     scheme = _scheme(ShiftQ() if scheme is None else scheme)
     if type(scheme) not in {of for of, _ in layers}:
         raise TypeError(f"there are no layers of {type(scheme).__name__}; parametrize_ takes a scheme of your own")
-    modules, skipped = dict(model.named_modules()), set(skip)
+    kept = scheme.names == ("weight",)
+
+    def quantised(module: nn.Module) -> type | None:
+        cls = layers.get((type(scheme), type(module)))
+        return cls if kept or "weight" in module._parameters else None
+
+    classes = new_classes(model, skip, quantised, Quantized)
+    if complexes := [name for name, (module, _) in classes.items() if module.weight.dtype.is_complex]:
+        raise TypeError(f"schemes are of real weights, those of {', '.join(complexes)} are complex: skip= leaves them")
+    if not kept:
+        _refuse_tied(model, classes)
+    made: dict[Tensor, dict[str, nn.Parameter]] = {}
+    for module, cls in classes.values():
+        module.__class__ = cls
+        module.adopt(scheme, made)
+    _turn_off_fast_paths(model)
+    return [*classes]
+
+
+#: Name of a layer -> the layer, and the class that it gets.
+NewClasses = dict[str, tuple[Any, type]]
+
+
+def new_classes(
+    model: nn.Module, skip: str | Iterable[str], converted: Callable[[nn.Module], type | None], done: type
+) -> NewClasses:
+    """The layers of a network that get another class, with a warning where there are none.
+
+    Args:
+        skip: names of layers to leave.
+        converted: the class that a layer gets, None where it stays as it is.
+        done: the class of what was converted before.
+
+    Raises:
+        ValueError: skip names what is not there.
+    """
+    modules, skipped = dict(model.named_modules()), {skip} if isinstance(skip, str) else set(skip)
     if unknown := sorted(skipped - set(modules)):
         raise ValueError(f"skip names what is not in the model: {', '.join(unknown)}")
-    kept = scheme.names == ("weight",)
-    converted = [
-        n
-        for n, m in modules.items()
-        if n not in skipped and (type(scheme), type(m)) in layers and (kept or "weight" in m._parameters)
-    ]
-    for name in converted:
-        module: Any = modules[name]
-        module.__class__ = layers[type(scheme), type(module)]
-        module.adopt(scheme)
-    _turn_off_fast_paths(model)
-    return converted
+    classes = {n: (m, cls) for n, m in modules.items() if n not in skipped and (cls := converted(m)) is not None}
+    if not classes:
+        before = [f"{name} ({type(m).__name__})".lstrip() for name, m in modules.items() if isinstance(m, done)]
+        what = f"converted already: {', '.join(before)}" if before else "no layer here is of a class that is converted"
+        warnings.warn(f"no layer was converted; {what}", stacklevel=3)
+    return classes
+
+
+def _refuse_tied(model: nn.Module, classes: NewClasses) -> None:
+    """Refuse a weight that would have to be a weight in one layer, and something else in another."""
+    for name, module in model.named_modules():
+        for other, (layer, _) in classes.items():
+            if name not in classes and any(p is layer.weight for p in module._parameters.values()):
+                raise ValueError(
+                    f"the weight of {other!r} is also a parameter of {name!r}, which is not converted: skip={other!r} "
+                    "leaves both, and ShiftQ keeps the weight"
+                )
 
 
 def _turn_off_fast_paths(model: nn.Module) -> None:
@@ -96,9 +141,10 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
 
     Equivalent to:
         >>> import torch, convgrad
-        >>> layer = convgrad.nn.parametrize_(torch.nn.Conv1d(1, 2, 2), convgrad.nn.Binary(scale=False))
-        >>> sorted(layer.weight.unique().tolist()), layer.parametrizations.weight.original.unique().numel()
-        ([-1.0, 1.0], 4)
+        >>> layer = convgrad.nn.parametrize_(torch.nn.Conv1d(1, 1, 2), convgrad.nn.Binary(scale=False))
+        >>> layer.weight = torch.tensor([[[0.5, -2.0]]])
+        >>> layer.weight.tolist(), layer.parametrizations.weight.original.tolist()
+        ([[[1.0, -1.0]]], [[[0.5, -2.0]]])
     """
     scheme = _scheme(scheme)
     weight = getattr(layer, "weight", None)

@@ -19,8 +19,6 @@ rule              B                                    source
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -34,6 +32,8 @@ from .. import functional
 from ..engine import use_backend
 from ..errors import UnsupportedError
 from . import modules
+from .constructors import set_constructor, words
+from .convert import new_classes
 
 __all__ = [
     "FeedbackConv1d",
@@ -96,9 +96,13 @@ class _Feedback:
 
     @torch.no_grad()
     def angle(self: Any) -> Tensor:
-        """The angle between the weights of the two ways, in degrees: 0 is backpropagation, 90 is chance."""
+        """The angle between the weight and that of the way back, in degrees: 0 is backpropagation, 90 is chance.
+
+        It is 90 where one of the two is zero.
+        """
         forth, back = self.weight, self.feedback()
-        cosine = (forth.conj() * back).sum().real / (forth.norm() * back.norm())
+        lengths = (forth.norm() * back.norm()).clamp(min=torch.finfo(forth.dtype).tiny)
+        cosine = (forth.conj() * back).sum().real / lengths
         return torch.rad2deg(cosine.clamp(-1, 1).acos())
 
     @torch.no_grad()
@@ -117,9 +121,12 @@ class _Feedback:
 
         Raises:
             UnsupportedError: the layer has another rule.
+            ValueError: ``samples`` is not positive.
         """
         if self.rule != "mirror":
             raise UnsupportedError(f"mirror_ is for layers with rule='mirror', not {self.rule!r}")
+        if samples < 1:
+            raise ValueError(f"samples is a positive integer, got {samples!r}")
         w, transposed = self.weight, self.transposed
         window = [1 if transposed else s * (k - 1) + 1 for s, k in zip(self.dilation, self.kernel_size, strict=True)]
         x = torch.randn(samples, self.in_channels, *window, generator=generator, dtype=w.dtype, device=w.device)
@@ -134,11 +141,8 @@ class _Feedback:
         else:
             (stride, padding, dilation, groups), output_padding = rest, 0
         form = (stride, padding, dilation, self.transposed, output_padding, groups)
-        channels_last = self._layout == "NLC"
-        input = input.mT if channels_last else input
         with nullcontext() if self.backend is None else use_backend(self.backend):
-            output = functional.feedback_convolution(input, weight, self.feedback(), bias, *form)
-        return output.mT.contiguous() if channels_last else output
+            return functional.feedback_convolution(input, weight, self.feedback(), bias, *form, layout=self._layout)
 
     def extra_repr(self: Any) -> str:
         return f"{super().extra_repr()}, rule={self.rule!r}"  # pyright: ignore[reportAttributeAccessIssue]
@@ -175,26 +179,10 @@ _DOCSTRING = """`convgrad.nn.{name}` with a weight of its own for the way back; 
 
 
 def _layer(module: type[M]) -> type[M]:
-    """Give a layer its docstring, and a constructor that says its arguments; see `modules`."""
+    """Give a layer its docstring and constructor."""
     base = module.__mro__[2]
-    name, d = base.__name__, int(base.__name__[-2])
-    sizes = (("L",), ("H", "W"), ("D", "H", "W"))[d - 1]
-    module.__doc__ = _DOCSTRING.format(
-        name=name,
-        function=name.replace("ConvT", "conv_t").lower(),
-        size=", ".join(sizes),
-        out=", ".join(f"{s}_out" for s in sizes),
-        fives=", 5" * d,
-    )
-
-    def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
-        super(module, self).__init__(*args, **kwargs)  # pyright: ignore[reportCallIssue]
-
-    signature = inspect.signature(base.__init__)
-    rule = inspect.Parameter("rule", inspect.Parameter.KEYWORD_ONLY, default="alignment", annotation="str")
-    made: Any = functools.wraps(base.__init__)(constructor)
-    made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), rule])
-    module.__init__ = made
+    module.__doc__ = _DOCSTRING.format(**words(base.__name__))
+    set_constructor(module, base, {"rule": "alignment"})
     return module
 
 
@@ -230,7 +218,7 @@ _CLASSES: dict[type, type] = {
 }
 
 
-def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: Iterable[str] = ()) -> list[str]:
+def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: str | Iterable[str] = ()) -> list[str]:
     """Give every convolution of a network a weight of its own for the way back, in place.
 
     A layer gets another class and stays the same object with the same parameters, parametrizations and hooks; where
@@ -239,10 +227,10 @@ def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: 
 
     Args:
         model: a network, or one layer.
-        skip: names of layers to leave, as in ``model.named_modules()``.
+        skip: names of layers to leave, one or several, as in ``model.named_modules()``.
 
     Returns:
-        the names of the layers that were converted
+        the names of the layers that were converted; where there are none, a warning says why
 
     Raises:
         ValueError: there is no such rule, or no layer of a name in ``skip``.
@@ -256,16 +244,11 @@ def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: 
         ('FeedbackConvTranspose2d', torch.Size([4, 1, 3, 3]))
     """
     _check(rule)
-    modules, skipped = dict(model.named_modules()), set(skip)
-    if unknown := sorted(skipped - set(modules)):
-        raise ValueError(f"skip names what is not in the model: {', '.join(unknown)}")
-    classes = {name: _converted(layer) for name, layer in modules.items() if name not in skipped}
-    converted = [name for name, cls in classes.items() if cls is not None]
-    for name in converted:
-        layer: Any = modules[name]
-        layer.__class__ = classes[name]
+    classes = new_classes(model, skip, _converted, _Feedback)
+    for layer, cls in classes.values():
+        layer.__class__ = cls
         layer._follow(rule)
-    return converted
+    return [*classes]
 
 
 def _converted(layer: torch.nn.Module) -> type | None:

@@ -6,8 +6,6 @@ functions take: low and high of each dimension, negative numbers, and in 1-D ``"
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -18,6 +16,7 @@ from .. import functional
 from ..engine import get_backend, use_backend
 from ..errors import UnsupportedError
 from ..shapes import padding_pairs
+from .constructors import set_constructor, words
 from .padding import padded
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
@@ -57,11 +56,10 @@ class _Chosen:
         with use_backend(self.backend):
             return function(*args, **layout)
 
-    def _sides(self: Any, weight: Tensor) -> tuple[tuple[int, int], ...]:
+    def _sides(self: Any) -> tuple[tuple[int, int], ...]:
         """Low and high padding of each dimension."""
-        return padding_pairs(
-            functional.paddings(self.padding, weight.shape, self.stride, self.dilation), weight.dim() - 2
-        )
+        size = (0, 0, *self.kernel_size)  # the weight may be a proxy of torch.fx, without sizes
+        return padding_pairs(functional.paddings(self.padding, size, self.stride, self.dilation), len(self.kernel_size))
 
     def __prepare_scriptable__(self) -> None:
         """What ``torch.jit.script`` calls first; its language has no words for what these modules do."""
@@ -99,27 +97,17 @@ class _OfSequences:
 class _Conv(_Chosen):
     """What the three convolutions share."""
 
-    def __init__(
-        self: Any,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: Any,
-        stride: Any = 1,
-        padding: Any = 0,
-        dilation: Any = 1,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self: Any, *, padding: Any = 0, **kwargs: Any) -> None:
         # torch's constructor refuses the word
         known = 0 if isinstance(padding, str) and padding == "causal" else padding
-        super().__init__(in_channels, out_channels, kernel_size, stride, known, dilation, *args, **kwargs)
+        super().__init__(padding=known, **kwargs)
         if known is not padding:
             self.padding = functional.paddings(padding, self.weight.shape, self.stride, self.dilation)
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         padding: Any = self.padding
         if self.padding_mode != "zeros":
-            sides, padding = self._sides(weight), 0
+            sides, padding = self._sides(), 0
             if self._layout == "NLC":  # the image that it is computed as: see `conv1d`
                 row = input.transpose(-1, -2).unsqueeze(-2)
                 input = padded(row, ((0, 0), *sides), self.padding_mode).squeeze(-2).transpose(-1, -2)
@@ -141,7 +129,7 @@ class _ConvTranspose(_Chosen):
         size, padding = output_size, self.padding
         if size is not None:
             # torch's rule knows one padding for both sides: what the high side has more goes into the size it is given.
-            sides = self._sides(weight)
+            sides = self._sides()
             more = [0] * (len(size) - len(sides)) + [high - low for low, high in sides]
             size, padding = [n + m for n, m in zip(size, more, strict=False)], [low for low, _ in sides]
         output_padding = self._output_padding(
@@ -180,34 +168,17 @@ _LAYOUT = """
 
 
 def _as_in_torch(module: type[M]) -> type[M]:
-    """Give a module its function, its docstring, and a constructor that says its arguments, torch's and ours, to
-    help(), editors and ``torch.nn.utils.skip_init``. It is its own: a subclass has that of its own constructor.
-    """
-    name, d = module.__name__, int(module.__name__[-2])
-    sizes = (("L",), ("H", "W"), ("D", "H", "W"))[d - 1]
-    module._function = staticmethod(getattr(functional, name.replace("ConvT", "conv_t").lower()))
+    """Give a module its function, its docstring and torch's constructor with our keywords."""
+    name = module.__name__
+    known = words(name)
+    one_d = known["d"] == 1
+    module._function = staticmethod(getattr(functional, known["function"]))
     module.__doc__ = _DOCSTRING.format(
-        d=d,
-        what="transposed convolution" if "Transpose" in name else "convolution",
-        name=name,
-        size=", ".join(sizes),
-        out=", ".join(f"{s}_out" for s in sizes),
-        fives=", 5" * d,
-        layout=_LAYOUT if d == 1 else "",
-        raises="\n        ValueError: another ``layout``." if d == 1 else "",
+        **known,
+        layout=_LAYOUT if one_d else "",
+        raises="\n        ValueError: another ``layout``." if one_d else "",
     )
-    theirs = getattr(torch.nn, name).__init__
-
-    def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
-        super(module, self).__init__(*args, **kwargs)
-
-    signature = inspect.signature(theirs)
-    more = [inspect.Parameter("backend", inspect.Parameter.KEYWORD_ONLY, default=None, annotation="str | None")]
-    if d == 1:
-        more.append(inspect.Parameter("layout", inspect.Parameter.KEYWORD_ONLY, default="NCL", annotation="str"))
-    made: Any = functools.wraps(theirs)(constructor)
-    made.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *more])
-    module.__init__ = made
+    set_constructor(module, getattr(torch.nn, name), {"backend": None, **({"layout": "NCL"} if one_d else {})})
     return module
 
 

@@ -7,16 +7,16 @@ updates them. What the convolution uses is computed from them in each forward.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .schemes import Scheme
+from .constructors import set_constructor, words
+from .schemes import Scheme, quantized
 
 __all__ = ["Quantized", "QuantizedLinear", "layers"]
 
@@ -28,25 +28,56 @@ class Quantized:
     """What all quantised layers share; ``scheme=`` of a class statement makes one of them."""
 
     scheme: Scheme
+    _scheme: type[Scheme]
+    _base: type[nn.Module]
 
     def __init_subclass__(cls, scheme: type[Scheme] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if scheme is not None:
-            base = cls.__bases__[-1]  # convgrad's convolution, or torch.nn.Linear
-            stock = getattr(nn, base.__name__)
-            layers[scheme, base] = layers[scheme, stock] = cls
-            cls.__init__ = _constructor(cls, scheme, base)
-            cls.__doc__ = _docstring(cls.__name__, scheme, base)
+            cls._scheme, cls._base = scheme, cls.__bases__[-1]  # convgrad's convolution, or torch.nn.Linear
+            layers[scheme, cls._base] = layers[scheme, getattr(nn, cls._base.__name__)] = cls
+            options = {"check_grad": False} if "check_grad" in scheme._leading else {}
+            options |= {f.name: f.default for f in dataclasses.fields(scheme)}
+            set_constructor(cls, cls._base, options, scheme._leading)
+            cls.__doc__ = _docstring(cls.__name__, scheme, cls._base)
 
-    def adopt(self: Any, scheme: Scheme) -> None:
-        """Take a scheme; the weight makes room for the parameters that the scheme keeps in its place."""
+    def __init__(self: Any, *, check_grad: bool = False, **given: Any) -> None:
+        options = [field.name for field in dataclasses.fields(self._scheme)]
+        scheme = self._scheme(**{name: given.pop(name) for name in options if name in given})
+        if check_grad:
+            if given.setdefault("dtype", torch.float64) not in (torch.float64, None):
+                raise ValueError(f"check_grad=True means float64 parameters, but dtype is {given['dtype']}")
+            given["dtype"] = torch.float64
+        if given.get("padding_mode") == "circular_split":
+            padding = _split(given.get("padding", 0), words(self._base.__name__)["d"])
+            given.update(padding_mode="circular", padding=padding)
+        super().__init__(**given)
+        self.adopt(scheme, {})
+        if scheme.names != ("weight",):
+            self.reset_parameters()
+
+    def adopt(self: Any, scheme: Scheme, made: dict[Tensor, dict[str, nn.Parameter]]) -> None:
+        """Take a scheme; the weight makes room for the parameters that the scheme keeps in its place.
+
+        Args:
+            made: those that other layers got for the weights that they had, so that tied weights stay tied.
+
+        Raises:
+            TypeError: the weight is complex.
+        """
+        if self.weight.dtype.is_complex:
+            raise TypeError(f"{type(self).__name__} quantises real weights, got {self.weight.dtype}")
         self.scheme = scheme
         if scheme.names != ("weight",):
             weight = self.weight
             del self.weight
-            for name, original in zip(scheme.names, scheme.originals(weight.detach()), strict=True):
-                trained = weight.requires_grad and not getattr(scheme, f"freeze_{name}", False)
-                self.register_parameter(name, nn.Parameter(original, requires_grad=trained))
+            if weight not in made:
+                made[weight] = {
+                    name: nn.Parameter(original, weight.requires_grad and not getattr(scheme, f"freeze_{name}", False))
+                    for name, original in zip(scheme.names, scheme.originals(weight.detach()), strict=True)
+                }
+            for name, parameter in made[weight].items():
+                self.register_parameter(name, parameter)
 
     def originals(self) -> tuple[Tensor, ...]:
         """The float parameters from which the weight is computed."""
@@ -54,8 +85,8 @@ class Quantized:
 
     def quantized_weight(self: Any) -> Tensor:
         """The weight that the layer computes with; differentiable."""
-        known = {"transposed": getattr(self, "transposed", False), "groups": getattr(self, "groups", 1)}
-        return self.scheme.quantize(*self.originals(), **known, training=self.training)
+        transposed, groups = getattr(self, "transposed", False), getattr(self, "groups", 1)
+        return quantized(self.scheme, transposed, groups, self.training, *self.originals())
 
     def reset_parameters(self: Any) -> None:
         """Start again: as torch does, or as the scheme does that has other parameters."""
@@ -76,26 +107,24 @@ class Quantized:
         if not self.scheme.scales_output:
             return self._conv_forward(seen, weight, bias, *rest)
         # K is of the magnitude of the input alone: the bias comes after it.
+        kernel = getattr(self, "kernel_size", ())
+        channels = -1 if getattr(self, "_layout", "NCL") == "NLC" else -1 - len(kernel)  # in which dimension they lie
         output = self._conv_forward(seen, weight, None, *rest)
-        output = self._times_input_scale(output, input, weight.shape[2:], *rest)
-        if bias is None:
-            return output
-        return output + bias.to(output.dtype).view(-1, *[1] * (-1 - self._channels(weight.shape[2:])))
+        output = self._times_input_scale(output, input, channels, kernel, *rest)
+        return output if bias is None else output + bias.to(output.dtype).view(-1, *[1] * (-1 - channels))
 
-    def _channels(self, kernel: Sequence[int]) -> int:
-        """Which dimension of input and output holds the channels."""
-        return -1 if getattr(self, "_layout", "NCL") == "NLC" else -1 - len(kernel)
-
-    def _times_input_scale(self: Any, output: Tensor, input: Tensor, kernel: Sequence[int], *rest: Any) -> Tensor:
+    def _times_input_scale(
+        self: Any, output: Tensor, input: Tensor, channels: int, kernel: Sequence[int], *rest: Any
+    ) -> Tensor:
         """Multiply by K of XNOR-Net (arXiv:1603.05279, section 3.2), in each group of channels by itself."""
-        channels, groups = self._channels(kernel), getattr(self, "groups", 1)
+        groups = getattr(self, "groups", 1)
         magnitude = input.abs().unflatten(channels, (groups, -1)).mean(channels)  # [N, groups, *in]
         ones = magnitude.new_ones(groups, 1, *kernel)
         scale = self._conv_forward(magnitude, ones, None, *rest)  # [N, groups, *out]
         if getattr(self, "transposed", False):
             scale = scale / self._conv_forward(torch.ones_like(magnitude), ones, None, *rest).clamp(min=1)
         else:
-            scale = scale / ones[0].numel()
+            scale = scale / math.prod(kernel)
         return (output.unflatten(channels, (groups, -1)) * scale.unsqueeze(channels)).flatten(channels - 1, channels)
 
     def extra_repr(self: Any) -> str:
@@ -113,48 +142,7 @@ class QuantizedLinear(Quantized):
         return F.linear(input, weight, bias)
 
 
-# ---- constructors and docstrings ----------------------------------------------------------------------------------
-
-
-def _constructor(cls: type, scheme: type[Scheme], base: type) -> Callable[..., None]:
-    """The base's constructor with the scheme's options as well."""
-    signature = _signature(scheme, base)
-    options = [field.name for field in dataclasses.fields(scheme)]
-
-    def constructor(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs).arguments
-        del given["self"]
-        chosen = scheme(**{name: given.pop(name) for name in options if name in given})
-        if given.pop("check_grad", False):
-            if given.setdefault("dtype", torch.float64) not in (torch.float64, None):
-                raise ValueError(f"check_grad=True means float64 parameters, but dtype is {given['dtype']}")
-            given["dtype"] = torch.float64
-        if given.get("padding_mode") == "circular_split":
-            given.update(padding_mode="circular", padding=_split(given.get("padding", 0), int(base.__name__[-2])))
-        super(cls, self).__init__(**given)
-        self.adopt(chosen)
-        if chosen.names != ("weight",):
-            self.reset_parameters()
-
-    made: Any = functools.wraps(base.__init__)(constructor)
-    made.__signature__ = signature
-    return made
-
-
-def _signature(scheme: type[Scheme], base: type) -> inspect.Signature:
-    """The base's signature; the scheme's leading options go in front of ``device``, the others are keywords."""
-    signature = inspect.signature(base.__init__)
-    defaults = {"check_grad": False, **{f.name: f.default for f in dataclasses.fields(scheme)}}
-    own = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-        for name, default in defaults.items()
-        if name in scheme._leading or name != "check_grad"
-    ]
-    leading = [p.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD) for p in own if p.name in scheme._leading]
-    theirs = list(signature.parameters.values())
-    at = next(i for i, p in enumerate(theirs) if p.name == "device")
-    rest = [p for p in own if p.name not in scheme._leading]
-    return signature.replace(parameters=[*theirs[:at], *leading, *theirs[at:], *rest])
+# ---- arguments and docstrings --------------------------------------------------------------------------------------
 
 
 def _split(padding: Any, d: int) -> tuple[int, ...]:
@@ -191,17 +179,15 @@ _SPLIT = """ ``padding_mode="circular"`` pads each side by ``padding``, as torch
 
 
 def _docstring(name: str, scheme: type[Scheme], base: type) -> str:
-    d = int(base.__name__[-2]) if "Conv" in base.__name__ else 0
-    kind = "transposed convolution" if "Transpose" in base.__name__ else "convolution"
-    more = _LEADING if scheme._leading else ""
-    more += _SPLIT if scheme._leading and d and kind == "convolution" else ""
+    known = words(base.__name__) if "Conv" in base.__name__ else {}
+    split = scheme._leading and known.get("what") == "convolution"
     return _DOCSTRING.format(
-        what=f"A {d}-d {kind}" if d else "A linear layer",
+        what=f"A {known['d']}-d {known['what']}" if known else "A linear layer",
         scheme=scheme.__name__,
         base=base.__name__,
         name=name,
         parameters=" and ".join(f"``{n}``" for n in (*scheme.names, "bias")),
-        more=more,
-        arguments="4, 6" + ", 3" * (d > 0),
-        input=f"torch.randn(2, 4{', 6' * d})",
+        more=(_LEADING if scheme._leading else "") + (_SPLIT if split else ""),
+        arguments="4, 6" + ", 3" * bool(known),
+        input=f"torch.randn(2, 4{known.get('fives', '')})",
     )

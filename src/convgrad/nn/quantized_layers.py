@@ -9,107 +9,57 @@ from .quantized import Quantized, QuantizedLinear
 from .schemes import Binary, Ternary, Xnor
 from .shift import ShiftPS, ShiftQ
 
+# fmt: off
+__all__ = [  # noqa: RUF022
+    "BinaryConv1d", "BinaryConv2d", "BinaryConv3d", "BinaryConvTranspose1d", "BinaryConvTranspose2d",
+    "BinaryConvTranspose3d", "BinaryLinear",
+    "XnorConv1d", "XnorConv2d", "XnorConv3d", "XnorConvTranspose1d", "XnorConvTranspose2d", "XnorConvTranspose3d",
+    "XnorLinear",
+    "TernaryConv1d", "TernaryConv2d", "TernaryConv3d", "TernaryConvTranspose1d", "TernaryConvTranspose2d",
+    "TernaryConvTranspose3d", "TernaryLinear",
+    "Conv1dShift", "Conv2dShift", "Conv3dShift", "ConvTranspose1dShift", "ConvTranspose2dShift",
+    "ConvTranspose3dShift", "LinearShift",
+    "Conv1dShiftQ", "Conv2dShiftQ", "Conv3dShiftQ", "ConvTranspose1dShiftQ", "ConvTranspose2dShiftQ",
+    "ConvTranspose3dShiftQ", "LinearShiftQ",
+]
 
 class BinaryConv1d(Quantized, Conv1d, scheme=Binary): ...
-
-
 class BinaryConv2d(Quantized, Conv2d, scheme=Binary): ...
-
-
 class BinaryConv3d(Quantized, Conv3d, scheme=Binary): ...
-
-
 class BinaryConvTranspose1d(Quantized, ConvTranspose1d, scheme=Binary): ...
-
-
 class BinaryConvTranspose2d(Quantized, ConvTranspose2d, scheme=Binary): ...
-
-
 class BinaryConvTranspose3d(Quantized, ConvTranspose3d, scheme=Binary): ...
-
-
 class BinaryLinear(QuantizedLinear, Linear, scheme=Binary): ...
 
-
 class XnorConv1d(Quantized, Conv1d, scheme=Xnor): ...
-
-
 class XnorConv2d(Quantized, Conv2d, scheme=Xnor): ...
-
-
 class XnorConv3d(Quantized, Conv3d, scheme=Xnor): ...
-
-
 class XnorConvTranspose1d(Quantized, ConvTranspose1d, scheme=Xnor): ...
-
-
 class XnorConvTranspose2d(Quantized, ConvTranspose2d, scheme=Xnor): ...
-
-
 class XnorConvTranspose3d(Quantized, ConvTranspose3d, scheme=Xnor): ...
-
-
 class XnorLinear(QuantizedLinear, Linear, scheme=Xnor): ...
 
-
 class TernaryConv1d(Quantized, Conv1d, scheme=Ternary): ...
-
-
 class TernaryConv2d(Quantized, Conv2d, scheme=Ternary): ...
-
-
 class TernaryConv3d(Quantized, Conv3d, scheme=Ternary): ...
-
-
 class TernaryConvTranspose1d(Quantized, ConvTranspose1d, scheme=Ternary): ...
-
-
 class TernaryConvTranspose2d(Quantized, ConvTranspose2d, scheme=Ternary): ...
-
-
 class TernaryConvTranspose3d(Quantized, ConvTranspose3d, scheme=Ternary): ...
-
-
 class TernaryLinear(QuantizedLinear, Linear, scheme=Ternary): ...
 
-
 class Conv1dShift(Quantized, Conv1d, scheme=ShiftPS): ...
-
-
 class Conv2dShift(Quantized, Conv2d, scheme=ShiftPS): ...
-
-
 class Conv3dShift(Quantized, Conv3d, scheme=ShiftPS): ...
-
-
 class ConvTranspose1dShift(Quantized, ConvTranspose1d, scheme=ShiftPS): ...
-
-
 class ConvTranspose2dShift(Quantized, ConvTranspose2d, scheme=ShiftPS): ...
-
-
 class ConvTranspose3dShift(Quantized, ConvTranspose3d, scheme=ShiftPS): ...
-
-
 class LinearShift(QuantizedLinear, Linear, scheme=ShiftPS): ...
 
-
 class Conv1dShiftQ(Quantized, Conv1d, scheme=ShiftQ): ...
-
-
 class Conv2dShiftQ(Quantized, Conv2d, scheme=ShiftQ): ...
-
-
 class Conv3dShiftQ(Quantized, Conv3d, scheme=ShiftQ): ...
-
-
 class ConvTranspose1dShiftQ(Quantized, ConvTranspose1d, scheme=ShiftQ): ...
-
-
 class ConvTranspose2dShiftQ(Quantized, ConvTranspose2d, scheme=ShiftQ): ...
-
-
 class ConvTranspose3dShiftQ(Quantized, ConvTranspose3d, scheme=ShiftQ): ...
-
-
 class LinearShiftQ(QuantizedLinear, Linear, scheme=ShiftQ): ...
+# fmt: on

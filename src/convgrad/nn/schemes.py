@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 __all__ = ["Binary", "Scheme", "Ternary", "Xnor", "binarize", "straight_through"]
 
@@ -145,6 +146,13 @@ class Scheme:
         changed = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
         defaults = {f.name: f.default for f in dataclasses.fields(self)}
         return ", ".join(f"{name}={value!r}" for name, value in changed if value != defaults[name])
+
+
+def quantized(scheme: Scheme, transposed: bool, groups: int, training: bool, *originals: Tensor) -> Tensor:
+    """`Scheme.quantize`; where torch.fx traces, one call in its graph."""
+    if not isinstance(originals[0], Tensor):
+        return handle_torch_function(quantized, originals, scheme, transposed, groups, training, *originals)
+    return scheme.quantize(*originals, transposed=transposed, groups=groups, training=training)
 
 
 @dataclass(frozen=True)

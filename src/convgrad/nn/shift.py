@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from .schemes import Scheme, straight_through
 
@@ -65,14 +66,14 @@ def round_power_of_2(x: Tensor, rounding: str = "deterministic", shift_range: tu
         [0.25, -1.0, 4.0, 0.0]
     """
     shift, sign = get_shift_and_sign(x.detach(), rounding, shift_range)
-    return straight_through(sign * _power(shift), x)
+    return straight_through(sign * _power(shift), _finite(x))
 
 
 def round_to_fixed(input: Tensor, integer_bits: int = 16, fraction_bits: int = 16) -> Tensor:
     """``input`` as fixed-point numbers: ``integer_bits`` (one is the sign), the point, and ``fraction_bits``.
 
-    Rounded down, limited to what the bits can hold, and with the gradient passed on as it is. DeepShift's own function
-    stops at ``2 ** (integer_bits - 1) - 1``; this one uses the numbers above too.
+    Rounded down, limited to what the bits can hold, and with the gradient passed on as it is (to an infinity, none).
+    DeepShift's own function stops at ``2 ** (integer_bits - 1) - 1``; this one uses the numbers above too.
 
     Args:
         input: a floating-point tensor.
@@ -91,11 +92,18 @@ def round_to_fixed(input: Tensor, integer_bits: int = 16, fraction_bits: int = 1
         [0.25, -0.5, 7.75]
     """
     _check_bits(integer_bits, fraction_bits)
+    if not isinstance(input, Tensor):  # torch.fx traces
+        return handle_torch_function(round_to_fixed, (input,), input, integer_bits, fraction_bits)
     limit = 2.0 ** (integer_bits - 1)
     # The largest number below the limit: of the fixed-point numbers, or of the input's, if those are coarser.
     largest = limit - max(2.0**-fraction_bits, limit * torch.finfo(input.dtype).eps / 2)
     fixed = (_wide(input.detach()) * 2.0**fraction_bits).floor() * 2.0**-fraction_bits
-    return straight_through(fixed.clamp(-limit, largest).to(input.dtype), input)
+    return straight_through(fixed.clamp(-limit, largest).to(input.dtype), _finite(input))
+
+
+def _finite(x: Tensor) -> Tensor:
+    """``x`` without infinities, whose difference from themselves would be NaN."""
+    return x.nan_to_num(nan=math.nan)
 
 
 def _wide(x: Tensor) -> Tensor:
