@@ -287,3 +287,31 @@ def test_updates_that_cannot_be_are_refused(arguments: Any, error: type[Exceptio
     given = {"x": torch.zeros(3, 5), "conv_state": torch.zeros(3, 5, 3), "weight": torch.randn(5, 4)}
     with pytest.raises(error, match=message):
         causal_conv1d_update(**(given | arguments))
+
+
+@pytest.mark.parametrize("layout", ["NCL", "NLC"])
+def test_what_lies_in_padding_reaches_no_gradient(layout: Any) -> None:
+    """As where the sequences are computed one by one, without padding."""
+    x, w = torch.randn(1, 2, 6), torch.randn(2, 3, requires_grad=True)
+    seq_idx = torch.tensor([[0, 0, -1, 1, 1, -1]])
+    x[..., [2, 5]] = torch.tensor([float("nan"), float("inf")])
+    spoiled = (x if layout == "NCL" else x.mT).clone().requires_grad_()
+    y = convgrad.causal_conv1d(spoiled, w, seq_idx=seq_idx, layout=layout)
+    got = torch.autograd.grad(y.square().sum(), (w, spoiled))
+    alone = [x[..., :2].clone().requires_grad_(), x[..., 3:5].clone().requires_grad_()]
+    ys = [F.conv1d(F.pad(part, (2, 0)), w[:, None], groups=2) for part in alone]
+    want = torch.autograd.grad(sum(part.square().sum() for part in ys), (w, *alone))
+    torch.testing.assert_close(got[0], want[0])
+    of_x = got[1] if layout == "NCL" else got[1].mT
+    torch.testing.assert_close(of_x[..., [0, 1, 3, 4]], torch.cat(want[1:], -1))
+    assert not of_x[..., [2, 5]].any()
+
+
+@pytest.mark.parametrize(("channels", "steps"), [(4, 0), (0, 5)])
+def test_no_channels_or_no_steps_are_refused_in_words(channels: int, steps: int) -> None:
+    x, w, state = torch.ones(2, channels, steps), torch.ones(channels, 3), torch.ones(2, channels, 2)
+    message = f"Expected x of at least one channel and one step, but it has {channels} and {steps}"
+    with pytest.raises(convgrad.ShapeError, match=message):
+        convgrad.causal_conv1d(x, w)
+    with pytest.raises(convgrad.ShapeError, match=message):
+        convgrad.causal_conv1d_update(x, state, w)

@@ -171,3 +171,9 @@ def test_what_is_refused() -> None:
         convgrad.grad_bias(g, per_sample=wrong)
     with pytest.raises(TypeError, match="bias is True or False, got 1"):
         convgrad.per_sample_norms(x, size, g, **options, bias=wrong)
+
+
+@pytest.mark.parametrize("per_sample", [False, True])
+def test_the_gradient_of_a_bias_without_a_batch_is_refused(per_sample: bool) -> None:
+    with pytest.raises(convgrad.ShapeError, match=r"Expected grad_output \(N, C_out, \*out\), .* of size \[3, 5\]"):
+        convgrad.grad_bias(torch.ones(3, 5), per_sample=per_sample)

@@ -71,7 +71,7 @@ def causal_conv1d(
         initial_state: the last K - 1 inputs before x; zeros where there is none.
         return_state: return (result, state), the state being the last K - 1 inputs: the initial_state of what follows.
         seq_idx: of which sequence each input is, where several lie in a row: an output sums inputs of its own sequence
-            alone. A negative one marks padding, whose output is zero. Not together with a state.
+            alone. A negative one marks padding, which is not read and whose output is zero. Not together with a state.
         activation: ``"silu"`` (also called ``"swish"``): what the result is passed through.
 
     Shape:
@@ -108,6 +108,10 @@ def causal_conv1d(
     carried, before = weight.shape[1] - 1, 0
     if seq_idx is not None and (return_state or initial_state is not None):
         raise ValueError("seq_idx packs whole sequences: there is no initial_state and no state to return beside it")
+    if seq_idx is not None:
+        _check_integers("causal_conv1d", "seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
+        # Not read: a NaN there, times the gradient 0 of its output, would be one of the weight.
+        sequence = sequence.masked_fill((seq_idx < 0).unsqueeze(1), 0)
     if initial_state is None:
         before = carried  # zeros
     else:
@@ -224,7 +228,6 @@ def _separated(output: Tensor, sequence: Tensor, weight: Tensor, bias: Tensor | 
 
     There are few: the first K - 1 of each sequence.
     """
-    _check_integers("causal_conv1d", "seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
     width, (rows, steps) = weight.shape[1], seq_idx.shape
     of_window = F.pad(seq_idx, (width - 1, 0), value=-1).unfold(1, width, 1)  # [N, L, K]
     own = (of_window == seq_idx[..., None]) & (seq_idx >= 0)[..., None]
@@ -289,6 +292,9 @@ def _sequence(name: str, t: Tensor, layout: Layout) -> Tensor:
 def _check(sequence: Tensor, weight: Tensor, activation: object) -> None:
     if activation not in (None, "silu", "swish"):
         raise ValueError(f"activation is None, 'silu' or 'swish', got {activation!r}")
+    if 0 in sequence.shape[1:]:
+        _, channels, steps = sequence.shape
+        raise ShapeError(f"Expected x of at least one channel and one step, but it has {channels} and {steps}")
     if weight.dim() != 2 or weight.shape[0] != sequence.shape[1] or weight.shape[1] == 0:
         raise ShapeError(
             f"Expected a weight (D, K) for x of {sequence.shape[1]} channels, but got one of size {list(weight.shape)}"

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..calculus import sum_of_bias
+from ..errors import ShapeError
 from ..shapes import conv_geometry
 from ..validation import check_grad_weight, refuse_nested
 from ._arguments import Ints, all_arguments, require_bool, require_tensors, sizes, stands_for_tensors
@@ -131,6 +132,9 @@ def grad_bias(grad_output: Tensor, *, per_sample: bool = False) -> Tensor:
     Shape:
         (N, C_out, *out) -> (C_out,); per sample (N, C_out)
 
+    Raises:
+        ShapeError: a grad_output without a batch or without spatial dimensions.
+
     Equivalent to:
         >>> import torch, convgrad
         >>> convgrad.grad_bias(torch.ones(2, 3, 4))
@@ -140,6 +144,8 @@ def grad_bias(grad_output: Tensor, *, per_sample: bool = False) -> Tensor:
     if stands_for_tensors(grad_output):
         return handle_torch_function(grad_bias, (grad_output,), grad_output, per_sample=per_sample)
     require_bool("per_sample", per_sample)
+    if grad_output.dim() < 3:
+        raise ShapeError(f"Expected grad_output (N, C_out, *out), but got one of size {list(grad_output.shape)}")
     return grad_output.flatten(2).sum(2) if per_sample else sum_of_bias(grad_output)
 
 
