@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import typer
 from torch import Tensor
+from typer.core import TyperGroup
 
-from .._compat import channels_last_of
 from ..check import check_problem, shrunk
 from ..diagnostics import Machine, limits_of, plan_of, random_operands
 from ..engine import backends, choose, get_backend, reasons_against
@@ -24,6 +24,8 @@ from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
 from ..problem import PASSES, ConvProblem, Pass
 from ..settings import current
 from .app import app, device_here, fail, say, say_table
+from .bench_layers import layers, pytorchs
+from .bench_steps import steps
 from .problem_arguments import read_problems
 
 __all__ = ["bench"]
@@ -71,8 +73,24 @@ class Line:
         )  # fmt: skip
 
 
-@app.command()
-def bench(
+class _Bench(TyperGroup):
+    """`layers`, `steps`, or what is not named by a word: problems."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else ["problems", *args])
+
+
+bench = typer.Typer(
+    cls=_Bench, help="How fast? Against the best that PyTorch does: problems, real layers, whole models."
+)
+app.add_typer(bench, name="bench")
+bench.command()(layers)
+bench.command()(steps)
+
+
+@bench.command("problems")
+def bench_problems(
     what: Annotated[list[str], typer.Argument(metavar="PROBLEM|FILE...", help="Problems, or files of them.")],
     backend: Annotated[
         list[str] | None, typer.Option("--backend", "-b", help="Which; 'all'; else whichever would be chosen.")
@@ -243,12 +261,9 @@ def _line(
 
 def _pytorch(problem: ConvProblem, pass_: Pass, a: Tensor, b: Tensor) -> dict[str, Callable[[], object]]:
     """PyTorch as given, and through channels_last with the conversions there and back."""
-    given = plan_of(problem, pass_, "aten", a.device)
-    calls: dict[str, Callable[[], object]] = {"as given": lambda: given.contract(a, b)}
-    last = channels_last_of(problem.ndim)
-    if problem.ndim > 1 and not problem.channels_last:
-        other = plan_of(problem.replace(memory_format=last), pass_, "aten", a.device)
-        calls["channels_last"] = lambda: other.contract(
-            a.contiguous(memory_format=last), b.contiguous(memory_format=last)
-        ).contiguous()
-    return calls
+    return {
+        name.removeprefix("aten:").replace("aten", "as given"): partial(
+            plan_of(problem, pass_, name, a.device).contract, a, b
+        )
+        for name in pytorchs(problem, (pass_,), a.device)
+    }

@@ -21,7 +21,16 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Comparison", "Ratio", "compare", "conditions", "keep_memory", "median_interval", "memory_kept"]
+__all__ = [
+    "Comparison",
+    "Ratio",
+    "compare",
+    "conditions",
+    "keep_memory",
+    "median_interval",
+    "memory_kept",
+    "surroundings",
+]
 
 _MOST_ROUNDS = 101
 _LEAST_ROUNDS = 7  # six would do for 95 %; the seventh lets one round be disturbed
@@ -240,16 +249,22 @@ def memory_kept() -> bool:
 # ---- where it was measured ----------------------------------------------------------------------
 
 
-def conditions(device: torch.device | str = "cpu") -> str:
-    """One line that belongs under every table of times: machine, threads, versions, memory setting."""
+def surroundings(device: torch.device | str = "cpu") -> dict[str, str]:
+    """What a time depends on beside the code: machine, threads, versions, memory setting."""
     device = torch.device(device)
-    parts = [_processor(), f"{torch.get_num_threads()} threads", f"torch {torch.__version__}"]
-    if device.type == "cuda":
-        parts[0] = torch.cuda.get_device_name(device)
-        parts[1] = f"CUDA {torch.version.cuda}"
-    parts.append(f"Python {platform.python_version()}")
-    parts.append("freed memory kept" if memory_kept() else "freed memory returned to the system")
-    return ", ".join(parts)
+    on_gpu = device.type == "cuda"
+    return {
+        "processor": torch.cuda.get_device_name(device) if on_gpu else _processor(),
+        "threads": f"CUDA {torch.version.cuda}" if on_gpu else f"{torch.get_num_threads()} threads",
+        "torch": f"torch {torch.__version__}",
+        "python": f"Python {platform.python_version()}",
+        "memory": "freed memory kept" if memory_kept() else "freed memory returned to the system",
+    }
+
+
+def conditions(device: torch.device | str = "cpu") -> str:
+    """One line that belongs under every table of times."""
+    return ", ".join(surroundings(device).values())
 
 
 def _processor() -> str:

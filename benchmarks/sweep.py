@@ -1,0 +1,200 @@
+"""Random problems of the kinds that networks have, each computed in every way there is: the rules' source.
+
+    python benchmarks/sweep.py benchmarks/results/sweep.csv --threads 1 --minutes 5
+    python benchmarks/sweep.py benchmarks/results/sweep.csv --threads 2 --minutes 5
+
+Each problem is measured as `convgrad tune` does it: every way is checked against the reference, then all are timed
+alternately with their conversions. A row holds the times of one set of outputs relative to PyTorch's call as given. The
+same number always gives the same problem; a run goes on where the file ends, and stops after ``--minutes``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from convgrad import settings
+from convgrad.cli.bench_results import CONDITIONS, Deadline, Results, conditions_here, prepare
+from convgrad.engine import backends, measure_now, measurements
+from convgrad.engine.measurements import Measurement
+from convgrad.problem import ConvProblem, Output, gradient_outputs
+from convgrad.sizes import output_length
+
+CPU = torch.device("cpu")
+#: What a rule may take; of several outputs also each pass by its own rule.
+WAYS = ("aten", "native", "native:avx2", "im2col", "aten:float32", "aten:channels_last", "aten:mkldnn", "separate")
+COLUMNS = ("number", "problem", "outputs", *WAYS, *CONDITIONS)
+KEY = ("number", "outputs", "threads")
+_LEAST_FLOPS, _MOST_FLOPS, _MOST_BYTES = 1e4, 2.5e8, 4e7
+
+# ---- problems ----------------------------------------------------------------------------------------
+
+_CHANNELS = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 192, 240, 256, 320, 384, 480, 512, 576, 672, 768, 960)
+_IMAGES = (4, 5, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
+
+
+def _log_uniform(rng: random.Random, low: float, high: float) -> int:
+    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def _size(rng: random.Random, ndim: int) -> int:
+    if ndim == 1:
+        return _log_uniform(rng, 16, 16384)
+    if ndim == 3:
+        return rng.choice((4, 5, 7, 8, 14, 16, 20, 28, 32, 56))
+    return rng.choice(_IMAGES) if rng.random() < 0.8 else rng.randint(3, 200)
+
+
+def _wide(rng: random.Random) -> int:
+    return rng.choice(_CHANNELS) if rng.random() < 0.8 else rng.randint(2, 500)
+
+
+def _depthwise(rng: random.Random) -> dict[str, Any]:
+    ndim = rng.choice((1, 2, 2, 2, 2, 2, 2, 3))
+    kernels = {1: (3, 4, 4, 5, 7, 9, 31), 2: (3, 3, 3, 3, 5, 5, 7, 7, 9, 13, 31), 3: (3, 3, 3, 5)}[ndim]
+    channels, multiplier = _wide(rng), rng.choice((1,) * 12 + (2, 3))
+    stride, dilation = rng.choice((1, 1, 1, 2)), rng.choice((1,) * 9 + (2,))
+    return {"ndim": ndim, "channels": (channels, channels * multiplier, channels), "kernel": rng.choice(kernels),
+            "stride": stride, "dilation": dilation}  # fmt: skip
+
+
+def _grouped(rng: random.Random) -> dict[str, Any]:
+    ndim = rng.choice((1, 2, 2, 2, 2, 3))
+    inputs = rng.choice((2, 3, 4, 4, 6, 8, 8, 12, 16, 16, 24, 32, 48, 64))
+    outputs = inputs if rng.random() < 0.8 else rng.choice((1, 2, 4, 8, 12, 16, 32))
+    groups = rng.choice((2, 4, 8, 16, 28, 32, 64))
+    kernel = rng.choice((3, 5, 9, 64, 81, 128) if ndim == 1 else (3, 3, 3, 5, 1))
+    return {"ndim": ndim, "channels": (groups * inputs, groups * outputs, groups), "kernel": kernel,
+            "stride": rng.choice((1, 1, 1, 2)), "dilation": rng.choice((1,) * 9 + (2,))}  # fmt: skip
+
+
+def _few(rng: random.Random) -> dict[str, Any]:
+    """Dense, of few channels on one side at least: stems, heads, small networks."""
+    few, other = rng.randint(1, 16), rng.choice((1, 2, 3, 4, 6, 8, 12, 16, 16, 24, 32, 64))
+    inputs, outputs = (few, other) if rng.random() < 0.6 else (other, few)
+    kernel = rng.choice((1, 2, 3, 3, 3, 3, 4, 5, 7, 9))
+    stride = rng.choice((1, 1, 1, 2, kernel))
+    return {"ndim": rng.choice((1, 2, 2, 2, 2, 3)), "channels": (inputs, outputs, 1), "kernel": kernel,
+            "stride": stride, "dilation": rng.choice((1,) * 9 + (2,)), "transposed": rng.random() < 0.1}  # fmt: skip
+
+
+def _dense(rng: random.Random) -> dict[str, Any]:
+    ndim = rng.choice((1, 2, 2, 2, 2, 2, 3))
+    kernel = rng.choice((1, 1, 1, 2, 3, 3, 3, 4, 5, 16))
+    stride = rng.choice((1, 1, 1, 2, kernel))
+    return {"ndim": ndim, "channels": (_wide(rng), _wide(rng), 1), "kernel": kernel, "stride": stride,
+            "dilation": rng.choice((1,) * 9 + (2,)), "transposed": rng.random() < 0.1}  # fmt: skip
+
+
+_KINDS: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
+    *(_depthwise,) * 4, *(_grouped,) * 3, *(_few,) * 3, *(_dense,) * 3
+)  # fmt: skip
+_DTYPES = (torch.float32,) * 6 + (torch.float16, torch.bfloat16, torch.float64)
+
+
+def random_problem(number: int, seed: int = 0) -> ConvProblem:
+    """The problem of a number: a kind in turn, the rest at random, of a size that takes little time."""
+    rng = random.Random(f"{seed} {number}")
+    while True:
+        made = _KINDS[number % len(_KINDS)](rng)
+        p = _problem(rng, **made)
+        if p and _LEAST_FLOPS <= p.flops <= _MOST_FLOPS and p.least_bytes <= _MOST_BYTES:
+            return p
+
+
+def _problem(
+    rng: random.Random,
+    ndim: int,
+    channels: tuple[int, int, int],
+    kernel: int,
+    stride: int,
+    dilation: int,
+    transposed: bool = False,
+) -> ConvProblem | None:
+    size, extent = _size(rng, ndim), (kernel - 1) * dilation
+    low = high = 0 if stride >= kernel else extent // 2
+    if ndim == 1 and kernel <= 4:  # causal
+        low, high = extent, 0
+    sizes = (size,) * ndim
+    outputs = tuple(output_length(n, kernel, stride, low, high, dilation) for n in sizes)
+    if min(outputs) < 1:
+        return None
+    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+    layout = formats[ndim] if ndim > 1 and rng.random() < 0.5 else torch.contiguous_format
+    one = (1,) * ndim
+    return ConvProblem(
+        rng.choice((1, 1, 2, 4, 8, 8, 16, 32)), *channels, sizes, tuple(kernel * n for n in one),
+        tuple(stride * n for n in one), ((low, high),) * ndim, tuple(dilation * n for n in one), outputs,
+        dtype=rng.choice(_DTYPES), memory_format=layout, origin="transposed" if transposed else "plain",
+    )  # fmt: skip
+
+
+# ---- measuring ---------------------------------------------------------------------------------------
+
+
+def rows(problem: ConvProblem) -> Iterator[dict[str, Any]]:
+    """The outputs of a training step, and each gradient alone."""
+    forward: tuple[Output, ...] = (problem.bias_pass,)
+    both = gradient_outputs(problem.transposed, (True, True, False))
+    for outputs in (forward, both):
+        if measure_now(problem, outputs, CPU, settings.current(), force=True) is None:
+            return
+    for outputs in (forward, *((output,) for output in both), both):
+        found = measurements.find(problem, outputs, CPU, settings.current(), fresh=True)
+        if found is not None and "aten" in found.times:
+            yield {"outputs": "+".join(outputs), **_times(found)}
+
+
+def _times(found: Measurement) -> dict[str, float]:
+    times: dict[str, float] = {}
+    for way, took in found.times.items():
+        name = "separate" if ", " in way else way.split("@")[0]
+        times[name] = took[-1]
+    return {name: t for name, t in times.items() if name in WAYS}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("csv", type=Path, help="where the rows go; what it holds already is not measured again")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=5.0, help="then stop; 0 for no end")
+    parser.add_argument("--problems", type=int, default=0, help="stop after so many; 0 for no end")
+    parser.add_argument("--seed", type=int, default=0, help="of the problems")
+    options = parser.parse_args()
+    prepare(options.threads)
+    results, deadline = Results(options.csv, COLUMNS, KEY, resume=True), Deadline(options.minutes)
+    for backend in backends().values():
+        backend.candidate = backend.name in WAYS
+    where = conditions_here()
+    with tempfile.TemporaryDirectory() as folder:  # nothing that was measured before, and nothing stays
+        os.environ["CONVGRAD_CACHE"] = folder
+        measurements.reload()
+        for number in count():
+            if deadline.over() or (options.problems and number >= options.problems):
+                break
+            problem = random_problem(number, options.seed)
+            backward = "+".join(gradient_outputs(problem.transposed, (True, True, False)))
+            if results.done(number=number, outputs=backward, threads=options.threads):
+                continue
+            for row in rows(problem):
+                results.add({"number": number, "problem": str(problem), **row, **where})
+            print(f"\r{number + 1} problems", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,280 @@
+"""``convgrad bench layers``: every distinct convolution of real models, by PyTorch, by the rules and by measurement."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import zip_longest
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import torch
+import typer
+from torch import Tensor
+
+from ..diagnostics import Limits, Machine, limits_of
+from ..engine import SLOTS, Plan, Step, choose, get_backend, measure_now, measurements, random_operands, reasons_against
+from ..engine.ab_timer import Ratio, compare, conditions
+from ..problem import RESULT, ConvProblem, Output, gradient_outputs, passes_of
+from ..settings import current
+from .app import fail, say, say_table
+from .bench_models import MODELS, WRITTEN, layers_of, models_named
+from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, prepare, progress
+
+__all__ = ["LAYOUTS", "call_of", "layers", "pytorchs"]
+
+CPU = torch.device("cpu")
+LAYOUTS = ("contiguous", "channels_last")
+_SAME = 1e-3  # relative difference of results that are the same; a wrong one is thousands of times above
+COLUMNS = (
+    "problem", "models", "layout", "output", "pytorch_ms", "pytorch_best", "pytorch_best_ms", "rules", "rules_speed",
+    "rules_low", "rules_high", "measured", "measured_speed", "measured_low", "measured_high", "of_limit", "note",
+    *CONDITIONS,
+)  # fmt: skip
+_KEY = ("problem", "output", "threads", "busy")
+#: A layer that takes more than this share of PyTorch's best time is counted as slower.
+_SLOWER = 0.97
+_HOW_TO_READ = (
+    "Times as fast as PyTorch's best (as given, or through channels_last with conversions), as geometric mean / worst "
+    "layer; backward is both gradients. Slower: measured below 0.97x, with the whole interval. Limit: the median part "
+    "of what this machine can do at best, by its memory and its arithmetic."
+)
+
+Steps = tuple[Step, ...]
+
+
+def layers(
+    models: Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")] = None,
+    threads: Annotated[int, typer.Option(help="As torch.set_num_threads.")] = 0,
+    layout: Annotated[str, typer.Option(help="contiguous or channels_last; else both.")] = "",
+    batch: Annotated[int, typer.Option(help="Of the models of transformers.")] = 4,
+    size: Annotated[int, typer.Option(help="Height and width of their images.")] = 224,
+    seconds: Annotated[float, typer.Option(help="For the comparison of each layer.")] = 0.5,
+    minutes: Annotated[float, typer.Option(help="Then stop; 0 for no end.")] = 0.0,
+    busy: Annotated[bool, typer.Option("--busy", help="With another process on each core.")] = False,
+    as_csv: Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")] = False,
+) -> None:
+    """Every distinct convolution of real models: PyTorch as given, its best layout, ours by rules, ours measured.
+
+    A layer that was never measured here is measured first, as `convgrad tune` does it, and remembered. Results are
+    compared with PyTorch's before they are timed; all are timed alternately. Interrupted, or out of time, it goes on
+    with --resume.
+
+    Examples:
+
+        convgrad bench layers mobilenet_v2 --threads 1
+
+        convgrad bench layers --threads 2 --minutes 5 --csv layers.csv --resume
+    """
+    wanted = models_named(models or [], [*MODELS, *WRITTEN])
+    if layout and layout not in LAYOUTS:
+        raise fail(f"there is no layout {layout!r}", f"one of {', '.join(LAYOUTS)}")
+    if not 0 < seconds < float("inf") or min(batch, size) < 1:
+        raise fail("--seconds, --batch and --size must be positive")
+    deadline, results = Deadline(minutes), Results(as_csv, COLUMNS, _KEY, resume)
+    prepare(threads)
+    of: dict[ConvProblem, list[str]] = {}
+    for name, problem in _in_turn(wanted, batch, size, [layout] if layout else LAYOUTS):
+        of.setdefault(problem, []).append(name)
+    jobs = [job for p in of for job in (_Job(p, (p.bias_pass,)), _Job(p, _backward(p)))]
+    where = conditions_here(busy)
+    missing = [j for j in jobs if not results.done(**j.key, threads=where["threads"], busy=where["busy"])]
+    limits = {dtype: limits_of(Machine.here(), dtype, measured=True) for dtype in {j.problem.dtype for j in missing}}
+    status = 0
+    with busy_cores(busy), progress("layers", len(missing)) as advance:
+        try:
+            for job in missing:
+                if deadline.over():
+                    break
+                found = _timed(job, seconds, limits[job.problem.dtype])
+                results.add({**job.key, "models": " ".join(sorted({*of[job.problem]})), **found, **where})
+                advance()
+        except KeyboardInterrupt:
+            status = 130
+    rows = [r for r in results.rows if (r["threads"], r["busy"]) == (str(where["threads"]), str(where["busy"]))]
+    _show(rows)
+    say(conditions())
+    if left := sum(not results.done(**j.key, threads=where["threads"], busy=where["busy"]) for j in jobs):
+        say(f"{left} of {len(jobs)} are left" + ("; --resume goes on" if as_csv else ""), sys.stderr)
+    raise typer.Exit(status or int(any(row["note"].startswith("wrong") for row in rows)))
+
+
+# ---- what to time ------------------------------------------------------------------------------------
+
+
+class _Job(NamedTuple):
+    problem: ConvProblem
+    outputs: tuple[Output, ...]
+
+    @property
+    def key(self) -> dict[str, str]:
+        p = self.problem
+        layout = LAYOUTS[p.channels_last]
+        return {"problem": str(p), "layout": layout, "output": "backward" if len(self.outputs) > 1 else "forward"}
+
+
+def _backward(problem: ConvProblem) -> tuple[Output, ...]:
+    return gradient_outputs(problem.transposed, (True, True, False))
+
+
+def _in_turn(names: Sequence[str], batch: int, size: int, layouts: Sequence[str]) -> Iterator[tuple[str, ConvProblem]]:
+    """A layer of each model in turn, so that a run that is cut off has something of everything; pointwise ones last."""
+    each = [
+        [(name, p.replace(name="")) for p in layers_of(name, batch, size, layout == "channels_last")]
+        for name in names
+        for layout in layouts
+    ]
+    for some in each:
+        some.sort(key=lambda found: found[1].pointwise)
+    for some in zip_longest(*each):
+        yield from filter(None, some)
+
+
+# ---- timing ------------------------------------------------------------------------------------------
+
+
+def call_of(
+    problem: ConvProblem, outputs: tuple[Output, ...], steps: Steps, tensors: dict[str, Tensor]
+) -> Callable[[], Any]:
+    """What a plan does with these operands, by name of their slot."""
+    plan = Plan(problem, outputs, CPU, steps)
+    if len(outputs) == 1:
+        a, b, bias = tensors["input"], tensors["weight"], tensors.get("bias")
+        if outputs == ("grad_input",):
+            a = tensors["grad_output"]
+        if outputs == ("grad_weight",):
+            a, b = tensors["grad_output"], tensors["input"]
+        return partial(plan.contract, a, b, bias)
+    g, x, w = (tensors[slot] for slot in SLOTS)
+    return partial(plan.gradients, *((x, g) if problem.transposed else (g, x)), w)
+
+
+def pytorchs(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device = CPU) -> dict[str, Steps]:
+    """PyTorch as given, and through channels_last and back (a sequence as an image of one row), where it can."""
+    found: dict[str, Steps] = {}
+    for name in ("aten", "aten:channels_last"):
+        backend = get_backend(name)
+        each: tuple[tuple[Output, ...], ...] = tuple((o,) for o in outputs)
+        for sets in ((outputs,), each):
+            if not any(reasons_against(backend, problem, o, device, current(), requested=True) for o in sets):
+                found[name] = tuple(Step(backend, o, "requested by name") for o in sets)
+                break
+    return found
+
+
+def _named(steps: Steps) -> str:
+    return ", ".join(dict.fromkeys(step.backend.name for step in steps)) if steps else ""
+
+
+def _timed(job: _Job, seconds: float, limits: Limits | None) -> dict[str, Any]:
+    """The columns of a row that are found by running it."""
+    p, outputs = job
+    if len(outputs) > 1:
+        p = p.replace(has_bias=False)  # the engine sums its gradient, whatever computes the others
+    known = measurements.find(p, outputs, CPU, current(), fresh=True)
+    if known is None or not known.same:
+        measure_now(p, outputs, CPU, current(), force=True)
+    ways = {name: steps for name, steps in pytorchs(p, outputs).items() if steps}
+    stock = [*ways]
+    chosen: dict[str, str] = {}
+    for who, stored in (("rules", False), ("measured", True)):
+        steps = choose(p, outputs, CPU, current(), None, stored=stored)
+        # One sweep and the same backend's single passes are two ways.
+        chosen[who] = _named(steps) + (" apart" if len(steps) > 1 and len({s.backend.name for s in steps}) == 1 else "")
+        ways.setdefault(chosen[who], steps)
+    if not stock:
+        return _row(chosen, {}, note="PyTorch does not compute it")
+    try:
+        slots: dict[str, Tensor] = dict(zip(SLOTS, random_operands(p, (0, 1, 2), CPU), strict=True))
+    except (RuntimeError, MemoryError):
+        return _row(chosen, {}, note="no memory for it")
+    if p.has_bias:
+        slots["bias"] = slots["weight"].new_ones(p.shape_of(p.bias_slot)[1])
+    with torch.no_grad():
+        calls = {way: call_of(p, outputs, steps, slots) for way, steps in ways.items()}
+        expected = _results(calls[stock[0]])
+        for way, call in calls.items():
+            if not all(map(_same, _results(call), expected)):
+                return _row(chosen, {}, note=f"wrong: {way} differs from PyTorch")
+        best, enough = stock[0], seconds
+        if len(stock) > 1:
+            best = min(stock, key=compare(calls, best, seconds=seconds / 2, least_rounds=3).median)
+        elif len(calls) == 1:
+            enough = seconds / 5  # there is nothing to compare
+        seen = compare(calls, best, seconds=enough, least_rounds=6)
+    ours = seen.seconds(chosen["measured"])
+    return _row(
+        chosen,
+        {who: seen.speedup(way) if way != best else Ratio(1.0, 1.0, 1.0) for who, way in chosen.items()},
+        pytorch_ms=seen.seconds(stock[0]) * 1e3,
+        pytorch_best="as given" if best == "aten" else best.removeprefix("aten:"),
+        pytorch_best_ms=seen.seconds(best) * 1e3,
+        of_limit=None if limits is None else _least(p, outputs, limits) / ours,
+    )
+
+
+def _row(chosen: dict[str, str], speeds: dict[str, Ratio], **columns: Any) -> dict[str, Any]:
+    found: dict[str, Any] = dict.fromkeys(COLUMNS[4 : -len(CONDITIONS)], "")
+    for who, way in chosen.items():
+        found[who] = way
+        if who in speeds:
+            speed = speeds[who]
+            found |= {f"{who}_speed": speed.value, f"{who}_low": speed.low, f"{who}_high": speed.high}
+    return {**found, **columns}
+
+
+def _results(call: Callable[[], Any]) -> list[Tensor]:
+    result = call()
+    return [t for t in result if t is not None] if isinstance(result, tuple) else [result]
+
+
+def _same(mine: Tensor, theirs: Tensor) -> bool:
+    norm = torch.linalg.vector_norm
+    tolerance = _SAME if mine.dtype.itemsize > 2 else 30 * _SAME
+    return bool(norm((mine - theirs).float()) <= tolerance * norm(theirs.float()))
+
+
+def _least(p: ConvProblem, outputs: tuple[Output, ...], limits: Limits) -> float:
+    """Seconds that these outputs must take: each operand read once, each result written once."""
+    passes = passes_of(outputs)
+    if len(passes) == 1:
+        return limits.seconds(p)
+    written = p.dtype.itemsize * sum(prod(p.shape_of(RESULT[pass_])) for pass_ in passes)
+    by_memory = (p.least_bytes + written) / limits.bytes_per_second
+    return max(by_memory, len(passes) * p.flops / limits.flops_per_second)
+
+
+# ---- showing -----------------------------------------------------------------------------------------
+
+
+def _show(rows: Sequence[dict[str, str]]) -> None:
+    """For each layout a table: a line for each model and output."""
+    timed = [row for row in rows if row["measured_speed"]]
+    for layout in LAYOUTS:
+        in_it = [r for r in timed if r["layout"] == layout]
+        names = dict.fromkeys(name for row in in_it for name in row["models"].split())
+        table: list[tuple[str, ...]] = [(layout, "output", "layers", "by rules", "measured", "slower", "limit")]
+        for name, of_model in (*((n, [r for r in in_it if n in r["models"].split()]) for n in names), ("all", in_it)):
+            for output in ("forward", "backward"):
+                some = [r for r in of_model if r["output"] == output]
+                slower = sum(float(r["measured_high"]) < _SLOWER for r in some)
+                limit = [float(r["of_limit"]) for r in some if r["of_limit"]]
+                middle = f"{100 * statistics.median(limit):.0f} %" if limit else ""
+                speeds = [_summary(some, who) for who in ("rules", "measured")] if some else []
+                table += [(name, output, str(len(some)), *speeds, str(slower), middle)] if some else []
+        if in_it:
+            say_table(table, right=table[0][2:])
+    if timed:
+        say(_HOW_TO_READ)
+    for row in rows:
+        if row["note"]:
+            say(f"not timed: {row['output']} of {row['problem']}: {row['note']}")
+
+
+def _summary(rows: Sequence[dict[str, str]], who: str) -> str:
+    speeds = [float(row[f"{who}_speed"]) for row in rows]
+    return f"{statistics.geometric_mean(speeds):.2f} / {min(speeds):.2f}"

@@ -1,0 +1,147 @@
+"""The benchmark's models: definitions of transformers, built without a download, and problems of models it lacks."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .._compat import channels_last_of
+from ..diagnostics import Explanation, Machine, explain
+from ..problem import ConvProblem
+from .app import fail
+
+__all__ = ["MODELS", "WRITTEN", "Model", "layers_of", "models_named"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model whose class transformers has, with random weights.
+
+    Args:
+        config: transformers' class of its configuration.
+        options: what differs from that class's defaults: the published small variant, few layers of a kind.
+        input: what one sample is: channels of an image, or the length of a sequence.
+    """
+
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    input: tuple[int, ...] = (3,)
+    vocabulary: int = 0
+
+    @property
+    def image(self) -> bool:
+        return self.input == (3,)
+
+    def build(self) -> nn.Module:
+        """On the device of the block; on meta it takes no memory."""
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        try:
+            transformers = importlib.import_module("transformers")
+        except ImportError:
+            raise fail("the models are definitions of transformers", "pip install 'convgrad[models]'") from None
+        return transformers.AutoModel.from_config(getattr(transformers, self.config)(**self.options))
+
+    def sample(self, batch: int, size: int, device: str = "cpu", channels_last: bool = False) -> Tensor:
+        """An input: images of size x size, or sequences of the model's own length."""
+        shape = (batch, *self.input, size, size) if self.image else (batch, *self.input)
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, shape, device=device)
+        x = torch.randn(shape, device=device)
+        return x.contiguous(memory_format=torch.channels_last) if channels_last and self.image else x
+
+
+MODELS = {
+    "mobilenet_v1": Model("MobileNetV1Config"),
+    "mobilenet_v2": Model("MobileNetV2Config"),
+    "efficientnet_b0": Model(
+        "EfficientNetConfig", {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}
+    ),
+    "convnext_tiny": Model("ConvNextConfig"),
+    "convnextv2_tiny": Model("ConvNextV2Config"),
+    "resnet50": Model("ResNetConfig"),
+    "regnet_y": Model("RegNetConfig"),
+    "segformer_b0": Model("SegformerConfig"),
+    "focalnet_tiny": Model("FocalNetConfig"),
+    "mamba": Model("MambaConfig", {"num_hidden_layers": 2, "vocab_size": 1000}, (256,), 1000),
+    "wav2vec2": Model("Wav2Vec2Config", {"num_hidden_layers": 2, "apply_spec_augment": False}, (16000,)),
+}
+
+#: Layers of models that transformers does not define, in float32.
+WRITTEN = {
+    "x3d_m": """
+mb1ic3id16ih112iw112oc24od16oh56ow56kd1kh3kw3sd1sh2sw2pd0ph1pw1n"stem"
+mb1g24ic24id16ih56iw56oc24kd5kh1kw1pd2ph0pw0n"stem, in time"
+mb1g54ic54id16ih56iw56oc54kd3kh3kw3pd1ph1pw1n"stage 2"
+mb1g108ic108id16ih56iw56oc108od16oh28ow28kd3kh3kw3sd1sh2sw2pd1ph1pw1n"stage 3, first"
+mb1g108ic108id16ih28iw28oc108kd3kh3kw3pd1ph1pw1n"stage 3"
+mb1g216ic216id16ih14iw14oc216kd3kh3kw3pd1ph1pw1n"stage 4"
+mb1g432ic432id16ih7iw7oc432kd3kh3kw3pd1ph1pw1n"stage 5"
+mb1ic24id16ih56iw56oc54kd1kh1kw1n"stage 2, widen"
+mb1ic216id16ih14iw14oc96kd1kh1kw1n"stage 4, narrow"
+""",
+    "unet_3d": """
+mb1ic1id32oc32kd3pd1n"first"
+mb1ic32id32oc32kd3pd1n"level 1"
+mb1ic64id16oc64kd3pd1n"level 2"
+mb1ic128id8oc128kd3pd1n"level 3"
+mb1ic256id4oc256kd3pd1n"level 4"
+mb1ic128id8oc64od16kd2sd2n"up" transposed
+mb1ic64id16oc32od32kd2sd2n"up" transposed
+mb1ic96id32oc32kd3pd1n"after the skip"
+mb1ic32id32oc3kd1n"head"
+""",
+    "replknet_31b": """
+mb1g128ic128ih56oc128kh5ph2n"stage 1, small kernel"
+mb1g256ic256ih28oc256kh29ph14n"stage 2"
+mb1g512ic512ih14oc512kh27ph13n"stage 3"
+mb1g1024ic1024ih7oc1024kh13ph6n"stage 4"
+mb1ic128ih56oc512kh1n"stage 1, widen"
+""",
+    "dcgan": """
+mb16ic100ih1oc512oh4kh4n"generator 1" transposed
+mb16ic512ih4oc256oh8kh4sh2ph1n"generator 2" transposed
+mb16ic256ih8oc128oh16kh4sh2ph1n"generator 3" transposed
+mb16ic128ih16oc64oh32kh4sh2ph1n"generator 4" transposed
+mb16ic64ih32oc3oh64kh4sh2ph1n"generator 5" transposed
+mb16ic3ih64oc64oh32kh4sh2ph1n"discriminator 1"
+mb16ic64ih32oc128oh16kh4sh2ph1n"discriminator 2"
+mb16ic128ih16oc256oh8kh4sh2ph1n"discriminator 3"
+""",
+}
+
+
+def models_named(names: Sequence[str], known: Iterable[str]) -> list[str]:
+    """The models that are meant, in their order; all where none is named.
+
+    Raises:
+        an error for the user: a name that is not among them.
+    """
+    known = list(known)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise fail(f"there is no model {unknown[0]!r}", f"one of {', '.join(known)}")
+    return [name for name in known if name in names or not names]
+
+
+def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[ConvProblem]:
+    """Each distinct convolution of a model once, in order; none where the layout is no other one."""
+    if name in WRITTEN:
+        found = [ConvProblem.parse(line) for line in WRITTEN[name].strip().splitlines()]
+        if channels_last:
+            found = [p.replace(memory_format=channels_last_of(p.ndim)) for p in found]
+        return found
+    model = MODELS[name]
+    if channels_last and not model.image:
+        return []
+    with torch.device("meta"):
+        net = model.build()
+    if channels_last:
+        net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    seen = explain(net, model.sample(batch, size, "meta", channels_last), device=Machine.here())
+    return [seen.problem] if isinstance(seen, Explanation) else [layer.problem for layer in seen]

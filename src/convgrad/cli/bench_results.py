@@ -1,0 +1,155 @@
+"""What the benchmarks share: where they ran, a file of results that grows row by row, a machine that is kept busy."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..engine.ab_timer import keep_memory, surroundings
+from .app import fail
+
+__all__ = ["CONDITIONS", "Deadline", "Results", "busy_cores", "conditions_here", "prepare", "progress"]
+
+#: Columns that say where a row comes from.
+CONDITIONS = ("processor", "threads", "torch", "convgrad", "commit", "memory", "busy")
+
+
+def conditions_here(busy: bool = False) -> dict[str, Any]:
+    """A value for each of `CONDITIONS`."""
+    here = surroundings("cpu")
+    return {
+        "processor": here["processor"],
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "convgrad": __version__,
+        "commit": _commit(),
+        "memory": here["memory"],
+        "busy": (os.cpu_count() or 1) if busy else 0,
+    }
+
+
+def _commit() -> str:
+    """Of the checkout that this package lies in; empty where it was installed from a wheel."""
+    here = Path(__file__).resolve()
+    if not any((folder / ".git").exists() for folder in here.parents[:5]):
+        return ""
+    command = ["git", "-C", str(here.parent), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+class Results:
+    """A CSV file that grows row by row, so that a run that is cut off goes on from there.
+
+    Args:
+        path: where; None writes nothing.
+        columns: of each row.
+        key: columns that say what a row is about: with ``resume``, what the file holds already is `done`.
+        resume: add to a file that exists.
+
+    Raises:
+        an error for the user: the file exists and is not to be added to, or it holds something else.
+    """
+
+    def __init__(self, path: Path | None, columns: Sequence[str], key: Sequence[str], resume: bool = False) -> None:
+        self.path, self.columns, self._key = path, tuple(columns), tuple(key)
+        self.rows: list[dict[str, str]] = []
+        self._done: set[tuple[str, ...]] = set()
+        if path is None:
+            return
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise fail(f"{str(path)!r} cannot be written", "--csv takes a file")
+        if path.exists() and path.stat().st_size:
+            if not resume:
+                raise fail(f"{path} exists", "--resume adds what is missing; or remove it")
+            with path.open(encoding="utf-8", newline="") as file:
+                reader = csv.DictReader(file)
+                if tuple(reader.fieldnames or ()) != self.columns:
+                    raise fail(f"{path} has other columns: it is of another command or version", "another file")
+                # A row that was being written when the process was killed is measured again.
+                self.rows = [row for row in reader if None not in row.values()]
+            self._done = {self._of(row) for row in self.rows}
+            _cut_after_last_line(path)
+        else:
+            with path.open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerow(self.columns)
+
+    def done(self, **key: Any) -> bool:
+        """Whether there is a row about this."""
+        return self._of(key) in self._done
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Write a row, at once; numbers to four digits."""
+        text = {c: f"{v:.4g}" if isinstance(v, float) else "" if v is None else str(v) for c, v in row.items()}
+        self.rows.append(text)
+        self._done.add(self._of(row))
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, self.columns, lineterminator="\n").writerow(text)
+
+    def _of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(str(row[column]) for column in self._key)
+
+
+def _cut_after_last_line(path: Path) -> None:
+    """Remove a line without its end."""
+    content = path.read_bytes()
+    if not content.endswith(b"\n"):
+        path.write_bytes(content[: content.rfind(b"\n") + 1])
+
+
+class Deadline:
+    """Whether the time of a command is over; 0 minutes are without end."""
+
+    def __init__(self, minutes: float) -> None:
+        if not 0 <= minutes < float("inf"):
+            raise fail(f"--minutes must be finite and not negative, got {minutes}")
+        self._end = time.perf_counter() + 60 * minutes if minutes else float("inf")
+
+    def over(self) -> bool:
+        return time.perf_counter() >= self._end
+
+
+@contextmanager
+def busy_cores(busy: bool) -> Generator[list[subprocess.Popen[bytes]], None, None]:
+    """Another process on each core, which computes without end, while the block runs."""
+    program = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(program) for _ in range((os.cpu_count() or 1) if busy else 0)]
+    try:
+        yield others
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def prepare(threads: int) -> None:
+    """Set the number of threads, and let both sides keep freed memory."""
+    if threads:
+        torch.set_num_threads(threads)
+    keep_memory()
+
+
+@contextmanager
+def progress(what: str, total: int) -> Generator[Callable[[], None], None, None]:
+    """A bar on a terminal; the function that the block is given moves it on by one."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,168 @@
+"""``convgrad bench steps``: whole training steps of real models, as they are and after `accelerate_`."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from ..engine.ab_timer import Ratio, compare, conditions
+from ..models import accelerate_
+from .app import fail, say, say_table
+from .bench_layers import LAYOUTS
+from .bench_models import MODELS, Model, models_named
+from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, prepare, progress
+
+__all__ = ["steps"]
+
+COLUMNS = (
+    "model", "layout", "batch", "size", "replaced", "convolutions", "stock_ms", "ours_ms", "speed", "low", "high",
+    "note", *CONDITIONS,
+)  # fmt: skip
+_KEY = ("model", "layout", "threads", "busy")
+#: Batches and sizes of images, until one step takes little enough; of sequences only the batch counts.
+_SCALES = ((4, 224), (2, 224), (4, 128), (2, 128), (2, 64))
+_CALLS = 20  # of a step, in one comparison of stock with ours
+_SAME = 1e-2  # relative difference of losses that are the same
+
+
+def steps(
+    models: Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")] = None,
+    threads: Annotated[int, typer.Option(help="As torch.set_num_threads.")] = 0,
+    layout: Annotated[str, typer.Option(help="contiguous or channels_last; else both.")] = "",
+    seconds: Annotated[float, typer.Option(help="For each comparison: images shrink until it fits.")] = 15.0,
+    minutes: Annotated[float, typer.Option(help="Then stop; 0 for no end.")] = 0.0,
+    busy: Annotated[bool, typer.Option("--busy", help="With another process on each core.")] = False,
+    as_csv: Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")] = False,
+) -> None:
+    """A training step of real models (forward, backward, SGD): stock against `accelerate_`, both in the same layout.
+
+    What was measured here (`convgrad tune`, `convgrad bench layers`) is used, else the rules. The losses are compared
+    first; then steps of the two alternate. Interrupted, or out of time, it goes on with --resume.
+
+    Examples:
+
+        convgrad bench steps mobilenet_v2 --threads 1
+
+        convgrad bench steps --threads 2 --minutes 5 --csv steps.csv --resume
+    """
+    wanted = models_named(models or [], MODELS)
+    if layout and layout not in LAYOUTS:
+        raise fail(f"there is no layout {layout!r}", f"one of {', '.join(LAYOUTS)}")
+    if not 0 < seconds < float("inf"):
+        raise fail(f"--seconds must be positive and finite, got {seconds}")
+    deadline, results = Deadline(minutes), Results(as_csv, COLUMNS, _KEY, resume)
+    prepare(threads)
+    where = conditions_here(busy)
+    layouts = [layout] if layout else LAYOUTS
+    jobs = [{"model": m, "layout": one} for m in wanted for one in layouts if one == "contiguous" or MODELS[m].image]
+    missing = [job for job in jobs if not results.done(**job, threads=where["threads"], busy=where["busy"])]
+    status = 0
+    with busy_cores(busy), progress("training steps", len(missing)) as advance:
+        try:
+            for job in missing:
+                if deadline.over():
+                    break
+                found = _timed(MODELS[job["model"]], job["layout"] == "channels_last", seconds)
+                results.add({**dict.fromkeys(COLUMNS, ""), **job, **found, **where})
+                advance()
+        except KeyboardInterrupt:
+            status = 130
+    rows = [r for r in results.rows if (r["threads"], r["busy"]) == (str(where["threads"]), str(where["busy"]))]
+    _show(rows)
+    say(conditions())
+    if left := sum(not results.done(**job, threads=where["threads"], busy=where["busy"]) for job in jobs):
+        say(f"{left} of {len(jobs)} are left" + ("; --resume goes on" if as_csv else ""), sys.stderr)
+    raise typer.Exit(status or int(any(row["note"].startswith("wrong") for row in rows)))
+
+
+# ---- timing ------------------------------------------------------------------------------------------
+
+
+def _timed(model: Model, channels_last: bool, seconds: float) -> dict[str, Any]:
+    """The columns of a row that are found by running it."""
+    torch.manual_seed(0)
+    stock = model.build().train()
+    if channels_last:
+        stock = stock.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    batch, size, x = _scaled(stock, model, channels_last, seconds)
+    ours = copy.deepcopy(stock)
+    report = accelerate_(ours, example_inputs=x)
+    calls = {"stock": _step(stock, x), "ours": _step(ours, x)}
+    losses = []
+    for call in calls.values():
+        torch.manual_seed(0)  # dropout
+        losses.append(call())
+    found = {"batch": batch, "size": size if model.image else x.shape[-1], "replaced": len(report.replaced)}
+    found["convolutions"] = len(report.replaced) + len(report.left)
+    if not abs(losses[1] - losses[0]) <= _SAME * abs(losses[0]):
+        return {**found, "note": f"wrong: the losses are {losses[0]:.6g} and {losses[1]:.6g}"}
+    seen = compare(calls, "stock", seconds=seconds, least_rounds=6)
+    speed = seen.speedup("ours")
+    return {
+        **found,
+        "stock_ms": seen.seconds("stock") * 1e3,
+        "ours_ms": seen.seconds("ours") * 1e3,
+        "speed": speed.value,
+        "low": speed.low,
+        "high": speed.high,
+    }
+
+
+def _scaled(stock: nn.Module, model: Model, channels_last: bool, seconds: float) -> tuple[int, int, Tensor]:
+    """The largest batch and images of which a comparison takes no more time than there is; the smallest in any case."""
+    *larger, smallest = _SCALES
+    for batch, size in larger:
+        x = model.sample(batch, size, channels_last=channels_last)
+        step = _step(stock, x)
+        step()
+        start = time.perf_counter()
+        step()
+        if _CALLS * (time.perf_counter() - start) <= seconds:
+            return batch, size, x
+    return *smallest, model.sample(*smallest, channels_last=channels_last)
+
+
+def _step(net: nn.Module, x: Tensor) -> Callable[[], float]:
+    """Forward, backward and SGD; the loss is the mean square of all results."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+
+    def step() -> float:
+        results = [t for t in tree_leaves(net(x)) if isinstance(t, Tensor) and t.requires_grad]
+        loss = torch.stack([t.square().mean() for t in results]).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+# ---- showing -----------------------------------------------------------------------------------------
+
+
+def _show(rows: Sequence[dict[str, str]]) -> None:
+    """For each layout a table."""
+    for layout in LAYOUTS:
+        timed = [r for r in rows if r["layout"] == layout and r["speed"]]
+        table: list[tuple[str, ...]] = [(layout, "input", "stock ms", "ours ms", "speed")]
+        for r in timed:
+            ratio = Ratio(*(float(r[c]) for c in ("speed", "low", "high")))
+            table.append((r["model"], f"{r['batch']} x {r['size']}", r["stock_ms"], r["ours_ms"], str(ratio)))
+        if timed:
+            say_table(table, right=("stock ms", "ours ms"))
+            speeds = [float(r["speed"]) for r in timed]
+            say(f"{statistics.geometric_mean(speeds):.2f}x on geometric average, at worst {min(speeds):.2f}x")
+    for r in rows:
+        if r["note"]:
+            say(f"{r['model']} in {r['layout']}: {r['note']}")

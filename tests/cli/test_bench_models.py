@@ -1,0 +1,201 @@
+"""``convgrad bench layers`` and ``bench steps``: which layers, checked first, resumed where they stopped."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("typer")
+
+from convgrad.cli import bench_layers, bench_models, bench_steps
+from convgrad.cli.app import run
+from convgrad.cli.bench_models import MODELS, WRITTEN, Model, layers_of
+from convgrad.diagnostics import Limits
+from convgrad.engine import measurements, measurer
+from convgrad.problem import ConvProblem
+
+#: A depthwise layer, a dense one, and the first once more under another name.
+TINY = 'g4mb2ic4ih6oc4kh3ph1n"one"\nmb1ic4iw9oc6kw3\ng4mb2ic4ih6oc4kh3ph1n"two"'
+
+
+class Tiny(Model):
+    def build(self) -> nn.Module:
+        layers = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Dropout(0.5)
+        return nn.Sequential(*layers)
+
+
+@pytest.fixture(autouse=True)
+def _tiny_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "store"))
+    monkeypatch.setattr(bench_layers, "limits_of", lambda *args, **kwargs: Limits(1e9, 1e9, "float32", "a test"))
+    for module in (bench_layers, bench_models):
+        monkeypatch.setattr(module, "WRITTEN", {"tiny": TINY})
+    monkeypatch.setattr(bench_layers, "MODELS", {})
+    monkeypatch.setattr(bench_steps, "MODELS", {"tiny": Tiny("")})
+    monkeypatch.setattr(bench_steps, "_SCALES", ((2, 16),))
+    monkeypatch.setattr(measurer, "_SECONDS", 0.005)
+    threads = torch.get_num_threads()
+    measurements.reload()
+    yield
+    measurements.reload()
+    torch.set_num_threads(threads)
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_layers_each_once_forward_and_backward_in_each_layout(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "layers.csv"
+    command = ["bench", "layers", "--threads", "1", "--seconds", "0.01", "--csv", str(file)]
+    assert run(command) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, printed.splitlines())) <= 80
+    assert "tiny" in printed
+    assert "by rules" in printed
+    found = rows(file)
+    problems = {ConvProblem.parse(r["problem"]) for r in found}
+    assert len(problems) == 3  # a sequence has one layout
+    assert len(found) == 2 * len(problems)
+    for r in found:
+        p = ConvProblem.parse(r["problem"])
+        assert r["layout"] == ("channels_last" if p.channels_last else "contiguous")
+        assert r["threads"] == "1"
+        assert (r["busy"], r["torch"], r["note"]) == ("0", torch.__version__, "")
+        for who in ("rules", "measured"):
+            low, speed, high = (float(r[f"{who}_{c}"]) for c in ("low", "speed", "high"))
+            assert low <= speed <= high
+        took = float(r["pytorch_best_ms"]) / float(r["measured_speed"]) / 1e3
+        arithmetic = (2 if r["output"] == "backward" else 1) * p.flops / 1e9
+        assert float(r["of_limit"]) * took >= 0.99 * arithmetic  # or the bytes are more
+    before = file.read_text()
+    assert run([*command, "--resume"]) == 0
+    assert file.read_text() == before
+    capsys.readouterr()
+    assert run(command) == 2
+    assert "--resume" in capsys.readouterr().err
+
+
+def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
+    file = tmp_path / "layers.csv"
+    command = ["bench", "layers", "tiny", "--layout", "contiguous", "--seconds", "0.01", "--csv", str(file)]
+    assert run(command) == 0
+    whole = rows(file)
+    file.write_text(file.read_text()[:-30])
+    assert run([*command, "--resume"]) == 0
+    assert [r["problem"] + r["output"] for r in rows(file)] == [r["problem"] + r["output"] for r in whole]
+
+
+def test_what_differs_from_pytorch_gets_no_time(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    call_of = bench_layers.call_of
+
+    def wrong(problem: Any, outputs: Any, steps: Any, tensors: Any) -> Any:
+        call = call_of(problem, outputs, steps, tensors)
+        ours = steps[0].backend.name == "native"
+        return (lambda: call() + 1) if ours and len(outputs) == 1 else call
+
+    monkeypatch.setattr(bench_layers, "call_of", wrong)
+    monkeypatch.setattr(bench_layers, "_named", lambda steps: ", ".join(s.backend.name for s in steps))
+    file = tmp_path / "layers.csv"
+    status = run(["bench", "layers", "--layout", "contiguous", "--seconds", "0.01", "--csv", str(file)])
+    wrong_rows = [r for r in rows(file) if r["note"].startswith("wrong: native")]
+    assert status == int(bool(wrong_rows))
+    assert all(not r["measured_speed"] for r in wrong_rows)
+    assert wrong_rows
+
+
+def test_out_of_time_it_says_what_is_left(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "layers.csv"
+    assert run(["bench", "layers", "--minutes", "0.000001", "--csv", str(file)]) == 0
+    assert "6 of 6 are left; --resume goes on" in capsys.readouterr().err
+    assert rows(file) == []
+
+
+def test_steps_in_each_layout_with_equal_losses(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "steps.csv"
+    command = ["bench", "steps", "--threads", "1", "--seconds", "0.02", "--csv", str(file)]
+    assert run(command) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    found = rows(file)
+    assert [(r["model"], r["layout"]) for r in found] == [("tiny", "contiguous"), ("tiny", "channels_last")]
+    for r in found:
+        assert (r["batch"], r["size"], r["convolutions"], r["note"]) == ("2", "16", "2", "")
+        assert float(r["stock_ms"]) / float(r["ours_ms"]) == pytest.approx(float(r["speed"]), rel=2e-3)
+    assert run([*command, "--resume"]) == 0
+    assert rows(file) == found
+
+
+def test_a_step_whose_loss_differs_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: nn.Sequential, example_inputs: Tensor) -> Any:
+        assert isinstance(model[1].weight, Tensor)
+        model[1].weight.data *= 2
+        return accelerate(model, example_inputs=example_inputs)
+
+    accelerate = bench_steps.accelerate_
+    monkeypatch.setattr(bench_steps, "accelerate_", broken)
+    file = tmp_path / "steps.csv"
+    assert run(["bench", "steps", "--layout", "contiguous", "--seconds", "0.02", "--csv", str(file)]) == 1
+    [row] = rows(file)
+    assert row["note"].startswith("wrong: the losses are")
+    assert not row["speed"]
+
+
+def test_a_busy_machine_is_busy_and_idle_again(tmp_path: Path) -> None:
+    from convgrad.cli import bench_results
+
+    with bench_results.busy_cores(True) as others:
+        assert len(others) >= 1
+        assert all(other.poll() is None for other in others)
+    assert all(other.poll() is not None for other in others)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["layers", "nosuch"],
+        ["layers", "--layout", "nosuch"],
+        ["layers", "--seconds", "0"],
+        ["layers", "--minutes", "-1"],
+        ["layers", "--csv", "no/such/folder/x.csv"],
+        ["steps", "nosuch"],
+        ["steps", "--seconds", "nan"],
+    ],
+)
+def test_bad_requests(capsys: Any, args: list[str]) -> None:
+    assert run(["bench", *args]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("convgrad: ")
+    assert "Traceback" not in error
+
+
+def test_every_written_problem_is_one() -> None:
+    for name in WRITTEN:
+        plain, last = (layers_of_written(name, last) for last in (False, True))
+        assert len(plain) == len({*plain}) == len(last)
+        assert all(p.channels_last for p in last)
+
+
+def layers_of_written(name: str, channels_last: bool) -> list[ConvProblem]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench_models, "WRITTEN", WRITTEN)
+        return layers_of(name, 1, 32, channels_last)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers(name: str) -> None:
+    pytest.importorskip("transformers")
+    found = layers_of(name, 2, 224, False)
+    assert found
+    images = MODELS[name].image
+    assert (found[0].in_channels == 3) == images
+    assert all(p.dtype is torch.float32 and not p.channels_last for p in found)
+    last = layers_of(name, 2, 224, True)
+    assert any(p.channels_last for p in last) == images
