@@ -34,7 +34,9 @@ def test_nothing_to_draw_is_said() -> None:
 
 
 def test_for_a_page_its_colours_are_variables_and_its_points_are_numbered() -> None:
-    figure = draw_roofline([Point("", 400, 100, 1e-8), Point("", 0, 1, 1.0), Point("", 400, 100, 1e-7, False)], [LIMITS])
+    figure = draw_roofline(
+        [Point("", 400, 100, 1e-8), Point("", 0, 1, 1.0), Point("", 400, 100, 1e-7, False)], [LIMITS]
+    )
     text = svg(figure, "What it shows")
     assert re.findall(r'data-row="(\d)"', text) == ["0", "2"]
     assert 'role="img" aria-label="What it shows"' in text
