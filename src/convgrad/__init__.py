@@ -60,7 +60,7 @@ _LATER = {
 
 
 #: Rooms that are loaded when first named.
-_ROOMS = ("direct", "models", "parallel", "testing")
+_ROOMS = ("direct", "models", "parallel", "report", "testing")
 
 
 def __getattr__(name: str) -> Any:

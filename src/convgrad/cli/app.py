@@ -70,7 +70,7 @@ class _KernelsError(Exception):
 
 
 #: Modules of this package that add their command when they are imported, in the order in which help lists them.
-_COMMANDS = ("info", "explain", "check", "bench", "tune", "run", "names")
+_COMMANDS = ("info", "explain", "check", "bench", "tune", "run", "report", "names")
 
 
 # ---- printing ------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -57,6 +59,7 @@ def explain_command(
     measure: Annotated[bool | None, typer.Option("--measure/--no-measure", help="Time what is here.")] = None,
     rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
+    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the roofline into this file, as PNG.")] = None,
 ) -> None:
     """Which kernel computes each output, in which layout, why, and how far from the machine's limit.
 
@@ -90,6 +93,8 @@ def explain_command(
         models = [_model(what, p, DTYPES[dtype or "float32"], channels_last, shape, outputs) for p in places]
         models = [m.select(layer) for m in models] if layer else models
         answers = _details(models, outputs, measure) if layer else models
+    if plot is not None:
+        _draw(answers, plot)
     if as_json:
         print(json.dumps([a.to_dict() for a in answers], indent=2))
         return
@@ -132,6 +137,14 @@ def _details(
         explain_problem(e.problem, outputs, e.machine, measure=True) if _measures(e.machine, measure) else e
         for e in found
     ]
+
+
+def _draw(answers: list[Explanation] | list[ModelExplanation], path: Path) -> None:
+    if len(answers) != 1:
+        raise fail(f"--plot draws one roofline, and these are {len(answers)}", "one --device, and no --layer")
+    if find_spec("matplotlib") is None:
+        raise fail("--plot needs matplotlib", "pip install 'convgrad[report]'")
+    answers[0].plot(path)
 
 
 def _print(answers: list[Explanation] | list[ModelExplanation], rules: bool) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from .._compat import channels_last_of
 from .app import fail
 
-__all__ = ["KNOWN", "build", "example_input"]
+__all__ = ["KNOWN", "build", "build_with_inputs", "example_input"]
 
 #: Names of transformers' configurations by the name that people use, and the size of an example input.
 KNOWN: dict[str, tuple[str, tuple[int, ...]]] = {
@@ -31,7 +31,7 @@ KNOWN: dict[str, tuple[str, tuple[int, ...]]] = {
     "wav2vec2": ("Wav2Vec2Config", (16000,)),
 }
 
-_FACTORY = "module:factory, where factory() returns an nn.Module"
+_FACTORY = "module:factory, where factory() returns an nn.Module, or (nn.Module, example_inputs)"
 
 
 def build(name: str) -> nn.Module:
@@ -40,15 +40,25 @@ def build(name: str) -> nn.Module:
     Raises:
         an error for the user: no such model, or its package is not installed.
     """
+    return build_with_inputs(name, "meta")[0]
+
+
+def build_with_inputs(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
+    """The model on a device, and what its function gives to call it with; None where that gives the model alone.
+
+    Raises:
+        an error for the user: no such model, or its package is not installed.
+    """
     factory = _factory(name)
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             made: Any = factory()
     except Exception as error:
         raise fail(f"{name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
-    if not isinstance(made, nn.Module):
-        raise fail(f"{name!r} gave a {type(made).__name__}", _FACTORY)
-    return made
+    model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not isinstance(model, nn.Module):
+        raise fail(f"{name!r} gave a {type(model).__name__}", _FACTORY)
+    return model, inputs
 
 
 def _factory(name: str) -> Callable[[], Any]:

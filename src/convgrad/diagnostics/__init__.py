@@ -7,7 +7,8 @@ from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, named, select_con
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation
 from .measure import plan_of, random_operands
-from .roofline import Limits, limits_of, measure_limits
+from .pictures import Point, draw_roofline, svg
+from .roofline import Limits, least_work, limits_of, measure_limits
 from .trace import Record, Trace, kernel_of_event, trace
 
 __all__ = [
@@ -18,17 +19,21 @@ __all__ = [
     "Limits",
     "Machine",
     "ModelExplanation",
+    "Point",
     "Record",
     "Trace",
+    "draw_roofline",
     "explain",
     "explain_problem",
     "kernel_of",
     "kernel_of_event",
+    "least_work",
     "limits_of",
     "measure_limits",
     "named",
     "plan_of",
     "random_operands",
     "select_conv_backend",
+    "svg",
     "trace",
 ]

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..problem import PASSES, ConvProblem, Output
 from ..tables import html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
+from .pictures import Point, draw_roofline, inline, saved
 from .roofline import Limits
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Answer", "Explanation", "Layer", "ModelExplanation"]
 
@@ -109,7 +114,31 @@ class Explanation:
     def _repr_html_(self) -> str:
         summary = escape(self.summary).replace("\n", "<br>")
         title = f"<b>{escape(str(self.problem))}</b><br>on {escape(str(self.machine))}<br>{summary}"
-        return f"<p>{title}</p>{html_table(self._table())}"
+        limits = [self.limits] if self.limits else []
+        return f"<p>{title}</p>{html_table(self._table())}{inline(self._points(), limits, 'Roofline')}"
+
+    def _points(self) -> list[Point]:
+        """Of what was measured, else of the passes at best, which all have the same work."""
+        p = self.problem
+        measured = [r for r in self.rows if r.seconds is not None]
+        if not measured:
+            return [Point("each pass, at best", p.flops, p.least_bytes)]
+        return [
+            Point(f"{r.output}, {r.backend}", p.flops, p.least_bytes, r.seconds, r.backend != "aten", 0.3)
+            for r in measured
+        ]
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """The roofline with what was measured, or with what is possible at best, as a figure of matplotlib.
+
+        Args:
+            path: also write it there, as PNG or whatever the ending says.
+
+        Raises:
+            ImportError: matplotlib is missing; the extra ``[report]`` brings it.
+            ValueError: nothing was measured, and what the machine can do is not known.
+        """
+        return saved(draw_roofline(self._points(), [self.limits] if self.limits else []), path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for json."""
@@ -199,7 +228,29 @@ class ModelExplanation:
         return f"{title if width is None else wrapped(title, width)}\n{text_table(self._table(), width=width)}"
 
     def _repr_html_(self) -> str:
-        return f"<p>on {escape(str(self.machine))}</p>{html_table(self._table())}"
+        picture = inline(self._points(), self._limits(), "Roofline")
+        return f"<p>on {escape(str(self.machine))}</p>{html_table(self._table())}{picture}"
+
+    def _points(self) -> list[Point]:
+        """Each layer at best, and what was measured of it."""
+        most = max(len(layer.names) * layer.problem.flops for layer in self.layers)
+        return [
+            replace(point, label=f"{layer.names[0] or layer.kind} {point.label}",
+                    weight=len(layer.names) * layer.problem.flops / (most or 1))
+            for layer in self.layers for point in layer.explanation._points()
+        ]  # fmt: skip
+
+    def _limits(self) -> list[Limits]:
+        return list(dict.fromkeys(x.explanation.limits for x in self.layers if x.explanation.limits))
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """The roofline with each layer, as a figure of matplotlib; see `Explanation.plot`.
+
+        Raises:
+            ImportError: matplotlib is missing; the extra ``[report]`` brings it.
+            ValueError: nothing was measured, and what the machine can do is not known.
+        """
+        return saved(draw_roofline(self._points(), self._limits()), path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for json."""

@@ -7,17 +7,17 @@ A pass cannot take less time than its bytes need (two operands read, one result 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 
 import torch
 
 from ..engine import store
 from ..engine.ab_timer import conditions
-from ..problem import ConvProblem
+from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
 from .aten_rules import Machine
 
-__all__ = ["Limits", "datasheet", "limits_of", "measure_limits"]
+__all__ = ["Limits", "datasheet", "least_work", "limits_of", "measure_limits"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,21 @@ class Limits:
             f"{self.bytes_per_second / 1e9:,.1f} GB/s and {self.flops_per_second / 1e9:,.0f} GFLOP/s in {self.dtype} "
             f"({self.source})"
         )
+
+
+def least_work(problem: ConvProblem, outputs: Collection[str]) -> tuple[int, int]:
+    """Operations, and bytes moved at least, of one call for these outputs: operands read and results written once.
+
+    Equivalent to:
+        >>> p = ConvProblem.parse("mb2ic3iw8oc4kw3")
+        >>> least_work(p, ["forward"]) == (p.flops, p.least_bytes)
+        True
+    """
+    passes = passes_of(outputs)
+    read: set[Slot] = {slot for p in passes for slot in OPERANDS[p]}
+    written: list[Slot] = [RESULT[p] for p in passes]
+    elements = sum(torch.Size(problem.shape_of(s)).numel() for s in (*read, *written))
+    return len(passes) * problem.flops, elements * problem.dtype.itemsize
 
 
 #: GB/s of memory; TFLOP/s by dtype, dense, accumulated in float32 where the datasheet says so. "tf32" stands for

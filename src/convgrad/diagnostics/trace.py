@@ -9,12 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ..engine import Event, backends, observers
-from ..problem import shown_outputs
+from ..problem import ConvProblem, shown_outputs
 from ..tables import html_table, text_table
+from .aten_rules import Machine
 from .onednn_log import OneDNNLog
+from .pictures import Point, draw_roofline, inline, saved
+from .roofline import Limits, least_work, limits_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Record", "Trace", "kernel_of_event", "trace"]
 
@@ -140,7 +149,36 @@ class Trace:
         return self.table()
 
     def _repr_html_(self) -> str:
-        return html_table(self._rows())
+        points, limits = self._points()
+        return html_table(self._rows()) + inline(points, limits, "Roofline")
+
+    def _points(self) -> tuple[list[Point], list[Limits]]:
+        """One for all calls of the same kind, and what their machine can do, as far as that is known."""
+        found: dict[tuple[str, str, str, str], list[float]] = {}
+        for r in self.records:
+            found.setdefault((r.problem, r.outputs, r.backend, r.device), []).append(r.milliseconds * 1e-3)
+        most = max(map(sum, found.values()), default=1.0)
+        points: list[Point] = []
+        limits: dict[Limits, None] = {}
+        for (text, outputs, backend, device), seconds in found.items():
+            problem = ConvProblem.parse(text)
+            work = least_work(problem, outputs.split("+"))
+            points.append(Point("", *work, median(seconds), backend != "aten", sum(seconds) / most))
+            known = limits_of(Machine.here(torch.device(device)), problem.dtype)
+            limits |= {known: None} if known else {}
+        return points, list(limits)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """The roofline with a point for all calls of one kind, as a figure of matplotlib.
+
+        Args:
+            path: also write it there, as PNG or whatever the ending says.
+
+        Raises:
+            ImportError: matplotlib is missing; the extra ``[report]`` brings it.
+            ValueError: nothing ran.
+        """
+        return saved(draw_roofline(*self._points()), path)
 
 
 @contextmanager

@@ -3,12 +3,30 @@
 from typing import Any
 
 from .accelerate import accelerate_
+from .classes import is_convolution
+from .layout import inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .process import observe_aten, takeover
 from .report import Report
 from .script import run_script
-from .usage import Usage
+from .trial import NO_COPY, copied, training_step
+from .usage import Usage, UsageRow
 
-__all__ = ["Report", "Usage", "accelerate_", "observe_aten", "run_script", "takeover"]
+__all__ = [
+    "NO_COPY",
+    "Report",
+    "Usage",
+    "UsageRow",
+    "accelerate_",
+    "copied",
+    "inputs_to_channels_last",
+    "is_convolution",
+    "is_spatial",
+    "observe_aten",
+    "run_script",
+    "takeover",
+    "training_step",
+    "weights_to_channels_last",
+]
 
 
 def __getattr__(name: str) -> Any:

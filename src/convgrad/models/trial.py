@@ -14,14 +14,14 @@ from torch.utils._pytree import tree_leaves
 from ..engine.ab_timer import compare
 from .classes import is_convolution
 
-__all__ = ["NO_COPY", "faster_in_channels_last", "shapes_seen"]
+__all__ = ["NO_COPY", "copied", "faster_in_channels_last", "shapes_seen", "training_step"]
 
 Shapes = dict[str, list[tuple[int, ...]]]
 
 NO_COPY = "not measured, for the model cannot be copied"
 
 
-def _copied(model: nn.Module) -> nn.Module | None:
+def copied(model: nn.Module) -> nn.Module | None:
     """A copy; None of a model that has none (a module that keeps a computed tensor, as the older weight_norm does)."""
     try:
         return copy.deepcopy(model)
@@ -45,7 +45,7 @@ def _device(model: nn.Module) -> torch.device:
 def shapes_seen(model: nn.Module, inputs: Any) -> Shapes:
     """The shapes that reach each convolution, batch included, by the name of the layer."""
     seen: Shapes = {}
-    twin = _copied(model)
+    twin = copied(model)
     with _quietly(model if twin is None else twin) as tried:
         handles = [
             module.register_forward_pre_hook(_noting(seen.setdefault(name, [])))
@@ -99,13 +99,13 @@ def faster_in_channels_last(
     Returns:
         None where the model cannot be copied.
     """
-    as_it_was, turned = _copied(model), _copied(model)
+    as_it_was, turned = copied(model), copied(model)
     if as_it_was is None or turned is None:
         return None
     prepare(as_it_was, None)
     prepare(turned, "channels_last")
     device = _device(model)
-    calls = {"as it was": _step(as_it_was, inputs), "channels_last": _step(turned, inputs)}
+    calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(turned, inputs)}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         seen = compare(calls, "as it was", seconds=2.0, device=device)
     return (
@@ -114,7 +114,8 @@ def faster_in_channels_last(
     )
 
 
-def _step(model: nn.Module, inputs: Any) -> Callable[[], None]:
+def training_step(model: nn.Module, inputs: Any) -> Callable[[], None]:
+    """A function that computes a model's outputs and the gradients of their sum; nothing is accumulated or updated."""
     parameters = [p for p in model.parameters() if p.requires_grad]
 
     def step() -> None:

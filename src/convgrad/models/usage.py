@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import statistics
 import threading
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 import torch
 
-from ..diagnostics import Limits, Machine, kernel_of_event, limits_of, select_conv_backend
+from ..diagnostics import Limits, Machine, kernel_of_event, least_work, limits_of, select_conv_backend
 from ..engine import Event, observers
-from ..problem import OPERANDS, RESULT, ConvProblem, Output, Slot, passes_of, shown_outputs
+from ..problem import ConvProblem, Output, shown_outputs
 from ..tables import text_table
 
 __all__ = ["Usage", "UsageRow"]
@@ -28,8 +30,18 @@ class UsageRow:
     outputs: tuple[Output, ...]
     backend: str
     device: str
+    reason: str = ""
+    #: Operands that a call had to copy into a layout that the backend takes.
+    copies: int = 0
     calls: int = 0
     seconds: float = 0.0
+    #: Seconds of the last calls.
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=101), repr=False)
+
+    @property
+    def median_seconds(self) -> float:
+        """Of one call: the median of the last hundred, in which the first ones, which do more, hardly count."""
+        return statistics.median(self.latest)
 
     @property
     def output(self) -> str:
@@ -42,13 +54,9 @@ class UsageRow:
         return str(self.problem.memory_format).removeprefix("torch.").removesuffix("_format")
 
     def least_seconds(self, limits: Limits) -> float:
-        """The least time of one call: every operand read once, every result written once, every product formed."""
-        passes = passes_of(self.outputs)
-        read: set[Slot] = {slot for p in passes for slot in OPERANDS[p]}
-        written: list[Slot] = [RESULT[p] for p in passes]
-        elements = sum(torch.Size(self.problem.shape_of(s)).numel() for s in (*read, *written))
-        moved = elements * self.problem.dtype.itemsize / limits.bytes_per_second
-        return max(moved, len(passes) * self.problem.flops / limits.flops_per_second)
+        """The least time of one call."""
+        flops, moved = least_work(self.problem, self.outputs)
+        return max(moved / limits.bytes_per_second, flops / limits.flops_per_second)
 
 
 class Usage:
@@ -73,9 +81,12 @@ class Usage:
         with self._lock:
             row = self._rows.get(key)
             if row is None:
-                row = self._rows[key] = UsageRow(event.problem, event.outputs, _full_name(event), event.device)
+                name = _full_name(event)
+                row = UsageRow(event.problem, event.outputs, name, event.device, event.reason, len(event.copies))
+                self._rows[key] = row
             row.calls += 1
             row.seconds += event.seconds
+            row.latest.append(event.seconds)
 
     @property
     def rows(self) -> list[UsageRow]:

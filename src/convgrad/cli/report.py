@@ -1,0 +1,157 @@
+"""``convgrad report``: what a training step, a script or a table of calls costs, as one page."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from .._compat import channels_last_of
+from ..problem_text import DTYPES
+from ..report import Profile, profile_model, profile_script, profile_table
+from .app import app, device_here, fail, say
+from .models import build_with_inputs, example_input
+
+__all__ = ["report"]
+
+#: Where neither the model nor the command says what comes in: normalisation needs more than one image.
+_BATCH = 2
+
+
+@app.command("report", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def report(
+    what: Annotated[str, typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.")],
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What a script gets.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Else report.html; or data alone, x.json.")] = None,
+    against: Annotated[Path | None, typer.Option("--against", help="An earlier page or data, to compare with.")] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="For measuring; of a script, when it has ended.")] = 10.0,
+    device: Annotated[str, typer.Option(help="Where a model runs.")] = "cpu",
+    shape: Annotated[str, typer.Option("--input", help="Shape of a model's input, 8x3x224x224.")] = "",
+    dtype: Annotated[str, typer.Option(help="Of a model.")] = "",
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="Run a model in channels_last.")] = False,
+    stock: Annotated[bool, typer.Option("--stock", help="Of a script: PyTorch's own kernels compute.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the data, and write a page only with --out.")] = False,
+) -> None:
+    """What would convgrad bring here? One page: the whole step, what is avoidable, every convolution, the roofline.
+
+    Of a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs as
+    it is, to its end, and its exit status is the command's. A table is what run, trace or bench wrote. Options stand
+    before what is reported.
+
+    Examples:
+
+        convgrad report mymodel:make_model
+
+        convgrad report --stock -o before.html train.py --epochs 1
+
+        convgrad report --against before.html train.py --epochs 1
+
+        convgrad report -o kernels.html kernels.csv
+    """
+    page = out or (None if as_json else Path("report.html"))
+    if page is not None:
+        _ready(page)
+    before = None if against is None else Profile.read(against)
+    is_script, is_table, status = what.endswith(".py") and Path(what).exists(), what.endswith(".csv"), 0
+    for_a_model = {"--input": shape, "--dtype": dtype, "--channels-last": channels_last, "--device": device != "cpu"}
+    for_a_script = {"--stock": stock, f"the argument {(args or [''])[0]!r}": args}
+    for kind, wrong, options in (
+        ("model", is_script or is_table, for_a_model),
+        ("script", not is_script, for_a_script),
+    ):
+        for option in (name for name, given in options.items() if given and wrong):
+            raise fail(f"{option} is for a {kind}, and {what!r} is none", "options stand before what is reported")
+    with _Stages() as stage:
+        if is_script:
+            profile, status = profile_script(what, args or (), stock=stock, seconds=seconds, stage=stage)
+        elif is_table:
+            profile = profile_table(what)
+        else:
+            profile = _of_model(what, device_here(device), shape, dtype, channels_last, seconds, stage)
+        profile = profile if before is None else profile.against(before)
+        if page is not None:
+            stage("drawing the page")
+            profile.save(page)
+    if as_json:
+        print(profile.to_json())
+    else:
+        say(profile.finding)
+        for cost in profile.costs[:3]:
+            say(f"  {cost.what}\n    {cost.remedy}")
+        say(f"written to {page}")
+    raise typer.Exit(status)
+
+
+def _ready(page: Path) -> None:
+    """Refuse what cannot be written before anything runs."""
+    if page.is_dir() or not os.access(page if page.exists() else page.parent, os.W_OK):
+        raise fail(f"{str(page)!r} cannot be written", "--out takes a file")
+    if page.suffix != ".json":
+        for package in ("jinja2", "matplotlib"):
+            if find_spec(package) is None:
+                raise fail(f"a page needs {package}", "pip install 'convgrad[report]', or -o report.json")
+
+
+def _of_model(
+    name: str,
+    place: torch.device,
+    shape: str,
+    dtype: str,
+    channels_last: bool,
+    seconds: float,
+    stage: Callable[[str], object],
+) -> Profile:
+    if dtype and dtype not in DTYPES:
+        raise fail(f"unknown dtype {dtype!r}", "float32, float64, bfloat16 or float16")
+    stage("making the model")
+    model, inputs = build_with_inputs(name, place)
+    model = model.to(place)
+    if dtype:
+        model = model.to(DTYPES[dtype])
+    if inputs is None or shape:
+        like = example_input(name, shape, DTYPES[dtype or "float32"], False)
+        inputs = torch.randn(like.shape if shape else (_BATCH, *like.shape[1:]), dtype=like.dtype, device=place)
+    if channels_last:
+        last = channels_last_of(inputs.dim() - 2) if isinstance(inputs, torch.Tensor) else torch.channels_last
+        model, inputs = model.to(memory_format=last), _turned(inputs)  # pyright: ignore[reportCallIssue]
+    options = []
+    if isinstance(inputs, torch.Tensor):
+        options = ["--input", "x".join(map(str, inputs.shape)), *(["--channels-last"] if channels_last else [])]
+        options += ["--dtype", dtype] if dtype else []
+        options += ["--device", str(place)] if place.type != "cpu" else []
+    tune = shlex.join(["convgrad", "tune", *options, name])
+    try:
+        return profile_model(model, inputs, what=name, tune=tune, seconds=seconds, stage=stage)
+    except (TypeError, RuntimeError, IndexError, AttributeError) as error:  # of the model's own
+        raise fail(
+            f"{name!r} raised {type(error).__name__}: {error}",
+            "--input states the shape of its input; or its function returns (model, example_inputs)",
+        ) from error
+
+
+def _turned(inputs: Any) -> Any:
+    if not isinstance(inputs, torch.Tensor):
+        raise fail("--channels-last needs an input that is one tensor", "turn the example inputs in the function")
+    return inputs.contiguous(memory_format=channels_last_of(inputs.dim() - 2))
+
+
+class _Stages:
+    """Says on a terminal what is being done."""
+
+    def __enter__(self) -> Callable[[str], object]:
+        from rich.console import Console
+
+        self.status = Console(stderr=True).status("starting")
+        if sys.stderr.isatty():
+            self.status.start()
+        return self.status.update
+
+    def __exit__(self, *_: object) -> None:
+        self.status.stop()

@@ -1,0 +1,186 @@
+"""The roofline as a picture: what each call reached, below what the machine can do at best.
+
+Drawn by matplotlib, which is imported when something is drawn. As SVG for a page, its colours are the page's variables,
+its text is text, and each point says which one it is (``data-row``), so that the page can find it.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .roofline import Limits
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Point", "draw_roofline", "inline", "saved", "svg"]
+
+_LABELS = 8  # more would hide each other
+
+#: Variable of a page -> the colour that stands for it in the drawing.
+_COLOURS = {"ink": "#1b1f23", "muted": "#59636e", "rule": "#dfe3e8", "ours": "#0b6e63", "theirs": "#a04a0c"}
+#: What it is where no page has such a variable: readable on any paper, as in a notebook.
+_ELSEWHERE = {
+    "ink": "currentColor",
+    "muted": "currentColor",
+    "rule": "#88888855",
+    "ours": "#1a9584",
+    "theirs": "#c9691b",
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One call: its work, what it moves at least, and how long it took.
+
+    Args:
+        label: names it; empty for none.
+        seconds: None where it was not measured: it stands on the roof, as what could be.
+        ours: whether a kernel of this library computes it, not one of PyTorch's.
+        weight: the larger, the more it matters, from 0 to 1.
+    """
+
+    label: str
+    flops: int
+    bytes: int
+    seconds: float | None = None
+    ours: bool = True
+    weight: float = 0.1
+
+
+def draw_roofline(
+    points: Sequence[Point], limits: Sequence[Limits], *, width: float = 6.8, height: float = 4.2
+) -> Figure:
+    """The picture, ``width`` by ``height`` inches.
+
+    Args:
+        limits: a roof for each; none where what the machine can do is not known.
+
+    Raises:
+        ImportError: matplotlib is missing; the extra ``[report]`` brings it.
+        ValueError: there is nothing to draw.
+    """
+    drawn = [(p, p.flops / p.bytes, _reached(p, limits)) for p in points if p.flops and p.bytes]
+    drawn = [(p, x, y) for p, x, y in drawn if y]
+    if not drawn:
+        raise ValueError("there is nothing to draw: no call was measured, and what this machine can do is not known")
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    figure = Figure((width, height), layout="constrained")
+    axes = figure.add_subplot(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
+    ridges = [one.flops_per_second / one.bytes_per_second for one in limits]
+    left, right = min([x for _, x, _ in drawn] + ridges) / 1.7, max([x for _, x, _ in drawn] + ridges) * 1.7
+    top = max([y for *_, y in drawn] + [one.flops_per_second / 1e9 for one in limits])
+    axes.set(xlim=(left, right), ylim=(min(y for *_, y in drawn) / 1.8, top * 1.9))
+    for one in limits:
+        _roof(axes, one, left, right)
+    for ours, name, marker in ((True, "convgrad", "o"), (False, "PyTorch", "s")):
+        colour = _COLOURS["ours" if ours else "theirs"]
+        of_these = [(i, p, x, y) for i, (p, x, y) in enumerate(drawn) if p.ours is ours]
+        for i, p, x, y in of_these:
+            hollow = p.seconds is None
+            axes.scatter(
+                [x], [y], s=16 + 150 * p.weight, marker=marker, linewidths=1.2, edgecolors=colour,
+                facecolors="none" if hollow else colour, alpha=None if hollow else 0.8, zorder=3,
+                gid=f"row-{points.index(p) if len(drawn) != len(points) else i}",
+            )  # fmt: skip
+        if of_these:
+            axes.scatter([], [], s=40, marker=marker, color=colour, label=name)
+    figure.legend(loc="outside upper left", ncols=2, frameon=False, labelcolor=_COLOURS["ink"], handletextpad=0.2)
+    axes.grid(which="major", color=_COLOURS["rule"], linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(which="both", length=0, colors=_COLOURS["muted"])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
+        axis.label.set_color(_COLOURS["muted"])
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(_COLOURS["rule"])
+    _labels(axes, drawn)
+    return figure
+
+
+def _reached(point: Point, limits: Sequence[Limits]) -> float | None:
+    """GFLOP/s; of what was not measured, those at the roof."""
+    if point.seconds is not None:
+        return point.flops / point.seconds / 1e9
+    if not limits:
+        return None
+    return min(limits[0].flops_per_second, point.flops / point.bytes * limits[0].bytes_per_second) / 1e9
+
+
+def _roof(axes: Any, limits: Limits, left: float, right: float) -> None:
+    peak, slope = limits.flops_per_second / 1e9, limits.bytes_per_second / 1e9
+    ridge = peak / slope
+    axes.plot([left, ridge, right], [left * slope, peak, peak], color=_COLOURS["ink"], linewidth=1.3, zorder=2)
+    said = {"color": _COLOURS["muted"], "fontsize": 9}
+    axes.annotate(f"{peak:,.3g} GFLOP/s {limits.dtype}", (right, peak), (-3, 5), textcoords="offset points",
+                  ha="right", **said)  # fmt: skip
+    if ridge > left * 2.5:
+        axes.annotate(f"{slope:,.3g} GB/s", (math.sqrt(left * ridge), math.sqrt(left * ridge) * slope), (-5, 5),
+                      textcoords="offset points", ha="right", **said)  # fmt: skip
+
+
+def _labels(axes: Any, drawn: Sequence[tuple[Point, float, float]]) -> None:
+    """Names beside the points, where there are few, none on top of another one."""
+    if len(drawn) > _LABELS:
+        return
+    (left, right), (low, high) = (map(math.log, limits) for limits in (axes.get_xlim(), axes.get_ylim()))
+    at = 0.0
+    for point, x, y in sorted(drawn, key=lambda one: one[2]):
+        at = max(at + 0.045, (math.log(y) - low) / (high - low))
+        before = math.log(x) - left > 0.6 * (right - left)  # the label would not fit behind its point
+        axes.annotate(
+            point.label, (x, at), (-9 if before else 9, 0), xycoords=("data", "axes fraction"), va="center",
+            ha="right" if before else "left", textcoords="offset points", fontsize=9, color=_COLOURS["ink"],
+        )  # fmt: skip
+
+
+def saved(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
+    """The figure, written to a file where one is named."""
+    if path is not None:
+        figure.savefig(path, dpi=160)
+    return figure
+
+
+def inline(points: Sequence[Point], limits: Sequence[Limits], label: str) -> str:
+    """The picture for a notebook; empty where it cannot be drawn, or there is nothing to draw."""
+    try:
+        return f'<div style="max-width:44rem">{svg(draw_roofline(points, limits), label)}</div>'
+    except (ImportError, ValueError):
+        return ""
+
+
+def svg(figure: Figure, label: str) -> str:
+    """A figure as an SVG element for a page: its colours are ``var(--ink)``, ``--muted``, ``--rule``, ``--ours``,
+    ``--theirs``.
+
+    Args:
+        label: what it shows, for those who do not see it.
+    """
+    import matplotlib
+
+    out = io.StringIO()
+    size = str(figure.get_size_inches())  # ids of one page must differ
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": f"convgrad {label} {size}"}):
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    for name, value in _COLOURS.items():
+        text = text.replace(value, f"var(--{name}, {_ELSEWHERE[name]})")
+    text = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", text)
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)  # it would hold for the whole page
+    text = re.sub(r'<g id="row-(\d+)">', r'<g class="point" data-row="\1">', text)
+    text = re.sub(r' id="[\w.]+_\d+"', "", text)
+    box = re.search(r'viewBox="[^"]*"', text)
+    assert box is not None
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" {box[0]} role="img"'
+    return re.sub(r"<svg[^>]*>", f'{head} aria-label="{label}">', text, count=1)

@@ -1,0 +1,97 @@
+"""What is avoidable, the largest first, and what to do about each: another layout, another backend, measuring."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from ..engine.ab_timer import Comparison
+from ..problem import ConvProblem
+from .alternatives import CHOSEN, LAST, compared, worth_looking
+from .profile import Cost, Row
+
+__all__ = ["costs_of_layout", "costs_of_rows"]
+
+_WORTH = 0.005  # of the whole: less is not worth a line
+_MOST_LINES = 12
+
+
+def costs_of_layout(seen: Comparison) -> list[Cost]:
+    """What channels_last would save of a step that was timed in both layouts."""
+    names = ("PyTorch, channels_last", "convgrad, channels_last")
+    if names[1] not in seen.samples:
+        return []
+    both = Comparison("convgrad", seen.samples)
+    ours = both.speedup(names[1])
+    if ours.low <= 1:
+        return []
+    needed = Comparison(names[0], seen.samples).speedup(names[1]).low > 1
+    remedy = 'convgrad.accelerate_(model, "channels_last")' if needed else "model.to(memory_format=torch.channels_last)"
+    saved = (both.seconds("convgrad") - both.seconds(names[1])) * 1e3
+    said = "" if needed else "; PyTorch's own kernels are as fast there"
+    return [Cost("layout", f"In channels_last the whole step is {ours} as fast{said}.", remedy, saved)]
+
+
+def costs_of_rows(
+    rows: Sequence[Row], whole: float, until: float, tune: str, *, layout: bool, stock: bool
+) -> tuple[list[Cost], str]:
+    """What other backends would save, row by row while there is time, and how much was looked at.
+
+    Args:
+        whole: milliseconds of which a saving must be worth something.
+        until: the time, as of `time.perf_counter`, when the next row is not looked at any more.
+        tune: the command that measures and remembers.
+        layout: also try each row in channels_last.
+        stock: PyTorch's own kernels were observed, and nothing was taken over.
+    """
+    found: list[Cost] = []
+    lasts: list[tuple[int, float]] = []
+    looked = 0
+    for i, row in enumerate(rows):
+        if time.perf_counter() > until:
+            break
+        looked += 1
+        problem = ConvProblem.parse(row.problem)
+        backend = row.backend.split(" ")[0]
+        if not worth_looking(problem, row.outputs):  # pyright: ignore[reportArgumentType]
+            continue
+        seen = compared(problem, row.outputs, torch.device(row.device), backend, layout=layout)  # pyright: ignore[reportArgumentType]
+        if seen is None:
+            continue
+        if LAST in seen.samples and seen.speedup(LAST).low > 1:
+            lasts.append((i, row.total * (1 - 1 / seen.speedup(LAST).value)))
+        best = _fastest({name: seen for name in seen.samples if name not in (CHOSEN, LAST)})
+        if best:
+            found.append(_of_backend(i, row, best, seen, tune, stock))
+    if lasts:
+        said = f"In channels_last {len(lasts)} of the {looked} most expensive rows are faster, each timed alone."
+        remedy = "model.to(memory_format=torch.channels_last), and the inputs"
+        found.append(Cost("layout", said, remedy, sum(ms for _, ms in lasts), tuple(i for i, _ in lasts)))
+    found = [cost for cost in found if (cost.milliseconds or 0) > _WORTH * whole]
+    share = sum(row.total for row in rows[:looked]) / (sum(row.total for row in rows) or 1)
+    how = f"{looked} of {len(rows)} rows, {share:.0%} of the time in convolutions, were timed against other backends."
+    return found[:_MOST_LINES], how
+
+
+def _fastest(names: dict[str, Comparison]) -> str:
+    """The name that is fastest, of those that are clearly faster than what is chosen; empty for none."""
+    faster = {name: seen.speedup(name) for name, seen in names.items() if seen.speedup(name).low > 1}
+    return max(faster, key=lambda name: faster[name].value, default="")
+
+
+def _of_backend(i: int, row: Row, best: str, seen: Comparison, tune: str, stock: bool) -> Cost:
+    gain = seen.speedup(best)
+    mine = row.backend.split(" ")[0]
+    what = f"{row.shown} of {row.layers[0] if row.layers else row.problem}: {best} is {gain} as fast as {mine}."
+    if row.reason.startswith("requested by name"):
+        remedy = f"leave out the request for {mine!r} (use_backend, backend=)"
+    elif row.reason.startswith("registered by the user"):
+        remedy = f'convgrad.unregister("{mine}")'
+    elif stock:
+        remedy = "convgrad.accelerate_(model)"
+    else:
+        remedy = tune
+    kind = "tune" if remedy == tune else "backend"
+    return Cost(kind, what, remedy, row.total * (1 - 1 / gain.value), (i,))

@@ -1,0 +1,145 @@
+"""The page of a profile: one file of HTML that needs nothing else, with its data inside."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+
+from ..diagnostics import Limits, Point, draw_roofline, svg
+from ..problem import ConvProblem
+from .profile import Change, Profile, Row, Variant, changes
+
+__all__ = ["page_of"]
+
+_HERE = Path(__file__).parent
+_FIRST = 20  # rows that are shown until somebody wants all
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_MISSING = "the page needs {}; install it with: pip install 'convgrad[report]'"
+
+
+def page_of(profile: Profile) -> str:
+    """The page.
+
+    Raises:
+        ImportError: what the extra ``[report]`` brings is missing.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise ImportError(_MISSING.format(error.name)) from None
+    environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
+    environment.filters |= {"times": _times, "day": _day}
+    text = {name: Markup((_HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
+    data = json.dumps(profile.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    numbered = list(enumerate(profile.rows))
+    return environment.get_template("page.html").render(
+        **text,
+        p=profile,
+        data=Markup(data),
+        wide=Markup(_plot(profile, 5.6, 4.6)),
+        narrow=Markup(_plot(profile, 3.7, 3.7)),
+        first=numbered[:_FIRST],
+        rest=numbered[_FIRST:],
+        changes=changes(profile)[:_FIRST],
+        finding=profile.finding.partition(". "),
+        convolutions=profile.convolutions,
+        slowest=max((v.milliseconds for v in profile.variants), default=1.0),
+        pytorch=any(r.pytorch is not None for r in profile.rows),
+        limit=any(r.of_limit is not None for r in profile.rows),
+        ms_title={"step": "ms a step", "run": "ms in all"}.get(profile.kind, "ms"),
+        ms=partial(_milliseconds, decimals=_decimals(profile)),
+        time=_time,
+        described=_described,
+        side=_side,
+        ratio=_ratio,
+        change=_change,
+    )
+
+
+def _plot(profile: Profile, width: float, height: float) -> str:
+    points = [
+        Point("", r.flops, r.bytes, r.milliseconds * 1e-3, _side(r) == "ours", r.total / profile.rows[0].total)
+        for r in profile.rows
+    ]
+    label = f"Roofline of {len(points)} rows: operations per second against operations per byte"
+    try:
+        figure = draw_roofline(points, [Limits(**limits) for limits in profile.limits], width=width, height=height)
+    except ImportError as error:
+        raise ImportError(_MISSING.format(error.name)) from None
+    except ValueError:
+        return "<p>No call has a time.</p>"
+    return svg(figure, label)
+
+
+# ---- words ------------------------------------------------------------------------------------------
+
+
+def _side(row: Row) -> str:
+    return "theirs" if row.backend.split(" ")[0].split(":")[0] == "aten" else "ours"
+
+
+def _described(of: Row | Change) -> str:
+    """A convolution in words, as short as they go."""
+    p = ConvProblem.parse(of.problem)
+    kind = "depthwise" if p.depthwise else "dense" if p.groups == 1 else f"{p.groups} groups"
+    words = [f"{'transposed ' if p.transposed else ''}{kind} {_sizes(p.kernel_size)}"]
+    ends = (p.out_channels, p.in_channels) if p.transposed else (p.in_channels, p.out_channels)
+    words.append(f"{ends[0]} channels" if ends[0] == ends[1] else f"{ends[0]} to {ends[1]} channels")
+    words.append(_sizes(p.output_size if p.transposed else p.input_size))
+    if set(p.stride) != {1}:
+        words.append(f"stride {_sizes(p.stride)}")
+    if set(p.dilation) != {1}:
+        words.append(f"dilation {_sizes(p.dilation)}")
+    words.append(f"batch {p.batch}")
+    words += [str(p.dtype).removeprefix("torch.")] if str(p.dtype) != "torch.float32" else []
+    return ", ".join([*words, *(["channels_last"] if p.channels_last else [])])
+
+
+def _sizes(sizes: tuple[int, ...]) -> str:
+    return str(sizes[0]) if len(sizes) == 1 else _TIMES.join(map(str, sizes))
+
+
+def _times(text: str) -> str:
+    """With the sign that a page has, not the letter, and an interval on one line with its ratio."""
+    return re.sub(r"(\d)x(?: (\[[\d.]+), )?(?= |\.|,|:|$|\d)", _joined, text)
+
+
+def _joined(found: re.Match[str]) -> str:
+    return f"{found[1]}{_TIMES}\N{NO-BREAK SPACE}{found[2]},\N{NO-BREAK SPACE}" if found[2] else f"{found[1]}{_TIMES}"
+
+
+def _day(text: str) -> str:
+    return datetime.fromisoformat(text).strftime("%d %B %Y, %H:%M %Z").strip()
+
+
+def _decimals(profile: Profile) -> int:
+    """As many for all rows, so that their digits stand below each other."""
+    most = max((r.total for r in profile.rows), default=0.0)
+    return 0 if most >= 10_000 else 1 if most >= 1000 else 2 if most >= 10 else 3
+
+
+def _milliseconds(value: float, decimals: int) -> str:
+    return f"{value:,.{decimals}f}"
+
+
+def _time(milliseconds: float) -> str:
+    return f"{milliseconds:,.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:,.3g} s"
+
+
+def _ratio(variant: Variant) -> tuple[str, str]:
+    """The ratio, and its interval."""
+    if variant.speedup is None or variant.low is None or variant.high is None:
+        return "", ""
+    said = "" if variant.low > 1 or variant.high < 1 else ", no difference"
+    return f"{variant.speedup:.2f}{_TIMES}", f"[{variant.low:.2f}, {variant.high:.2f}]{said}"
+
+
+def _change(before: float | None, after: float | None) -> str:
+    """How many times as fast it is now."""
+    if not before or not after:
+        return "only before" if before else "only after"
+    return f"{before / after:.2f}{_TIMES}"

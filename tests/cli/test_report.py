@@ -1,0 +1,112 @@
+"""``convgrad report``: what it takes, what it writes, and what it refuses before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer", reason="the extra [cli] brings typer")
+pytest.importorskip("jinja2", reason="the extra [report] brings jinja2 and matplotlib")
+
+from convgrad.cli.app import run
+from convgrad.report import Profile
+
+MODEL = """
+import torch
+def alone():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, groups=1), torch.nn.BatchNorm2d(4))
+def with_inputs():
+    return alone(), torch.randn(4, 3, 9, 9)
+def wrong():
+    return alone(), torch.randn(4, 2, 9, 9)
+"""
+SCRIPT = """
+import sys, torch
+torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))
+print(sys.argv[1:])
+sys.exit(5)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("convgrad.report.measured.limits_of", lambda *_, **__: None)
+    monkeypatch.chdir(tmp_path)
+    Path("report_models.py").write_text(MODEL)
+    Path("script.py").write_text(SCRIPT)
+    Path("other.csv").write_text("a,b\n1,2\n")
+    Path("other.json").write_text("{}")
+
+
+def test_a_model_then_compared_with_itself(capsys) -> None:
+    assert run(["report", "--seconds", "0.2", "report_models:with_inputs"]) == 0
+    out = capsys.readouterr().out
+    assert "training step" in out
+    assert "written to report.html" in out
+    first = Profile.read("report.html")
+    assert "mb4ic3" in first.rows[0].problem
+    args = ["--against", "report.html", "--input", "2x3x8x8", "-o", "second.json", "--seconds", "0.2"]
+    assert run(["report", *args, "report_models:alone"]) == 0
+    second = Profile.read("second.json")
+    assert second.before is not None
+    assert second.before["what"] == "report_models:with_inputs"
+    assert "mb2ic3ih8" in second.rows[0].problem
+
+
+def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
+    assert run(["report", "--seconds", "0.1", "--json", "--stock", "script.py", "--epochs", "-o", "x"]) == 5
+    out = capsys.readouterr().out
+    head, _, rest = out.partition("\n")
+    assert head == "['--epochs', '-o', 'x']"
+    assert json.loads(rest)["kind"] == "run"
+    assert not Path("report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("other.csv",), "was not written by convgrad run --csv, trace or bench --csv"),
+        (("nothing.csv",), "No such file"),
+        (("nothing.py",), "neither a problem nor a model"),
+        (("--against", "other.json", "script.py"), "'other.json': this is no data of a convgrad report"),
+        (("-o", "no/such/folder.html", "script.py"), "cannot be written"),
+        (("-o", ".", "script.py"), "cannot be written"),
+        (("--input", "1x3x9x9", "script.py"), "--input is for a model, and 'script.py' is none"),
+        (("--stock", "report_models:alone"), "--stock is for a script"),
+        (("report_models:alone", "--epochs"), "the argument '--epochs' is for a script"),
+        (("--dtype", "float", "report_models:alone"), "unknown dtype 'float'"),
+        (("report_models:wrong",), "raised ShapeError: Given groups=1"),
+        (("report_models:nothing",), "cannot get"),
+        (("--seconds", "0", "script.py"), "Invalid value for '--seconds'"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused_in_one_line(capsys, args: tuple[str, ...], words: str) -> None:
+    assert run(["report", *args]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert words in " ".join(err.split())
+    assert not Path("report.html").exists()
+
+
+def test_without_its_packages_it_says_how_to_get_them(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("convgrad.cli.report.find_spec", lambda name: None)
+    assert run(["report", "script.py"]) == 2
+    assert "pip install 'convgrad[report]'" in " ".join(capsys.readouterr().err.split())
+    assert run(["report", "-o", "x.json", "--seconds", "0.1", "script.py"]) == 5
+
+
+def test_explain_draws_the_roofline(capsys) -> None:
+    where = ("--device", "h100 cudnn 9.10")
+    assert run(["explain", "g8mb2ic8ih9oc8kh3", *where, "--no-rules", "--plot", "roofline.png"]) == 0
+    assert Path("roofline.png").read_bytes().startswith(b"\x89PNG")
+    assert run(["explain", "g8mb2ic8ih9oc8kh3", *where, *where, "--plot", "two.png"]) == 2
+    assert run(["explain", "g8mb2ic8ih9oc8kh3", "--no-measure", "--plot", "none.png"]) == 2
+    assert run(["explain", "g8mb2ic8ih9oc8kh3", *where, "--plot", "no/such/folder.png"]) == 2
+    errors = " ".join(capsys.readouterr().err.split())
+    assert "--plot draws one roofline, and these are 2" in errors
+    assert "nothing to draw" in errors
+    assert "no/such/folder.png" in errors
+    assert not Path("two.png").exists()

@@ -1,0 +1,222 @@
+"""What is measured of a model and of a script, against what is known to have run."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from convgrad.backends.reference import ReferenceBackend
+from convgrad.engine import register, unregister, use_backend
+from convgrad.engine.ab_timer import Comparison
+from convgrad.models import is_convolution
+from convgrad.problem import ConvProblem
+from convgrad.report import Profile, profile_model, profile_script
+from convgrad.report.alternatives import CHOSEN, LAST, compared
+from convgrad.report.costs import costs_of_layout, costs_of_rows
+from convgrad.report.measured import _finding, _ways
+
+from .example import row
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("convgrad.report.measured.limits_of", lambda *_, **__: None)  # two seconds, tested elsewhere
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3)
+        self.mix = nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1, groups=8) for _ in range(2)))
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return self.norm(self.mix(self.stem(x))) * scale
+
+
+def test_a_step_of_a_model() -> None:
+    net, x = Net(), torch.randn(2, 3, 12, 12)
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    told: list[str] = []
+    profile = profile_model(net, {"x": x, "scale": 2.0}, seconds=0.5, stage=told.append)
+    assert len(told) == 4
+    assert [v.name for v in profile.variants][:2] == ["PyTorch", "convgrad"]  # the others where there is time
+    assert profile.variants[0].speedup is None
+    assert all(v.speedup and v.low and v.low <= v.speedup <= (v.high or 0) for v in profile.variants[1:])
+    calls = {(r.layers, r.direction): r.calls for r in profile.rows}
+    stem, mix = ("stem",), ("mix.0", "mix.1")
+    assert {key: calls[key] for key in calls if key[1] == "forward"} == {(stem, "forward"): 1, (mix, "forward"): 2}
+    assert (stem, "backward") in calls
+    assert calls[mix, "backward"] == 2
+    first = [r for r in profile.rows if r.layers == stem and r.direction == "backward"]
+    assert all("grad_input" not in r.outputs for r in first)  # nobody needs the gradient of the images
+    assert all(r.pytorch for r in profile.rows if r.direction == "forward")
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert all(type(m) is nn.Conv2d for m in net.modules() if is_convolution(m))
+    assert all(p.grad is None for p in net.parameters())
+    assert Profile.from_dict(profile.to_dict()) == profile
+
+
+def test_the_other_layout_is_tried_where_there_is_one() -> None:
+    net, x = Net(), torch.randn(2, 3, 12, 12)
+    both = ["PyTorch", "convgrad", "PyTorch, channels_last", "convgrad, channels_last"]
+    assert list(_ways(net, x)[0]) == both
+    assert list(_ways(net, x.to(memory_format=torch.channels_last))[0]) == both[:2]
+    assert list(_ways(nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5))[0]) == both[:2]
+
+
+def test_a_model_without_a_convolution_or_a_copy() -> None:
+    with pytest.raises(ValueError, match="no convolution ran"):
+        profile_model(nn.Linear(3, 3), torch.ones(1, 3), seconds=0.1)
+    net = nn.Conv1d(2, 2, 3)
+    net.kept = net.weight * 2  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ValueError, match="cannot be copied"):
+        profile_model(net, torch.ones(1, 2, 5), seconds=0.1)
+
+
+SCRIPT = """
+import sys, torch
+layer = torch.nn.Conv2d(4, 4, 3, groups=4)
+for _ in range(3):
+    layer(torch.ones(2, 4, 6, 6)).sum().backward()
+print(sys.argv[1:])
+sys.exit(4)
+"""
+
+
+@pytest.mark.parametrize("stock", [False, True])
+def test_a_script(tmp_path, capsys, stock: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    profile, status = profile_script(str(script), ["--epochs", "3"], stock=stock, seconds=0.01)
+    assert capsys.readouterr() == ("['--epochs', '3']\n", "")
+    assert status == 4
+    assert {r.calls for r in profile.rows} == {3}
+    assert sum(r.total for r in profile.rows) < profile.milliseconds  # pyright: ignore[reportOperatorIssue]
+    assert ("PyTorch's choice" in profile.finding) is stock
+    assert "exit status was 4" in profile.notes[-1]
+    if stock:
+        assert {r.backend.split()[0] for r in profile.rows} == {"aten"}
+
+
+def test_a_script_without_a_convolution(tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print(1)")
+    with pytest.raises(ValueError, match="computed no convolution"):
+        profile_script(str(script))
+
+
+# ---- findings --------------------------------------------------------------------------------------
+
+
+def times(**ratios: float) -> Comparison:
+    return Comparison("PyTorch", {name.replace("_last", ", channels_last"): (t,) * 9 for name, t in ratios.items()})
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (times(PyTorch=2.0, convgrad=1.0), "is 2.00x [2.00, 2.00] as fast: 1 s instead of 2 s."),
+        (times(PyTorch=1.0, convgrad=2.0), "is slower here, 0.50x [0.50, 0.50] as fast"),
+        (times(PyTorch=0.1, convgrad=0.1), "makes no measurable difference to this training step here: 1.00x"),
+        (times(PyTorch=2.0, convgrad=1.0, PyTorch_last=1.0, convgrad_last=0.5),
+         "In channels_last PyTorch is faster, and convgrad is 2.00x [2.00, 2.00] as fast as PyTorch."),
+        (times(PyTorch=2.0, convgrad=1.0, PyTorch_last=1.0, convgrad_last=1.0), "and convgrad no different from it"),
+    ],
+)  # fmt: skip
+def test_the_finding_is_honest(seen: Comparison, words: str) -> None:
+    assert words in _finding(seen)
+
+
+def test_the_layout_is_a_cost_where_it_is_and_ours_is_named_only_where_it_is_needed() -> None:
+    both = costs_of_layout(times(PyTorch=3.0, convgrad=2.0, PyTorch_last=2.0, convgrad_last=1.0))
+    assert [(c.kind, c.remedy) for c in both] == [("layout", 'convgrad.accelerate_(model, "channels_last")')]
+    assert both[0].milliseconds == pytest.approx(1000.0)
+    (plain,) = costs_of_layout(times(PyTorch=3.0, convgrad=2.0, PyTorch_last=1.0, convgrad_last=1.0))
+    assert plain.remedy == "model.to(memory_format=torch.channels_last)"
+    assert costs_of_layout(times(PyTorch=3.0, convgrad=2.0, PyTorch_last=2.0, convgrad_last=2.0)) == []
+    assert costs_of_layout(times(PyTorch=3.0, convgrad=2.0)) == []
+
+
+# ---- alternatives ----------------------------------------------------------------------------------
+
+P = "g8mb4ic8ih24oc8kh3ph1"
+
+
+class Sleepy(ReferenceBackend):
+    """Right, and slow."""
+
+    name = "sleepy"
+
+    def bind(self, problem, outputs):
+        kernel = super().bind(problem, outputs)
+        return lambda *args: (time.sleep(0.05), kernel(*args))[1]
+
+
+class Wrong(ReferenceBackend):
+    """As fast as can be."""
+
+    name = "wrong"
+    candidate = True
+
+    def bind(self, problem, outputs):
+        return lambda a, *_: a.new_zeros(problem.output_shape)
+
+
+@pytest.fixture
+def _planted():
+    register(Sleepy())
+    register(Wrong())
+    yield
+    unregister("sleepy")
+    unregister("wrong")
+
+
+@pytest.mark.usefixtures("_planted")
+def test_what_is_faster_is_found_and_what_is_wrong_never_timed() -> None:
+    seen = compared(ConvProblem.parse(P), ("forward",), CPU, "sleepy", layout=True)
+    assert seen is not None
+    assert "wrong" not in seen.samples
+    assert seen.speedup("aten").low > 1
+    assert seen.speedup(LAST).low > 1  # it runs what is chosen there
+    slow = row(P, "forward", "sleepy", 0.01, "blocks.0")
+    for reason, stock, remedy, kind in (
+        ("requested by name", False, "leave out the request for 'sleepy' (use_backend, backend=)", "backend"),
+        ("registered by the user", False, 'convgrad.unregister("sleepy")', "backend"),
+        ("by rule: it is", False, "convgrad tune x", "tune"),
+        ("PyTorch's own kernel", True, "convgrad.accelerate_(model)", "backend"),
+    ):
+        object.__setattr__(slow, "reason", reason)
+        (cost,), how = costs_of_rows(
+            [slow, slow], 1e-3, time.perf_counter() + 0.01, "convgrad tune x", layout=False, stock=stock
+        )
+        assert (cost.kind, cost.remedy, cost.rows) == (kind, remedy, (0,))
+        assert cost.milliseconds == pytest.approx(slow.total, rel=0.2)  # nearly all of it
+        assert how.startswith("1 of 2 rows, 50%")
+
+
+@pytest.mark.usefixtures("_planted")
+def test_the_sweep_of_both_gradients_of_a_transposed_one_has_alternatives() -> None:
+    problem = ConvProblem.parse("mb2ic4ih9oc4kh3 transposed")
+    seen = compared(problem, ("forward", "grad_weight", "grad_bias"), CPU, "aten")
+    assert seen is None or CHOSEN in seen.samples
+
+
+def test_no_time_is_no_finding() -> None:
+    found, how = costs_of_rows(
+        [row(P, "forward", "aten", 0.5)], 1.0, time.perf_counter() - 1, "", layout=True, stock=True
+    )
+    assert found == []
+    assert how.startswith("0 of 1 rows, 0%")
+
+
+def test_a_request_around_it_holds_for_what_was_accelerated() -> None:
+    with use_backend("im2col"):
+        profile = profile_model(nn.Sequential(nn.Conv2d(3, 8, 3)), torch.randn(2, 3, 9, 9), seconds=0.1)
+    assert {r.backend.split()[0] for r in profile.rows} == {"im2col"}

@@ -1,0 +1,146 @@
+"""The page without a browser: complete, self-contained, well-formed, and with its data inside."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+pytest.importorskip("jinja2", reason="the extra [report] brings jinja2 and matplotlib")
+pytest.importorskip("matplotlib", reason="the extra [report] brings jinja2 and matplotlib")
+
+from convgrad.report import Profile
+
+from .example import example, slower
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Tree(HTMLParser):
+    """What is in a page; every element is closed, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, self.getpos()
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return example().against(slower(example()))
+
+
+@pytest.fixture(scope="module")
+def html(profile: Profile) -> str:
+    return profile.to_html()
+
+
+@pytest.fixture(scope="module")
+def tree(html: str) -> Tree:
+    found = Tree()
+    found.feed(html)
+    assert found.open == []
+    return found
+
+
+def test_the_data_inside_is_the_profile(html: str, profile: Profile, tmp_path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text(html, encoding="utf-8")
+    assert Profile.read(path).to_dict() == profile.to_dict()
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert json.loads(text)["schema"] == 1
+
+
+def test_it_asks_for_nothing(tree: Tree, html: str) -> None:
+    for tag, attrs in tree.elements:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base")
+        assert not {"src", "href", "srcset", "action"} & set(attrs)
+        assert (attrs.get("xlink:href") or "#").startswith("#")
+    assert set(re.findall(r"url\((.)", html)) <= {"#"}
+    assert not re.search(r"@import|fetch\(|XMLHttpRequest|WebSocket", html)
+    assert {u for u in re.findall(r"https?://[^\"' )]+", html) if not u.startswith("http://www.w3.org/")} == set()
+    policy = next(a["content"] for t, a in tree.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert (policy or "").startswith("default-src 'none'")
+
+
+def test_the_sections_stand_in_their_order(tree: Tree) -> None:
+    names = [a["aria-labelledby"] for t, a in tree.elements if t == "section"]
+    assert names == ["whole", "avoidable", "each", "roof", "before", "machine"]
+    ids = [a["id"] for _, a in tree.elements if "id" in a]
+    assert len(ids) == len(set(ids))
+    assert set(names) <= set(ids)
+
+
+def test_each_row_has_one_point_in_each_plot(tree: Tree, profile: Profile) -> None:
+    rows = [a["data-row"] for t, a in tree.elements if t == "tr" and "data-row" in a]
+    points = [a["data-row"] for t, a in tree.elements if a.get("class") == "point"]
+    assert rows == [str(i) for i in range(len(profile.rows))]
+    assert sorted(points) == sorted(2 * rows)
+    assert [a["tabindex"] for t, a in tree.elements if t == "tr" and "tabindex" in a] == ["0"] + ["-1"] * 27
+    labels = [a["aria-label"] for t, a in tree.elements if t == "svg"]
+    assert len(labels) == 2
+    assert all("Roofline of 28 rows" in (label or "") for label in labels)
+
+
+def test_words_of_others_are_text_not_markup(tree: Tree) -> None:
+    assert "nets:make_model </script><b>" in tree.text
+    assert not [t for t, _ in tree.elements if t in ("slow", "b")]
+    assert sum("by rule: <slow> & wide" in text for text in tree.text) == 28
+
+
+def test_numbers_and_words(tree: Tree, profile: Profile) -> None:
+    said = " ".join("".join(tree.text).split())
+    for words in (
+        "With convgrad the training step is 1.52\N{MULTIPLICATION SIGN} [1.48, 1.57] as fast",
+        "83.1 ms instead of 126 ms.",
+        "[0.97, 1.04], no difference",
+        "depthwise 7\N{MULTIPLICATION SIGN}7, 32 channels, 68\N{MULTIPLICATION SIGN}68, batch 4",
+        "convgrad tune x",
+        "the run before, 22 November 2026",
+        "only after",
+        "20.0 GB/s, 100 GFLOP/s (made up)",
+    ):
+        assert words in said, words
+
+
+@pytest.mark.parametrize("kind", ["run", "table"])
+def test_a_script_and_a_table_have_fewer_sections(kind: str) -> None:
+    from dataclasses import replace
+
+    variants = example().variants[:1] if kind == "run" else ()
+    limits = example().limits if kind == "run" else ()
+    tree = Tree()
+    tree.feed(replace(example(), kind=kind, variants=variants, limits=limits, costs=()).to_html())
+    names = [a["aria-labelledby"] for t, a in tree.elements if t == "section"]
+    assert names == ([] if kind == "table" else ["whole", "avoidable"]) + ["each", "roof", "machine"]
+    assert ("Nothing avoidable was found." in tree.text) is (kind == "run")
+
+
+def test_in_a_notebook_it_is_the_page_in_a_frame(monkeypatch) -> None:
+    tree = Tree()
+    tree.feed(example()._repr_html_())
+    ((tag, attrs),) = tree.elements
+    assert tag == "iframe"
+    assert (attrs["srcdoc"] or "").startswith("<!doctype html>")
+    monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"pip install 'convgrad\[report\]'"):
+        example().to_html()
+    assert "<table>" in example()._repr_html_()

@@ -1,0 +1,73 @@
+"""A profile as data: written, read back, refused, compared."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from convgrad.report import SCHEMA, Profile, changes
+
+from .example import example, row, slower
+
+
+def test_the_data_comes_back_as_it_was(tmp_path) -> None:
+    profile = example().against(slower(example()))
+    path = tmp_path / "x.json"
+    profile.save(path)
+    assert Profile.read(path).to_dict() == profile.to_dict()
+    assert Profile.read(path).rows == profile.rows
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "no number under 'schema'"),
+        ('{"schema": "1"}', "no number under 'schema'"),
+        ('{"schema": 99}', f"of version 99; this convgrad reads up to {SCHEMA}"),
+        ('{"schema": 1, "kind": "step"}', "no data of a convgrad report: 'what'"),
+        ("<html></html>", "Expecting value"),
+    ],
+)
+def test_what_is_no_profile_is_refused_by_name(tmp_path, text: str, words: str) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.json") as error:
+        Profile.read(path)
+    assert words in str(error.value)
+
+
+def test_a_field_of_a_later_version_is_left_out_and_one_that_is_missing_refused() -> None:
+    data = json.loads(example().to_json())
+    data["rows"][0]["colour"] = data["colour"] = "green"
+    assert Profile.from_dict(data) == example()
+    del data["rows"][0]["problem"]
+    with pytest.raises(ValueError, match="problem"):
+        Profile.from_dict(data)
+
+
+def test_changes_are_those_of_a_direction_however_its_calls_are_split() -> None:
+    p, q = "g8mb2ic8ih9oc8kh3ph1", "mb2ic8ih9oc8kh3"
+    before = replace(example(), rows=(row(p, "grad_input", "aten", 0.5), row(p, "grad_weight", "aten", 0.5)))
+    now = replace(
+        example(),
+        rows=(row(f"{p} bias", "forward", "aten", 0.5), row(p, "grad_input+grad_weight", "native", 0.5),
+              row(f"{q} transposed", "grad_input", "native", 0.5)),
+    )  # fmt: skip
+    found = {(c.problem.split("ic")[0], c.direction): c for c in changes(now.against(before))}
+    assert set(found) == {("g8mb2", "backward"), ("g8mb2", "forward"), ("g1mb2", "forward")}
+    both = found["g8mb2", "backward"]
+    assert both.before == pytest.approx(sum(r.total for r in before.rows))
+    assert both.after == pytest.approx(now.rows[1].total)
+    assert found["g8mb2", "forward"].before is None
+    ordered = [abs(c.difference) for c in changes(now.against(before))]
+    assert ordered == sorted(ordered, reverse=True)
+    assert changes(now) == []
+
+
+def test_as_text() -> None:
+    text = str(example())
+    assert text.startswith("With convgrad the training step is 1.52x")
+    assert "convgrad tune x" in text
+    assert "blocks.13.depthwise" in text

@@ -1,0 +1,88 @@
+"""Rows from the tables that the library's own commands write."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import convgrad
+from convgrad.diagnostics import Limits
+from convgrad.models import Usage, observe_aten
+from convgrad.report import profile_table
+from convgrad.report.rows import read_table, row_of
+
+P = "g4mb2ic4ih9oc4kh3ph1"
+
+
+def compute() -> None:
+    layer = torch.nn.Conv2d(4, 4, 3, padding=1, groups=4)
+    transposed = torch.nn.ConvTranspose2d(4, 4, 3)
+    for _ in range(2):
+        transposed(layer(torch.ones(2, 4, 9, 9, requires_grad=True))).sum().backward()
+
+
+def test_the_table_of_a_run(tmp_path, monkeypatch) -> None:
+    known = Limits(1e10, 1e11, "float32", "made up")
+    monkeypatch.setattr("convgrad.models.usage.limits_of", lambda *_, **__: known)
+    with observe_aten(), Usage() as usage:
+        compute()
+    path = tmp_path / "kernels.csv"
+    path.write_text(usage.to_csv(measure=True))
+    rows = read_table(path)
+    assert {(r.problem, r.outputs, r.calls) for r in rows} == {(str(r.problem), r.outputs, 2) for r in usage.rows}
+    assert sum(r.total for r in rows) == pytest.approx(usage.seconds * 1e3, rel=0.05, abs=0.03)
+    assert all(r.of_limit is not None and r.least is None for r in rows)
+    shown = {r.shown for r in rows}
+    assert "grad_input (its output)" in shown
+    assert profile_table(path).finding.startswith("8 calls of convolutions, ")
+
+
+def test_the_table_of_a_trace(tmp_path) -> None:
+    with observe_aten(), convgrad.trace() as t:
+        compute()
+    t.to_csv(tmp_path / "trace.csv")
+    rows = read_table(tmp_path / "trace.csv")
+    assert sum(r.calls for r in rows) == len(t)
+    assert sum(r.total for r in rows) == pytest.approx(sum(r.milliseconds for r in t), rel=1e-2)
+    assert {r.reason for r in rows} == {"PyTorch's own kernel"}
+
+
+def test_the_table_of_a_benchmark(tmp_path) -> None:
+    pytest.importorskip("typer", reason="the extra [cli] brings typer")
+    from convgrad.cli.app import run
+
+    path = tmp_path / "times.csv"
+    assert run(["bench", P, "-b", "aten", "--seconds", "0.02", "--no-limit", "--csv", str(path)]) == 0
+    rows = read_table(path)
+    assert {r.outputs for r in rows} == {("forward",), ("grad_input",), ("grad_weight",)}
+    assert all(r.pytorch and r.calls == 1 for r in rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "it has no line"),
+        ("a,b\n1,2\n", "it has the columns a, b"),
+        ("calls,output,backend,total ms,problem\n1,sideways,aten,2,ic2ih3oc2kh1\n", "unknown output 'sideways'"),
+        ("calls,output,backend,total ms,problem\n0,forward,aten,2,ic2ih3oc2kh1\n", "division by zero"),
+        ("calls,output,backend,total ms,problem\n1,forward,aten,2,ic2zz\n", "unrecognized field 'zz'"),
+    ],
+)
+def test_another_file_is_refused_by_name(tmp_path, text: str, words: str) -> None:
+    path = tmp_path / "other.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"other\.csv") as error:
+        read_table(path)
+    assert words in str(error.value)
+
+
+def test_the_first_calls_hardly_count_but_in_the_total() -> None:
+    usage = Usage()
+    with observe_aten(), usage:
+        compute()
+    seen = usage.rows[0]
+    seen.calls, seen.seconds = 5, 9.004
+    seen.latest.clear()
+    seen.latest.extend([9.0, 1e-3, 1e-3, 1e-3, 1e-3])
+    assert (row_of(seen).milliseconds, row_of(seen).total) == (1.0, 9004.0)
+    assert (row_of(seen, calls=2).calls, row_of(seen, calls=2).total) == (2, 2.0)  # two belong to a step
