@@ -47,7 +47,7 @@ def modules() -> list[str]:
     """Every module of the package, from its files: nothing is imported for it."""
     files = (p.relative_to(SOURCE.parent).with_suffix("") for p in sorted(SOURCE.rglob("*.py")))
     names = (".".join(f.parts).removesuffix(".__init__") for f in files)
-    return [n for n in names if not n.endswith("__main__") and n != "convgrad.pipeline"]  # an old name, which warns
+    return [n for n in names if not n.endswith("__main__")]
 
 
 @pytest.mark.parametrize("module", modules())

@@ -63,9 +63,3 @@ def test_import_loads_no_room_that_no_call_needs(once, room):
 @pytest.mark.parametrize("module", ["convgrad.engine.ab_timer", "convgrad.problem"])
 def test_a_part_can_be_imported_alone(module):
     subprocess.run([sys.executable, "-W", "error", "-c", f"import {module}"], check=True)
-
-
-def test_the_old_name_of_a_room_works_and_says_the_new_one():
-    sys.modules.pop("convgrad.pipeline", None)
-    with pytest.warns(DeprecationWarning, match=r"convgrad\.diagnostics\.aten_rules"):
-        from convgrad.pipeline import walk  # noqa: F401

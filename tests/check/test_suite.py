@@ -118,12 +118,3 @@ def test_a_default_device_of_the_users_changes_nothing(name: str) -> None:
     with torch.device("meta"):
         assert check_backend(name, ["mb1g4ic4ih5oc4kh3", "mb1g4ic4ih5oc4kh3 bfloat16 channels_last"], repeats=2).ok
         assert convgrad.explain("mb1g4ic4ih5oc4kh3", measure=True).chosen()
-
-
-def test_the_old_names_work_with_a_warning() -> None:
-    with pytest.warns(DeprecationWarning, match="properties"):
-        (result,) = check_problem("reference", TEXT, "forward", aspects=["exact"])
-    with pytest.warns(DeprecationWarning, match="properties"):
-        assert check_backend("reference", [TEXT], aspects=["exact"]).ok
-    with pytest.warns(DeprecationWarning, match="property_name"):
-        assert result.aspect == "exact"

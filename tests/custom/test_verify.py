@@ -105,6 +105,15 @@ def test_message() -> None:
     assert "failed" in {r.status for r in eval(message.splitlines()[-1])}
 
 
+def test_a_result_of_another_shape_is_wrong_and_nothing_was_raised() -> None:
+    with pytest.raises(CheckError) as caught:
+        convgrad.register("wrong", forward=lambda x, w, p: right(x, w, p)[..., 1:], accepts=accepts)
+    message = str(caught.value)
+    assert re.match(r"'wrong' is refused: its forward is wrong \(0 problems passed\)\n", message)
+    assert re.search(r"\n  memory: forward of 'wrong' returned \(\d.*\) torch\.\w+ on cpu, .* asks for \(\d", message)
+    assert "BackendError" not in message
+
+
 def test_what_it_raised() -> None:
     """Once, with the line, and not as a wrong result."""
 

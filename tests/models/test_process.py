@@ -235,12 +235,6 @@ def test_watching_changes_nothing_and_sees_everything():
     assert observers == []
 
 
-def test_the_old_name_of_observe_aten_warns():
-    with pytest.warns(DeprecationWarning, match="is now observe_aten"):
-        from convgrad.models import watch_stock
-    assert watch_stock is observe_aten
-
-
 @pytest.mark.parametrize("block", [observe_aten, takeover])
 def test_what_convgrads_own_functions_compute_is_reported_once(block):
     x, w, *_ = operands(groups=1)

@@ -6,7 +6,7 @@ import torch
 
 from ..backends import Backend
 from ..problem import PASSES, ConvProblem, Output
-from .property_check import Failed, PropertyCheck, Skipped
+from .property_check import Failed, PropertyCheck, Skipped, described
 from .shrink import shrunk
 
 __all__ = ["first_look"]
@@ -49,5 +49,5 @@ def _wrong(check: PropertyCheck, outputs: tuple[Output, ...]) -> str:
     except Failed as error:
         return str(error)
     except Exception as error:  # whatever a user's function raises
-        return f"it raised {type(error).__name__}: {error}"
+        return described(error)
     return ""

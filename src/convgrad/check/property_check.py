@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..backends import Arithmetic, Backend, Kernel
 from ..engine import prepare
+from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, RESULT, ConvProblem, Output, Pass, Slot
 from .bounds import error_bound, reduction_length
 from .operands import (
@@ -29,7 +30,7 @@ from .operands import (
 )
 from .samples import elements_at, index_of
 
-__all__ = ["Differs", "Failed", "PropertyCheck", "Skipped"]
+__all__ = ["Differs", "Failed", "PropertyCheck", "Skipped", "described"]
 
 _T = TypeVar("_T")
 
@@ -51,6 +52,11 @@ class Differs(Failed):
 
 class Skipped(Exception):  # noqa: N818 (an outcome)
     """There is nothing to check, for this reason."""
+
+
+def described(error: Exception) -> str:
+    """What a backend raised; its own refusal of what a kernel returned says all that there is to say."""
+    return str(error) if isinstance(error, BackendError) else f"it raised {type(error).__name__}: {error}"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import warnings
 from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
@@ -47,12 +46,6 @@ class CheckResult:
     seed: int = 0
     device: str = "cpu"
     operands: str = ""
-
-    @property
-    def aspect(self) -> str:
-        """The old name of ``property_name``."""
-        warnings.warn("CheckResult.aspect is property_name now", DeprecationWarning, stacklevel=2)
-        return self.property_name
 
     @property
     def command(self) -> str:

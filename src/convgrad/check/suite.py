@@ -8,7 +8,6 @@ error bound of the arithmetic that it declares.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from traceback import extract_tb
@@ -21,7 +20,7 @@ from ..engine import get_backend
 from ..problem import OUTPUTS, ConvProblem, Output
 from .problems import default_problems
 from .properties import PROPERTIES
-from .property_check import Differs, Failed, PropertyCheck, Skipped
+from .property_check import Differs, Failed, PropertyCheck, Skipped, described
 from .report import CheckReport, CheckResult, Status
 from .stress import STRESS
 
@@ -52,7 +51,6 @@ def check_problem(
     repeats: int = 20,
     threads: int = 0,
     properties: Iterable[str] | None = None,
-    aspects: Iterable[str] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[CheckResult]:
     """Check every property of one output of one problem.
@@ -66,7 +64,6 @@ def check_problem(
         repeats: how many runs must agree bit by bit.
         threads: how many PyTorch has in runs that must be right, and agree, in any number; 0: as many as now.
         properties: which to check, names out of ``PROPERTIES`` and ``STRESS``; all of ``PROPERTIES`` if not given.
-        aspects: the old name of ``properties``.
         progress: called with the name of each property before it is looked at.
 
     Returns:
@@ -83,7 +80,7 @@ def check_problem(
     if reasons:
         return [_result(check, "usable", "skipped", "; ".join(reasons))]
     results = []
-    for name in _named(properties, aspects):
+    for name in PROPERTIES if properties is None else properties:
         if progress is not None:
             progress(name)
         results.append(_check_property(check, name))
@@ -98,13 +95,6 @@ def _problem(problem: ConvProblem | str) -> ConvProblem:
     return ConvProblem.parse(problem) if isinstance(problem, str) else problem
 
 
-def _named(properties: Iterable[str] | None, aspects: Iterable[str] | None) -> tuple[str, ...]:
-    if aspects is not None:
-        warnings.warn("the argument aspects is named properties now", DeprecationWarning, stacklevel=3)
-        properties = aspects
-    return tuple(PROPERTIES if properties is None else properties)
-
-
 def _check_property(check: PropertyCheck, name: str) -> CheckResult:
     try:
         worst, bound = ALL_PROPERTIES[name](check)
@@ -113,7 +103,7 @@ def _check_property(check: PropertyCheck, name: str) -> CheckResult:
     except Failed as e:
         return _result(check, name, "differs" if isinstance(e, Differs) else "failed", str(e), e.worst, e.bound)
     except Exception as e:  # whatever a backend raises is its failure, not ours
-        return _result(check, name, "failed", f"it raised {type(e).__name__}: {e}{_where(e)}", float("inf"))
+        return _result(check, name, "failed", f"{described(e)}{_where(e)}", float("inf"))
     return _result(check, name, "passed", "", worst, bound)
 
 
@@ -150,7 +140,6 @@ def check_backend(
     seed: int = 0,
     repeats: int = 20,
     properties: Iterable[str] | None = None,
-    aspects: Iterable[str] | None = None,
 ) -> CheckReport:
     """Check a backend on many problems.
 
@@ -164,7 +153,6 @@ def check_backend(
         seed: of the operands.
         repeats: how many runs must agree bit by bit.
         properties: which to check, names out of ``PROPERTIES`` and ``STRESS``; all of ``PROPERTIES`` if not given.
-        aspects: the old name of ``properties``.
 
     Equivalent to:
         >>> report = check_backend("reference", ["ic2iw5oc3kw3", "g2ic2ih4oc4kh3ph1 float64"])
@@ -174,7 +162,7 @@ def check_backend(
     backend = _backend(backend)
     todo = [_problem(p) for p in (default_problems() if problems is None else problems)]
     chosen = outputs_of(backend) if outputs is None else tuple(outputs)
-    names = _named(properties, aspects)
+    names = tuple(PROPERTIES if properties is None else properties)
     end = float("inf") if seconds is None else time.monotonic() + seconds
     results: list[CheckResult] = []
     for done, problem in enumerate(todo):

@@ -7,7 +7,7 @@ import re
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.compiler import config
@@ -19,12 +19,10 @@ from ..problem import ConvProblem, Output
 from . import arguments
 from .adapted import ModuleBackend, backend_of
 from .arguments import Method
-from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel
+from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel, in_words
 from .loading import foreign_frames, load_kernels, loading
-from .names import by_names
 from .options import check_mapping, check_options, instance, several, static_methods
 from .speed import measure, users_frame
-from .timing import in_words
 from .verify import verify as _verify
 
 __all__ = ["CustomBackend", "ModuleBackend", "backend_of", "foreign_frames", "load_kernels", "register", "unregister"]
@@ -54,7 +52,6 @@ def register(
     verify: bool = True,
     seconds: float = 10.0,
     problems: ConvProblem | str | Sequence[ConvProblem | str] = (),
-    signature: Literal["native", "torch"] = "native",
 ) -> Any:
     """Make functions a backend that computes what they are given for; everything else stays with the engine.
 
@@ -95,7 +92,6 @@ def register(
             than 30 problems of an output the kernel is registered as not verified; the next time, the check goes on.
         problems: problems to check first, one or several, as `ConvProblem` or as text; a kernel for which none is found
             needs them.
-        signature: deprecated. ``"torch"`` passes what the function has as parameters, by PyTorch's names for them.
 
     Returns:
         The backend; as a decorator, what it decorates, unchanged.
@@ -116,15 +112,6 @@ def register(
         True
         >>> convgrad.unregister("mine")
     """
-    if signature not in ("native", "torch"):
-        raise ValueError(f"signature is 'native' or 'torch', got {signature!r}")
-    if signature == "torch":
-        warnings.warn(
-            'register(signature="torch") is deprecated: say what the function is called with, by position, '
-            'args=("input", "weight", "stride", "padding", "dilation", "groups")',
-            DeprecationWarning,
-            stacklevel=2,
-        )
     options: dict[str, Any] = {
         "layouts": several(layouts),
         "dtypes": several(dtypes),
@@ -142,8 +129,6 @@ def register(
     def kernel(function: Callable[..., Any], method: Method) -> UserKernel:
         its_args: Any = args.get(method) if isinstance(args, Mapping) else args
         its_accepts: Any = accepts.get(method) if isinstance(accepts, Mapping) else accepts
-        if signature == "torch" and its_args is None:
-            return by_names(function, method, its_accepts)
         return UserKernel(function, arguments.check(function, its_args, method), its_accepts)
 
     def of_functions(functions: Mapping[Method, Any]) -> CustomBackend:
@@ -200,10 +185,7 @@ def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: floa
     backend.note = "not verified: registered with verify=False" if seconds is None else _verify(backend, named, seconds)
     backend.verified = backend.note.startswith("verified")
     if backend.preferred and seconds is not None and not backend.verified:
-        warnings.warn(
-            f"{backend.name!r} runs wherever it is usable, and is {backend.note}",
-            stacklevel=users_frame(),
-        )
+        warnings.warn(f"{backend.name!r} runs wherever it is usable, and is {backend.note}", stacklevel=users_frame())
     here = any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available()))
     backend.timings = measure(backend, named, seconds) if here and seconds is not None else ()
     backend.summary = "; ".join(filter(None, [backend.summary, backend.note, in_words(backend.timings)]))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import inspect
+import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ from ..errors import BackendError
 from ..problem import RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
 from . import arguments
 from .arguments import METHODS, Method
-from .timing import Timing, in_words
+from .source import fingerprint
 
-__all__ = ["Accepts", "ClassBackend", "CustomBackend", "FunctionsBackend", "UserKernel"]
+__all__ = ["Accepts", "ClassBackend", "CustomBackend", "FunctionsBackend", "Timing", "UserKernel", "in_words"]
 
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
@@ -58,7 +57,7 @@ class CustomBackend(Backend):
     Attributes:
         verified: whether it passed the conformance suite.
         note: what was checked, or why nothing was.
-        version: changes with the source.
+        version: changes with what the kernel is made of; of what nothing identifies, with each registration.
         devices: the types of device on which it runs; None: any.
         timings: how fast it was when it was registered, on a few of its problems.
     """
@@ -69,7 +68,7 @@ class CustomBackend(Backend):
     def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool, source: Iterable[Any]) -> None:
         self.name, self.devices, self.preferred = name, devices, prefer
         self.verified, self.note = False, "not verified"
-        self.version = _version(source)
+        self.version = (fingerprint(source) or uuid.uuid4().hex)[:16]
 
     def remark(self, outputs: tuple[Output, ...]) -> str:
         of = [t for t in self.timings if t.outputs == passes_of(outputs)]
@@ -119,8 +118,7 @@ class FunctionsBackend(CustomBackend):
         arithmetic: Arithmetic,
         prefer: bool,
     ) -> None:
-        sources = (f for k in kernels.values() for f in (k.function, k.accepts) if f is not None)
-        super().__init__(name, devices, prefer, sources)
+        super().__init__(name, devices, prefer, kernels.items())
         self.passes: tuple[Pass, ...] = arguments.passes_by([*kernels])
         self.sweeps = _SWEEPS if "backward" in kernels else ()
         self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
@@ -279,13 +277,32 @@ class ClassBackend(CustomBackend):
         return self._own.kernel_name(problem, outputs)
 
 
-def _version(functions: Iterable[Callable[..., Any]]) -> str:
-    """A digest of the functions' source; without it, of their code, or of their names if they are no Python."""
-    digest = hashlib.sha256()
-    for function in map(inspect.unwrap, functions):
-        try:
-            digest.update(inspect.getsource(function).encode())
-        except (OSError, TypeError):
-            module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
-            digest.update(f"{module} {name}".encode() + getattr(getattr(function, "__code__", None), "co_code", b""))
-    return digest.hexdigest()[:16]
+class Timing(NamedTuple):
+    """How many times as fast as another backend, for some outputs of a problem."""
+
+    problem: str
+    outputs: tuple[str, ...]
+    other: str
+    speed: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        ratio = f"{self.speed:.2g}x [{self.low:.2g}, {self.high:.2g}]"
+        return f"{'+'.join(self.outputs)} of {self.problem}: {ratio} as fast as {self.other}"
+
+
+def in_words(timings: Sequence[Timing]) -> str:
+    """One sentence for all that was timed.
+
+    Equivalent to:
+        >>> in_words([Timing("", ("forward",), "aten", 2, 1, 3), Timing("", ("forward",), "aten", 0.5, 0.4, 0.6)])
+        'forward 0.5x to 2x as fast as aten'
+    """
+    parts = []
+    for outputs in dict.fromkeys(t.outputs for t in timings):
+        of = [t for t in timings if t.outputs == outputs]
+        low, high = (f"{which(t.speed for t in of):.2g}x" for which in (min, max))
+        others = " and ".join(dict.fromkeys(t.other for t in of))
+        parts.append(f"{'+'.join(outputs)} {low if low == high else f'{low} to {high}'} as fast as {others}")
+    return ", ".join(parts)

@@ -20,8 +20,7 @@ from ..engine.ab_timer import Ratio, compare, conditions
 from ..errors import CheckError
 from ..problem import OPERANDS, ConvProblem, Output, Slot
 from ..settings import current
-from .backend import CustomBackend
-from .timing import Timing, in_words
+from .backend import CustomBackend, Timing, in_words
 
 __all__ = ["measure", "users_frame"]
 

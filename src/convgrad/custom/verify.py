@@ -10,12 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import torch
 
 from ..check import (
-    CheckResult,
     Lost,
     NoChild,
     check_problem,
@@ -97,86 +96,60 @@ def _on_device(backend: CustomBackend, device: str, named: Sequence[ConvProblem]
 
 # ---- what happens --------------------------------------------------------------------------------
 
-
-class _Doing(NamedTuple):
-    """This property is looked at next; no name: problems are searched for."""
-
-    output: Output
-    problem: ConvProblem | None = None
-    property_name: str = ""
-
-
-class _Passed(NamedTuple):
-    output: Output
-    problem: ConvProblem
-
-
-class _Failed(NamedTuple):
-    results: list[CheckResult]
-    advice: list[str]
-
-
-class _Nothing(NamedTuple):
-    """The output accepts no problem, for these reasons."""
-
-    output: Output
-    reasons: list[tuple[str, int]]
-
-
-class _Over(NamedTuple):
-    """Whether every problem was reached."""
-
-    complete: bool
-
-
-_Event = _Doing | _Passed | _Failed | _Nothing | _Over
+#: A kind, and what belongs to it: "doing", the output, the problem and the property that is looked at next (None and ""
+#: while problems are searched for); "passed", the output and the problem; "failed", the results and what to do;
+#: "nothing", the output that accepts no problem, and the reasons; "over", whether every problem was reached.
+Send = Callable[..., None]
 
 
 def _in_child(
     backend: CustomBackend, device: str, named: Sequence[ConvProblem], seconds: float, verified: Verified
 ) -> bool:
     """Examine the backend in a child; whether that was possible."""
-    doing, started = _Doing("forward"), False
+    doing: tuple[Any, ...] = ("forward", None, "")
+    started = False
 
     def patience() -> float:
-        return _PATIENCE if started and doing.problem else _FIRST_PATIENCE
+        return _PATIENCE if started and doing[1] else _FIRST_PATIENCE
 
-    def work(send: Callable[[_Event], None]) -> None:
-        _examine(backend, device, named, seconds, verified, send)
+    def work(send: Callable[[Any], None]) -> None:
+        _examine(backend, device, named, seconds, verified, lambda *event: send(event))
 
     try:
-        for event in in_child(work, patience):
-            if isinstance(event, _Doing):
-                doing = event
+        for kind, *what in in_child(work, patience):
+            if kind == "doing":
+                doing = tuple(what)
                 continue
             started = True
-            if isinstance(event, _Failed) and any(_UNFIT in r.message for r in event.results):
+            if kind == "failed" and any(_UNFIT in r.message for r in what[0]):
                 verified.alone = "PyTorch cannot differentiate in a fork of this process"
                 return False
-            _note(backend, verified, event)
+            _note(backend, verified, kind, *what)
     except NoChild as no:
         verified.alone = str(no)
         return False
     except Lost as lost:
-        passed = len(verified.passed)
-        raise CheckError(refusal.lost(backend, *doing, str(lost), passed)) from None
+        output, problem, name = doing
+        raise CheckError(refusal.lost(backend, output, problem, name, str(lost), len(verified.passed))) from None
     return True
 
 
-def _note(backend: CustomBackend, verified: Verified, event: _Event) -> None:
+def _note(backend: CustomBackend, verified: Verified, kind: str, *what: Any) -> None:
     """Keep what passed.
 
     Raises:
         CheckError: something did not.
     """
-    if isinstance(event, _Passed):
-        verified.add(event.output, event.problem)
-    elif isinstance(event, _Failed):
-        raise CheckError(refusal.wrong(event.results, event.advice, len(verified.passed)))
-    elif isinstance(event, _Nothing):
-        raise CheckError(refusal.nothing_accepted(backend, event.output, event.reasons, verified.device))
-    elif isinstance(event, _Over):
-        verified.complete = event.complete
+    if kind == "passed":
+        verified.add(*what)
+    elif kind == "failed":
+        results, advice = what
+        raise CheckError(refusal.wrong(results, advice, len(verified.passed)))
+    elif kind == "nothing":
+        output, reasons = what
+        raise CheckError(refusal.nothing_accepted(backend, output, reasons, verified.device))
+    elif kind == "over":
+        (verified.complete,) = what
 
 
 # ---- the checks ----------------------------------------------------------------------------------
@@ -188,7 +161,7 @@ def _examine(
     named: Sequence[ConvProblem],
     seconds: float,
     verified: Verified,
-    send: Callable[[_Event], None],
+    send: Send,
 ) -> None:
     """Check the outputs in turn, problem by problem, until one fails or the time is over."""
     outputs = outputs_of(backend)
@@ -203,12 +176,12 @@ def _examine(
                 complete = complete and output not in queues
                 queues.pop(output, None)
                 continue
-            send(_Doing(output))
+            send("doing", output, None, "")
             problem = next(queues.get(output, iter(())), None)
             if not isinstance(problem, ConvProblem):
                 queues.pop(output, None)
                 if problem is not None:
-                    send(problem)
+                    send("nothing", output, problem)
                 continue
             number = numbers[output]
             numbers[output] += 1
@@ -227,24 +200,20 @@ def _examine(
                 repeats=_REPEATS,
                 threads=several if _in_parallel(number, problem, large) else 1,
                 properties=_properties(number, large, bool(verified.alone)),
-                progress=partial(_tell, send, output, problem),
+                progress=partial(send, "doing", output, problem),
             )
             if failures := [r for r in results if r.status == "failed"]:
-                send(_Failed(failures, [*refusal.advice(backend, failures, _REPEATS)]))
+                send("failed", failures, [*refusal.advice(backend, failures, _REPEATS)])
                 return
             budget.took(time.monotonic() - begun, problem, large)
-            send(_Passed(output, problem))
-    send(_Over(complete))
-
-
-def _tell(send: Callable[[_Event], None], output: Output, problem: ConvProblem, name: str) -> None:
-    send(_Doing(output, problem, name))
+            send("passed", output, problem)
+    send("over", complete)
 
 
 def _problems(
     backend: CustomBackend, device: str, output: Output, named: Sequence[ConvProblem], hurry: float
-) -> Iterator[ConvProblem | _Nothing]:
-    """The problems to check, or why there are none."""
+) -> Iterator[ConvProblem | list[tuple[str, int]]]:
+    """The problems to check, or the reasons why there are none."""
     alone, sweeps = output in backend.passes, [s for s in backend.sweeps if output in s]
     ways: list[tuple[Output, ...]] = [(output,), *sweeps] if alone else sweeps
     reasons, place = Counter[str](), torch.device(device)
@@ -259,7 +228,7 @@ def _problems(
         none = False
         yield problem
     if none and output != "grad_bias":  # a problem has a bias only where it is asked for
-        yield _Nothing(output, reasons.most_common(5))
+        yield reasons.most_common(5)
 
 
 def _properties(number: int, large: bool, alone: bool) -> list[str]:

@@ -1,7 +1,5 @@
 """Whole models: a process taken over for a while, a model accelerated in place, a script run unmodified."""
 
-from typing import Any
-
 from .accelerate import accelerate_
 from .classes import is_convolution
 from .layout import inputs_to_channels_last, is_spatial, weights_to_channels_last
@@ -27,12 +25,3 @@ __all__ = [
     "training_step",
     "weights_to_channels_last",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name != "watch_stock":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import warnings
-
-    warnings.warn("convgrad.models.watch_stock is now observe_aten", DeprecationWarning, stacklevel=2)
-    return observe_aten
