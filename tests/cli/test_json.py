@@ -82,7 +82,7 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
-    data = read(capsys, "explain", SMALL, "--json", "-d", "here", "-d", "h100 cudnn 9.10")
+    data = read(capsys, "explain", SMALL, "--json", "-o", "forward", "-d", "here", "-d", "h100 cudnn 9.10")
     assert [len(data[key]) for key in ("explanations", "models")] == [2, 0]
     assert any(row["seconds"] for row in data["explanations"][0]["rows"])
     assert any(not row["usable"] for row in data["explanations"][1]["rows"])
@@ -102,6 +102,27 @@ def test_tune(capsys: pytest.CaptureFixture[str]) -> None:
     assert [c["outputs"] for c in data["choices"]] == [["forward"], ["grad_input", "grad_weight"]]
     assert data["exported_choices"] > 0
     assert read(capsys, "tune", "--json", "--import", "choices", "--forget")["removed_choices"] > 0
+
+
+@pytest.mark.parametrize("args", [("-o", "forward"), ("-o", "grad_weight", "-b", "native", "-b", "triton")])
+def test_bench(capsys: pytest.CaptureFixture[str], args: tuple[str, ...]) -> None:
+    data = read(capsys, "bench", SMALL, *args, "--json", "--seconds", "0.02", "--return-memory")
+    assert data["problems"][0]["speed"] > 0
+
+
+def test_bench_of_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.cli import bench_layers, bench_models
+
+    for module in (bench_layers, bench_models):
+        monkeypatch.setattr(module, "WRITTEN", {"small": SMALL})
+    monkeypatch.setattr(bench_layers, "MODELS", {})
+    data = read(capsys, "bench", "layers", "--json", "--seconds", "0.01", "--layout", "contiguous")
+    assert [row["output"] for row in data["layers"]] == ["forward", "backward"]
+    assert data["left"] == 0
+
+
+def test_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read(capsys, "report", "--json", "--seconds", "0.1", "script.py")["kind"] == "run"
 
 
 def test_run_writes_a_file_for_standard_output_is_the_scripts(capsys: pytest.CaptureFixture[str]) -> None:

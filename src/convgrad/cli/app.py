@@ -78,8 +78,13 @@ app = typer.Typer(
 )
 
 
-def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function a command; with ``as_json`` among its options, standard output gets nothing but `say_json`'s."""
+def command(
+    name: str, of: typer.Typer | None = None, **settings: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function a command, of this app or of a part of it.
+
+    With ``as_json`` among its options, standard output gets nothing but what `say_json` prints.
+    """
 
     def added(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
@@ -91,7 +96,7 @@ def command(name: str, **settings: Any) -> Callable[[Callable[..., Any]], Callab
             with redirect_stdout(sys.stderr):
                 return function(*args, **options)
 
-        return app.command(name, **settings)(loaded)
+        return (of or app).command(name, **settings)(loaded)
 
     return added
 

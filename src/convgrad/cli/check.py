@@ -94,7 +94,7 @@ def check(
         if as_json:
             say_json("check", {"aten_findings": findings})
         raise typer.Exit(int(bool(findings)))
-    problems, unread = read_problems([what], transposed) if what else (list(default_problems()), [])
+    problems, unread, _ = read_problems([what], transposed) if what else (list(default_problems()), [], {})
     single = len(problems) == 1 and not unread
     everything = thorough or single or not what
     properties = tuple(property_name or (PROPERTIES if everything else _QUICK))

@@ -39,6 +39,7 @@ __all__ = [
     "is_problem",
     "outputs_named",
     "problem_or",
+    "words",
 ]
 
 OUTPUTS: Final[tuple[Output, ...]] = ("forward", "grad_input", "grad_weight", "grad_bias")

@@ -119,7 +119,7 @@ def _jobs(what: str, args: Sequence[str], shape: str, dtype: str, channels_last:
     if args:
         raise fail(f"only a script takes arguments, got {args[0]!r}", "options stand before what is measured")
     if "/" in what or Path(what).is_file() or is_problem(what):
-        problems, unread = read_problems([what])
+        problems, unread, _ = read_problems([what])
         for error in unread:
             raise error
     else:
