@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import functional, nn
+from ._version import __version__ as __version__
 from .engine import backends as list_backends
 from .engine import check_with, set_default_backend, use_backend
 from .errors import BackendError, CheckError, ConvgradError, DtypeError, ShapeError, UnsupportedError
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from .custom import register, unregister
     from .diagnostics import explain, trace
     from .models import accelerate_, takeover
-
-__version__ = "0.1.0"
 
 __all__ = [  # noqa: PLE0604
     "BackendError",

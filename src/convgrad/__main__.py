@@ -1,4 +1,4 @@
-"""``python -m convgrad`` and the command ``convgrad``."""
+"""``python -m convgrad``, and behind `convgrad_command` the command ``convgrad``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ def main() -> None:
     """Run the command line; without its packages, say in one line how to get them."""
     try:
         try:
-            import rich  # noqa: F401
             import typer  # noqa: F401
         except ImportError as error:
             sys.exit(f"convgrad: the command line needs {error.name}; install it with: pip install 'convgrad[cli]'")

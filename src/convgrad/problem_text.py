@@ -226,7 +226,9 @@ def format_problem(problem: Any) -> str:
 
 
 def read_problem_file(
-    source: str | PathLike[str] | Iterable[str], read: Callable[[str], Problem]
+    source: str | PathLike[str] | Iterable[str],
+    read: Callable[[str], Problem],
+    options: dict[str, str] | None = None,
 ) -> Iterator[tuple[int, Problem | ValueError]]:
     """Read a file of problems, benchdnn's shape files included: (line number, problem or the error) for each.
 
@@ -237,6 +239,7 @@ def read_problem_file(
     Args:
         source: a path, or the lines themselves.
         read: `ConvProblem.parse`, or a function that makes more of a text.
+        options: filled with benchdnn's options that are in force at each problem, such as ``{"dir": "FWD_B"}``.
 
     Raises:
         OSError: ``source`` is a path that cannot be read.
@@ -248,19 +251,31 @@ def read_problem_file(
     """
     if isinstance(source, (str, PathLike)):
         path = Path(source)
-        yield from _read_lines(path.read_text().splitlines(), read, path, (path.resolve(),))
+        yield from _read_lines(
+            path.read_text().splitlines(), read, {} if options is None else options, path, (path.resolve(),)
+        )
     else:
-        yield from _read_lines(source, read, None, ())
+        yield from _read_lines(source, read, {} if options is None else options, None, ())
 
 
 def _read_lines(
-    lines: Iterable[str], read: Callable[[str], Problem], path: Path | None, open_files: tuple[Path, ...]
+    lines: Iterable[str],
+    read: Callable[[str], Problem],
+    options: dict[str, str],
+    path: Path | None,
+    open_files: tuple[Path, ...],
 ) -> Iterator[tuple[int, Problem | ValueError]]:
     for number, line in _join_continued(lines):
         for token in _split_line(line):
             if token.startswith("--batch=") and path is not None:
-                yield from _read_nested(number, path.parent / token.removeprefix("--batch="), read, open_files)
-            elif not token.startswith("--"):
+                nested = path.parent / token.removeprefix("--batch=")
+                yield from _read_nested(number, nested, read, options, open_files)
+            elif token == "--reset":
+                options.clear()
+            elif token.startswith("--"):
+                name, _, value = token.removeprefix("--").partition("=")
+                options[name] = value
+            else:
                 try:
                     yield number, read(token)
                 except ValueError as e:
@@ -268,7 +283,11 @@ def _read_lines(
 
 
 def _read_nested(
-    number: int, path: Path, read: Callable[[str], Problem], open_files: tuple[Path, ...]
+    number: int,
+    path: Path,
+    read: Callable[[str], Problem],
+    options: dict[str, str],
+    open_files: tuple[Path, ...],
 ) -> Iterator[tuple[int, Problem | ValueError]]:
     if path.resolve() in open_files:
         yield number, ValueError(f"{open_files[-1]}:{number}: --batch={path} reads itself")
@@ -278,7 +297,7 @@ def _read_nested(
     except OSError as e:
         yield number, ValueError(f"{open_files[-1]}:{number}: --batch={path} cannot be read: {e.strerror}")
         return
-    yield from _read_lines(lines, read, path, (*open_files, path.resolve()))
+    yield from _read_lines(lines, read, options, path, (*open_files, path.resolve()))
 
 
 def _join_continued(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

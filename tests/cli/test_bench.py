@@ -11,11 +11,11 @@ import torch
 pytest.importorskip("typer")
 
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.cli import bench
+from convgrad.cli import bench_problems as bench
 from convgrad.cli.app import run
 from convgrad.diagnostics import Limits
 from convgrad.engine import register, unregister
-from convgrad.problem import ConvProblem
+from convgrad.problem import PASSES, ConvProblem
 
 SMALL = "g4mb2ic4ih6oc4kh3ph1"
 
@@ -47,34 +47,50 @@ def test_a_file_of_problems_and_files_of_times(capsys, tmp_path, monkeypatch) ->
     monkeypatch.setattr(bench, "limits_of", lambda *args, measured: measured or None)
     shapes = tmp_path / "shapes"
     shapes.write_text(f'# as benchdnn has them\n--reset --dir=FWD_B\n{SMALL}n"one"\nic2zz9\nmb1ic4iw9oc4kw3 float64\n')
-    as_json, as_csv = tmp_path / "times.json", tmp_path / "times.csv"
+    as_csv = tmp_path / "times.csv"
     args = ["-o", "grad_weight", "-b", "im2col", "--seconds", "0.05", "--return-memory", "--no-limit"]
-    assert run(["bench", str(shapes), *args, "--json", str(as_json), "--csv", str(as_csv)]) == 1
-    assert f"notread:{shapes}:4" in "".join(capsys.readouterr().out.split())  # a long path is broken
-    data = json.loads(as_json.read_text())
+    assert run(["bench", str(shapes), *args, "--json", "--csv", str(as_csv)]) == 1
+    printed, said = capsys.readouterr()
+    assert f"notread:{shapes}:4" in "".join(said.split())  # a long path is broken
+    data = json.loads(printed)["data"]
     assert data["conditions"].endswith("system") or "kept" in data["conditions"]
-    assert [x["problem"] for x in data["lines"]] == [
+    assert [x["problem"] for x in data["problems"]] == [
         'g4mb2ic4ih6oc4oh6kh3sh1ph1dh0n"one"', "g1mb1ic4iw9oc4ow7kw3sw1pw0dw0 float64"
     ]  # fmt: skip
-    for line in data["lines"]:
+    for line in data["problems"]:
         flops = ConvProblem.parse(line["problem"]).flops
         assert line["gflops_per_second"] == pytest.approx(flops / line["milliseconds"] / 1e6)
         assert line["speed"] == pytest.approx(line["pytorch_milliseconds"] / line["milliseconds"])
-        assert line["of_limit"] is None
+        assert line["fraction_of_limit"] is None
     with open(as_csv, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [float(r["milliseconds"]) for r in rows] == [x["milliseconds"] for x in data["lines"]]
+    assert [float(r["milliseconds"]) for r in rows] == [x["milliseconds"] for x in data["problems"]]
 
 
 def test_a_part_of_the_limit(capsys, monkeypatch) -> None:
     limits = Limits(1e9, 1e12, "float32", "a test")
     monkeypatch.setattr(bench, "limits_of", lambda *args, **kwargs: limits)
-    written: list[bench.Line] = []
-    monkeypatch.setattr(bench, "_write", lambda lines, *rest: written.extend(lines))
-    assert run(["bench", SMALL, "-o", "forward", "-b", "im2col", "--seconds", "0.05", "--return-memory"]) == 0
-    (line,) = written
-    assert line.milliseconds is not None
-    assert line.of_limit == pytest.approx(limits.seconds(ConvProblem.parse(SMALL)) / line.milliseconds * 1e3)
+    assert run(["bench", SMALL, "-o", "forward", "-b", "im2col", "--seconds", "0.05", "--return-memory", "--json"]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["data"]["problems"]
+    least = limits.seconds(ConvProblem.parse(SMALL))
+    assert line["fraction_of_limit"] == pytest.approx(least / line["milliseconds"] * 1e3)
+
+
+def test_a_files_directions_say_what_is_timed_unless_the_command_does(capsys, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(bench, "_line", lambda problem, output, name, *rest: bench.Line(str(problem), output, name))
+    shapes = tmp_path / "shapes"
+    shapes.write_text(
+        f"--dir=BWD_W {SMALL}\n--dir=FWD_B,BWD_D\nic2iw9oc2kw3\nic2iw8oc2kw3 transposed\n--reset ic2iw7oc2kw3\n"
+    )
+    for options, expected in (
+        ((), [{"grad_weight"}, {"forward", "grad_input"}, {"forward", "grad_input"}, {*PASSES}]),
+        (("-o", "forward"), [{"forward"}] * 4),
+    ):
+        assert run(["bench", str(shapes), *options, "--json", "--return-memory", "--no-limit"]) == 1
+        found: dict[str, set[str]] = {}
+        for line in json.loads(capsys.readouterr().out)["data"]["problems"]:
+            found.setdefault(line["problem"], set()).add(line["output"])
+        assert [*found.values()] == expected
 
 
 def test_a_wrong_backend_gets_no_time(capsys) -> None:
@@ -111,7 +127,7 @@ def test_reasons_stand_in_the_table(capsys) -> None:
         [SMALL, "--device", "nosuch"],
         ["mb0ic1iw3oc1kw1"],
         ["mb1ic1000000iw1000000000oc1kw1"],
-        [SMALL, "--json", "no/such/folder/x.json"],
+        [SMALL, "--csv", "no/such/folder/x.csv"],
         [SMALL, "--csv", "."],
         [SMALL, "-b", "nosuch"],
     ],

@@ -48,7 +48,7 @@ def refused(capsys, *args: str) -> str:
 # ---- info ----------------------------------------------------------------------------------------
 
 
-def test_info(capsys) -> None:
+def test_info_is_a_screen(capsys) -> None:
     status, printed, _ = call(capsys, "info")
     assert status == 0
     for words in (
@@ -56,20 +56,28 @@ def test_info(capsys) -> None:
         torch.__version__,
         "backends",
         "reference",
-        "depthwise on",
-        "groups of 4 channels on",
         "mkldnn_enabled",
         "limits",
+        "not measured yet",
     ):
         assert words in printed
-    assert "not measured yet" in printed
-    status, printed, _ = call(capsys, "info", "--json", "--measure")
-    data = json.loads(printed)
-    assert "GB/s" in data["machine"]["limits"]
+    assert len(printed.splitlines()) <= 24
+
+
+def test_info_has_every_reason_and_defect_with_all(capsys) -> None:
+    status, printed, _ = call(capsys, "info", "--all")
     assert status == 0
+    for words in ("depthwise on", "groups of 4 channels on", "it runs on GPUs", "shallow volume", "verified"):
+        assert words in printed
+
+
+def test_info_as_data(capsys) -> None:
+    _, printed, _ = call(capsys, "info", "--json")
+    data = json.loads(printed)["data"]
     assert data["versions"]["torch"] == torch.__version__
     assert data["settings"]["threads"] == torch.get_num_threads()
-    assert set(data["backends"]["aten"]) >= {"summary"}
+    assert data["backends"]["reference"]["layers"]["dense"]["passes"] == ["forward", "grad_input", "grad_weight"]
+    assert data["machine"]["limits"] is None
 
 
 # ---- explain -------------------------------------------------------------------------------------
@@ -77,8 +85,9 @@ def test_info(capsys) -> None:
 
 def test_explain_a_problem_here_and_there(capsys) -> None:
     status, printed, _ = call(
-        capsys, "explain", SMALL, "-o", "grad_weight", "-d", "here", "-d", "h100 cudnn 9.10 bfloat16 channels_last"
-    )
+        capsys, "explain", SMALL, "-o", "grad_weight", "-d", "here", "-d", "h100 cudnn 9.10 bfloat16 channels_last",
+        "--rules",
+    )  # fmt: skip
     assert status == 0
     here, there = printed.split("\n\n")
     there = " ".join(there.split())
@@ -91,15 +100,26 @@ def test_explain_a_problem_here_and_there(capsys) -> None:
 
 
 def test_explain_without_measuring_or_rules(capsys) -> None:
-    status, printed, _ = call(capsys, "explain", SMALL, "--no-measure", "--no-rules")
+    status, printed, _ = call(capsys, "explain", SMALL, "--no-measure")
     assert status == 0
     assert " ms" not in printed
     assert "why PyTorch" not in printed
 
 
+def test_explain_names_the_others_and_shows_them_with_all(capsys) -> None:
+    status, printed, _ = call(capsys, "explain", SMALL, "--no-measure")
+    assert status == 0
+    assert "could too, and native goes before them; 5 more cannot: --all" in " ".join(printed.split())
+    assert len(printed.splitlines()) < 30
+    status, printed, _ = call(capsys, "explain", SMALL, "--no-measure", "--all")
+    assert status == 0
+    assert "it runs on GPUs" in printed
+    assert "more cannot" not in printed
+
+
 def test_explain_as_data(capsys) -> None:
     _, printed, _ = call(capsys, "explain", SMALL, "--json", "-d", "xpu")
-    (data,) = json.loads(printed)
+    (data,) = json.loads(printed)["data"]["explanations"]
     assert {r["output"] for r in data["rows"]} == {"forward", "grad_input", "grad_weight", "grad_bias"}
 
 
@@ -338,7 +358,7 @@ def test_check_stops_when_time_is_up(capsys, tmp_path: Path) -> None:
 
 
 def test_interrupted_with_a_partial_summary(capsys, tmp_path: Path, monkeypatch) -> None:
-    from convgrad.cli import check
+    from convgrad import check
 
     path = tmp_path / "shapes"
     path.write_text("ic2iw9oc2kw3\nic2iw9oc2kw4\n")

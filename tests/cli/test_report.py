@@ -58,11 +58,12 @@ def test_a_model_then_compared_with_itself(capsys) -> None:
 
 def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
     assert run(["report", "--seconds", "0.1", "--json", "--stock", "script.py", "--epochs", "-o", "x"]) == 5
-    out = capsys.readouterr().out
-    head, _, rest = out.partition("\n")
-    assert head == "['--epochs', '-o', 'x']"
-    assert json.loads(rest)["kind"] == "run"
+    printed, said = capsys.readouterr()
+    assert "['--epochs', '-o', 'x']" in said
+    assert json.loads(printed)["data"]["kind"] == "run"
     assert not Path("report.html").exists()
+    Path("before.json").write_text(printed)
+    assert Profile.read("before.json").kind == "run"
 
 
 @pytest.mark.parametrize(

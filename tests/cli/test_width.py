@@ -33,8 +33,9 @@ def _no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     "args",
     [
         ("info",),
-        ("explain", LONG, "--no-measure"),
-        ("explain", "g96ic96ih56oc96kh7ph3 bfloat16", "-d", "h100 cudnn 9.10 bfloat16 channels_last"),
+        ("info", "--all"),
+        ("explain", LONG, "--no-measure", "--all"),
+        ("explain", "g96ic96ih56oc96kh7ph3 bfloat16", "-d", "h100 cudnn 9.10 bfloat16 channels_last", "--rules"),
         ("check", "shapes", "-b", "aten"),
         ("-k", "kernels.py", "check", LONG, "-b", "a_kernel_with_a_long_name", "--property", "exact"),
         ("-k", "kernels.py", "info"),
@@ -53,7 +54,6 @@ def _no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_line_is_wider(args: tuple[str, ...], columns: int, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     if columns != 80:
         monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr("rich.console.Console.width", columns)
     try:
         run(args)
     finally:
@@ -70,7 +70,7 @@ def test_a_wide_terminal_is_used(capsys, monkeypatch: pytest.MonkeyPatch) -> Non
     lines = {}
     for columns in (80, 250):
         monkeypatch.setenv("COLUMNS", str(columns))
-        assert run(["explain", "ic2ih9oc2kh3", "--no-measure"]) == 0
+        assert run(["explain", "ic2ih9oc2kh3", "--no-measure", "--all"]) == 0
         lines[columns] = capsys.readouterr().out.splitlines()
     assert max(map(len, lines[80])) <= 80 < max(map(len, lines[250]))
     assert len(lines[250]) < len(lines[80])

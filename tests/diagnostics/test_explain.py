@@ -41,6 +41,18 @@ def test_every_output_has_one_chosen_backend_and_every_backend_a_reason() -> Non
     assert "limit is not known" in str(e)
 
 
+def test_what_was_not_chosen_is_named_and_no_line_is_wider_than_a_terminal() -> None:
+    e = explain_problem(P)
+    assert max(map(len, str(e).splitlines())) <= 80
+    usable = [r.backend for r in e.rows if r.output == "forward" and r.usable]
+    assert {"aten", "im2col", "reference"} <= {*usable} < {*backends()}
+    named = next(line for line in e.text().splitlines() if line.startswith("forward, grad_input, grad_weight: "))
+    assert named.endswith(f"; {len(backends()) - len(usable)} more cannot: --all")
+    assert named.split(": ")[1].split(" could")[0].split(", ") == [n for n in usable if n not in ("native", "aten")]
+    everything = e.text(everything=True)
+    assert all(f"{r.output:<11}  {r.backend}" in everything for r in e.rows)
+
+
 def test_a_request_is_explained() -> None:
     with use_backend("reference"):
         e = explain_problem(P, ["grad_weight"])
@@ -86,7 +98,7 @@ def test_measuring() -> None:
     part = e.of_limit(chosen)
     assert part is not None
     assert 0 < part < 5
-    assert "measured on this CPU" in str(e)
+    assert "measured on this CPU" in " ".join(str(e).split())
     if torch.backends.mkldnn.is_available():
         aten = next(r for r in e.rows if r.backend == "aten")
         assert "backward_weights" in aten.runs

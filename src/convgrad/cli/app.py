@@ -1,34 +1,111 @@
-"""The commands, their options and their errors: one line each, with a hint."""
+"""The commands, their options and their errors: one line each, with a hint.
+
+Help, completion and bad options are answered without PyTorch. So a module of this room imports at its top only what
+needs none, and the rest inside its functions; `command` loads the package before one of them runs.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import platform
 import shutil
 import sys
 import traceback
-from collections.abc import Collection, Sequence
-from typing import Annotated, Any, TextIO
+from collections.abc import Callable, Collection, Sequence
+from contextlib import redirect_stdout
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
-import torch
 import typer
+from typer.core import TyperGroup
 
-from .. import __version__
-from ..custom import foreign_frames, load_kernels
+from .._version import __version__
 from ..errors import CheckError, ConvgradError
-from ..problem import OUTPUTS, Output, in_order
 from ..tables import command_lines, text_table, wrapped
 
-__all__ = ["RequestError", "app", "device_here", "fail", "outputs_named", "run", "say", "say_table", "width"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["COMMANDS", "RequestError", "app", "before_the_word", "command", "device_here", "fail", "run", "say",
+           "say_json", "say_table", "width"]  # fmt: skip
+
+#: Every command and what ``convgrad --help`` says of it; its module, of the same name, is loaded when it is called.
+COMMANDS: Final = {
+    "info": "Versions, device, backends, settings in force, paths.",
+    "explain": "Which kernel computes each output, why, and how far from the limit.",
+    "check": "Is every output right? The conformance suite.",
+    "bench": "How fast? Against the best that PyTorch does.",
+    "tune": "Measure ahead of time which backend is fastest, and remember it.",
+    "run": "Run a script unmodified; say which kernels ran, and how long.",
+    "report": "One page: what a model or script costs, and what convgrad would bring.",
+    "names": "Which function of ATen is the backward of another.",
+}
+#: Of what ``--json`` prints, for every command; raised when a field changes its meaning or goes.
+SCHEMA_VERSION: Final = 1
+
+
+class _Commands(TyperGroup):
+    """Loads the module of a command when somebody calls it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        importlib.import_module(f"{__package__}.{cmd_name}")
+        if "torch" in sys.modules:
+            _load_package()
+        commands: Any = typer.main.get_command(app)
+        return commands.commands[cmd_name]
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
 
 app = typer.Typer(
     name="convgrad",
+    cls=_Commands,
     help="Every gradient of a convolution: which kernel, why, how fast, and whether it is right.",
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # rich would take longer to load than everything else that help needs
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def command(
+    name: str, of: typer.Typer | None = None, **settings: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function a command, of this app or of a part of it.
+
+    With ``as_json`` among its options, standard output gets nothing but what `say_json` prints.
+    """
+
+    def added(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def loaded(*args: Any, **options: Any) -> Any:
+            _load_package()
+            if options.get("as_json") is not True:
+                return function(*args, **options)
+            _json_goes_to[:] = [sys.stdout]
+            with redirect_stdout(sys.stderr):
+                return function(*args, **options)
+
+        return (of or app).command(name, **settings)(loaded)
+
+    return added
+
+
+def _load_package() -> None:
+    """Run the package's ``__init__`` where `convgrad_command` put an empty module in its place."""
+    package = sys.modules["convgrad"]
+    if not hasattr(package, "__version__") and package.__spec__ is not None and package.__spec__.loader is not None:
+        package.__spec__.loader.exec_module(package)
 
 
 def _version(shown: bool) -> None:
@@ -50,30 +127,36 @@ def main(
 ) -> None:
     """Every gradient of a convolution: which kernel, why, how fast, and whether it is right."""
     for source in kernels or ():
-        try:
-            load_kernels(source, verify=context.invoked_subcommand != "check")  # which checks them itself
-        except (FileNotFoundError, ModuleNotFoundError, ValueError) as error:
-            if foreign_frames(error):  # it is there, and misses something itself
-                raise _KernelsError(source, error) from None
+        _load_kernels(source, verify=context.invoked_subcommand != "check")  # which checks them itself
+
+
+def _load_kernels(source: str, verify: bool) -> None:
+    _load_package()
+    from ..custom import foreign_frames, load_kernels
+
+    try:
+        with redirect_stdout(sys.stderr):
+            load_kernels(source, verify=verify)
+    except Exception as error:
+        frames = foreign_frames(error)
+        if isinstance(error, (FileNotFoundError, ModuleNotFoundError, ValueError)) and not frames:  # it is not there
             raise fail(str(error), "a module's name, or a script that ends in .py") from None
-        except Exception as error:
-            raise _KernelsError(source, error) from None
+        raise _KernelsError(source, error, frames) from None
 
 
 class _KernelsError(Exception):
     """A script of kernels that raised: its own frames are shown, none of this library."""
 
-    def __init__(self, source: str, error: Exception) -> None:
+    def __init__(self, source: str, error: Exception, frames: list[traceback.FrameSummary]) -> None:
         self.refused = isinstance(error, CheckError)
-        self.frames = "" if self.refused else "".join(traceback.format_list(foreign_frames(error)))
+        self.frames = "" if self.refused else "".join(traceback.format_list(frames))
         super().__init__(str(error) if self.refused else f"{source} raised {type(error).__name__}: {error}")
 
 
-#: Modules of this package that add their command when they are imported, in the order in which help lists them.
-_COMMANDS = ("info", "explain", "check", "bench", "tune", "run", "report", "names")
-
-
 # ---- printing ------------------------------------------------------------------------------------
+
+_given: list[str] = []
+_json_goes_to: list[TextIO] = []
 
 
 def width() -> int:
@@ -93,6 +176,27 @@ def say_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> Non
     print(text_table(rows, right=right, width=width()), flush=True)
 
 
+def say_json(name: str, data: object, file: Path | None = None) -> None:
+    """Print what a command found as JSON, or write it to a file.
+
+    Args:
+        name: of the command; ``schemas/<name>.json`` beside this file describes what is printed.
+        data: plain; a number's name says its unit.
+    """
+    import torch
+
+    versions = {"convgrad": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    text = json.dumps(
+        {"schema": f"convgrad {name}", "schema_version": SCHEMA_VERSION, "arguments": _given, "versions": versions,
+         "data": data},
+        indent=2, allow_nan=False,
+    )  # fmt: skip
+    if file is None:
+        print(text, file=_json_goes_to[0], flush=True)
+    else:
+        file.write_text(text + "\n", encoding="utf-8")
+
+
 # ---- errors --------------------------------------------------------------------------------------
 
 
@@ -109,16 +213,10 @@ def fail(message: str, hint: str = "") -> Exception:
     return RequestError(f"{message} (hint: {hint})" if hint else message)
 
 
-def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
-    """The outputs named in an option, in their one order; None where the option was not given."""
-    for name in names or ():
-        if name not in OUTPUTS:
-            raise fail(f"unknown output {name!r}", f"one of {', '.join(OUTPUTS)}")
-    return in_order(names) if names else None
-
-
 def device_here(text: str) -> torch.device:
     """The device of an option, once something has been put on it."""
+    import torch
+
     try:
         device = torch.device(text)
         torch.empty(1, device=device)
@@ -130,11 +228,11 @@ def device_here(text: str) -> torch.device:
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status: 0 success, 1 a failed check, 2 a bad request, 130 interrupted."""
-    for name in _COMMANDS:
-        importlib.import_module(f"{__package__}.{name}")
-    command: Any = typer.main.get_command(app)
+    _given[:] = sys.argv[1:] if args is None else args
+    _join_words()
+    commands: Any = typer.main.get_command(app)
     try:
-        status = command.main(args=None if args is None else list(args), prog_name="convgrad", standalone_mode=False)
+        status = commands.main(args=_given, prog_name="convgrad", standalone_mode=False)
     except typer.Exit as error:
         return error.exit_code
     except _UsageError as error:
@@ -157,3 +255,31 @@ def run(args: Sequence[str] | None = None) -> int:
 def _refused(what: object, status: int = 2) -> int:
     say(f"convgrad: {what}", sys.stderr)
     return status
+
+
+# ---- completion ----------------------------------------------------------------------------------
+
+_before: list[str] = []
+
+
+def before_the_word() -> str:
+    """What stands before the word to be completed and belongs to it: ``aten:`` of ``aten:cu``."""
+    return "".join(_before)
+
+
+def _join_words() -> None:
+    """Undo that bash takes ``aten:cudnn`` and ``--backend=aten`` for three words each, and replaces only the last."""
+    if os.environ.get("_CONVGRAD_COMPLETE") != "complete_bash":
+        return
+    words: list[str] = []
+    for word in os.environ["COMP_WORDS"].split("\n")[: int(os.environ["COMP_CWORD"]) + 1]:
+        if words and (word in (":", "=") or words[-1].endswith((":", "="))):
+            words[-1] += word
+        else:
+            words.append(word)
+    option, equals, value = words[-1].partition("=")
+    if equals and option.startswith("-"):
+        words[-1:] = [option, value]
+    before, colon, words[-1] = words[-1].rpartition(":")
+    _before[:] = [before, colon]
+    os.environ.update(COMP_WORDS="\n".join(words), COMP_CWORD=str(len(words) - 1))

@@ -4,39 +4,46 @@ from __future__ import annotations
 
 import sys
 
-from ..backends import DEFECTS
-from ..check import search_aten
-from ..engine import record, recorded
+from .app import say
 
 __all__ = ["defects_here", "search"]
 
 
-def search(seconds: float, seed: int) -> int:
-    """Search, print and keep what is found; the exit status: 0 where nothing new was."""
-    terminal, done, count = sys.stderr.isatty(), 0, 0
+def search(seconds: float, seed: int) -> list[dict[str, str]]:
+    """Search, print, keep and return what is found."""
+    from ..check import search_aten
+    from ..engine import record
 
-    def progress(share: float, problems: int, findings: int) -> None:
+    terminal, done = sys.stderr.isatty(), 0
+    findings: list[dict[str, str]] = []
+
+    def progress(share: float, problems: int, found: int) -> None:
         nonlocal done
         done = problems
         if terminal:
-            print(f"\r{share:4.0%}, {problems} problems, {findings} found", end="", file=sys.stderr, flush=True)
+            print(f"\r{share:4.0%}, {problems} problems, {found} found", end="", file=sys.stderr, flush=True)
 
     for found in search_aten(seconds, seed, progress):
-        count += 1
         record(found)
+        findings.append({"problem": str(found.problem), "output": found.output, "what": found.what,
+                         "repeat": found.repeat})  # fmt: skip
         if terminal:
             print("\r\x1b[K", end="", file=sys.stderr)
-        print(f"PyTorch's kernel is wrong here: {found.output} of {found.problem}: {found.what}")
-        print(f"  to report it: {found.repeat}", flush=True)
+        say(f"PyTorch's kernel is wrong here: {found.output} of {found.problem}: {found.what}")
+        print(f"  to report it: {found.repeat}", flush=True)  # in one line, to be copied
     if terminal:
         print("\r\x1b[K", end="", file=sys.stderr)
+    count = len(findings)
     avoided = "; ATen is not chosen there from now on, whatever the batch and the channels" if count else ""
-    beyond = "beyond what is known (convgrad info)"
-    print(f"PyTorch's kernels on {done} problems with poisoned memory: {count} found wrong {beyond}{avoided}")
-    return int(count > 0)
+    beyond = "beyond what is known (convgrad info --all)"
+    say(f"PyTorch's kernels on {done} problems with poisoned memory: {count} found wrong {beyond}{avoided}")
+    return findings
 
 
-def defects_here() -> dict[str, str]:
+def defects_here() -> list[dict[str, str]]:
     """What is known to be wrong in PyTorch's kernels on this machine: from the table, and found here."""
-    known = {d.name: f"{d.happens}: {d.when}" for d in DEFECTS if d.here}
-    return known | {f"{f.output} of {f.problem}": f"{f.what} (found here)" for f in recorded()}
+    from ..backends import DEFECTS
+    from ..engine import recorded
+
+    known = [{"name": d.name, "what": d.happens, "when": d.when} for d in DEFECTS if d.here]
+    return known + [{"name": f"{f.output} of {f.problem}", "what": f.what, "when": "found here"} for f in recorded()]

@@ -9,10 +9,9 @@ from functools import partial
 from itertools import zip_longest
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-import typer
 from torch import Tensor
 
 from ..diagnostics import Limits, Machine, limits_of
@@ -20,11 +19,11 @@ from ..engine import SLOTS, Plan, Step, choose, get_backend, measure_now, measur
 from ..engine.ab_timer import Ratio, compare, conditions
 from ..problem import RESULT, ConvProblem, Output, gradient_outputs, passes_of
 from ..settings import current
-from .app import fail, say, say_table
+from .app import say, say_table
 from .bench_models import MODELS, WRITTEN, layers_of, models_named
-from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, prepare, progress
+from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, plain, prepare, progress
 
-__all__ = ["LAYOUTS", "call_of", "layers", "pytorchs"]
+__all__ = ["LAYOUTS", "call_of", "pytorchs", "run_layers"]
 
 CPU = torch.device("cpu")
 LAYOUTS = ("contiguous", "channels_last")
@@ -46,35 +45,20 @@ _HOW_TO_READ = (
 Steps = tuple[Step, ...]
 
 
-def layers(
-    models: Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")] = None,
-    threads: Annotated[int, typer.Option(help="As torch.set_num_threads.")] = 0,
-    layout: Annotated[str, typer.Option(help="contiguous or channels_last; else both.")] = "",
-    batch: Annotated[int, typer.Option(help="Of the models of transformers.")] = 4,
-    size: Annotated[int, typer.Option(help="Height and width of their images.")] = 224,
-    seconds: Annotated[float, typer.Option(help="For the comparison of each layer.")] = 0.5,
-    minutes: Annotated[float, typer.Option(help="Then stop; 0 for no end.")] = 0.0,
-    busy: Annotated[bool, typer.Option("--busy", help="With another process on each core.")] = False,
-    as_csv: Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")] = False,
-) -> None:
-    """Every distinct convolution of real models: PyTorch as given, its best layout, ours by rules, ours measured.
-
-    A layer that was never measured here is measured first, as `convgrad tune` does it, and remembered. Results are
-    compared with PyTorch's before they are timed; all are timed alternately. Interrupted, or out of time, it goes on
-    with --resume.
-
-    Examples:
-
-        convgrad bench layers mobilenet_v2 --threads 1
-
-        convgrad bench layers --threads 2 --minutes 5 --csv layers.csv --resume
-    """
-    wanted = models_named(models or [], [*MODELS, *WRITTEN])
-    if layout and layout not in LAYOUTS:
-        raise fail(f"there is no layout {layout!r}", f"one of {', '.join(LAYOUTS)}")
-    if not 0 < seconds < float("inf") or min(batch, size) < 1:
-        raise fail("--seconds, --batch and --size must be positive")
+def run_layers(
+    models: list[str],
+    threads: int,
+    layout: str,
+    batch: int,
+    size: int,
+    seconds: float,
+    minutes: float,
+    busy: bool,
+    as_csv: Path | None,
+    resume: bool,
+) -> tuple[int, dict[str, Any]]:
+    """Time every layer and print the tables; the exit status, and all as plain data."""
+    wanted = models_named(models, [*MODELS, *WRITTEN])
     deadline, results = Deadline(minutes), Results(as_csv, COLUMNS, _KEY, resume)
     prepare(threads)
     of: dict[ConvProblem, list[str]] = {}
@@ -98,9 +82,11 @@ def layers(
     rows = [r for r in results.rows if (r["threads"], r["busy"]) == (str(where["threads"]), str(where["busy"]))]
     _show(rows)
     say(conditions())
-    if left := sum(not results.done(**j.key, threads=where["threads"], busy=where["busy"]) for j in jobs):
+    left = sum(not results.done(**j.key, threads=where["threads"], busy=where["busy"]) for j in jobs)
+    if left:
         say(f"{left} of {len(jobs)} are left" + ("; --resume goes on" if as_csv else ""), sys.stderr)
-    raise typer.Exit(status or int(any(row["note"].startswith("wrong") for row in rows)))
+    data = {"conditions": conditions(), "layers": [plain(row) for row in rows], "left": left}
+    return status or int(any(row["note"].startswith("wrong") for row in rows)), data
 
 
 # ---- what to time ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from .. import __version__
 from ..engine.ab_timer import keep_memory, surroundings
 from .app import fail
 
-__all__ = ["CONDITIONS", "Deadline", "Results", "busy_cores", "conditions_here", "prepare", "progress"]
+__all__ = ["CONDITIONS", "Deadline", "Results", "busy_cores", "conditions_here", "plain", "prepare", "progress"]
 
 #: Columns that say where a row comes from.
 CONDITIONS = ("processor", "threads", "torch", "convgrad", "commit", "memory", "busy")
@@ -101,6 +101,13 @@ class Results:
 
     def _of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         return tuple(str(row[column]) for column in self._key)
+
+
+def plain(row: Mapping[str, str]) -> dict[str, str | float | None]:
+    """A row with its numbers as numbers, and None where there is nothing."""
+    texts = {"problem", "models", "model", "layout", "output", "pytorch_best", "rules", "measured", "note", *CONDITIONS}
+    texts -= {"threads", "busy"}
+    return {c: v if c in texts else float(v) if v else None for c, v in row.items()}
 
 
 def _cut_after_last_line(path: Path) -> None:

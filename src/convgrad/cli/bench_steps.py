@@ -8,21 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..engine.ab_timer import Ratio, compare, conditions
 from ..models import accelerate_
-from .app import fail, say, say_table
+from .app import say, say_table
 from .bench_layers import LAYOUTS
 from .bench_models import MODELS, Model, models_named
-from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, prepare, progress
+from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, plain, prepare, progress
 
-__all__ = ["steps"]
+__all__ = ["run_steps"]
 
 COLUMNS = (
     "model", "layout", "batch", "size", "replaced", "convolutions", "stock_ms", "ours_ms", "speed", "low", "high",
@@ -35,32 +34,18 @@ _CALLS = 20  # of a step, in one comparison of stock with ours
 _SAME = 1e-2  # relative difference of losses that are the same
 
 
-def steps(
-    models: Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")] = None,
-    threads: Annotated[int, typer.Option(help="As torch.set_num_threads.")] = 0,
-    layout: Annotated[str, typer.Option(help="contiguous or channels_last; else both.")] = "",
-    seconds: Annotated[float, typer.Option(help="For each comparison: images shrink until it fits.")] = 15.0,
-    minutes: Annotated[float, typer.Option(help="Then stop; 0 for no end.")] = 0.0,
-    busy: Annotated[bool, typer.Option("--busy", help="With another process on each core.")] = False,
-    as_csv: Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")] = False,
-) -> None:
-    """A training step of real models (forward, backward, SGD): stock against `accelerate_`, both in the same layout.
-
-    What was measured here (`convgrad tune`, `convgrad bench layers`) is used, else the rules. The losses are compared
-    first; then steps of the two alternate. Interrupted, or out of time, it goes on with --resume.
-
-    Examples:
-
-        convgrad bench steps mobilenet_v2 --threads 1
-
-        convgrad bench steps --threads 2 --minutes 5 --csv steps.csv --resume
-    """
-    wanted = models_named(models or [], MODELS)
-    if layout and layout not in LAYOUTS:
-        raise fail(f"there is no layout {layout!r}", f"one of {', '.join(LAYOUTS)}")
-    if not 0 < seconds < float("inf"):
-        raise fail(f"--seconds must be positive and finite, got {seconds}")
+def run_steps(
+    models: list[str],
+    threads: int,
+    layout: str,
+    seconds: float,
+    minutes: float,
+    busy: bool,
+    as_csv: Path | None,
+    resume: bool,
+) -> tuple[int, dict[str, Any]]:
+    """Time every model's step and print the tables; the exit status, and all as plain data."""
+    wanted = models_named(models, MODELS)
     deadline, results = Deadline(minutes), Results(as_csv, COLUMNS, _KEY, resume)
     prepare(threads)
     where = conditions_here(busy)
@@ -81,9 +66,11 @@ def steps(
     rows = [r for r in results.rows if (r["threads"], r["busy"]) == (str(where["threads"]), str(where["busy"]))]
     _show(rows)
     say(conditions())
-    if left := sum(not results.done(**job, threads=where["threads"], busy=where["busy"]) for job in jobs):
+    left = sum(not results.done(**job, threads=where["threads"], busy=where["busy"]) for job in jobs)
+    if left:
         say(f"{left} of {len(jobs)} are left" + ("; --resume goes on" if as_csv else ""), sys.stderr)
-    raise typer.Exit(status or int(any(row["note"].startswith("wrong") for row in rows)))
+    data = {"conditions": conditions(), "steps": [plain(row) for row in rows], "left": left}
+    return status or int(any(row["note"].startswith("wrong") for row in rows)), data
 
 
 # ---- timing ------------------------------------------------------------------------------------------

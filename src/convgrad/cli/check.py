@@ -5,19 +5,29 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from rich.console import Console
 
-from ..check import PROPERTIES, CheckReport, CheckResult, check_problem, default_problems, outputs_of, shrunk
-from ..diagnostics import explain_problem
-from ..engine import backends, get_backend
-from ..problem import ConvProblem, Output
-from .app import app, device_here, fail, outputs_named, say
-from .aten import search
-from .problem_arguments import read_problems
+from .app import command, device_here, say, say_json
+from .options import (
+    PROPERTIES,
+    AsJson,
+    Backends,
+    Device,
+    Outputs,
+    Properties,
+    Transposed,
+    outputs_named,
+    problem_or,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..check import CheckResult
+    from ..problem import ConvProblem, Output
 
 __all__ = ["check"]
 
@@ -26,25 +36,27 @@ _QUICK = ("exact", "bound")
 _MOST_FLOPS = 2_000_000
 
 
-@app.command()
+@command("check")
 def check(
     what: Annotated[
-        str, typer.Argument(metavar="[PROBLEM|FILE]", help="A problem, or a file of them, benchdnn's as they are.")
+        str,
+        typer.Argument(
+            metavar="[PROBLEM|FILE]",
+            help="A problem, or a file of them, benchdnn's as they are.",
+            autocompletion=problem_or(),
+        ),
     ] = "",
-    backend: Annotated[
-        list[str] | None, typer.Option("--backend", "-b", help="Which; 'all'; else whichever would be chosen.")
-    ] = None,
-    output: Annotated[list[str] | None, typer.Option("--output", "-o", help="forward, grad_input, ...")] = None,
-    transposed: Annotated[bool, typer.Option("--transposed", help="Read every problem as a transposed one.")] = False,
-    device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
+    backend: Backends = None,
+    output: Outputs = None,
+    transposed: Transposed = False,
+    device: Device = "cpu",
     seed: Annotated[int, typer.Option(help="Of the operands.", min=0, max=2**63 - 1)] = 0,
-    property_name: Annotated[
-        list[str] | None, typer.Option("--property", "--aspect", help=f"Some of: {', '.join(PROPERTIES)}.")
-    ] = None,
+    property_name: Properties = None,
     thorough: Annotated[bool, typer.Option("--thorough", help="Every property of many problems too.")] = False,
     full: Annotated[bool, typer.Option("--full", help="Large problems as they are, not reduced.")] = False,
     seconds: Annotated[float | None, typer.Option(help="Stop after this time.", min=0)] = None,
     aten: Annotated[bool, typer.Option("--aten", help="Search PyTorch's own kernels for wrong results.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Is every output right? The conformance suite, on one problem, a file, or the suite's own list.
 
@@ -72,22 +84,27 @@ def check(
         convgrad check --backend all --seconds 60
 
         convgrad check --aten
-    """
+    """  # fmt: skip
+    from ..check import CheckReport, check_problem, default_problems, shrunk
+    from .aten import search
+    from .problem_arguments import read_problems
+
     if aten:
-        raise typer.Exit(search(60.0 if seconds is None else seconds, seed))
-    problems, unread = read_problems([what], transposed) if what else (list(default_problems()), [])
+        findings = search(60.0 if seconds is None else seconds, seed)
+        if as_json:
+            say_json("check", {"aten_findings": findings})
+        raise typer.Exit(int(bool(findings)))
+    problems, unread, _ = read_problems([what], transposed) if what else (list(default_problems()), [], {})
     single = len(problems) == 1 and not unread
-    properties = _properties(property_name, everything=thorough or single or not what)
+    everything = thorough or single or not what
+    properties = tuple(property_name or (PROPERTIES if everything else _QUICK))
     outputs, place = outputs_named(output), device_here(device)
-    for name in backend or ():
-        if name != "all":
-            get_backend(name)
     results: list[CheckResult] = []
     checked, declined, reduced, stopped, start = 0, 0, 0, "", time.monotonic()
     try:
         for problem in _with_progress(problems):
             if seconds is not None and time.monotonic() - start > seconds:
-                stopped = "stopped: time was up after "
+                stopped = "time was up"
                 break
             small = problem if full or single else shrunk(problem, _MOST_FLOPS)
             any_checked = False
@@ -101,24 +118,43 @@ def check(
             reduced += small != problem and any_checked
             checked, declined = checked + any_checked, declined + (not any_checked)
     except KeyboardInterrupt:
-        stopped = "interrupted after "
-    report = CheckReport("", tuple(results))
-    how = f"{', '.join(properties)}; {time.monotonic() - start:.0f} s"
-    unusable = f", {declined} not checked" if declined else ""
-    lines = [f"{stopped}{checked} of {len(problems)} problems{unusable}: {report.counts} ({how})"]
-    if reduced:
-        lines.append(f"{reduced} problems were checked at a reduced size; --full checks them as they are")
-    lines += [*report.reasons(), *(f"not read: {error}" for error in unread)]
-    if not report.passed and not report.failures:
-        lines.append("nothing could be checked")
-    say("\n".join(lines))
-    raise typer.Exit(130 if stopped.startswith("interrupted") else int(bool(unread) or not report.ok))
+        stopped = "interrupted"
+    report, took = CheckReport("", tuple(results)), time.monotonic() - start
+    if as_json:
+        say_json("check", {
+            "problems": len(problems), "checked": checked, "not_checked": declined, "reduced": reduced,
+            "stopped": stopped, "properties": list(properties), "took_seconds": took, "ok": report.ok and not unread,
+            "results": [_plain(r) for r in results], "not_read": [str(error) for error in unread],
+        })  # fmt: skip
+    else:
+        unusable = f", {declined} not checked" if declined else ""
+        before = {"": "", "interrupted": "interrupted after "}.get(stopped, f"stopped: {stopped} after ")
+        lines = [f"{before}{checked} of {len(problems)} problems{unusable}: {report.counts} "
+                 f"({', '.join(properties)}; {took:.0f} s)"]  # fmt: skip
+        if reduced:
+            lines.append(f"{reduced} problems were checked at a reduced size; --full checks them as they are")
+        lines += [*report.reasons(), *(f"not read: {error}" for error in unread)]
+        if not report.passed and not report.failures:
+            lines.append("nothing could be checked")
+        say("\n".join(lines))
+    raise typer.Exit(130 if stopped == "interrupted" else int(bool(unread) or not report.ok))
+
+
+def _plain(r: CheckResult) -> dict[str, Any]:
+    names = ("backend", "output", "property_name", "status", "message", "seed", "device")
+    found: dict[str, Any] = {"problem": str(r.problem), **{name: getattr(r, name) for name in names}}
+    found |= {name: value if isfinite(value) else None for name, value in (("worst", r.worst), ("bound", r.bound))}
+    return found | ({"repeat": r.command} if r.status in ("failed", "differs") else {})
 
 
 def _pairs(
     problem: ConvProblem, names: list[str] | None, outputs: tuple[Output, ...] | None, device: torch.device
 ) -> Iterator[tuple[str, Output]]:
     """Backends and what to check of them: those named, else those that would be chosen."""
+    from ..check import outputs_of
+    from ..diagnostics import explain_problem
+    from ..engine import backends, get_backend
+
     if names:
         for name in backends() if "all" in names else names:
             for output in outputs or outputs_of(get_backend(name)):
@@ -129,17 +165,11 @@ def _pairs(
                 yield name, output
 
 
-def _properties(names: list[str] | None, *, everything: bool) -> tuple[str, ...]:
-    for name in names or ():
-        if name not in PROPERTIES:
-            raise fail(f"unknown property {name!r}", f"one of {', '.join(PROPERTIES)}")
-    return tuple(names or (PROPERTIES if everything else _QUICK))
-
-
 def _with_progress(problems: list[ConvProblem]) -> Iterable[ConvProblem]:
     """The problems, with a bar on a terminal's standard error."""
     if len(problems) < 2 or not sys.stderr.isatty():
         return problems
+    from rich.console import Console
     from rich.progress import track
 
     return track(problems, "checking", console=Console(stderr=True), transient=True)

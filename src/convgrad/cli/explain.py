@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
-from torch import nn
 
-from .._compat import channels_last_of
-from ..diagnostics import Explanation, Layer, Machine, ModelExplanation, explain, explain_problem
-from ..problem import ConvProblem, Output
-from ..problem_text import DTYPES
-from .app import app, fail, outputs_named, say, width
-from .models import build, example_input
+from .app import command, fail, say, say_json, width
+from .models import KNOWN, build, example_input
+from .options import (
+    DTYPES,
+    AsJson,
+    ChannelsLast,
+    Dtype,
+    Input,
+    Machines,
+    Outputs,
+    is_problem,
+    outputs_named,
+    problem_or,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from ..diagnostics import Explanation, Machine, ModelExplanation
+    from ..problem import Output
 
 __all__ = ["explain_command"]
 
@@ -34,32 +45,36 @@ class Place:
     @classmethod
     def parse(cls, text: str) -> Place:
         """Read ``"h100 bfloat16 channels_last"``: dtype and layout may stand among the words of the description."""
+        from ..diagnostics import Machine
+        from ..problem_text import DTYPES as dtype_of  # noqa: N811 (a table)
+
         words = text.replace(",", " ").split()
         dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions
         rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
-        return cls(Machine.parse(rest or "here"), DTYPES[dtypes[0]] if dtypes else None, "channels_last" in words)
+        return cls(Machine.parse(rest or "here"), dtype_of[dtypes[0]] if dtypes else None, "channels_last" in words)
 
 
-def _is_problem(text: str) -> bool:
-    return re.match(r"(g|mb|ic)\d", text.strip()) is not None
-
-
-@app.command("explain")
+@command("explain")
 def explain_command(
-    what: Annotated[str, typer.Argument(metavar="PROBLEM|MODEL", help="A problem, a model's name, or module:factory.")],
-    device: Annotated[
-        list[str] | None,
-        typer.Option("--device", "-d", help="A machine, with dtype and channels_last if wanted; may be repeated."),
-    ] = None,
-    output: Annotated[list[str] | None, typer.Option("--output", "-o", help="forward, grad_input, ...")] = None,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="PROBLEM|MODEL",
+            help="A problem, a model's name, or module:factory.",
+            autocompletion=problem_or(*KNOWN),
+        ),
+    ],
+    device: Machines = None,
+    output: Outputs = None,
     layer: Annotated[str, typer.Option("--layer", "-l", help="Part of a layer's name, 7x7, depthwise, ...")] = "",
-    dtype: Annotated[str, typer.Option(help="Dtype of the model, where the device says none; else float32.")] = "",
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Run the model in channels_last.")] = False,
-    shape: Annotated[str, typer.Option("--input", help="Shape of the model's input, 8x3x224x224.")] = "",
+    dtype: Dtype = "",
+    channels_last: ChannelsLast = False,
+    shape: Input = "",
     measure: Annotated[bool | None, typer.Option("--measure/--no-measure", help="Time what is here.")] = None,
-    rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
+    rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Every backend, those that cannot too.")] = False,
     plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the roofline into this file, as PNG.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Which kernel computes each output, in which layout, why, and how far from the machine's limit.
 
@@ -77,31 +92,38 @@ def explain_command(
 
         convgrad explain mypackage.nets:make_model --input 4x3x512x512
     """
-    places = [Place.parse(text) for text in device or ["here"]]
-    outputs = outputs_named(output)
-    if dtype and dtype not in DTYPES:
-        raise fail(f"unknown dtype {dtype!r}", "float32, float64, bfloat16 or float16")
-    answers: list[Explanation] | list[ModelExplanation]
-    if _is_problem(what):
-        of_models = {"--layer": layer, "--dtype": dtype, "--channels-last": channels_last, "--input": shape}
-        for option in (name for name, given in of_models.items() if given):
-            raise fail(
-                f"{option} is for a model, and {what!r} is a problem", f'"{what} bfloat16 channels_last" states it'
-            )
-        answers = [_one(ConvProblem.parse(what), p, outputs, measure) for p in places]
+    of_models = {"--layer": layer, "--dtype": dtype, "--channels-last": channels_last, "--input": shape}
+    for option in (name for name, given in of_models.items() if given and is_problem(what)):
+        raise fail(f"{option} is for a model, and {what!r} is a problem", f'"{what} bfloat16 channels_last" states it')
+    places, outputs = [Place.parse(text) for text in device or ["here"]], outputs_named(output)
+    models: list[ModelExplanation] = []
+    answers: list[Explanation] = []
+    if is_problem(what):
+        answers = [_one(what, p, outputs, measure) for p in places]
     else:
-        models = [_model(what, p, DTYPES[dtype or "float32"], channels_last, shape, outputs) for p in places]
-        models = [m.select(layer) for m in models] if layer else models
-        answers = _details(models, outputs, measure) if layer else models
+        models = [_model(what, p, dtype or "float32", channels_last, shape, outputs) for p in places]
+        if layer:
+            answers = _details([m.select(layer) for m in models], outputs, measure)
+            models = []
     if plot is not None:
-        _draw(answers, plot)
+        _draw(answers or models, plot)
     if as_json:
-        print(json.dumps([a.to_dict() for a in answers], indent=2))
+        say_json("explain", {"explanations": [a.to_dict() for a in answers], "models": [m.to_dict() for m in models]})
         return
-    _print(answers, rules)
+    for i, text in enumerate(
+        [*(m.text(width()) for m in models), *(a.text(width(), everything=everything) for a in answers)]
+    ):
+        print(text if not i else f"\n{text}")
+        if rules and answers:
+            _print_rules(answers[i])
 
 
-def _one(problem: ConvProblem, place: Place, outputs: tuple[Output, ...] | None, measure: bool | None) -> Explanation:
+def _one(text: str, place: Place, outputs: tuple[Output, ...] | None, measure: bool | None) -> Explanation:
+    from .._compat import channels_last_of
+    from ..diagnostics import explain_problem
+    from ..problem import ConvProblem
+
+    problem = ConvProblem.parse(text)
     problem = problem.replace(dtype=place.dtype or problem.dtype)
     if place.channels_last:
         problem = problem.replace(memory_format=channels_last_of(problem.ndim))
@@ -110,16 +132,21 @@ def _one(problem: ConvProblem, place: Place, outputs: tuple[Output, ...] | None,
 
 def _measures(machine: Machine, wanted: bool | None) -> bool:
     """Whether something is timed: only on this machine, and not against the user's wish."""
-    return wanted is not False and machine == Machine.here()
+    return wanted is not False and machine == type(machine).here()
 
 
 def _model(
-    name: str, place: Place, dtype: torch.dtype, channels_last: bool, shape: str, outputs: tuple[Output, ...] | None
+    name: str, place: Place, dtype: str, channels_last: bool, shape: str, outputs: tuple[Output, ...] | None
 ) -> ModelExplanation:
     """A model on a machine, in the dtype and layout that belong to it."""
-    dtype, last = place.dtype or dtype, place.channels_last or channels_last
-    net: nn.Module = build(name).to(dtype=dtype)
-    x: Any = example_input(name, shape, dtype, last)
+    import torch
+
+    from ..diagnostics import Explanation, Layer, ModelExplanation, explain
+    from ..problem_text import DTYPES as dtype_of  # noqa: N811 (a table)
+
+    wanted, last = place.dtype or dtype_of[dtype], place.channels_last or channels_last
+    net: nn.Module = build(name).to(dtype=wanted)
+    x: Any = example_input(name, shape, wanted, last)
     if last:
         net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     found = explain(net, x, device=place.machine, outputs=outputs)
@@ -132,6 +159,8 @@ def _details(
     models: list[ModelExplanation], outputs: tuple[Output, ...] | None, measure: bool | None
 ) -> list[Explanation]:
     """Layer by layer, every machine after the other."""
+    from ..diagnostics import explain_problem
+
     found = [layer.explanation for layers in zip(*models, strict=False) for layer in layers]
     return [
         explain_problem(e.problem, outputs, e.machine, measure=True) if _measures(e.machine, measure) else e
@@ -147,16 +176,11 @@ def _draw(answers: list[Explanation] | list[ModelExplanation], path: Path) -> No
     answers[0].plot(path)
 
 
-def _print(answers: list[Explanation] | list[ModelExplanation], rules: bool) -> None:
-    for i, answer in enumerate(answers):
-        if i:
-            print()
-        print(answer.text(width()))
-        if rules and isinstance(answer, Explanation):
-            aten = answer.aten
-            say("why PyTorch itself runs what it runs:")
-            forward = any(r.output == answer.problem.bias_pass for r in answer.rows)
-            decision = aten.backend if forward else aten.gradient_backend
-            say("  " + str(decision).replace("\n", "\n  "))
-            for rule in aten.memory_format.rules:
-                say(f"  {'yes' if rule.holds else 'no '}  layout: {rule.text}: {rule.value}")
+def _print_rules(answer: Explanation) -> None:
+    aten = answer.aten
+    say("why PyTorch itself runs what it runs:")
+    forward = any(r.output == answer.problem.bias_pass for r in answer.rows)
+    decision = aten.backend if forward else aten.gradient_backend
+    say("  " + str(decision).replace("\n", "\n  "))
+    for rule in aten.memory_format.rules:
+        say(f"  {'yes' if rule.holds else 'no '}  layout: {rule.text}: {rule.value}")

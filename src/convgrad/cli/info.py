@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import platform
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
-from .. import __version__, settings
-from ..diagnostics import MODELLED_VERSIONS, Machine, limits_of, measure_limits
-from ..engine import backends, measurements, reasons_against, store
-from ..engine.ab_timer import conditions
-from ..problem import PASSES, ConvProblem
 from ..tables import wrapped
-from .app import app, say, width
-from .aten import defects_here
+from .app import command, say, say_json, width
+from .options import BACKENDS, AsJson
 
 __all__ = ["gather", "info"]
 
@@ -30,105 +23,186 @@ _SAMPLES = {
 }
 
 
+@command("info")
+def info(
+    everything: Annotated[bool, typer.Option("--all", help="Every backend's reasons, every known defect.")] = False,
+    again: Annotated[bool, typer.Option("--measure", help="Measure this machine's limits first.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Versions, device, backends, settings in force, paths; with --all every backend's reasons too.
+
+    Examples:
+
+        convgrad info
+
+        convgrad info --all
+
+        convgrad info --measure --json
+    """
+    import torch
+
+    from ..diagnostics import measure_limits
+
+    if again:
+        measure_limits(torch.float32)
+    data = gather()
+    if as_json:
+        say_json("info", data)
+        return
+    for name, text in _all(data) if everything else _short(data):
+        if not text:
+            say(name)
+            continue
+        room = min(20, width() // 3)
+        print(wrapped(f"{name:<{room}}  {text}", width(), " " * (room + 4)))
+
+
+# ---- what there is -------------------------------------------------------------------------------
+
+
 def gather() -> dict[str, Any]:
     """Everything that `info` shows, as plain data."""
-    machine = Machine.here()
+    from dataclasses import asdict
+
+    import torch
+
+    from .. import __version__, settings
+    from ..diagnostics import MODELLED_VERSIONS, Machine, limits_of
+    from ..engine import backends, measurements, store
+    from ..engine.ab_timer import conditions
+    from .aten import defects_here
+
+    machine, flags, folder = Machine.here(), settings.current(), store.folder()
+    limits = limits_of(machine, torch.float32)
     devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-    flags = settings.current()
     return {
         "versions": {
             "convgrad": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
             "triton": _version("triton"),
-            "cudnn": str(torch.backends.cudnn.version()) if torch.cuda.is_available() else "none",
-            "ATen's rules model torch": f"{MODELLED_VERSIONS[0]} to {MODELLED_VERSIONS[-1]}"
-            + ("" if machine.modelled else f"; {machine.torch_version} is unknown to them"),
+            "cudnn": str(torch.backends.cudnn.version()) if torch.cuda.is_available() else None,
+            "modelled_torch": list(MODELLED_VERSIONS),
         },
         "machine": {
             "here": conditions("cpu"),
-            "ATen's rules see": str(machine),
-            "limits": str(limits_of(machine, torch.float32) or "not measured yet (convgrad info --measure)"),
+            "atens_rules_see": str(machine),
+            "limits": None if limits is None else asdict(limits),
             "devices": devices,
         },
-        "backends": {name: _backend(name, devices) for name in backends()},
+        "backends": {name: _backend(name, devices[-1].split(":")[0]) for name in backends()},
         "settings": {
-            **{name: bool(value) for name, value in flags._asdict().items()},
+            **{name: bool(value) for name, value in flags._asdict().items() if name not in ("threads", "measure")},
             "threads": flags.threads,
-            "measure": f"{flags.measuring_share:.0%} of the time" if flags.measuring_share else "no",
+            "measuring_fraction_of_time": flags.measuring_share,
         },
-        "PyTorch's kernels are wrong": defects_here(),
-        "store": _store(),
+        "pytorch_defects": defects_here(),
+        "store": {
+            "folder": None if folder is None else str(folder),
+            "measured": measurements.summary(),
+            "verified": len(store.items("verified")),
+            "defects": len(store.items("defect")),
+        },
         "paths": {"package": str(Path(__file__).parent.parent)},
     }
 
 
-def _backend(name: str, devices: list[str]) -> dict[str, Any]:
-    backend = backends()[name]
-    place = torch.device(devices[-1].split(":")[0])
-    flags = settings.current()
-    found = {}
+def _backend(name: str, device: str) -> dict[str, Any]:
+    import torch
+
+    from .. import settings
+    from ..engine import backends, reasons_against
+    from ..problem import PASSES, ConvProblem
+
+    backend, flags = backends()[name], settings.current()
+    layers = {}
     for kind, text in _SAMPLES.items():
         problem = ConvProblem.parse(text)
-        reasons = {p: reasons_against(backend, problem, (p,), place, flags) for p in PASSES}
+        reasons = {p: reasons_against(backend, problem, (p,), torch.device(device), flags) for p in PASSES}
         usable = [p for p, against in reasons.items() if not against]
-        first = next((against for against in reasons.values() if against), [])
-        found[f"{kind} on {place.type}"] = ", ".join(usable) or f"no: {'; '.join(first)}"
-    return {"summary": backend.summary, **found}
+        layers[kind] = {"passes": usable, "reasons_against": next((r for r in reasons.values() if r), [])}
+    return {"summary": backend.summary, "device": device, "layers": layers}
 
 
-def _store() -> dict[str, Any]:
-    where = store.folder()
-    counts = measurements.summary()
-    return {
-        "folder": "off" if where is None else str(where),
-        "measured": [f"{count} on {machine}" for machine, count in counts.items()] or "nothing yet (convgrad tune)",
-        "verified": str(len(store.items("verified"))),
-        "defects": str(len(store.items("defect"))),
-    }
+def _version(package: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
 
-
-def _version(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        return "not installed"
+        return None
 
 
-@app.command()
-def info(
-    as_json: Annotated[bool, typer.Option("--json", help="Print plain data.")] = False,
-    again: Annotated[bool, typer.Option("--measure", help="Measure this machine's limits first.")] = False,
-) -> None:
-    """Versions, device, backends with their reasons, settings in force, paths.
-
-    Examples:
-
-        convgrad info
-
-        convgrad info --json
-
-        convgrad info --measure
-    """
-    if again:
-        measure_limits(torch.float32)
-    data = gather()
-    if as_json:
-        print(json.dumps(data, indent=2))
-        return
-    for title, part in data.items():
-        say(title)
-        room = max(len(name) for name in part)
-        for name, value in part.items():
-            if isinstance(value, dict):
-                _say_entry(name, room, value.pop("summary"))
-                for what, answer in value.items():
-                    _say_entry("", room, f"  {what}: {answer}")
-            else:
-                _say_entry(name, room, ", ".join(value) if isinstance(value, list) else str(value))
+# ---- for people ----------------------------------------------------------------------------------
 
 
-def _say_entry(name: str, room: int, text: str) -> None:
-    """A name and its value beside it, continued under itself; names take a third of a terminal at most."""
-    room = min(room, width() // 3)
-    print(wrapped(f"  {name:<{room}}  {text}", width(), " " * (room + 6)))
+def _short(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """A name and a text for each line, no more than a screen of them."""
+    versions, machine, store = data["versions"], data["machine"], data["store"]
+    yield "versions", ", ".join(f"{name} {versions[name] or 'none'}" for name in list(versions)[:5])
+    yield "machine", machine["here"]
+    yield "limits", _limits(machine["limits"])
+    yield "devices", ", ".join(machine["devices"])
+    can = [name for name, b in data["backends"].items() if any(x["passes"] for x in b["layers"].values())]
+    device = machine["devices"][-1].split(":")[0]
+    yield "backends", f"on {device} for float32 layers: {', '.join(can)}"
+    yield "not for these", f"{', '.join(n for n in data['backends'] if n not in can)} (why: convgrad info --all)"
+    for name, backend in data["backends"].items():
+        if name not in BACKENDS:
+            yield f"  {name}", backend["summary"]
+    settings = data["settings"]
+    on = [name for name, value in settings.items() if value is True]
+    share = settings["measuring_fraction_of_time"]
+    measuring = f"measuring for {share:.0%} of the time" if share else "no measuring"
+    yield "settings", f"{', '.join(on)}; threads {settings['threads']}; {measuring}"
+    count = len(data["pytorch_defects"])
+    yield "PyTorch's defects", f"{count} known here and avoided (which: convgrad info --all)"
+    yield "store", "; ".join([store["folder"] or "off", *_measured(store["measured"])])
+    yield "package", data["paths"]["package"]
+
+
+def _all(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The same, with every reason and every defect; a title has no text."""
+    versions, machine, store = data["versions"], data["machine"], data["store"]
+    first, last = versions["modelled_torch"][0], versions["modelled_torch"][-1]
+    modelled = {"modelled_torch": f"{first} to {last} (ATen's rules)"}
+    sections = {
+        "versions": {**versions, **modelled},
+        "machine": {
+            "here": machine["here"],
+            "ATen's rules see": machine["atens_rules_see"],
+            "limits": _limits(machine["limits"]),
+            "devices": ", ".join(machine["devices"]),
+        },
+        "settings": data["settings"],
+        "PyTorch's kernels are wrong": {d["name"]: f"{d['what']}: {d['when']}" for d in data["pytorch_defects"]},
+        "store": {
+            "folder": store["folder"] or "off",
+            "measured": "; ".join(_measured(store["measured"])),
+            "verified": store["verified"],
+            "defects": store["defects"],
+        },
+        "paths": data["paths"],
+    }
+    yield "backends", ""
+    for name, backend in data["backends"].items():
+        yield f"  {name}", backend["summary"]
+        for kind, layer in backend["layers"].items():
+            can = ", ".join(layer["passes"]) or f"no: {'; '.join(layer['reasons_against'])}"
+            yield "", f"  {kind} on {backend['device']}: {can}"
+    for title, section in sections.items():
+        yield title, ""
+        for name, value in section.items():
+            yield f"  {name}", "none" if value is None else str(value)
+
+
+def _limits(limits: dict[str, Any] | None) -> str:
+    from ..diagnostics import Limits
+
+    return "not measured yet (convgrad info --measure)" if limits is None else str(Limits(**limits))
+
+
+def _measured(counts: dict[str, int]) -> list[str]:
+    return [f"{count} choices on {machine}" for machine, count in counts.items()] or [
+        "nothing measured yet (convgrad tune)"
+    ]

@@ -7,13 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
-from .._compat import channels_last_of
 from .app import fail
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 __all__ = ["KNOWN", "build", "build_with_inputs", "example_input"]
 
@@ -49,6 +49,9 @@ def build_with_inputs(name: str, device: torch.device | str) -> tuple[nn.Module,
     Raises:
         an error for the user: no such model, or its package is not installed.
     """
+    import torch
+    from torch import nn
+
     factory = _factory(name)
     try:
         with torch.device(device):
@@ -83,6 +86,8 @@ def _known(name: str) -> str | None:
 
 
 def _own(name: str) -> Callable[[], Any]:
+    from torch import nn
+
     module, _, attribute = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:
@@ -102,12 +107,13 @@ def _own(name: str) -> Callable[[], Any]:
 
 def example_input(name: str, shape: str, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
     """An input on the meta device: the shape given as ``1x3x224x224``, or the model's usual one with batch 1."""
+    import torch
+
+    from .._compat import channels_last_of
+
+    known = _known(name)
+    sizes = (1, *(KNOWN[known][1] if known else (3, 224, 224)))
     if shape:
-        if not re.fullmatch(r"\d+(x\d+)+", shape):
-            raise fail(f"--input {shape!r} is no shape", "for example --input 8x3x224x224")
         sizes = tuple(int(n) for n in shape.split("x"))
-    else:
-        known = _known(name)
-        sizes = (1, *(KNOWN[known][1] if known else (3, 224, 224)))
     x = torch.empty(sizes, dtype=dtype, device="meta")
     return x.to(memory_format=channels_last_of(len(sizes) - 2)) if channels_last else x

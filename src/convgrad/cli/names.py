@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
-from .. import direct
-from ..diagnostics import named
-from .app import app, say
+from .app import command, say, say_json
+from .options import AsJson
 
 __all__ = ["names"]
 
@@ -18,9 +18,10 @@ _DIRECT = (
 )
 
 
-@app.command()
+@command("names")
 def names(
     name: Annotated[str, typer.Argument(help="A function of ATen, an old one, a backend, conv2d, finput, ...")],
+    as_json: AsJson = False,
 ) -> None:
     """Which function is the backward of another, what it allocates, and what to call today.
 
@@ -32,11 +33,23 @@ def names(
 
         convgrad names finput
     """
+    from .. import direct
+    from ..diagnostics import named
+
     plain = name.strip().removeprefix("convgrad.")
-    if plain == "direct":
-        say(_DIRECT + "its functions: " + ", ".join(sorted(direct.__all__)))
-        return
-    say(named(name))
     old = plain.split(".")[-1].split("::")[-1]
-    if old in direct.__all__:
-        say(f"under its old name: convgrad.direct.{old}")
+    data: dict[str, Any] = {"name": name}
+    if plain == "direct":
+        data["direct_functions"] = sorted(direct.__all__)
+        text = _DIRECT + "its functions: " + ", ".join(data["direct_functions"])
+    else:
+        found = named(name)
+        data["scratch_tensor" if hasattr(found, "holds") else "functions"] = asdict(found)
+        text = str(found)
+        if old in direct.__all__:
+            data["direct_function"] = f"convgrad.direct.{old}"
+            text += f"\nunder its old name: convgrad.direct.{old}"
+    if as_json:
+        say_json("names", data)
+    else:
+        say(text)

@@ -6,31 +6,52 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from ..problem import ConvProblem
+from ..problem import PASSES, ConvProblem, Pass
 from ..problem_text import read_problem_file
 from .app import fail
 
 __all__ = ["read_problems"]
 
+#: benchdnn's names of directions, and what a plain problem and a transposed one compute in each.
+_DIRECTIONS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]] = {
+    "FWD": (("forward",), ("grad_input",)),
+    "BWD_DW": (("grad_input", "grad_weight"), ("forward", "grad_weight")),
+    "BWD_D": (("grad_input",), ("forward",)),
+    "BWD_W": (("grad_weight",), ("grad_weight",)),
+}
 
-def read_problems(whats: Sequence[str], transposed: bool = False) -> tuple[list[ConvProblem], list[ValueError]]:
-    """The problems of some arguments, and what of their files could not be read.
+
+def read_problems(
+    whats: Sequence[str], transposed: bool = False
+) -> tuple[list[ConvProblem], list[ValueError], dict[ConvProblem, set[Pass]]]:
+    """The problems of some arguments, what of their files could not be read, and what a file's --dir asks for.
 
     Raises:
         ValueError: an argument that is no problem and no file.
     """
     problems: list[ConvProblem] = []
     unread: list[ValueError] = []
+    passes: dict[ConvProblem, set[Pass]] = {}
+    options: dict[str, str] = {}
     read = partial(ConvProblem.parse, transposed=transposed)
     for what in whats:
         if Path(what).is_file():
-            for _, found in read_problem_file(what, read):
+            options.clear()
+            for _, found in read_problem_file(what, read, options):
                 if isinstance(found, ConvProblem):
                     problems.append(found)
+                    for direction in filter(None, options.get("dir", "").split(",")):
+                        passes.setdefault(found, set()).update(_passes(direction, found))
                 else:
                     unread.append(found)
         elif "/" in what or Path(what).exists():
             raise fail(f"{what!r} is no file", "a problem such as g32ic32ih14oc32kh3ph1, or a file of them")
         else:
             problems.append(read(what))
-    return problems, unread
+    return problems, unread, passes
+
+
+def _passes(direction: str, problem: ConvProblem) -> tuple[Pass, ...]:
+    """What a direction such as ``FWD_B`` or ``BWD_WB`` computes; everything, where it is unknown."""
+    name = next((name for name in _DIRECTIONS if direction.upper().startswith(name)), None)
+    return PASSES if name is None else _DIRECTIONS[name][problem.transposed]

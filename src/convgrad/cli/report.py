@@ -8,16 +8,18 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-from .._compat import channels_last_of
-from ..problem_text import DTYPES
-from ..report import Profile, profile_model, profile_script, profile_table
-from .app import app, device_here, fail, say
-from .models import build_with_inputs, example_input
+from .app import command, device_here, fail, say, say_json
+from .models import KNOWN, build_with_inputs, example_input
+from .options import AsJson, ChannelsLast, Device, Dtype, Input, problem_or
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..report import Profile
 
 __all__ = ["report"]
 
@@ -25,25 +27,28 @@ __all__ = ["report"]
 _BATCH = 2
 
 
-@app.command("report", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@command("report", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def report(
-    what: Annotated[str, typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.")],
+    what: Annotated[
+        str,
+        typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.", autocompletion=problem_or(*KNOWN)),
+    ],
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What a script gets.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Else report.html; or data alone, x.json.")] = None,
     against: Annotated[Path | None, typer.Option("--against", help="An earlier page or data, to compare with.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="For measuring; of a script, when it has ended.")] = 10.0,
-    device: Annotated[str, typer.Option(help="Where a model runs.")] = "cpu",
-    shape: Annotated[str, typer.Option("--input", help="Shape of a model's input, 8x3x224x224.")] = "",
-    dtype: Annotated[str, typer.Option(help="Of a model.")] = "",
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Run a model in channels_last.")] = False,
+    device: Device = "cpu",
+    shape: Input = "",
+    dtype: Dtype = "",
+    channels_last: ChannelsLast = False,
     stock: Annotated[bool, typer.Option("--stock", help="Of a script: PyTorch's own kernels compute.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the data, and write a page only with --out.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What would convgrad bring here? One page: the whole step, what is avoidable, every convolution, the roofline.
 
     Of a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs as
     it is, to its end, and its exit status is the command's. A table is what run, trace or bench wrote. Options stand
-    before what is reported.
+    before what is reported. With --json a page is written only with --out.
 
     Examples:
 
@@ -55,6 +60,8 @@ def report(
 
         convgrad report -o kernels.html kernels.csv
     """
+    from ..report import Profile, profile_script, profile_table
+
     page = out or (None if as_json else Path("report.html"))
     if page is not None:
         _ready(page)
@@ -80,7 +87,7 @@ def report(
             stage("drawing the page")
             profile.save(page)
     if as_json:
-        print(profile.to_json())
+        say_json("report", profile.to_dict())
     else:
         say(profile.finding)
         for cost in profile.costs[:3]:
@@ -108,8 +115,12 @@ def _of_model(
     seconds: float,
     stage: Callable[[str], object],
 ) -> Profile:
-    if dtype and dtype not in DTYPES:
-        raise fail(f"unknown dtype {dtype!r}", "float32, float64, bfloat16 or float16")
+    import torch
+
+    from .._compat import channels_last_of
+    from ..problem_text import DTYPES
+    from ..report import profile_model
+
     stage("making the model")
     model, inputs = build_with_inputs(name, place)
     model = model.to(place)
@@ -119,8 +130,10 @@ def _of_model(
         like = example_input(name, shape, DTYPES[dtype or "float32"], False)
         inputs = torch.randn(like.shape if shape else (_BATCH, *like.shape[1:]), dtype=like.dtype, device=place)
     if channels_last:
-        last = channels_last_of(inputs.dim() - 2) if isinstance(inputs, torch.Tensor) else torch.channels_last
-        model, inputs = model.to(memory_format=last), _turned(inputs)  # pyright: ignore[reportCallIssue]
+        if not isinstance(inputs, torch.Tensor):
+            raise fail("--channels-last needs an input that is one tensor", "turn the example inputs in the function")
+        last = channels_last_of(inputs.dim() - 2)
+        model, inputs = model.to(memory_format=last), inputs.contiguous(memory_format=last)  # pyright: ignore[reportCallIssue]
     options = []
     if isinstance(inputs, torch.Tensor):
         options = ["--input", "x".join(map(str, inputs.shape)), *(["--channels-last"] if channels_last else [])]
@@ -134,12 +147,6 @@ def _of_model(
             f"{name!r} raised {type(error).__name__}: {error}",
             "--input states the shape of its input; or its function returns (model, example_inputs)",
         ) from error
-
-
-def _turned(inputs: Any) -> Any:
-    if not isinstance(inputs, torch.Tensor):
-        raise fail("--channels-last needs an input that is one tensor", "turn the example inputs in the function")
-    return inputs.contiguous(memory_format=channels_last_of(inputs.dim() - 2))
 
 
 class _Stages:

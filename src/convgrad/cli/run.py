@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from .app import app, fail, width
+from .app import command, fail, say_json, width
+from .options import CsvFile, JsonFile
 
 __all__ = ["run_command"]
 
 
-@app.command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run_command(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or with -m a module's name.")],
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What the script gets.")] = None,
     stock: Annotated[bool, typer.Option("--stock", help="PyTorch's own kernels compute; show which.")] = False,
-    csv: Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.")] = None,
+    csv: CsvFile = None,
+    as_json: JsonFile = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,
     measure: Annotated[bool, typer.Option("--limit/--no-limit", help="Measure the machine's limit if unknown.")] = True,
 ) -> None:
@@ -35,14 +37,14 @@ def run_command(
     """
     from ..models import run_script
 
+    target = as_json and as_json.absolute()  # the script may go to another folder
+    then = None if target is None else partial(say_json, "run", file=target)
     if script.startswith("-") and not Path(script).exists():
         raise fail(f"there is no option {script!r}", "see convgrad run --help; options of the script stand behind it")
-    if csv is not None and not csv.parent.is_dir():
-        raise fail(f"there is no folder {str(csv.parent)!r} to write {csv.name!r} to")
-    if csv is not None and (csv.is_dir() or not os.access(csv if csv.exists() else csv.parent, os.W_OK)):
-        raise fail(f"{str(csv)!r} cannot be written", "--csv takes a file")
     try:
-        status = run_script(script, args or (), stock=stock, csv=csv, module=module, measure=measure, width=width())
+        status = run_script(
+            script, args or (), stock=stock, csv=csv, module=module, measure=measure, width=width(), then=then
+        )
     except FileNotFoundError as error:
         raise fail(str(error), "convgrad's own options stand before the script") from None
     raise typer.Exit(status)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import torch
 import typer
 
-from .. import __version__
-from .._compat import channels_last_of
-from ..diagnostics import Explanation, Machine, explain
-from ..engine import Event, choose, measure_now, measurements, observers
-from ..problem import ConvProblem, Output, gradient_outputs
-from ..problem_text import DTYPES
-from ..settings import current
-from .app import app, device_here, fail, say, say_table
+from .app import command, device_here, fail, say, say_json, say_table
 from .aten import search
-from .models import build, example_input
-from .problem_arguments import read_problems
+from .models import KNOWN, build, example_input
+from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_problem, problem_or
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..engine import Event
+    from ..problem import ConvProblem, Output
 
 __all__ = ["tune"]
 
@@ -35,23 +32,32 @@ class _Job(NamedTuple):
 
     def count(self, device: torch.device) -> int:
         """How often exactly this was measured here."""
+        from ..engine import measurements
+        from ..settings import current
+
         found = measurements.find(self.problem, self.outputs, device, current(), fresh=True)
         return found.count if found is not None and found.same else 0
 
 
-@app.command("tune", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@command("tune", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def tune(
-    what: Annotated[str, typer.Argument(metavar="[MODEL|SCRIPT|FILE|PROBLEM]", help="What to measure.")] = "",
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="[MODEL|SCRIPT|FILE|PROBLEM]", help="What to measure.", autocompletion=problem_or(*KNOWN)
+        ),
+    ] = "",
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What a script gets.")] = None,
-    device: Annotated[str, typer.Option(help="Where to run.")] = "cpu",
-    shape: Annotated[str, typer.Option("--input", help="Shape of a model's input, 8x3x224x224.")] = "",
-    dtype: Annotated[str, typer.Option(help="Of a model.")] = "float32",
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="Run a model in channels_last.")] = False,
+    device: Device = "cpu",
+    shape: Input = "",
+    dtype: Dtype = "",
+    channels_last: ChannelsLast = False,
     threads: Annotated[int, typer.Option(help="As torch.set_num_threads; a choice holds for this number.")] = 0,
     export: Annotated[Path | None, typer.Option("--export", help="Write all choices to this file, as JSON.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Read choices that were exported.")] = None,
     forget: Annotated[bool, typer.Option("--forget", help="First remove every choice that is stored.")] = False,
     aten: Annotated[float, typer.Option("--aten", min=0, help="First check --aten for so many seconds.")] = 0.0,
+    as_json: AsJson = False,
 ) -> None:
     """Measure ahead of time which backend is fastest for each convolution, and remember it on this machine.
 
@@ -69,24 +75,35 @@ def tune(
 
         convgrad tune --import choices.json
     """
+    import torch
+
+    from .. import __version__
+    from ..engine import measurements
+
     if not (what or export or import_ or forget or aten > 0):
         raise fail("there is nothing to do", "name a model, a script, a file or a problem; or --export, --import")
-    place, status = device_here(device), 0
+    place, data = device_here(device), dict[str, Any]()
     if threads:
         torch.set_num_threads(threads)
     if forget:
-        say(f"{measurements.forget()} choices removed")
+        data["removed_choices"] = measurements.forget()
+        say(f"{data['removed_choices']} choices removed")
     if import_ is not None:
-        _import(import_)
+        read, here = _import(import_)
+        data["imported_choices"], data["imported_choices_for_this_machine"] = read, here
+        say(f"{read} choices read, {here} of them for this kind of machine")
     if aten > 0:
-        search(aten, seed=0)
+        data["aten_findings"] = search(aten, seed=0)
     if what:
-        status = _tune(list(dict.fromkeys(_jobs(what, args or [], shape, dtype, channels_last))), place)
+        data |= _tune(list(dict.fromkeys(_jobs(what, args or [], shape, dtype or "float32", channels_last))), place)
     if export is not None:
         choices = measurements.exported()
         export.write_text(json.dumps({"convgrad": __version__, "choices": choices}, indent=1) + "\n", encoding="utf-8")
+        data["exported_choices"] = len(choices)
         say(f"{len(choices)} choices written to {export}")
-    raise typer.Exit(status)
+    if as_json:
+        say_json("tune", data)
+    raise typer.Exit(130 if data.get("interrupted") else 0)
 
 
 # ---- what to measure -------------------------------------------------------------------------------
@@ -94,13 +111,15 @@ def tune(
 
 def _jobs(what: str, args: Sequence[str], shape: str, dtype: str, channels_last: bool) -> Iterator[_Job]:
     """The calls that training makes."""
+    from .problem_arguments import read_problems
+
     if what.endswith(".py") and Path(what).exists():
         yield from _of_script(what, args)
         return
     if args:
         raise fail(f"only a script takes arguments, got {args[0]!r}", "options stand before what is measured")
-    if "/" in what or Path(what).is_file() or re.match(r"(g|mb|ic)\d", what.strip()):
-        problems, unread = read_problems([what])
+    if "/" in what or Path(what).is_file() or is_problem(what):
+        problems, unread, _ = read_problems([what])
         for error in unread:
             raise error
     else:
@@ -114,12 +133,16 @@ def _jobs(what: str, args: Sequence[str], shape: str, dtype: str, channels_last:
 
 def _backward(problem: ConvProblem) -> _Job:
     """Both gradients; measuring them measures each alone, too."""
+    from ..problem import gradient_outputs
+
     return _Job(problem.replace(has_bias=False, name=""), gradient_outputs(problem.transposed, (True, True, False)))
 
 
 def _of_model(name: str, shape: str, dtype: str, channels_last: bool) -> list[ConvProblem]:
-    if dtype not in DTYPES:
-        raise fail(f"unknown dtype {dtype!r}", "float32, float64, bfloat16 or float16")
+    from .._compat import channels_last_of
+    from ..diagnostics import Explanation, Machine, explain
+    from ..problem_text import DTYPES
+
     net, x = build(name).to(dtype=DTYPES[dtype]), example_input(name, shape, DTYPES[dtype], channels_last)
     if channels_last:
         net = net.to(memory_format=channels_last_of(x.dim() - 2))  # pyright: ignore[reportCallIssue]
@@ -142,6 +165,7 @@ class _Seen:
 
 
 def _of_script(script: str, args: Sequence[str]) -> list[_Job]:
+    from ..engine import observers
     from ..models import run_script
 
     seen = _Seen()
@@ -158,12 +182,15 @@ def _of_script(script: str, args: Sequence[str]) -> list[_Job]:
 # ---- measuring -------------------------------------------------------------------------------------
 
 
-def _tune(jobs: list[_Job], device: torch.device) -> int:
+def _tune(jobs: list[_Job], device: torch.device) -> dict[str, Any]:
     """Measure what was not measured often enough, the whole list again and again: a busy moment spoils one round."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    rounds, status, failed = measurements.SETTLED, 0, set[_Job]()
+    from ..engine import measure_now, measurements
+    from ..settings import current
+
+    rounds, interrupted, failed = measurements.SETTLED, False, set[_Job]()
     before = {job: min(job.count(device), rounds) for job in jobs}
     columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
@@ -178,36 +205,44 @@ def _tune(jobs: list[_Job], device: torch.device) -> int:
                         failed.add(job)
                     progress.advance(task)
         except KeyboardInterrupt:
-            status = 130
+            interrupted = True
     counts = {job: min(job.count(device), rounds) for job in jobs}
-    _show([job for job in jobs if counts[job] or not status], device)
-    for job in failed:
-        say(f"not measured: {'+'.join(job.outputs)} of {job.problem} (no memory for it, or another process measures)")
-    if status:
-        total = len(jobs) * rounds
-        left = f"{total - sum(counts.values())} of {total} measurements are left"
-        say(f"convgrad: interrupted; {left}, the same command goes on", sys.stderr)
-    return status
+    choices = [_choice(job, device) for job in jobs if counts[job] or not interrupted]
+    if choices:
+        cells = [("+".join(c["outputs"]), ", ".join(c["backends"]), c["reason"], c["problem"]) for c in choices]
+        say_table([("output", "backend", "why", "problem"), *cells])
+    unmeasured = [f"{'+'.join(job.outputs)} of {job.problem}" for job in failed]
+    for name in unmeasured:
+        say(f"not measured: {name} (no memory for it, or another process measures)")
+    left = len(jobs) * rounds - sum(counts.values())
+    if interrupted:
+        of = f"{left} of {len(jobs) * rounds} measurements are left"
+        say(f"convgrad: interrupted; {of}, the same command goes on", sys.stderr)
+    return {"choices": choices, "not_measured": unmeasured, "interrupted": interrupted, "measurements_left": left}
 
 
-def _show(jobs: list[_Job], device: torch.device) -> None:
-    if not jobs:
-        return
-    rows: list[Sequence[str]] = [("output", "backend", "why", "problem")]
-    for problem, outputs in jobs:
-        steps = choose(problem, outputs, device, current(), None)
-        names = ", ".join(step.backend.name for step in steps)
-        rows.append(("+".join(outputs), names, steps[0].reason, str(problem)))
-    say_table(rows)
+def _choice(job: _Job, device: torch.device) -> dict[str, Any]:
+    from ..engine import choose
+    from ..settings import current
+
+    steps = choose(job.problem, job.outputs, device, current(), None)
+    return {
+        "outputs": list(job.outputs),
+        "backends": [step.backend.name for step in steps],
+        "reason": steps[0].reason,
+        "problem": str(job.problem),
+    }
 
 
 # ---- other machines --------------------------------------------------------------------------------
 
 
-def _import(path: Path) -> None:
+def _import(path: Path) -> tuple[int, int]:
+    """How many choices were read, and how many of them are for this kind of machine."""
+    from ..engine import measurements
+
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
-        found, here = measurements.imported(content["choices"])
+        return measurements.imported(content["choices"])
     except (ValueError, KeyError, TypeError) as error:
         raise fail(f"{path} holds no exported choices: {error}") from None
-    say(f"{found} choices read, {here} of them for this kind of machine")

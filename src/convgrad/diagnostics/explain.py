@@ -178,7 +178,7 @@ def _answers(
                 output, backend.name, chosen, tuple(reasons),
                 "as they lie" if "strided" in backend.layouts else layout,
                 backend.workspace(problem, of) if usable else 0,
-                runs if usable else "",
+                runs if usable else "", usable=usable,
             ))  # fmt: skip
     return answers
 

@@ -31,6 +31,7 @@ class Answer:
             the one of a backend's several kernels.
         workspace: bytes of scratch memory that the engine gives it.
         seconds: measured time of one call; None where nothing was measured.
+        usable: whether it could compute this here.
     """
 
     output: Output
@@ -41,6 +42,7 @@ class Answer:
     workspace: int
     runs: str = ""
     seconds: float | None = None
+    usable: bool = True
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,9 @@ class Explanation:
         least = self.limit_seconds
         return None if least is None or not row.seconds or row.output == "grad_bias" else least / row.seconds
 
-    def _table(self) -> list[tuple[str, ...]]:
+    def _table(self, rows: Sequence[Answer]) -> list[tuple[str, ...]]:
         table = [("output", "backend", "", "runs", "layout", "workspace", "time", "of the limit", "reason")]
-        for r in self.rows:
+        for r in rows:
             part = self.of_limit(r)
             table.append((
                 r.output, r.backend, "chosen" if r.chosen else "", r.runs, r.layout,
@@ -104,18 +106,38 @@ class Explanation:
         return text
 
     def __str__(self) -> str:
-        return self.text()
+        return self.text(80)
 
-    def text(self, width: int | None = None) -> str:
-        """The table under what it is about, no wider than ``width``."""
-        head = f"{self.problem}\non {self.machine}\n{self.summary}"
-        return f"{head if width is None else wrapped(head, width)}\n{text_table(self._table(), width=width)}"
+    def text(self, width: int | None = None, *, everything: bool = False) -> str:
+        """The table under what it is about.
+
+        Args:
+            width: the most that a line may have.
+            everything: a row for every backend; otherwise those that were not chosen are only named, except ATen and
+                what was measured.
+        """
+        shown = [r for r in self.rows if everything or r.chosen or r.backend == "aten" or r.seconds is not None]
+        head, table = f"{self.problem}\non {self.machine}\n{self.summary}", text_table(self._table(shown), width=width)
+        rest = self._named([r for r in self.rows if r not in shown])
+        return "\n".join(text if width is None else wrapped(text, width) for text in (head, table, *rest))
+
+    def _named(self, rows: Sequence[Answer]) -> list[str]:
+        """The backends of these rows by name; outputs of which the same is said share a line."""
+        outputs_of: dict[str, list[str]] = {}
+        for output, chosen in self.chosen().items():
+            can = [r.backend for r in rows if r.output == output and r.usable]
+            cannot = sum(r.output == output and not r.usable for r in rows)
+            can_text = f"{', '.join(can)} could too, and {chosen} goes before them" if can else ""
+            cannot_text = f"{cannot} more cannot: --all" if cannot else ""
+            text = "; ".join(filter(None, (can_text, cannot_text)))
+            outputs_of.setdefault(text, []).append(output)
+        return [f"{', '.join(outputs)}: {text}" for text, outputs in outputs_of.items() if text]
 
     def _repr_html_(self) -> str:
         summary = escape(self.summary).replace("\n", "<br>")
         title = f"<b>{escape(str(self.problem))}</b><br>on {escape(str(self.machine))}<br>{summary}"
         limits = [self.limits] if self.limits else []
-        return f"<p>{title}</p>{html_table(self._table())}{inline(self._points(), limits, 'Roofline')}"
+        return f"<p>{title}</p>{html_table(self._table(self.rows))}{inline(self._points(), limits, 'Roofline')}"
 
     def _points(self) -> list[Point]:
         """Of what was measured, else of the passes at best, which all have the same work."""
@@ -148,9 +170,14 @@ class Explanation:
             "machine": str(self.machine),
             "flops": p.flops,
             "least_bytes": p.least_bytes,
-            "limit": limits and {**asdict(limits), "seconds": limits.seconds(p), "bound": limits.bound(p)},
-            "rows": [asdict(r) | {"reasons": list(r.reasons), "of_limit": self.of_limit(r)} for r in self.rows],
+            "limit": limits and {**asdict(limits), "least_seconds": limits.seconds(p), "bound": limits.bound(p)},
+            "rows": [self._plain(r) for r in self.rows],
         }
+
+    def _plain(self, row: Answer) -> dict[str, Any]:
+        """A row, its numbers named with their units."""
+        found = asdict(row) | {"reasons": list(row.reasons), "fraction_of_limit": self.of_limit(row)}
+        return found | {"workspace_bytes": found.pop("workspace")}
 
 
 @dataclass(frozen=True)
@@ -219,7 +246,7 @@ class ModelExplanation:
         return table
 
     def __str__(self) -> str:
-        return self.text()
+        return self.text(80)
 
     def text(self, width: int | None = None) -> str:
         """The table under what it is about, no wider than ``width``."""

@@ -9,12 +9,12 @@ import runpy
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import TextIO
+from typing import Any, TextIO
 from zipfile import is_zipfile
 
 from ..tables import wrapped
@@ -38,6 +38,7 @@ def run_script(
     measure: bool = True,
     out: TextIO | None = None,
     width: int | None = None,
+    then: Callable[[dict[str, Any]], None] | None = None,
 ) -> int:
     """Run a script as ``python script args...`` would, and report its convolutions.
 
@@ -52,6 +53,7 @@ def run_script(
         measure: measure the machine's limit where it is not known yet (about two seconds, at the end).
         out: where the report goes; standard error by default, for standard output belongs to the script.
         width: the most that one of its lines may have.
+        then: called after the report with the same as plain data.
 
     Returns:
         The exit status of the script: what it gave to `sys.exit`, or 130 after an interrupt and 1 after any other
@@ -65,7 +67,7 @@ def run_script(
     target = None if csv is None else Path(csv).absolute()  # the script may go to another folder
     usage, start, others = Usage(), time.perf_counter(), set(threading.enumerate())
     with ExitStack() as opened:
-        where = (target, out or sys.stderr, width)
+        where = (target, out or sys.stderr, width, then)
         opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, measure, *where))
         opened.enter_context(observe_aten() if stock else takeover())
         opened.enter_context(usage)
@@ -141,7 +143,14 @@ def _show(error: BaseException) -> None:
 
 
 def _report(
-    usage: Usage, wall: float, stock: bool, measure: bool, csv: Path | None, out: TextIO, width: int | None
+    usage: Usage,
+    wall: float,
+    stock: bool,
+    measure: bool,
+    csv: Path | None,
+    out: TextIO,
+    width: int | None,
+    then: Callable[[dict[str, Any]], None] | None,
 ) -> None:
     who = "PyTorch's own choice" if stock else "convgrad's choice"
     share = usage.seconds / wall if wall else 0.0
@@ -154,9 +163,10 @@ def _report(
         table, measure = usage.table(measure=False, width=width), False
     with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
         print(head if width is None else wrapped(head, width), table, sep="\n", file=out, flush=True)
-    if csv is None:
-        return
     try:
-        csv.write_text(usage.to_csv(measure=measure), encoding="utf-8")
+        if csv is not None:
+            csv.write_text(usage.to_csv(measure=measure), encoding="utf-8")
+        if then is not None:
+            then({"wall_seconds": wall, "taken_over": not stock, **usage.to_dict(measure=measure)})
     except OSError as error:
-        print(f"convgrad: {str(csv)!r} was not written: {error.strerror}", file=out)
+        print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=out)

@@ -8,6 +8,7 @@ import statistics
 import threading
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -106,21 +107,36 @@ class Usage:
         Args:
             measure: measure the machine's limit where it is not known yet.
         """
-        known: dict[object, Limits | None] = {}
         lines: list[tuple[str, ...]] = [_HEAD]
+        for row, of_limit in zip(self.rows, self.fractions_of_limit(measure), strict=True):
+            share = row.seconds / self.seconds if self.seconds else 0.0
+            lines.append(
+                (str(row.calls), row.output, row.backend, row.layout, f"{row.seconds * 1e3:.2f}",
+                 f"{row.seconds / row.calls * 1e3:.4f}", f"{share:.1%}", "" if of_limit is None else f"{of_limit:.0%}",
+                 str(row.problem))
+            )  # fmt: skip
+        return lines
+
+    def fractions_of_limit(self, measure: bool = True) -> list[float | None]:
+        """For each of the `rows`, the part of the machine's limit that it reaches; None where that is not known."""
+        known: dict[object, Limits | None] = {}
+        found: list[float | None] = []
         for row in self.rows:
             key = (row.device, row.problem.dtype)
             if key not in known:
                 known[key] = _limits(row, measure)
             limits = known[key]
-            of_limit = "" if limits is None else f"{row.least_seconds(limits) * row.calls / row.seconds:.0%}"
-            share = row.seconds / self.seconds if self.seconds else 0.0
-            mean = row.seconds / row.calls
-            lines.append(
-                (str(row.calls), row.output, row.backend, row.layout, f"{row.seconds * 1e3:.2f}",
-                 f"{mean * 1e3:.4f}", f"{share:.1%}", of_limit, str(row.problem))
-            )  # fmt: skip
-        return lines
+            found.append(None if limits is None else row.least_seconds(limits) * row.calls / row.seconds)
+        return found
+
+    def to_dict(self, *, measure: bool = True) -> dict[str, Any]:
+        """Plain data, ready for json."""
+        rows = [
+            {"problem": str(r.problem), "outputs": list(r.outputs), "backend": r.backend, "device": r.device,
+             "layout": r.layout, "calls": r.calls, "total_seconds": r.seconds, "fraction_of_limit": of_limit}
+            for r, of_limit in zip(self.rows, self.fractions_of_limit(measure), strict=True)
+        ]  # fmt: skip
+        return {"total_seconds": self.seconds, "rows": rows}
 
     def table(self, *, measure: bool = True, width: int | None = None) -> str:
         """One line for each convolution and output, the most expensive first; no wider than ``width``."""

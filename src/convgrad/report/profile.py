@@ -171,11 +171,13 @@ class Profile:
 
     @classmethod
     def from_dict(cls, data: Any) -> Profile:
-        """The profile that `to_dict` gave.
+        """The profile that `to_dict` gave, also as ``convgrad report --json`` printed it.
 
         Raises:
             ValueError: it is something else, or of a later version.
         """
+        if isinstance(data, Mapping) and data.get("schema") == "convgrad report":
+            data = data["data"]
         if not isinstance(data, Mapping) or not isinstance(data.get("schema"), int):
             raise ValueError("this is no data of a convgrad report: it has no number under 'schema'")
         if data["schema"] > SCHEMA:

@@ -1,0 +1,186 @@
+"""What several commands take, checked and completed before PyTorch is loaded.
+
+The names are copies of what the rooms below know (a test compares them), for asking those would load PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+
+import typer
+
+from ..errors import UnknownNameError
+from .app import before_the_word, fail
+
+if TYPE_CHECKING:
+    from ..problem import Output
+
+__all__ = [
+    "DTYPES",
+    "OUTPUTS",
+    "PROPERTIES",
+    "AsJson",
+    "Backends",
+    "ChannelsLast",
+    "CsvFile",
+    "Device",
+    "Dtype",
+    "Input",
+    "JsonFile",
+    "Machines",
+    "Outputs",
+    "Properties",
+    "Transposed",
+    "is_problem",
+    "outputs_named",
+    "problem_or",
+    "words",
+]
+
+OUTPUTS: Final[tuple[Output, ...]] = ("forward", "grad_input", "grad_weight", "grad_bias")
+PROPERTIES: Final = (
+    "exact", "again", "bound", "memory", "layouts", "bias", "sweeps", "adjoint", "deterministic", "nonfinite",
+    "workspace",
+)  # fmt: skip
+DTYPES: Final = (
+    "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "uint8", "int8", "int16",
+    "int32", "int64", "f16", "bf16", "f32", "f64", "s8", "u8", "s32",
+)  # fmt: skip
+BACKENDS: Final = (
+    "aten", "native", "triton", "triton:banded", "im2col", "reference", "aten:float32", "aten:channels_last",
+    "aten:padded", "native:avx2", "aten:cudnn", "aten:miopen", "aten:mkldnn", "aten:native",
+)  # fmt: skip
+#: Machines that need not be here; more words say more, see `convgrad.diagnostics.Machine.parse`.
+MACHINES: Final = (
+    "here", "a100", "h100", "h200", "b200", "v100", "t4", "l4", "rtx4090", "rtx5090", "mi250x", "mi300x", "xpu", "mps",
+    "cpu arm", "cpu avx2", "cpu avx512",
+)  # fmt: skip
+Given = TypeVar("Given", str, list[str], None)
+
+
+def is_problem(text: str) -> bool:
+    """Whether a text begins as a problem does, and so is no file, model or script."""
+    return re.match(r"(g|mb|ic)\d", text.strip()) is not None
+
+
+def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
+    """The outputs named in an option, in their one order; None where the option was not given."""
+    return tuple(o for o in OUTPUTS if o in names) if names else None
+
+
+# ---- checked -------------------------------------------------------------------------------------
+
+
+def _known(what: str, names: Collection[str]) -> Callable[[Given], Given]:
+    def check(given: Given) -> Given:
+        for name in [given] if isinstance(given, str) else given or ():
+            if name and name not in names:
+                raise fail(f"unknown {what} {name!r}", f"one of {', '.join(names)}")
+        return given
+
+    return check
+
+
+def _backends() -> Iterable[str]:
+    """Those that are registered, where the registry was loaded: a script of kernels may have added some."""
+    engine = sys.modules.get("convgrad.engine")
+    return BACKENDS if engine is None else engine.backends()
+
+
+def _known_backends(given: list[str] | None) -> list[str] | None:
+    for name in given or ():
+        if name not in ("all", *_backends()):
+            raise UnknownNameError.of("no backend is called", name, [*_backends()])
+    return given
+
+
+def _shape(text: str) -> str:
+    if text and not re.fullmatch(r"\d+(x\d+)+", text):
+        raise fail(f"--input {text!r} is no shape", "for example --input 8x3x224x224")
+    return text
+
+
+def _writable(file: Path | None) -> Path | None:
+    if file is not None and not file.parent.is_dir():
+        raise fail(f"there is no folder {str(file.parent)!r} to write {file.name!r} to")
+    if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        raise fail(f"{str(file)!r} cannot be written", "a file's name")
+    return file
+
+
+# ---- completed -----------------------------------------------------------------------------------
+
+
+def words(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+    """For typer: those of the names that begin as the word does."""
+
+    def complete(incomplete: str) -> list[str]:
+        before = before_the_word()
+        return [name[len(before) :] for name in known() if name.startswith(before + incomplete)]
+
+    return complete
+
+
+def _continued(incomplete: str) -> list[str]:
+    """Each field that may follow in the text of a problem; the shell itself completes a file's name."""
+    if not re.fullmatch(r"((g|mb|ic|oc|[iokspd][dhw])\d+)+[a-z]?", incomplete):
+        return []
+    given = re.findall(r"[a-z]+", incomplete.rstrip("abcdefghijklmnopqrstuvwxyz"))
+    axes = {field[1] for field in given if field[1:] in ("d", "h", "w")} or {"d", "h", "w"}
+    fields = ["g", "mb", "ic", "oc", *(letter + axis for letter in "iokspd" for axis in "dhw" if axis in axes)]
+    begun = re.sub(r"[a-z]$", "", incomplete)
+    found = [begun + field for field in fields if field not in given and (begun + field).startswith(incomplete)]
+    return found if len(found) > 1 else []  # the shell would put a space behind the only one
+
+
+def problem_or(*names: str) -> Callable[[str], list[str]]:
+    """For typer: the fields of a problem, or one of the names."""
+    named = words(lambda: names)
+
+    def complete(incomplete: str) -> list[str]:
+        return named(incomplete) or _continued(incomplete)
+
+    return complete
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+Outputs = Annotated[
+    list[str] | None,
+    typer.Option("--output", "-o", metavar="OUTPUT", help="Which; may be repeated: " + ", ".join(OUTPUTS) + ".",
+                 callback=_known("output", OUTPUTS), autocompletion=words(lambda: OUTPUTS)),
+]  # fmt: skip
+Backends = Annotated[
+    list[str] | None,
+    typer.Option("--backend", "-b", metavar="NAME", help="Which, or 'all'; else whichever would be chosen.",
+                 callback=_known_backends, autocompletion=words(lambda: ("all", *_backends()))),
+]  # fmt: skip
+Properties = Annotated[
+    list[str] | None,
+    typer.Option("--property", "--aspect", metavar="NAME", help=f"Some of: {', '.join(PROPERTIES)}.",
+                 callback=_known("property", PROPERTIES), autocompletion=words(lambda: PROPERTIES)),
+]  # fmt: skip
+Dtype = Annotated[
+    str,
+    typer.Option(help="Dtype of a model; else float32.", callback=_known("dtype", DTYPES),
+                 autocompletion=words(lambda: DTYPES)),
+]  # fmt: skip
+Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]
+Machines = Annotated[
+    list[str] | None,
+    typer.Option("--device", "-d", help="A machine, with dtype and channels_last if wanted; may be repeated.",
+                 autocompletion=words(lambda: MACHINES)),
+]  # fmt: skip
+Transposed = Annotated[bool, typer.Option("--transposed", help="Read every problem as a transposed one.")]
+ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Run a model in channels_last.")]
+Input = Annotated[str, typer.Option("--input", help="Shape of a model's input, 8x3x224x224.", callback=_shape)]
+CsvFile = Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.", callback=_writable)]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="Also write the data to this file, as JSON.", callback=_writable)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON.")]

@@ -1,0 +1,147 @@
+"""What ``--json`` prints: one object, valid by the schema that is shipped, and nothing else on standard output."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("typer")
+pytest.importorskip("jsonschema")
+
+import jsonschema
+from referencing import Registry, Resource
+
+import convgrad
+from convgrad.cli.app import SCHEMA_VERSION, run
+
+SCHEMAS = Path(convgrad.__file__).parent / "cli" / "schemas"
+SMALL = "g4mb2ic4ih6oc4kh3ph1"
+KERNELS = 'print("a script of kernels prints this")\n'
+FACTORY = (
+    'import torch\nprint("printed by a model")\ndef make(): return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3))\n'
+)
+SCRIPT = 'import torch\nprint("its own")\ntorch.conv2d(torch.ones(1, 1, 3, 3), torch.ones(1, 1, 3, 3))\n'
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("convgrad.engine.measurer._SECONDS", 0.01)
+    monkeypatch.setattr("convgrad.diagnostics.roofline._best", lambda call, device, seconds=0.0: 1e-3)
+    Path("kernels.py").write_text(KERNELS)
+    Path("factory_for_json.py").write_text(FACTORY)
+    Path("script.py").write_text(SCRIPT)
+    Path("shapes").write_text(f"{SMALL}\nic2zz9\nmb0ic2iw9oc2kw3\n")
+
+
+@cache
+def validator(command: str) -> Any:
+    files = {path.name: json.loads(path.read_text()) for path in SCHEMAS.glob("*.json")}
+    registry = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in files.items())
+    return jsonschema.Draft202012Validator(files[f"{command}.json"], registry=registry)
+
+
+def valid(command: str, text: str) -> dict[str, Any]:
+    found = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    validator(command).validate(found)
+    return found
+
+
+def read(capsys: pytest.CaptureFixture[str], *args: str, status: int = 0) -> dict[str, Any]:
+    assert run(args) == status
+    found = valid(next(a for a in args if (SCHEMAS / f"{a}.json").exists()), capsys.readouterr().out)
+    assert found["arguments"] == list(args)
+    return found["data"]
+
+
+@pytest.mark.parametrize("path", sorted(SCHEMAS.glob("*.json")), ids=lambda path: path.stem)
+def test_every_schema_is_one(path: Path) -> None:
+    schema = json.loads(path.read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    if path.stem == "envelope":
+        assert schema["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+
+
+def test_what_does_not_belong_there_is_not_valid(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["names", "conv2d", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    for wrong in (
+        {"schema": "convgrad info"}, {"schema_version": 2}, {"more": 1}, {"data": {"name": "x", "more": 1}},
+    ):  # fmt: skip
+        assert not validator("names").is_valid(found | wrong)
+
+
+def test_info(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read(capsys, "info", "--json")["machine"]["limits"] is None
+    assert read(capsys, "--kernels", "kernels.py", "info", "--json", "--measure")["machine"]["limits"]
+
+
+def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
+    data = read(capsys, "explain", SMALL, "--json", "-o", "forward", "-d", "here", "-d", "h100 cudnn 9.10")
+    assert [len(data[key]) for key in ("explanations", "models")] == [2, 0]
+    assert any(row["seconds"] for row in data["explanations"][0]["rows"])
+    assert any(not row["usable"] for row in data["explanations"][1]["rows"])
+    data = read(capsys, "explain", "factory_for_json:make", "--input", "1x3x9x9", "--json")
+    assert data["models"][0]["layers"][0]["names"] == ["0"]
+
+
+def test_check(capsys: pytest.CaptureFixture[str]) -> None:
+    data = read(capsys, "check", "shapes", "--json", "-b", "reference", "-o", "forward", status=1)
+    assert (data["problems"], data["checked"], len(data["not_read"]), data["ok"]) == (2, 1, 1, False)
+    assert {r["status"] for r in data["results"]} >= {"passed"}
+    assert read(capsys, "check", "--aten", "--seconds", "0", "--json") == {"aten_findings": []}
+
+
+def test_tune(capsys: pytest.CaptureFixture[str]) -> None:
+    data = read(capsys, "tune", "--json", "--export", "choices", SMALL)
+    assert [c["outputs"] for c in data["choices"]] == [["forward"], ["grad_input", "grad_weight"]]
+    assert data["exported_choices"] > 0
+    assert read(capsys, "tune", "--json", "--import", "choices", "--forget")["removed_choices"] > 0
+
+
+@pytest.mark.parametrize("args", [("-o", "forward"), ("-o", "grad_weight", "-b", "native", "-b", "triton")])
+def test_bench(capsys: pytest.CaptureFixture[str], args: tuple[str, ...]) -> None:
+    data = read(capsys, "bench", SMALL, *args, "--json", "--seconds", "0.02", "--return-memory")
+    assert data["problems"][0]["speed"] > 0
+
+
+def test_bench_of_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from convgrad.cli import bench_layers, bench_models
+
+    for module in (bench_layers, bench_models):
+        monkeypatch.setattr(module, "WRITTEN", {"small": SMALL})
+    monkeypatch.setattr(bench_layers, "MODELS", {})
+    data = read(capsys, "bench", "layers", "--json", "--seconds", "0.01", "--layout", "contiguous")
+    assert [row["output"] for row in data["layers"]] == ["forward", "backward"]
+    assert data["left"] == 0
+
+
+def test_report(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read(capsys, "report", "--json", "--seconds", "0.1", "script.py")["kind"] == "run"
+
+
+def test_run_writes_a_file_for_standard_output_is_the_scripts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["run", "--no-limit", "--json", "calls.json", "script.py", "--json"]) == 0
+    assert capsys.readouterr().out == "its own\n"
+    data = valid("run", Path("calls.json").read_text())["data"]
+    assert [(row["outputs"], row["calls"]) for row in data["rows"]] == [(["forward"], 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "field"), [("conv2d", "functions"), ("finput", "scratch_tensor"), ("convgrad.direct", "direct_functions"),
+                        ("thnn_conv2d", "direct_function")],
+)  # fmt: skip
+def test_names(capsys: pytest.CaptureFixture[str], name: str, field: str) -> None:
+    assert read(capsys, "names", name, "--json")[field]
+
+
+def test_a_bad_request_prints_nothing_on_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["explain", "ic2zz", "--json"]) == 2
+    printed, error = capsys.readouterr()
+    assert printed == ""
+    assert error.startswith("convgrad: unrecognized field")
