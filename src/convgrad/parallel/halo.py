@@ -15,11 +15,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed._functional_collectives import all_to_all_single
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import pad
 
-from .._compat import channels_last_of, suggests_channels_last
+from .._compat import all_to_all, channels_last_of, suggests_channels_last
 from ..errors import ShapeError
 from .geometry import Exchange, Route
 
@@ -187,7 +186,7 @@ def start(x: Tensor, dim: int, way: Route, group: ProcessGroup, *, back: bool = 
     rows = torch.cat(parts) if parts else x.new_empty((0, *shape))
     sent = rows.resolve_conj().resolve_neg().reshape(len(rows), prod(shape)).contiguous()
     received, given = splits
-    return Flight(all_to_all_single(sent.view(torch.uint8), received, given, group), received)  # bytes: of any dtype
+    return Flight(all_to_all(sent.view(torch.uint8), received, given, group), received)  # bytes: of any dtype
 
 
 def collect(x: Tensor, flight: Flight, dim: int, way: Route, group: ProcessGroup, *, back: bool = False) -> Tensor:
