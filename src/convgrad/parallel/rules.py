@@ -78,7 +78,7 @@ def _convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *a
     given |= {"weight": weight} if first else {}
     given |= {"input": input} if second else {}
     roles: tuple[Role, Role] = ("input", "weight")
-    results = tuple(role for role, wanted in zip(roles, (first, second), strict=True) if wanted)
+    results: tuple[Role, ...] = tuple(role for role, wanted in zip(roles, (first, second), strict=True) if wanted)
     found = _compute("convolution_backward", call, given, results, _gradients(call)) if results else []
     by_role = dict(zip(results, found, strict=True))
     return by_role.get("input"), by_role.get("weight"), sum_of_bias(grad_output) if bias else None
