@@ -10,11 +10,10 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -23,13 +22,16 @@ from ..calculus import Role, sum_of_bias
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 from ..errors import DtypeError
 from ..ops import with_rules
-from .geometry import Range, Route, chunks
-from .halo import exchange
-from .sharding import ROLES, Choice, Contraction, choose, line_of, nested
+from .geometry import Range
+from .halo import collect, exchange, start
+from .part import Halo, Part, part_of
+from .sharding import Choice, Contraction, choose
 
 __all__ = ["register"]
 
 _ops = torch.ops.convgrad
+#: Computes results from the local tensors of the operands, this process's part, and a bias.
+_Contract = Callable[[dict[Role, Tensor], Part, Any], Sequence[Tensor]]
 
 
 def register() -> None:
@@ -55,7 +57,7 @@ def _handler(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> DTensor:
     call = checked_convolution(input, weight, bias, *arguments)
 
-    def contract(t: dict[Role, Tensor], part: _Part, b: Tensor | None) -> Sequence[Tensor]:
+    def contract(t: dict[Role, Tensor], part: Part, b: Tensor | None) -> Sequence[Tensor]:
         return [_ops.convolution.default(t["input"], t["weight"], b, *part.arguments)]
 
     return _compute("convolution", call, {"input": input, "weight": weight}, ("output",), contract, bias)[0]
@@ -84,8 +86,8 @@ def _convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *a
     return by_role.get("input"), by_role.get("weight"), sum_of_bias(grad_output) if bias else None
 
 
-def _gradients(call: Any) -> Callable[..., Sequence[Tensor]]:
-    def contract(t: dict[Role, Tensor], part: _Part, _: None) -> Sequence[Tensor]:
+def _gradients(call: Any) -> _Contract:
+    def contract(t: dict[Role, Tensor], part: Part, _: None) -> Sequence[Tensor]:
         if len(t) == 3:
             both = [True, True, False]
             return _ops.convolution_backward.default(t["output"], t["input"], t["weight"], None, *part.arguments, both)[
@@ -109,28 +111,12 @@ _RULES: dict[str, Callable[..., Any]] = {
 # ---- one contraction -----------------------------------------------------------------------------
 
 
-class _Part(NamedTuple):
-    """What this process computes.
-
-    Attributes:
-        sizes: of each role here, extended by its halo.
-        own: of each role here, without.
-        arguments: of the operator here.
-        exchanges: which role moves along which dimension, and how.
-    """
-
-    sizes: dict[Role, list[int]]
-    own: dict[Role, list[int]]
-    arguments: tuple[Any, ...]
-    exchanges: list[tuple[Role, int, Route, ProcessGroup]]
-
-
 def _compute(
     name: str,
     call: Any,
     given: dict[Role, Tensor],
     results: tuple[Role, ...],
-    contract: Callable[[dict[Role, Tensor], _Part, Any], Sequence[Tensor]],
+    contract: _Contract,
     bias: Tensor | None = None,
 ) -> list[DTensor]:
     """The results of a contraction of DTensors.
@@ -155,26 +141,82 @@ def _compute(
     )
     choice = choose(work)
     _warn(name, choice, operands)
-    part = _part(work, choice, mesh)
+    part = part_of(work, choice, mesh)
     here: dict[Role, Tensor] = {
         role: wait(t.redistribute(mesh, choice.placements(role)).to_local()) for role, t in operands.items()
     }
-    for role, dim, way, group in part.exchanges:
-        if role in here:
-            here[role] = exchange(here[role], dim, way, group)
     added = _bias(bias, choice, mesh)
-    later = "output" in choice.moves  # to whole sums, so that it is added once
-    if all(n for size in part.sizes.values() for n in size):
-        found = list(contract(here, part, None if later else added))
-    else:
-        later, like = True, next(iter(here.values()))
-        found = [like.new_zeros(part.sizes[role]) for role in results]
-    for role, dim, way, group in reversed(part.exchanges):
-        if role in results:
-            found[results.index(role)] = exchange(found[results.index(role)], dim, way, group, back=True)
+    later = "output" in choice.moves or part.empty  # added once, to whole sums
+    found = _local(here, part, results, contract, None if later else added)
+    for halo in reversed(part.halos):
+        if halo.role in results:
+            at = results.index(halo.role)
+            found[at] = exchange(found[at], halo.dim, halo.way, halo.group, back=True)
     if added is not None and later:
-        found[0] = found[0] + added.view(-1, *(1,) * (found[0].dim() - 2))
+        found[0] = _plus(found[0], added)
     return [_wrap(t, mesh, choice, role, work.shape(role), call.layout) for role, t in zip(results, found, strict=True)]
+
+
+def _local(
+    here: dict[Role, Tensor], part: Part, results: tuple[Role, ...], contract: _Contract, bias: Tensor | None
+) -> list[Tensor]:
+    """The results of this process, after its operands have been extended."""
+    waiting = [halo for halo in part.halos if halo.role in here]
+    for halo in waiting[:-1]:
+        here[halo.role] = exchange(here[halo.role], halo.dim, halo.way, halo.group)
+    if waiting and results == (waiting[-1].other,) and _mostly_interior(waiting[-1]):
+        return [_overlapped(here, part, waiting[-1], results, contract, bias)]
+    for halo in waiting[-1:]:
+        here[halo.role] = exchange(here[halo.role], halo.dim, halo.way, halo.group)
+    return _contracted(here, part, results, contract, bias)
+
+
+def _contracted(
+    here: dict[Role, Tensor], part: Part, results: tuple[Role, ...], contract: _Contract, bias: Tensor | None
+) -> list[Tensor]:
+    if not part.empty:
+        return list(contract(here, part, bias))
+    zeros = [next(iter(here.values())).new_zeros(part.sizes[role]) for role in results]
+    return zeros if bias is None else [_plus(zeros[0], bias)]
+
+
+def _mostly_interior(halo: Halo) -> bool:
+    (start, stop), (first, last) = halo.stays, halo.interior()
+    return halo.way.travels and 2 * (last - first) >= stop - start > 0
+
+
+def _overlapped(
+    here: dict[Role, Tensor],
+    part: Part,
+    halo: Halo,
+    results: tuple[Role, ...],
+    contract: _Contract,
+    bias: Tensor | None,
+) -> Tensor:
+    """The interior of the result, while the halo is on its way, and then the strips on both sides of it.
+
+    It copies no more than without: the result is put together in place of the extended operand.
+    """
+    x, way = here[halo.role], halo.way
+    flight = start(x, halo.dim, way, halo.group)
+    inner = halo.interior()
+
+    def piece(stays: Range, moved: Range, t: Tensor) -> Tensor:
+        return _contracted({**here, halo.role: t}, part.along(halo, moved, stays), results, contract, bias)[0]
+
+    needed = halo.needs(inner)
+    middle = piece(inner, needed, x.narrow(halo.dim, needed[0] - way.have[0], needed[1] - needed[0]))
+    strips = []
+    for stays in ((halo.stays[0], inner[0]), (inner[1], halo.stays[1])):
+        moved = halo.needs(stays)
+        at = (moved[0] - halo.moved[0], moved[1] - halo.moved[0]) if moved[0] < moved[1] else (0, 0)
+        strip = collect(x, flight, halo.dim, way, halo.group, within=at)  # also where it is empty: it waits
+        strips += [piece(stays, moved, strip)] if stays[0] < stays[1] else [None]
+    return torch.cat([t for t in (strips[0], middle, strips[1]) if t is not None], halo.dim)
+
+
+def _plus(output: Tensor, bias: Tensor) -> Tensor:
+    return output + bias.view(-1, *(1,) * (output.dim() - 2))
 
 
 def _mesh(name: str, tensors: dict[Any, Tensor | None]) -> DeviceMesh:
@@ -189,45 +231,6 @@ def _mesh(name: str, tensors: dict[Any, Tensor | None]) -> DeviceMesh:
     if any(mesh != first for mesh in others):
         raise DtypeError(f"convgrad::{name} got DTensors on several meshes: {meshes}")
     return first
-
-
-def _part(work: Contraction, choice: Choice, mesh: DeviceMesh) -> _Part:
-    place = mesh.get_coordinate()
-    assert place is not None
-    own: dict[Role, list[int]] = {role: _own(work, choice, role, place) for role in ROLES}
-    sizes: dict[Role, list[int]] = {role: list(size) for role, size in own.items()}
-    g, exchanges = work.geometry, []
-    padding, output_padding = [n for pair in g.padding for n in pair], list(g.output_padding)
-    for i, (rule, role) in enumerate(zip(choice.rules, choice.moves, strict=True)):
-        if rule is None or role is None or rule.spatial is None:
-            continue
-        j, rank, parts = rule.spatial, place[i], work.mesh[i]
-        line, moves_input = line_of(g, work.shapes, j), (role == "input") != g.transposed
-        plan = line.exchange("input" if moves_input else "output", parts)
-        inputs, outputs = (chunks(n, parts)[rank] for n in (line.input, line.output))
-        wanted: Range = plan.want[rank]
-        inputs, outputs = (wanted, outputs) if moves_input else (inputs, wanted)
-        padding[2 * j : 2 * j + 2] = line.local(inputs, outputs)
-        output_padding[j] = 0
-        sizes[role][2 + j] = wanted[1] - wanted[0]
-        exchanges.append((role, 2 + j, plan.route(rank), mesh.get_group(i)))
-    if not exchanges and all(a == b for a, b in g.padding):
-        padding = [a for a, _ in g.padding]  # as ATen can state it
-    groups = g.groups * own["output"][1] // work.shape("output")[1] if g.groups > 1 else 1
-    arguments = (g.stride, padding, g.dilation, g.transposed, output_padding, groups)
-    return _Part(sizes, own, arguments, exchanges)
-
-
-def _own(work: Contraction, choice: Choice, role: Role, place: Sequence[int]) -> list[int]:
-    found = list(work.shape(role))
-    for dim, n in enumerate(found):
-        along = [i for i, rule in enumerate(choice.rules) if rule is not None and getattr(rule, role) == dim]
-        at = 0
-        for i in along:
-            at = at * work.mesh[i] + place[i]
-        start, stop = nested(n, [work.mesh[i] for i in along])[at]
-        found[dim] = stop - start
-    return found
 
 
 def _bias(bias: Tensor | None, choice: Choice, mesh: DeviceMesh) -> Tensor | None:
