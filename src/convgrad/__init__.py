@@ -11,6 +11,7 @@ from .engine import check_with, set_default_backend, use_backend
 from .errors import BackendError, CheckError, ConvgradError, DtypeError, ShapeError, UnsupportedError
 from .functional import *  # noqa: F403
 from .functional import __all__ as _functions
+from .ops import loaders
 from .problem import ConvProblem
 from .settings import measure
 
@@ -81,6 +82,13 @@ def _first_look(*arguments: Any) -> str:
 
 
 check_with(_first_look)
+
+
+def _rules_of_dtensor() -> None:
+    from . import parallel  # noqa: F401 - it registers them
+
+
+loaders["torch.distributed.tensor"] = _rules_of_dtensor
 
 
 def __dir__() -> list[str]:

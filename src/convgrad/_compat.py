@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 __all__ = [
     "AutoDispatchBelowAutograd",
     "after_autograd",
+    "all_to_all",
     "amx_here",
     "any_autocast",
     "aten_memory_format",
@@ -40,6 +41,7 @@ __all__ = [
     "record",
     "single_level",
     "suggests_channels_last",
+    "wait",
     "will_engine_execute",
 ]
 
@@ -212,6 +214,26 @@ def hint_of(n: Any) -> int | None:
         hint = n.node.hint
         return None if hint is None else int(hint)
     return n
+
+
+# ---- collectives ----------------------------------------------------------------------------------
+
+
+def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
+    """Send the first ``sent[0]`` rows to the first process of a group, and so on; the rows that arrive, by sender.
+
+    A functional collective: the compiler traces it, and it need not have ended before its result is first used.
+    """
+    from torch.distributed._functional_collectives import all_to_all_single
+
+    return all_to_all_single(rows, received, sent, group)
+
+
+def wait(t: Tensor) -> Tensor:
+    """The result of a functional collective that has ended; any other tensor as it is."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return t.wait() if isinstance(t, AsyncCollectiveTensor) else t
 
 
 # ---- the processor --------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 from . import autocast, autograd, batching, fake, flops, kernels, with_backend
 from .autocast import autocast_is_on, cast_operands
 from .autograd import apply
+from .lowering import loaders, with_rules
 from .with_backend import operator
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "grad_input",
     "grad_weight",
     "kernels",
+    "loaders",
     "operator",
+    "with_rules",
 ]
 
 _ARGUMENTS = (

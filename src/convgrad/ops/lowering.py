@@ -18,14 +18,26 @@ from ..problem import ConvProblem, gradient_outputs
 from ..shapes import conv_geometry, convolution_shape, problem_of
 from . import decompositions, fake
 
-__all__ = ["any_subclass", "traced_operator"]
+__all__ = ["any_subclass", "loaders", "traced_operator", "with_rules"]
 
 _aten = torch.ops.aten
 
 
+#: Subclasses for which the operators themselves have rules.
+with_rules: set[type] = set()
+#: What brings the rules of the subclasses that a module defines.
+loaders: dict[str, Callable[[], Any]] = {}
+
+
 def any_subclass(*tensors: Tensor | None) -> bool:
-    """Whether one of the tensors is a subclass with a dispatch of its own."""
-    return any(t is not None and is_subclass(t) for t in tensors)
+    """Whether one of the tensors is a subclass with a dispatch of its own, for which the operators have no rules."""
+    return any(t is not None and is_subclass(t) and not _has_rules(type(t)) for t in tensors)
+
+
+def _has_rules(kind: type) -> bool:
+    if kind not in with_rules and kind.__module__ in loaders:
+        loaders.pop(kind.__module__)()
+    return kind in with_rules
 
 
 # ---- the compiler --------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from . import rules
 from .halo import halo_exchange
 
 __all__ = ["halo_exchange"]
+
+rules.register()

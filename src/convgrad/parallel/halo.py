@@ -15,13 +15,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
-from torch.distributed._functional_collectives import all_to_all_single
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import pad
 
-from .._compat import channels_last_of, suggests_channels_last
+from .._compat import all_to_all, channels_last_of, suggests_channels_last, wait
 from ..errors import ShapeError
-from .geometry import Exchange, Route
+from .geometry import Exchange, Range, Route
 
 __all__ = ["bytes_moved", "collect", "exchange", "halo_exchange", "start"]
 
@@ -187,28 +186,40 @@ def start(x: Tensor, dim: int, way: Route, group: ProcessGroup, *, back: bool = 
     rows = torch.cat(parts) if parts else x.new_empty((0, *shape))
     sent = rows.resolve_conj().resolve_neg().reshape(len(rows), prod(shape)).contiguous()
     received, given = splits
-    return Flight(all_to_all_single(sent.view(torch.uint8), received, given, group), received)  # bytes: of any dtype
+    return Flight(all_to_all(sent.view(torch.uint8), received, given, group), received)  # bytes: of any dtype
 
 
-def collect(x: Tensor, flight: Flight, dim: int, way: Route, group: ProcessGroup, *, back: bool = False) -> Tensor:
-    """Wait for what `start` has sent, and return the result of `exchange`."""
+def collect(
+    x: Tensor,
+    flight: Flight,
+    dim: int,
+    way: Route,
+    group: ProcessGroup,
+    *,
+    back: bool = False,
+    within: Range | None = None,
+) -> Tensor:
+    """Wait for what `start` has sent, and return the result of `exchange`; or ``within`` a range of it alone."""
     rank, shape = group.rank(), [n for d, n in enumerate(x.shape) if d != dim]
     rows = x.new_empty((0, *shape))
     if flight.rows is not None:
-        rows = flight.rows.view(x.dtype).reshape(sum(flight.splits), *shape)
+        rows = wait(flight.rows).view(x.dtype).reshape(sum(flight.splits), *shape)
     parts = [part.movedim(0, dim) for part in rows.split(flight.splits)] or [rows.movedim(0, dim)] * group.size()
-    return (_returned if back else _extended)(x, parts, dim, way, rank)
+    if back:
+        return _returned(x, parts, dim, way, rank)
+    return _extended(x, parts, dim, way, rank, within)
 
 
-def _extended(x: Tensor, parts: list[Tensor], dim: int, way: Route, rank: int) -> Tensor:
-    base, layout, used = way.have[0], _layout(x), [0] * len(parts)
+def _extended(x: Tensor, parts: list[Tensor], dim: int, way: Route, rank: int, within: Range | None) -> Tensor:
+    layout, used = _layout(x), [0] * len(parts)
     found = [x.narrow(dim, 0, 0)]
-    for owner, a, b, _ in way.pieces:
-        if owner == rank:
-            found.append(x.narrow(dim, a - base, b - a))
-        else:
-            found.append(parts[owner].narrow(dim, used[owner], b - a).contiguous(memory_format=layout))
-            used[owner] += b - a
+    for owner, a, b, at in way.pieces:
+        source, first = (x, a - way.have[0]) if owner == rank else (parts[owner], used[owner])
+        used[owner] += b - a
+        start, stop = (at, at + b - a) if within is None else (max(at, within[0]), min(at + b - a, within[1]))
+        if start < stop:
+            piece = source.narrow(dim, first + start - at, stop - start)
+            found.append(piece if owner == rank else piece.contiguous(memory_format=layout))
     return torch.cat(found if len(found) == 1 else found[1:], dim)
 
 

@@ -1,0 +1,281 @@
+"""The operators ``torch.ops.convgrad.*`` on DTensors: choose, redistribute, exchange, compute locally, send back.
+
+Below autograd: the derivative table calls these same operators on DTensors, so that derivatives of every order and
+forward mode need no formula of their own, and a backward pass makes a choice of its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from .._compat import wait
+from ..calculus import Role, sum_of_bias
+from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
+from ..errors import DtypeError
+from ..ops import with_rules
+from .geometry import Range
+from .halo import collect, exchange, start
+from .part import Halo, Part, part_of
+from .sharding import Choice, Contraction, choose
+
+__all__ = ["register"]
+
+_ops = torch.ops.convgrad
+#: Computes results from the local tensors of the operands, this process's part, and a bias.
+_Contract = Callable[[dict[Role, Tensor], Part, Any], Sequence[Tensor]]
+
+
+def register() -> None:
+    """Give each operator its rule, and let DTensors reach it."""
+    for name, rule in _RULES.items():
+        for overload in getattr(_ops, name).overloads():
+            torch.library.register_torch_dispatch(getattr(getattr(_ops, name), overload), DTensor, _handler(rule))
+    with_rules.add(DTensor)
+
+
+def _handler(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def handle(_class: Any, _operator: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = {k: v for k, v in (kwargs or {}).items() if k != "backend"}
+        with torch.no_grad():
+            return rule(*args, **options)
+
+    return handle
+
+
+# ---- the operators -------------------------------------------------------------------------------
+
+
+def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> DTensor:
+    call = checked_convolution(input, weight, bias, *arguments)
+
+    def contract(t: dict[Role, Tensor], part: Part, b: Tensor | None) -> Sequence[Tensor]:
+        return [_ops.convolution.default(t["input"], t["weight"], b, *part.arguments)]
+
+    return _compute("convolution", call, {"input": input, "weight": weight}, ("output",), contract, bias)[0]
+
+
+def _grad_input(grad_output: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> DTensor:
+    call = checked_grad_input(grad_output, weight, *arguments, **options)
+    return _compute("grad_input", call, {"output": grad_output, "weight": weight}, ("input",), _gradients(call))[0]
+
+
+def _grad_weight(grad_output: Tensor, input: Tensor, *arguments: Any, **options: Any) -> DTensor:
+    call = checked_grad_weight(grad_output, input, *arguments, **options)
+    return _compute("grad_weight", call, {"output": grad_output, "input": input}, ("weight",), _gradients(call))[0]
+
+
+def _convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
+    call = checked_backward(grad_output, input, weight, *arguments)
+    first, second, bias = call.mask
+    given: dict[Role, Tensor] = {"output": grad_output}
+    given |= {"weight": weight} if first else {}
+    given |= {"input": input} if second else {}
+    roles: tuple[Role, Role] = ("input", "weight")
+    results: tuple[Role, ...] = tuple(role for role, wanted in zip(roles, (first, second), strict=True) if wanted)
+    found = _compute("convolution_backward", call, given, results, _gradients(call)) if results else []
+    by_role = dict(zip(results, found, strict=True))
+    return by_role.get("input"), by_role.get("weight"), sum_of_bias(grad_output) if bias else None
+
+
+def _gradients(call: Any) -> _Contract:
+    def contract(t: dict[Role, Tensor], part: Part, _: None) -> Sequence[Tensor]:
+        if len(t) == 3:
+            both = [True, True, False]
+            return _ops.convolution_backward.default(t["output"], t["input"], t["weight"], None, *part.arguments, both)[
+                :2
+            ]
+        name, other, wanted = ("grad_input", "weight", "input") if "weight" in t else ("grad_weight", "input", "weight")
+        operator = getattr(_ops, name).default
+        return [operator(t["output"], t[other], part.sizes[wanted], *part.arguments, memory_format=call.layout)]
+
+    return contract
+
+
+_RULES: dict[str, Callable[..., Any]] = {
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "grad_input": _grad_input,
+    "grad_weight": _grad_weight,
+}
+
+
+# ---- one contraction -----------------------------------------------------------------------------
+
+
+def _compute(
+    name: str,
+    call: Any,
+    given: dict[Role, Tensor],
+    results: tuple[Role, ...],
+    contract: _Contract,
+    bias: Tensor | None = None,
+) -> list[DTensor]:
+    """The results of a contraction of DTensors.
+
+    Args:
+        name: the operator's.
+        call: what was validated.
+        given: the operands by their roles.
+        results: the roles to compute.
+        contract: computes them from local tensors.
+        bias: what is added to the output.
+    """
+    mesh = _mesh(name, {**given, "bias": bias})
+    operands: dict[Role, DTensor] = {role: t for role, t in given.items() if isinstance(t, DTensor)}
+    work = Contraction(
+        (tuple(call.input_size), tuple(call.weight_size), tuple(call.output_size)),
+        call.geometry,
+        next(iter(operands.values())).dtype.itemsize,
+        tuple(mesh.shape),
+        tuple((role, t.placements) for role, t in operands.items()),
+        results,
+    )
+    choice = choose(work)
+    _warn(name, choice, operands)
+    part = part_of(work, choice, mesh)
+    here: dict[Role, Tensor] = {
+        role: wait(t.redistribute(mesh, choice.placements(role)).to_local()) for role, t in operands.items()
+    }
+    added = _bias(bias, choice, mesh)
+    later = "output" in choice.moves or part.empty  # added once, to whole sums
+    found = _local(here, part, results, contract, None if later else added)
+    for halo in reversed(part.halos):
+        if halo.role in results:
+            at = results.index(halo.role)
+            found[at] = exchange(found[at], halo.dim, halo.way, halo.group, back=True)
+    if added is not None and later:
+        found[0] = _plus(found[0], added)
+    return [_wrap(t, mesh, choice, role, work.shape(role), call.layout) for role, t in zip(results, found, strict=True)]
+
+
+def _local(
+    here: dict[Role, Tensor], part: Part, results: tuple[Role, ...], contract: _Contract, bias: Tensor | None
+) -> list[Tensor]:
+    """The results of this process, after its operands have been extended."""
+    waiting = [halo for halo in part.halos if halo.role in here]
+    for halo in waiting[:-1]:
+        here[halo.role] = exchange(here[halo.role], halo.dim, halo.way, halo.group)
+    if waiting and results == (waiting[-1].other,) and _mostly_interior(waiting[-1]):
+        return [_overlapped(here, part, waiting[-1], results, contract, bias)]
+    for halo in waiting[-1:]:
+        here[halo.role] = exchange(here[halo.role], halo.dim, halo.way, halo.group)
+    return _contracted(here, part, results, contract, bias)
+
+
+def _contracted(
+    here: dict[Role, Tensor], part: Part, results: tuple[Role, ...], contract: _Contract, bias: Tensor | None
+) -> list[Tensor]:
+    if not part.empty:
+        return list(contract(here, part, bias))
+    zeros = [next(iter(here.values())).new_zeros(part.sizes[role]) for role in results]
+    return zeros if bias is None else [_plus(zeros[0], bias)]
+
+
+def _mostly_interior(halo: Halo) -> bool:
+    (start, stop), (first, last) = halo.stays, halo.interior()
+    return halo.way.travels and 2 * (last - first) >= stop - start > 0
+
+
+def _overlapped(
+    here: dict[Role, Tensor],
+    part: Part,
+    halo: Halo,
+    results: tuple[Role, ...],
+    contract: _Contract,
+    bias: Tensor | None,
+) -> Tensor:
+    """The interior of the result, while the halo is on its way, and then the strips on both sides of it.
+
+    It copies no more than without: the result is put together in place of the extended operand.
+    """
+    x, way = here[halo.role], halo.way
+    flight = start(x, halo.dim, way, halo.group)
+    inner = halo.interior()
+
+    def piece(stays: Range, moved: Range, t: Tensor) -> Tensor:
+        return _contracted({**here, halo.role: t}, part.along(halo, moved, stays), results, contract, bias)[0]
+
+    needed = halo.needs(inner)
+    middle = piece(inner, needed, x.narrow(halo.dim, needed[0] - way.have[0], needed[1] - needed[0]))
+    strips = []
+    for stays in ((halo.stays[0], inner[0]), (inner[1], halo.stays[1])):
+        moved = halo.needs(stays)
+        at = (moved[0] - halo.moved[0], moved[1] - halo.moved[0]) if moved[0] < moved[1] else (0, 0)
+        strip = collect(x, flight, halo.dim, way, halo.group, within=at)  # also where it is empty: it waits
+        strips += [piece(stays, moved, strip)] if stays[0] < stays[1] else [None]
+    return torch.cat([t for t in (strips[0], middle, strips[1]) if t is not None], halo.dim)
+
+
+def _plus(output: Tensor, bias: Tensor) -> Tensor:
+    return output + bias.view(-1, *(1,) * (output.dim() - 2))
+
+
+def _mesh(name: str, tensors: dict[Any, Tensor | None]) -> DeviceMesh:
+    meshes = {role: t.device_mesh for role, t in tensors.items() if isinstance(t, DTensor)}
+    plain = [role for role, t in tensors.items() if t is not None and role not in meshes]
+    if plain:
+        raise DtypeError(
+            f"convgrad::{name} got DTensors for {' and '.join(meshes)} and a plain tensor for {' and '.join(plain)}; "
+            "make it a DTensor too, with distribute_tensor or DTensor.from_local"
+        )
+    first, *others = meshes.values()
+    if any(mesh != first for mesh in others):
+        raise DtypeError(f"convgrad::{name} got DTensors on several meshes: {meshes}")
+    return first
+
+
+def _bias(bias: Tensor | None, choice: Choice, mesh: DeviceMesh) -> Tensor | None:
+    """The bias of this process's channels; where the output is a sum, one process of them adds it."""
+    if not isinstance(bias, DTensor):
+        return None
+    rules = choice.rules
+    placements = [Shard(0) if rule is not None and rule.output == 1 else Replicate() for rule in rules]
+    local = wait(bias.redistribute(mesh, placements).to_local())
+    summed = any(rule is not None and rule.output is None and mesh.get_local_rank(i) for i, rule in enumerate(rules))
+    return None if summed else local
+
+
+def _wrap(
+    local: Tensor, mesh: DeviceMesh, choice: Choice, role: Role, shape: Sequence[int], layout: torch.memory_format
+) -> DTensor:
+    strides = torch.empty(tuple(shape), device="meta", memory_format=layout).stride()
+    placements = choice.placements(role, result=True)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=strides)
+
+
+# ---- what is gathered ----------------------------------------------------------------------------
+
+
+def _warn(name: str, choice: Choice, operands: dict[Role, DTensor]) -> None:
+    """Say what is gathered, once for each place in the user's code that calls."""
+    for role, size in choice.gathered:
+        have = ", ".join(f"{r} {list(t.placements)}" for r, t in operands.items())
+        text = (
+            f"convgrad::{name} gathers {role}: every process receives {size} bytes, as no rule computes with {have} "
+            f"for less; {role} as {list(choice.placements(role))} would need no gathering"
+        )
+        frame = sys._getframe()
+        while frame is not None and _is_inside(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:  # a backward pass in a thread of its own
+            warnings.warn(text, stacklevel=2)
+        else:
+            place = frame.f_code.co_filename, frame.f_lineno
+            known = frame.f_globals.setdefault("__warningregistry__", {})
+            warnings.warn_explicit(text, UserWarning, *place, registry=known)
+
+
+_INSIDE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+
+
+def _is_inside(file: str) -> bool:
+    return file.startswith(_INSIDE)

@@ -1,0 +1,240 @@
+"""How a contraction is computed in shards: the table of rules, what each costs in bytes, and the choice.
+
+The three roles of the one form share axes: input and output the batch and every spatial dimension, weight and output
+the output channels, input and weight the input channels, and all three the groups. To shard one of these axes over a
+dimension of the mesh is one rule for every pass: a role that has the axis is sharded along it; the role that has not is
+the same on every process where it is read, and where it is the result, it is a sum over the processes.
+
+===============  ==========  ===========  ==========
+rule             input       weight       output
+===============  ==========  ===========  ==========
+batch            Shard(0)    (sum)        Shard(0)
+output channels  (sum)       Shard(0)     Shard(1)
+input channels   Shard(1)    Shard(1)     (sum)
+groups           Shard(1)    Shard(0)     Shard(1)
+spatial j        Shard(2+j)  (sum)        Shard(2+j)
+===============  ==========  ===========  ==========
+
+(sum): Replicate for an operand, Partial for a result. The weight of a transposed convolution has its channels in the
+other order. A rule for each dimension of the mesh, in any combination: that is every sharding. A spatial rule
+exchanges a halo of one side (see `geometry`).
+
+The choice is the combination for which the fewest bytes must travel before the results are there, of those that leave
+every process its part of the work. As in DTensor's own rules, what a sum in the result will cost later is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from ..calculus import Role
+from ..shapes import Geometry
+from .geometry import Line, Range, chunks
+
+__all__ = ["ROLES", "Choice", "Contraction", "Rule", "choose", "line_of", "nested"]
+
+Placements = tuple[Placement, ...]
+Shape = tuple[int, ...]
+
+
+class Rule(NamedTuple):
+    """One row of the table: the dimension of each role that is sharded, None where the role lacks the axis."""
+
+    name: str
+    input: int | None
+    weight: int | None
+    output: int | None
+
+    @property
+    def spatial(self) -> int | None:
+        """Which spatial dimension is sharded, if one is."""
+        return self.input - 2 if self.input is not None and self.input > 1 else None
+
+
+class Contraction(NamedTuple):
+    """What is to be computed, from what: all that a choice depends on, and the same on every process.
+
+    Attributes:
+        shapes: of input, weight and output, as a whole.
+        geometry: the convolution's arguments.
+        itemsize: bytes of one element.
+        mesh: the sizes of the mesh's dimensions.
+        operands: the roles that are read, with their placements.
+        results: the roles that are computed.
+    """
+
+    shapes: tuple[Shape, Shape, Shape]
+    geometry: Geometry
+    itemsize: int
+    mesh: Shape
+    operands: tuple[tuple[Role, Placements], ...]
+    results: tuple[Role, ...]
+
+    def shape(self, role: Role) -> Shape:
+        """The whole shape of a role."""
+        return self.shapes[ROLES.index(role)]
+
+
+class Choice(NamedTuple):
+    """A rule for each dimension of the mesh; None where every process computes the same.
+
+    Attributes:
+        rules: the rules.
+        moves: for each spatial rule the role that is extended by a halo; None for the others.
+        exchanged: bytes of halo that a process receives, on average.
+        redistributed: bytes that a process receives, on average, when the operands are brought into their placements.
+        gathered: for each role of which whole shards must be gathered, the bytes that a process receives of them.
+    """
+
+    rules: tuple[Rule | None, ...]
+    moves: tuple[Role | None, ...]
+    exchanged: int
+    redistributed: int
+    gathered: tuple[tuple[Role, int], ...]
+
+    def placements(self, role: Role, result: bool = False) -> Placements:
+        """Where a role lies, as an operand or as a result."""
+        found: list[Placement] = []
+        for rule in self.rules:
+            dim = None if rule is None else getattr(rule, role)
+            summed = Partial() if result and rule is not None else Replicate()
+            found.append(summed if dim is None else Shard(dim))
+        return tuple(found)
+
+
+ROLES: tuple[Role, Role, Role] = ("input", "weight", "output")
+
+
+def _table(g: Geometry, ndim: int) -> list[Rule]:
+    ci, co = (0, 1) if g.transposed else (1, 0)
+    channels = [Rule("groups", 1, 0, 1)]
+    if g.groups == 1:
+        channels = [Rule("output channels", None, co, 1), Rule("input channels", 1, ci, None)]
+    spatial = [Rule(f"spatial {j}", 2 + j, None, 2 + j) for j in range(ndim)]
+    return [Rule("batch", 0, None, 0), *channels, *spatial]
+
+
+def nested(length: int, parts: Sequence[int]) -> list[Range]:
+    """The ranges of a dimension that several dimensions of the mesh shard, one after another."""
+    found: list[Range] = [(0, length)]
+    for p in parts:
+        found = [(a + c, a + d) for a, b in found for c, d in chunks(b - a, p)]
+    return found
+
+
+def line_of(g: Geometry, shapes: tuple[Shape, Shape, Shape], j: int) -> Line:
+    """One spatial dimension of a convolution; of a transposed one, the plain one that it reads from output to input."""
+    source, kernel, result = (s[2 + j] for s in shapes)
+    if g.transposed:
+        source, result = result, source
+    return Line(source, result, kernel, g.stride[j], g.padding[j][0], g.dilation[j])
+
+
+@lru_cache(maxsize=1024)
+def choose(c: Contraction) -> Choice:
+    """The cheapest combination of rules; of equal ones, the one that changes the fewest placements."""
+    table: list[Rule | None] = [None, *_table(c.geometry, len(c.shapes[0]) - 2)]
+    found = [_priced(c, rules) for rules in product(table, repeat=len(c.mesh)) if _possible(c, rules)]
+    return min(
+        found, key=lambda choice: (_idle(c, choice), choice.exchanged + choice.redistributed, _changes(c, choice))
+    )
+
+
+def _possible(c: Contraction, rules: tuple[Rule | None, ...]) -> bool:
+    spatial = [r for r in rules if r is not None and r.spatial is not None]
+    if len(set(spatial)) < len(spatial):
+        return False  # a halo goes along one dimension of the mesh
+    for rule in set(rules) - {None}:
+        assert rule is not None
+        parts = [p for p, r in zip(c.mesh, rules, strict=True) if r == rule]
+        for role in ROLES:
+            dim = getattr(rule, role)
+            if dim is not None and c.shape(role)[dim] < prod(parts) and not _lies_so(c, rules, rule):
+                return False  # some processes would have nothing to do
+        if rule.name == "groups" and not _whole_groups(c, parts):
+            return False
+    return True
+
+
+def _lies_so(c: Contraction, rules: tuple[Rule | None, ...], rule: Rule) -> bool:
+    """Whether an operand is sharded like this already."""
+    return any(
+        placement == Shard(getattr(rule, role))
+        for role, placements in c.operands
+        for placement, r in zip(placements, rules, strict=True)
+        if r == rule and getattr(rule, role) is not None
+    )
+
+
+def _whole_groups(c: Contraction, parts: list[int]) -> bool:
+    """Whether every shard of the channels holds whole groups, the same ones of all roles."""
+    groups = nested(c.geometry.groups, parts)
+    sizes = (c.shape("input")[1], c.shape("weight")[0], c.shape("output")[1])
+    each = [(n, n // c.geometry.groups) for n in sizes]
+    return all(nested(n, parts) == [(a * size, b * size) for a, b in groups] for n, size in each)
+
+
+def _idle(c: Contraction, choice: Choice) -> int:
+    """How many dimensions of the mesh repeat the work although they shard an operand."""
+    return sum(
+        rule is None and any(not placements[i].is_replicate() for _, placements in c.operands)
+        for i, rule in enumerate(choice.rules)
+    )
+
+
+def _changes(c: Contraction, choice: Choice) -> int:
+    return sum(a != b for role, have in c.operands for a, b in zip(have, choice.placements(role), strict=True))
+
+
+# ---- costs ---------------------------------------------------------------------------------------
+
+
+def _priced(c: Contraction, rules: tuple[Rule | None, ...]) -> Choice:
+    plain = Choice(rules, (None,) * len(rules), 0, 0, ())
+    redistributed, gathered = 0, {}
+    for role, have in c.operands:
+        want = plain.placements(role)
+        for i, (a, b) in enumerate(zip(have, want, strict=True)):
+            n = _transferred(a, b, _bytes(c, role, want, i), c.mesh[i])
+            redistributed += n
+            if a.is_shard() and b.is_replicate():
+                gathered[role] = gathered.get(role, 0) + n
+    moves: list[Role | None] = []
+    exchanged = 0
+    for i, rule in enumerate(rules):
+        n, role = (0, None) if rule is None or rule.spatial is None else min(_halos(c, plain, i, rule.spatial))
+        exchanged += n
+        moves.append(role)
+    return Choice(rules, tuple(moves), exchanged, redistributed, tuple(gathered.items()))
+
+
+def _halos(c: Contraction, choice: Choice, i: int, j: int) -> Iterator[tuple[int, Role]]:
+    """The bytes of a halo of the input, and of one of the output."""
+    line, used = line_of(c.geometry, c.shapes, j), [role for role, _ in c.operands] + list(c.results)
+    sides: tuple[Role, Role] = ("output", "input") if c.geometry.transposed else ("input", "output")
+    for side, role in zip(("input", "output"), sides, strict=True):
+        row = _bytes(c, role, choice.placements(role), i) // c.shape(role)[2 + j]
+        yield used.count(role) * row * line.exchange(side, c.mesh[i]).moved // c.mesh[i], role
+
+
+def _bytes(c: Contraction, role: Role, placements: Iterable[Placement], apart: int) -> int:
+    """The bytes of a role on one process, were it not for one dimension of the mesh."""
+    shards = [c.mesh[i] for i, p in enumerate(placements) if p.is_shard() and i != apart]
+    return c.itemsize * prod(c.shape(role)) // prod(shards)
+
+
+def _transferred(have: Placement, want: Placement, size: int, parts: int) -> int:
+    """What one process receives of a tensor of so many bytes when it is redistributed, on average."""
+    if have == want or have.is_replicate():
+        return 0
+    least = size * (parts - 1) // parts  # all-gather, reduce-scatter
+    if have.is_partial():
+        return 2 * least if want.is_replicate() else least
+    return least if want.is_replicate() else least // parts
