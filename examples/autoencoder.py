@@ -1,3 +1,4 @@
+# %% [markdown]
 """An autoencoder of digits whose layers send errors back through weights of their own.
 
     python examples/autoencoder.py [epochs] [folder]
@@ -7,10 +8,10 @@ Lillicrap et al. 2016), and with feedback that learns the forward weights from n
 2019). Two pictures are saved: the reconstruction error, and the angle between the weights of the two ways.
 """
 
+# %%
 from __future__ import annotations
 
 import copy
-import sys
 from pathlib import Path
 
 import torch
@@ -24,7 +25,11 @@ import convgrad
 BATCH, CODE = 32, 12
 RULES = ("backpropagation", "alignment", "mirror")
 
+# %% [markdown]
+# The network: two convolutions down, two transposed ones up.
 
+
+# %%
 def autoencoder() -> nn.Sequential:
     """8 x 8 pixels -> 12 channels of 2 x 2 -> 8 x 8 pixels."""
     torch.manual_seed(0)
@@ -39,6 +44,13 @@ def autoencoder() -> nn.Sequential:
     )
 
 
+# %% [markdown]
+# ## Training
+# One call gives every layer feedback weights of its own. Those of a mirror learn from noise before each step; the
+# angle between them and the forward weights tells how far they are.
+
+
+# %%
 def train(model: nn.Sequential, rule: str, images: Tensor, epochs: int) -> tuple[list[float], dict[str, list[float]]]:
     """The mean squared error of each epoch, and the angles of each layer after it."""
     if rule != "backpropagation":
@@ -63,6 +75,11 @@ def train(model: nn.Sequential, rule: str, images: Tensor, epochs: int) -> tuple
     return errors, angles
 
 
+# %% [markdown]
+# ## The comparison
+
+
+# %%
 def main(
     epochs: int = 15, folder: str | Path = "."
 ) -> tuple[dict[str, list[float]], dict[str, dict[str, list[float]]]]:
@@ -94,5 +111,21 @@ def main(
     return errors, angles
 
 
+# %% tags=["active-py"]
 if __name__ == "__main__":
+    import sys
+
     main(int(sys.argv[1]) if len(sys.argv) > 1 else 15, sys.argv[2] if len(sys.argv) > 2 else ".")
+
+# %% [markdown]
+# ## The three networks
+# Eight epochs each.
+
+# %% tags=["active-ipynb"]
+# from IPython.display import Image
+#
+# errors, angles = main(epochs=8)
+# Image("autoencoder_error.png")
+
+# %% tags=["active-ipynb"]
+# Image("autoencoder_angle.png")

@@ -1,3 +1,4 @@
+# %% [markdown]
 """A penalty on the gradient of the input, through a depthwise network: its training differentiates twice.
 
     python examples/gradient_penalty.py [epochs] [folder]
@@ -8,9 +9,9 @@ that is trained so changes its answer less when its images change. The gradients
 PyTorch's, and the picture shows the accuracy on noisy digits with and without the penalty.
 """
 
+# %%
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +27,11 @@ import convgrad
 BATCH, TESTS, LEVELS = 64, 360, (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 PENALTIES = {"without": 0.0, "with": 0.1}
 
+# %% [markdown]
+# The layers are convgrad's or PyTorch's: the constructor is the same.
 
+
+# %%
 def network(conv: Callable[..., nn.Module]) -> nn.Sequential:
     """8 x 8 pixels -> 10 classes by depthwise separable layers; its activations have second derivatives."""
     torch.manual_seed(0)
@@ -43,6 +48,12 @@ def network(conv: Callable[..., nn.Module]) -> nn.Sequential:
     )
 
 
+# %% [markdown]
+# ## The penalty
+# The gradient of the loss with respect to the images is itself differentiated, so its graph is kept.
+
+
+# %%
 def losses(model: nn.Module, images: Tensor, labels: Tensor, create_graph: bool = True) -> tuple[Tensor, Tensor]:
     """The cross entropy, and the mean squared norm of each sample's input gradient."""
     images = images.detach().requires_grad_()
@@ -51,6 +62,11 @@ def losses(model: nn.Module, images: Tensor, labels: Tensor, create_graph: bool 
     return entropy / len(images), gradient.square().sum() / len(images)
 
 
+# %% [markdown]
+# ## Training
+
+
+# %%
 def train(name: str, train_set: tuple[Tensor, Tensor], epochs: int) -> nn.Sequential:
     """A network trained with or without the penalty."""
     model = network(convgrad.nn.Conv2d)
@@ -64,6 +80,11 @@ def train(name: str, train_set: tuple[Tensor, Tensor], epochs: int) -> nn.Sequen
     return model
 
 
+# %% [markdown]
+# ## The comparison
+
+
+# %%
 def main(epochs: int = 10, folder: str | Path = ".") -> tuple[dict[str, float], dict[str, list[float]]]:
     """Compare with PyTorch, train both ways and save the picture; squared norms and accuracies at LEVELS of noise."""
     digits = load_digits()
@@ -101,5 +122,17 @@ def main(epochs: int = 10, folder: str | Path = ".") -> tuple[dict[str, float], 
     return norms, accuracy
 
 
+# %% tags=["active-py"]
 if __name__ == "__main__":
+    import sys
+
     main(int(sys.argv[1]) if len(sys.argv) > 1 else 10, sys.argv[2] if len(sys.argv) > 2 else ".")
+
+# %% [markdown]
+# ## With and without
+
+# %% tags=["active-ipynb"]
+# from IPython.display import Image
+#
+# norms, accuracy = main(epochs=6)
+# Image("gradient_penalty.png")

@@ -1,3 +1,4 @@
+# %% [markdown]
 """A small Mamba-style network that draws handwritten digits pixel by pixel, and how it streams.
 
 It learns to predict each of the 64 pixels of scikit-learn's digits from those before it. Then it sees the upper halves
@@ -11,6 +12,7 @@ a causal depthwise convolution, then a diagonal state space whose step, input ma
     python examples/mamba.py --steps 2000 --figure digits.png
 """
 
+# %%
 from __future__ import annotations
 
 import argparse
@@ -32,7 +34,12 @@ LEVELS, SIDE, WIDTH, INNER, STATES, TAPS, BATCH = 17, 8, 32, 64, 4, 4, 32
 PIXELS, HALF, START = SIDE * SIDE, SIDE * SIDE // 2, LEVELS  # START: what stands in front of the first pixel
 console = Console(highlight=False)
 
+# %% [markdown]
+# ## The block
+# `forward` takes any number of pixels and `step` one; both continue from a state.
 
+
+# %%
 class State(NamedTuple):
     """What a block remembers of the pixels so far."""
 
@@ -77,6 +84,11 @@ class Block(nn.Module):
         return (torch.stack(after, 1) @ c[..., None])[..., 0] + self.skip * x, hidden
 
 
+# %% [markdown]
+# ## The network
+
+
+# %%
 class Network(nn.Module):
     def __init__(self, blocks: int = 2) -> None:
         super().__init__()
@@ -104,6 +116,11 @@ class Network(nn.Module):
         return self.head(self.norm(x)), after
 
 
+# %% [markdown]
+# ## Training
+
+
+# %%
 def shifted(pixels: Tensor) -> Tensor:
     """What stands before each pixel."""
     return F.pad(pixels[:, :-1], (1, 0), value=START)
@@ -127,6 +144,12 @@ def train(net: Network, pixels: Tensor, steps: int) -> list[float]:
     return losses
 
 
+# %% [markdown]
+# ## Streaming
+# The upper half at once, then pixel by pixel from the state that it leaves.
+
+
+# %%
 @torch.no_grad()
 def completed(net: Network, upper: Tensor) -> tuple[Tensor, Tensor]:
     """Lower halves drawn below upper halves [N, HALF], and the predictions that were made on the way."""
@@ -139,6 +162,11 @@ def completed(net: Network, upper: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(pixels, 1), torch.stack(made, 1)
 
 
+# %% [markdown]
+# ## The comparison
+
+
+# %%
 def draw(path: str, losses: list[float], originals: Tensor, drawn: Tensor) -> None:
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     curve, images = figure.subplots(1, 2, width_ratios=[1, 2])
@@ -178,5 +206,15 @@ def main(arguments: Sequence[str] | None = None) -> tuple[list[float], float]:
     return losses, difference
 
 
+# %% tags=["active-py"]
 if __name__ == "__main__":
     main()
+
+# %% [markdown]
+# ## Train, stream, draw
+
+# %% tags=["active-ipynb"]
+# from IPython.display import Image
+#
+# losses, difference = main(["--steps", "300"])
+# Image("mamba.png")

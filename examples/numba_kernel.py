@@ -1,9 +1,10 @@
+# %% [markdown]
 """A numba kernel as a backend: a depthwise convolution whose two gradients come from one loop, under an output mask.
 
-pip install numba
-python examples/numba_kernel.py
+`python examples/numba_kernel.py` runs it, after `pip install numba`.
 """
 
+# %%
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -16,7 +17,11 @@ from torch import Tensor
 import convgrad
 from convgrad import ConvProblem
 
+# %% [markdown]
+# Plain loops over NumPy's arrays, compiled by numba: the forward, and one loop for both gradients.
 
+
+# %%
 @njit(nogil=True)
 def forward_planes(x, w, y, stride, pad):
     """x [N, C, H, W], w [C, 1, K, K], y [N, C, OH, OW]."""
@@ -50,6 +55,12 @@ def backward_planes(g, x, w, grad_x, grad_w, stride, pad, need_x, need_w):
                                     grad_w[c, 0, k, m] += g[n, c, i, j] * x[n, c, h, v]
 
 
+# %% [markdown]
+# What stands between the tensors and the loops. convgrad allocates the result of the forward, and says by the mask
+# which gradients are needed.
+
+
+# %%
 def forward(input: Tensor, weight: Tensor, stride: int, pad: int, out: Tensor) -> None:
     """numba works on numpy's arrays, which share the tensors' memory."""
     forward_planes(input.numpy(), weight.numpy(), out.numpy(), stride, pad)
@@ -74,31 +85,35 @@ def accepts(p: ConvProblem) -> bool:
     return p.ndim == 2 and p.depthwise and p.in_channels == p.out_channels and square and p.dilation == (1, 1)
 
 
-def main() -> None:
-    backend = convgrad.register(
-        "numba",
-        forward=forward,
-        backward=backward,
-        args={
-            "forward": ("input", "weight", "stride[0]", "padding[0]", "out"),
-            "backward": ("grad_output", "input", "weight", "stride[0]", "padding[0]", "output_mask[:2]"),
-        },
-        accepts=accepts,
-        layouts="contiguous",
-        devices="cpu",
-        dtypes=torch.float32,
-        seconds=3,
-        prefer=False,
-    )
-    print(f"numba: {backend.note}\non a few of its problems, against what runs without it:")
-    print(*backend.timings, sep="\n")
+# %% [markdown]
+# Registration checks all of it against the definition, and then measures it. `args` says in which order the functions
+# take what.
 
-    layer = convgrad.nn.Conv2d(8, 8, 3, padding=1, groups=8, backend="numba")
-    with convgrad.trace() as ran:
-        layer(torch.randn(2, 8, 14, 14, requires_grad=True)).square().sum().backward()
-    print(ran)
-    assert [r.outputs for r in ran if r.backend == "numba"] == ["forward", "grad_input+grad_weight+grad_bias"]
+# %%
+backend = convgrad.register(
+    "numba",
+    forward=forward,
+    backward=backward,
+    args={
+        "forward": ("input", "weight", "stride[0]", "padding[0]", "out"),
+        "backward": ("grad_output", "input", "weight", "stride[0]", "padding[0]", "output_mask[:2]"),
+    },
+    accepts=accepts,
+    layouts="contiguous",
+    devices="cpu",
+    dtypes=torch.float32,
+    seconds=3,
+    prefer=False,
+)
+print(f"numba: {backend.note}\non a few of its problems, against what runs without it:")
+print(*backend.timings, sep="\n")
 
+# %% [markdown]
+# From now on it is a backend like any other: a layer may name it, and `trace` shows what ran.
 
-if __name__ == "__main__":
-    main()
+# %%
+layer = convgrad.nn.Conv2d(8, 8, 3, padding=1, groups=8, backend="numba")
+with convgrad.trace() as ran:
+    layer(torch.randn(2, 8, 14, 14, requires_grad=True)).square().sum().backward()
+print(ran)
+assert [r.outputs for r in ran if r.backend == "numba"] == ["forward", "grad_input+grad_weight+grad_bias"]

@@ -1,3 +1,4 @@
+# %% [markdown]
 """Differentially private training: each sample's gradient is clipped, and noise hides what is left of it.
 
     python examples/private_training.py [epochs] [folder]
@@ -9,9 +10,9 @@ the loop over samples that defines it, and its accuracy with that of ordinary tr
 buys is the business of an accountant, such as Opacus'; there is none here.
 """
 
+# %%
 from __future__ import annotations
 
-import sys
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,11 @@ import convgrad
 
 BATCH, TESTS, CLIP, NOISE, LR = 64, 360, 1.0, 0.6, 0.5
 
+# %% [markdown]
+# A small network; its layers are called one after another.
 
+
+# %%
 def network() -> nn.Sequential:
     """8 x 8 pixels -> 10 classes; without batch norm, which would mix the samples."""
     torch.manual_seed(0)
@@ -46,6 +51,13 @@ def options(layer: nn.Conv2d) -> dict[str, object]:
     return {"stride": layer.stride, "padding": layer.padding, "dilation": layer.dilation, "groups": layer.groups}
 
 
+# %% [markdown]
+# ## Clipping without the gradients of single samples
+# The norm of a sample's gradient follows from the layer's input and the gradient of its output. Once the norms are
+# known, the clipped sum is one ordinary weight gradient, of a scaled gradient of the output.
+
+
+# %%
 def clipped_gradients(model: nn.Sequential, images: Tensor, labels: Tensor) -> list[Tensor]:
     """The sum over samples of their gradients, each clipped to the norm CLIP."""
     calls: list[tuple[nn.Module, Tensor, Tensor]] = []
@@ -75,6 +87,11 @@ def clipped_gradients(model: nn.Sequential, images: Tensor, labels: Tensor) -> l
     return clipped
 
 
+# %% [markdown]
+# The definition, to compare with:
+
+
+# %%
 def clipped_gradients_by_a_loop(model: nn.Sequential, images: Tensor, labels: Tensor) -> list[Tensor]:
     """The same by definition: one backward pass for each sample, by PyTorch."""
     total = [torch.zeros_like(p) for p in model.parameters()]
@@ -86,6 +103,11 @@ def clipped_gradients_by_a_loop(model: nn.Sequential, images: Tensor, labels: Te
     return total
 
 
+# %% [markdown]
+# ## Training
+
+
+# %%
 def train(private: bool, train_set: tuple[Tensor, Tensor], test_set: tuple[Tensor, Tensor], epochs: int) -> list[float]:
     """The accuracy after each epoch."""
     model, accuracy = network(), []
@@ -105,6 +127,11 @@ def train(private: bool, train_set: tuple[Tensor, Tensor], test_set: tuple[Tenso
     return accuracy
 
 
+# %% [markdown]
+# ## The comparison
+
+
+# %%
 def main(epochs: int = 20, folder: str | Path = ".") -> dict[str, list[float]]:
     """Compare the clipped gradients, train both ways and save the picture; the accuracies of both."""
     digits = load_digits()
@@ -138,5 +165,17 @@ def main(epochs: int = 20, folder: str | Path = ".") -> dict[str, list[float]]:
     return accuracy
 
 
+# %% tags=["active-py"]
 if __name__ == "__main__":
+    import sys
+
     main(int(sys.argv[1]) if len(sys.argv) > 1 else 20, sys.argv[2] if len(sys.argv) > 2 else ".")
+
+# %% [markdown]
+# ## What privacy costs
+
+# %% tags=["active-ipynb"]
+# from IPython.display import Image
+#
+# accuracy = main(epochs=8)
+# Image("private_training.png")

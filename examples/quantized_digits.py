@@ -1,3 +1,4 @@
+# %% [markdown]
 """One small network on handwritten digits, with float, binary, ternary and shift weights.
 
     python examples/quantized_digits.py [epochs] [folder]
@@ -7,9 +8,9 @@ like any other. A picture is saved: the accuracy on the test images after each e
 convolutions use.
 """
 
+# %%
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,11 @@ NETWORKS = {
     "shift, DeepShift-PS": (ShiftPS(), (), 5e-2),
 }
 
+# %% [markdown]
+# The data, and the float network that all start from.
 
+
+# %%
 class Digits(NamedTuple):
     """Standardised images, [n, 1, 8, 8], and their labels."""
 
@@ -65,6 +70,13 @@ def network(activation: type[nn.Module]) -> nn.Sequential:
     return nn.Sequential(block(1, 16, 1), block(16, 32, 2), block(32, 64, 2), nn.Flatten(), nn.Linear(64 * 4, 10))
 
 
+# %% [markdown]
+# ## Training
+# `convert_` replaces the weights by a scheme's. Two lines are not the float network's: this one, and `clip_`, which
+# keeps the float weights behind the signs where a step can still turn them.
+
+
+# %%
 def train(name: str, data: Digits, epochs: int, progress: Progress) -> tuple[nn.Sequential, list[float]]:
     """The trained network, and its accuracy on the test images after each epoch."""
     scheme, in_float, rate = NETWORKS[name]
@@ -94,6 +106,11 @@ def train(name: str, data: Digits, epochs: int, progress: Progress) -> tuple[nn.
     return model, accuracy
 
 
+# %% [markdown]
+# ## What the weights become
+
+
+# %%
 def draw_weights(axes: Axes, layer: nn.Module, **style: str) -> None:
     """Each weight of one output channel: what the convolution uses, against the float weight behind it."""
     if isinstance(layer, convgrad.nn.Conv2dShift):  # it has no float weight
@@ -105,6 +122,11 @@ def draw_weights(axes: Axes, layer: nn.Module, **style: str) -> None:
     axes.plot(shadow[0].detach().flatten(), used[0].detach().flatten(), ".", markersize=3, **style)
 
 
+# %% [markdown]
+# ## The comparison
+
+
+# %%
 def main(epochs: int = 10, folder: str | Path = ".", names: Iterable[str] = tuple(NETWORKS)) -> dict[str, list[float]]:
     """Train the networks and save the picture ``quantized_digits.png``; accuracies in percent by name."""
     data, accuracies = Digits.load(), {}
@@ -123,5 +145,17 @@ def main(epochs: int = 10, folder: str | Path = ".", names: Iterable[str] = tupl
     return accuracies
 
 
+# %% tags=["active-py"]
 if __name__ == "__main__":
+    import sys
+
     main(int(sys.argv[1]) if len(sys.argv) > 1 else 10, sys.argv[2] if len(sys.argv) > 2 else ".")
+
+# %% [markdown]
+# ## All networks
+
+# %% tags=["active-ipynb"]
+# from IPython.display import Image
+#
+# accuracies = main(epochs=6)
+# Image("quantized_digits.png")

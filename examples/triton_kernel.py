@@ -1,9 +1,11 @@
+# %% [markdown]
 """A Triton kernel as a backend: a causal depthwise convolution of a sequence, which then trains like any layer.
 
-python examples/triton_kernel.py                       on a GPU
-TRITON_INTERPRET=1 python examples/triton_kernel.py    anywhere, by Triton's interpreter: slow, but the same code
+`python examples/triton_kernel.py` runs it on a GPU; `TRITON_INTERPRET=1 python examples/triton_kernel.py` anywhere, by
+Triton's interpreter, which is slow, but runs the same code.
 """
 
+# %%
 from __future__ import annotations
 
 import os
@@ -22,7 +24,11 @@ from convgrad import ConvProblem
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 alone = threading.Lock() if INTERPRETED else nullcontext()
 
+# %% [markdown]
+# The kernel computes one row of one channel; `causal` launches it, and `accepts` says what it computes.
 
+
+# %%
 @triton.jit
 def causal_kernel(x, w, y, channels, length, taps: tl.constexpr, block: tl.constexpr):
     """One row of [N * C, L]: y[t] = sum over k of w[k] * x[t + k - (taps - 1)]."""
@@ -58,33 +64,36 @@ def accepts(p: ConvProblem) -> bool | str:
     return (p.stride == p.dilation == (1,) and causal_padding) or "it pads in front only, without stride and dilation"
 
 
-def main() -> None:
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    backend = convgrad.register(
-        "causal",
-        forward=causal,
-        args=("input", "weight", "out"),
-        accepts=accepts,
-        layouts="contiguous",
-        devices=here,
-        dtypes=(torch.float32, torch.bfloat16),
-        seconds=2,
-        prefer=False,  # only where it is named: by Triton's interpreter it is slow
-    )
-    print(f"causal: {backend.note}")
+# %% [markdown]
+# Registration checks it against the definition of a convolution.
 
-    x = torch.randn(2, 3, 9, device=here, requires_grad=True)
-    w = torch.randn(3, 1, 4, device=here, requires_grad=True)
-    with convgrad.use_backend("causal"), convgrad.trace() as ran:
-        y = convgrad.conv1d(x, w, padding=(3, 0), groups=3)
-        y.square().sum().backward()
-    print(ran)
+# %%
+here = "cuda" if torch.cuda.is_available() else "cpu"
+backend = convgrad.register(
+    "causal",
+    forward=causal,
+    args=("input", "weight", "out"),
+    accepts=accepts,
+    layouts="contiguous",
+    devices=here,
+    dtypes=(torch.float32, torch.bfloat16),
+    seconds=2,
+    prefer=False,  # only where it is named: by Triton's interpreter it is slow
+)
+print(f"causal: {backend.note}")
 
-    expected = torch.nn.functional.conv1d(torch.nn.functional.pad(x, (3, 0)), w, groups=3)
-    torch.testing.assert_close(y, expected)
-    for got, want in zip((x.grad, w.grad), torch.autograd.grad(expected.square().sum(), (x, w)), strict=True):
-        torch.testing.assert_close(got, want)
+# %% [markdown]
+# The forward is the kernel's, and the gradients are another backend's; they are PyTorch's gradients.
 
+# %%
+x = torch.randn(2, 3, 9, device=here, requires_grad=True)
+w = torch.randn(3, 1, 4, device=here, requires_grad=True)
+with convgrad.use_backend("causal"), convgrad.trace() as ran:
+    y = convgrad.conv1d(x, w, padding=(3, 0), groups=3)
+    y.square().sum().backward()
+print(ran)
 
-if __name__ == "__main__":
-    main()
+expected = torch.nn.functional.conv1d(torch.nn.functional.pad(x, (3, 0)), w, groups=3)
+torch.testing.assert_close(y, expected)
+for got, want in zip((x.grad, w.grad), torch.autograd.grad(expected.square().sum(), (x, w)), strict=True):
+    torch.testing.assert_close(got, want)
