@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .. import __version__
-from ..diagnostics import Limits, Machine, explain, limits_of
-from ..engine import active, choose
+from ..diagnostics import Limits, Machine, limits_of, module_names
+from ..engine import Event, active, choose, observers
 from ..engine.ab_timer import Comparison, Ratio, compare, conditions
 from ..models import (
     NO_COPY,
@@ -89,9 +89,10 @@ def profile_model(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     limits = _Limits()
     stage("preparing copies of the model")
-    names = _layers(model, example_inputs)
-    steps, left = _ways(model, example_inputs)
+    models, left = _ways(model, example_inputs)
+    steps: dict[str, Call] = {name: training_step(one, example_inputs) for name, one in models.items()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        names = _layers(models["PyTorch"], steps["PyTorch"])
         stage("timing a training step, PyTorch's and convgrad's alternately")
         seen = _compared(steps, 0.4 * seconds, device)
         stage("timing each convolution")
@@ -115,17 +116,37 @@ def profile_model(
 _MEASURE = "convgrad.measure() before the training loop"
 
 
-def _layers(model: nn.Module, inputs: Any) -> dict[ConvProblem, list[str]]:
-    """The names of the modules that compute each convolution."""
-    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
-    found: Any = explain(model, *(args if isinstance(args, (tuple, list)) else (args,)), outputs="forward", **kwargs)
-    layers = found if hasattr(found, "layers") else None
-    if layers is None:
-        return {_plain(found.problem): [type(model).__name__]}
-    names: dict[ConvProblem, list[str]] = {}
-    for layer in layers:
-        names.setdefault(_plain(layer.problem), []).extend(name or layer.kind for name in layer.names)
-    return names
+class _Layers:
+    """Observes one step of a model, and notes which modules compute each convolution."""
+
+    synchronize = False
+
+    def __init__(self) -> None:
+        self.running: list[tuple[str, nn.Module]] = []
+        self.names: dict[ConvProblem, list[str]] = {}
+
+    def __call__(self, event: Event) -> None:
+        if self.running and event.outputs == (event.problem.bias_pass,):
+            name, module = self.running[-1]
+            self.names.setdefault(_plain(event.problem), []).append(name or type(module).__name__)
+
+
+def _layers(model: nn.Module, step: Call) -> dict[ConvProblem, list[str]]:
+    """The names of the modules that compute each convolution in a step.
+
+    Raises:
+        ValueError: no convolution ran.
+    """
+    seen = _Layers()
+    observers.append(seen)
+    try:
+        with module_names(model, seen.running), observe_aten():
+            step()
+    finally:
+        observers.remove(seen)
+    if not seen.names:
+        raise ValueError(f"no convolution ran in this {type(model).__name__}")
+    return seen.names
 
 
 def _plain(problem: ConvProblem) -> ConvProblem:
@@ -133,8 +154,8 @@ def _plain(problem: ConvProblem) -> ConvProblem:
     return problem.replace(name="", has_bias=False)
 
 
-def _ways(model: nn.Module, inputs: Any) -> tuple[dict[str, Call], str]:
-    """Name -> one training step, each on a copy of its own; and what `accelerate_` said.
+def _ways(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str]:
+    """Name -> a copy of the model that computes in this way; and what `accelerate_` said.
 
     Raises:
         ValueError: the model cannot be copied.
@@ -160,7 +181,7 @@ def _ways(model: nn.Module, inputs: Any) -> tuple[dict[str, Call], str]:
         models |= {"PyTorch, channels_last": turned, "convgrad, channels_last": both}
     said = f"convgrad.accelerate_ replaced {len(report.replaced)} of {len(report.replaced) + len(report.left)} layers; "
     said += "PyTorch's own kernels stay where nothing else is expected to be faster."
-    return {name: training_step(m, inputs) for name, m in models.items()}, said
+    return models, said
 
 
 def _compared(steps: dict[str, Call], seconds: float, device: torch.device) -> Comparison:
