@@ -28,11 +28,11 @@ def page_of(profile: Profile) -> str:
     """
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
-        from markupsafe import Markup
+        from markupsafe import Markup, escape
     except ImportError as error:
         raise ImportError(_MISSING.format(error.name)) from None
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"times": _times, "day": _day}
+    environment.filters |= {"times": _times, "day": _day, "breaks": lambda name: Markup(_breaks(str(escape(name))))}
     text = {name: Markup((_HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
     data = json.dumps(profile.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     numbered = list(enumerate(profile.rows))
@@ -110,6 +110,11 @@ def _times(text: str) -> str:
 
 def _joined(found: re.Match[str]) -> str:
     return f"{found[1]}{_TIMES}\N{NO-BREAK SPACE}{found[2]},\N{NO-BREAK SPACE}" if found[2] else f"{found[1]}{_TIMES}"
+
+
+def _breaks(name: str) -> str:
+    """A dotted name that may be broken between its words."""
+    return re.sub(r"([._])(?=\w)", r"\1<wbr>", name)
 
 
 def _day(text: str) -> str:
