@@ -117,7 +117,7 @@ def profile_model(
     notes = [
         f"A step is forward and backward, without an optimizer. {left}",
         f"PyTorch and convgrad took turns, {len(seen.samples['PyTorch'])} rounds; intervals are at 95 %.",
-        f"A row's time is the median over {'one step' if slow else f'{rounds} steps'}; watching costs small calls a little.",
+        f"A row's time is the median over {'one step' if slow else f'{rounds} steps'}; watching costs a little.",
         *(["channels_last was not tried: the step is slow, or there already."] if len(seen.samples) == 2 else []),
     ]  # fmt: skip
     return _profile("step", what or type(model).__name__, _finding(seen), whole, variants, rows,

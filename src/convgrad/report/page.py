@@ -96,7 +96,8 @@ def _described(of: Row | Change) -> str:
         words.append(f"dilation {_sizes(p.dilation)}")
     words.append(f"batch {p.batch}")
     words += [str(p.dtype).removeprefix("torch.")] if str(p.dtype) != "torch.float32" else []
-    return ", ".join([*words, *(["channels_last"] if p.channels_last else [])])
+    words += ["channels_last"] if p.channels_last else []
+    return ", ".join(word.replace(" ", "\N{NO-BREAK SPACE}") for word in words)
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:
@@ -113,8 +114,8 @@ def _joined(found: re.Match[str]) -> str:
 
 
 def _breaks(name: str) -> str:
-    """A dotted name that may be broken between its words."""
-    return re.sub(r"([._])(?=\w)", r"\1<wbr>", name)
+    """A dotted name or a problem that may be broken between its words or fields."""
+    return re.sub(r"([._]|\d(?=[a-z]))(?=\w)", r"\1<wbr>", name)
 
 
 def _day(text: str) -> str:
