@@ -79,7 +79,7 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
         (("--stock", "report_models:alone"), "--stock is for a script"),
         (("report_models:alone", "--epochs"), "the argument '--epochs' is for a script"),
         (("--dtype", "float", "report_models:alone"), "unknown dtype 'float'"),
-        (("report_models:wrong",), "raised ShapeError: Given groups=1"),
+        (("report_models:wrong",), "raised RuntimeError: Given groups=1"),
         (("report_models:nothing",), "cannot get"),
         (("--seconds", "0", "script.py"), "Invalid value for '--seconds'"),
     ],

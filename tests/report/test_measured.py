@@ -125,6 +125,8 @@ def times(**ratios: float) -> Comparison:
         (times(PyTorch=2.0, convgrad=1.0), "is 2.00x [2.00, 2.00] as fast: 1 s instead of 2 s."),
         (times(PyTorch=1.0, convgrad=2.0), "is slower here, 0.50x [0.50, 0.50] as fast"),
         (times(PyTorch=0.1, convgrad=0.1), "makes no measurable difference to this training step here: 1.00x"),
+        (Comparison("PyTorch", {"PyTorch": (1.0,) * 9, "convgrad": (0.5, 2.0) * 4 + (1.0,)}),
+         "cannot be told, for the times vary too much: 1.00x [0.50, 2.00]."),
         (times(PyTorch=2.0, convgrad=1.0, PyTorch_last=1.0, convgrad_last=0.5),
          "In channels_last PyTorch is faster, and convgrad is 2.00x [2.00, 2.00] as fast as PyTorch."),
         (times(PyTorch=2.0, convgrad=1.0, PyTorch_last=1.0, convgrad_last=1.0), "and convgrad no different from it"),

@@ -15,7 +15,7 @@ from convgrad.report import Profile
 
 from .example import example, slower
 
-VOID = {"meta", "br", "hr", "img", "link", "input"}
+VOID = {"meta", "wbr", "br", "hr", "img", "link", "input"}
 
 
 class Tree(HTMLParser):

@@ -4,6 +4,7 @@ Nothing on the path of a call imports this room; `convgrad.explain` and `convgra
 """
 
 from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
+from .capture import module_names
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation
 from .measure import plan_of, random_operands
@@ -30,6 +31,7 @@ __all__ = [
     "least_work",
     "limits_of",
     "measure_limits",
+    "module_names",
     "named",
     "plan_of",
     "random_operands",

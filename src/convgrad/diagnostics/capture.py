@@ -23,7 +23,7 @@ from ..shapes import problem_of
 from .aten_rules import ConvCall, Machine
 from .aten_rules.aten_trace import trace_call
 
-__all__ = ["Captured", "capture", "problem_on"]
+__all__ = ["Captured", "capture", "module_names", "problem_on"]
 
 
 @dataclass(frozen=True)
@@ -108,22 +108,22 @@ def _run(model: nn.Module, args: Any, kwargs: Any, machine: Machine | None) -> l
     }
     placed = {name: place(value) for name, value in state.items()}
     args, kwargs = tree_map(place, (args, kwargs))
-    with _module_names(model, recorder), torch.random.fork_rng(devices=[]), torch.no_grad(), recorder:
+    with module_names(model, recorder.stack), torch.random.fork_rng(devices=[]), torch.no_grad(), recorder:
         torch.func.functional_call(model, placed, args, kwargs)
     return recorder.found
 
 
 @contextmanager
-def _module_names(model: nn.Module, recorder: _Recorder) -> Iterator[None]:
-    """Keep the stack of running modules in the recorder."""
+def module_names(model: nn.Module, stack: list[tuple[str, nn.Module]]) -> Iterator[None]:
+    """Keep the stack of running modules, each with its name, while this block lasts."""
     handles = []
     for name, module in model.named_modules():
 
         def enter(m: nn.Module, _args: Any, name: str = name) -> None:
-            recorder.stack.append((name, m))
+            stack.append((name, m))
 
         def leave(_m: nn.Module, _args: Any, _result: Any) -> None:
-            recorder.stack.pop()
+            stack.pop()
 
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .. import __version__
-from ..diagnostics import Limits, Machine, explain, limits_of
-from ..engine import active, choose
+from ..diagnostics import Limits, Machine, limits_of, module_names
+from ..engine import Event, active, choose, observers
 from ..engine.ab_timer import Comparison, Ratio, compare, conditions
 from ..models import (
     NO_COPY,
@@ -44,8 +44,15 @@ __all__ = ["profile_model", "profile_script", "profile_table"]
 Call = Callable[[], object]
 Stage = Callable[[str], object]
 
-_OBSERVED = 3  # steps
+_OBSERVED = 3  # steps; of a slow one a single one
+_TELLING = 1.25  # an interval with 1 in it whose ends are further apart says nothing
 _CALLS = 9  # of each way that a comparison makes at least
+
+
+_BUSY = (
+    "More than 100 % of the limit: it was measured while this machine was busy, or the operands came from a cache. "
+    "convgrad info --measure measures it again."
+)
 
 
 def _quiet(_: str) -> None:
@@ -89,13 +96,18 @@ def profile_model(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     limits = _Limits()
     stage("preparing copies of the model")
-    names = _layers(model, example_inputs)
-    steps, left = _ways(model, example_inputs)
+    models, left = _ways(model, example_inputs)
+    steps: dict[str, Call] = {name: training_step(one, example_inputs) for name, one in models.items()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        began = time.perf_counter()
+        names = _layers(models["PyTorch"], steps["PyTorch"])
+        first = time.perf_counter() - began
         stage("timing a training step, PyTorch's and convgrad's alternately")
-        seen = _compared(steps, 0.4 * seconds, device)
+        seen = _compared(steps, 0.4 * seconds, first, device)
         stage("timing each convolution")
-        rows = _observed(steps, names, limits)
+        slow = seen.median("PyTorch") > 0.04 * seconds
+        rounds = 1 if slow else _OBSERVED
+        rows = _observed(steps, names, limits, rounds)
     variants = _variants(seen)
     whole = variants[1].milliseconds
     stage("timing other backends for the most expensive convolutions")
@@ -105,7 +117,8 @@ def profile_model(
     notes = [
         f"A step is forward and backward, without an optimizer. {left}",
         f"PyTorch and convgrad took turns, {len(seen.samples['PyTorch'])} rounds; intervals are at 95 %.",
-        f"A row's time is the median over {_OBSERVED} observed steps, where observing adds a little to small calls.",
+        f"A row's time is the median over {'one step' if slow else f'{rounds} steps'}; watching costs a little.",
+        *(["channels_last was not tried: the step is slow, or there already."] if len(seen.samples) == 2 else []),
     ]  # fmt: skip
     return _profile("step", what or type(model).__name__, _finding(seen), whole, variants, rows,
                     [*costs_of_layout(seen), *costs], looked, notes, device, limits)  # fmt: skip
@@ -115,17 +128,37 @@ def profile_model(
 _MEASURE = "convgrad.measure() before the training loop"
 
 
-def _layers(model: nn.Module, inputs: Any) -> dict[ConvProblem, list[str]]:
-    """The names of the modules that compute each convolution."""
-    args, kwargs = ((), inputs) if isinstance(inputs, Mapping) else (inputs, {})
-    found: Any = explain(model, *(args if isinstance(args, (tuple, list)) else (args,)), outputs="forward", **kwargs)
-    layers = found if hasattr(found, "layers") else None
-    if layers is None:
-        return {_plain(found.problem): [type(model).__name__]}
-    names: dict[ConvProblem, list[str]] = {}
-    for layer in layers:
-        names.setdefault(_plain(layer.problem), []).extend(name or layer.kind for name in layer.names)
-    return names
+class _Layers:
+    """Observes one step of a model, and notes which modules compute each convolution."""
+
+    synchronize = False
+
+    def __init__(self) -> None:
+        self.running: list[tuple[str, nn.Module]] = []
+        self.names: dict[ConvProblem, list[str]] = {}
+
+    def __call__(self, event: Event) -> None:
+        if self.running and event.outputs == (event.problem.bias_pass,):
+            name, module = self.running[-1]
+            self.names.setdefault(_plain(event.problem), []).append(name or type(module).__name__)
+
+
+def _layers(model: nn.Module, step: Call) -> dict[ConvProblem, list[str]]:
+    """The names of the modules that compute each convolution in a step.
+
+    Raises:
+        ValueError: no convolution ran.
+    """
+    seen = _Layers()
+    observers.append(seen)
+    try:
+        with module_names(model, seen.running), observe_aten():
+            step()
+    finally:
+        observers.remove(seen)
+    if not seen.names:
+        raise ValueError(f"no convolution ran in this {type(model).__name__}")
+    return seen.names
 
 
 def _plain(problem: ConvProblem) -> ConvProblem:
@@ -133,8 +166,8 @@ def _plain(problem: ConvProblem) -> ConvProblem:
     return problem.replace(name="", has_bias=False)
 
 
-def _ways(model: nn.Module, inputs: Any) -> tuple[dict[str, Call], str]:
-    """Name -> one training step, each on a copy of its own; and what `accelerate_` said.
+def _ways(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str]:
+    """Name -> a copy of the model that computes in this way; and what `accelerate_` said.
 
     Raises:
         ValueError: the model cannot be copied.
@@ -160,11 +193,17 @@ def _ways(model: nn.Module, inputs: Any) -> tuple[dict[str, Call], str]:
         models |= {"PyTorch, channels_last": turned, "convgrad, channels_last": both}
     said = f"convgrad.accelerate_ replaced {len(report.replaced)} of {len(report.replaced) + len(report.left)} layers; "
     said += "PyTorch's own kernels stay where nothing else is expected to be faster."
-    return {name: training_step(m, inputs) for name, m in models.items()}, said
+    return models, said
 
 
-def _compared(steps: dict[str, Call], seconds: float, device: torch.device) -> Comparison:
-    """All ways timed alternately; of a slow step only the first two, in the layout that it has."""
+def _compared(steps: dict[str, Call], seconds: float, first: float, device: torch.device) -> Comparison:
+    """All ways timed alternately; of a slow step only the first two, in the layout that it has.
+
+    Args:
+        first: seconds of the very first step, which is slower than those that follow.
+    """
+    if first > seconds / _CALLS:
+        return compare(dict(list(steps.items())[:2]), "PyTorch", seconds=seconds, device=device)
     once: dict[str, float] = {}
     for name, step in steps.items():
         step()  # the first call allocates, compiles, plans
@@ -198,7 +237,9 @@ def _finding(seen: Comparison) -> str:
     """The result in a sentence or two, also where it is nothing."""
     ratio = seen.speedup("convgrad")
     times = f"{_shown(seen.seconds('convgrad'))} instead of {_shown(seen.seconds('PyTorch'))}"
-    if not ratio.differs:
+    if not ratio.differs and ratio.high > _TELLING * ratio.low:
+        said = f"What convgrad brings here cannot be told, for the times vary too much: {_words(ratio)}."
+    elif not ratio.differs:
         said = f"convgrad makes no measurable difference to this training step here: {_words(ratio)}."
     else:
         slower = "" if ratio.value > 1 else "slower here, "
@@ -219,10 +260,10 @@ def _shown(seconds: float) -> str:
     return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
-def _observed(steps: dict[str, Call], names: dict[ConvProblem, list[str]], limits: _Limits) -> list[Row]:
+def _observed(steps: dict[str, Call], names: dict[ConvProblem, list[str]], limits: _Limits, rounds: int) -> list[Row]:
     """The calls of a step by convgrad, and PyTorch's time of the same."""
     stock, ours = Usage(), Usage()
-    for _ in range(_OBSERVED):
+    for _ in range(rounds):
         for usage, name in ((stock, "PyTorch"), (ours, "convgrad")):
             with observe_aten(), usage:
                 steps[name]()
@@ -233,7 +274,7 @@ def _observed(steps: dict[str, Call], names: dict[ConvProblem, list[str]], limit
             limits.of(row),
             layers=names.get(_plain(row.problem), ()),
             pytorch=pytorch.get(_same(row)),
-            calls=row.calls / _OBSERVED,
+            calls=row.calls / rounds,
         )
         for row in map(_reasoned, ours.rows)
     ]
@@ -359,6 +400,8 @@ def _profile(
     device: torch.device | None,
     limits: _Limits,
 ) -> Profile:
+    if any((row.of_limit or 0) > 1.05 for row in rows):
+        notes = [*notes, _BUSY]
     ordered = sorted(costs, key=lambda cost: -(cost.milliseconds or 0.0))
     return Profile(
         kind, what, finding, milliseconds, tuple(variants), tuple(rows), tuple(ordered), looked, tuple(notes),

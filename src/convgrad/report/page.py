@@ -28,11 +28,11 @@ def page_of(profile: Profile) -> str:
     """
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
-        from markupsafe import Markup
+        from markupsafe import Markup, escape
     except ImportError as error:
         raise ImportError(_MISSING.format(error.name)) from None
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"times": _times, "day": _day}
+    environment.filters |= {"times": _times, "day": _day, "breaks": lambda name: Markup(_breaks(str(escape(name))))}
     text = {name: Markup((_HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
     data = json.dumps(profile.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     numbered = list(enumerate(profile.rows))
@@ -96,7 +96,8 @@ def _described(of: Row | Change) -> str:
         words.append(f"dilation {_sizes(p.dilation)}")
     words.append(f"batch {p.batch}")
     words += [str(p.dtype).removeprefix("torch.")] if str(p.dtype) != "torch.float32" else []
-    return ", ".join([*words, *(["channels_last"] if p.channels_last else [])])
+    words += ["channels_last"] if p.channels_last else []
+    return ", ".join(word.replace(" ", "\N{NO-BREAK SPACE}") for word in words)
 
 
 def _sizes(sizes: tuple[int, ...]) -> str:
@@ -110,6 +111,11 @@ def _times(text: str) -> str:
 
 def _joined(found: re.Match[str]) -> str:
     return f"{found[1]}{_TIMES}\N{NO-BREAK SPACE}{found[2]},\N{NO-BREAK SPACE}" if found[2] else f"{found[1]}{_TIMES}"
+
+
+def _breaks(name: str) -> str:
+    """A dotted name or a problem that may be broken between its words or fields."""
+    return re.sub(r"([._]|\d(?=[a-z]))(?=\w)", r"\1<wbr>", name)
 
 
 def _day(text: str) -> str:
