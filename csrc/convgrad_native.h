@@ -9,13 +9,15 @@
 #include <stdint.h>
 
 /* Raised whenever a struct or a signature changes; the loader refuses another number. */
-#define CONVGRAD_ABI 4
+#define CONVGRAD_ABI 5
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
 enum { CONVGRAD_CONTIGUOUS = 0, CONVGRAD_CHANNELS_LAST = 1 };
+/* What is read outside the input: zeros, or the input itself, at most its size away (reflect: less than that). */
+enum { CONVGRAD_ZEROS = 0, CONVGRAD_CIRCULAR = 1, CONVGRAD_REFLECT = 2, CONVGRAD_REPLICATE = 3 };
 enum { CONVGRAD_FLOAT32 = 0, CONVGRAD_FLOAT64 = 1, CONVGRAD_BFLOAT16 = 2, CONVGRAD_FLOAT16 = 3 };
 
 /* What to compute: a sum of these, in which forward and grad_input are not together. */
@@ -32,7 +34,7 @@ enum {
 typedef struct {
   int64_t batch, groups, in_per_group, out_per_group;
   int64_t input[3], kernel[3], stride[3], padding[3], dilation[3], output[3]; /* padding: the low side */
-  int32_t layout, dtype, outputs, threads;
+  int32_t layout, dtype, outputs, threads, padding_mode;
 } convgrad_problem;
 
 /* The tensors; those that the requested outputs do not need may be null. `bias` is added to `forward` (a value

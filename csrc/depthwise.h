@@ -187,9 +187,9 @@ struct Depthwise {
     Plan p = {};
     static_cast<DepthwiseTiles&>(p) = make_depthwise_tiles(q, N, sizeof(S), sizeof(T), kCheapToLoad<S>);
     const Axis& w = p.axis[2];
-    const int64_t row = most(most(w.input, w.output), kScratchPixels), kept = p.kept_blocks;
+    const int64_t row = most(most(w.padded().size(), w.output), kScratchPixels), kept = p.kept_blocks;
     // A border of the source changes the region at most twice a kernel element and phase.
-    const int64_t phases = least(w.stride, w.input), regions = most(1, phases) + 2 * w.kernel;
+    const int64_t phases = least(w.stride, w.padded().size()), regions = most(1, phases) + 2 * w.kernel;
     const int64_t pieces = regions + 2 * row / kMostSums;  // nearly equal ones, none smaller than half of the largest
     Layout &each = p.memory.each, &shared = p.memory.shared;
     p.input = each.template add<T>(p.input_size());
@@ -198,7 +198,7 @@ struct Depthwise {
       p.weights = each.template add<T>(kept * p.weight_size());
       p.starts = each.template add<T>(kept * p.multiplier * p.lanes);
       p.packed = each.template add<PackedWeight>(kept);
-      p.result = each.template add<T>(p.direct ? 0 : row * p.lanes);
+      p.result = each.template add<T>(p.direct ? 0 : most(row, p.folds() ? p.folded_pixels() : 0) * p.lanes);
       p.columns = each.template add<Columns>(pieces);
       p.lines = each.template add<Lines>(1 + 2 * p.axis[1].kernel);
       p.listed = each.template add<Tap>(p.multiplier * p.kernel_elements * (p.direct ? regions : 1));

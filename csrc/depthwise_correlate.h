@@ -78,11 +78,12 @@ struct DepthwiseCorrelate {
   void tile(Scratch& s, const Block& b, const Range result[3], int64_t band, bool backward, int64_t m,
             const Source<X>& source, S* out, const Tensor& x) const {
     if (result[0].size() == 0 || result[1].size() == 0 || result[2].size() == 0) return;
-    const bool in_place = p.channels_last && x.step == 1;  // results are stored where they belong
+    const bool folds = backward && p.folds();
+    const bool in_place = p.channels_last && x.step == 1 && !folds;  // results are stored where they belong
     const Axis* a = p.axis;
     const int64_t width = result[2].size(), pitch = in_place ? x.width : b.lanes;
     // Rows taken together. In a tensor they are as many as need no second list of taps.
-    const bool whole_rows = p.direct ? !backward || a[1].stride == 1 : in_place || width == x.size[2];
+    const bool whole_rows = p.direct ? !backward || a[1].stride == 1 : in_place || folds || width == x.size[2];
     const int64_t group = !whole_rows ? 1 : p.direct ? result[1].size() : p.rows_together(width, false);
     const int64_t listed = 2 * band + backward;
     if (s.listed.band != listed || s.careful()) {
@@ -107,13 +108,17 @@ struct DepthwiseCorrelate {
             S* to = out + (b.image * x.pixels() + pixel + phase * x.size[2]) * pitch + b.channel;
             correlate_rows(s, slice, rows, phases, to, b.live);
           } else if constexpr (std::is_same<X, T>::value) {  // what is read in a tensor is stored in one
-            correlate_rows(s, slice, rows, phases, s.result + phase * width * pitch, round_up(b.live, N));
+            const int64_t before = folds ? (d - result[0].low) * result[1].size() + low - result[1].low : 0;
+            correlate_rows(s, slice, rows, phases, s.result + (before + phase) * width * pitch, round_up(b.live, N));
           }
         }
-        if (!in_place)
+        if (!in_place && !folds)
           Packing<S, T, N>::unpack(out, s.result, x, b, pixel, (high - low) * width, p.channels_last);
       }
     }
+    if (!folds) return;
+    fold(s.result, b.lanes, x, result);
+    Packing<S, T, N>::unpack(out, s.result, x, b, 0, x.pixels(), p.channels_last);
   }
 
   // Every `step`-th row of a range.

@@ -162,13 +162,17 @@ struct DepthwiseOperands {
     // Rows of zeros are left out of the sums, except where they let grad_weight run over whole tiles.
     const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.by_kernel_row();
     using Pack = Packing<const S, T, N>;
-    const auto zeros = again ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
+    const auto zeros = again || x.padding_mode ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
     s.lane = tile_pixels(extent);
     if (p.channels_last) {
       Pack::pack(scratch, extent, tensor, x, b, r, true, zeros);
+      if (x.padding_mode) Pack::pack_borders(scratch, extent, tensor, x, b, r, true);
     } else {
-      for (int64_t l = 0; l < b.live; l += N)
-        Pack::pack(scratch + l * s.lane, extent, tensor, x, Pack::vector_of(b, l), r, false, zeros);
+      for (int64_t l = 0; l < b.live; l += N) {
+        const Block vector = Pack::vector_of(b, l);
+        Pack::pack(scratch + l * s.lane, extent, tensor, x, vector, r, false, zeros);
+        if (x.padding_mode) Pack::pack_borders(scratch + l * s.lane, extent, tensor, x, vector, r, false);
+      }
       const int64_t unused = b.lanes - round_up(b.live, N);  // by this block, but by the ones to come
       if (!again && unused)
         memset(scratch + (b.lanes - unused) * s.lane, 0, sizeof(T) * static_cast<size_t>(unused * s.lane));
@@ -177,6 +181,7 @@ struct DepthwiseOperands {
     s.data = scratch;
     for (int d = 0; d < 3; ++d) {
       s.range[d] = r[d], s.data -= r[d].low * s.step[d];
+      if (x.padding_mode) continue;  // nothing outside the tensor is a zero
       if (careful || (skip && d < 2)) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
     }
     return s;

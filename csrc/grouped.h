@@ -117,7 +117,7 @@ struct Grouped {
 
   struct Plan : GroupedPlan {
     Memory memory;
-    Array<T> input, grad_output, result, row;         // of each thread
+    Array<T> input, grad_output, result, row, folded;  // of each thread
     Array<Tap> taps;
     Array<T> forward_weight, backward_weight, start, partial;
     Array<bool> infinite;
@@ -132,14 +132,16 @@ struct Grouped {
     const int64_t widest = most(p.in_per_group, p.out_per_group), weights = p.groups * p.group_weights();
     const bool forward = p.wants(CONVGRAD_FORWARD), backward = p.wants(CONVGRAD_GRAD_INPUT);
     const int64_t forward_result = outputs * round_up(p.plane[1] * p.plane[2], N);
-    const int64_t phase_rows = ceil_div(ceil_div(h.input, p.bands[1]), h.stride) + 1;
-    const int64_t phase_width = ceil_div(ceil_div(w.input, p.bands[2]), w.stride) + 1;
-    const int64_t backward_result = inputs * least(w.stride, w.input) *
+    const int64_t height = p.folds() ? h.padded().size() : h.input, width = p.folds() ? w.padded().size() : w.input;
+    const int64_t phase_rows = ceil_div(ceil_div(height, p.bands[1]), h.stride) + 1;
+    const int64_t phase_width = ceil_div(ceil_div(width, p.bands[2]), w.stride) + 1;
+    const int64_t backward_result = inputs * least(w.stride, width) *
                                     round_up(phase_rows * p.output_extent[2] + phase_width, N);
     // Rows are read and written up to a vector beyond their end.
     if (p.needs_input()) p.input = each.template add<T>(inputs * p.input_tile(1, p.images).channel() + N);
     if (p.needs_grad_output()) p.grad_output = each.template add<T>(outputs * p.output_tile(1, p.images).channel() + N);
     if (backward && w.stride > 1 && !p.channels_last) p.row = each.template add<T>(inputs * w.input + N);
+    if (p.folds()) p.folded = each.template add<T>(inputs * p.folded_pixels() + N);
     p.taps = each.template add<Tap>(widest * p.kernel_elements);
     if (forward) p.forward_weight = shared.template add<T>(weights);
     if (backward) p.backward_weight = shared.template add<T>(weights);
@@ -162,7 +164,8 @@ struct Grouped {
     };
     auto scratch = [&](int64_t thread) {
       char* const at = p.memory.of_thread(memory, thread);
-      return Scratch{p.input.in(at), p.grad_output.in(at), p.result.in(at), p.row.in(at), p.taps.in(at), -1, 0, 0};
+      return Scratch{p.input.in(at),  p.grad_output.in(at), p.result.in(at), p.row.in(at),
+                     p.folded.in(at), p.taps.in(at),        -1,              0,           0};
     };
     run_items(
         threads, p.needs_weight() ? p.lane_blocks : 0, pack, p.items(), scratch,

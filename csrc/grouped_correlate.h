@@ -59,7 +59,7 @@ struct GroupedCorrelate {
                        const PlaneTile& tile) const {
     if (r[0].size() == 0 || r[1].size() == 0 || r[2].size() == 0) return;
     const int64_t phases[2] = {least(p.axis[1].stride, r[1].size()), least(p.axis[2].stride, r[2].size())};
-    for (int64_t n = 0; n < b.images; ++n)
+    for (int64_t n = 0; n < b.images; ++n) {
       for (int64_t d = r[0].low; d < r[0].high; ++d)
         for (int64_t i = 0; i < phases[0]; ++i) {
           const Phase in_d = phase(0, {d, d + 1}, 0, source[0].low), in_h = phase(1, r[1], i, source[1].low);
@@ -67,8 +67,10 @@ struct GroupedCorrelate {
           for (int64_t j = 0; j < phases[1]; ++j)
             grad_input_phase(s, b, n, in_d, in_h, phase(2, r[2], j, source[2].low), tile, plane,
                              s.result + j * b.groups.size() * p.in_per_group * plane);
-          store_phases(s, b, n, d, in_h, r[2], phases[1], tile.extent[2], plane);
+          store_phases(s, b, n, d, in_h, r, phases[1], tile.extent[2], plane);
         }
+      if (p.folds()) store_folded(s, b, n, r);
+    }
   }
 
   void grad_input_phase(const Scratch& s, const Block& b, int64_t n, const Phase& d, const Phase& h, const Phase& w,
@@ -87,15 +89,23 @@ struct GroupedCorrelate {
   }
 
   // Rows of the input from the phases of its width: in channels_last pixels go where they belong one by one, else the
-  // phases are put together first.
-  void store_phases(const Scratch& s, const Block& b, int64_t n, int64_t d, const Phase& h, Range w, int64_t phases,
-                    int64_t pitch, int64_t plane) const {
+  // phases are put together first. What is to be folded stays in scratch memory.
+  void store_phases(const Scratch& s, const Block& b, int64_t n, int64_t d, const Phase& h, const Range r[3],
+                    int64_t phases, int64_t pitch, int64_t plane) const {
     const Tensor x = p.input_tensor();
+    const Range w = r[2];
     S* const results = static_cast<S*>(t.grad_input);
     const int64_t first = b.groups.low * p.in_per_group, channels = b.groups.size() * p.in_per_group;
     for (int64_t i = 0; i < h.count; ++i) {
       const int64_t row = d * x.size[1] + h.first + i * p.axis[1].stride, pixel = row * x.size[2] + w.low;
       const T* from = s.result + i * pitch;
+      if (p.folds()) {
+        const int64_t at = (d - r[0].low) * r[1].size() + h.first + i * p.axis[1].stride - r[1].low;
+        for (int64_t c = 0; c < channels; ++c)
+          join_phases(s.folded + c * p.folded_pixels() + at * w.size(), from + c * plane, channels * plane, phases,
+                      w.size());
+        continue;
+      }
       if (p.channels_last || phases == 1) {
         for (int64_t phase = 0; phase < phases; ++phase, from += channels * plane)
           Planes<S, T, N>::unpack_row(results, from, plane, x, first, channels, b.image + n, pixel + phase,
@@ -108,7 +118,17 @@ struct GroupedCorrelate {
     }
   }
 
+  // The gradient of an image, [channel][position], with its padding mode.
+  void store_folded(const Scratch& s, const Block& b, int64_t n, const Range r[3]) const {
+    const Tensor x = p.input_tensor();
+    const int64_t channels = b.groups.size() * p.in_per_group, pixels = p.folded_pixels();
+    for (int64_t c = 0; c < channels; ++c) fold(s.folded + c * pixels, 1, x, r);
+    Planes<S, T, N>::unpack_row(static_cast<S*>(t.grad_input), s.folded, pixels, x, b.groups.low * p.in_per_group,
+                                channels, b.image + n, 0, x.pixels(), p.channels_last);
+  }
+
   static void join_phases(T* to, const T* from, int64_t step, int64_t phases, int64_t count) {
+    if (phases == 1) return Planes<S, T, N>::copy_row(to, from, count);
     if (phases == 2) {
       Planes<S, T, N>::join_two(to, from, from + step, count / 2);
       if (count % 2) to[count - 1] = from[count / 2];

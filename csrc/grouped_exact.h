@@ -43,27 +43,47 @@ struct GroupedExact {
 
   // Replace the NaNs among a tile's results, as far as they are the padding's.
   __attribute__((noinline)) void correct(bool backward, Range groups, Range images, const Range r[3]) const {
+    if (p.padding_mode && !backward) return;
     const Tensor result = backward ? p.input_tensor() : p.output_tensor();
     const int64_t channels = result.width / p.groups;
     S* const results = static_cast<S*>(backward ? t.grad_input : t.forward);
-    for (int64_t d = r[0].low; d < r[0].high; ++d)
-      for (int64_t h = r[1].low; h < r[1].high; ++h)
-        for (int64_t w = r[2].low; w < r[2].high; ++w) {
+    for (int64_t d = most(r[0].low, 0); d < least(r[0].high, result.size[0]); ++d)
+      for (int64_t h = most(r[1].low, 0); h < least(r[1].high, result.size[1]); ++h)
+        for (int64_t w = most(r[2].low, 0); w < least(r[2].high, result.size[2]); ++w) {
           const Line at[3] = {line(0, d, backward), line(1, h, backward), line(2, w, backward)};
-          if (!at[0].cut && !at[1].cut && !at[2].cut) continue;
+          if (!at[0].cut && !at[1].cut && !at[2].cut && !p.folds()) continue;
           for (int64_t n = images.low; n < images.high; ++n)
             for (int64_t c = groups.low * channels; c < groups.high * channels; ++c) {
               S* to = results + element(result, n, c, (d * result.size[1] + h) * result.size[2] + w);
-              if (load_one<T>(to) != load_one<T>(to)) store_one<T>(to, static_cast<T>(correlate(backward, n, c, at)));
+              if (load_one<T>(to) == load_one<T>(to)) continue;
+              double sum = t.bias ? value(t.bias, c) : 0;
+              each_reader(0, d, [&](int64_t in_d) {
+                each_reader(1, h, [&](int64_t in_h) {
+                  each_reader(2, w, [&](int64_t in_w) {
+                    const Line from[3] = {line(0, in_d, backward), line(1, in_h, backward), line(2, in_w, backward)};
+                    sum += correlate(backward, n, c, from);
+                  });
+                });
+              });
+              store_one<T>(to, static_cast<T>(sum));
             }
         }
+  }
+
+  // The positions whose gradients make up that of position i.
+  template <class Function>
+  void each_reader(int d, int64_t i, Function&& function) const {
+    if (!p.folds()) return function(i);
+    const Range all = p.axis[d].padded();
+    for (int64_t j = all.low; j < all.high; ++j)
+      if (p.input_tensor().inside(d, j) == i) function(j);
   }
 
   double correlate(bool backward, int64_t image, int64_t channel, const Line at[3]) const {
     const Tensor source = backward ? p.output_tensor() : p.input_tensor();
     const int64_t channels = source.width / p.groups, results = backward ? p.in_per_group : p.out_per_group;
     const int64_t group = channel / results, result = channel % results;
-    double sum = t.bias ? value(t.bias, channel) : 0;
+    double sum = 0;
     for (int64_t c = 0; c < channels && sum == sum; ++c)
       for (int64_t i = 0; i < at[0].reach.count; ++i)
         for (int64_t j = 0; j < at[1].reach.count; ++j)
@@ -100,6 +120,7 @@ struct GroupedExact {
 
   // The outputs whose kernel element k reads a position inside the tensor.
   Range reached(int d, int64_t k, Range output) const {
+    if (p.padding_mode) return output;
     return p.axis[d].output_reached_by(k, {0, p.axis[d].input}, output);
   }
 
@@ -108,7 +129,7 @@ struct GroupedExact {
     Range o[3];
     for (int d = 0; d < 3; ++d) o[d] = reached(d, kernel[d], place.span[d].output);
     auto input = [&](int d, int64_t at) {
-      return at * p.axis[d].stride - p.axis[d].padding + kernel[d] * p.axis[d].dilation;
+      return x.inside(d, at * p.axis[d].stride - p.axis[d].padding + kernel[d] * p.axis[d].dilation);
     };
     double sum = 0;
     for (int64_t n = place.images.low; n < place.images.high; ++n)

@@ -10,7 +10,7 @@ namespace {
 // Scratch memory of one thread.
 template <class T>
 struct GroupedScratch {
-  T *input, *grad_output, *result, *row;
+  T *input, *grad_output, *result, *row, *folded;
   Tap* taps;
   int64_t tile, images, groups;  // of the unit whose operands are packed
 };

@@ -1,5 +1,5 @@
 // Planes: tiles of a tensor in either layout and any storage type, to and from scratch memory [channel][pixel] of the
-// arithmetic type. Positions outside the tensor become zeros.
+// arithmetic type. Positions outside the tensor become zeros, or what its padding mode reads.
 //
 // With a stride the positions are sorted into phases, those that the same kernel elements can reach; within a phase
 // neighbouring results read neighbouring elements.
@@ -156,7 +156,8 @@ struct Planes {
   // Rows of one channel, to their place in each phase of the width.
   struct Split {
     const PlaneTile& tile;
-    int64_t low, width, plane;
+    const Tensor& x;
+    int64_t low, plane;
     Range phase[2];  // of the first two phases
     // With a stride of two: where both phases are inside, and everything else, element by element.
     static constexpr int kMostEdges = 16;
@@ -167,8 +168,9 @@ struct Planes {
     int count = 0;
     bool two, borders;
 
-    Split(const PlaneTile& t, int64_t low, int64_t width, bool borders)
-        : tile(t), low(low), width(width), plane(t.plane()), borders(borders) {
+    Split(const PlaneTile& t, const Tensor& x, int64_t low, bool borders)
+        : tile(t), x(x), low(low), plane(t.plane()), borders(borders || x.padding_mode) {
+      const int64_t width = x.size[2];
       phase[0] = inside(t, 0, low, width), phase[1] = t.phases[2] < 2 ? Range{0, 0} : inside(t, 1, low, width);
       both = {most(phase[0].low, phase[1].low), least(phase[0].high, phase[1].high)};
       const int64_t outside = t.extent[2] - both.size();
@@ -178,15 +180,28 @@ struct Planes {
           if (i == both.low) i = both.high;
           if (i >= t.extent[2]) break;
           const bool outside = i < phase[p].low || i >= phase[p].high;
-          if (!outside || borders) edges[count++] = {p * plane + i, outside ? -1 : low + t.remainder(2, p) + 2 * i};
+          const int64_t from = outside && !x.padding_mode ? -1 : column(p, i);
+          if (!outside || this->borders) edges[count++] = {p * plane + i, from};
         }
+    }
+
+    // The column that is read for a position of a phase.
+    int64_t column(int64_t p, int64_t i) const {
+      return x.inside(2, low + tile.remainder(2, p) + i * tile.stride[2]);
+    }
+    // Positions of a phase outside the tensor.
+    template <class From>
+    void border(T* to, const From* from, int64_t p, Range r) const {
+      if (!borders) return;
+      if (!x.padding_mode) return zero(to + r.low, r.size());
+      for (int64_t i = r.low; i < r.high; ++i) to[i] = load_one<T>(from + column(p, i));
     }
 
     template <class From>
     void row(T* to, const From* from) const {
       const int64_t extent = tile.extent[2], step = tile.stride[2];
       if (step == 1) {
-        if (borders) zero(to, phase[0].low), zero(to + phase[0].high, extent - phase[0].high);
+        border(to, from, 0, {0, phase[0].low}), border(to, from, 0, {phase[0].high, extent});
         return copy_row(to + phase[0].low, from + low + phase[0].low, phase[0].size());
       }
       if (two) {
@@ -197,9 +212,9 @@ struct Planes {
         return split_two(to + both.low, to + both.low + plane, from + low + 2 * both.low, both.size());
       }
       for (int64_t p = 0; p < tile.phases[2]; ++p) {
-        const Range r = p < 2 ? phase[p] : inside(tile, p, low, width);
+        const Range r = p < 2 ? phase[p] : inside(tile, p, low, x.size[2]);
         T* row = to + p * plane;
-        if (borders) zero(row, r.low), zero(row + r.high, extent - r.high);
+        border(row, from, p, {0, r.low}), border(row, from, p, {r.high, extent});
         copy_few(row + r.low, from + low + tile.remainder(2, p) + r.low * step, step, r.size());
       }
     }
@@ -210,7 +225,7 @@ struct Planes {
   // that are prefetched, so many from those that are read; 0 for none.
   static void pack(T* to, const PlaneTile& tile, const S* from, const Tensor& x, int64_t channel, int64_t image,
                    const Range r[3], bool channels_last, bool again, int64_t ahead) {
-    const Split split(tile, r[2].low, x.size[2], !again);
+    const Split split(tile, x, r[2].low, !again);
     if (channels_last) {
       from += image * x.pixels() * x.width + channel;
       for (int64_t n = 0; n < tile.images; ++n)
@@ -237,13 +252,14 @@ struct Planes {
       for (int64_t ph = 0; ph < tile.phases[1]; ++ph)
         for (int64_t d = r[0].low + tile.remainder(0, pd), i = 0; d < r[0].high; d += s[0], ++i) {
           T* at = to + (pd * tile.phases[1] + ph) * tile.phases[2] * split.plane + i * tile.extent[1] * tile.extent[2];
-          if (together && d >= 0 && d < x.size[0]) {
-            copy_row(at, from + (d * x.size[1] + r[1].low) * x.size[2], r[1].size() * x.size[2]);
+          const int64_t in_d = x.inside(0, d);
+          if (together && in_d >= 0 && in_d < x.size[0]) {
+            copy_row(at, from + (in_d * x.size[1] + r[1].low) * x.size[2], r[1].size() * x.size[2]);
             continue;
           }
           for (int64_t h = r[1].low + tile.remainder(1, ph); h < r[1].high; h += s[1], at += tile.extent[2]) {
-            const bool outside = d < 0 || d >= x.size[0] || h < 0 || h >= x.size[1];
-            const int64_t pixel = (d * x.size[1] + h) * x.size[2];
+            const int64_t in_h = x.inside(1, h), pixel = (in_d * x.size[1] + in_h) * x.size[2];
+            const bool outside = in_d < 0 || in_d >= x.size[0] || in_h < 0 || in_h >= x.size[1];
             if (!outside && channels_last)
               pack_pixels(at, split, from + pixel * x.width, x, ahead);
             else if (!outside)
@@ -268,7 +284,14 @@ struct Planes {
       const int64_t first = split.low + tile.remainder(2, phase), done = least(tile.extent[2], round_up(r.high, N));
       to_rows(to, tile.channel(), from + first * x.width, tile.stride[2] * x.width, r, tile.channels, r.high,
               ahead);
-      if (done == tile.extent[2] || !split.borders) continue;
+      if (x.padding_mode)
+        for (int64_t i = 0; i < tile.extent[2]; ++i) {
+          if (i == r.low) i = r.high;
+          if (i == tile.extent[2]) break;
+          const S* pixel = from + split.column(phase, i) * x.width;
+          for (int64_t c = 0; c < tile.channels; ++c) to[c * tile.channel() + i] = load_one<T>(pixel + c);
+        }
+      if (done == tile.extent[2] || !split.borders || x.padding_mode) continue;
       for (int64_t c = 0; c < tile.channels; ++c) zero(to + c * tile.channel() + done, tile.extent[2] - done);
     }
   }

@@ -1,6 +1,6 @@
 // Packing: tiles of a tensor in either layout and any storage type, to scratch memory [vector][pixel][lane] of the
-// arithmetic type, and results from scratch memory [pixel][lane]. Positions outside the tensor are packed as zeros. A
-// lane is a channel of an image.
+// arithmetic type, and results from scratch memory [pixel][lane]. Positions outside the tensor are packed as zeros, or
+// as its padding mode reads them. A lane is a channel of an image.
 #pragma once
 
 #include "plan.h"
@@ -181,6 +181,46 @@ struct Packing {
     }
   }
 
+  // The positions of a tile outside the tensor, as the padding mode reads them, once those inside are packed: copied
+  // within the tile where it holds what is read.
+  static void pack_borders(T* to, const int64_t extent[3], S* from, const Tensor& x, const Block& b, const Range r[3],
+                           bool channels_last) {
+    const int64_t row = extent[2] * N, vector = tile_pixels(extent) * N;
+    const Range w = {least(r[2].high, most(r[2].low, 0)), most(r[2].low, least(r[2].high, x.size[2]))};
+    auto at = [&](int64_t d, int64_t h, int64_t column) {
+      return to + ((d - r[0].low) * extent[1] + h - r[1].low) * row + (column - r[2].low) * N;
+    };
+    auto copy = [&](T* there, const T* here, int64_t pixels) {
+      for (int64_t lane = 0; lane < b.lanes; lane += N, there += vector, here += vector)
+        memcpy(there, here, sizeof(T) * static_cast<size_t>(pixels * N));
+    };
+    auto read = [&](T* there, int64_t d, int64_t h, int64_t column, int64_t pixels) {
+      const Range one[3] = {{d, d + 1}, {h, h + 1}, {column, column + pixels}};
+      const int64_t lanes[3] = {1, 1, vector / N};
+      if (pixels > 0) pack(there, lanes, from, x, b, one, channels_last, kNoBorders);
+    };
+    for (const bool inside : {true, false})
+      for (int64_t d = r[0].low; d < r[0].high; ++d)
+        for (int64_t h = r[1].low; h < r[1].high; ++h) {
+          const int64_t in_d = x.inside(0, d), in_h = x.inside(1, h);
+          if ((in_d == d && in_h == h) != inside) continue;
+          if (!inside && in_d >= r[0].low && in_d < r[0].high && in_h >= r[1].low && in_h < r[1].high) {
+            copy(at(d, h, r[2].low), at(in_d, in_h, r[2].low), r[2].size());
+            continue;
+          }
+          if (!inside) read(at(d, h, w.low), in_d, in_h, w.low, w.size());
+          for (int64_t column = r[2].low; column < r[2].high; ++column) {
+            if (column == w.low) column = w.high;
+            if (column == r[2].high) break;
+            const int64_t in_w = x.inside(2, column);
+            if (in_w >= w.low && in_w < w.high)
+              copy(at(d, h, column), at(d, h, in_w), 1);
+            else
+              read(at(d, h, column), in_d, in_h, in_w, 1);
+          }
+        }
+  }
+
   // A vector of lanes, or the first `live` of them, `step` elements apart.
   static void unpack_lanes(S* to, int64_t step, const T* from, int64_t live) {
     live = least(live, N);
@@ -209,5 +249,28 @@ struct Packing {
       for (int64_t c = 0; c < b.live; c += N) unpack_lanes(to + c * x.step, x.step, from + c, b.live - c);
   }
 };
+
+// The gradient of a padding mode: what was computed for positions outside the tensor is added to those that were read
+// there. `r`: all positions, `lanes` elements each; in the end those of the tensor follow one another.
+template <class T>
+void fold(T* results, int64_t lanes, const Tensor& x, const Range r[3]) {
+  auto row = [&](int64_t d, int64_t h) {
+    return results + (((d - r[0].low) * r[1].size() + h - r[1].low) * r[2].size() - r[2].low) * lanes;
+  };
+  auto add = [](T* to, const T* from, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) to[i] += from[i];
+  };
+  for (int64_t d = r[0].low; d < r[0].high; ++d)
+    for (int64_t h = r[1].low; h < r[1].high; ++h) {
+      T *from = row(d, h), *to = row(x.inside(0, d), x.inside(1, h));
+      for (int64_t w = r[2].low; w < 0; ++w) add(from + x.inside(2, w) * lanes, from + w * lanes, lanes);
+      for (int64_t w = x.size[2]; w < r[2].high; ++w) add(from + x.inside(2, w) * lanes, from + w * lanes, lanes);
+      if (to != from) add(to, from, x.size[2] * lanes);
+    }
+  for (int64_t d = 0; d < x.size[0]; ++d)
+    for (int64_t h = 0; h < x.size[1]; ++h)
+      memmove(results + (d * x.size[1] + h) * x.size[2] * lanes, row(d, h),
+              sizeof(T) * static_cast<size_t>(x.size[2] * lanes));
+}
 
 }  // namespace

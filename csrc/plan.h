@@ -60,6 +60,8 @@ struct Axis {
         return {k, period, -(k * dilation - r) / stride, -(dilation / g), ceil_div(kernel - k, period)};
     return {0, 1, 0, 0, 0};
   }
+  // All positions that forward reads or the tensor has.
+  Range padded() const { return join({0, input}, input_read_by({0, output})); }
   Range output_read_by(Range i) const {
     if (i.size() == 0) return {0, 0};
     return {quotient(i.low) - (kernel - 1) * dilation / stride, quotient(i.high - 1) + 1};
@@ -103,7 +105,17 @@ inline int64_t tile_pixels(const int64_t extent[3]) { return extent[0] * extent[
 // A tensor of the problem: `width` channels, of which every `step`-th from `first` on takes part.
 struct Tensor {
   int64_t size[3], width, first, step;
+  int padding_mode = CONVGRAD_ZEROS;  // what is read outside
   int64_t pixels() const { return size[0] * size[1] * size[2]; }
+
+  // The position whose value position i has: i itself where that is a zero; where the padding ends, any.
+  int64_t inside(int d, int64_t i) const {
+    const int64_t n = size[d];
+    if (!padding_mode || (i >= 0 && i < n)) return i;
+    if (padding_mode == CONVGRAD_CIRCULAR) i += i < 0 ? n : -n;
+    if (padding_mode == CONVGRAD_REFLECT) i = i < 0 ? -i : 2 * (n - 1) - i;
+    return most(0, least(n - 1, i));
+  }
 };
 
 // The ranges of one tile along one dimension.
@@ -130,6 +142,7 @@ struct Request {
 struct Tiling : Request {
   Axis axis[3];
   bool channels_last;
+  int padding_mode;
   int64_t lanes;         // channels in a block, rounded up to whole vectors
   int64_t images;        // images in a block: 1, or several where the channels do not fill a vector
   int64_t lane_blocks;   // blocks of channels
@@ -140,11 +153,16 @@ struct Tiling : Request {
   int64_t input_extent[3], output_extent[3];  // of the packed tiles, the largest of all tiles
 
   int64_t units() const { return image_blocks * tiles; }  // of one lane block
-  Tensor input_tensor() const { return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1}; }
+  Tensor input_tensor() const {
+    return {{axis[0].input, axis[1].input, axis[2].input}, channels, 0, 1, padding_mode};
+  }
+  // Whether gradients of what was read outside the input are added to where it lies. That takes whole images.
+  bool folds() const { return padding_mode && wants(CONVGRAD_GRAD_INPUT); }
+  int64_t folded_pixels() const { return axis[0].padded().size() * axis[1].padded().size() * axis[2].padded().size(); }
 
   void set_axes(const convgrad_problem& q) {
     batch = q.batch, outputs = q.outputs, threads = q.threads, kernel_elements = 1;
-    channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
+    channels_last = q.layout == CONVGRAD_CHANNELS_LAST, padding_mode = q.padding_mode;
     for (int d = 0; d < 3; ++d) {
       axis[d] = {q.input[d], q.kernel[d], q.stride[d], q.padding[d], q.dilation[d], q.output[d]};
       kernel_elements *= q.kernel[d];
@@ -166,7 +184,7 @@ struct Tiling : Request {
     const int64_t n = bands[d];
     Span s = {};
     if (wants(CONVGRAD_GRAD_INPUT)) {
-      s.grad_input = share(a.input, band, n);
+      s.grad_input = folds() ? a.padded() : share(a.input, band, n);
       s.grad_output = a.output_read_by(s.grad_input);
       // grad_weight sums the outputs whose first kernel element lies in this band, so that one packed tile serves both
       s.output.low = band == 0 ? 0 : clamp(a, s.grad_input.low);
@@ -222,7 +240,7 @@ inline int64_t packed_pixels(const Tiling& p, const int64_t bands[3]) {
                   ? ceil_div(ceil_div(a.input, bands[d]), a.stride) + 1 + (a.kernel - 1) * a.dilation / a.stride
                   : ceil_div(a.output, bands[d]);
   }
-  return input + output;
+  return input + output + (p.folds() ? p.folded_pixels() : 0);
 }
 
 // Cut the image until a tile fits: depth first, then rows (not below a few, because neighbouring tiles pack the rows
@@ -230,6 +248,7 @@ inline int64_t packed_pixels(const Tiling& p, const int64_t bands[3]) {
 inline void choose_bands(Tiling& p, int64_t budget, int64_t least_tiles) {
   int64_t* bands = p.bands;
   bands[0] = bands[1] = bands[2] = 1;
+  if (p.folds()) return;
   const bool by_input = p.wants(CONVGRAD_GRAD_INPUT);
   const int64_t least_extent[3] = {1, 4, 64};
   for (int d = 0; d < 3; ++d) {
@@ -247,7 +266,7 @@ inline void choose_bands(Tiling& p, int64_t budget, int64_t least_tiles) {
 // which costs more than packing does, unless the kernel is small or the image wide. Alone, grad_weight sums rows from
 // end to end where dilation equals stride, and its borders cost less.
 inline bool reads_directly(const Tiling& p, int64_t vector) {
-  if (!p.channels_last || p.multiplier != 1 || p.channels < vector) return false;
+  if (!p.channels_last || p.multiplier != 1 || p.channels < vector || p.padding_mode) return false;
   const Axis& w = p.axis[2];
   const int64_t border = (w.kernel - 1) * w.dilation / w.stride;
   const bool whole_rows = !p.needs_weight() && w.dilation == w.stride;
@@ -291,9 +310,10 @@ inline DepthwiseTiles make_depthwise_tiles(const convgrad_problem& q, int64_t ve
     // between two tiles are packed twice; where not even two lines do, as many as let some rows fit.
     const int64_t line = most(vector, 64 / element_bytes), all = round_up(p.channels, vector), whole[3] = {1, 1, 1};
     p.images = 1, p.lanes = all;
-    while (p.lanes > 2 * line && packed_pixels(p, whole) * p.lanes > budget)
+    const int64_t fewest = p.folds() ? line : 2 * line;
+    while (p.lanes > fewest && packed_pixels(p, whole) * p.lanes > budget)
       p.lanes = round_up(ceil_div(p.lanes, 2), line);
-    if (packed_pixels(p, whole) * p.lanes > budget)
+    if (packed_pixels(p, whole) * p.lanes > budget && !p.folds())
       for (p.lanes = all;; p.lanes = round_up(ceil_div(p.lanes, 2), line)) {
         choose_bands(p, budget, 1);
         if (p.lanes <= 4 * line || packed_pixels(p, p.bands) * p.lanes <= budget) break;

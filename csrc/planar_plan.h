@@ -93,6 +93,7 @@ struct PlanarColumns {
   static bool takes(const convgrad_problem& q, int64_t storage_bytes) {
     for (int d = 0; d < 3; ++d)
       if (q.stride[d] != 1) return false;
+    if (q.padding_mode) return false;
     return q.layout == CONVGRAD_CONTIGUOUS && q.kernel[1] <= kBlockRows &&
            q.kernel[2] <= kBlockColumns - (q.kernel[1] > 1) && least(q.input[2], q.output[2]) >= N &&
            (kTestsTiles || gains(q, storage_bytes));

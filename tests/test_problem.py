@@ -102,3 +102,24 @@ def test_the_name_takes_no_part_in_comparisons() -> None:
     assert named == PLAIN
     assert hash(named) == hash(PLAIN)
     assert 'n"layer 1"' in str(named)
+
+
+@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
+def test_a_padding_mode_is_a_word_of_the_text(mode: str) -> None:
+    text = f"g4mb2ic4ih7oc4oh7kh3sh1ph1dh0 float64 channels_last bias {mode}"
+    p = ConvProblem.parse(text)
+    assert (p.padding_mode, str(p)) == (mode, text)
+    assert p != ConvProblem.parse(text.replace(f" {mode}", ""))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ic1iw3oc1kw3pw3 reflect", "reads more"),
+        ("ic1iw3oc1kw3pw4 circular", "reads more"),
+        ("ic1iw3oc1kw3pw1 circular transposed", "transposed"),
+    ],
+)
+def test_a_padding_mode_without_enough_to_read(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ConvProblem.parse(text)

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <limits>
 #include <memory>
 #include <random>
@@ -33,6 +34,14 @@ struct Case {
   }
 };
 
+// The position whose value position i of n has; -1: it is a zero.
+int64_t read(int32_t mode, int64_t i, int64_t n) {
+  if (i >= 0 && i < n) return i;
+  if (mode == CONVGRAD_CIRCULAR) return i < 0 ? i + n : i - n;
+  if (mode == CONVGRAD_REFLECT) return i < 0 ? -i : 2 * (n - 1) - i;
+  return mode == CONVGRAD_REPLICATE ? (i < 0 ? 0 : n - 1) : -1;
+}
+
 Case draw(std::mt19937_64& rng) {
   auto pick = [&](int64_t low, int64_t high) { return low + int64_t(rng() % uint64_t(high - low + 1)); };
   Case c = {};
@@ -45,6 +54,7 @@ Case draw(std::mt19937_64& rng) {
     c.p.in_per_group = pick(0, 3) ? pick(1, 6) : pick(7, 16), c.p.out_per_group = pick(0, 3) ? pick(1, 6) : pick(7, 16);
   }
   c.p.layout = int32_t(pick(0, 1)), c.p.dtype = int32_t(pick(0, 3)), c.p.threads = int32_t(pick(1, 4));
+  c.p.padding_mode = int32_t(pick(0, 1) ? pick(1, 3) : 0);
   const bool small = pick(0, 2) == 0;  // small kernels with stride 1 have loops of their own
   const int dims = int(pick(1, 3)), wide = pick(0, 3) ? 0 : int(pick(0, dims - 1));  // one dimension may be a wide one
   for (int d = 0; d < 3; ++d) {
@@ -57,7 +67,13 @@ Case draw(std::mt19937_64& rng) {
       const int64_t room = c.p.input[d] + c.p.padding[d] + (used ? pick(-2, 5) : 0) -
                            (c.p.dilation[d] * (c.p.kernel[d] - 1) + 1);
       c.p.output[d] = room >= 0 ? room / c.p.stride[d] + 1 : 0;
-      if (c.p.output[d] > 0) break;
+      // How far outside it reads; reflect has a position less to read than there are, circular has them all.
+      const int64_t last = (c.p.output[d] - 1) * c.p.stride[d] - c.p.padding[d] + (c.p.kernel[d] - 1) * c.p.dilation[d];
+      const int64_t outside = std::max(c.p.padding[d], last - c.p.input[d] + 1);
+      const bool there_is = c.p.padding_mode == CONVGRAD_CIRCULAR  ? outside <= c.p.input[d]
+                            : c.p.padding_mode == CONVGRAD_REFLECT ? outside < c.p.input[d]
+                                                                   : true;
+      if (c.p.output[d] > 0 && there_is) break;
     }
   }
   return c;
@@ -79,8 +95,9 @@ void reference(const Case& c, const Integers& x, const Integers& w, const Intege
           int64_t from = 0;
           bool inside = true;
           for (int d = 0; d < 3; ++d) {
-            const int64_t i = position[d] * p.stride[d] - p.padding[d] + kernel[d] * p.dilation[d];
-            inside = inside && i >= 0 && i < p.input[d];
+            const int64_t i = read(
+                p.padding_mode, position[d] * p.stride[d] - p.padding[d] + kernel[d] * p.dilation[d], p.input[d]);
+            inside = inside && i >= 0;
             from = from * p.input[d] + i;
           }
           if (!inside) continue;
@@ -261,9 +278,9 @@ int main(int count, char** arguments) {
       Case c = draw(rng);
       if (!check(c, rng)) {
         const convgrad_problem& p = c.p;
-        fprintf(stderr, "%s, case %d: batch %d groups %d x %d to %d layout %d dtype %d outputs %d threads %d\n", set, i,
-                int(p.batch), int(p.groups), int(p.in_per_group), int(p.out_per_group), p.layout, p.dtype, p.outputs,
-                p.threads);
+        fprintf(stderr, "%s, case %d: batch %d groups %d x %d to %d layout %d dtype %d outputs %d threads %d mode %d\n",
+                set, i, int(p.batch), int(p.groups), int(p.in_per_group), int(p.out_per_group), p.layout, p.dtype, p.outputs,
+                p.threads, p.padding_mode);
         for (int d = 0; d < 3; ++d)
           fprintf(stderr, "  input %d kernel %d stride %d padding %d dilation %d output %d\n", int(p.input[d]),
                   int(p.kernel[d]), int(p.stride[d]), int(p.padding[d]), int(p.dilation[d]), int(p.output[d]));

@@ -33,6 +33,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from .problem import PaddingMode
+
 __all__ = ["OPERANDS", "Form", "Role", "contract", "derivative", "sum_of_bias", "tangent"]
 
 Role = Literal["input", "weight", "output"]
@@ -53,12 +55,14 @@ class Form(NamedTuple):
         weight_size: full shape of the role weight.
         arguments: stride, padding, dilation, transposed, output_padding, groups, as the operators take them.
         memory_format: layout of the gradients; None lets the operator decide from its operands.
+        padding_mode: the operators know no other than zeros; of another one derivatives are those of the padded copy.
     """
 
     input_size: Sequence[int]
     weight_size: Sequence[int]
     arguments: tuple[Any, ...]
     memory_format: torch.memory_format | None = None
+    padding_mode: PaddingMode = "zeros"
 
 
 def contract(form: Form, yields: Role, operands: Mapping[Role, Tensor]) -> Tensor:

@@ -20,13 +20,14 @@ from typing import Final, Literal
 import torch
 
 from . import problem_text
-from .sizes import effective_kernel, output_length
+from .sizes import effective_kernel, output_length, readable
 
 __all__ = [
     "OUTPUTS",
     "PASSES",
     "ConvProblem",
     "Output",
+    "PaddingMode",
     "Pass",
     "Slot",
     "gradient_outputs",
@@ -39,7 +40,9 @@ Pass = Literal["forward", "grad_input", "grad_weight"]
 Output = Literal["forward", "grad_input", "grad_weight", "grad_bias"]
 Slot = Literal["input", "weight", "grad_output"]
 Origin = Literal["plain", "transposed"]
+PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 
+PADDING_MODES: Final[tuple[PaddingMode, ...]] = ("zeros", *problem_text.MODES)
 PASSES: Final[tuple[Pass, ...]] = ("forward", "grad_input", "grad_weight")
 #: What can be asked for at once, in the one order in which it is always written.
 OUTPUTS: Final[tuple[Output, ...]] = (*PASSES, "grad_bias")
@@ -117,6 +120,7 @@ class ConvProblem:
             ``torch.channels_last`` / ``torch.channels_last_3d``.
         has_bias: whether a bias is added (plain: C_out values, transposed: C_in values).
         origin: ``"plain"`` or ``"transposed"``, a hint that a backend may use.
+        padding_mode: what is read outside the input: zeros, or the input itself as ``torch.nn.functional.pad`` does.
         name: a label for people; it takes no part in comparisons.
 
     Raises:
@@ -142,6 +146,7 @@ class ConvProblem:
     memory_format: torch.memory_format = torch.contiguous_format
     has_bias: bool = False
     origin: Origin = "plain"
+    padding_mode: PaddingMode = "zeros"
     name: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
@@ -156,6 +161,8 @@ class ConvProblem:
                 f"in_channels={self.in_channels} and out_channels={self.out_channels} "
                 f"must be multiples of groups={self.groups}"
             )
+        if self.padding_mode != "zeros":
+            self._check_padding_mode()
         for i, (low, high) in enumerate(self.padding):
             k, s, dil = self.kernel_size[i], self.stride[i], self.dilation[i]
             got = output_length(self.input_size[i], k, s, low, high, dil)
@@ -164,6 +171,13 @@ class ConvProblem:
                     f"output_size[{i}]={self.output_size[i]} does not follow from input_size={self.input_size[i]}, "
                     f"kernel_size={k}, stride={s}, padding=({low}, {high}), dilation={dil}, which give {got}"
                 )
+
+    def _check_padding_mode(self) -> None:
+        mode = self.padding_mode
+        if mode not in PADDING_MODES or self.transposed:
+            raise ValueError(f"padding_mode={mode!r} is none of a {self.origin} convolution")
+        if not readable(self.input_size, self.padding, mode):
+            raise ValueError(f"{mode} padding {self.padding} reads more than an input of size {self.input_size} has")
 
     # ---- derived values ------------------------------------------------------------------------
 

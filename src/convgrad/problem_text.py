@@ -11,8 +11,9 @@ those of oneDNN's benchdnn (``tests/benchdnn/doc/knobs_desc.md`` and its conv an
 of shapes are read as they are. Ours goes further in two points: a negative padding crops, and sizes may be 0 where
 a convolution allows it.
 
-Words may follow, separated by spaces: a dtype, ``channels_last``, ``transposed``, ``bias``. A transposed descriptor
-is a deconv descriptor of benchdnn: ``ic`` and ``ih`` belong to the tensor that the user calls input.
+Words may follow, separated by spaces: a dtype, ``channels_last``, ``transposed``, ``bias``, or the padding mode
+``circular``, ``reflect`` or ``replicate`` where it is not zeros. A transposed descriptor is a deconv descriptor of
+benchdnn: ``ic`` and ``ih`` belong to the tensor that the user calls input.
 
 An absent output size means symmetric padding. A stated one keeps symmetric padding where that already gives it;
 otherwise the padding behind is derived from it.
@@ -30,7 +31,7 @@ import torch
 
 from .sizes import effective_kernel, output_length
 
-__all__ = ["format_problem", "parse", "read_problem_file"]
+__all__ = ["MODES", "format_problem", "parse", "read_problem_file"]
 
 #: What a text is made: this module knows the grammar, `problem` the value.
 Problem = TypeVar("Problem")
@@ -49,7 +50,9 @@ DTYPES: Final[dict[str, torch.dtype]] = {
     **{"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64},
     **{"s8": torch.int8, "u8": torch.uint8, "s32": torch.int32},
 }
-WORDS: Final = frozenset((*DTYPES, "channels_last", "transposed", "bias"))
+#: Padding modes other than zeros.
+MODES: Final = ("circular", "reflect", "replicate")
+WORDS: Final = frozenset((*DTYPES, "channels_last", "transposed", "bias", *MODES))
 
 _MOST_DIGITS: Final = 18
 _FIELD: Final = re.compile(r"(g|mb|ic|oc|[iokspd][dhw])(-?\d+)?_*")
@@ -68,7 +71,7 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
         ValueError: a text that is no problem; it names the field, the position and an example.
     """
     fields, name, end = _read_fields(text)
-    dtype, channels_last, bias = None, False, False
+    dtype, channels_last, bias, mode = None, False, False, "zeros"
     for word in re.finditer(r"\S+", text[end:]):
         if word[0] in DTYPES:
             if dtype not in (None, DTYPES[word[0]]):
@@ -80,8 +83,10 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
             transposed = True
         elif word[0] == "bias":
             bias = True
+        elif word[0] in MODES:
+            mode = word[0]
         else:
-            known = "channels_last, transposed, bias, or a dtype such as float64 or bf16"
+            known = f"channels_last, transposed, bias, {', '.join(MODES)}, or a dtype such as float64 or bf16"
             raise _error(text, end + word.start(), f"unknown word {word[0]!r}, expected {known}")
 
     dims = _dimensions(text, fields, transposed)
@@ -105,6 +110,7 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
             memory_format=formats[len(dims) - 2] if channels_last else torch.contiguous_format,
             has_bias=bias,
             origin="transposed" if transposed else "plain",
+            padding_mode=mode,
             name=name,
         )
     except ValueError as e:
@@ -222,6 +228,8 @@ def format_problem(problem: Any) -> str:
     words += [
         w for w, on in (("channels_last", p.channels_last), ("transposed", p.transposed), ("bias", p.has_bias)) if on
     ]
+    if p.padding_mode != "zeros":
+        words.append(p.padding_mode)
     return " ".join(words)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["effective_kernel", "output_length"]
+from collections.abc import Sequence
+
+__all__ = ["effective_kernel", "output_length", "readable"]
 
 
 def effective_kernel(kernel: int, dilation: int) -> int:
@@ -13,3 +15,16 @@ def effective_kernel(kernel: int, dilation: int) -> int:
 def output_length(size: int, kernel: int, stride: int, low: int, high: int, dilation: int) -> int:
     """Output positions along one dimension; zero or less where the kernel does not fit."""
     return (size + low + high - effective_kernel(kernel, dilation)) // stride + 1
+
+
+def readable(sizes: Sequence[int], padding: Sequence[tuple[int, int]], mode: str) -> bool:
+    """Whether an input has all that a padding mode reads: circular at most the whole input, reflect a position less.
+
+    Equivalent to:
+        >>> [readable((3,), ((3, 0),), mode) for mode in ("circular", "reflect", "replicate")]
+        [True, False, True]
+    """
+    least = 1 if mode == "reflect" else 0
+    return all(
+        n > 0 and (mode == "replicate" or max(pair) + least <= n) for n, pair in zip(sizes, padding, strict=True)
+    )

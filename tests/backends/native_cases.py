@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from convgrad.backends.native import NativeBackend
-from convgrad.problem import ConvProblem
+from convgrad.problem import PADDING_MODES, ConvProblem
 from convgrad.sizes import output_length
 
 BACKEND = NativeBackend()
@@ -21,7 +21,8 @@ FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels
 
 
 def problems(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[ConvProblem]:
-    """Depthwise and small-group problems: borders wider than the image, crops, strides that leave rows unread."""
+    """Depthwise and small-group problems: borders wider than the image, crops, strides that leave rows unread, and
+    every padding mode up to what there is to read."""
 
     # Groups, and input and output channels of each.
     few = st.sampled_from([2, 3, 4, 5, 8, 9, 16, 23, 40, 70])
@@ -34,7 +35,8 @@ def problems(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[Conv
         ndim = draw(st.integers(1, 3))
         groups, inputs, outputs = draw(st.one_of(depthwise, grouped))
         longest = {1: 200, 2: 24, 3: 9}[ndim]
-        dims = [draw(dimension(longest, {1: 12, 2: 8, 3: 4}[ndim])) for _ in range(ndim)]
+        mode = draw(st.sampled_from(PADDING_MODES))
+        dims = [draw(dimension(longest, {1: 12, 2: 8, 3: 4}[ndim], mode)) for _ in range(ndim)]
         size, kernel, stride, padding, dilation, output = zip(*dims, strict=True)
         return ConvProblem(
             draw(st.integers(1, 5)),
@@ -49,13 +51,15 @@ def problems(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[Conv
             output,
             dtype=draw(st.sampled_from(dtypes)),
             memory_format=FORMATS[ndim] if draw(st.booleans()) else torch.contiguous_format,
+            padding_mode=mode,
         )
 
     @st.composite
-    def dimension(draw: st.DrawFn, longest: int, widest: int) -> tuple[object, ...]:
+    def dimension(draw: st.DrawFn, longest: int, widest: int, mode: str) -> tuple[object, ...]:
         kernel, stride, dilation = draw(st.integers(1, widest)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
         low, high = draw(st.integers(-2, 6)), draw(st.integers(-2, 6))
-        least = max(1, dilation * (kernel - 1) + 1 - low - high)
+        to_read = {"circular": max(low, high), "reflect": max(low, high) + 1}.get(mode, 1)
+        least = max(1, dilation * (kernel - 1) + 1 - low - high, to_read)
         size = draw(st.integers(least, max(least, longest)))
         return size, kernel, stride, (low, high), dilation, output_length(size, kernel, stride, low, high, dilation)
 
@@ -77,7 +81,8 @@ def reference(
     """Everything in float64 by PyTorch, with the padding made explicit, and rounded."""
     x, w = input.double().requires_grad_(), weight.double().requires_grad_()
     pads = list(itertools.chain.from_iterable(reversed(p.padding)))
-    padded = torch.nn.functional.pad(x, [max(v, 0) for v in pads])
+    mode = "constant" if p.padding_mode == "zeros" else p.padding_mode
+    padded = torch.nn.functional.pad(x, [max(v, 0) for v in pads], mode=mode)
     padded = torch.nn.functional.pad(padded, [min(v, 0) for v in pads])  # PyTorch crops before it pads
     y = torch.convolution(padded, w, None, p.stride, [0] * p.ndim, p.dilation, False, [0] * p.ndim, p.groups)
     grads = torch.autograd.grad(y, (x, w), grad_output.double())

@@ -110,6 +110,7 @@ def test_bias_is_added(pass_: str, layout: torch.memory_format, multiplier: int)
 @settings(max_examples=100)
 @given(p=problems(), threads=st.sampled_from([1, 3]))
 def test_the_bias_gradient_of_a_transposed_convolution_sums_the_input(p: ConvProblem, threads: int) -> None:
+    p = p.replace(padding_mode="zeros")  # a transposed convolution has no other
     x, w, g = operands(p, 1 if p.dtype.itemsize == 2 else 3)
     expected = reference(p, x, w, g)
     expected["grad_bias"] = x.double().sum((0, *range(2, p.ndim + 2))).to(p.dtype)

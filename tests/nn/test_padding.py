@@ -1,95 +1,147 @@
-"""Padding modes: PyTorch's numbers, in every derivative, whoever differentiates."""
+"""Layers whose kernels read their padding from the input: PyTorch's numbers, and no padded copy."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad, vmap
 
 import convgrad
-from convgrad.nn.padding import padded
+from convgrad.backends import _native_library as library
+from convgrad.backends import padded
+from convgrad.engine import plan_for
+from convgrad.problem import ConvProblem
+
+pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
 
 MODES = ("circular", "reflect", "replicate")
-FORMATS = {2: torch.channels_last, 3: torch.channels_last_3d}
+FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
+CPU = torch.device("cpu")
 
 
-def pytorchs(x: Tensor, sides: Any, mode: str) -> Tensor:
-    return F.pad(x, [n for pair in reversed(sides) for n in pair], mode=mode)
+def of_copy(layer: Any, x: Tensor, sides: tuple[tuple[int, int], ...], weight: Tensor, bias: Tensor) -> Tensor:
+    """By PyTorch, over a padded copy."""
+    copy = F.pad(x, [n for pair in reversed(sides) for n in pair], mode=layer.padding_mode)
+    d = weight.dim() - 2
+    convolution = getattr(F, f"conv{d}d")
+    return convolution(copy, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
 
 
-SIDES = [((2, 1),), ((0, 3),), ((1, 2), (3, 0)), ((4, 4), (0, 0)), ((1, 1), (2, 1), (0, 4))]
+# (channels in and out, groups), sizes, kernel, low and high padding, stride, dilation: up to what there is to read
+LAYERS = [
+    ((20, 20, 20), (9,), (4,), ((8, 3),), 1, 2),
+    ((6, 12, 6), (30,), (3,), ((0, 2),), 3, 1),
+    ((33, 33, 33), (7, 5), (3, 3), ((1, 1), (1, 1)), 1, 1),
+    ((17, 17, 17), (6, 9), (5, 3), ((2, 4), (5, 0)), (2, 1), 1),
+    ((8, 4, 2), (5, 8), (3, 2), ((4, 1), (0, 7)), (1, 2), (2, 1)),
+    ((4, 4, 4), (20, 40), (3, 3), ((1, 1), (1, 1)), 1, 1),
+    ((5, 5, 5), (3, 4, 5), (2, 3, 3), ((2, 0), (1, 3), (1, 1)), 1, 1),
+    ((6, 4, 2), (4, 3, 4), (3, 2, 3), ((1, 2), (2, 0), (3, 1)), (1, 1, 2), 1),
+]
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("batch", [(), (2,)], ids=["unbatched", "batched"])
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("sides", SIDES)
-def test_circular_is_pytorchs(sides: Any, last: bool, batch: tuple[int, ...], dtype: torch.dtype) -> None:
-    x = torch.randn(*batch, 3, *[4] * len(sides)).to(dtype)
-    if last and batch and len(sides) > 1:
-        x = x.contiguous(memory_format=FORMATS[len(sides)])
-    x.requires_grad_()
-    got, want = padded(x, sides, "circular"), pytorchs(x, sides, "circular")
-    assert torch.equal(got, want)
-    assert got.stride()[-1] == x.stride()[-1]
-    g = torch.empty_like(got).copy_(torch.randint(-3, 4, got.shape))  # exact, in whatever order they are added
-    (a,), (b,) = torch.autograd.grad(got, x, g), torch.autograd.grad(want, x, g)
-    assert torch.equal(a, b)
-    assert a.stride() == x.stride()
-    assert got.grad_fn is not None
-    assert "_Pad" in type(got.grad_fn).__name__
-
-
-def test_a_volume_without_a_batch_that_lies_like_a_channels_last_image() -> None:
-    x, sides = torch.randn(3, 4, 5, 6).contiguous(memory_format=torch.channels_last), ((1, 2), (2, 1), (0, 3))
-    assert torch.equal(padded(x, sides, "circular"), pytorchs(x, sides, "circular"))
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_results_and_gradients_are_those_of_a_copy(layer: Any, last: bool, mode: str) -> None:
+    (inputs, outputs, groups), sizes, kernel, sides, stride, dilation = layer
+    make = getattr(convgrad.nn, f"Conv{len(sizes)}d")
+    for dtype, tolerance in TOLERANCES.items():
+        module = make(
+            inputs, outputs, kernel, stride, tuple(itertools.chain(*sides)), dilation, groups,
+            padding_mode=mode, dtype=dtype, backend="native",
+        )  # fmt: skip
+        x = torch.randn(2, inputs, *sizes).to(dtype)
+        if last:
+            x, module = x.to(memory_format=FORMATS[len(sizes)]), module.to(memory_format=FORMATS[len(sizes)])
+        leaves = [x.requires_grad_(), module.weight, module.bias]
+        wide = [t.detach().double().requires_grad_() for t in leaves]
+        with convgrad.trace() as traced:
+            y = module(x)
+            g = torch.randn_like(y)
+            got = (y, *torch.autograd.grad(y, leaves, g))
+        assert [e.backend for e in traced.records] == ["native"] * 2
+        assert all(e.problem.endswith(mode) for e in traced.records)
+        z = of_copy(module, wide[0], sides, wide[1], wide[2])
+        want = (z, *torch.autograd.grad(z, wide, g.double()))
+        for a, b in zip(got, want, strict=True):
+            assert (a.double() - b).abs().max() <= tolerance * b.abs().max()
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_derivatives_of_any_order(mode: str) -> None:
-    x, w = torch.randn(1, 2, 4, 3, dtype=torch.double), torch.randn(2, 1, 3, 2, dtype=torch.double)
+    x, w = torch.randn(1, 2, 3, 2, dtype=torch.double), torch.randn(2, 2, 2, 2, dtype=torch.double)
+    layer = convgrad.nn.Conv2d(2, 2, 2, padding=(2, 1), bias=False, padding_mode=mode, dtype=x.dtype, backend="native")
 
     def call(x: Tensor, w: Tensor) -> Tensor:
-        layer = convgrad.nn.Conv2d(2, 2, (3, 2), padding=1, groups=2, bias=False, padding_mode=mode, dtype=x.dtype)
         return torch.func.functional_call(layer, {"weight": w}, (x,)).square()
 
     leaves = x.requires_grad_(), w.requires_grad_()
+    with convgrad.trace() as traced:
+        call(*leaves)
+    assert traced.records[0].problem.endswith(mode)
     assert torch.autograd.gradcheck(call, leaves, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(call, leaves)
+    w.requires_grad_(False)  # and the input is not there to be contracted
     assert torch.autograd.gradgradcheck(call, leaves)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 @pytest.mark.parametrize("mode", MODES)
-def test_transforms_and_compilers(mode: str) -> None:
-    layer = convgrad.nn.Conv2d(4, 4, 3, padding=1, groups=4, padding_mode=mode)
-    theirs = torch.nn.Conv2d(4, 4, 3, padding=1, groups=4, padding_mode=mode)
-    theirs.load_state_dict(layer.state_dict())
-    x = torch.randn(3, 4, 6, 5)
+def test_rows_and_single_images(mode: str) -> None:
+    rows = convgrad.nn.Conv1d(6, 6, 3, padding=(2, 1), groups=6, padding_mode=mode, layout="NLC", backend="native")
+    x = torch.randn(2, 9, 6)
+    want = of_copy(rows, x.transpose(1, 2), ((2, 1),), rows.weight, rows.bias)
+    with convgrad.trace() as traced:
+        y = rows(x)
+    torch.testing.assert_close(y, want.transpose(1, 2))
+    torch.testing.assert_close(rows(x[0]), y[0])
+    assert y.is_contiguous()
+    assert traced.records[0].problem.endswith(mode)
 
-    def loss(module: torch.nn.Module) -> Any:
-        return vmap(grad(lambda w, x: torch.func.functional_call(module, w, (x,)).square().sum()), (None, 0))
 
-    parameters = {name: p.detach() for name, p in layer.named_parameters()}
-    torch.testing.assert_close(loss(layer)(parameters, x), loss(theirs)(parameters, x[:, None]), rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), theirs(x))
-    torch.testing.assert_close(torch.jit.trace(layer, x)(x), theirs(x))
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(layer(x), theirs(x))
+def test_any_other_backend_computes_the_copy() -> None:
+    layer = convgrad.nn.Conv2d(4, 4, 3, padding=1, groups=4, padding_mode="circular", backend="im2col")
+    x = torch.randn(2, 4, 6, 6)
+    with convgrad.trace() as traced:
+        y = layer(x)
+    assert [e.backend for e in traced.records] == ["im2col"]
+    assert "ih8oc" in traced.records[0].problem
+    torch.testing.assert_close(y, of_copy(layer, x, ((1, 1), (1, 1)), layer.weight, layer.bias))
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("padding", [3, (0, -1)])
-def test_what_pytorch_refuses_or_crops(mode: str, padding: Any) -> None:
-    x = torch.randn(1, 2, 3 if mode == "reflect" else 2)
-    sides = ((3, 3),) if padding == 3 else (padding,)
-    try:
-        want = pytorchs(x, sides, mode)
-    except (RuntimeError, NotImplementedError) as refusal:
-        with pytest.raises(type(refusal), match=r"[Pp]adding"):
-            padded(x, sides, mode)
-    else:
-        assert torch.equal(padded(x, sides, mode), want)
+def test_images_too_large_to_be_folded_in_scratch_memory(mode: str) -> None:
+    layer = convgrad.nn.Conv2d(16, 16, 3, padding=1, groups=16, padding_mode=mode, backend="native", dtype=torch.double)
+    layer = layer.to(memory_format=torch.channels_last)
+    x = torch.randn(1, 16, 112, 112, dtype=torch.double).to(memory_format=torch.channels_last).requires_grad_()
+    with convgrad.trace() as traced:
+        y = layer(x)
+        g = torch.randn_like(y)
+        got = torch.autograd.grad(y, [x, *layer.parameters()], g)
+    assert [e.backend for e in traced.records] == ["native", "native (padded copy)"]
+    z = of_copy(layer, x, ((1, 1), (1, 1)), layer.weight, layer.bias)
+    torch.testing.assert_close(got, torch.autograd.grad(z, [x, *layer.parameters()], g))
+
+
+@pytest.mark.parametrize("name", ["native", "reference", "im2col", "aten"])
+@pytest.mark.parametrize("text", ["g4mb2ic4ih7oc8kh3sh2ph2 circular", "g2mb1ic4iw6oc6ow6kw3pw4 float64 reflect"])
+def test_every_pass_by_every_backend(name: str, text: str) -> None:
+    p = ConvProblem.parse(text)
+    operands = {slot: torch.randint(-3, 4, p.shape_of(slot)).to(p.dtype) for slot in ("input", "weight", "grad_output")}
+    x, w, g = operands["input"].requires_grad_(), operands["weight"].requires_grad_(), operands["grad_output"]
+    copy = F.pad(x, [n for pair in reversed(p.padding) for n in pair], mode=p.padding_mode)
+    y = torch.convolution(copy, w, None, p.stride, [0] * p.ndim, p.dilation, False, [0] * p.ndim, p.groups)
+    want = (y, *torch.autograd.grad(y, (x, w), g))
+    with torch.no_grad(), convgrad.use_backend(name):
+        got = (
+            plan_for(p, ("forward",), CPU).contract(x, w),
+            plan_for(p, ("grad_input",), CPU).contract(g, w),
+            plan_for(p, ("grad_weight",), CPU).contract(g, x),
+        )
+    assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert padded(p).padding_mode == "zeros"

@@ -12,6 +12,8 @@ from .aten_padded import AtenPaddedBackend
 from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
 from .native import NativeAvx2Backend, NativeBackend
+from .padded_copy import PaddedCopy
+from .padding import padded
 from .reference import ReferenceBackend
 from .routes import AtenChannelsLastBackend, AtenFloat32Backend
 from .strides import usual_strides
@@ -25,12 +27,14 @@ __all__ = [
     "Defect",
     "Kernel",
     "Layout",
+    "PaddedCopy",
     "ReferenceBackend",
     "aten_backward",
     "built_in",
     "described",
     "found",
     "learn",
+    "padded",
     "reads_odd_strides",
     "runs_as_stated",
     "statable_arguments",

@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["ABI", "Problem", "create_plan", "digest", "load", "pack_tensors", "select", "why_absent", "why_not"]
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 4
+ABI = 5
 
 _SIZES = ctypes.c_int64 * 3
 
@@ -36,6 +36,7 @@ class Problem(ctypes.Structure):
         ("dtype", ctypes.c_int32),
         ("outputs", ctypes.c_int32),
         ("threads", ctypes.c_int32),
+        ("padding_mode", ctypes.c_int32),
     )
 
 

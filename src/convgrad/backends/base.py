@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from ..problem import PASSES, ConvProblem, Output, Pass, gradient_outputs
+from ..problem import PASSES, ConvProblem, Output, PaddingMode, Pass, gradient_outputs
 
 __all__ = ["BOTH_GRADIENTS", "Arithmetic", "Backend", "Kernel", "Layout", "capability", "described"]
 
@@ -81,6 +81,8 @@ class Backend(ABC):
     capture_safe: bool = True
     #: Operand layouts that it takes; the engine copies any other into the problem's memory format.
     layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
+    #: Of a problem with another one the engine hands it a padded copy of the input.
+    padding_modes: tuple[PaddingMode, ...] = ("zeros",)
     #: The conformance suite has passed; a user's kernel may be registered without it.
     verified: bool = True
     #: The rules take it wherever it is usable: a user registered it for that.
@@ -100,6 +102,12 @@ class Backend(ABC):
 
         They may be asked about a device that is not here, and must not touch one.
         """
+
+    def against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        """`reasons_against`, and what speaks against any backend."""
+        if problem.padding_mode not in self.padding_modes:
+            return [f"it computes padding_mode={problem.padding_mode!r} over a padded copy of the input"]
+        return self.reasons_against(problem, outputs, device)
 
     def wrong_here(
         self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device

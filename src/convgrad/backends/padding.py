@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import pad
 
+from .. import padding_modes
 from ..problem import ConvProblem
 
 __all__ = ["pad_input", "padded", "unpad_input"]
@@ -12,18 +13,20 @@ __all__ = ["pad_input", "padded", "unpad_input"]
 
 def padded(problem: ConvProblem) -> ConvProblem:
     """The same contraction over an input that carries its padding: a problem with padding zero."""
-    if all(pair == (0, 0) for pair in problem.padding):
+    if all(pair == (0, 0) for pair in problem.padding) and problem.padding_mode == "zeros":
         return problem
     size = tuple(n + low + high for n, (low, high) in zip(problem.input_size, problem.padding, strict=True))
-    return problem.replace(input_size=size, padding=((0, 0),) * problem.ndim)
+    return problem.replace(input_size=size, padding=((0, 0),) * problem.ndim, padding_mode="zeros")
 
 
 def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
-    """The input of ``padded(problem)``: zeros around it, or a part of it where the padding crops.
+    """The input of ``padded(problem)``: its padding around it, or a part of it where the padding crops.
 
     Shape:
         (N, C_in, *in) -> (N, C_in, *(in + low + high))
     """
+    if problem.padding_mode != "zeros":
+        return _shift(padding_modes.pad(input, _added(problem), problem.padding_mode), _cropped(problem))
     if _misses(problem):
         return input.new_zeros(padded(problem).input_shape)
     return _shift(input, problem.padding)
@@ -35,10 +38,22 @@ def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
     Shape:
         (N, C_in, *(in + low + high)) -> (N, C_in, *in)
     """
-    if _misses(problem):
+    if problem.padding_mode != "zeros":
+        grad_input = _shift(grad_input, tuple((-low, -high) for low, high in _cropped(problem)))
+        grad_input = padding_modes.fold(grad_input, _added(problem), problem.padding_mode)
+    elif _misses(problem):
         return grad_input.new_zeros(problem.input_shape)
-    grad_input = _shift(grad_input, tuple((-low, -high) for low, high in problem.padding))
+    else:
+        grad_input = _shift(grad_input, tuple((-low, -high) for low, high in problem.padding))
     return grad_input.contiguous(memory_format=problem.memory_format)
+
+
+def _added(problem: ConvProblem) -> padding_modes.Sides:
+    return tuple((max(low, 0), max(high, 0)) for low, high in problem.padding)
+
+
+def _cropped(problem: ConvProblem) -> padding_modes.Sides:
+    return tuple((min(low, 0), min(high, 0)) for low, high in problem.padding)
 
 
 def _shift(t: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:

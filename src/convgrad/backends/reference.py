@@ -16,7 +16,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ..problem import ConvProblem, Output
+from ..problem import PADDING_MODES, ConvProblem, Output
 from .base import Backend, Kernel
 
 __all__ = ["ReferenceBackend"]
@@ -29,6 +29,7 @@ class ReferenceBackend(Backend):
     summary = "the definition, in 64 bits: slow, and what the others are checked against"
     layouts = ("strided",)
     candidate = False
+    padding_modes = PADDING_MODES
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         if "grad_bias" in outputs:
@@ -98,7 +99,11 @@ def _split(p: ConvProblem, tensor: Tensor, dim: int) -> Tensor:
 
 
 def _pad(p: ConvProblem, input: Tensor) -> Tensor:
-    """Zeros around the input, or a crop where the padding is negative."""
+    """What its padding mode reads around the input, or a crop where the padding is negative."""
+    if p.padding_mode != "zeros":
+        for d, positions in enumerate(_read(p), start=2):
+            input = input.index_select(d, positions.to(input.device))
+        return input
     padded = input.new_zeros((p.batch, p.in_channels, *_padded_size(p)))
     ours, theirs = _overlap(p)
     padded[(..., *theirs)] = input[(..., *ours)]
@@ -107,10 +112,26 @@ def _pad(p: ConvProblem, input: Tensor) -> Tensor:
 
 def _unpad(p: ConvProblem, padded: Tensor) -> Tensor:
     """What `_pad` is the transpose of: drop the padding, put zeros where the input was cropped."""
+    if p.padding_mode != "zeros":
+        for d, positions in enumerate(_read(p), start=2):
+            size = (*padded.shape[:d], p.input_size[d - 2], *padded.shape[d + 1 :])
+            padded = padded.new_zeros(size).index_add(d, positions.to(padded.device), padded)
+        return padded
     input = padded.new_zeros(p.input_shape)
     ours, theirs = _overlap(p)
     input[(..., *ours)] = padded[(..., *theirs)]
     return input
+
+
+def _read(p: ConvProblem) -> list[Tensor]:
+    """For each dimension, the positions of the input that the padded input has."""
+    ranges = [torch.arange(-low, n + high) for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
+    read = {
+        "circular": lambda i, n: i % n,
+        "reflect": lambda i, n: (n - 1) - ((n - 1) - i.abs()).abs(),
+        "replicate": lambda i, n: i.clamp(0, n - 1),
+    }[p.padding_mode]
+    return [read(i, n) for i, n in zip(ranges, p.input_size, strict=True)]
 
 
 def _padded_size(p: ConvProblem) -> list[int]:

@@ -106,13 +106,13 @@ class PropertyCheck:
         if self.usable_sweeps():
             return []
         if self.output in self.backend.passes:
-            return self.backend.reasons_against(self.problem, (self.output,), self.device)
+            return self.backend.against(self.problem, (self.output,), self.device)
         return [f"it does not compute {self.output} of this problem"]
 
     def usable_sweeps(self) -> list[tuple[Output, ...]]:
         """The sweeps that compute this output."""
         with_output = [s for s in self.backend.sweeps if self.output in s]
-        return [s for s in with_output if not self.backend.reasons_against(self.problem, s, self.device)]
+        return [s for s in with_output if not self.backend.against(self.problem, s, self.device)]
 
     # ---- what it is given ----------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class PropertyCheck:
         """
         found: list[tuple[str, tuple[Pass, ...], Callable[[Operands], Tensor]]] = []
         alone = self.output in self.backend.passes
-        if alone and not self.backend.reasons_against(self.problem, (self.output,), self.device):
+        if alone and not self.backend.against(self.problem, (self.output,), self.device):
             found.append(("", (self.pass_,), self.run))
         for outputs in self.usable_sweeps():
             found.append((f"in the sweep {outputs}", PASSES, partial(self.sweep, outputs)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..backends import Backend, warn_of
+from ..backends import Backend, PaddedCopy, padded, warn_of
 from ..errors import BackendError
 from ..problem import ConvProblem, Output, Pass, passes_of
 from ..settings import Settings
@@ -43,6 +43,9 @@ def choose(
     Raises:
         BackendError: a requested backend cannot, or none can; the message holds every backend's reasons.
     """
+    if problem.padding_mode != "zeros":  # what is best for the padded copy, and no copy where it can do without
+        steps = choose(padded(problem), outputs, device, settings, request, now=now, stored=stored)
+        return tuple(s._replace(backend=_of_copy(s.backend, problem, s.outputs, device)) for s in steps)
     passes = passes_of(outputs)
     names = {_name_for(p, request, alone=len(passes) == 1) for p in passes}
     steps: tuple[Step, ...] = ()
@@ -64,6 +67,10 @@ def choose(
     return steps or tuple(
         step for p in passes for step in choose(problem, (p,), device, settings, request, now=now, stored=stored)
     )
+
+
+def _of_copy(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Backend:
+    return PaddedCopy(backend) if backend.against(problem, outputs, device) else backend
 
 
 # ---- by name -------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def reasons_against(
         reasons.append("deterministic algorithms are demanded and it does not repeat its bits")
     if device.type == "cuda" and not backend.capture_safe and is_capturing():
         reasons.append("a CUDA graph is being captured and it may not be called then")
-    reasons += backend.reasons_against(problem, outputs, device)
+    reasons += backend.against(problem, outputs, device)
     if not (requested or reasons or problem.empty):
         load()
         wrong, _ = backend.wrong_here(problem, outputs, device)

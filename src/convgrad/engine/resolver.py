@@ -30,7 +30,7 @@ from .._compat import (
 )
 from ..backends import reads_odd_strides
 from ..calculus import Form
-from ..problem import Output, gradient_outputs
+from ..problem import Output, PaddingMode, gradient_outputs
 from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_grad_input, check_grad_weight, check_memory, check_operands
 from .cache import plans, remember
@@ -148,8 +148,13 @@ def make(
     b: Tensor,
     c: Tensor | None = None,
     memory_format: torch.memory_format | None = None,
+    padding_mode: PaddingMode = "zeros",
 ) -> Plan:
-    """Validate a call of an operator, plan it, and remember the plan under a key."""
+    """Validate a call of an operator, plan it, and remember the plan under a key.
+
+    Args:
+        padding_mode: of a ``convolution``; the operators themselves know no other than zeros.
+    """
     if op == "convolution":
         checked = checked_convolution(a, b, c, *raw)
     elif op == "convolution_backward":
@@ -168,6 +173,8 @@ def make(
         memory_format=checked.layout,
         has_bias=op == "convolution" and c is not None,
     )
+    if padding_mode != "zeros":
+        problem = problem.replace(padding_mode=padding_mode)
     outputs: tuple[Output, ...] = (problem.bias_pass,)
     if op != "convolution":
         outputs = gradient_outputs(g.transposed, checked.mask)
@@ -177,7 +184,7 @@ def make(
     if plan.aten and op.startswith("convolution"):  # operators of PyTorch's, which would get a and b as they are
         plan.aten = not reads_odd_strides(problem, a, b)
     if op == "convolution":
-        plan.form = Form(a.shape, b.shape, raw)
+        plan.form = Form(a.shape, b.shape, raw, padding_mode=padding_mode)
     plan.flags = settings.flags(a)
     plan.bind()
     if key is not None:

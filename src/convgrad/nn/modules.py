@@ -1,12 +1,14 @@
 """Convolution modules: torch's own, with the computation exchanged and nothing else.
 
-Padding modes other than zeros are a pad in front of a zero-padded problem, as in torch. ``padding`` may be all that the
-functions take: low and high of each dimension, negative numbers, and in 1-D ``"causal"``.
+Padding modes other than zeros are read in place by the kernels of ``csrc``; where another backend computes, they are a
+pad in front of a zero-padded problem, as in torch. ``padding`` may be all that the functions take: low and high of each
+dimension, negative numbers, and in 1-D ``"causal"``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -15,9 +17,10 @@ from torch import Tensor
 from .. import functional
 from ..engine import get_backend, use_backend
 from ..errors import UnsupportedError
+from ..padding_modes import pad
 from ..shapes import padding_pairs
 from .constructors import set_constructor, words
-from .padding import padded
+from .padding import convolve
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
 
@@ -105,15 +108,22 @@ class _Conv(_Chosen):
             self.padding = functional.paddings(padding, self.weight.shape, self.stride, self.dilation)
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padding: Any = self.padding
-        if self.padding_mode != "zeros":
-            sides, padding = self._sides(), 0
-            if self._layout == "NLC":  # the image that it is computed as: see `conv1d`
-                row = input.transpose(-1, -2).unsqueeze(-2)
-                input = padded(row, ((0, 0), *sides), self.padding_mode).squeeze(-2).transpose(-1, -2)
-            else:
-                input = padded(input, sides, self.padding_mode)
-        return self._compute(input, weight, bias, self.stride, padding, self.dilation, self.groups)
+        if self.padding_mode == "zeros":
+            return self._compute(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+        sides, kernel, stride, dilation = self._sides(), weight, self.stride, self.dilation
+        in_rows = self._layout == "NLC"
+        if in_rows:  # the image that it is computed as: see `conv1d`
+            input, kernel = input.transpose(-1, -2).unsqueeze(-2), weight.unsqueeze(-2)
+            sides, stride, dilation = ((0, 0), *sides), (1, *stride), (1, *dilation)
+        if not torch.compiler.is_compiling():
+            with use_backend(self.backend) if self.backend else nullcontext():
+                output = convolve(input, kernel, bias, stride, sides, dilation, self.groups, self.padding_mode)
+            if output is not None:
+                return output.squeeze(-2).transpose(-1, -2).contiguous() if in_rows else output
+        input = pad(input, sides, self.padding_mode)
+        if in_rows:
+            input = input.squeeze(-2).transpose(-1, -2)
+        return self._compute(input, weight, bias, self.stride, 0, self.dilation, self.groups)
 
 
 class _ConvTranspose(_Chosen):

@@ -1,116 +1,56 @@
-"""Padding modes in front of a zero-padded problem: PyTorch's own, but circular, whose backward is slow there.
-
-PyTorch pads circularly by copies into slices, each of whose gradients copies the whole image, and what it returns is
-contiguous. Here the interior is copied once each way, in its layout: the gradient of a pad is a fold, which adds what
-was padded to where it was read, and the gradient of a fold is a pad.
-"""
+"""A convolution with a padding mode, without a padded copy where the kernels of ``csrc`` compute it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
-from torch.nn import functional as F
 
-from .._compat import channels_last_of, functorch_active, jit_tracing, suggests_channels_last
+from .._compat import profiler_enabled
+from ..backends import PaddedCopy
+from ..engine import Plan, find, make, observers
+from ..ops import apply
+from ..padding_modes import Sides, fits, is_plain
+from ..problem import PaddingMode
 
-__all__ = ["padded"]
-
-Sides = tuple[tuple[int, int], ...]
+__all__ = ["convolve"]
 
 
-def padded(input: Tensor, sides: Sides, mode: str) -> Tensor:
-    """The input with its padding, (low, high) of each of the last dimensions, read from itself as ``mode`` says.
+def convolve(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, ...],
+    sides: Sides,
+    dilation: tuple[int, ...],
+    groups: int,
+    mode: str,
+) -> Tensor | None:
+    """The convolution that reads its padding from the input; None where that takes a padded copy.
+
+    Shape:
+        (N, C_in, *in), (C_out, C_in / groups, *kernel) -> (N, C_out, *out), or input and output without N
 
     Raises:
-        RuntimeError, NotImplementedError: as ``torch.nn.functional.pad``.
+        ConvgradError: the operands do not belong together, or a backend that was requested cannot.
     """
-    if mode == "circular" and _is_plain(input) and _fits(input, sides):
-        return _Pad.apply(input, sides)  # pyright: ignore[reportReturnType]
-    return _by_pytorch(input, sides, mode)
-
-
-def _by_pytorch(input: Tensor, sides: Sides, mode: str) -> Tensor:
-    return F.pad(input, [side for pair in reversed(sides) for side in pair], mode=mode)
-
-
-def _is_plain(input: Tensor) -> bool:
-    return (
-        not torch.compiler.is_compiling()
-        and type(input) in (Tensor, Parameter)
-        and input.is_cpu
-        and not functorch_active()
-        and jit_tracing() is None
-    )
-
-
-def _fits(input: Tensor, sides: Sides) -> bool:
-    """Whether PyTorch pads so too, and crops nothing."""
-    sizes = input.shape[-len(sides) :]
-    batched = input.dim() - len(sides) in (1, 2)
-    return batched and all(0 <= low <= n and 0 <= high <= n for n, (low, high) in zip(sizes, sides, strict=True))
-
-
-class _Pad(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, input: Tensor, sides: Sides) -> Tensor:
-        ctx.sides = sides
-        return _pad(input, sides)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        return _Fold.apply(grad_outputs[0], ctx.sides), None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _pad(tangents[0], ctx.sides)
-
-
-class _Fold(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, sides: Sides) -> Tensor:
-        ctx.sides = sides
-        return _fold(gradient, sides)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        return _Pad.apply(grad_outputs[0], ctx.sides), None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _fold(tangents[0], ctx.sides)
-
-
-def _pad(input: Tensor, sides: Sides) -> Tensor:
-    """[.., *n] -> [.., *(low + n + high)], in the input's layout."""
-    if input.dim() != len(sides) + 2 or not suggests_channels_last(input):  # a volume without N may look like one
-        return _by_pytorch(input, sides, "circular")
-    sizes = [low + n + high for n, (low, high) in zip(input.shape[2:], sides, strict=True)]
-    layout = channels_last_of(len(sides))
-    result = torch.empty([*input.shape[:2], *sizes], dtype=input.dtype, device=input.device, memory_format=layout)
-    inner, regions = result, []
-    for d, (low, _) in enumerate(sides, start=2):
-        regions.append(inner)  # without padding in the dimensions before d
-        inner = inner.narrow(d, low, input.shape[d])
-    inner.copy_(input)
-    for d, region, (low, high) in reversed([*zip(range(2, input.dim()), regions, sides, strict=True)]):
-        n = input.shape[d]
-        region.narrow(d, 0, low).copy_(region.narrow(d, n, low))
-        region.narrow(d, low + n, high).copy_(region.narrow(d, low, high))
-    return result
-
-
-def _fold(gradient: Tensor, sides: Sides) -> Tensor:
-    """[.., *(low + n + high)] -> [.., *n]: the adjoint of `_pad`."""
-    if not sides:
-        return gradient.clone()
-    (low, high), *rest = sides
-    d = gradient.dim() - len(sides)
-    n = gradient.shape[d] - low - high
-    result = _fold(gradient.narrow(d, low, n), tuple(rest))
-    for start, length, read in ((0, low, n - low), (low + n, high, 0)):
-        if length:
-            result.narrow(d, read, length).add_(_fold(gradient.narrow(d, start, length), tuple(rest)))
-    return result
+    if input.dim() == len(sides) + 1:
+        output = convolve(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, mode)
+        return output if output is None else output.squeeze(0)
+    if input.dim() != len(sides) + 2 or not is_plain(input) or not fits(input, sides, mode):
+        return None
+    zeros = (0,) * len(sides)
+    arguments = (stride, tuple([side for pair in sides for side in pair]), dilation, False, zeros, groups)
+    plan = find("padded", (*arguments, mode), input, weight, bias)
+    if plan is None:
+        return None
+    if plan.__class__ is not Plan:
+        mode = cast(PaddingMode, mode)
+        plan = make(plan, "convolution", arguments, input, weight, bias, padding_mode=mode)
+    if any(isinstance(step.backend, PaddedCopy) for step in plan.steps):
+        return None
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, weight, bias)):
+        return apply(plan, input, weight, bias)
+    contract = plan.contract if observers or profiler_enabled() else plan.kernel
+    return contract(input, weight, bias)

@@ -28,7 +28,8 @@ from .._compat import (
 )
 from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
 from ..engine import Plan, Request, active, generation, layout_of, observers, resume
-from ..shapes import conv_geometry, convolution_shape
+from ..padding_modes import fold, pad
+from ..shapes import conv_geometry, convolution_shape, padding_pairs
 from ..validation import check_backward, refuse_mixed, refuse_nested
 from . import decompositions, flops, lowering
 from .with_backend import traced_overload
@@ -145,6 +146,19 @@ def _output_shape(form: Form) -> tuple[int, ...]:
     return convolution_shape(form.input_size, form.weight_size, None, conv_geometry(form.weight_size, *form.arguments))
 
 
+def _of_copy(
+    form: Form, cotangent: Tensor, input: Tensor | None, weight: Tensor | None, needs: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of a convolution with a padding mode where they may be differentiated: by a padded copy."""
+    stride, padding, *rest = form.arguments
+    sides, mode = padding_pairs(padding, len(form.input_size) - 2), form.padding_mode
+    size = (*form.input_size[:2], *(n + sum(pair) for n, pair in zip(form.input_size[2:], sides, strict=True)))
+    copied = Form(size, form.weight_size, (stride, (0,) * len(sides), *rest))
+    copy = None if input is None else pad(input, sides, mode)
+    grad_input, *others = _gradients(copied, "output", cotangent, copy, weight, needs)
+    return None if grad_input is None else fold(grad_input, sides, mode), *others
+
+
 def _gradients(
     form: Form,
     yields: Role,
@@ -153,6 +167,8 @@ def _gradients(
     second: Tensor | None,
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if form.padding_mode != "zeros":
+        return _of_copy(form, cotangent, first, second, needs)
     if yields == "output" and first is not None and second is not None:
         if needs[0] and needs[1]:  # both at once, so that one sweep may serve them
             return _both(form, cotangent, first, second, needs[2])
