@@ -35,10 +35,12 @@ def convolve(
     Raises:
         ConvgradError: the operands do not belong together, or a backend that was requested cannot.
     """
+    if not is_plain(input):
+        return None
     if input.dim() == len(sides) + 1:
         output = convolve(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, mode)
         return output if output is None else output.squeeze(0)
-    if input.dim() != len(sides) + 2 or not is_plain(input) or not fits(input, sides, mode):
+    if input.dim() != len(sides) + 2 or not fits(input, sides, mode):
         return None
     zeros = (0,) * len(sides)
     arguments = (stride, tuple([side for pair in sides for side in pair]), dilation, False, zeros, groups)

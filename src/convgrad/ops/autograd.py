@@ -155,8 +155,8 @@ def _of_copy(
     size = (*form.input_size[:2], *(n + sum(pair) for n, pair in zip(form.input_size[2:], sides, strict=True)))
     copied = Form(size, form.weight_size, (stride, (0,) * len(sides), *rest))
     copy = None if input is None else pad(input, sides, mode)
-    grad_input, *others = _gradients(copied, "output", cotangent, copy, weight, needs)
-    return None if grad_input is None else fold(grad_input, sides, mode), *others
+    grad_input, grad_weight, grad_bias = _gradients(copied, "output", cotangent, copy, weight, needs)
+    return None if grad_input is None else fold(grad_input, sides, mode), grad_weight, grad_bias
 
 
 def _gradients(
