@@ -1,6 +1,6 @@
 """What is known to be wrong in PyTorch's convolutions, and how it is avoided: one row of `DEFECTS` each.
 
-PyTorch hands most convolutions on a CPU to oneDNN, some of whose kernels read memory that nobody wrote, write past the
+PyTorch hands most convolutions on a CPU to oneDNN, some of whose kernels read uninitialized memory, write past the
 end, or take a stride for a size. They were found with freed memory full of large numbers (`convgrad check --aten`,
 ``tests/fuzz``); without, such a result is right on one day and wrong on another.
 
@@ -210,7 +210,7 @@ DEFECTS: tuple[Defect, ...] = (
         _shallow,
         _avx512,
         "3-D, a kernel deeper than the input, padding in depth, more than one output slice",
-        "the weight gradient adds memory that nobody wrote, and may write past its end",
+        "the weight gradient adds uninitialized memory, and may write past its end",
         "oneDNN 3.12 and its main branch of August 2026, jit_avx512_core_bf16_conv_kernel.cpp, compute_od_loop_common",
         _AT_THE_BORDER,
         ("mb2ic16id2ih14iw14oc16kd3kh3kw3pd1ph1pw1 bfloat16", "grad_weight"),
@@ -234,7 +234,7 @@ DEFECTS: tuple[Defect, ...] = (
         _narrow,
         _avx512,
         "a padded height or width that is no larger than its stride of 2 or more",
-        "the weight gradient adds memory that nobody wrote",
+        "the weight gradient adds uninitialized memory",
         "oneDNN 3.12, jit_bf16:avx512_core_bf16",
         _AT_THE_BORDER,
         ("mb4ic18iw1oc2kw13sw3pw6 bfloat16", "grad_weight"),
@@ -247,7 +247,7 @@ DEFECTS: tuple[Defect, ...] = (
         _avx512,
         "channels_last, one input channel a group, and a width of 1 reached by a stride of 2 or more "
         "(bfloat16 also: an input one slice deep)",
-        "the output adds memory that nobody wrote",
+        "the output adds uninitialized memory",
         "oneDNN 3.12, brg_conv_fwd:avx512_core; the same for more channels: pytorch/pytorch#169688",
         _INSIDE,
         ("g16mb3ic16ih17iw5oc32kh3kw5sh1sw3ph1pw1 bfloat16 channels_last", "forward"),
@@ -367,7 +367,7 @@ def warn_of(wrong: str) -> None:
     """Warn, once a process for each defect, that a result was requested which is known to be wrong.
 
     Args:
-        wrong: what `Backend.wrong_here` said; nothing where it is empty.
+        wrong: what `Backend.wrong_here` returned; nothing where it is empty.
     """
     if wrong and wrong not in _warned:
         _warned.add(wrong)

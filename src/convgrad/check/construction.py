@@ -73,14 +73,14 @@ def construct(
 ) -> Iterator[ConvProblem]:
     """Problems that a kernel accepts: those named, then the others in an order in which the first differ in everything.
 
-    The first, small ones of the suite's own, come at once; for the others the kernel is asked ten thousand times.
+    The first, small ones of the suite's own, come at once; for the others ``accepts`` is called ten thousand times.
 
     Args:
         accepts: whether the kernel computes a problem.
         named: problems to begin with; those that it does not accept are left out.
         hints: integers, tuples of them and problems that the kernel's code mentions: limits, multiples, sizes.
         most: how many, those named not counted.
-        seconds: how long the kernel may be asked.
+        seconds: how long the search may take.
 
     Equivalent to:
         >>> found = list(construct(lambda p: p.in_channels % 64 == 0 and p.kernel_size == (3, 3)))
@@ -140,7 +140,7 @@ class _Search:
         return time.monotonic() > self._end
 
     def obstacle(self, p: ConvProblem) -> tuple[str, int]:
-        """The attribute that the kernel looked at last before it said no, and how many it had looked at."""
+        """The attribute that ``accepts`` read last before it refused, and how many it had read."""
         watched: Any = _Watched(p)
         try:
             self._accepts(watched)
@@ -183,7 +183,7 @@ def _start(search: _Search) -> None:
 
 
 def _climb(search: _Search, p: ConvProblem) -> None:
-    """Change what the kernel looked at last before it said no, until it looks further."""
+    """Change what ``accepts`` read last before it refused, until it reads further."""
     name, depth = search.obstacle(p)
     for _ in range(_STEPS):
         axis = next((a for a in _AXES if name in a.names), None)

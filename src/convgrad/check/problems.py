@@ -1,4 +1,4 @@
-"""The problems that a backend is checked on when nobody names others.
+"""The problems that a backend is checked on if no others are given.
 
 Small, so that thousands of checks take seconds, and chosen for where kernels go wrong: one image, one channel, sizes
 that are no multiple of a vector or a tile, borders wider than the image, strides that leave rows unread, kernels of

@@ -75,7 +75,7 @@ def register(
             result into a tensor that it is given), values (stride, padding, dilation, groups, kernel_size, input_size,
             weight_size, output_size; output_mask of backward), one element of such a value or its first,
             ``"output_mask[:2]"``, or problem, all of it; what is not text is passed as it is. One for all functions,
-            or one for each. A function that is told the padding gets no problem whose two sides differ.
+            or one for each. A function that takes the padding gets no problem whose two sides differ.
         accepts: a function of the problem that says whether the functions can compute it: True, False, or the reason
             why not as a sentence. One for all functions, or one for each. None: every problem.
         layouts: operand layouts that the functions take, one or several; operands in another one are copied into one of
@@ -202,10 +202,10 @@ def _check_named(backend: CustomBackend, named: Sequence[ConvProblem]) -> None:
     Raises:
         ValueError: with the reasons.
     """
-    ways: list[tuple[Output, ...]] = [*((p,) for p in backend.passes), *backend.sweeps]
+    computed: list[tuple[Output, ...]] = [*((p,) for p in backend.passes), *backend.sweeps]
     places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
     for problem in named:
-        against = [backend.reasons_against(problem, way, place) for way in ways for place in places]
+        against = [backend.reasons_against(problem, outputs, place) for outputs in computed for place in places]
         if problem.empty or all(against):
             reasons = dict.fromkeys(r for reasons in against for r in reasons) or ["it is empty"]
             raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {'; '.join(reasons)}")

@@ -1,4 +1,4 @@
-"""A function or a module as a backend that nobody registers: for `convgrad.testing.check_backend`."""
+"""A function or a module as a backend that is not registered: for `convgrad.testing.check_backend`."""
 
 from __future__ import annotations
 

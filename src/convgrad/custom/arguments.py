@@ -45,7 +45,7 @@ def tensors_of(method: Method) -> tuple[str, ...]:
 
 
 def default_args(method: Method) -> tuple[str, ...]:
-    """What a function is called with where nobody says."""
+    """What a function is called with if ``args`` is not given."""
     if method == "backward":
         return (*tensors_of(method), "problem", "output_mask")
     return (*OPERANDS[method], "problem")
@@ -90,7 +90,7 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...], method: Met
     try:
         parameters = inspect.signature(function)
     except ValueError:
-        return  # a builtin, or a function of an extension: nobody knows its parameters
+        return  # a builtin, or a function of an extension: its parameters are not known
     except TypeError:
         raise TypeError(f"{method}= takes a function, got {function!r}") from None
     try:

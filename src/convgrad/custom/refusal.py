@@ -33,7 +33,7 @@ def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[t
 def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, name: str, how: str, passed: int) -> str:
     """It crashed or hung while this property of a problem was looked at; no problem: while one was searched for."""
     if problem is None:
-        return f"{backend.name!r} is refused: its accepts, asked for {output}, {how}"
+        return f"{backend.name!r} is refused: its accepts, called for {output}, {how}"
     meaning = ((STRESS | PROPERTIES)[name].__doc__ or "").strip().splitlines()
     return "\n".join(
         [

@@ -38,7 +38,7 @@ def run(
     Args:
         name: what the user called; it says how ``raw`` is read.
         normalize: makes the operator's arguments of (d, weight size, *raw).
-        raw: the arguments as the user wrote them; of a call that was seen before nobody looks into them.
+        raw: the arguments as the user wrote them; they are not looked into for a call that was seen before.
     """
     plan = find(name, raw, input, weight, bias)
     if plan.__class__ is not Plan:

@@ -46,7 +46,7 @@ def convolution(
     Raises:
         ShapeError: sizes that do not belong together (a RuntimeError, worded as PyTorch's).
         DtypeError: operands of different dtypes or devices (a RuntimeError).
-        BackendError: a backend that was asked for cannot (a RuntimeError).
+        BackendError: a backend that was requested cannot compute it (a RuntimeError).
         ValueError: backward_weight_grad without a backward_weight.
 
     Equivalent to:

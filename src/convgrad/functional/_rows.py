@@ -39,7 +39,7 @@ def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: T
 
     Raises:
         ShapeError: an input or a weight that is none of a sequence.
-        ValueError: another layout; with "NCL" nobody comes here.
+        ValueError: another layout, "NCL" included.
     """
     require_layout(layout)
     refuse_nested(input, weight)

@@ -22,7 +22,7 @@ __all__ = ["dtype_against", "problem_of_module", "worth_replacing"]
 
 Shape = Sequence[int]
 
-#: Sizes of images, sequences and volumes that are tried where nobody has said which ones come.
+#: Sizes of images, sequences and volumes that are tried where the actual ones are not known.
 _BATCHES = (1, 32)
 _SIZES = {1: (64, 1024, 16384), 2: (7, 14, 56, 224), 3: (7, 28, 112)}
 #: Sizes of which PyTorch's kernels are wrong at some, where they are at any: about as large as a kernel.

@@ -223,7 +223,7 @@ def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: 
 
     A layer gets another class and stays the same object with the same parameters, parametrizations and hooks; where
     the rule keeps one it gets a ``feedback_weight``, so make the optimizer afterwards. Subclasses of torch's layers are
-    left alone, as nobody knows what they compute: derive them from the layers with feedback.
+    left alone, as they may compute anything: derive them from the layers with feedback.
 
     Args:
         model: a network, or one layer.

@@ -107,7 +107,7 @@ apply: Callable[..., Any] = super(torch.autograd.Function, Contraction).apply  #
 
 
 def _holds(plan: Plan, cotangent: Tensor) -> bool:
-    """Whether a plan may compute the backward pass: nothing has changed, and nobody differentiates it."""
+    """Whether a plan may compute the backward pass: nothing has changed, and it is not differentiated."""
     return (
         not torch.is_grad_enabled()
         and type(cotangent) is Tensor
@@ -131,7 +131,7 @@ def _needed(ctx: Any) -> tuple[bool, bool, bool]:
             if needs[i]:
                 try:  # noqa: SIM105 - a `with` costs more than the question
                     needs[i] = will_engine_execute(nodes[i][0])
-                except RuntimeError:  # it was asked for no subset, or for a leaf, which is needed then
+                except RuntimeError:  # no subset was requested, or a leaf, which is needed then
                     pass
     return tuple(needs)
 
@@ -200,7 +200,7 @@ def _through(
     rest: Any,
     **options: Any,
 ) -> Tensor:
-    """Call the operator below autograd, through `Contraction` where a derivative may be asked for."""
+    """Call the operator below autograd, through `Contraction` where a derivative may be needed."""
     if dispatch_modes():
         flops.register()
     plain = lowering.traced_operator(op, operands, rest) or traced_overload(op, operands[0])
@@ -275,7 +275,7 @@ def grad_weight(
 def convolution_backward(
     keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *arguments: Any
 ) -> Any:
-    """``convgrad::convolution_backward``: where derivatives are asked of it, its three gradients one by one."""
+    """``convgrad::convolution_backward``: where it is differentiated, its three gradients one by one."""
     refuse_nested(grad_output, input, weight)
     refuse_mixed(grad_output=grad_output, input=input, weight=weight)
     if lowering.any_subclass(grad_output, input, weight):
