@@ -75,7 +75,7 @@ def require_tensors(name: str, **operands: object) -> None:
 
 
 def stands_for_tensors(*operands: object) -> bool:
-    """Whether an operand only stands for a tensor, as a proxy of ``torch.fx`` does: its ``__torch_function__`` gives the result."""
+    """Whether an operand only stands for a tensor, as a proxy of ``torch.fx`` does, and gives the result itself."""
     return not all(isinstance(operand, Tensor) for operand in operands)
 
 
