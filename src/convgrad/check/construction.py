@@ -18,11 +18,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from .._compat import channels_last_of
 from ..problem import ConvProblem
 from ..sizes import effective_kernel, output_length
 from .covering import PLANES, is_large, same_padding, spread
-from .layers import real_layers
-from .problems import default_problems
+from .problems import default_problems, real_layers
 
 __all__ = ["construct"]
 
@@ -235,7 +235,7 @@ def _drawn(rng: random.Random, search: _Search) -> ConvProblem | None:
         dilation=dilation,
         padding=tuple(zip(low, high, strict=True)),
         dtype=rng.choice((torch.float32, torch.float32, *_DTYPES)),
-        memory_format=rng.choice((torch.contiguous_format, _last(d))),
+        memory_format=rng.choice((torch.contiguous_format, channels_last_of(d))),
         origin="transposed" if rng.random() < 0.15 else "plain",
         has_bias=rng.random() < 0.2,
     )
@@ -356,7 +356,7 @@ def _as_it_is(name: str) -> Callable[[ConvProblem, Any], Iterator[Changes]]:
 
 
 def _memory_format(p: ConvProblem, last: bool) -> Iterator[Changes]:
-    yield {"memory_format": _last(p.ndim) if last else torch.contiguous_format}
+    yield {"memory_format": channels_last_of(p.ndim) if last else torch.contiguous_format}
 
 
 _AXES: Final = (
@@ -388,10 +388,6 @@ def _all_and_each(values: tuple[int, ...], n: Any) -> Iterator[tuple[int, ...]]:
 
 def _put(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:
     return (*values[:i], value, *values[i + 1 :])
-
-
-def _last(ndim: int) -> torch.memory_format:
-    return {2: torch.channels_last, 3: torch.channels_last_3d}.get(ndim, torch.contiguous_format)
 
 
 def _changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:

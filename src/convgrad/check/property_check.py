@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
 from typing import Any, TypeVar
@@ -86,10 +86,6 @@ class PropertyCheck:
         if self.output == "grad_bias" or self.output not in self.backend.passes:
             raise Skipped("computed in sweeps only")
         return self.output
-
-    def for_pass(self, pass_: Pass) -> PropertyCheck:
-        """The same of another pass."""
-        return replace(self, output=pass_)
 
     @property
     def arithmetic(self) -> Arithmetic:
