@@ -16,8 +16,6 @@ from ..problem import PASSES, ConvProblem, Output, Pass
 from .child import POISON, Child
 from .problems import random_problems
 
-__all__ = ["search_aten"]
-
 _WORKER = "convgrad.check.aten_worker"
 _CPU = torch.device("cpu")
 

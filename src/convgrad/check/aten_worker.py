@@ -18,8 +18,6 @@ from .bounds import error_bound, reduction_length
 from .child import serve
 from .operands import integer_operands, magnitude, reference
 
-__all__ = ["answer", "pytorchs_call"]
-
 
 def pytorchs_call(p: ConvProblem, pass_: Pass) -> Callable[[Tensor, Tensor], Tensor]:
     """PyTorch's own call for one pass of a problem that it can state, with nothing done about its defects."""

@@ -17,8 +17,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-__all__ = ["POISON", "Child", "poisoned_environment", "serve"]
-
 #: glibc writes the complement of this number into what it hands out, and the number itself into what is freed.
 POISON = 0x7E ^ 0xFF
 

@@ -24,8 +24,6 @@ from ..sizes import effective_kernel, output_length
 from .covering import PLANES, is_large, same_padding, spread
 from .problems import default_problems, real_layers
 
-__all__ = ["construct"]
-
 Accepts = Callable[[ConvProblem], bool]
 Changes = dict[str, Any]
 

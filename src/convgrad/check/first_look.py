@@ -9,8 +9,6 @@ from ..problem import PASSES, ConvProblem, Output
 from ..sizes import effective_kernel, output_length
 from .property_check import Failed, PropertyCheck, Skipped, described
 
-__all__ = ["first_look", "shrunk"]
-
 #: The reference takes its time: training waits, so a large problem is looked at in a smaller one of its kind, and at
 #: its own size only where the backend does not take the smaller one.
 _FLOPS = 300_000

@@ -13,8 +13,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Guarded", "PeakMemory", "Poison", "guarded_copy", "paged_copy", "poison_", "raw_bytes"]
-
 _EMPTY = {
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.empty_strided.default,

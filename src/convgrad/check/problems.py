@@ -16,8 +16,6 @@ from .._compat import channels_last_of
 from ..problem import ConvProblem
 from ..sizes import effective_kernel, output_length
 
-__all__ = ["default_problems", "random_problems", "real_layers"]
-
 _ONE = """
 mb1ic1iw1oc1kw1
 mb1ic3iw13oc5kw3

@@ -20,8 +20,6 @@ from .operands import Operands, reference
 from .property_check import Failed, PropertyCheck, Skipped
 from .samples import index_of
 
-__all__ = ["PROPERTIES"]
-
 Property = Callable[[PropertyCheck], tuple[float, float]]
 
 

@@ -30,8 +30,6 @@ from .operands import (
 )
 from .samples import elements_at, index_of
 
-__all__ = ["Differs", "Failed", "PropertyCheck", "Skipped", "described"]
-
 _T = TypeVar("_T")
 
 #: Bytes that may be taken for odds and ends, such as a bias in another dtype.

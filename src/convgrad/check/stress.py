@@ -21,8 +21,6 @@ from .operands import Operands, slots_of
 from .property_check import Failed, PropertyCheck, Skipped
 from .samples import index_of, sample
 
-__all__ = ["STRESS"]
-
 _THREADS = 4
 _ROUNDS = 3
 

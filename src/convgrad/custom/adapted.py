@@ -17,8 +17,6 @@ from ..sizes import effective_kernel, output_length
 from . import arguments
 from .backend import Accepts, FunctionsBackend, UserKernel
 
-__all__ = ["ModuleBackend", "backend_of"]
-
 _DTYPES = (torch.float32, torch.float64)
 
 

@@ -9,8 +9,6 @@ from typing import Any, Final, Literal
 
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass, gradient_outputs
 
-__all__ = ["METHODS", "VALUES", "Method", "check", "default_args", "passes_by", "tensors_of", "values"]
-
 #: What a function may compute: one pass, or whichever gradients a mask asks for.
 Method = Literal["forward", "grad_input", "grad_weight", "backward"]
 METHODS: Final[tuple[Method, ...]] = (*PASSES, "backward")

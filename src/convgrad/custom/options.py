@@ -13,8 +13,6 @@ from ..check import default_problems
 from ..problem import OUTPUTS, PASSES, ConvProblem
 from .arguments import METHODS, Method
 
-__all__ = ["check_mapping", "check_options", "instance", "several", "static_methods"]
-
 
 def several(option: Any) -> tuple[Any, ...]:
     """What may be given alone or as a sequence."""

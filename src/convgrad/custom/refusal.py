@@ -11,8 +11,6 @@ from ..problem import ConvProblem, Output
 from .backend import CustomBackend
 from .loading import loading
 
-__all__ = ["advice", "lost", "nothing_accepted", "wrong"]
-
 #: How many of the properties that a problem lacks are shown; a kernel that writes where it may not lacks them all.
 _SHOWN = 3
 _ROUNDING = (

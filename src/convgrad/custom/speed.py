@@ -22,8 +22,6 @@ from ..problem import OPERANDS, ConvProblem, Output, Slot
 from ..settings import current
 from .backend import CustomBackend, Timing, in_words
 
-__all__ = ["measure", "users_frame"]
-
 #: Layers as networks have them, none of which takes long.
 _USUAL: Final = """
 g32mb8ic32ih56oc32kh3ph1

@@ -22,8 +22,6 @@ from ..problem import ConvProblem, Output
 from .backend import CustomBackend
 from .source import fingerprint
 
-__all__ = ["FLOOR", "Verified", "parts_of"]
-
 #: A kernel with fewer problems of an output is not verified.
 FLOOR: Final = 30
 _KIND: Final = "verified"

@@ -32,8 +32,6 @@ from .backend import CustomBackend
 from .source import hints
 from .verified import Verified, parts_of
 
-__all__ = ["verify"]
-
 #: Problems of one output, those named not counted.
 _MOST: Final = 120
 _REPEATS: Final = 3

@@ -13,16 +13,6 @@ from torch.overrides import has_torch_function
 
 from ..errors import ShapeError
 
-__all__ = [
-    "Ints",
-    "all_arguments",
-    "conv_arguments",
-    "require_bool",
-    "require_tensors",
-    "sizes",
-    "transpose_arguments",
-]
-
 Ints = int | Sequence[int]
 
 

@@ -17,8 +17,6 @@ from ..shapes import check_rank
 from ..validation import refuse_nested
 from ._arguments import Ints, conv_arguments, require_bool, transpose_arguments
 
-__all__ = ["gradient", "public_functions", "run", "run_nd"]
-
 #: The functions that people call, by name; each file of them adds its own.
 public_functions: dict[str, Callable[..., Tensor]] = {}
 _convolution, _recording = torch.convolution, torch.is_grad_enabled

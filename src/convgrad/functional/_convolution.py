@@ -15,8 +15,6 @@ from ._call import run_nd
 from ._feedback import feedback_convolution
 from ._rows import Layout, as_images, in_one_row
 
-__all__ = ["convolution", "convolution_with_backend"]
-
 
 def convolution(
     input: Tensor,

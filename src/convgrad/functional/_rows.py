@@ -15,8 +15,6 @@ from ..errors import ShapeError
 from ..shapes import conv_geometry
 from ..validation import refuse_nested
 
-__all__ = ["Layout", "as_images", "in_one_row", "require_layout"]
-
 #: In which order the dimensions of a sequence lie: batch, channels, length, or batch, length, channels.
 Layout = Literal["NCL", "NLC"]
 

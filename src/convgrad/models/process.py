@@ -23,8 +23,6 @@ from ..shapes import conv_geometry
 from ..validation import check_backward, check_operands
 from .dispatch import Override, original_kernel
 
-__all__ = ["observe_aten", "takeover"]
-
 Ints = Sequence[int]
 Original = Callable[..., Any]
 

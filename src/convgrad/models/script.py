@@ -22,8 +22,6 @@ from . import process
 from .process import observe_aten, takeover
 from .usage import Usage
 
-__all__ = ["run_script"]
-
 #: Whose frames stand above the script's in a traceback.
 _STARTERS = {__file__, runpy.__file__, "<frozen runpy>"}
 

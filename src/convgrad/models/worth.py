@@ -18,8 +18,6 @@ from ..errors import ConvgradError
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output
 from ..shapes import conv_geometry, convolution_shape, problem_of
 
-__all__ = ["dtype_against", "problem_of_module", "worth_replacing"]
-
 Shape = Sequence[int]
 
 #: Sizes of images, sequences and volumes that are tried where the actual ones are not known.

@@ -33,8 +33,6 @@ from ..validation import check_backward, refuse_mixed, refuse_nested
 from . import decompositions, flops, lowering
 from .with_backend import traced_overload
 
-__all__ = ["Call", "Contraction", "apply", "convolution", "convolution_backward", "grad_input", "grad_weight"]
-
 
 class Call(NamedTuple):
     """One call of an operator, as `Contraction` needs it."""

@@ -16,8 +16,6 @@ from torch.nn.functional import pad
 from ..calculus import sum_of_bias
 from ..shapes import padding_pairs
 
-__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight", "table"]
-
 _aten = torch.ops.aten
 Ints = Sequence[int]
 

@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-__all__ = ["register"]
-
 _COUNTER = "torch.utils.flop_counter"
 
 
