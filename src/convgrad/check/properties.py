@@ -33,7 +33,7 @@ def exact(check: PropertyCheck) -> tuple[float, float]:
 
 def again(check: PropertyCheck) -> tuple[float, float]:
     """A second call is as right as the first, with other operands and with the same ones."""
-    first, second = check.integers(), check.other_integers()
+    first, second = check.integers(), check.integers(other=True)
     before = check.run(first)
     check.compare(check.run(second), second)
     check.compare(before, first, where="the first call's result, after a second call")
