@@ -26,6 +26,7 @@ from ._gradient_names import (
 )
 from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 from ._names import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from ._names import words as words
 from ._per_sample import per_sample_norms
 from ._rows import Layout as Layout
 from ._rows import require_layout as require_layout
