@@ -17,7 +17,7 @@ from ..engine import registry
 from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output
 from . import arguments
-from .adapted import ModuleBackend, backend_of
+from .adapted import ModuleBackend, backend_of, problem_of_module
 from .arguments import Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel, in_words
 from .loading import foreign_frames, load_kernels, loading
@@ -25,7 +25,8 @@ from .options import check_mapping, check_options, instance, several, static_met
 from .speed import measure, users_frame
 from .verify import verify as _verify
 
-__all__ = ["CustomBackend", "ModuleBackend", "backend_of", "foreign_frames", "load_kernels", "register", "unregister"]
+__all__ = ["CustomBackend", "ModuleBackend", "backend_of", "foreign_frames", "load_kernels", "problem_of_module",
+           "register", "unregister"]  # fmt: skip
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
