@@ -237,37 +237,23 @@ def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
 
 
 def grad_input(
-    keyset: Any,
-    grad_output: Tensor,
-    weight: Tensor,
-    input_size: Any,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
+    keyset: Any, grad_output: Tensor, weight: Tensor, input_size: Any, *arguments: Any, **options: Any
 ) -> Tensor:
     """``convgrad::grad_input`` with derivatives."""
     refuse_nested(grad_output, weight)
     refuse_mixed(grad_output=grad_output, weight=weight)
-    form = Form(input_size, weight.shape, arguments)
-    op = torch.ops.convgrad.grad_input.default
-    operands = (grad_output, weight, None)
-    return _through(op, keyset, "input", form, operands, (input_size, *arguments), memory_format=memory_format)
+    op, form = torch.ops.convgrad.grad_input.default, Form(input_size, weight.shape, arguments)
+    return _through(op, keyset, "input", form, (grad_output, weight, None), (input_size, *arguments), **options)
 
 
 def grad_weight(
-    keyset: Any,
-    grad_output: Tensor,
-    input: Tensor,
-    weight_size: Any,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
+    keyset: Any, grad_output: Tensor, input: Tensor, weight_size: Any, *arguments: Any, **options: Any
 ) -> Tensor:
     """``convgrad::grad_weight`` with derivatives."""
     refuse_nested(grad_output, input)
     refuse_mixed(grad_output=grad_output, input=input)
-    form = Form(input.shape, weight_size, arguments)
-    op = torch.ops.convgrad.grad_weight.default
-    operands = (grad_output, input, None)
-    return _through(op, keyset, "weight", form, operands, (weight_size, *arguments), memory_format=memory_format)
+    op, form = torch.ops.convgrad.grad_weight.default, Form(input.shape, weight_size, arguments)
+    return _through(op, keyset, "weight", form, (grad_output, input, None), (weight_size, *arguments), **options)
 
 
 def convolution_backward(
