@@ -170,11 +170,11 @@ def test_what_pytorch_does_not_promise_of_its_kernels_is_reported_and_no_failure
     assert "1 differ in what PyTorch does not promise" in str(report)
 
 
-def test_passes_that_are_each_plausible_but_not_one_form() -> None:
+def test_a_gradient_with_its_kernel_flipped() -> None:
     def flipped(p, pass_, a, b, result):
         return result.flip(-1).contiguous() if pass_ == "grad_weight" else result
 
-    assert {"exact", "adjoint"} <= failing_properties(Broken(flipped), "grad_weight")
+    assert "exact" in failing_properties(Broken(flipped), "grad_weight")
 
 
 def test_strides_that_are_ignored() -> None:

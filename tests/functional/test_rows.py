@@ -116,3 +116,10 @@ def test_symbolic_tracing_records_one_call() -> None:
 def test_what_cannot_be_is_refused(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(torch.randn(2, 9, 4), torch.randn(6, 4, 3))
+
+
+@pytest.mark.parametrize("name", ["conv1d", "conv_transpose1d"])
+def test_no_steps_are_refused_with_the_shape_of_the_sequence(name: str) -> None:
+    x, w = torch.ones(2, 0, 4), torch.ones(4, 4, 3)
+    with pytest.raises(convgrad.ShapeError, match=r"Only zero batch or zero channel .* got input shape: \[2, 0, 4\]"):
+        getattr(convgrad, name)(x, w, padding=2, layout="NLC")

@@ -13,7 +13,7 @@ import convgrad
 from convgrad.check.bounds import error_bound, reduction_length
 from convgrad.check.child import serve
 from convgrad.check.operands import integer_operands, magnitude, reference
-from convgrad.check.random_problems import random_problems
+from convgrad.check.problems import random_problems
 from convgrad.problem import ConvProblem, Slot
 
 MODES = ("function", "operator", "autograd", "takeover")

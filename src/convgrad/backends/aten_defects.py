@@ -1,6 +1,6 @@
 """What is known to be wrong in PyTorch's convolutions, and how it is avoided: one row of `DEFECTS` each.
 
-PyTorch hands most convolutions on a CPU to oneDNN, some of whose kernels read memory that nobody wrote, write past the
+PyTorch hands most convolutions on a CPU to oneDNN, some of whose kernels read uninitialized memory, write past the
 end, or take a stride for a size. They were found with freed memory full of large numbers (`convgrad check --aten`,
 ``tests/fuzz``); without, such a result is right on one day and wrong on another.
 
@@ -195,7 +195,7 @@ def reads_odd_strides(problem: ConvProblem, input: Tensor, weight: Tensor) -> bo
 
 # ---- the table -----------------------------------------------------------------------------------
 
-_BF16, _F32 = (torch.bfloat16,), (torch.float32,)
+_BF16 = (torch.bfloat16,)
 _SIXTEEN_AND_32 = (torch.float32, torch.bfloat16, torch.float16)
 _FLOATS = (*_SIXTEEN_AND_32, torch.float64)
 #: The cost of each against the wrong kernel, for 64 channels of 2x14x14 (bfloat16, shallow volume): see the docs.
@@ -203,117 +203,60 @@ _AT_THE_BORDER = ("native", "aten:padded", "aten:float32", "im2col")
 _INSIDE = ("native", "aten:float32", "im2col")
 
 DEFECTS: tuple[Defect, ...] = (
-    Defect(
-        "shallow volume",
-        ("grad_weight",),
-        _BF16,
-        _shallow,
-        _avx512,
-        "3-D, a kernel deeper than the input, padding in depth, more than one output slice",
-        "the weight gradient adds memory that nobody wrote, and may write past its end",
-        "oneDNN 3.12 and its main branch of August 2026, jit_avx512_core_bf16_conv_kernel.cpp, compute_od_loop_common",
-        _AT_THE_BORDER,
-        ("mb2ic16id2ih14iw14oc16kd3kh3kw3pd1ph1pw1 bfloat16", "grad_weight"),
-    ),
-    Defect(
-        "front padding",
-        ("grad_weight",),
-        (torch.bfloat16, torch.float32),
-        _front,
-        _avx512,
-        "3-D, padding in depth larger than a stride of 2 or more and no multiple of it",
-        "the weight gradient reads and writes outside of its operands",
-        "oneDNN 3.12 and its main branch of August 2026, jit_avx512_common_conv_kernel.cpp, compute_od_loop_partial",
-        _AT_THE_BORDER,
-        ("g16mb4ic16id4ih3iw3oc32kd4kh3kw2sd2sh3sw3pd3ph0pw0 channels_last", "grad_weight"),
-    ),
-    Defect(
-        "narrow rows",
-        ("grad_weight",),
-        _BF16,
-        _narrow,
-        _avx512,
-        "a padded height or width that is no larger than its stride of 2 or more",
-        "the weight gradient adds memory that nobody wrote",
-        "oneDNN 3.12, jit_bf16:avx512_core_bf16",
-        _AT_THE_BORDER,
-        ("mb4ic18iw1oc2kw13sw3pw6 bfloat16", "grad_weight"),
-    ),
-    Defect(
-        "one input channel",
-        ("forward",),
-        (torch.bfloat16, torch.float32),
-        _single_channel,
-        _avx512,
-        "channels_last, one input channel a group, and a width of 1 reached by a stride of 2 or more "
-        "(bfloat16 also: an input one slice deep)",
-        "the output adds memory that nobody wrote",
-        "oneDNN 3.12, brg_conv_fwd:avx512_core; the same for more channels: pytorch/pytorch#169688",
-        _INSIDE,
-        ("g16mb3ic16ih17iw5oc32kh3kw5sh1sw3ph1pw1 bfloat16 channels_last", "forward"),
-    ),
-    Defect(
-        "strided row",
-        ("forward",),
-        _BF16,
-        _strided_row,
-        _amx,
-        "3-D on a processor with AMX, a width of 1 reached by a stride of 2 or more",
-        "the output is wrong by more than its size",
-        "https://github.com/pytorch/pytorch/issues/169688",
-        _INSIDE,
-        ("mb2ic16id4ih4iw3oc16kd1kh1kw3sd1sh1sw3pd0ph0pw0 bfloat16", "forward"),
-    ),
-    Defect(
-        "gaps in a narrow row",
-        ("forward",),
-        _BF16,
-        _gaps,
-        _avx512,
-        "channels_last, a dilated row, padded and narrower than its stride",
-        "the process dies (segmentation fault)",
-        "oneDNN 3.12, brg_conv_fwd:avx512_core_bf16",
-        _AT_THE_BORDER,
-        ("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 bfloat16 channels_last", "forward"),
-    ),
-    Defect(
-        "rows left over",
-        ("grad_input", "grad_weight"),
-        _FLOATS,
-        _slack,
-        _any_processor,
-        "channels_last, a strided 1x1 kernel, rows or columns behind the last stride, channels that fill no vector",
-        "the backward writes past the end of its workspace: the process dies, sooner or later",
-        "https://github.com/uxlfoundation/oneDNN/issues/6035",
-        (),
-        ("mb2ic4ih10oc3kh1sh2 channels_last", "grad_weight"),
-    ),
-    Defect(
-        "strides of size 1",
-        ("forward", "grad_input", "grad_weight"),
-        _SIXTEEN_AND_32,
-        reads_every_stride,
-        _any_processor,
-        "groups, and a channels_last weight with an unusual stride in a dimension of size 1",
-        "the results are wrong",
-        "oneDNN 3.12",
-        (),
-        ("g2mb2ic4ih3iw3oc2kh1kw2 channels_last", "forward"),
-    ),
-    Defect(
-        "batch stride of one image",
-        ("grad_weight",),
-        _FLOATS,
-        reads_batch_stride,
-        _any_processor,
-        "2-D with groups in PyTorch's own kernel (float64, or oneDNN switched off), channels_last, one image "
-        "with an unusual batch stride",
-        "the weight gradient takes it for the size of an image",
-        "PyTorch 2.13, slow_conv2d",
-        (),
-        ("g3mb1ic6ih8iw5oc3kh3kw3ph1pw1 float64 channels_last", "grad_weight"),
-    ),
-)
+    Defect("shallow volume", ("grad_weight",), _BF16, _shallow, _avx512, instead=_AT_THE_BORDER,
+           when="3-D, a kernel deeper than the input, padding in depth, more than one output slice",
+           happens="the weight gradient adds uninitialized memory, and may write past its end",
+           reference="oneDNN 3.12 and its main branch of August 2026, "
+                     "jit_avx512_core_bf16_conv_kernel.cpp, compute_od_loop_common",
+           example=("mb2ic16id2ih14iw14oc16kd3kh3kw3pd1ph1pw1 bfloat16", "grad_weight")),
+    Defect("front padding", ("grad_weight",), (torch.bfloat16, torch.float32), _front, _avx512, instead=_AT_THE_BORDER,
+           when="3-D, padding in depth larger than a stride of 2 or more and no multiple of it",
+           happens="the weight gradient reads and writes outside of its operands",
+           reference="oneDNN 3.12 and its main branch of August 2026, "
+                     "jit_avx512_common_conv_kernel.cpp, compute_od_loop_partial",
+           example=("g16mb4ic16id4ih3iw3oc32kd4kh3kw2sd2sh3sw3pd3ph0pw0 channels_last", "grad_weight")),
+    Defect("narrow rows", ("grad_weight",), _BF16, _narrow, _avx512, instead=_AT_THE_BORDER,
+           when="a padded height or width that is no larger than its stride of 2 or more",
+           happens="the weight gradient adds uninitialized memory",
+           reference="oneDNN 3.12, jit_bf16:avx512_core_bf16",
+           example=("mb4ic18iw1oc2kw13sw3pw6 bfloat16", "grad_weight")),
+    Defect("one input channel", ("forward",), (torch.bfloat16, torch.float32), _single_channel, _avx512,
+           instead=_INSIDE,
+           when="channels_last, one input channel a group, and a width of 1 reached by a stride of 2 or more "
+                "(bfloat16 also: an input one slice deep)",
+           happens="the output adds uninitialized memory",
+           reference="oneDNN 3.12, brg_conv_fwd:avx512_core; the same for more channels: pytorch/pytorch#169688",
+           example=("g16mb3ic16ih17iw5oc32kh3kw5sh1sw3ph1pw1 bfloat16 channels_last", "forward")),
+    Defect("strided row", ("forward",), _BF16, _strided_row, _amx, instead=_INSIDE,
+           when="3-D on a processor with AMX, a width of 1 reached by a stride of 2 or more",
+           happens="the output is wrong by more than its size",
+           reference="https://github.com/pytorch/pytorch/issues/169688",
+           example=("mb2ic16id4ih4iw3oc16kd1kh1kw3sd1sh1sw3pd0ph0pw0 bfloat16", "forward")),
+    Defect("gaps in a narrow row", ("forward",), _BF16, _gaps, _avx512, instead=_AT_THE_BORDER,
+           when="channels_last, a dilated row, padded and narrower than its stride",
+           happens="the process dies (segmentation fault)",
+           reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16",
+           example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 bfloat16 channels_last", "forward")),
+    Defect("rows left over", ("grad_input", "grad_weight"), _FLOATS, _slack, _any_processor, instead=(),
+           when="channels_last, a strided 1x1 kernel, rows or columns behind the last stride, channels that fill no "
+                "vector",
+           happens="the backward writes past the end of its workspace: the process dies, sooner or later",
+           reference="https://github.com/uxlfoundation/oneDNN/issues/6035",
+           example=("mb2ic4ih10oc3kh1sh2 channels_last", "grad_weight")),
+    Defect("strides of size 1", ("forward", "grad_input", "grad_weight"), _SIXTEEN_AND_32, reads_every_stride,
+           _any_processor,
+           instead=(),
+           when="groups, and a channels_last weight with an unusual stride in a dimension of size 1",
+           happens="the results are wrong",
+           reference="oneDNN 3.12",
+           example=("g2mb2ic4ih3iw3oc2kh1kw2 channels_last", "forward")),
+    Defect("batch stride of one image", ("grad_weight",), _FLOATS, reads_batch_stride, _any_processor, instead=(),
+           when="2-D with groups in PyTorch's own kernel (float64, or oneDNN switched off), channels_last, one image "
+                "with an unusual batch stride",
+           happens="the weight gradient takes it for the size of an image",
+           reference="PyTorch 2.13, slow_conv2d",
+           example=("g3mb1ic6ih8iw5oc3kh3kw3ph1pw1 float64 channels_last", "grad_weight")),
+)  # fmt: skip
 
 # ---- what this machine showed ---------------------------------------------------------------------
 
@@ -367,7 +310,7 @@ def warn_of(wrong: str) -> None:
     """Warn, once a process for each defect, that a result was requested which is known to be wrong.
 
     Args:
-        wrong: what `Backend.wrong_here` said; nothing where it is empty.
+        wrong: what `Backend.wrong_here` returned; nothing where it is empty.
     """
     if wrong and wrong not in _warned:
         _warned.add(wrong)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from .aten_search import search_aten
 from .construction import construct
 from .covering import cost, is_large
-from .first_look import first_look
+from .first_look import first_look, shrunk
 from .fork import Lost, NoChild, in_child, why_not_in_child
 from .problems import default_problems
 from .properties import PROPERTIES
 from .report import CheckReport, CheckResult
-from .shrink import shrunk
 from .stress import STRESS
 from .suite import check_backend, check_problem, outputs_of
 

@@ -14,9 +14,7 @@ from ..backends import DEFECTS, statable_arguments
 from ..engine import Found, get_backend
 from ..problem import PASSES, ConvProblem, Output, Pass
 from .child import POISON, Child
-from .random_problems import random_problems
-
-__all__ = ["search_aten"]
+from .problems import random_problems
 
 _WORKER = "convgrad.check.aten_worker"
 _CPU = torch.device("cpu")

@@ -18,8 +18,6 @@ from .bounds import error_bound, reduction_length
 from .child import serve
 from .operands import integer_operands, magnitude, reference
 
-__all__ = ["answer", "pytorchs_call"]
-
 
 def pytorchs_call(p: ConvProblem, pass_: Pass) -> Callable[[Tensor, Tensor], Tensor]:
     """PyTorch's own call for one pass of a problem that it can state, with nothing done about its defects."""
@@ -66,7 +64,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         got = call(*pair)
     except RuntimeError as error:
         return {"status": "refused", "message": str(error).splitlines()[0]}
-    # What a bit more rounding does stays far below this; memory that nobody wrote, or the wrong elements, do not.
+    # What a bit more rounding does stays far below this; uninitialized memory, or the wrong elements, do not.
     allowed = 16 * error_bound("direct", p.dtype, reduction_length(p, pass_), exact, magnitude(p, pass_, operands))
     if p.dtype.itemsize == 2:
         allowed = allowed + 0.04 * exact.abs() + 0.02 * exact.abs().amax()

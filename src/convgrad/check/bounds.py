@@ -17,8 +17,6 @@ from torch import Tensor
 from ..backends import Arithmetic
 from ..problem import ConvProblem, Pass
 
-__all__ = ["error_bound", "reduction_length", "unit_roundoff"]
-
 #: Winograd's F(2x2, 3x3) multiplies the norms of its three transforms, 3 * 1.5 * 2 a dimension (Lavin and Gray, "Fast
 #: Algorithms for Convolutional Neural Networks", 2016, section 4.1; that errors grow by this product: Barabasz et al.,
 #: "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", 2020).

@@ -1,6 +1,6 @@
 """A process of its own for each check that may not come back, with poisoned memory.
 
-A kernel that reads memory which nobody wrote is right as long as that happens to be zero. So the C library of the
+A kernel that reads uninitialized memory is right as long as that happens to be zero. So the C library of the
 child fills what it hands out: every tensor, and every buffer inside of PyTorch's libraries, begins with large numbers
 (about 8e37 in float32 and bfloat16, 5e303 in float64, NaN in float16). A child that dies is an answer.
 """
@@ -16,8 +16,6 @@ import threading
 from contextlib import suppress
 from types import TracebackType
 from typing import Any
-
-__all__ = ["POISON", "Child", "poisoned_environment", "serve"]
 
 #: glibc writes the complement of this number into what it hands out, and the number itself into what is freed.
 POISON = 0x7E ^ 0xFF

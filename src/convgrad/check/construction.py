@@ -18,13 +18,11 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
+from .._compat import channels_last_of
 from ..problem import ConvProblem
 from ..sizes import effective_kernel, output_length
 from .covering import PLANES, is_large, same_padding, spread
-from .layers import real_layers
-from .problems import default_problems
-
-__all__ = ["construct"]
+from .problems import default_problems, real_layers
 
 Accepts = Callable[[ConvProblem], bool]
 Changes = dict[str, Any]
@@ -73,14 +71,14 @@ def construct(
 ) -> Iterator[ConvProblem]:
     """Problems that a kernel accepts: those named, then the others in an order in which the first differ in everything.
 
-    The first, small ones of the suite's own, come at once; for the others the kernel is asked ten thousand times.
+    The first, small ones of the suite's own, come at once; for the others ``accepts`` is called ten thousand times.
 
     Args:
         accepts: whether the kernel computes a problem.
         named: problems to begin with; those that it does not accept are left out.
         hints: integers, tuples of them and problems that the kernel's code mentions: limits, multiples, sizes.
         most: how many, those named not counted.
-        seconds: how long the kernel may be asked.
+        seconds: how long the search may take.
 
     Equivalent to:
         >>> found = list(construct(lambda p: p.in_channels % 64 == 0 and p.kernel_size == (3, 3)))
@@ -140,7 +138,7 @@ class _Search:
         return time.monotonic() > self._end
 
     def obstacle(self, p: ConvProblem) -> tuple[str, int]:
-        """The attribute that the kernel looked at last before it said no, and how many it had looked at."""
+        """The attribute that ``accepts`` read last before it refused, and how many it had read."""
         watched: Any = _Watched(p)
         try:
             self._accepts(watched)
@@ -183,7 +181,7 @@ def _start(search: _Search) -> None:
 
 
 def _climb(search: _Search, p: ConvProblem) -> None:
-    """Change what the kernel looked at last before it said no, until it looks further."""
+    """Change what ``accepts`` read last before it refused, until it reads further."""
     name, depth = search.obstacle(p)
     for _ in range(_STEPS):
         axis = next((a for a in _AXES if name in a.names), None)
@@ -235,7 +233,7 @@ def _drawn(rng: random.Random, search: _Search) -> ConvProblem | None:
         dilation=dilation,
         padding=tuple(zip(low, high, strict=True)),
         dtype=rng.choice((torch.float32, torch.float32, *_DTYPES)),
-        memory_format=rng.choice((torch.contiguous_format, _last(d))),
+        memory_format=rng.choice((torch.contiguous_format, channels_last_of(d))),
         origin="transposed" if rng.random() < 0.15 else "plain",
         has_bias=rng.random() < 0.2,
     )
@@ -356,7 +354,7 @@ def _as_it_is(name: str) -> Callable[[ConvProblem, Any], Iterator[Changes]]:
 
 
 def _memory_format(p: ConvProblem, last: bool) -> Iterator[Changes]:
-    yield {"memory_format": _last(p.ndim) if last else torch.contiguous_format}
+    yield {"memory_format": channels_last_of(p.ndim) if last else torch.contiguous_format}
 
 
 _AXES: Final = (
@@ -388,10 +386,6 @@ def _all_and_each(values: tuple[int, ...], n: Any) -> Iterator[tuple[int, ...]]:
 
 def _put(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:
     return (*values[:i], value, *values[i + 1 :])
-
-
-def _last(ndim: int) -> torch.memory_format:
-    return {2: torch.channels_last, 3: torch.channels_last_3d}.get(ndim, torch.contiguous_format)
 
 
 def _changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:

@@ -17,8 +17,6 @@ import torch
 from ..problem import ConvProblem
 from ..sizes import effective_kernel
 
-__all__ = ["PLANES", "cost", "is_large", "same_padding", "spread"]
-
 #: The limit of the second and third dimension of a grid of CUDA blocks, and of 16-bit counters.
 PLANES: Final = 65_536
 #: More operations, or a larger kernel, and only samples of the result are compared.

@@ -27,8 +27,6 @@ from typing import IO, Any
 
 import torch
 
-__all__ = ["Lost", "NoChild", "in_child", "why_not_in_child"]
-
 Send = Callable[[Any], None]
 
 

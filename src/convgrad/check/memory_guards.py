@@ -13,8 +13,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["Guarded", "PeakMemory", "Poison", "guarded_copy", "paged_copy", "poison_", "raw_bytes"]
-
 _EMPTY = {
     torch.ops.aten.empty.memory_format,
     torch.ops.aten.empty_strided.default,
@@ -44,10 +42,10 @@ def raw_bytes(tensor: Tensor) -> Tensor:
 
 
 class Guarded:
-    """A tensor inside poisoned memory that nobody may touch.
+    """A tensor inside poisoned memory that may not be touched.
 
     Attributes:
-        tensor: [*shape] with the strides asked for.
+        tensor: [*shape] with the strides given.
     """
 
     def __init__(self, shape: torch.Size, strides: tuple[int, ...], like: Tensor, shift: int = 0) -> None:
@@ -78,7 +76,7 @@ def guarded_copy(tensor: Tensor, shift: int = 0) -> Guarded:
 
 
 def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
-    """A copy with the same strides between two pages that nobody may touch: whoever does crashes.
+    """A copy with the same strides between two closed pages: who touches those crashes.
 
     Args:
         tensor: on the CPU.

@@ -16,20 +16,6 @@ from ..backends import ReferenceBackend
 from ..problem import OPERANDS, ConvProblem, Pass, Slot
 from .bounds import reduction_length
 
-__all__ = [
-    "Operands",
-    "exact_limit",
-    "integer_operands",
-    "is_exact",
-    "magnitude",
-    "real_operands",
-    "reference",
-    "slots_of",
-    "structural",
-    "surely_exact",
-    "wide_dtype",
-]
-
 #: A tensor for each slot that the passes read.
 Operands = dict[str, Tensor]
 

@@ -1,17 +1,20 @@
-"""The problems that a backend is checked on when nobody names others.
+"""The problems that a backend is checked on if no others are given, layers of known networks, and random problems.
 
-Small, so that thousands of checks take seconds, and chosen for where kernels go wrong: one image, one channel, sizes
-that are no multiple of a vector or a tile, borders wider than the image, strides that leave rows unread, kernels of
-even size, crops.
+The first are small, so that thousands of checks take seconds, and chosen for where kernels go wrong: one image, one
+channel, sizes that are no multiple of a vector or a tile, borders wider than the image, strides that leave rows unread,
+kernels of even size, crops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import Iterator, Sequence
 
+import torch
+
+from .._compat import channels_last_of
 from ..problem import ConvProblem
-
-__all__ = ["default_problems"]
+from ..sizes import effective_kernel, output_length
 
 _ONE = """
 mb1ic1iw1oc1kw1
@@ -109,3 +112,109 @@ def default_problems(ndim: int | None = None, *, all_dtypes: bool = True) -> Ite
             if all_dtypes:
                 other = _VARIANTS[i % len(_VARIANTS)]
                 yield ConvProblem.parse(f"{line} {other}{layout if i // len(_VARIANTS) % 2 else ''}")
+
+
+# ---- layers of known networks, of sizes that no small problem has ---------------------------------
+
+_LAYERS = """
+mb1ic3ih224oc32kh3sh2ph1n"MobileNetV2 stem"
+mb1g32ic32ih112oc32kh3ph1n"MobileNetV2"
+mb1g96ic96ih112oc96kh3sh2ph1n"MobileNetV2"
+mb1g144ic144ih56oc144kh3sh2ph1n"MobileNetV2"
+mb2g960ic960ih7oc960kh3ph1n"MobileNetV2"
+mb1ic96ih56oc24kh1n"MobileNetV2"
+mb1ic320ih7oc1280kh1n"MobileNetV2 head"
+mb1g240ic240ih28oc240kh5sh2ph2n"EfficientNet"
+mb1g672ic672ih14oc672kh5ph2n"EfficientNet"
+mb1g1152ic1152ih7oc1152kh5ph2n"EfficientNet"
+mb1ic3ih224oc96kh4sh4n"ConvNeXt stem"
+mb1g96ic96ih56oc96kh7ph3n"ConvNeXt"
+mb1g768ic768ih7oc768kh7ph3n"ConvNeXt"
+mb1ic96ih28oc192kh2sh2n"ConvNeXt"
+mb1g64ic64ih32oc64kh31ph15n"RepLKNet"
+mb1ic3ih224oc64kh7sh2ph3n"ResNet stem"
+mb1ic64ih56oc64kh3ph1n"ResNet"
+mb1ic128ih28oc128kh3ph1n"ResNet"
+mb1ic256ih14oc512kh1sh2n"ResNet"
+mb1ic256ih14oc256kh3ph1n"ResNet"
+mb1ic512ih7oc512kh3ph1n"ResNet"
+mb1g32ic128ih56oc128kh3ph1n"ResNeXt"
+mb1g8ic8ih64oc8kh3ph1n"64x64"
+mb1g64ic64ih64oc64kh3ph1n"64x64"
+mb1ic8ih64oc8kh3ph1n"64x64"
+mb1ic64ih64oc64kh3ph1n"64x64"
+mb1ic32ih32oc32kh3ph2dh1n"DeepLab"
+mb1g512ic512ih32oc512kh3ph12dh11n"DeepLab"
+mb1ic128ih16oc64oh32kh4sh2ph1n"DCGAN" transposed
+mb2000g35ic35ih5oc35kh3ph1n"70,000 planes"
+mb2200ic32ih3oc32kh3ph1n"70,400 planes"
+mb1g1536ic1536iw64oc1536ow64kw4pw3n"Mamba"
+mb1ic512iw199oc512kw3sw2n"wav2vec 2.0"
+mb1g64ic64iw512oc64kw31pw15n"Conformer"
+mb1ic64id8oc64kd3pd1n"R3D"
+mb1g64ic64id14oc64kd3pd1n"X3D"
+"""
+
+
+def real_layers() -> list[ConvProblem]:
+    """Layers of known networks in float32, as PyTorch's own layout has them and in channels_last."""
+    problems = []
+    for line in _LAYERS.split("\n")[1:-1]:
+        problem = ConvProblem.parse(line)
+        problems.append(problem)
+        if problem.ndim > 1:
+            problems.append(ConvProblem.parse(f"{line} channels_last"))
+    return problems
+
+
+# ---- random problems, for a search: small images, wide borders, odd channels ------------------------
+
+_DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.float64)
+_KERNELS = {1: (1, 2, 3, 4, 5, 7, 13), 2: (1, 2, 3, 3, 4, 5, 7), 3: (1, 2, 3, 4)}
+_SIZES = {1: (1, 2, 3, 5, 8, 17, 33), 2: (1, 2, 3, 4, 5, 8, 14, 17), 3: (1, 2, 3, 4, 7)}
+
+
+def random_problems(seed: int, dtypes: Sequence[torch.dtype] = _DTYPES) -> Iterator[ConvProblem]:
+    """Problems without end, the same for the same seed; all that PyTorch can state.
+
+    Equivalent to:
+        >>> from itertools import islice
+        >>> len({str(p) for p in islice(random_problems(0), 50)}) > 40
+        True
+    """
+    r = random.Random(seed)
+    while True:
+        problem = _one(r, r.choice(dtypes))
+        if problem is not None:
+            yield problem
+
+
+def _one(r: random.Random, dtype: torch.dtype) -> ConvProblem | None:
+    d = r.choice((1, 2, 3))
+    kernel = [r.choice(_KERNELS[d]) for _ in range(d)]
+    stride = [r.choice((1, 1, 2, 3)) for _ in range(d)]
+    dilation = [r.choice((1, 1, 1, 2, 3)) for _ in range(d)]
+    padding = [r.randint(0, k * s // 2 if r.random() < 0.7 else k * s) for k, s in zip(kernel, dilation, strict=True)]
+    size = [r.choice(_SIZES[d]) for _ in range(d)]
+    groups = r.choice((1, 1, 1, 2, 3, 16))
+    inputs, outputs = (r.choice((1, 2, 3, 4, 8, 16, 17, 18, 32)) for _ in "io")
+    if max(inputs, outputs) * groups > 64:
+        inputs, outputs = 1, 2
+    fields = list(zip(size, kernel, stride, padding, dilation, strict=True))
+    if any(n + 2 * p < effective_kernel(k, dil) for n, k, _, p, dil in fields):
+        return None
+    return ConvProblem(
+        batch=r.choice((1, 2, 3, 4)),
+        in_channels=inputs * groups,
+        out_channels=outputs * groups,
+        groups=groups,
+        input_size=tuple(size),
+        kernel_size=tuple(kernel),
+        stride=tuple(stride),
+        padding=tuple((p, p) for p in padding),
+        dilation=tuple(dilation),
+        output_size=tuple(output_length(n, k, s, p, p, dil) for n, k, s, p, dil in fields),
+        dtype=dtype,
+        memory_format=channels_last_of(d) if d > 1 and r.random() < 0.5 else torch.contiguous_format,
+        origin="transposed" if r.random() < 0.25 else "plain",
+    ).canonical()

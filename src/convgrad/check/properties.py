@@ -13,13 +13,12 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from ..problem import OPERANDS, PASSES, RESULT, Pass, Slot
+from .._compat import channels_last_of
+from ..problem import OPERANDS, PASSES, Pass, Slot
 from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
 from .operands import Operands, reference
 from .property_check import Failed, PropertyCheck, Skipped
 from .samples import index_of
-
-__all__ = ["PROPERTIES"]
 
 Property = Callable[[PropertyCheck], tuple[float, float]]
 
@@ -34,7 +33,7 @@ def exact(check: PropertyCheck) -> tuple[float, float]:
 
 def again(check: PropertyCheck) -> tuple[float, float]:
     """A second call is as right as the first, with other operands and with the same ones."""
-    first, second = check.integers(), check.other_integers()
+    first, second = check.integers(), check.integers(other=True)
     before = check.run(first)
     check.compare(check.run(second), second)
     check.compare(before, first, where="the first call's result, after a second call")
@@ -99,8 +98,7 @@ def _layouts_of(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The same values in other places."""
     yield "contiguous", tensor.contiguous()
     if tensor.dim() > 3:
-        formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-        yield "channels_last", tensor.contiguous(memory_format=formats[tensor.dim()])
+        yield "channels_last", tensor.contiguous(memory_format=channels_last_of(tensor.dim() - 2))
     yield "permuted", tensor.transpose(0, -1).contiguous().transpose(0, -1)
     yield "sliced", torch.stack([tensor, torch.full_like(tensor, 77)], dim=-1)[..., 0]
     for odd in (1, 123):  # below and, for most of these problems, above what it would be
@@ -142,29 +140,6 @@ def sweeps(check: PropertyCheck) -> tuple[float, float]:
             for _ in range(check.repeats - 1 if check.backend.deterministic else 0):
                 _same_bits(result, run(real), f"a run of the sweep {outputs}")
     return worst
-
-
-def adjoint(check: PropertyCheck) -> tuple[float, float]:
-    """The passes are one trilinear form: <grad_output, conv(input, weight)> by this pass is that by another."""
-    others: list[Pass] = [q for q in check.backend.passes if q != check.pass_]
-    others = [q for q in others if not check.for_pass(q).reasons_against()]
-    if not others:
-        raise Skipped("no other pass to compare with")
-    if check.arithmetic == "transform":
-        raise Skipped("a transform is not exact on integers")
-    operands = check.integers(*PASSES)
-    passes = (check.pass_, *others)
-    values = [_form(check.for_pass(q), operands) for q in passes]
-    worst = max(abs(v - values[0]) for v in values)
-    if worst:
-        raise Failed(f"the form is {values} by {passes}", worst)
-    return 0.0, 0.0
-
-
-def _form(check: PropertyCheck, operands: Operands) -> complex:
-    result = check.run(operands).cpu()
-    wide = torch.complex128 if result.is_complex() else torch.float64
-    return (result.to(wide) * operands[RESULT[check.pass_]].to(wide)).sum().item()
 
 
 def deterministic(check: PropertyCheck) -> tuple[float, float]:
@@ -246,7 +221,6 @@ PROPERTIES: Final[dict[str, Property]] = {
     "layouts": layouts,
     "bias": bias,
     "sweeps": sweeps,
-    "adjoint": adjoint,
     "deterministic": deterministic,
     "nonfinite": nonfinite,
     "workspace": workspace,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
 from typing import Any, TypeVar
@@ -29,8 +29,6 @@ from .operands import (
     wide_dtype,
 )
 from .samples import elements_at, index_of
-
-__all__ = ["Differs", "Failed", "PropertyCheck", "Skipped", "described"]
 
 _T = TypeVar("_T")
 
@@ -87,10 +85,6 @@ class PropertyCheck:
             raise Skipped("computed in sweeps only")
         return self.output
 
-    def for_pass(self, pass_: Pass) -> PropertyCheck:
-        """The same of another pass."""
-        return replace(self, output=pass_)
-
     @property
     def arithmetic(self) -> Arithmetic:
         """How the output is summed; a bias gradient has no products to round or transform, only a sum."""
@@ -116,25 +110,21 @@ class PropertyCheck:
 
     # ---- what it is given ----------------------------------------------------------------------
 
-    def integers(self, *passes: Pass) -> Operands:
-        """`integer_operands` for the pass, or for all of ``passes``: the same at every call."""
-        return self._operands(integer_operands, passes)
+    def integers(self, *passes: Pass, other: bool = False, certain: bool = True) -> Operands:
+        """`integer_operands` for the pass, or for all of ``passes``: the same at every call.
 
-    def other_integers(self, *passes: Pass) -> Operands:
-        """The same with other numbers."""
-        return self._operands(_next_seed, passes)
-
-    def likely_integers(self, *passes: Pass) -> Operands:
-        """Integers for a problem that is too large to look at every sum."""
-        return self._operands(_uncertain, passes)
+        Args:
+            other: with other numbers.
+            certain: False for a problem that is too large to look at every sum.
+        """
+        passes = passes or (self.pass_,)
+        make = partial(integer_operands, self.problem, passes, self.seed + other, certain=certain)
+        return self._kept((passes, other, certain), make)
 
     def reals(self, *passes: Pass) -> Operands:
         """`real_operands` for the pass, or for all of ``passes``: the same at every call."""
-        return self._operands(real_operands, passes)
-
-    def _operands(self, make: Callable[..., Operands], passes: tuple[Pass, ...]) -> Operands:
         passes = passes or (self.pass_,)
-        return self._kept((make, passes), lambda: make(self.problem, passes, self.seed))
+        return self._kept(("reals", passes), partial(real_operands, self.problem, passes, self.seed))
 
     def _kept(self, key: object, make: Callable[[], _T]) -> _T:
         """What is made once and used by several properties."""
@@ -267,7 +257,7 @@ class PropertyCheck:
         if integers and arithmetic != "transform" and self._is_exact(operands, added):
             self._equal(got, expected, where)
             return 0.0, 0.0
-        size = self._magnitude(operands) if added is None else self._magnitude(operands) + added.abs()
+        size = self._expected(operands, absolute=True) + (0 if added is None else added.abs())
         allowed = error_bound(arithmetic, self.problem.dtype, length, expected, size)
         return self._within(allowed, got, expected, where)
 
@@ -314,37 +304,27 @@ class PropertyCheck:
         """The error for what PyTorch does on some processors only: a difference if the kernel is PyTorch's."""
         return (Differs if self.backend.from_pytorch else Failed)(message, worst, bound)
 
-    def _expected(self, operands: Operands) -> Tensor:
-        """The exact result."""
-        return self._of(operands, "exact", lambda: self._exact_result(operands))
+    def _expected(self, operands: Operands, *, absolute: bool = False) -> Tensor:
+        """The exact result, or the same of absolute values."""
 
-    def _magnitude(self, operands: Operands) -> Tensor:
-        """The same of absolute values."""
-        return self._of(operands, "magnitude", lambda: self._absolute_result(operands))
+        def make() -> tuple[Operands, Tensor]:
+            if self.output == "grad_bias":
+                terms = operands[self.problem.bias_slot].cpu().to(wide_dtype(self.problem.dtype))
+                return operands, (terms.abs() if absolute else terms).sum((0, *range(2, terms.dim())))
+            return operands, (magnitude if absolute else reference)(self.problem, self.output, operands)
+
+        # The operands are kept too: their id belongs to them as long as they live.
+        return self._kept((id(operands), absolute), make)[1]
 
     def _is_exact(self, operands: Operands, added: Tensor | None) -> bool:
         """Whether every partial sum is exact, that of the bias included."""
         limit = exact_limit(self.problem.dtype)
         if added is None and self.output != "grad_bias" and surely_exact(self.problem, self.output, operands):
             return True
-        return float(self._magnitude(operands).amax()) + (0 if added is None else float(added.abs().amax())) <= limit
-
-    def _of(self, operands: Operands, what: str, make: Callable[[], Tensor]) -> Tensor:
-        # The operands are kept too: their id belongs to them as long as they live.
-        return self._kept((id(operands), what), lambda: (operands, make()))[1]
-
-    def _exact_result(self, operands: Operands) -> Tensor:
-        if self.output == "grad_bias":
-            return _channel_sums(self._bias_terms(operands))
-        return reference(self.problem, self.output, operands)
-
-    def _absolute_result(self, operands: Operands) -> Tensor:
-        if self.output == "grad_bias":
-            return _channel_sums(self._bias_terms(operands).abs())
-        return magnitude(self.problem, self.output, operands)
-
-    def _bias_terms(self, operands: Operands) -> Tensor:
-        return operands[self.problem.bias_slot].cpu().to(wide_dtype(self.problem.dtype))
+        return (
+            float(self._expected(operands, absolute=True).amax()) + (0 if added is None else float(added.abs().amax()))
+            <= limit
+        )
 
     def _length(self, operands: Operands) -> int:
         """How many products, or terms of the bias gradient, an element sums."""
@@ -379,15 +359,3 @@ class PropertyCheck:
         padded = [max(n, n + low + high) for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
         elements = p.batch * p.in_channels * prod(padded) + prod(p.weight_shape) + prod(p.output_shape)
         return _SLACK + 3 * (16 if p.dtype.is_complex else 8) * elements
-
-
-def _next_seed(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
-    return integer_operands(problem, passes, seed + 1)
-
-
-def _uncertain(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
-    return integer_operands(problem, passes, seed, certain=False)
-
-
-def _channel_sums(terms: Tensor) -> Tensor:
-    return terms.sum((0, *range(2, terms.dim())))

@@ -11,8 +11,6 @@ from typing import Literal
 from ..engine import backends
 from ..problem import ConvProblem, Output
 
-__all__ = ["CheckReport", "CheckResult", "Status"]
-
 #: "differs": a kernel of PyTorch's does what PyTorch does not promise and what ours may not do; it is no failure.
 Status = Literal["passed", "failed", "differs", "skipped"]
 

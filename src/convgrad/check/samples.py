@@ -17,8 +17,6 @@ from ..problem import OPERANDS, RESULT, ConvProblem, Pass
 from .bounds import reduction_length
 from .operands import Operands, wide_dtype
 
-__all__ = ["elements_at", "index_of", "sample"]
-
 #: Products that all samples of one result may take together.
 _PRODUCTS = 400_000
 _FEWEST, _MOST = 32, 8_000

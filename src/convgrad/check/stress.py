@@ -21,8 +21,6 @@ from .operands import Operands, slots_of
 from .property_check import Failed, PropertyCheck, Skipped
 from .samples import index_of, sample
 
-__all__ = ["STRESS"]
-
 _THREADS = 4
 _ROUNDS = 3
 
@@ -55,7 +53,7 @@ def threads(check: PropertyCheck) -> tuple[float, float]:
     for way, passes, run in check.ways():
         first = check.integers(*passes)
         weight = {slot: t for slot, t in first.items() if slot == "weight"}
-        inputs = [first, {**check.other_integers(*passes), **weight}]
+        inputs = [first, {**check.integers(*passes, other=True), **weight}]
         placed: list[Operands] = [{slot: check.place(t) for slot, t in each.items()} for each in inputs]
         for i, result in _at_once(run, placed):
             where = f"in one of {_THREADS} threads at once {way}".rstrip()
@@ -86,7 +84,7 @@ def samples(check: PropertyCheck) -> tuple[float, float]:
     """
     worst = (0.0, 0.0)
     for way, passes, run in check.ways():
-        operands = check.likely_integers(*passes)
+        operands = check.integers(*passes, certain=False)
         placed: Operands = {slot: check.place(t) for slot, t in operands.items()}
         with Poison() as poison, check.parallel():
             result = run(placed)

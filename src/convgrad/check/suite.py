@@ -24,8 +24,6 @@ from .property_check import Differs, Failed, PropertyCheck, Skipped, described
 from .report import CheckReport, CheckResult, Status
 from .stress import STRESS
 
-__all__ = ["check_backend", "check_problem", "outputs_of"]
-
 ALL_PROPERTIES = {**PROPERTIES, **STRESS}
 
 

@@ -17,7 +17,7 @@ from ..engine import registry
 from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output
 from . import arguments
-from .adapted import ModuleBackend, backend_of
+from .adapted import ModuleBackend, backend_of, problem_of_module
 from .arguments import Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel, in_words
 from .loading import foreign_frames, load_kernels, loading
@@ -25,7 +25,8 @@ from .options import check_mapping, check_options, instance, several, static_met
 from .speed import measure, users_frame
 from .verify import verify as _verify
 
-__all__ = ["CustomBackend", "ModuleBackend", "backend_of", "foreign_frames", "load_kernels", "register", "unregister"]
+__all__ = ["CustomBackend", "ModuleBackend", "backend_of", "foreign_frames", "load_kernels", "problem_of_module",
+           "register", "unregister"]  # fmt: skip
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -75,7 +76,7 @@ def register(
             result into a tensor that it is given), values (stride, padding, dilation, groups, kernel_size, input_size,
             weight_size, output_size; output_mask of backward), one element of such a value or its first,
             ``"output_mask[:2]"``, or problem, all of it; what is not text is passed as it is. One for all functions,
-            or one for each. A function that is told the padding gets no problem whose two sides differ.
+            or one for each. A function that takes the padding gets no problem whose two sides differ.
         accepts: a function of the problem that says whether the functions can compute it: True, False, or the reason
             why not as a sentence. One for all functions, or one for each. None: every problem.
         layouts: operand layouts that the functions take, one or several; operands in another one are copied into one of
@@ -202,10 +203,10 @@ def _check_named(backend: CustomBackend, named: Sequence[ConvProblem]) -> None:
     Raises:
         ValueError: with the reasons.
     """
-    ways: list[tuple[Output, ...]] = [*((p,) for p in backend.passes), *backend.sweeps]
+    computed: list[tuple[Output, ...]] = [*((p,) for p in backend.passes), *backend.sweeps]
     places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
     for problem in named:
-        against = [backend.reasons_against(problem, way, place) for way in ways for place in places]
+        against = [backend.reasons_against(problem, outputs, place) for outputs in computed for place in places]
         if problem.empty or all(against):
             reasons = dict.fromkeys(r for reasons in against for r in reasons) or ["it is empty"]
             raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {'; '.join(reasons)}")

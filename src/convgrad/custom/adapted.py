@@ -1,4 +1,4 @@
-"""A function or a module as a backend that nobody registers: for `convgrad.testing.check_backend`."""
+"""A function or a module as a backend that is not registered: for `convgrad.testing.check_backend`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from .. import functional
 from .._compat import channels_last_of
 from ..backends import Backend, Kernel
+from ..errors import ShapeError
 from ..problem import ConvProblem, Output, passes_of
-from ..shapes import padding_pairs
-from ..sizes import effective_kernel, output_length
+from ..shapes import conv_geometry, convolution_shape, padding_pairs, problem_of
+from ..sizes import effective_kernel
 from . import arguments
 from .backend import Accepts, FunctionsBackend, UserKernel
-
-__all__ = ["ModuleBackend", "backend_of"]
 
 _DTYPES = (torch.float32, torch.float64)
 
@@ -80,21 +79,11 @@ class ModuleBackend(Backend):
 
     def _problem(self, batch: int, size: tuple[int, ...], dtype: torch.dtype) -> ConvProblem | None:
         """The problem for an input of this size; None where it has no output."""
-        m = self._module
-        pairs = padding_pairs(functional.paddings(m.padding, m.weight.shape, m.stride, m.dilation), len(size))
-        extra = getattr(m, "output_padding", (0,) * len(size)) if self._transposed else (0,) * len(size)
-        plain, small = [], []
-        for n, k, s, (low, high), d, e in zip(size, m.kernel_size, m.stride, pairs, m.dilation, extra, strict=True):
-            big = (n - 1) * s - low - high + effective_kernel(k, d) + e if self._transposed else n
-            plain.append(big)
-            small.append(n if self._transposed else output_length(n, k, s, low, high, d))
-        if min(*plain, *small, 1) < 1:
+        try:
+            problem = problem_of_module(self._module, (batch, self._module.in_channels, *size), dtype)
+        except ShapeError:
             return None
-        channels = (m.out_channels, m.in_channels) if self._transposed else (m.in_channels, m.out_channels)
-        return ConvProblem(
-            batch, *channels, m.groups, tuple(plain), tuple(m.kernel_size), tuple(m.stride), pairs, tuple(m.dilation),
-            tuple(small), dtype, origin="transposed" if self._transposed else "plain",
-        ).canonical()  # fmt: skip
+        return None if problem.empty else problem.replace(has_bias=False).canonical()
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         own_input = problem.output_size if self._transposed else problem.input_size
@@ -131,3 +120,28 @@ class ModuleBackend(Backend):
         if getattr(self._module, "bias", None) is not None:
             state["bias"] = x.new_zeros(self._module.out_channels)
         return torch.func.functional_call(self._module, state, (x,))
+
+
+def problem_of_module(
+    module: Any,
+    input_shape: Sequence[int],
+    dtype: torch.dtype,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> ConvProblem:
+    """The problem that a convolution module computes for an input of this shape, batch included.
+
+    Raises:
+        ShapeError: an input that does not fit the module.
+    """
+    d, transposed = len(module.kernel_size), bool(getattr(module, "transposed", False))
+    channels = (module.in_channels, module.out_channels) if transposed else (module.out_channels, module.in_channels)
+    weight_shape = (channels[0], channels[1] // module.groups, *module.kernel_size)
+    pairs = padding_pairs(functional.paddings(module.padding, weight_shape, module.stride, module.dilation), d)
+    if getattr(module, "padding_mode", "zeros") != "zeros":
+        spatial = (n + low + high for n, (low, high) in zip(input_shape[2:], pairs, strict=True))
+        input_shape, pairs = (*input_shape[:2], *spatial), ((0, 0),) * d
+    padding, output_padding = [p for pair in pairs for p in pair], getattr(module, "output_padding", (0,) * d)
+    g = conv_geometry(weight_shape, module.stride, padding, module.dilation, transposed, output_padding, module.groups)
+    shape = convolution_shape(input_shape, weight_shape, None, g)
+    has_bias = getattr(module, "bias", None) is not None
+    return problem_of(input_shape, weight_shape, shape, g, dtype=dtype, memory_format=memory_format, has_bias=has_bias)

@@ -9,8 +9,6 @@ from typing import Any, Final, Literal
 
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass, gradient_outputs
 
-__all__ = ["METHODS", "VALUES", "Method", "check", "default_args", "passes_by", "tensors_of", "values"]
-
 #: What a function may compute: one pass, or whichever gradients a mask asks for.
 Method = Literal["forward", "grad_input", "grad_weight", "backward"]
 METHODS: Final[tuple[Method, ...]] = (*PASSES, "backward")
@@ -45,7 +43,7 @@ def tensors_of(method: Method) -> tuple[str, ...]:
 
 
 def default_args(method: Method) -> tuple[str, ...]:
-    """What a function is called with where nobody says."""
+    """What a function is called with if ``args`` is not given."""
     if method == "backward":
         return (*tensors_of(method), "problem", "output_mask")
     return (*OPERANDS[method], "problem")
@@ -90,7 +88,7 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...], method: Met
     try:
         parameters = inspect.signature(function)
     except ValueError:
-        return  # a builtin, or a function of an extension: nobody knows its parameters
+        return  # a builtin, or a function of an extension: its parameters are not known
     except TypeError:
         raise TypeError(f"{method}= takes a function, got {function!r}") from None
     try:

@@ -18,8 +18,6 @@ from . import arguments
 from .arguments import METHODS, Method
 from .source import fingerprint
 
-__all__ = ["Accepts", "ClassBackend", "CustomBackend", "FunctionsBackend", "Timing", "UserKernel", "in_words"]
-
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
 

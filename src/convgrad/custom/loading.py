@@ -12,8 +12,6 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Loading", "foreign_frames", "load_kernels", "loading"]
-
 
 class Loading(NamedTuple):
     """What is being loaded, as ``--kernels`` names it, and whether its registrations check what they register."""

@@ -1,4 +1,4 @@
-"""What is said of a kernel when it is registered: read, and refused where it makes no backend."""
+"""The options of `convgrad.register`: read, and refused where they make no backend."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from ..backends import Arithmetic, Backend, Layout
 from ..check import default_problems
 from ..problem import OUTPUTS, PASSES, ConvProblem
 from .arguments import METHODS, Method
-
-__all__ = ["check_mapping", "check_options", "instance", "several", "static_methods"]
 
 
 def several(option: Any) -> tuple[Any, ...]:
@@ -44,7 +42,7 @@ def check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, sec
 
 
 def check_mapping(option: str, given: Any) -> None:
-    """Refuse ``args`` and ``accepts`` of a function that there is not, and an ``accepts`` that cannot be asked."""
+    """Refuse ``args`` and ``accepts`` of a function that there is not, and an ``accepts`` that is no function."""
     unknown = [m for m in given if m not in METHODS] if isinstance(given, Mapping) else []
     if unknown:
         raise ValueError(f"{option} is for {', '.join(METHODS)}, there is no {unknown[0]!r}")
@@ -57,7 +55,7 @@ def check_mapping(option: str, given: Any) -> None:
 
 
 def _check_accepts(accepts: Callable[..., object]) -> None:
-    """Refuse one that raises whatever it is asked: a dimension that some problems lack is no mistake, a name is."""
+    """Refuse one that raises for every problem: a dimension that some problems lack is no mistake, a name is."""
     raised: list[Exception] = []
     for problem in default_problems():
         try:

@@ -11,8 +11,6 @@ from ..problem import ConvProblem, Output
 from .backend import CustomBackend
 from .loading import loading
 
-__all__ = ["advice", "lost", "nothing_accepted", "wrong"]
-
 #: How many of the properties that a problem lacks are shown; a kernel that writes where it may not lacks them all.
 _SHOWN = 3
 _ROUNDING = (
@@ -33,7 +31,7 @@ def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[t
 def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, name: str, how: str, passed: int) -> str:
     """It crashed or hung while this property of a problem was looked at; no problem: while one was searched for."""
     if problem is None:
-        return f"{backend.name!r} is refused: its accepts, asked for {output}, {how}"
+        return f"{backend.name!r} is refused: its accepts, called for {output}, {how}"
     meaning = ((STRESS | PROPERTIES)[name].__doc__ or "").strip().splitlines()
     return "\n".join(
         [

@@ -20,8 +20,6 @@ import torch
 
 from ..problem import ConvProblem
 
-__all__ = ["fingerprint", "hints"]
-
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device, torch.memory_format)
 #: Functions behind the objects that a decorator makes of them: of Triton, numba, and torch.library.
 _WRAPPED = ("fn", "py_func", "_init_fn", "__wrapped__")

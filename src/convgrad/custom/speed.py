@@ -22,8 +22,6 @@ from ..problem import OPERANDS, ConvProblem, Output, Slot
 from ..settings import current
 from .backend import CustomBackend, Timing, in_words
 
-__all__ = ["measure", "users_frame"]
-
 #: Layers as networks have them, none of which takes long.
 _USUAL: Final = """
 g32mb8ic32ih56oc32kh3ph1
@@ -45,7 +43,7 @@ mb2ic16ih14oc8kh4sh2ph1 transposed
 _MOST = 3
 #: Seconds in all at most, and for one comparison. Calls that take a quarter of that are made four times and no more.
 _SECONDS, _EACH = 0.5, 0.06
-#: A kernel that is preferred and never as fast as this has its user told.
+#: Of a kernel that is preferred and never as fast as this, a warning says so.
 _SLOW = 0.5
 _SLOTS: tuple[Slot, ...] = ("grad_output", "input", "weight")
 _PACKAGE = str(Path(__file__).parents[1])
@@ -91,8 +89,8 @@ def _timings(
     backend: CustomBackend, named: Sequence[ConvProblem], device: torch.device, end: float
 ) -> Iterator[Timing]:
     swept: list[tuple[Output, ...]] = [s for s in backend.sweeps if "grad_bias" not in s]
-    ways = [*((p,) for p in backend.passes if not any(p in s for s in swept)), *swept]
-    queues = [(outputs, _problems(backend, outputs, named, device)) for outputs in ways]
+    computed = [*((p,) for p in backend.passes if not any(p in s for s in swept)), *swept]
+    queues = [(outputs, _problems(backend, outputs, named, device)) for outputs in computed]
     for number in range(_MOST):
         for outputs, problems in queues:
             if number and time.perf_counter() > end:  # each way once in any case

@@ -22,9 +22,7 @@ from ..problem import ConvProblem, Output
 from .backend import CustomBackend
 from .source import fingerprint
 
-__all__ = ["FLOOR", "Verified", "parts_of"]
-
-#: With fewer problems of an output, nothing is said about it.
+#: A kernel with fewer problems of an output is not verified.
 FLOOR: Final = 30
 _KIND: Final = "verified"
 #: What does not change the results of a backend.

@@ -32,8 +32,6 @@ from .backend import CustomBackend
 from .source import hints
 from .verified import Verified, parts_of
 
-__all__ = ["verify"]
-
 #: Problems of one output, those named not counted.
 _MOST: Final = 120
 _REPEATS: Final = 3
@@ -215,11 +213,11 @@ def _problems(
 ) -> Iterator[ConvProblem | list[tuple[str, int]]]:
     """The problems to check, or the reasons why there are none."""
     alone, sweeps = output in backend.passes, [s for s in backend.sweeps if output in s]
-    ways: list[tuple[Output, ...]] = [(output,), *sweeps] if alone else sweeps
+    computed: list[tuple[Output, ...]] = [(output,), *sweeps] if alone else sweeps
     reasons, place = Counter[str](), torch.device(device)
 
     def accepts(p: ConvProblem) -> bool:
-        against = [backend.reasons_against(p, way, place) for way in ways]
+        against = [backend.reasons_against(p, outputs, place) for outputs in computed]
         reasons.update(against[0])
         return not all(against)
 
@@ -227,7 +225,7 @@ def _problems(
     for problem in construct(accepts, named, hints=hints(parts_of(backend)), most=_MOST, seconds=hurry):
         none = False
         yield problem
-    if none and output != "grad_bias":  # a problem has a bias only where it is asked for
+    if none and output != "grad_bias":  # few problems have a bias
         yield reasons.most_common(5)
 
 

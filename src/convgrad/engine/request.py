@@ -17,7 +17,7 @@ __all__ = ["Request", "active", "request_for", "requested", "resume", "set_defau
 
 
 class Request(NamedTuple):
-    """The backend asked for by name, for each pass; None leaves the choice to the engine."""
+    """The name of the backend that is requested for each pass; None leaves the choice to the engine."""
 
     forward: str | None = None
     grad_input: str | None = None

@@ -8,6 +8,7 @@ The names and signatures of ``torch.nn.functional`` and ``torch.nn.grad``; N-d f
 from ._arguments import paddings as paddings
 from ._causal import causal_conv1d, causal_conv1d_update
 from ._convolution import convolution
+from ._convolution import convolution_with_backend as convolution_with_backend
 from ._feedback import feedback_convolution
 from ._gradient_names import (
     conv1d_input,
@@ -25,10 +26,10 @@ from ._gradient_names import (
 )
 from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 from ._names import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
+from ._names import words as words
 from ._per_sample import per_sample_norms
 from ._rows import Layout as Layout
 from ._rows import require_layout as require_layout
-from ._with_backend import convolution_with_backend as convolution_with_backend
 
 __all__ = [
     "causal_conv1d",

@@ -13,16 +13,6 @@ from torch.overrides import has_torch_function
 
 from ..errors import ShapeError
 
-__all__ = [
-    "Ints",
-    "all_arguments",
-    "conv_arguments",
-    "require_bool",
-    "require_tensors",
-    "sizes",
-    "transpose_arguments",
-]
-
 Ints = int | Sequence[int]
 
 
@@ -75,7 +65,7 @@ def require_tensors(name: str, **operands: object) -> None:
 
 
 def stands_for_tensors(*operands: object) -> bool:
-    """Whether an operand only stands for a tensor, as a proxy of ``torch.fx`` does: it is asked for the result."""
+    """Whether an operand only stands for a tensor, as a proxy of ``torch.fx`` does, and gives the result itself."""
     return not all(isinstance(operand, Tensor) for operand in operands)
 
 

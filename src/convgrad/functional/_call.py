@@ -17,8 +17,6 @@ from ..shapes import check_rank
 from ..validation import refuse_nested
 from ._arguments import Ints, conv_arguments, require_bool, transpose_arguments
 
-__all__ = ["gradient", "public_functions", "run", "run_nd"]
-
 #: The functions that people call, by name; each file of them adds its own.
 public_functions: dict[str, Callable[..., Tensor]] = {}
 _convolution, _recording = torch.convolution, torch.is_grad_enabled
@@ -38,7 +36,7 @@ def run(
     Args:
         name: what the user called; it says how ``raw`` is read.
         normalize: makes the operator's arguments of (d, weight size, *raw).
-        raw: the arguments as the user wrote them; of a call that was seen before nobody looks into them.
+        raw: the arguments as the user wrote them; they are not looked into for a call that was seen before.
     """
     plan = find(name, raw, input, weight, bias)
     if plan.__class__ is not Plan:

@@ -23,8 +23,6 @@ from ._arguments import require_bool, require_tensors, stands_for_tensors
 from ._names import conv2d
 from ._rows import Layout, require_layout
 
-__all__ = ["causal_conv1d", "causal_conv1d_update"]
-
 Activation = Literal["silu", "swish"] | None
 
 

@@ -1,7 +1,8 @@
-"""The N-d convolution."""
+"""The N-d convolution, and one that requests a backend."""
 
 from __future__ import annotations
 
+from typing import Any
 from warnings import warn
 
 import torch
@@ -9,11 +10,10 @@ from torch import Tensor
 
 from ..shapes import check_rank
 from ..validation import refuse_nested
-from ._arguments import Ints, require_bool, require_tensors
+from ._arguments import Ints, conv_arguments, require_bool, require_tensors, transpose_arguments
 from ._call import run_nd
 from ._feedback import feedback_convolution
-
-__all__ = ["convolution"]
+from ._rows import Layout, as_images, in_one_row
 
 
 def convolution(
@@ -46,7 +46,7 @@ def convolution(
     Raises:
         ShapeError: sizes that do not belong together (a RuntimeError, worded as PyTorch's).
         DtypeError: operands of different dtypes or devices (a RuntimeError).
-        BackendError: a backend that was asked for cannot (a RuntimeError).
+        BackendError: a backend that was requested cannot compute it (a RuntimeError).
         ValueError: backward_weight_grad without a backward_weight.
 
     Equivalent to:
@@ -70,3 +70,32 @@ def convolution(
     if backward_weight_grad is not False:
         raise ValueError("backward_weight_grad=True needs a backward_weight to give the gradient to")
     return run_nd(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+
+
+def convolution_with_backend(
+    backend: str,
+    transposed: bool,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *raw_args: Any,
+    layout: Layout = "NCL",
+) -> Tensor:
+    """A convolution with a request for a backend that stays in a compiled graph; see `ops.with_backend`.
+
+    Args:
+        raw_args: as the functions take them, (stride, padding, dilation, groups) or, transposed,
+            (stride, padding, output_padding, groups, dilation).
+        layout: of a sequence.
+    """
+    normalize = transpose_arguments if transposed else conv_arguments
+
+    def call(input: Tensor, weight: Tensor) -> Tensor:
+        d = weight.dim() - 2
+        if input.dim() == d + 1:
+            return call(input.unsqueeze(0), weight).squeeze(0)
+        made = normalize if layout == "NCL" else in_one_row(normalize)
+        arguments = made(d, weight.shape, *raw_args)
+        return torch.ops.convgrad.convolution.with_backend(input, weight, bias, *arguments, backend=backend)
+
+    return call(input, weight) if layout == "NCL" else as_images(call, input, weight, layout)

@@ -14,8 +14,6 @@ from ..validation import check_operands, refuse_nested
 from ._arguments import Ints, conv_arguments, require_tensors, stands_for_tensors, transpose_arguments
 from ._rows import Layout, as_images, in_one_row
 
-__all__ = ["feedback_convolution"]
-
 
 def feedback_convolution(
     input: Tensor,

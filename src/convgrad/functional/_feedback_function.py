@@ -12,8 +12,6 @@ from ..engine import active, resume
 from ._call import run_nd
 from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 
-__all__ = ["apply"]
-
 
 class _Feedback(torch.autograd.Function):
     """A convolution that keeps another weight for its backward pass."""

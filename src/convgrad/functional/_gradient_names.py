@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ._arguments import Ints, require_tensors, sizes
 from ._gradients import grad_input, grad_weight
+from ._names import words
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
@@ -99,12 +100,12 @@ def _of_weight(d: int, name: str, input: Tensor, weight_size: Sequence[int], gra
     return grad_weight(input.unsqueeze(0), weight_size, grad_output.unsqueeze(0), *rest)
 
 
-_DOCSTRING = """The gradient of `{forward}` with respect to its {operand}{as_in_torch}.
+_DOCSTRING = """The gradient of `{name}` with respect to its {operand}{as_in_torch}.
 
     Shape:
         - {input}: (N, C_in, {size}), or without N
-        - {weight}: the weight's, as in `{forward}`
-        - grad_output: like the result of `{forward}`
+        - {of_weight}: the weight's, as in `{name}`
+        - grad_output: like the result of `{name}`
         - result: ``{operand}_size``
 
     Raises:
@@ -112,11 +113,11 @@ _DOCSTRING = """The gradient of `{forward}` with respect to its {operand}{as_in_
 
     Equivalent to:
         >>> import torch, convgrad
-        >>> x = torch.randn(2, 4{sevens}, requires_grad=True)
-        >>> w = torch.randn({channels}{threes}, requires_grad=True)
-        >>> y = torch.nn.functional.{forward}(x, w)
+        >>> x = torch.randn(2, 4{x7}, requires_grad=True)
+        >>> w = torch.randn({channels}{x3}, requires_grad=True)
+        >>> y = torch.nn.functional.{name}(x, w)
         >>> (want,) = torch.autograd.grad(y.sum(), {variable})
-        >>> got = convgrad.{name}({arguments}, torch.ones_like(y))
+        >>> got = convgrad.{gradient}({arguments}, torch.ones_like(y))
         >>> torch.allclose(got, want, atol=1e-4)
         True
     """
@@ -125,19 +126,15 @@ _DOCSTRING = """The gradient of `{forward}` with respect to its {operand}{as_in_
 def _named(name: str, function: Function) -> Function:
     """Name a function and write its docstring."""
     forward, operand = name.rsplit("_", 1)
-    d, transposed, of_input = int(forward[-2]), "transpose" in name, operand == "input"
+    of_input = operand == "input"
     function.__name__ = function.__qualname__ = name
     function.__doc__ = _DOCSTRING.format(
-        name=name,
-        forward=forward,
+        **words(forward),
+        gradient=name,
         operand=operand,
-        as_in_torch="" if transposed else f", as ``torch.nn.grad.{name}``",
+        as_in_torch="" if "transpose" in name else f", as ``torch.nn.grad.{name}``",
         input="input_size" if of_input else "input",
-        weight="weight" if of_input else "weight_size",
-        size=("L", "H, W", "D, H, W")[d - 1],
-        sevens=", 7" * d,
-        channels="4, 6" if transposed else "6, 4",
-        threes=", 3" * d,
+        of_weight="weight" if of_input else "weight_size",
         variable="x" if of_input else "w",
         arguments="x.shape, w" if of_input else "x, w.shape",
     )

@@ -15,8 +15,6 @@ from ..validation import check_grad_weight, refuse_nested
 from ._arguments import Ints, all_arguments, require_bool, require_tensors, sizes, stands_for_tensors
 from ._call import gradient
 
-__all__ = ["convolution_backward", "grad_bias", "grad_input", "grad_weight"]
-
 
 def grad_input(
     input_size: Sequence[int],

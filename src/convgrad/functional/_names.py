@@ -123,7 +123,7 @@ _DOCSTRING = """A {d}-d {what}, as ``torch.nn.functional.{name}``.
 
     Equivalent to:
         >>> import torch, convgrad
-        >>> x, w = torch.randn(2, 4{sevens}), torch.randn({channels}{threes})
+        >>> x, w = torch.randn(2, 4{x7}), torch.randn({channels}{x3})
         >>> torch.equal(convgrad.{name}(x, w, {example}), torch.nn.functional.{name}(x, w, {example}))
         True{also}
     """
@@ -142,27 +142,36 @@ _OF_SEQUENCES = {
 }
 
 
+def words(name: str) -> dict[str, Any]:
+    """What a docstring says of the dimensions of ``conv2d``, ``ConvTranspose3d`` and so on.
+
+    Equivalent to:
+        >>> known = words("ConvTranspose2d")
+        >>> known["function"], known["weight"], known["out"], known["x5"]
+        ('conv_transpose2d', '(C_in, C_out/groups, k_h, k_w)', 'H_out, W_out', ', 5, 5')
+    """
+    d, transposed = int(name[-2]), "transpose" in name.lower()
+    sizes = ("D", "H", "W")[3 - d :] if d > 1 else ("L",)
+    kernel = ", ".join(("k_d", "k_h", "k_w")[3 - d :])
+    return {
+        "d": d,
+        "name": name,
+        "function": name.replace("ConvT", "conv_t").lower(),
+        "what": "transposed convolution" if transposed else "convolution",
+        "weight": f"(C_in, C_out/groups, {kernel})" if transposed else f"(C_out, C_in/groups, {kernel})",
+        "channels": "4, 6" if transposed else "6, 4",
+        "size": ", ".join(sizes),
+        "out": ", ".join(f"{s}_out" for s in sizes),
+        **{f"x{n}": f", {n}" * d for n in (3, 5, 7)},
+    }
+
+
 def _named(name: str, function: Function) -> Function:
     """Name a function, write its docstring, and make it known to `run`."""
-    d, transposed = int(name[-2]), "transpose" in name
-    sizes = (("L",), ("H", "W"), ("D", "H", "W"))[d - 1]
-    kernel = ", ".join(("k_d", "k_h", "k_w")[3 - d :])
-    example = "stride=2" if transposed else "padding=1"
-    more = {key: text.format(name=name, example=example) if d == 1 else "" for key, text in _OF_SEQUENCES.items()}
+    known = {**words(name), "example": "stride=2" if "transpose" in name else "padding=1"}
+    more = {key: text.format(**known) if known["d"] == 1 else "" for key, text in _OF_SEQUENCES.items()}
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = _DOCSTRING.format(
-        d=d,
-        what="transposed convolution" if transposed else "convolution",
-        name=name,
-        weight=f"(C_in, C_out/groups, {kernel})" if transposed else f"(C_out, C_in/groups, {kernel})",
-        size=", ".join(sizes),
-        out=", ".join(f"{s}_out" for s in sizes),
-        sevens=", 7" * d,
-        threes=", 3" * d,
-        channels="4, 6" if transposed else "6, 4",
-        example=example,
-        **more,
-    )
+    function.__doc__ = _DOCSTRING.format(**known, **more)
     public_functions[name] = function
     return function
 

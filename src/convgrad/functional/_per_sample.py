@@ -19,8 +19,6 @@ from ..validation import check_grad_weight, check_operands, refuse_nested
 from ._arguments import Ints, all_arguments, require_bool, require_tensors, sizes, stands_for_tensors
 from ._gradients import grad_bias, grad_weight
 
-__all__ = ["per_sample_norms"]
-
 
 def per_sample_norms(
     input: Tensor,

@@ -15,8 +15,6 @@ from ..errors import ShapeError
 from ..shapes import conv_geometry
 from ..validation import refuse_nested
 
-__all__ = ["Layout", "as_images", "in_one_row", "require_layout"]
-
 #: In which order the dimensions of a sequence lie: batch, channels, length, or batch, length, channels.
 Layout = Literal["NCL", "NLC"]
 
@@ -39,7 +37,7 @@ def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: T
 
     Raises:
         ShapeError: an input or a weight that is none of a sequence.
-        ValueError: another layout; with "NCL" nobody comes here.
+        ValueError: another layout, "NCL" included.
     """
     require_layout(layout)
     refuse_nested(input, weight)
@@ -48,6 +46,8 @@ def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: T
             "layout='NLC' takes an input (N, L, C) or (L, C) and a weight with 3 dimensions, "
             f"got input of size {list(input.shape)} and weight of size {list(weight.shape)}"
         )
+    if input.shape[-2] == 0:  # PyTorch's words, of the sequence and not of the image
+        raise ShapeError(f"Only zero batch or zero channel inputs are supported, but got input shape: {[*input.shape]}")
     batch = input if input.dim() == 3 else input.unsqueeze(0)
     output = call(batch.transpose(1, 2).unsqueeze(2), weight.unsqueeze(2))  # [N, C_out, 1, L_out]
     sequence = output.squeeze(2).transpose(1, 2).contiguous()

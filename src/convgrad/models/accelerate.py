@@ -14,8 +14,6 @@ from .report import Report
 from .trial import NO_COPY, faster_in_channels_last, shapes_seen
 from .worth import dtype_against, worth_replacing
 
-__all__ = ["accelerate_"]
-
 
 def accelerate_(
     model: nn.Module,

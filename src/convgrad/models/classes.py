@@ -19,8 +19,6 @@ from torch.nn.utils import parametrize
 
 from .. import nn as ours
 
-__all__ = ["accelerated_class", "is_convolution", "is_ours", "reason_against", "restore_class", "stock_class"]
-
 _NAMES = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 _OURS: dict[type[nn.Module], type[nn.Module]] = {getattr(nn, name): getattr(ours, name) for name in _NAMES}
 _STOCK = {value: key for key, value in _OURS.items()}

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["Override", "original_kernel"]
-
 #: Kernels that were taken away. A thread without the interpreter lock may stand in front of one at that moment, and
 #: PyTorch keeps a kernel alive only while it is registered; so the last ones are kept here.
 _retired: deque[Any] = deque(maxlen=4096)

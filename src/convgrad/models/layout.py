@@ -12,8 +12,6 @@ from torch.utils._pytree import tree_map
 from .._compat import channels_last_of
 from ..settings import cudnn_allows_tf32
 
-__all__ = ["channels_last_pays", "inputs_to_channels_last", "is_spatial", "weights_to_channels_last"]
-
 
 def _turned(value: Any) -> Any:
     """An image or volume in channels_last; anything else as it is."""

@@ -23,8 +23,6 @@ from ..shapes import conv_geometry
 from ..validation import check_backward, check_operands
 from .dispatch import Override, original_kernel
 
-__all__ = ["observe_aten", "takeover"]
-
 Ints = Sequence[int]
 Original = Callable[..., Any]
 
@@ -192,7 +190,7 @@ def _plan_backward(key: Any, raw: Any, input: Tensor, weight: Tensor, grad_outpu
 
 
 def _observed(plan: Plan, original: Callable[[], Any]) -> Any:
-    """PyTorch's own kernel, of which everybody who watches is told."""
+    """PyTorch's own kernel, reported to the observers."""
     return observed(plan.problem, plan.outputs, "aten", plan.device, "PyTorch's own kernel", original)
 
 
@@ -211,7 +209,7 @@ def takeover() -> Iterator[None]:
     AOTInductor packages and other processes.
 
     Raises:
-        BackendError: at a convolution that a backend asked for by name (`use_backend`) cannot compute.
+        BackendError: at a convolution that a requested backend (`use_backend`) cannot compute.
         ShapeError: at a gradient whose sizes do not belong to input and weight; PyTorch does not look at them.
 
     Equivalent to:

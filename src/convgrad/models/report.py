@@ -8,8 +8,6 @@ from html import escape
 
 from ..tables import html_table, text_table
 
-__all__ = ["Report"]
-
 
 @dataclass
 class Report:

@@ -22,8 +22,6 @@ from . import process
 from .process import observe_aten, takeover
 from .usage import Usage
 
-__all__ = ["run_script"]
-
 #: Whose frames stand above the script's in a traceback.
 _STARTERS = {__file__, runpy.__file__, "<frozen runpy>"}
 
@@ -159,7 +157,7 @@ def _report(
     head = f"\n{who}: {times}, {usage.seconds:.3f} s of {wall:.3f} s ({share:.0%}) in convolutions"
     try:
         table = usage.table(measure=measure, width=width)
-    except KeyboardInterrupt:  # somebody has no two seconds for the limit; the rest is known
+    except KeyboardInterrupt:  # measuring the limit was interrupted; the rest is known
         table, measure = usage.table(measure=False, width=width), False
     with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
         print(head if width is None else wrapped(head, width), table, sep="\n", file=out, flush=True)

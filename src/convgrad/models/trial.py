@@ -14,8 +14,6 @@ from torch.utils._pytree import tree_leaves
 from ..engine.ab_timer import compare
 from .classes import is_convolution
 
-__all__ = ["NO_COPY", "copied", "faster_in_channels_last", "shapes_seen", "training_step"]
-
 Shapes = dict[str, list[tuple[int, ...]]]
 
 NO_COPY = "not measured, for the model cannot be copied"

@@ -17,8 +17,6 @@ from ..engine import Event, observers
 from ..problem import ConvProblem, Output, shown_outputs
 from ..tables import text_table
 
-__all__ = ["Usage", "UsageRow"]
-
 _HEAD = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
 _NUMBERS = ("calls", "total ms", "mean ms", "share", "of limit")
 

@@ -13,51 +13,18 @@ import torch
 from torch import nn
 
 from .._compat import channels_last_of
+from ..custom import problem_of_module
 from ..engine import get_backend, plan_for
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output
-from ..shapes import conv_geometry, convolution_shape, problem_of
-
-__all__ = ["dtype_against", "problem_of_module", "worth_replacing"]
 
 Shape = Sequence[int]
 
-#: Sizes of images, sequences and volumes that are tried where nobody has said which ones come.
+#: Sizes of images, sequences and volumes that are tried where the actual ones are not known.
 _BATCHES = (1, 32)
 _SIZES = {1: (64, 1024, 16384), 2: (7, 14, 56, 224), 3: (7, 28, 112)}
 #: Sizes of which PyTorch's kernels are wrong at some, where they are at any: about as large as a kernel.
 _SMALL = (1, 2, 3, 4)
-
-
-def problem_of_module(
-    module: Any,
-    input_shape: Shape,
-    dtype: torch.dtype,
-    memory_format: torch.memory_format = torch.contiguous_format,
-) -> ConvProblem:
-    """The problem that a convolution module computes for an input of this shape, batch included.
-
-    Raises:
-        ShapeError: an input that does not fit the module.
-    """
-    d, transposed = len(module.kernel_size), module.transposed
-    padding: Sequence[int] = module.padding
-    if not transposed and (isinstance(padding, str) or module.padding_mode != "zeros"):
-        sides = module._reversed_padding_repeated_twice  # torch.nn.functional.pad's order: last dimension first
-        pairs = [(sides[2 * i], sides[2 * i + 1]) for i in reversed(range(d))]
-        padding = [p for pair in pairs for p in pair]
-        if module.padding_mode != "zeros":
-            spatial = (n + low + high for n, (low, high) in zip(input_shape[2:], pairs, strict=True))
-            input_shape, padding = (*input_shape[:2], *spatial), [0] * d
-    weight_shape = (module.in_channels, module.out_channels // module.groups)
-    if not transposed:
-        weight_shape = (module.out_channels, module.in_channels // module.groups)
-    weight_shape = (*weight_shape, *module.kernel_size)
-    arguments = (module.stride, padding, module.dilation, transposed, module.output_padding, module.groups)
-    g = conv_geometry(weight_shape, *arguments)
-    shape = convolution_shape(input_shape, weight_shape, None, g)
-    has_bias = module.bias is not None
-    return problem_of(input_shape, weight_shape, shape, g, dtype=dtype, memory_format=memory_format, has_bias=has_bias)
 
 
 def worth_replacing(module: Any, seen: Iterable[Shape] | None, device: torch.device, dtype: torch.dtype) -> bool:

@@ -1,4 +1,4 @@
-"""Constructors and words for docstrings of layers that are written once for one, two and three dimensions."""
+"""Constructors of layers that are written once for one, two and three dimensions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import functools
 import inspect
 from collections.abc import Collection
 from typing import Any
-
-__all__ = ["set_constructor", "words"]
 
 
 def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Collection[str] = ()) -> None:
@@ -41,23 +39,3 @@ def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Col
     made: Any = functools.wraps(base.__init__)(constructor)
     made.__signature__ = signature
     cls.__init__ = made
-
-
-def words(name: str) -> dict[str, Any]:
-    """What a docstring says of the dimensions of a convolution.
-
-    Equivalent to:
-        >>> words("ConvTranspose2d")["out"], words("ConvTranspose2d")["function"]
-        ('H_out, W_out', 'conv_transpose2d')
-    """
-    d = int(name[-2])
-    sizes = ("D", "H", "W")[3 - d :] if d > 1 else ("L",)
-    return {
-        "d": d,
-        "name": name,
-        "function": name.replace("ConvT", "conv_t").lower(),
-        "what": "transposed convolution" if "Transpose" in name else "convolution",
-        "size": ", ".join(sizes),
-        "out": ", ".join(f"{s}_out" for s in sizes),
-        "fives": ", 5" * d,
-    }

@@ -23,7 +23,7 @@ def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: str | Iter
     A layer gets another class and stays the same object with the same parameters, hooks and buffers; only DeepShift-PS
     puts a shift and a sign in the place of its weight (layers with one weight share them), so make the optimizer
     afterwards. Subclasses of torch's layers
-    are left alone, as nobody knows what they compute: `parametrize_` is for them. So are, by DeepShift-PS, layers whose
+    are left alone, as they may compute anything: `parametrize_` is for them. So are, by DeepShift-PS, layers whose
     weight a hook computes of others (pruning, the old ``weight_norm``).
 
     Args:

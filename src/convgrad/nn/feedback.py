@@ -32,7 +32,7 @@ from .. import functional
 from ..engine import use_backend
 from ..errors import UnsupportedError
 from . import modules
-from .constructors import set_constructor, words
+from .constructors import set_constructor
 from .convert import new_classes
 
 __all__ = [
@@ -169,7 +169,7 @@ _DOCSTRING = """`convgrad.nn.{name}` with a weight of its own for the way back; 
     Equivalent to:
         >>> import torch, convgrad
         >>> layer = convgrad.nn.Feedback{name}(3, 8, 3, rule="uSF")
-        >>> x = torch.randn(1, 3{fives}, requires_grad=True)
+        >>> x = torch.randn(1, 3{x5}, requires_grad=True)
         >>> y = layer(x)
         >>> backwards = torch.nn.functional.{function}(x, layer.weight.sign())
         >>> (got,), (want,) = torch.autograd.grad(y.sum(), x), torch.autograd.grad(backwards.sum(), x)
@@ -181,7 +181,7 @@ _DOCSTRING = """`convgrad.nn.{name}` with a weight of its own for the way back; 
 def _layer(module: type[M]) -> type[M]:
     """Give a layer its docstring and constructor."""
     base = module.__mro__[2]
-    module.__doc__ = _DOCSTRING.format(**words(base.__name__))
+    module.__doc__ = _DOCSTRING.format(**functional.words(base.__name__))
     set_constructor(module, base, {"rule": "alignment"})
     return module
 
@@ -223,7 +223,7 @@ def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: 
 
     A layer gets another class and stays the same object with the same parameters, parametrizations and hooks; where
     the rule keeps one it gets a ``feedback_weight``, so make the optimizer afterwards. Subclasses of torch's layers are
-    left alone, as nobody knows what they compute: derive them from the layers with feedback.
+    left alone, as they may compute anything: derive them from the layers with feedback.
 
     Args:
         model: a network, or one layer.

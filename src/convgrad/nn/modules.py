@@ -19,7 +19,7 @@ from ..engine import get_backend, use_backend
 from ..errors import UnsupportedError
 from ..padding_modes import pad
 from ..shapes import padding_pairs
-from .constructors import set_constructor, words
+from .constructors import set_constructor
 from .padding import convolve
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
@@ -166,7 +166,7 @@ _DOCSTRING = """A {d}-d {what}: ``torch.nn.{name}`` computed by convgrad; ``back
         >>> import torch, convgrad
         >>> ours, theirs = convgrad.nn.{name}(3, 8, 3, padding=1), torch.nn.{name}(3, 8, 3, padding=1)
         >>> _ = ours.load_state_dict(theirs.state_dict())
-        >>> x = torch.randn(1, 3{fives})
+        >>> x = torch.randn(1, 3{x5})
         >>> torch.equal(ours(x), theirs(x)), repr(ours) == repr(theirs)
         (True, True)
     """
@@ -180,7 +180,7 @@ _LAYOUT = """
 def _as_in_torch(module: type[M]) -> type[M]:
     """Give a module its function, its docstring and torch's constructor with our keywords."""
     name = module.__name__
-    known = words(name)
+    known = functional.words(name)
     one_d = known["d"] == 1
     module._function = staticmethod(getattr(functional, known["function"]))
     module.__doc__ = _DOCSTRING.format(

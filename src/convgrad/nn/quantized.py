@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .constructors import set_constructor, words
+from .. import functional
+from .constructors import set_constructor
 from .schemes import Scheme, quantized
 
 __all__ = ["Quantized", "QuantizedLinear", "layers"]
@@ -49,7 +50,7 @@ class Quantized:
                 raise ValueError(f"check_grad=True means float64 parameters, but dtype is {given['dtype']}")
             given["dtype"] = torch.float64
         if given.get("padding_mode") == "circular_split":
-            padding = _split(given.get("padding", 0), words(self._base.__name__)["d"])
+            padding = _split(given.get("padding", 0), functional.words(self._base.__name__)["d"])
             given.update(padding_mode="circular", padding=padding)
         super().__init__(**given)
         self.adopt(scheme, {})
@@ -179,7 +180,7 @@ _SPLIT = """ ``padding_mode="circular"`` pads each side by ``padding``, as torch
 
 
 def _docstring(name: str, scheme: type[Scheme], base: type) -> str:
-    known = words(base.__name__) if "Conv" in base.__name__ else {}
+    known = functional.words(base.__name__) if "Conv" in base.__name__ else {}
     split = scheme._leading and known.get("what") == "convolution"
     return _DOCSTRING.format(
         what=f"A {known['d']}-d {known['what']}" if known else "A linear layer",
@@ -189,5 +190,5 @@ def _docstring(name: str, scheme: type[Scheme], base: type) -> str:
         parameters=" and ".join(f"``{n}``" for n in (*scheme.names, "bias")),
         more=(_LEADING if scheme._leading else "") + (_SPLIT if split else ""),
         arguments="4, 6" + ", 3" * bool(known),
-        input=f"torch.randn(2, 4{known.get('fives', '')})",
+        input=f"torch.randn(2, 4{known.get('x5', '')})",
     )

@@ -1,6 +1,6 @@
 """Shift weights: each weight is a power of two with a sign, so that integers need shifts and additions only.
 
-DeepShift (Elhoushi, Chen, Shafiq, Tian and Li, arXiv:1905.13298, section 3) trains them in two ways. DeepShift-Q keeps
+DeepShift (Elhoushi, Chen, Shafiq, Tian and Li, arXiv:1905.13298, section 3) trains them in two forms. DeepShift-Q keeps
 a float weight and rounds it; DeepShift-PS keeps the shift and the sign themselves as parameters. Names and defaults are
 those of the authors' PyTorch repository.
 """

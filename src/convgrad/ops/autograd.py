@@ -34,8 +34,6 @@ from ..validation import check_backward, refuse_mixed, refuse_nested
 from . import decompositions, flops, lowering
 from .with_backend import traced_overload
 
-__all__ = ["Call", "Contraction", "apply", "convolution", "convolution_backward", "grad_input", "grad_weight"]
-
 
 class Call(NamedTuple):
     """One call of an operator, as `Contraction` needs it."""
@@ -108,7 +106,7 @@ apply: Callable[..., Any] = super(torch.autograd.Function, Contraction).apply  #
 
 
 def _holds(plan: Plan, cotangent: Tensor) -> bool:
-    """Whether a plan may compute the backward pass: nothing has changed, and nobody differentiates it."""
+    """Whether a plan may compute the backward pass: nothing has changed, and it is not differentiated."""
     return (
         not torch.is_grad_enabled()
         and type(cotangent) is Tensor
@@ -132,7 +130,7 @@ def _needed(ctx: Any) -> tuple[bool, bool, bool]:
             if needs[i]:
                 try:  # noqa: SIM105 - a `with` costs more than the question
                     needs[i] = will_engine_execute(nodes[i][0])
-                except RuntimeError:  # it was asked for no subset, or for a leaf, which is needed then
+                except RuntimeError:  # no subset was requested, or a leaf, which is needed then
                     pass
     return tuple(needs)
 
@@ -216,7 +214,7 @@ def _through(
     rest: Any,
     **options: Any,
 ) -> Tensor:
-    """Call the operator below autograd, through `Contraction` where a derivative may be asked for."""
+    """Call the operator below autograd, through `Contraction` where a derivative may be needed."""
     if dispatch_modes():
         flops.register()
     plain = lowering.traced_operator(op, operands, rest) or traced_overload(op, operands[0])
@@ -255,43 +253,29 @@ def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
 
 
 def grad_input(
-    keyset: Any,
-    grad_output: Tensor,
-    weight: Tensor,
-    input_size: Any,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
+    keyset: Any, grad_output: Tensor, weight: Tensor, input_size: Any, *arguments: Any, **options: Any
 ) -> Tensor:
     """``convgrad::grad_input`` with derivatives."""
     refuse_nested(grad_output, weight)
     refuse_mixed(grad_output=grad_output, weight=weight)
-    form = Form(input_size, weight.shape, arguments)
-    op = torch.ops.convgrad.grad_input.default
-    operands = (grad_output, weight, None)
-    return _through(op, keyset, "input", form, operands, (input_size, *arguments), memory_format=memory_format)
+    op, form = torch.ops.convgrad.grad_input.default, Form(input_size, weight.shape, arguments)
+    return _through(op, keyset, "input", form, (grad_output, weight, None), (input_size, *arguments), **options)
 
 
 def grad_weight(
-    keyset: Any,
-    grad_output: Tensor,
-    input: Tensor,
-    weight_size: Any,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
+    keyset: Any, grad_output: Tensor, input: Tensor, weight_size: Any, *arguments: Any, **options: Any
 ) -> Tensor:
     """``convgrad::grad_weight`` with derivatives."""
     refuse_nested(grad_output, input)
     refuse_mixed(grad_output=grad_output, input=input)
-    form = Form(input.shape, weight_size, arguments)
-    op = torch.ops.convgrad.grad_weight.default
-    operands = (grad_output, input, None)
-    return _through(op, keyset, "weight", form, operands, (weight_size, *arguments), memory_format=memory_format)
+    op, form = torch.ops.convgrad.grad_weight.default, Form(input.shape, weight_size, arguments)
+    return _through(op, keyset, "weight", form, (grad_output, input, None), (weight_size, *arguments), **options)
 
 
 def convolution_backward(
     keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *arguments: Any
 ) -> Any:
-    """``convgrad::convolution_backward``: where derivatives are asked of it, its three gradients one by one."""
+    """``convgrad::convolution_backward``: where it is differentiated, its three gradients one by one."""
     refuse_nested(grad_output, input, weight)
     refuse_mixed(grad_output=grad_output, input=input, weight=weight)
     if lowering.any_subclass(grad_output, input, weight):

@@ -19,8 +19,6 @@ from torch import Tensor
 from ..calculus import OPERANDS, Form, Role, contract, sum_of_bias
 from ..shapes import conv_geometry, convolution_shape
 
-__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
-
 #: The axis shared by two roles and not by the third.
 _SHARED: dict[frozenset[str], str] = {
     frozenset(("input", "output")): "N",

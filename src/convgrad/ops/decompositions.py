@@ -16,8 +16,6 @@ from torch.nn.functional import pad
 from ..calculus import sum_of_bias
 from ..shapes import padding_pairs
 
-__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight", "table"]
-
 _aten = torch.ops.aten
 Ints = Sequence[int]
 
@@ -71,38 +69,29 @@ def convolution_backward(
     return _crop(one, sides) if first and not transposed else one, two, grad_bias
 
 
-def grad_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    input_size: Ints,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
-    **_: Any,
-) -> Tensor:
-    """``convgrad::grad_input``."""
-    if grad_output.is_complex():
-        found = _complex(lambda a, b: grad_input(a, b, input_size, *arguments), grad_output, weight)
-    else:
-        input = grad_output.new_zeros(()).expand(input_size)  # only its shape counts
-        found = convolution_backward(grad_output, input, weight, None, *arguments, [True, False, False])[0]
-    return found if memory_format is None else found.contiguous(memory_format=memory_format)  # pyright: ignore
+def _one_gradient(i: int) -> Callable[..., Tensor]:
+    """``convgrad::grad_input`` (0) or ``convgrad::grad_weight`` (1): a part of ``convolution_backward``."""
+
+    def gradient(
+        grad_output: Tensor,
+        other: Tensor,
+        size: Ints,
+        *arguments: Any,
+        memory_format: torch.memory_format | None = None,
+        **_: Any,
+    ) -> Tensor:
+        if grad_output.is_complex():
+            found: Any = _complex(lambda a, b: gradient(a, b, size, *arguments), grad_output, other)
+        else:
+            unread = grad_output.new_zeros(()).expand(size)  # only its shape counts
+            input, weight = (unread, other) if i == 0 else (other, unread)
+            found = convolution_backward(grad_output, input, weight, None, *arguments, [i == 0, i == 1, False])[i]
+        return found if memory_format is None else found.contiguous(memory_format=memory_format)
+
+    return gradient
 
 
-def grad_weight(
-    grad_output: Tensor,
-    input: Tensor,
-    weight_size: Ints,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
-    **_: Any,
-) -> Tensor:
-    """``convgrad::grad_weight``."""
-    if grad_output.is_complex():
-        found = _complex(lambda a, b: grad_weight(a, b, weight_size, *arguments), grad_output, input)
-    else:
-        weight = grad_output.new_zeros(()).expand(weight_size)  # only its shape counts
-        found = convolution_backward(grad_output, input, weight, None, *arguments, [False, True, False])[1]
-    return found if memory_format is None else found.contiguous(memory_format=memory_format)  # pyright: ignore
+grad_input, grad_weight = _one_gradient(0), _one_gradient(1)
 
 
 def table() -> dict[Any, Callable[..., Any]]:

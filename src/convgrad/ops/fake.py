@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 
-__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
-
 
 def _empty(shape: Sequence[int], like: Tensor, memory_format: torch.memory_format) -> Tensor:
     return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)

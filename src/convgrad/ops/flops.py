@@ -1,6 +1,6 @@
 """FLOP formulas for ``torch.utils.flop_counter``: two operations for each multiply-add of a pass.
 
-That module imports triton, so it is not imported here: the formulas are handed over once somebody else has imported it,
+That module imports triton, so it is not imported here: the formulas are handed over once it has been imported,
 at the latest when an operator runs under a counter.
 """
 
@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-__all__ = ["register"]
 
 _COUNTER = "torch.utils.flop_counter"
 

@@ -12,8 +12,6 @@ from .._compat import profiler_enabled
 from ..backends import aten_backward
 from ..engine import checked_convolution, observers, resolve
 
-__all__ = ["convolution", "convolution_backward", "grad_input", "grad_weight"]
-
 Ints = Sequence[int]
 
 

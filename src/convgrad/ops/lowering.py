@@ -18,8 +18,6 @@ from ..problem import ConvProblem, gradient_outputs
 from ..shapes import conv_geometry, convolution_shape, problem_of
 from . import decompositions, fake
 
-__all__ = ["any_subclass", "loaders", "traced_operator", "with_rules"]
-
 _aten = torch.ops.aten
 
 

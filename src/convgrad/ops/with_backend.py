@@ -16,8 +16,6 @@ from torch import Tensor
 from .._compat import is_traced
 from ..engine import Request, active, request_for, resume, traced
 
-__all__ = ["define", "operator", "traced_overload"]
-
 
 def define(library: torch.library.Library, name: str, schema: str, kernel: Any, fake: Any, autograd: Any) -> None:
     """Add the overload ``with_backend``: one more keyword, the name of a backend or of one for each pass."""

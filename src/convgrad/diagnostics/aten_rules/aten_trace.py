@@ -21,8 +21,6 @@ from .machine import Machine
 from .names import kernel_of
 from .select import backend_of_call, described_call
 
-__all__ = ["AtenTrace", "Copy", "KernelRun", "trace_aten"]
-
 #: Backends whose kernels know one group only: PyTorch cuts the tensors into groups and calls them once for each.
 _ONE_GROUP = ("NnpackSpatial", "Slow2d", "SlowDilated2d", "SlowDilated3d", "SlowTranspose2d", "SlowTranspose3d")
 #: Backends that get the operands in whatever layout they have.

@@ -15,8 +15,6 @@ from ...problem import INT32_MAX, ConvProblem
 from ...shapes import Geometry, conv_geometry, convolution_shape
 from ...sizes import effective_kernel
 
-__all__ = ["ConvCall", "Ints", "TensorSpec", "call_of_problem", "short"]
-
 Ints = int | Sequence[int]
 
 

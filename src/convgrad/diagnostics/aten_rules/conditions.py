@@ -16,9 +16,6 @@ from .decision import DecisionLog, recorded
 from .layouts import cudnn_layout
 from .machine import Machine
 
-__all__ = ["is_depthwise", "use_cudnn", "use_cudnn_depthwise", "use_miopen", "use_mkldnn", "use_mps", "use_nnpack",
-           "use_winograd"]  # fmt: skip
-
 _HALF, _BF16, _FLOAT = torch.float16, torch.bfloat16, torch.float32
 
 

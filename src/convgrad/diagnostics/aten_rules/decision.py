@@ -13,8 +13,6 @@ import torch
 from ...tables import html_table
 from .machine import Machine
 
-__all__ = ["Decision", "DecisionLog", "Rule", "recorded"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rule:

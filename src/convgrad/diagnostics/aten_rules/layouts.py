@@ -13,8 +13,6 @@ from .call import TensorSpec, short
 from .decision import Decision, DecisionLog
 from .machine import Machine
 
-__all__ = ["LAYOUT_RULES", "cudnn_layout", "layout_decision"]
-
 _CONTIGUOUS = torch.contiguous_format
 
 #: Which rule each backend follows; a backend that is not here always works in contiguous tensors.

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["MODELLED_VERSIONS", "DeviceLike", "Machine", "machine_of"]
-
 #: The releases of PyTorch whose rules were read and are modelled.
 MODELLED_VERSIONS: tuple[str, ...] = ("2.11", "2.12", "2.13", "2.14", "2.15")
 

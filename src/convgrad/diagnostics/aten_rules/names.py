@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from ...errors import UnknownNameError
 
-__all__ = ["KERNELS", "SCRATCH", "Function", "Kernel", "Scratch", "backward_of", "forward_of", "kernel_of", "named"]
-
 _FORWARD = "torch.convolution (or torch.nn.functional.conv1d/2d/3d, conv_transpose1d/2d/3d)"
 _BACKWARD = "torch.ops.aten.convolution_backward(grad_output, input, weight, bias_sizes, ..., output_mask)"
 

@@ -26,8 +26,6 @@ from .decision import Decision, DecisionLog
 from .layouts import layout_decision
 from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
 
-__all__ = ["BACKENDS", "backend_of_call", "described_call", "determine_backend_memory_format", "select_conv_backend"]
-
 #: ATen's backends in the order of its own enumeration: the index is the value of ``torch._C._ConvBackend``.
 BACKENDS: tuple[str, ...] = (
     "CudaDepthwise2d", "CudaDepthwise3d", "Cudnn", "CudnnTranspose", "Empty", "Miopen", "MiopenDepthwise",

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from convgrad.check.shrink import shrunk
+from convgrad.check import shrunk
 from convgrad.problem import ConvProblem
 from convgrad.testing import problems
 
