@@ -5,7 +5,8 @@
 
 Each problem is measured as `convgrad tune` does it: every way is checked against the reference, then all are timed
 alternately with their conversions. A row holds the times of one set of outputs relative to PyTorch's call as given. The
-same number always gives the same problem; a run goes on where the file ends, and stops after ``--minutes``.
+same number always gives the same problem, for each number of threads another one; a run goes on where the file ends,
+and stops after ``--minutes``.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 import torch
 
 from convgrad import settings
+from convgrad._compat import cpu_lacks
 from convgrad.cli.bench_results import CONDITIONS, Deadline, Results, conditions_here, prepare
 from convgrad.engine import backends, measure_now, measurements
 from convgrad.engine.measurements import Measurement
@@ -33,7 +35,7 @@ from convgrad.sizes import output_length
 CPU = torch.device("cpu")
 #: What a rule may take; of several outputs also each pass by its own rule.
 WAYS = ("aten", "native", "native:avx2", "im2col", "aten:float32", "aten:channels_last", "aten:mkldnn", "separate")
-COLUMNS = ("number", "problem", "outputs", *WAYS, *CONDITIONS)
+COLUMNS = ("number", "problem", "emulated", "outputs", *WAYS, *CONDITIONS)
 KEY = ("number", "outputs", "threads")
 _LEAST_FLOPS, _MOST_FLOPS, _MOST_BYTES = 1e4, 2.5e8, 4e7
 
@@ -102,9 +104,9 @@ _KINDS: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
 _DTYPES = (torch.float32,) * 6 + (torch.float16, torch.bfloat16, torch.float64)
 
 
-def random_problem(number: int, seed: int = 0) -> ConvProblem:
+def random_problem(number: int, threads: int = 1) -> ConvProblem:
     """The problem of a number: a kind in turn, the rest at random, of a size that takes little time."""
-    rng = random.Random(f"{seed} {number}")
+    rng = random.Random(f"{threads} {number}")
     while True:
         made = _KINDS[number % len(_KINDS)](rng)
         p = _problem(rng, **made)
@@ -163,18 +165,22 @@ def _times(found: Measurement) -> dict[str, float]:
     return {name: t for name, t in times.items() if name in WAYS}
 
 
+def keep_candidates() -> None:
+    """In this process, measure what a rule may take, and nothing else."""
+    for backend in backends().values():
+        backend.candidate = backend.name in WAYS
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", type=Path, help="where the rows go; what it holds already is not measured again")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=5.0, help="then stop; 0 for no end")
     parser.add_argument("--problems", type=int, default=0, help="stop after so many; 0 for no end")
-    parser.add_argument("--seed", type=int, default=0, help="of the problems")
     options = parser.parse_args()
     prepare(options.threads)
     results, deadline = Results(options.csv, COLUMNS, KEY, resume=True), Deadline(options.minutes)
-    for backend in backends().values():
-        backend.candidate = backend.name in WAYS
+    keep_candidates()
     where = conditions_here()
     with tempfile.TemporaryDirectory() as folder:  # nothing that was measured before, and nothing stays
         os.environ["CONVGRAD_CACHE"] = folder
@@ -182,12 +188,13 @@ def main() -> int:
         for number in count():
             if deadline.over() or (options.problems and number >= options.problems):
                 break
-            problem = random_problem(number, options.seed)
+            problem = random_problem(number, options.threads)
             backward = "+".join(gradient_outputs(problem.transposed, (True, True, False)))
             if results.done(number=number, outputs=backward, threads=options.threads):
                 continue
+            fixed = {"number": number, "problem": str(problem), "emulated": int(cpu_lacks(problem.dtype))}
             for row in rows(problem):
-                results.add({"number": number, "problem": str(problem), **row, **where})
+                results.add({**fixed, **row, **where})
             print(f"\r{number + 1} problems", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return 0

@@ -2,12 +2,17 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from convgrad.engine import rules
+
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+rules.TABLE = (Path(__file__).parent / "rules.txt").read_text(encoding="utf-8")
 
 # No deadline: other processes share the machine. CI repeats the same examples, so that a red run can be repeated.
 settings.register_profile("default", deadline=None)

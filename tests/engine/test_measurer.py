@@ -71,7 +71,7 @@ def folder(tmp_path, monkeypatch) -> Iterator[Any]:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
     monkeypatch.setattr(store, "_unwritten", {})
     fresh(monkeypatch)
-    for name in ("im2col", "aten:channels_last"):
+    for name in ("im2col", "aten:channels_last", "aten:padded"):
         monkeypatch.setattr(type(get_backend(name)), "candidate", False)
     before = list(convgrad.list_backends())
     yield tmp_path

@@ -7,17 +7,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..diagnostics import Limits, Machine, limits_of
+from ..diagnostics import Limits, Machine, least_work, limits_of
 from ..engine import SLOTS, Plan, Step, choose, get_backend, measure_now, measurements, random_operands, reasons_against
 from ..engine.ab_timer import Ratio, compare, conditions
-from ..problem import RESULT, ConvProblem, Output, gradient_outputs, passes_of
+from ..problem import ConvProblem, Output, gradient_outputs
 from ..settings import current
 from .app import say, say_table
 from .bench_models import MODELS, WRITTEN, layers_of, models_named
@@ -225,13 +224,9 @@ def _same(mine: Tensor, theirs: Tensor) -> bool:
 
 
 def _least(p: ConvProblem, outputs: tuple[Output, ...], limits: Limits) -> float:
-    """Seconds that these outputs must take: each operand read once, each result written once."""
-    passes = passes_of(outputs)
-    if len(passes) == 1:
-        return limits.seconds(p)
-    written = p.dtype.itemsize * sum(prod(p.shape_of(RESULT[pass_])) for pass_ in passes)
-    by_memory = (p.least_bytes + written) / limits.bytes_per_second
-    return max(by_memory, len(passes) * p.flops / limits.flops_per_second)
+    """Seconds that these outputs must take on this machine."""
+    operations, moved = least_work(p, outputs)
+    return max(moved / limits.bytes_per_second, operations / limits.flops_per_second)
 
 
 # ---- showing -----------------------------------------------------------------------------------------

@@ -118,15 +118,17 @@ def _cut_after_last_line(path: Path) -> None:
 
 
 class Deadline:
-    """Whether the time of a command is over; 0 minutes are without end."""
+    """Whether the time for measuring is over, which begins when that is first asked; 0 minutes are without end."""
 
     def __init__(self, minutes: float) -> None:
         if not 0 <= minutes < float("inf"):
             raise fail(f"--minutes must be finite and not negative, got {minutes}")
-        self._end = time.perf_counter() + 60 * minutes if minutes else float("inf")
+        self._seconds, self._end = 60 * minutes or float("inf"), 0.0
 
     def over(self) -> bool:
-        return time.perf_counter() >= self._end
+        now = time.perf_counter()
+        self._end = self._end or now + self._seconds
+        return now >= self._end
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from .measurements import SETTLED, find
 from .measurer import measure_now, steps_of, worth_measuring
 from .registry import backends, get_backend, reasons_against
 from .request import Request
-from .rules import why_native, why_other
+from .rules import SEPARATE, by_rule
 from .steps import Step
 
 __all__ = ["choose"]
@@ -146,18 +146,16 @@ def _by_rule(
 ) -> tuple[Step, ...]:
     """One call for all of the outputs; empty where no sweep yields them."""
     passes = passes_of(outputs)
-    why = why_native(problem, outputs if len(passes) > 1 else passes, device, settings.threads)
-    native = backends().get("native")
-    steps = _by(native, f"by rule: {why}", problem, outputs, device, settings) if why and native else ()
-    other, why = why_other(problem, passes, device)
-    if not steps and other in backends():
-        steps = _by(get_backend(other), f"by rule: {why}", problem, outputs, device, settings)
-    if not steps and len(passes) > 1 and any(why_other(problem, (p,), device)[0] for p in passes):
-        return ()
-    if steps or len(passes) > 1:
-        return steps or _by(
-            get_backend("aten"), _why_first(get_backend("aten"), backends(), device), problem, outputs, device, settings
-        )
+    for way, why in by_rule(problem, passes, device, settings.threads):
+        if way == SEPARATE and len(passes) > 1:
+            return ()
+        if way in backends():
+            steps = _by(get_backend(way), f"by rule: {why}", problem, outputs, device, settings)
+            if steps:
+                return steps
+    if len(passes) > 1:
+        aten = get_backend("aten")
+        return _by(aten, _why_first(aten, backends(), device), problem, outputs, device, settings)
     usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, passes, device, settings)}
     if not usable:
         raise BackendError(_refusal("no backend", problem, "+".join(passes), device, settings))

@@ -34,7 +34,7 @@ from .environment import environment, kind_of_machine
 from .events import thread
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
 from .registry import backends, is_capturing, reasons_against
-from .rules import why_other
+from .rules import by_rule
 from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
 
 __all__ = ["check_with", "look_again", "measure_now", "random_operands", "spent", "steps_of", "worth_measuring"]
@@ -196,8 +196,8 @@ def _candidates(
 ) -> dict[str, tuple[Step, ...]]:
     """Way -> its steps, ATen's first where it can."""
     passes = passes_of(outputs)
-    by_rule = why_other(problem, passes, device)[0]
-    names = [label(b) for b in backends().values() if b.candidate or b.name == by_rule]
+    ruled = {way for way, _ in by_rule(problem, passes, device, settings.threads)}
+    names = [label(b) for b in backends().values() if b.candidate or b.name in ruled]
     found = {name: steps_of(name, problem, outputs, device, settings) for name in names}
     if len(passes) > 1:
         each = [_measured(problem, (p,), device, settings) for p in passes]

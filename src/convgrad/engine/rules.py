@@ -1,164 +1,169 @@
-"""The rules: what is taken where nobody requested a backend and no kernel of the user's is there.
+"""The rules: what is taken where nobody requested a backend, no kernel of the user's is there and nothing was measured.
 
-PyTorch's own kernels are, except where a rule below says otherwise. Each rule was read off the tables of
-``benchmarks/results/`` (`benchmarks/cpu.py`, `benchmarks/routes.py`), where both were timed alternately. There is none
-for a GPU: nobody has measured our kernels on one yet.
+PyTorch's own kernels are, except where a line of the table below says otherwise. ``benchmarks/derive.py`` writes the
+table from what ``benchmarks/sweep.py`` measured. There is none for a GPU: nobody has measured our kernels on one yet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from math import prod
-from operator import le
+from operator import ge, le, lt
+from typing import NamedTuple
 
 import torch
 
 from .._compat import cpu_lacks
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Output, passes_of
 
-__all__ = ["why_native", "why_other"]
+__all__ = ["FEATURES", "SEPARATE", "TABLE", "Rule", "by_rule", "case_of", "rules_of"]
 
-#: Bytes of all operands and the result beyond which no cache of a processor holds them.
-_CACHED_BYTES = 16 << 20
-#: FLOPs below which the call of a backend in Python costs more than a faster kernel gains.
-_CALL = 4_000_000
+#: Each pass by its own rule, rather than several in one sweep.
+SEPARATE = "separate"
+
+#: What is computed, of which kind of problem, under which conditions (all of them); what is taken; how many times as
+#: fast as PyTorch's call as given it was in the sweep, on geometric average. The first line counts that fits and whose
+#: backend can compute it.
+TABLE = """
+# begin of the derived lines
+# Not derived yet: read off older tables by hand.
+forward      depthwise  not channels_last                                               native              2.9x
+forward      depthwise  itemsize < 4                                                    native              5x
+forward      depthwise  itemsize >= 8                                                   native              5x
+forward      depthwise  asymmetric                                                      native              1.6x
+forward      depthwise  outputs >= 2                                                    native              1.6x
+forward      depthwise  taps >= 101                                                     native              1.6x
+forward      depthwise  kB >= 4000, stride < 2, pixels < 1001                           native              1.2x
+forward      depthwise  kB >= 4000, stride < 2, taps >= 10                              native              1.2x
+forward      grouped    itemsize < 4                                                    native              6x
+forward      grouped    itemsize >= 8                                                   native              1.5x
+forward      grouped    group < 8                                                       native              2.5x
+forward      grouped    pixels >= 700, stride < 2                                       native              1.4x
+forward      grouped    ndim < 2, taps >= 64, stride < 2                                aten:channels_last  1.5x
+forward      dense      ndim >= 3, batch < 2, channels >= 16, Mflop >= 100, taps >= 8   aten:mkldnn         1.3x
+forward      emulated   always                                                          native              6x
+forward      emulated   Mflop >= 0.2                                                    aten:float32        5x
+grad_input   depthwise  not channels_last                                               native              3.8x
+grad_input   depthwise  ndim >= 3                                                       native              2.1x
+grad_input   depthwise  dilation >= 2                                                   native              2.1x
+grad_input   depthwise  itemsize < 4                                                    native              5x
+grad_input   depthwise  itemsize >= 8                                                   native              5x
+grad_input   depthwise  kB >= 4000, stride < 2, pixels < 1001                           native              1.4x
+grad_input   depthwise  kB >= 4000, stride < 2, taps >= 49                              native              1.4x
+grad_input   grouped    itemsize < 4                                                    native              6x
+grad_input   grouped    itemsize >= 8                                                   native              1.5x
+grad_input   grouped    group < 8                                                       native              2.4x
+grad_input   grouped    pixels >= 700, stride < 2                                       native              1.3x
+grad_input   grouped    ndim < 2, taps >= 64, stride < 2                                aten:channels_last  2x
+grad_input   dense      patches, taps < 2, inputs < 257, not channels_last, Mflop >= 4  im2col              1.9x
+grad_input   dense      patches, inputs < 5, not channels_last, Mflop >= 4              im2col              1.9x
+grad_input   dense      outputs < 5, inputs >= 17, taps >= 25, not channels_last        aten:channels_last  3x
+grad_input   emulated   always                                                          native              6x
+grad_input   emulated   Mflop >= 0.2                                                    aten:float32        5x
+grad_weight  depthwise  taps >= 16                                                      native              8.8x
+grad_weight  depthwise  pixels >= 16                                                    native              1.4x
+grad_weight  grouped    always                                                          native              1.3x
+grad_weight  emulated   always                                                          native              6x
+grad_weight  emulated   Mflop >= 0.2                                                    aten:float32        3x
+both         depthwise  always                                                          native              4.4x
+both         grouped    group < 8                                                       native              2.5x
+both         grouped    pixels >= 700                                                   native              1.3x
+both         grouped    ndim < 2, taps >= 64, stride < 2                                aten:channels_last  1.5x
+both         dense      patches, taps < 2, inputs < 257, not channels_last, Mflop >= 8  separate            1.4x
+both         dense      outputs < 5, inputs >= 17, taps >= 25, not channels_last        separate            1.4x
+both         emulated   always                                                          native              6x
+both         emulated   Mflop >= 0.2                                                    aten:float32        5x
+# end of the derived lines
+"""
+
+#: What a condition is about, of a problem and a number of threads.
+FEATURES: dict[str, Callable[[ConvProblem, int], float]] = {
+    "threads": lambda p, threads: threads,
+    "batch": lambda p, _: p.batch,
+    "channels": lambda p, _: p.in_channels,
+    "inputs": lambda p, _: p.in_channels // p.groups,
+    "outputs": lambda p, _: p.out_channels // p.groups,
+    "group": lambda p, _: max(p.in_channels, p.out_channels) // p.groups,
+    "ndim": lambda p, _: p.ndim,
+    "taps": lambda p, _: prod(p.kernel_size),
+    "stride": lambda p, _: max(p.stride),
+    "dilation": lambda p, _: max(p.dilation),
+    "pixels": lambda p, _: prod(p.output_size),
+    "width": lambda p, _: p.output_size[-1],
+    "Mflop": lambda p, _: p.flops / 1e6,
+    "kB": lambda p, _: p.least_bytes / 1e3,
+    "itemsize": lambda p, _: p.dtype.itemsize,
+    "channels_last": lambda p, _: p.channels_last,
+    "asymmetric": lambda p, _: not p.symmetric,
+    "transposed": lambda p, _: p.transposed,
+    "patches": lambda p, _: max(p.stride) > 1 and all(map(le, p.kernel_size, p.stride)),
+}
 
 
-def why_native(p: ConvProblem, outputs: tuple[Output, ...], device: torch.device, threads: int) -> str:
-    """Why the compiled CPU kernels are expected to be faster than PyTorch's; empty where they are not."""
-    if device.type != "cpu" or _mostly_padding(p):
-        return ""
-    return _depthwise(p, outputs, threads) if p.depthwise else _grouped(p, outputs, threads)
+class Rule(NamedTuple):
+    """A line of the table."""
+
+    conditions: tuple[str, ...]
+    way: str
+    gain: str
+
+    def holds(self, problem: ConvProblem, threads: int) -> bool:
+        return all(_holds(condition, problem, threads) for condition in self.conditions)
+
+
+def _holds(condition: str, problem: ConvProblem, threads: int) -> bool:
+    """``taps >= 16``, ``taps < 16``, ``channels_last`` or ``not channels_last``."""
+    name, *rest = condition.removeprefix("not ").split()
+    value = FEATURES[name](problem, threads)
+    if rest:
+        return {">=": ge, "<": lt}[rest[0]](value, float(rest[1]))
+    return bool(value) != condition.startswith("not ")
+
+
+@lru_cache
+def rules_of(table: str) -> dict[tuple[str, str], tuple[Rule, ...]]:
+    """Outputs and kind -> the lines about them, in order."""
+    found: dict[tuple[str, str], tuple[Rule, ...]] = {}
+    for line in table.splitlines():
+        if line and not line.startswith("#"):
+            outputs, kind, conditions, way, gain = re.split(r"\s{2,}", line.strip())
+            rule = Rule(tuple(c for c in conditions.split(", ") if c != "always"), way, gain)
+            found[outputs, kind] = (*found.get((outputs, kind), ()), rule)
+    return found
+
+
+def case_of(problem: ConvProblem, outputs: tuple[Output, ...], emulated: bool) -> tuple[str, str]:
+    """The first two columns of the lines about some outputs of a problem.
+
+    Args:
+        emulated: the processor has no arithmetic for its 16 bits, with which PyTorch is slow unless it is depthwise.
+    """
+    passes = passes_of(outputs)
+    kind = "depthwise" if problem.depthwise else "dense" if problem.groups == 1 else "grouped"
+    if emulated and kind != "depthwise":
+        kind = "emulated"
+    return passes[0] if len(passes) == 1 else "both", kind
+
+
+def by_rule(
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, threads: int
+) -> Iterator[tuple[str, str]]:
+    """The backends that are expected to be the fastest (or `SEPARATE`), best first, and why; then PyTorch's own."""
+    if device.type != "cpu" or _mostly_padding(problem):
+        return
+    what, kind = case_of(problem, outputs, cpu_lacks(problem.dtype))
+    for rule in rules_of(TABLE).get((what, kind), ()):
+        if rule.holds(problem, threads):
+            where = f", {', '.join(rule.conditions)}" if rule.conditions else ""
+            why = f"{what} of {kind} problems{where}: {rule.gain} as fast as PyTorch when it was measured"
+            yield rule.way, why
+            if rule.way == "native:avx2":  # which is no other backend on a processor without wider vectors
+                yield "native", why
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
-    """Nearly all of the image is padding, which our tiles write out."""
+    """Nearly all of the image is padding, which our tiles write out; the sweep has no such problem."""
     padded = prod(n + max(low, 0) + max(high, 0) for n, (low, high) in zip(p.input_size, p.padding, strict=True))
     return padded > max(2**18, 16 * prod(p.input_size), 16 * prod(p.output_size))
-
-
-def _depthwise(p: ConvProblem, outputs: tuple[Output, ...], threads: int) -> str:
-    taps, pixels = prod(p.kernel_size), prod(p.output_size)
-    one_to_one = p.dtype is torch.float32 and p.in_channels == p.out_channels and p.symmetric
-    fast = one_to_one and p.ndim == 2 and max(p.dilation) == 1
-    weight_alone = "grad_weight" in outputs and not {"forward", "grad_input"} & {*outputs}
-    few = threads < 4
-    if p.channels_last and outputs == ("forward",) and one_to_one and not (p.ndim == 3 and max(p.dilation) > 1):
-        return _channels_last(
-            p, outputs, taps, pixels, threads
-        )  # PyTorch's is fast for these volumes and dilations too
-    if not fast:
-        return "PyTorch is slow for sequences, volumes, dilation, multipliers, one-sided padding and other dtypes"
-    if "grad_weight" in outputs and taps >= 16:
-        return "PyTorch is slow for weight gradients of wide depthwise kernels"
-    if "grad_weight" in outputs:
-        small = pixels < 36 if p.channels_last else 4 < pixels < 16
-        return "" if weight_alone and small and few else "PyTorch is slower for depthwise weight gradients"
-    if p.channels_last:
-        return _channels_last(p, outputs, taps, pixels, threads)
-    many_single_pixels = pixels < 4 and p.batch * p.in_channels >= 20_000 * threads
-    return "" if many_single_pixels else "PyTorch is slower for contiguous depthwise images"
-
-
-def _channels_last(p: ConvProblem, outputs: tuple[Output, ...], taps: int, pixels: int, threads: int) -> str:
-    """PyTorch's kernels are near the memory's speed for large images and small kernels, and fast in the cache."""
-    if taps > 100:
-        return "PyTorch is slow for very large kernels"
-    if p.ndim != 2 or max(p.stride) > 1 or max(p.dilation) > 1 or p.batch * p.in_channels * pixels < 500_000:
-        return ""
-    forward, in_memory = outputs == ("forward",), p.least_bytes > _CACHED_BYTES
-    if pixels <= 1000 and taps <= 9:
-        gains = pixels <= 400 or in_memory or threads > 1
-    elif pixels <= 1000:
-        gains = taps >= 49 or pixels > (60 if forward else 200)
-    elif forward:
-        gains = taps > 9
-    else:
-        gains = pixels <= 5000 and (in_memory or taps >= 49)
-    return "PyTorch is slower for channels_last depthwise images of this size" if gains else ""
-
-
-def _grouped(p: ConvProblem, outputs: tuple[Output, ...], threads: int) -> str:
-    """Small groups: PyTorch is fast for float32 in multiples of 8 channels on small or strided images."""
-    strided = max(p.stride) > 1
-    if p.groups == 1:
-        few = max(p.in_channels, p.out_channels) <= 16
-        return "PyTorch is slow for 16 bits without their arithmetic" if few and cpu_lacks(p.dtype) else ""
-    if p.dtype is not torch.float32 or any(n // p.groups % 8 for n in (p.in_channels, p.out_channels)):
-        return "PyTorch is slow for groups whose channels are no multiple of 8, and for other dtypes"
-    if max(p.dilation) > 1 and "grad_weight" in outputs and not strided:
-        return "PyTorch is slow for weight gradients of dilated kernels"
-    if strided:
-        return (
-            "PyTorch is slower for strided contiguous images in small groups"
-            if not p.channels_last and threads >= 4
-            else ""
-        )
-    return "PyTorch is slower for large images in small groups" if prod(p.output_size) >= 700 else ""
-
-
-# ---- other ways to PyTorch's results -----------------------------------------------------------------
-
-
-def why_other(p: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> tuple[str, str]:
-    """A backend that is expected to be much faster than PyTorch's call as given, and why; twice nothing for none.
-
-    Under torch.compile the graph then holds our operator, which Inductor does not look into: no small gain is worth it.
-    """
-    if device.type == "cpu":
-        for name, applies, why in _OTHERS:
-            if applies(p, outputs):
-                return name, f"{why}; a compiled graph holds it as one operator"
-    return "", ""
-
-
-def _sixteen_bits(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
-    return p.flops > 200_000 and cpu_lacks(p.dtype)  # converting costs more than fewer operations
-
-
-def _small_volume(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
-    """One for which PyTorch does not call oneDNN."""
-    plain = p.ndim == 3 and p.dtype is torch.float32 and p.symmetric and not p.transposed and p.batch == p.groups == 1
-    return (
-        plain
-        and prod(p.input_shape[:-1]) <= 20_480
-        and 1 < min(p.kernel_size[1:]) <= 3  # oneDNN it is above
-        and max(*p.stride, *p.dilation) == 1
-        and p.in_channels >= 16
-        and p.flops > 10**8
-    )
-
-
-def _of_input(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
-    contiguous = p.dtype is torch.float32 and not p.channels_last
-    return outputs == ("grad_input",) and contiguous and p.flops > _CALL
-
-
-def _spread(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
-    """Strides that no kernel bridges, of single pixels or of patches of few channels."""
-    apart = max(p.stride) > 1 and all(map(le, p.kernel_size, p.stride)) and max(p.dilation) == 1
-    few = p.in_channels // p.groups <= (256 if p.pointwise else 4)
-    return _of_input(p, outputs) and apart and few
-
-
-def _narrow(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
-    """Many channels to few by a wide kernel."""
-    few = p.out_channels // p.groups <= 4 and p.in_channels // p.groups > 16 and prod(p.kernel_size) >= 25
-    return _of_input(p, outputs) and few
-
-
-def _long(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
-    """A long kernel over a sequence, in groups."""
-    grouped = p.ndim == 1 and p.groups > 1 and p.in_channels // p.groups >= 16
-    long = p.kernel_size[0] >= 64 and p.stride == (1,) and p.dtype is torch.float32
-    return grouped and long and outputs != ("grad_weight",)
-
-
-_Applies = Callable[[ConvProblem, tuple[Output, ...]], bool]
-_OTHERS: tuple[tuple[str, _Applies, str], ...] = (
-    ("aten:float32", _sixteen_bits, "this processor has no arithmetic for 16 bits, and PyTorch is slow without it"),
-    ("aten:mkldnn", _small_volume, "PyTorch takes its own kernel for one small volume, and oneDNN's is faster"),
-    ("im2col", _spread, "oneDNN is slow for the input gradient of strides wider than the kernel"),
-    ("aten:channels_last", _narrow, "oneDNN is slow for the input gradient of few contiguous output channels"),
-    ("aten:channels_last", _long, "oneDNN is slow for long kernels in groups of contiguous channels"),
-)

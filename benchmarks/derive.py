@@ -1,0 +1,307 @@
+"""The rules from the sweep: for each output and kind of problem a shallow tree of conditions, written as a table.
+
+    python benchmarks/derive.py benchmarks/results/sweep.csv               print the table, and what it loses
+    python benchmarks/derive.py benchmarks/results/sweep.csv --write       and put it into src/convgrad/engine/rules.py
+
+A tree grows while a condition saves more time than the price of a line. The price is the one with which trees from four
+fifths of the problems lose least on the other fifth, where that leaves as many lines as fit on a screen. These held-out
+problems are what the report is about: how much slower than the fastest measured way the rules are, and the worst case
+against the better of PyTorch as given and through channels_last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from sweep import COLUMNS, WAYS
+
+from convgrad.engine import rules
+from convgrad.problem import ConvProblem, in_order
+
+RULES = Path(rules.__file__)
+BEGIN, END = "# begin of the derived lines\n", "# end of the derived lines\n"
+FOLDS = 5
+PRICES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+MOST_LINES = 48
+#: What a leaf may take: one way, or a second one where the first cannot. PyTorch's own is what is left in any case.
+CHOICES: tuple[tuple[str, ...], ...] = (
+    *((way,) for way in WAYS),
+    *((a, b) for a in WAYS for b in WAYS[1:] if a not in ("aten", "separate") and a != b),
+)
+_LEAST_ROWS = 4  # of a line
+_DEEPEST = 4
+_RISK = 2.0  # what a loss against PyTorch's own call counts beyond itself
+_LENGTHS = np.array([len(choice) for choice in CHOICES])
+_CLEAR = 0.03  # a row, in the logarithm: what is gained by less is not worth another way
+
+Case = tuple[str, str]
+
+
+@dataclass
+class Rows:
+    """Rows of one case: the number of each problem, its features, and for each choice the logarithm of its time."""
+
+    numbers: np.ndarray  # [rows]
+    features: np.ndarray  # [rows, features]
+    times: np.ndarray  # [rows, choices], of PyTorch as given 0
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, which: np.ndarray) -> Rows:
+        return Rows(self.numbers[which], self.features[which], self.times[which])
+
+    @property
+    def costs(self) -> np.ndarray:
+        """Of each choice: what it loses against the fastest, and once more where it loses against PyTorch's own."""
+        lost = self.times - self.times.min(axis=1, keepdims=True)
+        return lost + _RISK * np.maximum(self.times, 0)
+
+
+def read(paths: Sequence[Path]) -> dict[Case, Rows]:
+    """The sweep's rows by case.
+
+    Raises:
+        SystemExit: a file of another kind.
+    """
+    found: dict[Case, list[tuple[int, list[float], list[float]]]] = defaultdict(list)
+    for path in paths:
+        with path.open(encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            if tuple(reader.fieldnames or ()) != COLUMNS:
+                raise SystemExit(f"{path} is no result of benchmarks/sweep.py")
+            for row in reader:
+                problem, threads = ConvProblem.parse(row["problem"]), int(row["threads"])
+                features = [float(of(problem, threads)) for of in rules.FEATURES.values()]
+                case = rules.case_of(problem, in_order(row["outputs"].split("+")), row["emulated"] == "1")
+                found[case].append((int(row["number"]), features, _times(row)))
+    return {case: Rows(*map(np.array, zip(*some, strict=True))) for case, some in sorted(found.items())}
+
+
+def _times(row: dict[str, str]) -> list[float]:
+    known = {way: math.log(float(row[way])) for way in WAYS if row[way]}
+    return [next((known[way] for way in choice if way in known), 0.0) for choice in CHOICES]
+
+
+# ---- a tree ------------------------------------------------------------------------------------------
+
+
+class Leaf(NamedTuple):
+    """A line to be, or two: the bounds of features, the choice, the gain over PyTorch's own."""
+
+    bounds: dict[int, tuple[float, float]]
+    choice: int
+    gain: float
+
+    def holds(self, features: np.ndarray) -> np.ndarray:
+        held = np.ones(len(features), bool)
+        for feature, (low, high) in self.bounds.items():
+            held &= (features[:, feature] >= low) & (features[:, feature] < high)
+        return held
+
+
+def grown(rows: Rows, price: float, bounds: dict[int, tuple[float, float]] | None = None, depth: int = 0) -> list[Leaf]:
+    """The leaves of the tree that loses least, a leaf costing ``price``."""
+    bounds = bounds or {}
+    costs = rows.costs + price / len(rows) * (_LENGTHS - 1)
+    totals = costs.sum(axis=0)
+    best = None
+    if depth < _DEEPEST and len(rows) >= 2 * _LEAST_ROWS:
+        best = min(_splits(rows.features, costs), default=None)
+    if best is None or totals.min() - best[0] <= price:
+        choice = int((totals <= totals.min() + _CLEAR * len(rows)).argmax())  # the first of those that are as good
+        return [Leaf(bounds, choice, -float(rows.times[:, choice].mean()))]
+    _, feature, threshold = best
+    low, high = bounds.get(feature, (-math.inf, math.inf))
+    above = rows.features[:, feature] >= threshold
+    sides = ((above, (threshold, high)), (~above, (low, threshold)))
+    leaves = [leaf for side, part in sides for leaf in grown(rows[side], price, {**bounds, feature: part}, depth + 1)]
+    if len({leaf.choice for leaf in leaves}) == 1:  # a condition that changes nothing
+        return [Leaf(bounds, leaves[0].choice, -float(rows.times[:, leaves[0].choice].mean()))]
+    return leaves
+
+
+def _splits(features: np.ndarray, costs: np.ndarray) -> Iterator[tuple[float, int, float]]:
+    """What is lost with each condition, the feature, the threshold."""
+    for feature in range(features.shape[1]):
+        order = np.argsort(features[:, feature], kind="stable")
+        values = features[order, feature]
+        below = np.cumsum(costs[order], axis=0)
+        for i in range(_LEAST_ROWS, len(values) - _LEAST_ROWS + 1):
+            if values[i] > values[i - 1]:
+                lost = below[i - 1].min() + (below[-1] - below[i - 1]).min()
+                yield float(lost), feature, _round(values[i - 1], values[i])
+
+
+def _round(low: float, high: float) -> float:
+    """A threshold between two values, of as few digits as there is room for."""
+    middle, whole = math.sqrt(low * high) if low > 0 else (low + high) / 2, low % 1 == high % 1 == 0
+    for digits in (1, 2, 3, 4):
+        rounded = float(f"{middle:.{digits}g}")
+        rounded = math.ceil(rounded) if whole else rounded
+        if low < rounded <= high:
+            return rounded
+    return high
+
+
+# ---- what it loses -----------------------------------------------------------------------------------
+
+
+class Loss(NamedTuple):
+    """Of rows: the logarithms of the rules' time over that of the fastest way, and over PyTorch's best."""
+
+    fastest: np.ndarray
+    pytorch: np.ndarray
+
+    @property
+    def badness(self) -> float:
+        """What a price is chosen by."""
+        return float((self.fastest + _RISK * np.maximum(self.pytorch, 0)).mean()) if len(self.fastest) else 0.0
+
+    @property
+    def slower(self) -> str:
+        return f"{100 * (math.exp(self.fastest.mean()) - 1):.0f} %"
+
+    @property
+    def worst(self) -> str:
+        return f"{math.exp(-self.pytorch.max()):.2f}x"
+
+    @property
+    def often(self) -> str:
+        return f"{100 * (self.pytorch > -math.log(0.9)).mean():.1f} %"
+
+
+def lost(leaves: Sequence[Leaf], rows: Rows) -> Loss:
+    taken = np.zeros(len(rows))
+    for leaf in leaves:
+        held = leaf.holds(rows.features)
+        taken[held] = rows.times[held, leaf.choice]
+    theirs = np.minimum(rows.times[:, 0], rows.times[:, CHOICES.index(("aten:channels_last",))])
+    return Loss(taken - rows.times.min(axis=1), taken - theirs)
+
+
+def held_out(rows: Rows, price: float) -> Loss:
+    """What is lost on problems from which the rules were not derived."""
+    parts = [Loss(np.empty(0), np.empty(0))]
+    for fold in range(FOLDS):
+        out = rows.numbers % FOLDS == fold
+        if out.any() and not out.all():
+            parts.append(lost(grown(rows[~out], price), rows[out]))
+    return together(parts)
+
+
+def together(losses: Iterable[Loss]) -> Loss:
+    return Loss(*(np.concatenate(some) for some in zip(*losses, strict=True)))
+
+
+class Fitted(NamedTuple):
+    """The rules of one case."""
+
+    leaves: list[Leaf]
+    held_out: Loss
+    price: float
+
+    @property
+    def lines(self) -> int:
+        return sum(way != "aten" for leaf in self.leaves for way in CHOICES[leaf.choice])
+
+
+def fitted(rows: Rows, prices: Sequence[float]) -> Fitted:
+    """The rules with the price that loses least on held-out problems; the higher one of those that are as good."""
+    tried = {price: held_out(rows, price) for price in prices}
+    least = min(loss.badness for loss in tried.values())
+    price = max(price for price, loss in tried.items() if loss.badness <= least + _CLEAR / 3)
+    return Fitted(grown(rows, price), tried[price], price)
+
+
+def all_fitted(cases: dict[Case, Rows]) -> dict[Case, Fitted]:
+    """The rules of all cases: as many lines as fit on a screen."""
+    found: dict[Case, Fitted] = {}
+    for fewest in range(len(PRICES)):
+        found = {case: fitted(rows, PRICES[fewest:]) for case, rows in cases.items()}
+        if sum(one.lines for one in found.values()) <= MOST_LINES:
+            break
+    return found
+
+
+# ---- the table ---------------------------------------------------------------------------------------
+
+
+def lines(found: dict[Case, Fitted]) -> list[tuple[str, ...]]:
+    """The table: a line for each way but PyTorch's own call."""
+    table = []
+    for (outputs, kind), one in found.items():
+        for leaf in one.leaves:
+            conditions = ", ".join(c for part in leaf.bounds.items() for c in _conditions(*part))
+            for way in CHOICES[leaf.choice]:
+                if way != "aten":
+                    table.append((outputs, kind, conditions or "always", way, f"{math.exp(leaf.gain):.1f}x"))
+    return table
+
+
+def _conditions(feature: int, bounds: tuple[float, float]) -> Iterator[str]:
+    name = [*rules.FEATURES][feature]
+    low, high = bounds
+    if name in _BOOLEAN:
+        yield name if low > 0 else f"not {name}"
+        return
+    if low > -math.inf:
+        yield f"{name} >= {low:.10g}"
+    if high < math.inf:
+        yield f"{name} < {high:.10g}"
+
+
+_BOOLEAN = ("channels_last", "asymmetric", "transposed", "patches")
+
+
+def as_text(table: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    rows = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)
+    return "".join(f"{row}\n" for row in rows)
+
+
+def report(cases: dict[Case, Rows], found: dict[Case, Fitted]) -> Iterator[str]:
+    """What the rules lose on held-out problems, and what PyTorch's own call loses there, as a table."""
+    yield "| held out | rows | rules: | against PyTorch's best: | below 0.9x | PyTorch's own: | lines |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    stock = {case: lost([], rows) for case, rows in cases.items()}
+    every = [(" ".join(c), f.held_out, stock[c], f.lines) for c, f in found.items()]
+    all_lines = sum(one.lines for one in found.values())
+    total = ("all", together(f.held_out for f in found.values()), together(stock.values()), all_lines)
+    for name, loss, own, count in (*every, total):
+        cells = (name, len(loss.fastest), loss.slower, loss.worst, loss.often, own.slower, count)
+        yield f"| {' | '.join(map(str, cells))} |"
+    yield "\nA percentage is how much slower than the fastest measured way, on geometric average."
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("csv", type=Path, nargs="+", help="of benchmarks/sweep.py")
+    parser.add_argument("--write", action="store_true", help=f"put the table into {RULES.name}")
+    options = parser.parse_args()
+    cases = read(options.csv)
+    found = all_fitted(cases)
+    print("\n".join(report(cases, found)))
+    text = as_text(lines(found))
+    print(f"\n{text}")
+    if options.write:
+        loss = together(f.held_out for f in found.values())
+        rows = sum(map(len, cases.values()))
+        head = f"# {rows} measurements. Held out: {loss.slower} slower than the fastest, {loss.worst} at worst.\n"
+        before, rest = RULES.read_text(encoding="utf-8").split(BEGIN)
+        _, after = rest.split(END)
+        RULES.write_text(f"{before}{BEGIN}{head}{text}{END}{after}", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

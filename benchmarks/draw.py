@@ -1,0 +1,169 @@
+"""README's table and picture from what `convgrad bench layers` and `convgrad bench steps` wrote.
+
+    python benchmarks/draw.py benchmarks/results/layers.csv benchmarks/results/steps.csv
+    python benchmarks/draw.py benchmarks/results/*.csv --threads 1 --picture docs/measured.svg --into README.md
+
+The table goes to the standard output; with ``--into`` also between the lines ``<!-- measured -->`` and ``<!-- end -->``
+of a file. The picture's ending says what it is: .svg, .png or .pdf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+Row = dict[str, str]
+LAYOUTS = ("contiguous", "channels_last")
+OUTPUTS = ("forward", "backward")
+BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
+_COLOURS = {"contiguous": "#3b6ea5", "channels_last": "#d08a3c"}
+
+
+def read(paths: Sequence[Path]) -> tuple[list[Row], list[Row]]:
+    """Layers and steps that were timed.
+
+    Raises:
+        SystemExit: there are none.
+    """
+    layers: list[Row] = []
+    steps: list[Row] = []
+    for path in paths:
+        with path.open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row.get("measured_speed"):
+                    layers.append(row)
+                elif row.get("replaced") and row.get("speed"):
+                    steps.append(row)
+    if not layers and not steps:
+        raise SystemExit("these files hold nothing of `convgrad bench layers` or `convgrad bench steps`")
+    return layers, steps
+
+
+def models_of(layers: Sequence[Row], steps: Sequence[Row]) -> list[str]:
+    return [*dict.fromkeys([r["model"] for r in steps] + [m for r in layers for m in r["models"].split()])]
+
+
+# ---- the table ---------------------------------------------------------------------------------------
+
+
+def markdown(layers: Sequence[Row], steps: Sequence[Row]) -> Iterator[str]:
+    """A line for each model: its layers' geometric mean and worst, and its training step, in each layout."""
+    heads = [f"{o}, {layout}" for layout in LAYOUTS for o in OUTPUTS]
+    yield f"| model | {' | '.join(heads)} | step, contiguous | step, channels_last |"
+    yield f"|---|{'---:|' * (len(heads) + 2)}"
+    for model in models_of(layers, steps):
+        some = [r for r in layers if model in r["models"].split()]
+        taken = {r["layout"]: f"{float(r['speed']):.2f}x" for r in steps if r["model"] == model}
+        yield _line(model, _cells(some, "measured"), taken)
+    means = {
+        layout: f"{statistics.geometric_mean(speeds):.2f}x"
+        for layout in LAYOUTS
+        if (speeds := [float(r["speed"]) for r in steps if r["layout"] == layout])
+    }
+    yield _line("**all**", _cells(layers, "measured"), means)
+    yield _line("by rules alone", _cells(layers, "rules"), {})
+    yield ""
+    yield conditions([*layers, *steps])
+
+
+def _cells(rows: Sequence[Row], who: str) -> list[str]:
+    cells = []
+    for layout in LAYOUTS:
+        for output in OUTPUTS:
+            speeds = [float(r[f"{who}_speed"]) for r in rows if (r["layout"], r["output"]) == (layout, output)]
+            cells.append(f"{statistics.geometric_mean(speeds):.2f} / {min(speeds):.2f}" if speeds else "")
+    return cells
+
+
+def _line(name: str, cells: Sequence[str], steps: dict[str, str]) -> str:
+    return f"| {name} | {' | '.join([*cells, *(steps.get(layout, '') for layout in LAYOUTS)])} |"
+
+
+def conditions(rows: Sequence[Row]) -> str:
+    """What the rows were measured with, each value once."""
+    columns = ("processor", "threads", "torch", "convgrad", "commit", "memory", "busy")
+    values = {c: ", ".join(dict.fromkeys(r[c] for r in rows if r[c])) for c in columns}
+    busy = f", {values['busy']} other processes" if values["busy"] != "0" else ""
+    threads = f"{values['threads']} thread{'s' * (values['threads'] != '1')}"
+    return (
+        f"{values['processor']}, {threads}, torch {values['torch']}, "
+        f"convgrad {values['convgrad']} ({values['commit']}), {values['memory']}{busy}."
+    )
+
+
+# ---- the picture -------------------------------------------------------------------------------------
+
+
+def draw(layers: Sequence[Row], steps: Sequence[Row], path: Path) -> None:
+    """Each layer a dot and each training step a bar of its interval, times as fast as PyTorch, on one scale."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    mpl.rcParams.update({"svg.hashsalt": "convgrad", "svg.fonttype": "none", "font.size": 9})
+    models = models_of(layers, steps)[::-1]
+    figure, panels = plt.subplots(1, 2, sharey=True, figsize=(9, 0.32 * len(models) + 1.2), layout="constrained")
+    offsets = dict(zip(LAYOUTS, (0.15, -0.15), strict=True))
+    for row in layers:
+        for model in row["models"].split():
+            at = models.index(model) + offsets[row["layout"]]
+            panels[0].plot(float(row["measured_speed"]), at, ".", color=_COLOURS[row["layout"]], alpha=0.5, ms=5, mew=0)
+    for row in steps:
+        at, colour = models.index(row["model"]) + offsets[row["layout"]], _COLOURS[row["layout"]]
+        panels[1].plot([float(row["low"]), float(row["high"])], [at, at], color=colour, lw=1.2, alpha=0.6)
+        panels[1].plot(float(row["speed"]), at, "o", color=colour, ms=4, mew=0)
+    titles = ("each layer, against PyTorch's best layout", "a training step, against the same layout")
+    panels[0].set_xscale("log")
+    for panel, title in zip(panels, titles, strict=True):
+        panel.axvline(1, color="black", lw=0.8)
+        panel.set_title(title, fontsize=9, loc="left")
+        panel.set_yticks(range(len(models)), models)
+        panel.tick_params(length=0)
+        panel.grid(axis="x", which="major", color="#dddddd", lw=0.6)
+        panel.set_axisbelow(True)
+        panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
+        panel.spines[["top", "right", "left"]].set_visible(False)
+    panels[0].xaxis.set_minor_formatter(lambda value, _: f"{value:g}x" if value in (0.5, 2, 5, 20, 50) else "")
+    for layout, colour in _COLOURS.items():
+        panels[1].plot([], [], "o", color=colour, ms=4, mew=0, label=layout)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    plt.close(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("csv", type=Path, nargs="+", help="of `convgrad bench layers` and `convgrad bench steps`")
+    parser.add_argument("--threads", type=int, help="only these rows; else the most threads there are")
+    parser.add_argument("--busy", action="store_true", help="the rows of a busy machine")
+    parser.add_argument("--picture", type=Path, help="draw to this file")
+    parser.add_argument("--into", type=Path, help="put the table between the lines of this file")
+    options = parser.parse_args()
+    layers, steps = read(options.csv)
+    threads = options.threads or max(int(r["threads"]) for r in (*layers, *steps))
+    layers, steps = (
+        [r for r in rows if int(r["threads"]) == threads and (r["busy"] != "0") == options.busy]
+        for rows in (layers, steps)
+    )
+    if not layers and not steps:
+        raise SystemExit(f"there is nothing with {threads} threads{' on a busy machine' * options.busy}")
+    table = "\n".join(markdown(layers, steps)) + "\n"
+    print(table, end="")
+    if options.into:
+        text = options.into.read_text(encoding="utf-8")
+        if text.count(BEGIN) != 1 or END not in text.split(BEGIN)[1]:
+            raise SystemExit(f"{options.into} has no line {BEGIN.strip()} with {END.strip()} after it")
+        before, rest = text.split(BEGIN)
+        options.into.write_text(before + BEGIN + table + END + rest.split(END, 1)[1], encoding="utf-8")
+    if options.picture:
+        draw(layers, steps, options.picture)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""From the sweep to the rules, and from results to README's table: the commands themselves, on very little."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("typer")
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import derive  # noqa: E402
+import draw  # noqa: E402
+import sweep  # noqa: E402
+
+from convgrad.cli import bench_layers, bench_results, bench_steps  # noqa: E402
+from convgrad.engine import backends, measurements, measurer, rules  # noqa: E402
+from convgrad.problem import ConvProblem  # noqa: E402
+
+CONDITIONS = dict(zip(bench_results.CONDITIONS, ("a processor", 1, "2.13.0", "0.1.0", "abc", "kept", 0), strict=True))
+
+
+# ---- the sweep ---------------------------------------------------------------------------------------
+
+
+def test_problems_of_every_kind_repeat_and_are_no_larger_than_they_may_be() -> None:
+    problems = [sweep.random_problem(n) for n in range(120)]
+    assert problems == [sweep.random_problem(n) for n in range(120)]
+    assert problems != [sweep.random_problem(n, threads=2) for n in range(120)]
+    assert len({*problems}) == len(problems)
+    assert {p.ndim for p in problems} == {1, 2, 3}
+    assert {p.dtype for p in problems} == {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+    for kind in ("depthwise", "channels_last", "transposed", "pointwise"):
+        assert {getattr(p, kind) for p in problems} == {True, False}
+    assert any(p.groups > 1 and not p.depthwise for p in problems)
+    assert max(p.flops for p in problems) <= sweep._MOST_FLOPS
+
+
+def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measurer, "_SECONDS", 0.002)
+    monkeypatch.setattr(sweep, "random_problem", lambda n, threads: ConvProblem.parse(f"g4mb{n + 1}ic4ih6oc4kh3"))
+    monkeypatch.setattr(sweep, "keep_candidates", lambda: None)
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
+    file = tmp_path / "sweep.csv"
+
+    def run(problems: int) -> list[dict[str, str]]:
+        monkeypatch.setattr(sys, "argv", ["sweep.py", str(file), "--problems", str(problems)])
+        try:
+            assert sweep.main() == 0
+        finally:
+            measurements.reload()
+        with file.open(encoding="utf-8", newline="") as lines:
+            return list(csv.DictReader(lines))
+
+    one = run(1)
+    assert [r["outputs"] for r in one] == ["forward", "grad_input", "grad_weight", "grad_input+grad_weight"]
+    assert {r["aten"] for r in one} == {"1"}
+    assert all(float(r["im2col"]) > 0 for r in one[:3])
+    two = run(2)
+    assert two[:4] == one
+    assert [r["number"] for r in two] == ["0"] * 4 + ["1"] * 4
+    assert set(sweep.WAYS) - {"separate"} <= {*backends()}
+
+
+# ---- the rules ---------------------------------------------------------------------------------------
+
+
+def made_up(path: Path) -> Path:
+    """A sweep in which native wins twofold with 9 taps or more, and loses below; nothing else can."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, sweep.COLUMNS, restval="")
+        writer.writeheader()
+        for number in range(60):
+            k = 2 + number % 4
+            p = ConvProblem.parse(f"g8mb{1 + number % 7}ic8ih{8 + number % 11}oc8kh{k}")
+            row = {"number": number, "problem": p, "emulated": 0, "outputs": "forward", "aten": 1}
+            writer.writerow({**row, "native": 0.5 if k >= 3 else 2.0, **CONDITIONS})
+    return path
+
+
+def test_a_condition_is_found_and_holds_where_it_was_not_seen(tmp_path: Path) -> None:
+    cases = derive.read([made_up(tmp_path / "sweep.csv")])
+    found = derive.all_fitted(cases)
+    assert derive.lines(found) == [("forward", "depthwise", "taps >= 6", "native", "2.0x")]
+    [fitted] = found.values()
+    assert (fitted.held_out.slower, fitted.held_out.worst, fitted.held_out.often) == ("0 %", "1.00x", "0.0 %")
+    report = list(derive.report(cases, found))
+    assert any("| forward depthwise | 60 | 0 % | 1.00x | 0.0 % | 68 % | 1 |" in line for line in report)  # 2 ** 0.75
+
+
+def test_the_table_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    copy = tmp_path / "rules.py"
+    copy.write_text(Path(rules.__file__).read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.setattr(derive, "RULES", copy)
+    monkeypatch.setattr(sys, "argv", ["derive.py", str(made_up(tmp_path / "sweep.csv")), "--write"])
+    assert derive.main() == 0
+    printed = capsys.readouterr().out
+    text = copy.read_text(encoding="utf-8")
+    compile(text, str(copy), "exec")
+    table = text.split('TABLE = """')[1].split('"""')[0]
+    assert rules.rules_of(table) == {("forward", "depthwise"): (rules.Rule(("taps >= 6",), "native", "2.0x"),)}
+    assert "forward  depthwise  taps >= 6  native  2.0x" in printed
+    assert derive.main() == 0  # again, over what it wrote
+    assert copy.read_text(encoding="utf-8") == text
+
+
+def test_a_second_way_where_the_first_cannot() -> None:
+    times = np.full((20, len(derive.CHOICES)), 0.0)
+    wide = np.arange(20) % 2 == 0  # native cannot
+    for i, choice in enumerate(derive.CHOICES):
+        first = {"native": np.where(wide, np.nan, -2.0), "aten:float32": np.full(20, -1.0)}
+        for way in reversed(choice):
+            if way in first:
+                times[:, i] = np.where(np.isnan(first[way]), times[:, i], first[way])
+    rows = derive.Rows(np.arange(20), np.ones((20, len(rules.FEATURES))), times)
+    [leaf] = derive.grown(rows, 1.0)
+    assert derive.CHOICES[leaf.choice] == ("native", "aten:float32")
+    [leaf] = derive.grown(rows, 50.0)  # a line is not worth so much
+    assert len(derive.CHOICES[leaf.choice]) == 1
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "threshold"), [(8, 16, 10), (1, 2, 2), (0, 1, 1), (1.22, 1.31, 1.3), (2, 3, 3)]
+)
+def test_thresholds_are_short(low: float, high: float, threshold: float) -> None:
+    assert low < derive._round(low, high) <= high
+    assert derive._round(low, high) == threshold
+
+
+# ---- the picture -------------------------------------------------------------------------------------
+
+
+def results(folder: Path) -> list[str]:
+    layer = dict.fromkeys(bench_layers.COLUMNS, "") | CONDITIONS
+    layer |= {"problem": "g8ic8ih9oc8kh3", "models": "one two", "layout": "contiguous", "output": "forward"}
+    speeds = {"rules_speed": 2, "measured_speed": 4}
+    step = dict.fromkeys(bench_steps.COLUMNS, "") | CONDITIONS
+    step |= {"model": "one", "layout": "channels_last", "replaced": 3, "speed": 1.5, "low": 1.25, "high": 2}
+    files = []
+    for name, columns, rows in (
+        ("layers", bench_layers.COLUMNS, [layer | speeds, layer | {"measured_speed": 1, "rules_speed": 1}]),
+        (
+            "steps",
+            bench_steps.COLUMNS,
+            [step, step | {"speed": "", "note": "wrong"}, step | {"threads": 8, "speed": 9}],
+        ),
+    ):
+        files.append(str(folder / f"{name}.csv"))
+        with open(files[-1], "w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+    return files
+
+
+def test_the_table_and_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pytest.importorskip("matplotlib")
+    readme, picture = tmp_path / "README.md", tmp_path / "picture.svg"
+    readme.write_text(f"before\n{draw.BEGIN}old\n{draw.END}after\n", encoding="utf-8")
+    options = ["--threads", "1", "--picture", str(picture), "--into", str(readme)]
+    monkeypatch.setattr(sys, "argv", ["draw.py", *results(tmp_path), *options])
+    assert draw.main() == 0
+    printed = capsys.readouterr().out
+    assert "| one | 2.00 / 1.00 |  |  |  |  | 1.50x |" in printed
+    assert "| two | 2.00 / 1.00 |  |  |  |  |  |" in printed
+    assert "| **all** | 2.00 / 1.00 |  |  |  |  | 1.50x |" in printed
+    assert "| by rules alone | 1.41 / 1.00 |" in printed
+    assert "a processor, 1 thread, torch 2.13.0, convgrad 0.1.0 (abc), kept." in printed
+    assert readme.read_text(encoding="utf-8") == f"before\n{draw.BEGIN}{printed}{draw.END}after\n"
+    first = picture.read_text(encoding="utf-8")
+    assert first.startswith("<?xml")
+    assert draw.main() == 0
+    assert picture.read_text(encoding="utf-8") == first  # the same results, the same file
+
+
+def test_nothing_to_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["draw.py", *results(tmp_path), "--threads", "3"])
+    with pytest.raises(SystemExit, match="nothing with 3 threads"):
+        draw.main()
