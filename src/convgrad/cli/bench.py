@@ -19,7 +19,8 @@ class _Bench(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        return super().parse_args(ctx, args if named or ctx.resilient_parsing else ["problems", *args])
+        begun = ctx.resilient_parsing and not args  # to complete the first word
+        return super().parse_args(ctx, args if named or begun else ["problems", *args])
 
 
 bench = typer.Typer(
