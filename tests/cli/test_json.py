@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import jsonschema
 from referencing import Registry, Resource
 
 import convgrad
-from convgrad.cli.app import SCHEMA_VERSION, run
+from convgrad.cli.app import COMMANDS, SCHEMA_VERSION, run
 
 SCHEMAS = Path(convgrad.__file__).parent / "cli" / "schemas"
 SMALL = "g4mb2ic4ih6oc4kh3ph1"
@@ -65,6 +66,14 @@ def test_every_schema_is_one(path: Path) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     if path.stem == "envelope":
         assert schema["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+
+
+def test_every_command_has_a_schema_and_a_line_on_its_page() -> None:
+    assert {path.stem for path in SCHEMAS.glob("*.json")} == {"envelope", *COMMANDS}
+    page = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
+    tables = [part.split("\n\n")[0] for part in page.split("|---|---|\n")[1:]]
+    for table in (tables[0], tables[-1]):  # what it answers, what its data holds
+        assert re.findall(r"^\| `(\w+)", table, re.MULTILINE) == [*COMMANDS]
 
 
 def test_what_does_not_belong_there_is_not_valid(capsys: pytest.CaptureFixture[str]) -> None:

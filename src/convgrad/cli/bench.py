@@ -58,7 +58,7 @@ Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this
 Resume = Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")]
 
 
-@command("problems", of=bench)
+@command("problems", of=bench, short_help="Backends on problems or files of them; this word may be left out.")
 def problems(
     what: Annotated[
         list[str],
@@ -97,7 +97,7 @@ def problems(
     _end(*run_problems(what, backend or [], output or [], place, seconds, keep, limit, transposed, as_csv), as_json)
 
 
-@command("layers", of=bench)
+@command("layers", of=bench, short_help="Every distinct convolution of real models.")
 def layers(
     models: Models = None,
     threads: Threads = 0,
@@ -128,7 +128,7 @@ def layers(
     _end(*run_layers(models or [], threads, layout, batch, size, seconds, minutes, busy, as_csv, resume), as_json)
 
 
-@command("steps", of=bench)
+@command("steps", of=bench, short_help="Whole training steps of real models.")
 def steps(
     models: Models = None,
     threads: Threads = 0,
