@@ -14,6 +14,7 @@ pytest.importorskip("typer")
 pytest.importorskip("jsonschema")
 
 import jsonschema
+import torch
 from referencing import Registry, Resource
 
 import convgrad
@@ -132,6 +133,26 @@ def test_bench_of_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert read(capsys, "report", "--json", "--seconds", "0.1", "script.py")["kind"] == "run"
+
+
+@pytest.mark.slow
+def test_bench_of_steps_and_a_report_of_a_model_against_an_earlier_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from convgrad.cli import bench_models, bench_steps
+
+    class Tiny(bench_models.Model):
+        def build(self) -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3, groups=8))
+
+    monkeypatch.setattr(bench_steps, "MODELS", {"tiny": Tiny("")})
+    monkeypatch.setattr(bench_steps, "_SCALES", ((2, 16),))
+    data = read(capsys, "bench", "steps", "--json", "--seconds", "0.02", "--layout", "contiguous")
+    assert data["steps"][0]["speed"] > 0
+    model = ("--json", "--seconds", "0.2", "--input", "2x3x9x9", "factory_for_json:make")
+    assert run(["report", *model]) == 0
+    Path("before.json").write_text(capsys.readouterr().out)
+    assert read(capsys, "report", "--against", "before.json", *model)["before"]["rows"]
 
 
 def test_run_writes_a_file_for_standard_output_is_the_scripts(capsys: pytest.CaptureFixture[str]) -> None:
