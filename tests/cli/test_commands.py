@@ -397,7 +397,7 @@ def test_importing_the_package_loads_no_command_line() -> None:
 
 
 def test_without_the_packages_one_line_says_what_to_install() -> None:
-    done = process("sys.modules['typer'] = None\nfrom convgrad.__main__ import main\nmain()")
+    done = process("sys.modules['typer'] = None\nfrom convgrad_command import main\nmain()")
     assert done.returncode == 1
     assert done.stderr.strip() == (
         "convgrad: the command line needs typer; install it with: pip install 'convgrad[cli]'"
@@ -442,7 +442,7 @@ class Interrupted:
         if name == "convgrad.cli.app":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupted())
-from convgrad.__main__ import main
+from convgrad_command import main
 main()"""
     done = process(code)
     assert (done.returncode, done.stderr) == (130, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ pytest.importorskip("typer")
 pytest.importorskip("jsonschema")
 
 import jsonschema
+import torch
 from referencing import Registry, Resource
 
 import convgrad
-from convgrad.cli.app import SCHEMA_VERSION, run
+from convgrad.cli.app import COMMANDS, SCHEMA_VERSION, run
 
 SCHEMAS = Path(convgrad.__file__).parent / "cli" / "schemas"
 SMALL = "g4mb2ic4ih6oc4kh3ph1"
@@ -65,6 +67,14 @@ def test_every_schema_is_one(path: Path) -> None:
     jsonschema.Draft202012Validator.check_schema(schema)
     if path.stem == "envelope":
         assert schema["properties"]["schema_version"]["const"] == SCHEMA_VERSION
+
+
+def test_every_command_has_a_schema_and_a_line_on_its_page() -> None:
+    assert {path.stem for path in SCHEMAS.glob("*.json")} == {"envelope", *COMMANDS}
+    page = (Path(__file__).parents[2] / "docs" / "command_line.md").read_text(encoding="utf-8")
+    tables = [part.split("\n\n")[0] for part in page.split("|---|---|\n")[1:]]
+    for table in (tables[0], tables[-1]):  # what it answers, what its data holds
+        assert re.findall(r"^\| `(\w+)", table, re.MULTILINE) == [*COMMANDS]
 
 
 def test_what_does_not_belong_there_is_not_valid(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,6 +133,26 @@ def test_bench_of_models(capsys: pytest.CaptureFixture[str], monkeypatch: pytest
 
 def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert read(capsys, "report", "--json", "--seconds", "0.1", "script.py")["kind"] == "run"
+
+
+@pytest.mark.slow
+def test_bench_of_steps_and_a_report_of_a_model_against_an_earlier_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from convgrad.cli import bench_models, bench_steps
+
+    class Tiny(bench_models.Model):
+        def build(self) -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3, groups=8))
+
+    monkeypatch.setattr(bench_steps, "MODELS", {"tiny": Tiny("")})
+    monkeypatch.setattr(bench_steps, "_SCALES", ((2, 16),))
+    data = read(capsys, "bench", "steps", "--json", "--seconds", "0.02", "--layout", "contiguous")
+    assert data["steps"][0]["speed"] > 0
+    model = ("--json", "--seconds", "0.2", "--input", "2x3x9x9", "factory_for_json:make")
+    assert run(["report", *model]) == 0
+    Path("before.json").write_text(capsys.readouterr().out)
+    assert read(capsys, "report", "--against", "before.json", *model)["before"]["rows"]
 
 
 def test_run_writes_a_file_for_standard_output_is_the_scripts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -288,6 +288,7 @@ def test_nothing_accepted() -> None:
     with pytest.raises(CheckError, match="no problem was found that its forward accepts on cpu") as caught:
         convgrad.register("none", forward=right, accepts=lambda p: "the moon is not full")
     assert "the moon is not full (x" in str(caught.value)
+    assert "int8" not in str(caught.value)  # that it is for floats is no news
 
 
 def test_named_problems_come_first() -> None:

@@ -19,7 +19,8 @@ class _Bench(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
-        return super().parse_args(ctx, args if named or ctx.resilient_parsing else ["problems", *args])
+        begun = ctx.resilient_parsing and not args  # to complete the first word
+        return super().parse_args(ctx, args if named or begun else ["problems", *args])
 
 
 bench = typer.Typer(
@@ -57,7 +58,7 @@ Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this
 Resume = Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")]
 
 
-@command("problems", of=bench)
+@command("problems", of=bench, short_help="Backends on problems or files of them; this word may be left out.")
 def problems(
     what: Annotated[
         list[str],
@@ -96,7 +97,7 @@ def problems(
     _end(*run_problems(what, backend or [], output or [], place, seconds, keep, limit, transposed, as_csv), as_json)
 
 
-@command("layers", of=bench)
+@command("layers", of=bench, short_help="Every distinct convolution of real models.")
 def layers(
     models: Models = None,
     threads: Threads = 0,
@@ -127,7 +128,7 @@ def layers(
     _end(*run_layers(models or [], threads, layout, batch, size, seconds, minutes, busy, as_csv, resume), as_json)
 
 
-@command("steps", of=bench)
+@command("steps", of=bench, short_help="Whole training steps of real models.")
 def steps(
     models: Models = None,
     threads: Threads = 0,

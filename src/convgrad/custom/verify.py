@@ -218,7 +218,8 @@ def _problems(
 
     def accepts(p: ConvProblem) -> bool:
         against = [backend.reasons_against(p, outputs, place) for outputs in computed]
-        reasons.update(against[0])
+        # What it was registered for is said where nothing else is in the way: the user knows that.
+        reasons.update([r for r in against[0] if not r.startswith("it was registered for")] or against[0])
         return not all(against)
 
     none = True
