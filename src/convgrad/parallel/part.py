@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..calculus import Role
-from .geometry import Line, Range, Route, chunks
+from .geometry import Line, Range, Route, chunks, interior
 from .sharding import ROLES, Choice, Work, line_of, nested
 
 __all__ = ["Halo", "Part", "part_of"]
@@ -43,26 +42,11 @@ class Halo(NamedTuple):
 
     def needs(self, stays: Range) -> Range:
         """What a range of the other role couples with."""
-        return _needs(self.line, self.side, stays)
+        return self.line.needs(self.side, stays)
 
     def interior(self) -> Range:
         """The part of the other role that couples with nothing of another process."""
-        return _interior(self.line, self.side, self.stays, self.way.have)
-
-
-@lru_cache(maxsize=1024)
-def _needs(line: Line, side: str, stays: Range) -> Range:
-    return line.inputs_of(stays) if side == "input" else line.outputs_of(stays)
-
-
-@lru_cache(maxsize=1024)
-def _interior(line: Line, side: str, stays: Range, own: Range) -> Range:
-    start, stop = stays
-    while start < stop and _needs(line, side, (start, start + 1))[0] < own[0]:
-        start += 1
-    while start < stop and _needs(line, side, (stop - 1, stop))[1] > own[1]:
-        stop -= 1
-    return start, stop
+        return interior(self.line, self.side, self.stays, self.way.have)
 
 
 class Part(NamedTuple):

@@ -208,7 +208,8 @@ def _overlapped(
         return _contracted({**here, halo.role: t}, part.along(halo, moved, stays), results, contract, bias)[0]
 
     needed = halo.needs(inner)
-    middle = piece(inner, needed, x.narrow(halo.dim, needed[0] - way.have[0], needed[1] - needed[0]))
+    first = max(needed[0] - way.have[0], 0)  # it may need nothing
+    middle = piece(inner, needed, x.narrow(halo.dim, first, needed[1] - needed[0]))
     strips = []
     for stays in ((halo.stays[0], inner[0]), (inner[1], halo.stays[1])):
         moved = halo.needs(stays)
