@@ -311,6 +311,53 @@ def refused() -> None:
         convgrad.conv2d(distributed(x[:, :3], mesh, [Shard(0)]), distributed(w, mesh, [Replicate()]))
 
 
+def outside() -> None:
+    mesh = DeviceMesh("cpu", [0, 1])  # of three processes
+    x, w = torch.randn(2, 3, 6, 5), torch.randn(4, 3, 3, 3)
+    xs = distribute_tensor(x, mesh, [Shard(2)], src_data_rank=None)
+    ws = distribute_tensor(w, mesh, [Replicate()], src_data_rank=None)
+    y, expected = convgrad.conv2d(xs, ws, padding=1), F.conv2d(x, w, padding=1)
+    assert y.shape == expected.shape
+    if dist.get_rank() < 2:
+        torch.testing.assert_close(y.to_local(), expected.chunk(2, 2)[dist.get_rank()])
+    else:
+        assert y.to_local().numel() == 0
+
+
+def test_a_process_outside_of_the_mesh_has_nothing_to_do(processes):
+    processes(3, outside)
+
+
+def twice() -> None:
+    """One spatial dimension over both dimensions of the mesh: a halo goes along one of them, the other is given up."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    x, w = values((2, 3, 9, 4), True), values((4, 3, 3, 3), True)
+    warnings.simplefilter("ignore")
+    xs, ws = distributed(x, mesh, [Shard(2), Shard(2)]), distributed(w, mesh, [Replicate()] * 2)
+    y = convgrad.conv2d(xs, ws, padding=1)
+    compare(y, F.conv2d(x, w, padding=1), exact=True)
+    assert y.placements.count(Shard(2)) == 1
+    assert not any(p.is_replicate() for p in y.placements)
+
+
+def test_a_dimension_sharded_twice(processes):
+    processes(4, twice)
+
+
+def both_dimensions() -> tuple[int, int]:
+    """Received, and the formula, of a 3x3 convolution of [1, 2, 6, 8] over a mesh of 2x2."""
+    mesh = init_device_mesh("cpu", (2, 2))
+    xs = distributed(torch.randn(1, 2, 6, 8), mesh, [Shard(2), Shard(3)])
+    with Received() as received:
+        convgrad.conv2d(xs, distributed(torch.randn(2, 2, 3, 3), mesh, [Replicate()] * 2), padding=1)
+    return received.total, (4 * 5 - 3 * 4) * 2 * 4  # positions needed less those there are, corners among them
+
+
+def test_over_two_dimensions_a_process_receives_what_it_lacks(processes):
+    for received, formula in processes(4, both_dimensions):
+        assert received == formula
+
+
 def test_operands_that_do_not_belong_together_are_refused(processes):
     processes(2, refused)
 

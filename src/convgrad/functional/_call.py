@@ -12,7 +12,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from .._compat import profiler_enabled
 from ..engine import Plan, find, make, observers
 from ..errors import ShapeError
-from ..ops import apply, kernels, operator
+from ..ops import any_subclass, apply, kernels, operator
 from ..shapes import check_rank
 from ..validation import refuse_nested
 from ._arguments import Ints, conv_arguments, require_bool, transpose_arguments
@@ -75,6 +75,7 @@ def _first_call(
         return _unbatched(name, d, input, lambda x: run(name, d, normalize, x, weight, bias, raw))
     arguments = normalize(d, weight.shape, *raw)
     if key is None or input.is_meta or input.shape[1] == 0 or not _is_plain(raw):
+        any_subclass(input, weight, bias)  # brings the rules of DTensor, which inference mode would not ask for
         return operator("convolution")(input, weight, bias, *arguments)
     make(key, "convolution", arguments, input, weight, bias)
     return run(name, d, normalize, input, weight, bias, raw)

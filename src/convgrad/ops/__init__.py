@@ -14,10 +14,11 @@ import torch
 from . import autocast, autograd, batching, fake, flops, kernels, with_backend
 from .autocast import autocast_is_on, cast_operands
 from .autograd import apply
-from .lowering import loaders, with_rules
+from .lowering import any_subclass, loaders, with_rules
 from .with_backend import operator
 
 __all__ = [
+    "any_subclass",
     "apply",
     "autocast_is_on",
     "cast_operands",

@@ -31,7 +31,7 @@ from typing import NamedTuple
 from ..errors import ShapeError
 from ..sizes import effective_kernel
 
-__all__ = ["Exchange", "Line", "Piece", "Range", "Route", "chunks"]
+__all__ = ["Exchange", "Line", "Piece", "Range", "Route", "chunks", "interior"]
 
 #: First position, and the one after the last.
 Range = tuple[int, int]
@@ -211,6 +211,10 @@ class Line(NamedTuple):
         start, end = -((reach - first - self.low) // self.stride), (stop - 1 + self.low) // self.stride + 1
         return _trim(max(start, 0), min(end, self.output), lambda o: self._reaches(o, inputs))
 
+    def needs(self, side: str, stays: Range) -> Range:
+        """What a range of one side couples with on the other: ``side``, ``input`` or ``output``."""
+        return self.inputs_of(stays) if side == "input" else self.outputs_of(stays)
+
     def exchange(self, moves: str, parts: int) -> Exchange:
         """The exchange after which each process can compute its part.
 
@@ -222,11 +226,10 @@ class Line(NamedTuple):
             ShapeError: outputs that move where the padding is circular.
         """
         inputs, outputs = chunks(self.input, parts), chunks(self.output, parts)
-        if moves == "input":
-            return Exchange(inputs, tuple(self.inputs_of(o) for o in outputs), self.circular)
-        if self.circular:
+        if self.circular and moves == "output":
             raise ShapeError("with circular padding the input moves, not the output")
-        return Exchange(outputs, tuple(self.outputs_of(i) for i in inputs))
+        have, stays = (inputs, outputs) if moves == "input" else (outputs, inputs)
+        return Exchange(have, tuple(self.needs(moves, r) for r in stays), self.circular)
 
     def local(self, inputs: Range, outputs: Range) -> tuple[int, int]:
         """The padding, low and high, of the convolution that has these inputs and yields these outputs."""
@@ -241,6 +244,18 @@ class Line(NamedTuple):
     def _reaches(self, o: int, inputs: Range) -> bool:
         start = o * self.stride - self.low
         return any(inputs[0] <= start + self.dilation * t < inputs[1] for t in range(self.kernel))
+
+
+@lru_cache(maxsize=1024)
+def interior(line: Line, side: str, stays: Range, own: Range) -> Range:
+    """What is left of a range when its ends are cut until it couples with positions of ``own`` alone."""
+    start, stop = stays
+    while start < stop:
+        first, last = line.needs(side, (start, stop))
+        if first == last or (own[0] <= first and last <= own[1]):
+            break
+        start, stop = (start + 1, stop) if first < own[0] else (start, stop - 1)
+    return start, stop
 
 
 def _trim(start: int, stop: int, needed: Callable[[int], bool]) -> Range:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..calculus import Role
-from .geometry import Line, Range, Route, chunks
-from .sharding import ROLES, Choice, Contraction, line_of, nested
+from .geometry import Line, Range, Route, chunks, interior
+from .sharding import ROLES, Choice, Work, line_of, nested
 
 __all__ = ["Halo", "Part", "part_of"]
 
@@ -43,26 +42,11 @@ class Halo(NamedTuple):
 
     def needs(self, stays: Range) -> Range:
         """What a range of the other role couples with."""
-        return _needs(self.line, self.side, stays)
+        return self.line.needs(self.side, stays)
 
     def interior(self) -> Range:
         """The part of the other role that couples with nothing of another process."""
-        return _interior(self.line, self.side, self.stays, self.way.have)
-
-
-@lru_cache(maxsize=1024)
-def _needs(line: Line, side: str, stays: Range) -> Range:
-    return line.inputs_of(stays) if side == "input" else line.outputs_of(stays)
-
-
-@lru_cache(maxsize=1024)
-def _interior(line: Line, side: str, stays: Range, own: Range) -> Range:
-    start, stop = stays
-    while start < stop and _needs(line, side, (start, start + 1))[0] < own[0]:
-        start += 1
-    while start < stop and _needs(line, side, (stop - 1, stop))[1] > own[1]:
-        stop -= 1
-    return start, stop
+        return interior(self.line, self.side, self.stays, self.way.have)
 
 
 class Part(NamedTuple):
@@ -94,10 +78,10 @@ class Part(NamedTuple):
         return self._replace(sizes=sizes, arguments=(stride, [*padding[: 2 * j], *sides, *padding[2 * j + 2 :]], *rest))
 
 
-def part_of(work: Contraction, choice: Choice, mesh: DeviceMesh) -> Part:
+def part_of(work: Work, choice: Choice, mesh: DeviceMesh) -> Part:
     """This process's part of a contraction."""
     place = mesh.get_coordinate()
-    assert place is not None, "a process outside of the mesh has no part"
+    assert place is not None
     g = work.geometry
     sizes: dict[Role, list[int]] = {role: _own(work, choice, role, place) for role in ROLES}
     spatial = [i for i, role in enumerate(choice.moves) if role is not None]
@@ -114,7 +98,7 @@ def part_of(work: Contraction, choice: Choice, mesh: DeviceMesh) -> Part:
     return part
 
 
-def _halo(work: Contraction, choice: Choice, mesh: DeviceMesh, i: int, rank: int) -> Halo:
+def _halo(work: Work, choice: Choice, mesh: DeviceMesh, i: int, rank: int) -> Halo:
     rule, role = choice.rules[i], choice.moves[i]
     assert rule is not None
     assert rule.spatial is not None
@@ -132,7 +116,7 @@ def _sharded(choice: Choice) -> set[int | None]:
     return {rule.input for rule, role in zip(choice.rules, choice.moves, strict=True) if rule is not None and role}
 
 
-def _own(work: Contraction, choice: Choice, role: Role, place: Sequence[int]) -> list[int]:
+def _own(work: Work, choice: Choice, role: Role, place: Sequence[int]) -> list[int]:
     """The size of this process's shard of a role."""
     found = list(work.shape(role))
     for dim, n in enumerate(found):

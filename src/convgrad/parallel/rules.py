@@ -25,7 +25,7 @@ from ..ops import with_rules
 from .geometry import Range
 from .halo import collect, exchange, start
 from .part import Halo, Part, part_of
-from .sharding import Choice, Contraction, choose
+from .sharding import Choice, Work, choose
 
 __all__ = ["register"]
 
@@ -131,7 +131,7 @@ def _compute(
     """
     mesh = _mesh(name, {**given, "bias": bias})
     operands: dict[Role, DTensor] = {role: t for role, t in given.items() if isinstance(t, DTensor)}
-    work = Contraction(
+    work = Work(
         (tuple(call.input_size), tuple(call.weight_size), tuple(call.output_size)),
         call.geometry,
         next(iter(operands.values())).dtype.itemsize,
@@ -140,6 +140,9 @@ def _compute(
         results,
     )
     choice = choose(work)
+    if mesh.get_coordinate() is None:  # as everywhere in DTensor, a process outside of the mesh has nothing
+        nothing = next(iter(operands.values())).to_local().new_empty(0)
+        return [_wrap(nothing, mesh, choice, role, work.shape(role), call.layout) for role in results]
     _warn(name, choice, operands)
     part = part_of(work, choice, mesh)
     here: dict[Role, Tensor] = {
@@ -205,7 +208,8 @@ def _overlapped(
         return _contracted({**here, halo.role: t}, part.along(halo, moved, stays), results, contract, bias)[0]
 
     needed = halo.needs(inner)
-    middle = piece(inner, needed, x.narrow(halo.dim, needed[0] - way.have[0], needed[1] - needed[0]))
+    first = max(needed[0] - way.have[0], 0)  # it may need nothing
+    middle = piece(inner, needed, x.narrow(halo.dim, first, needed[1] - needed[0]))
     strips = []
     for stays in ((halo.stays[0], inner[0]), (inner[1], halo.stays[1])):
         moved = halo.needs(stays)

@@ -38,7 +38,7 @@ from ..calculus import Role
 from ..shapes import Geometry
 from .geometry import Line, Range, chunks
 
-__all__ = ["ROLES", "Choice", "Contraction", "Rule", "choose", "line_of", "nested"]
+__all__ = ["ROLES", "Choice", "Rule", "Work", "choose", "line_of", "nested"]
 
 Placements = tuple[Placement, ...]
 Shape = tuple[int, ...]
@@ -58,7 +58,7 @@ class Rule(NamedTuple):
         return self.input - 2 if self.input is not None and self.input > 1 else None
 
 
-class Contraction(NamedTuple):
+class Work(NamedTuple):
     """What is to be computed, from what: all that a choice depends on, and the same on every process.
 
     Attributes:
@@ -138,7 +138,7 @@ def line_of(g: Geometry, shapes: tuple[Shape, Shape, Shape], j: int) -> Line:
 
 
 @lru_cache(maxsize=1024)
-def choose(c: Contraction) -> Choice:
+def choose(c: Work) -> Choice:
     """The cheapest combination of rules; of equal ones, the one that changes the fewest placements."""
     table: list[Rule | None] = [None, *_table(c.geometry, len(c.shapes[0]) - 2)]
     found = [_priced(c, rules) for rules in product(table, repeat=len(c.mesh)) if _possible(c, rules)]
@@ -147,7 +147,7 @@ def choose(c: Contraction) -> Choice:
     )
 
 
-def _possible(c: Contraction, rules: tuple[Rule | None, ...]) -> bool:
+def _possible(c: Work, rules: tuple[Rule | None, ...]) -> bool:
     spatial = [r for r in rules if r is not None and r.spatial is not None]
     if len(set(spatial)) < len(spatial):
         return False  # a halo goes along one dimension of the mesh
@@ -163,7 +163,7 @@ def _possible(c: Contraction, rules: tuple[Rule | None, ...]) -> bool:
     return True
 
 
-def _lies_so(c: Contraction, rules: tuple[Rule | None, ...], rule: Rule) -> bool:
+def _lies_so(c: Work, rules: tuple[Rule | None, ...], rule: Rule) -> bool:
     """Whether an operand is sharded like this already."""
     return any(
         placement == Shard(getattr(rule, role))
@@ -173,7 +173,7 @@ def _lies_so(c: Contraction, rules: tuple[Rule | None, ...], rule: Rule) -> bool
     )
 
 
-def _whole_groups(c: Contraction, parts: list[int]) -> bool:
+def _whole_groups(c: Work, parts: list[int]) -> bool:
     """Whether every shard of the channels holds whole groups, the same ones of all roles."""
     groups = nested(c.geometry.groups, parts)
     sizes = (c.shape("input")[1], c.shape("weight")[0], c.shape("output")[1])
@@ -181,7 +181,7 @@ def _whole_groups(c: Contraction, parts: list[int]) -> bool:
     return all(nested(n, parts) == [(a * size, b * size) for a, b in groups] for n, size in each)
 
 
-def _idle(c: Contraction, choice: Choice) -> int:
+def _idle(c: Work, choice: Choice) -> int:
     """How many dimensions of the mesh repeat the work although they shard an operand."""
     return sum(
         rule is None and any(not placements[i].is_replicate() for _, placements in c.operands)
@@ -189,14 +189,14 @@ def _idle(c: Contraction, choice: Choice) -> int:
     )
 
 
-def _changes(c: Contraction, choice: Choice) -> int:
+def _changes(c: Work, choice: Choice) -> int:
     return sum(a != b for role, have in c.operands for a, b in zip(have, choice.placements(role), strict=True))
 
 
 # ---- costs ---------------------------------------------------------------------------------------
 
 
-def _priced(c: Contraction, rules: tuple[Rule | None, ...]) -> Choice:
+def _priced(c: Work, rules: tuple[Rule | None, ...]) -> Choice:
     plain = Choice(rules, (None,) * len(rules), 0, 0, ())
     redistributed, gathered = 0, {}
     for role, have in c.operands:
@@ -215,7 +215,7 @@ def _priced(c: Contraction, rules: tuple[Rule | None, ...]) -> Choice:
     return Choice(rules, tuple(moves), exchanged, redistributed, tuple(gathered.items()))
 
 
-def _halos(c: Contraction, choice: Choice, i: int, j: int) -> Iterator[tuple[int, Role]]:
+def _halos(c: Work, choice: Choice, i: int, j: int) -> Iterator[tuple[int, Role]]:
     """The bytes of a halo of the input, and of one of the output."""
     line, used = line_of(c.geometry, c.shapes, j), [role for role, _ in c.operands] + list(c.results)
     sides: tuple[Role, Role] = ("output", "input") if c.geometry.transposed else ("input", "output")
@@ -224,7 +224,7 @@ def _halos(c: Contraction, choice: Choice, i: int, j: int) -> Iterator[tuple[int
         yield used.count(role) * row * line.exchange(side, c.mesh[i]).moved // c.mesh[i], role
 
 
-def _bytes(c: Contraction, role: Role, placements: Iterable[Placement], apart: int) -> int:
+def _bytes(c: Work, role: Role, placements: Iterable[Placement], apart: int) -> int:
     """The bytes of a role on one process, were it not for one dimension of the mesh."""
     shards = [c.mesh[i] for i, p in enumerate(placements) if p.is_shard() and i != apart]
     return c.itemsize * prod(c.shape(role)) // prod(shards)
