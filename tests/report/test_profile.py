@@ -18,6 +18,8 @@ def test_the_data_comes_back_as_it_was(tmp_path) -> None:
     profile.save(path)
     assert Profile.read(path).to_dict() == profile.to_dict()
     assert Profile.read(path).rows == profile.rows
+    path.write_text(json.dumps({"schema": "convgrad report", "schema_version": 1, "data": profile.to_dict()}))
+    assert Profile.read(path).rows == profile.rows
 
 
 @pytest.mark.parametrize(
@@ -25,6 +27,7 @@ def test_the_data_comes_back_as_it_was(tmp_path) -> None:
     [
         ("[]", "no number under 'schema'"),
         ('{"schema": "1"}', "no number under 'schema'"),
+        ('{"schema": "convgrad report"}', "no number under 'schema'"),
         ('{"schema": 99}', f"of version 99; this convgrad reads up to {SCHEMA}"),
         ('{"schema": 1, "kind": "step"}', "no data of a convgrad report: 'what'"),
         ("<html></html>", "Expecting value"),

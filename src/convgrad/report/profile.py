@@ -177,7 +177,7 @@ class Profile:
             ValueError: it is something else, or of a later version.
         """
         if isinstance(data, Mapping) and data.get("schema") == "convgrad report":
-            data = data["data"]
+            data = data.get("data")
         if not isinstance(data, Mapping) or not isinstance(data.get("schema"), int):
             raise ValueError("this is no data of a convgrad report: it has no number under 'schema'")
         if data["schema"] > SCHEMA:
