@@ -11,16 +11,29 @@
 
 #define CONVGRAD_EXPORT extern "C" __attribute__((visibility("default")))
 
-convgrad_plan* convgrad_plan_create_baseline(const convgrad_problem&);
-convgrad_plan* convgrad_plan_create_v3(const convgrad_problem&);
-convgrad_plan* convgrad_plan_create_v4(const convgrad_problem&);
+// glibc 2.34 moved these functions into libc and gave them its number; under the old one every system has them.
+#if defined(__GLIBC__) && defined(__x86_64__)
+#define CONVGRAD_OLDEST "@GLIBC_2.2.5"
+#elif defined(__GLIBC__) && defined(__aarch64__)
+#define CONVGRAD_OLDEST "@GLIBC_2.17"
+#endif
+#ifdef CONVGRAD_OLDEST
+asm(".symver pthread_key_create, pthread_key_create" CONVGRAD_OLDEST);
+asm(".symver pthread_getspecific, pthread_getspecific" CONVGRAD_OLDEST);
+asm(".symver pthread_setspecific, pthread_setspecific" CONVGRAD_OLDEST);
+#endif
+
+typedef convgrad_plan* Create(const convgrad_problem&);
+// The functions of variant.cpp for an instruction set.
+#define CONVGRAD_CREATE(set) convgrad_plan_create_##set##_float, convgrad_plan_create_##set##_double
+Create CONVGRAD_CREATE(baseline), CONVGRAD_CREATE(v3), CONVGRAD_CREATE(v4);
 
 namespace {
 
 struct InstructionSet {
   const char* name;
   bool (*supported)();
-  convgrad_plan* (*create)(const convgrad_problem&);
+  Create* create[2];  // by float's arithmetic, by double's
 };
 
 // Best first.
@@ -32,16 +45,16 @@ const InstructionSet instruction_sets[] = {
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
               __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
-     convgrad_plan_create_v4},
+     {CONVGRAD_CREATE(v4)}},
 #endif
 #ifdef CONVGRAD_HAS_V3
     {"x86-64-v3",
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
-     convgrad_plan_create_v3},
+     {CONVGRAD_CREATE(v3)}},
 #endif
-    {"baseline", [] { return true; }, convgrad_plan_create_baseline},
+    {"baseline", [] { return true; }, {CONVGRAD_CREATE(baseline)}},
 };
 
 const InstructionSet* best() {
@@ -86,7 +99,7 @@ CONVGRAD_EXPORT int32_t convgrad_select(const char* name) {
 
 CONVGRAD_EXPORT convgrad_plan* convgrad_plan_create(const convgrad_problem* problem) {
   if (problem->dtype < CONVGRAD_FLOAT32 || problem->dtype > CONVGRAD_FLOAT16) return nullptr;
-  return selected.load()->create(*problem);
+  return selected.load()->create[problem->dtype == CONVGRAD_FLOAT64](*problem);
 }
 
 CONVGRAD_EXPORT void convgrad_plan_free(convgrad_plan* plan) { free(plan); }

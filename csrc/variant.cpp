@@ -1,4 +1,5 @@
-// The kernels for one instruction set. This file is compiled once for each, with its own -march and name.
+// The kernels for one instruction set and one type of arithmetic, which several dtypes share. This file is compiled once
+// for each pair, with its own -march and name; all at the same time, if there are processors enough.
 #include <stdlib.h>
 
 #include <new>
@@ -8,11 +9,11 @@
 #include "kept_plan.h"
 #include "planar.h"
 
-#ifndef CONVGRAD_VARIANT
-#error "compile with -DCONVGRAD_VARIANT=<name>"
+#if !defined(CONVGRAD_VARIANT) || !defined(CONVGRAD_ARITHMETIC)
+#error "compile with -DCONVGRAD_VARIANT=<name> and -DCONVGRAD_ARITHMETIC=<float or double>"
 #endif
-#define CONVGRAD_JOIN_(a, b) a##b
-#define CONVGRAD_JOIN(a, b) CONVGRAD_JOIN_(a, b)
+#define CONVGRAD_CREATE_(variant, arithmetic) convgrad_plan_create_##variant##_##arithmetic
+#define CONVGRAD_CREATE(variant, arithmetic) CONVGRAD_CREATE_(variant, arithmetic)
 
 namespace {
 
@@ -41,13 +42,17 @@ convgrad_plan* create(const convgrad_problem& q) {
   return create_for<Depthwise<S, T, N>>("packed", q);
 }
 
+template <class T>
+convgrad_plan* create_any(const convgrad_problem& q) {
+  if constexpr (std::is_same<T, float>::value) {
+    if (q.dtype == CONVGRAD_BFLOAT16) return create<bfloat16, T>(q);
+    if (q.dtype == CONVGRAD_FLOAT16) return create<float16, T>(q);
+  }
+  return create<T, T>(q);
+}
+
 }  // namespace
 
-convgrad_plan* CONVGRAD_JOIN(convgrad_plan_create_, CONVGRAD_VARIANT)(const convgrad_problem& q) {
-  switch (q.dtype) {
-    case CONVGRAD_FLOAT64: return create<double, double>(q);
-    case CONVGRAD_BFLOAT16: return create<bfloat16, float>(q);
-    case CONVGRAD_FLOAT16: return create<float16, float>(q);
-    default: return create<float, float>(q);
-  }
+convgrad_plan* CONVGRAD_CREATE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q) {
+  return create_any<CONVGRAD_ARITHMETIC>(q);
 }

@@ -8,7 +8,13 @@ import ast
 import doctest
 import importlib
 import re
+import shutil
+import subprocess
+import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -194,3 +200,23 @@ def test_the_walk_over_the_imports_finds_them():
     found = imports()
     assert ("shapes.py", "shapes", "problem", "ConvProblem") in found
     assert any(file.startswith("engine/") and target == "backends" for file, _, target, _ in found)
+
+
+# ---- the built folder ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_built_folder_is_searched_in_a_browser_without_network(tmp_path):
+    pytest.importorskip("furo")
+    browser = shutil.which("chromium") or pytest.skip("no chromium")
+    folders = ["-d", str(tmp_path / "doctrees"), str(ROOT / "docs"), str(tmp_path / "html")]
+    subprocess.run([sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", *folders], check=True)
+    show = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "html"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), show) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        page = f"http://127.0.0.1:{server.server_port}/search.html?q=trilinear"
+        rules = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+        command = [browser, "--headless", "--no-sandbox", rules, "--virtual-time-budget=20000", "--dump-dom", page]
+        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        server.shutdown()
+    assert 'href="architecture.html"' in shown.partition('id="search-results"')[2]

@@ -53,7 +53,8 @@ def run(notebook: NotebookNode, **environment: str) -> None:
     with TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
         client = NotebookClient(notebook, timeout=600, startup_timeout=300, coalesce_streams=True, resources=resources)
-        client.execute(env=os.environ | environment | {"CONVGRAD_CACHE": folder})
+        quiet = {"PYTHONWARNINGS": 'ignore:install "ipywidgets"', "CONVGRAD_CACHE": folder}
+        client.execute(env=os.environ | quiet | environment)
     notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata = {}
@@ -65,7 +66,7 @@ def trimmed(output: NotebookNode) -> NotebookNode | None:
     if output.output_type == "stream":
         return output if output.name == "stdout" else None
     widget = "application/vnd.jupyter.widget-view+json" in output.data
-    output.data = NotebookNode({kind: output.data[kind] for kind in KEPT if kind in output.data})
+    output.data = NotebookNode({kind: output.data[kind] for kind in KEPT if output.data.get(kind, "").strip()})
     output.metadata = NotebookNode()
     if "image/png" in output.data:
         output.data["image/png"] = smaller(output.data["image/png"])

@@ -29,6 +29,7 @@ def test_a_notebook_is_its_script_with_small_outputs(name):
     assert cells[0] == cells[1], "the script has changed: `make notebooks`"
     assert any(cell.get("outputs") for cell in written.cells)
     assert path.stat().st_size < 100_000
+    assert "site-packages" not in path.read_text(encoding="utf-8")  # a warning of somebody else's
 
 
 @pytest.mark.slow
