@@ -199,3 +199,11 @@ def test_models_of_transformers(name: str) -> None:
     assert all(p.dtype is torch.float32 and not p.channels_last for p in found)
     last = layers_of(name, 2, 224, True)
     assert any(p.channels_last for p in last) == images
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "high", "slower"),
+    [("10", "0.9", True), ("10", "0.98", False), ("0.05", "0.9", False), ("0.2", "0.9", True), ("10", "inf", False)],
+)
+def test_slower_is_beyond_noise_and_ten_microseconds(milliseconds: str, high: str, slower: bool) -> None:
+    assert bench_layers._is_slower({"measured_high": high, "pytorch_best_ms": milliseconds}) == slower

@@ -33,8 +33,8 @@ COLUMNS = (
     *CONDITIONS,
 )  # fmt: skip
 _KEY = ("problem", "output", "threads", "busy")
-#: A layer that takes more than this share of PyTorch's best time is counted as slower.
-_SLOWER = 0.97
+#: A layer is counted as slower below this ratio, where it is more than a call in Python costs.
+_SLOWER, _CALL_MS = 0.97, 0.01
 _HOW_TO_READ = (
     "Times as fast as PyTorch's best (as given, or through channels_last with conversions), as geometric mean / worst "
     "layer; backward is both gradients. Slower: measured below 0.97x, with the whole interval. Limit: the median part "
@@ -242,7 +242,7 @@ def _show(rows: Sequence[dict[str, str]]) -> None:
         for name, of_model in (*((n, [r for r in in_it if n in r["models"].split()]) for n in names), ("all", in_it)):
             for output in ("forward", "backward"):
                 some = [r for r in of_model if r["output"] == output]
-                slower = sum(float(r["measured_high"]) < _SLOWER for r in some)
+                slower = sum(map(_is_slower, some))
                 limit = [float(r["of_limit"]) for r in some if r["of_limit"]]
                 middle = f"{100 * statistics.median(limit):.0f} %" if limit else ""
                 speeds = [_summary(some, who) for who in ("rules", "measured")] if some else []
@@ -254,6 +254,12 @@ def _show(rows: Sequence[dict[str, str]]) -> None:
     for row in rows:
         if row["note"]:
             say(f"not timed: {row['output']} of {row['problem']}: {row['note']}")
+
+
+def _is_slower(row: dict[str, str]) -> bool:
+    """Whether ours loses by more than noise and the price of a call."""
+    high = float(row["measured_high"])
+    return high < _SLOWER and float(row["pytorch_best_ms"]) * (1 / high - 1) > _CALL_MS
 
 
 def _summary(rows: Sequence[dict[str, str]], who: str) -> str:
