@@ -1,7 +1,8 @@
 """What a training step, a script or a table of calls costs, as one page that is looked at, and as data."""
 
-from .measured import profile_model, profile_script, profile_table
+from .model import profile_model
 from .profile import SCHEMA, Change, Cost, Profile, Row, Variant, changes
+from .script import profile_script, profile_table
 
 __all__ = [
     "SCHEMA",

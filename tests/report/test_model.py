@@ -16,7 +16,7 @@ from convgrad.problem import ConvProblem
 from convgrad.report import Profile, profile_model, profile_script
 from convgrad.report.alternatives import CHOSEN, LAST, compared
 from convgrad.report.costs import costs_of_layout, costs_of_rows
-from convgrad.report.measured import _finding, _ways
+from convgrad.report.model import _finding, _ways
 
 from .example import row
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("convgrad.report.measured.limits_of", lambda *_, **__: None)  # two seconds, tested elsewhere
+    monkeypatch.setattr("convgrad.report.assembled.limits_of", lambda *_, **__: None)  # two seconds, tested elsewhere
 
 
 class Net(nn.Module):

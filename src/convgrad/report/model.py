@@ -1,24 +1,18 @@
-"""A training step of a model, stock and accelerated, and a script as it runs: measured, and made into a profile."""
+"""A training step of a model, stock and accelerated: measured, and made into a profile."""
 
 from __future__ import annotations
 
-import io
-import shlex
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
-from datetime import datetime, timezone
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .. import __version__
-from ..diagnostics import Limits, Machine, limits_of, module_names
-from ..engine import Event, active, choose, observers
-from ..engine.ab_timer import Comparison, Ratio, compare, conditions
+from ..diagnostics import module_names
+from ..engine import Event, observers
+from ..engine.ab_timer import Comparison, Ratio, compare
 from ..models import (
     NO_COPY,
     Usage,
@@ -29,37 +23,22 @@ from ..models import (
     is_convolution,
     is_spatial,
     observe_aten,
-    run_script,
     training_step,
     weights_to_channels_last,
 )
 from ..problem import ConvProblem
-from ..settings import current
+from .assembled import KnownLimits, Stage, assembled, milliseconds_of, quiet, reasoned, shown
 from .costs import costs_of_layout, costs_of_rows
-from .profile import Cost, Profile, Row, Variant
-from .rows import device_of, read_table, row_of
+from .profile import Profile, Row, Variant
+from .rows import row_of
 
-__all__ = ["profile_model", "profile_script", "profile_table"]
+__all__ = ["profile_model"]
 
 Call = Callable[[], object]
-Stage = Callable[[str], object]
 
 _OBSERVED = 3  # steps; of a slow one a single one
 _TELLING = 1.25  # an interval with 1 in it whose ends are further apart says nothing
 _CALLS = 9  # of each way that a comparison makes at least
-
-
-_BUSY = (
-    "More than 100 % of the limit: it was measured while this machine was busy, or the operands came from a cache. "
-    "convgrad info --measure measures it again."
-)
-
-
-def _quiet(_: str) -> None:
-    """Nobody waits."""
-
-
-# ---- a model -----------------------------------------------------------------------------------------
 
 
 def profile_model(
@@ -69,7 +48,7 @@ def profile_model(
     what: str = "",
     tune: str = "",
     seconds: float = 10.0,
-    stage: Stage = _quiet,
+    stage: Stage = quiet,
 ) -> Profile:
     """A training step of a model by PyTorch and by convgrad, and each of its convolutions.
 
@@ -94,7 +73,7 @@ def profile_model(
     """
     start = time.perf_counter()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    limits = _Limits()
+    limits = KnownLimits()
     stage("preparing copies of the model")
     models, left = _ways(model, example_inputs)
     steps: dict[str, Call] = {name: training_step(one, example_inputs) for name, one in models.items()}
@@ -120,7 +99,7 @@ def profile_model(
         f"A row's time is the median over {'one step' if slow else f'{rounds} steps'}; watching costs a little.",
         *(["channels_last was not tried: the step is slow, or there already."] if len(seen.samples) == 2 else []),
     ]  # fmt: skip
-    return _profile("step", what or type(model).__name__, _finding(seen), whole, variants, rows,
+    return assembled("step", what or type(model).__name__, _finding(seen), whole, variants, rows,
                     [*costs_of_layout(seen), *costs], looked, notes, device, limits)  # fmt: skip
 
 
@@ -220,23 +199,23 @@ def _compared(steps: dict[str, Call], seconds: float, first: float, device: torc
 
 
 def _variants(seen: Comparison) -> list[Variant]:
-    found = [Variant("PyTorch", _ms(seen.seconds("PyTorch")))]
+    found = [Variant("PyTorch", milliseconds_of(seen.seconds("PyTorch")))]
     for name in list(seen.samples)[1:]:
         ratio = seen.speedup(name)
         found.append(
-            Variant(name, _ms(seen.seconds(name)), *(float(f"{x:.4g}") for x in (ratio.value, ratio.low, ratio.high)))
+            Variant(
+                name,
+                milliseconds_of(seen.seconds(name)),
+                *(float(f"{x:.4g}") for x in (ratio.value, ratio.low, ratio.high)),
+            )
         )
     return found
-
-
-def _ms(seconds: float) -> float:
-    return float(f"{seconds * 1e3:.4g}")
 
 
 def _finding(seen: Comparison) -> str:
     """The result in a sentence or two, also where it is nothing."""
     ratio = seen.speedup("convgrad")
-    times = f"{_shown(seen.seconds('convgrad'))} instead of {_shown(seen.seconds('PyTorch'))}"
+    times = f"{shown(seen.seconds('convgrad'))} instead of {shown(seen.seconds('PyTorch'))}"
     if not ratio.differs and ratio.high > _TELLING * ratio.low:
         said = f"What convgrad brings here cannot be told, for the times vary too much: {_words(ratio)}."
     elif not ratio.differs:
@@ -256,11 +235,9 @@ def _words(ratio: Ratio) -> str:
     return f"{ratio.value:.2f}x [{ratio.low:.2f}, {ratio.high:.2f}]"
 
 
-def _shown(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
-
-
-def _observed(steps: dict[str, Call], names: dict[ConvProblem, list[str]], limits: _Limits, rounds: int) -> list[Row]:
+def _observed(
+    steps: dict[str, Call], names: dict[ConvProblem, list[str]], limits: KnownLimits, rounds: int
+) -> list[Row]:
     """The calls of a step by convgrad, and PyTorch's time of the same."""
     stock, ours = Usage(), Usage()
     for _ in range(rounds):
@@ -276,135 +253,11 @@ def _observed(steps: dict[str, Call], names: dict[ConvProblem, list[str]], limit
             pytorch=pytorch.get(_same(row)),
             calls=row.calls / rounds,
         )
-        for row in map(_reasoned, ours.rows)
+        for row in map(reasoned, ours.rows)
     ]
     return sorted(rows, key=lambda row: -row.total)
-
-
-def _reasoned(row: UsageRow) -> UsageRow:
-    """With the reason for which the engine leaves a call to PyTorch, in place of the plain fact."""
-    if row.backend.split(" ")[0] == "aten":
-        steps = choose(row.problem, row.outputs, torch.device(row.device), current(), active())
-        if [step.backend.name for step in steps] == ["aten"]:
-            return replace(row, reason=steps[0].reason)
-    return row
 
 
 def _same(row: UsageRow) -> tuple[object, ...]:
     """What two calls for the same have in common; the gradient of a bias costs next to nothing."""
     return (_plain(row.problem), tuple(o for o in row.outputs if o != "grad_bias"), row.device)
-
-
-class _Limits:
-    """What each device can do at best: known from an earlier measurement, or measured now, once for each dtype."""
-
-    def __init__(self) -> None:
-        self.known: dict[tuple[str, torch.dtype], Limits | None] = {}
-
-    def of(self, row: UsageRow) -> Limits | None:
-        key = (row.device, row.problem.dtype)
-        if key not in self.known:
-            try:
-                self.known[key] = limits_of(Machine.here(torch.device(row.device)), row.problem.dtype, measured=True)
-            except (ValueError, RuntimeError):
-                self.known[key] = None
-        return self.known[key]
-
-    def found(self) -> tuple[dict[str, Any], ...]:
-        return tuple(asdict(limits) for limits in dict.fromkeys(self.known.values()) if limits)
-
-
-# ---- a script, a table ---------------------------------------------------------------------------------
-
-
-def profile_script(
-    script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = _quiet
-) -> tuple[Profile, int]:
-    """A script run unmodified, with every convolution taken over, and its exit status.
-
-    Args:
-        stock: let PyTorch's own kernels compute.
-        seconds: for what follows when the script has ended.
-        stage: told what is being done.
-
-    Raises:
-        FileNotFoundError: there is no such script.
-        ValueError: it computed no convolution.
-    """
-    usage, start = Usage(), time.perf_counter()
-    with usage:
-        status = run_script(script, args, stock=stock, measure=False, out=io.StringIO())
-    wall, limits = time.perf_counter() - start, _Limits()
-    if not usage.rows:
-        raise ValueError(f"{script} computed no convolution (its exit status is {status})")
-    stage("measuring what this machine can do at best")
-    seen = usage.rows if stock else map(_reasoned, usage.rows)
-    rows = sorted((row_of(row, limits.of(row)) for row in seen), key=lambda row: -row.total)
-    stage("timing other backends for the most expensive convolutions")
-    until = time.perf_counter() + 0.9 * seconds
-    tune = shlex.join(["convgrad", "tune", script, *args])
-    costs, looked = costs_of_rows(rows, wall * 1e3, until, tune, layout=True, stock=stock)
-    who = "PyTorch" if stock else "convgrad"
-    calls = sum(row.calls for row in rows)
-    finding = (
-        f"{_shown(wall)} in all, {_shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in {calls} calls of "
-        f"convolutions, by {'PyTorch' if stock else 'convgrad'}'s choice of kernels."
-    )
-    notes = [
-        "One run tells nothing about its spread. Run it again with --stock, and compare the two with --against.",
-        "A row's time for one call is the median of its last hundred calls.",
-        *([f"The script's exit status was {status}."] if status else []),
-    ]
-    profile = _profile(
-        "run",
-        script,
-        finding,
-        _ms(wall),
-        [Variant(who, _ms(wall))],
-        rows,
-        costs,
-        looked,
-        notes,
-        device_of(rows),
-        limits,
-    )
-    return profile, status
-
-
-def profile_table(path: str | Path) -> Profile:
-    """What a CSV file says that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is none of these.
-    """
-    rows = read_table(path)
-    total = sum(row.total for row in rows)
-    calls = sum(row.calls for row in rows)
-    finding = f"{calls} calls of convolutions, {_shown(total * 1e-3)} in all."
-    notes = ["A table does not say what its machine can do at best, so the roofline has no roof."]
-    found = _profile("table", str(path), finding, None, [], rows, [], "", notes, None, _Limits())
-    return replace(found, conditions="not in the file")
-
-
-def _profile(
-    kind: str,
-    what: str,
-    finding: str,
-    milliseconds: float | None,
-    variants: Sequence[Variant],
-    rows: Sequence[Row],
-    costs: Sequence[Cost],
-    looked: str,
-    notes: Sequence[str],
-    device: torch.device | None,
-    limits: _Limits,
-) -> Profile:
-    if any((row.of_limit or 0) > 1.05 for row in rows):
-        notes = [*notes, _BUSY]
-    ordered = sorted(costs, key=lambda cost: -(cost.milliseconds or 0.0))
-    return Profile(
-        kind, what, finding, milliseconds, tuple(variants), tuple(rows), tuple(ordered), looked, tuple(notes),
-        limits.found(), conditions(device or "cpu"), datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        __version__,
-    )  # fmt: skip
