@@ -204,7 +204,7 @@ def _priced(c: Work, rules: tuple[Rule | None, ...]) -> Choice:
         for i, (a, b) in enumerate(zip(have, want, strict=True)):
             n = _transferred(a, b, _bytes(c, role, want, i), c.mesh[i])
             redistributed += n
-            if a.is_shard() and b.is_replicate():
+            if n and a.is_shard() and b.is_replicate():
                 gathered[role] = gathered.get(role, 0) + n
     moves: list[Role | None] = []
     exchanged = 0
