@@ -38,7 +38,8 @@ typedef struct {
 } convgrad_problem;
 
 /* The tensors; those that the requested outputs do not need may be null. `bias` is added to `forward` (a value
- * an output channel) or, where only grad_input is requested, to `grad_input` (a value an input channel). */
+ * an output channel) or, where only grad_input is requested and the padding is zeros, to `grad_input` (a value an input
+ * channel). */
 typedef struct {
   const void *input, *weight, *grad_output, *bias;
   void *forward, *grad_input, *grad_weight, *grad_bias;
