@@ -10,7 +10,6 @@ from .engine import backends as list_backends
 from .engine import check_with, set_default_backend, use_backend
 from .errors import BackendError, CheckError, ConvgradError, DtypeError, ShapeError, UnsupportedError
 from .functional import *  # noqa: F403
-from .functional import __all__ as _functions
 from .ops import loaders
 from .problem import ConvProblem
 from .settings import measure
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from .diagnostics import explain, trace
     from .models import accelerate_, takeover
 
-__all__ = [  # noqa: PLE0604
+__all__ = [
     "BackendError",
     "CheckError",
     "ConvProblem",
@@ -44,8 +43,8 @@ __all__ = [  # noqa: PLE0604
     "trace",
     "unregister",
     "use_backend",
-    *_functions,
 ]
+__all__ += functional.__all__
 
 #: Loaded when first used: name -> the room where it lives.
 _LATER = {

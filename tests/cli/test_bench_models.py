@@ -196,7 +196,8 @@ def test_models_of_transformers(name: str) -> None:
     assert found
     images = MODELS[name].image
     assert (found[0].in_channels == 3) == images
-    assert all(p.dtype is torch.float32 and not p.channels_last for p in found)
+    assert all(p.dtype is torch.float32 for p in found)
+    assert not found[0].channels_last  # later ones may be: a permuted LayerNorm leaves its result so
     last = layers_of(name, 2, 224, True)
     assert any(p.channels_last for p in last) == images
 
