@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from .errors import CollectiveError
+
 __all__ = [
     "AutoDispatchBelowAutograd",
     "after_autograd",
@@ -229,11 +231,20 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any) -
     return all_to_all_single(rows, received, sent, group)
 
 
-def wait(t: Tensor) -> Tensor:
-    """The result of a functional collective that has ended; any other tensor as it is."""
+def wait(t: Tensor, what: str = "redistribution") -> Tensor:
+    """The result of a functional collective that has ended; any other tensor as it is.
+
+    Raises:
+        CollectiveError: ``what`` failed, since another process died or did not answer in time.
+    """
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
-    return t.wait() if isinstance(t, AsyncCollectiveTensor) else t
+    if not isinstance(t, AsyncCollectiveTensor):
+        return t
+    try:
+        return t.wait()
+    except RuntimeError as error:
+        raise CollectiveError(f"{what} failed, as another process died or did not answer in time: {error}") from error
 
 
 # ---- the processor --------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Collection
 __all__ = [
     "BackendError",
     "CheckError",
+    "CollectiveError",
     "ConvgradError",
     "DtypeError",
     "ShapeError",
@@ -34,6 +35,10 @@ class UnsupportedError(ConvgradError, NotImplementedError):
 
 class BackendError(ConvgradError, RuntimeError):
     """A backend that was requested by name and cannot do it, with every reason."""
+
+
+class CollectiveError(ConvgradError, RuntimeError):
+    """Processes that could not exchange what they had to, since one of them died or did not answer in time."""
 
 
 class CheckError(ConvgradError, AssertionError):

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MAKE = runpy.run_path(str(EXAMPLES / "notebooks" / "make.py"))
 NOTEBOOKS = MAKE["NOTEBOOKS"]
 #: A display for the terminal, and what it shares with others.
-SCRIPTS_ONLY = {"demo", "digits"}
+SCRIPTS_ONLY = {"demo", "digits", "sharded_unet"}  # the last one is started by torchrun
 
 
 def test_every_example_is_a_notebook_too():

@@ -146,7 +146,8 @@ class _Group:
     def _death(self, rank: int) -> str:
         self._ranks[rank].join(5)
         status = self._ranks[rank].exitcode
-        return f"killed by {signal.Signals(-status).name}" if status and status < 0 else f"ended with {status}"
+        how = f"killed by {signal.Signals(-status).name}" if status and status < 0 else f"ended with {status}"
+        return f"{how}\n{self._stacks[rank].read_text()}".strip()
 
     def _stack(self, rank: int, seconds: float) -> str:
         """Where a rank stands that was not ready in time."""
@@ -176,6 +177,7 @@ def _serve(pipe: Connection, rank: int, count: int, store: str, stack: str, envi
 
     torch.set_num_threads(1)
     with Path(stack).open("w") as file:
+        faulthandler.enable(file, all_threads=False)
         faulthandler.register(signal.SIGUSR1, file=file, all_threads=False)
         dist.init_process_group(
             "gloo", init_method=f"file://{store}", rank=rank, world_size=count, timeout=timedelta(seconds=60)

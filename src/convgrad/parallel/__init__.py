@@ -1,10 +1,11 @@
-"""Beyond one device: halo exchange, and the sharding rules of the operators under DTensor."""
+"""Beyond one device: halo exchange, the sharding rules of the operators under DTensor, and whole networks."""
 
 from __future__ import annotations
 
 from . import rules
 from .halo import halo_exchange
+from .shard import shard_
 
-__all__ = ["halo_exchange"]
+__all__ = ["halo_exchange", "shard_"]
 
 rules.register()

@@ -203,7 +203,11 @@ def collect(
     rank, shape = group.rank(), [n for d, n in enumerate(x.shape) if d != dim]
     rows = x.new_empty((0, *shape))
     if flight.rows is not None:
-        rows = wait(flight.rows).view(x.dtype).reshape(sum(flight.splits), *shape)
+        rows = (
+            wait(flight.rows, f"halo exchange along dimension {dim} among {group.size()} processes")
+            .view(x.dtype)
+            .reshape(sum(flight.splits), *shape)
+        )
     parts = [part.movedim(0, dim) for part in rows.split(flight.splits)] or [rows.movedim(0, dim)] * group.size()
     if back:
         return _returned(x, parts, dim, way, rank)

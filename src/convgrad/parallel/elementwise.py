@@ -1,0 +1,269 @@
+"""Rules for functions that work on each element, or along dimensions that no process shares with another one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import UnsupportedError
+from .geometry import chunks
+from .placed import first, joined, mine, of_channels, reduced, shards, spread, take, want
+
+__all__ = [
+    "along",
+    "by_elements",
+    "indexed",
+    "joined_like",
+    "linear",
+    "of_replicas",
+    "padded",
+    "prelu",
+    "reshaped",
+    "shuffled",
+    "summed",
+]
+
+Function = Callable[..., Any]
+
+
+def of_replicas(func: Function, *args: Any, **kwargs: Any) -> Any:
+    """Anything at all, where every process has everything: each computes the same."""
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor)]
+    mesh, placements = tensors[0].device_mesh, tensors[0].placements
+    args, kwargs = tree_map(lambda t: t.to_local() if isinstance(t, DTensor) else t, (args, kwargs))
+    result = func(*args, **kwargs)
+    return tree_map(lambda t: joined(t, mesh, placements, t.shape) if isinstance(t, Tensor) else t, result)
+
+
+def by_elements(func: Function, *args: Any, **kwargs: Any) -> Any:
+    """Each element of the result depends on the elements at the same place of the operands, which may be broadcast."""
+    tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    mesh, placements, used = _common(tensors, shape)
+
+    def local(t: Any) -> Any:
+        if not isinstance(t, Tensor) or (t.dim() == 0 and not isinstance(t, DTensor) and not t.requires_grad):
+            return t
+        missing = len(shape) - t.dim()
+        own: list[Placement] = [
+            Shard(p.dim - missing)
+            if isinstance(p, Shard) and p.dim >= missing and t.shape[p.dim - missing] > 1
+            else Replicate()
+            for p in placements
+        ]
+        return spread(t, mesh, own, used)
+
+    args, kwargs = tree_map(local, (args, kwargs))
+    return joined(func(*args, **kwargs), mesh, placements, shape)
+
+
+def _common(tensors: Sequence[Tensor], shape: Sequence[int]) -> tuple[DeviceMesh, list[Placement], set[int]]:
+    """How the result of an elementwise function lies: as the operands that are sharded."""
+    mesh = next(t.device_mesh for t in tensors if isinstance(t, DTensor))
+    placements: list[Placement] = [Replicate()] * mesh.ndim
+    for t in tensors:
+        for dim, m in shards(t).items() if isinstance(t, DTensor) else ():
+            here = Shard(dim + len(shape) - t.dim())
+            if placements[m] not in (here, Replicate()):
+                raise UnsupportedError(
+                    f"operands are sharded along dimensions {placements[m]} and {here} of the result"
+                )
+            placements[m] = here
+    used = {m for m, p in enumerate(placements) if not p.is_replicate()}
+    if len({p for p in placements if not p.is_replicate()}) < len(used):
+        raise UnsupportedError(f"operands would be sharded twice along one dimension: {placements}")
+    return mesh, placements, used
+
+
+def joined_like(x: DTensor, local: Tensor, moved: dict[int, int] | None = None) -> DTensor:
+    """A result whose sharded dimensions are those of ``x``, at other places perhaps.
+
+    Args:
+        x: the operand.
+        local: this process's part of the result.
+        moved: where a dimension of ``x`` is in the result; all others stay.
+    """
+    where = {d: (moved or {}).get(d, d) for d in shards(x)}
+    placements = [Shard(where[p.dim]) if isinstance(p, Shard) else p for p in x.placements]
+    shape = list(local.shape)
+    for d, to in where.items():
+        shape[to] = x.shape[d]
+    return joined(local, x.device_mesh, placements, shape)
+
+
+def along(default: int | None = None, position: int = 1, shift: int = 0) -> Function:
+    """The rule of a function that works along one dimension, such as softmax or cat.
+
+    Args:
+        default: the dimension where none is given.
+        position: of the argument ``dim``.
+        shift: 1 if the result has a dimension more there, -1 if it has one less.
+    """
+
+    def rule(func: Function, *args: Any, **kwargs: Any) -> Any:
+        dim = kwargs.get("dim", args[position] if len(args) > position else default)
+        x = first(args)
+        assert x is not None
+        if dim is None:
+            raise UnsupportedError(f"{func.__name__} needs its argument dim where tensors are sharded")
+        dim = dim % (x.dim() + max(shift, 0))
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        if shift <= 0 and any(dim in shards(t) for t in tensors if isinstance(t, DTensor)):
+            raise UnsupportedError(f"{func.__name__} works along dimension {dim}, which is sharded")
+        shape = [max(sizes) for sizes in zip(*(t.shape for t in tensors if t.dim() == x.dim()), strict=True)]
+        mesh, placements, used = _common(tensors, shape)
+        like = spread(x, mesh, placements, used)
+        args, kwargs = tree_map(
+            lambda t: t if not isinstance(t, Tensor) else like if t is x else spread(t, mesh, placements, used),
+            (args, kwargs),
+        )
+        whole = next(t for t in tensors if isinstance(t, DTensor) and list(t.placements) == placements)
+        moved: dict[int, int] = {d: d + shift for d in shards(whole) if d >= dim} if shift else {}
+        result = func(*args, **kwargs)
+        return tree_map(lambda t: joined_like(whole, t, moved) if isinstance(t, Tensor) else t, result)
+
+    return rule
+
+
+def summed(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> Any:
+    """A sum or a mean: of each shard, then over the shards."""
+    dim = args[0] if args else kwargs.get("dim")
+    keep = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
+    dims = sorted(d % x.dim() for d in ((dim,) if isinstance(dim, int) else dim or range(x.dim())))
+    local = x.to_local().sum(dims, keep, dtype=kwargs.get("dtype"))
+    if func.__name__ == "mean":
+        local = local / torch.Size([x.shape[d] for d in dims]).numel()
+    placements = [
+        p if not isinstance(p, Shard) else Partial() if p.dim in dims
+        else p if keep else Shard(p.dim - sum(d < p.dim for d in dims)) for p in x.placements
+    ]  # fmt: skip
+    shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
+    return reduced(local, x.device_mesh, placements, shape)
+
+
+def prelu(func: Function, x: DTensor, weight: Tensor) -> DTensor:
+    """`torch.nn.functional.prelu`: a weight for each channel, or one for all."""
+    return joined_like(x, func(x.to_local(), of_channels(x, weight.expand(x.shape[1]))))
+
+
+def linear(func: Function, x: DTensor, weight: Tensor, bias: Tensor | None = None) -> DTensor:
+    """A matrix applied to the last dimension: where that is sharded, partial sums."""
+    mesh, last, used = x.device_mesh, x.dim() - 1, set(shards(x).values())
+    inner: list[Placement] = [Shard(1) if p == Shard(last) else Replicate() for p in x.placements]
+    local = func(x.to_local(), spread(weight, mesh, inner, used))
+    placements = [Partial() if p == Shard(last) else p for p in x.placements]
+    result = reduced(local, mesh, placements, [*x.shape[:-1], weight.shape[0]])
+    return result if bias is None else by_elements(torch.add, result, bias)
+
+
+# ---- parts of tensors ------------------------------------------------------------------------------
+
+
+def indexed(func: Function, x: DTensor, index: Any) -> DTensor:
+    """``x[index]`` with slices, numbers, None and an ellipsis; a slice may cut a sharded dimension."""
+    given = list(index) if isinstance(index, tuple) else [index]
+    if any(i is not None and i is not Ellipsis and type(i) not in (int, slice) for i in given):
+        raise UnsupportedError("a sharded tensor can be indexed with slices, numbers, None and an ellipsis only")
+    at = next((n for n, i in enumerate(given) if i is Ellipsis), len(given))
+    count = sum(i is not None and i is not Ellipsis for i in given)
+    given[at : at + 1] = [slice(None)] * (x.dim() - count)
+    local, mesh = x.to_local(), x.device_mesh
+    moved: dict[int, int] = {}
+    sizes, own, d, to = {}, [], 0, 0
+    for i in given:
+        if i is not None:
+            m = shards(x).get(d)
+            if m is not None:
+                if isinstance(i, int):
+                    raise UnsupportedError(f"one position of dimension {d}, which is sharded, cannot be selected")
+                wanted = range(x.shape[d])[i]
+                local = _part(local, d, mesh, m, x.shape[d], wanted)
+                sizes[to] = len(wanted)
+            moved[d] = to
+            d += 1
+        own.append(i if to not in sizes else slice(None))
+        to += not isinstance(i, int)
+    local = func(local, tuple(own))
+    shape = [sizes.get(n, size) for n, size in enumerate(local.shape)]
+    placements = [Shard(moved[p.dim]) if isinstance(p, Shard) else p for p in x.placements]
+    return joined(local, mesh, placements, shape)
+
+
+def reshaped(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+    """``flatten``, ``reshape`` and their likes, where the sharded dimensions and those before them stay."""
+    shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
+    own = shards(x)
+    if x.shape[: max(own) + 1] != shape[: max(own) + 1]:
+        raise UnsupportedError(f"{func.__name__} from {list(x.shape)} to {list(shape)} where {list(x.placements)}")
+    local = x.to_local()
+    sizes = [local.shape[d] if d in own else n for d, n in enumerate(shape)]
+    return joined(local.reshape(sizes), x.device_mesh, x.placements, shape)
+
+
+def _part(local: Tensor, d: int, mesh: DeviceMesh, m: int, length: int, wanted: range) -> Tensor:
+    if wanted == range(length):
+        return local
+    return take(local, d, mesh, m, length, lambda start, stop: list(wanted[start:stop]), len(wanted))
+
+
+def padded(
+    func: Function, x: DTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> DTensor:
+    """`torch.nn.functional.pad`: along a sharded dimension, the shards are cut anew."""
+    shape = func(torch.empty(x.shape, device="meta"), pad, mode, value).shape  # with PyTorch's own checks
+    local, mesh, rest = x.to_local(), x.device_mesh, list(pad)
+    for d, m in shards(x).items():
+        at = 2 * (x.dim() - 1 - d)
+        low, high = [*pad, *[0] * 2 * x.dim()][at : at + 2]
+        if not (low or high):
+            continue
+        rest[at : at + 2] = 0, 0
+        size, places = x.shape[d], chunks(shape[d], mesh.size(m))
+        if mode in ("constant", "circular"):
+            local = want(local, d, mesh, m, size, [(a - low, b - low) for a, b in places], mode == "circular")
+        else:
+            local = take(local, d, mesh, m, size, partial(_mirrored, mode, size, low), shape[d])
+        if mode == "constant" and value:
+            outside = torch.tensor(
+                [not 0 <= i - low < size for i in range(*mine(mesh, m, places))], device=local.device
+            )
+            local = local.masked_fill(outside.view(-1, *[1] * (x.dim() - 1 - d)), value)
+    return joined(func(local, rest, mode, value) if any(rest) else local, mesh, x.placements, shape)
+
+
+def _mirrored(mode: str, size: int, low: int, start: int, stop: int) -> list[int]:
+    """Which positions of a tensor the ``start`` to ``stop`` of the padded one are."""
+    if mode == "replicate":
+        return [min(max(i - low, 0), size - 1) for i in range(start, stop)]
+    return [size - 1 - abs(size - 1 - abs(i - low)) for i in range(start, stop)]
+
+
+def shuffled(func: Function, x: DTensor, factor: int) -> DTensor:
+    """`torch.nn.functional.pixel_shuffle` and `pixel_unshuffle`: channels become positions, or the reverse."""
+    local, mesh, up = x.to_local(), x.device_mesh, func.__name__ == "pixel_shuffle"
+    shape = func(torch.empty(x.shape, device="meta"), factor).shape
+    for d, m in shards(x).items():
+        if d == x.dim() - 3:
+            raise UnsupportedError(f"{func.__name__} of a tensor whose channels are sharded")
+        if d > x.dim() - 3 and not up:
+            needed = [(a * factor, b * factor) for a, b in chunks(shape[d], mesh.size(m))]
+            local = want(local, d, mesh, m, x.shape[d], needed)
+    *lead, c, h, w = local.shape  # written out: PyTorch's derivative of no pixels is wrong
+    if up:
+        blocks = local.reshape(*lead, c // factor**2, factor, factor, h, w).movedim((-4, -3), (-3, -1))
+        local = blocks.reshape(*lead, c // factor**2, h * factor, w * factor)
+    else:
+        blocks = local.reshape(*lead, c, h // factor, factor, w // factor, factor).movedim((-3, -1), (-4, -3))
+        local = blocks.reshape(*lead, c * factor**2, h // factor, w // factor)
+    for d, m in shards(x).items() if up else ():
+        if d > x.dim() - 3:
+            have = [(a * factor, b * factor) for a, b in chunks(x.shape[d], mesh.size(m))]
+            local = want(local, d, mesh, m, have, chunks(shape[d], mesh.size(m)))
+    return joined(local, mesh, x.placements, shape)

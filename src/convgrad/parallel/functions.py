@@ -1,0 +1,155 @@
+"""What each function of PyTorch does to sharded tensors: one table, and the mode that looks functions up in it.
+
+A function that is not in the table is refused. DTensor itself would compute many of them by gathering the whole tensor
+in every process, and some wrongly: the mean of shards of different sizes, for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from .. import functional
+from ..errors import UnsupportedError
+from . import dropout, elementwise, losses, norms, pooling, resampling
+from .placed import first
+
+__all__ = ["Sharded", "rule_of"]
+
+Rule = Callable[..., Any]
+_BY_ELEMENTS = """
+    abs neg negative positive sign exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square pow reciprocal sin cos tan
+    sinh cosh asin acos atan erf erfc round floor ceil trunc clamp clamp_min clamp_max clip nan_to_num where lerp
+    addcmul addcdiv add sub subtract mul multiply div divide true_divide floor_divide remainder fmod maximum minimum
+    fmax fmin atan2 logaddexp eq ne lt le gt ge logical_and logical_or logical_not logical_xor isnan isinf isfinite
+    bitwise_and bitwise_or bitwise_not relu relu6 gelu silu mish elu selu celu leaky_relu hardtanh hardswish
+    hardsigmoid hardshrink softshrink tanhshrink softplus softsign logsigmoid sigmoid tanh threshold rrelu __add__
+    __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __pow__ __rpow__ __neg__
+    __abs__ __floordiv__ __mod__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __invert__ __pos__
+"""
+#: In place, and what computes nothing or only turns a tensor around: DTensor's own, which are exact and send nothing.
+_DTENSORS = """
+    add_ sub_ mul_ div_ neg_ clamp_ relu_ leaky_relu_ elu_ silu_ sigmoid_ tanh_ copy_ fill_ zero_ __iadd__ __isub__
+    __imul__ __itruediv__ size stride dim ndimension numel nelement __len__ to detach detach_ clone contiguous float
+    double half bfloat16 type requires_grad_ register_hook retain_grad backward full_tensor to_local redistribute
+    is_floating_point is_complex is_contiguous permute transpose movedim swapaxes unsqueeze squeeze zeros_like
+    ones_like empty_like full_like type_as item tolist __repr__ __format__ __bool__ __float__ get_device element_size
+    data_ptr register_post_accumulate_grad_hook __hash__ __deepcopy__ __get__ is_same_size storage_offset has_names
+    result_type dtype is_tensor
+"""
+
+
+def _convolution(
+    func: Rule, x: DTensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any
+) -> DTensor:
+    """A convolution or a transposed one, by this library's operators and their own rules under DTensor."""
+    mesh = x.device_mesh
+    operands = [t if t is None or isinstance(t, DTensor) else _replicated(t, mesh) for t in (weight, bias)]
+    result = getattr(functional, func.__name__, func)(x, *operands, *args, **kwargs)
+    # The cheapest way for one convolution may leave partial sums or another dimension sharded: the plan is kept.
+    return result if result.placements == x.placements else result.redistribute(placements=x.placements)
+
+
+def _replicated(t: Tensor, mesh: DeviceMesh) -> DTensor:
+    everywhere = [Replicate()] * mesh.ndim
+    t = t if torch.is_grad_enabled() else t.detach()
+    # The second step does nothing, but backwards it brings together what the processes have of the gradient.
+    return DTensor.from_local(t, mesh, everywhere, run_check=False).redistribute(placements=everywhere)
+
+
+#: The rules of all other functions; an N in a name is 1, 2 or 3.
+_OTHERS: dict[str, Rule] = {
+    "convNd conv_transposeNd": _convolution,
+    "max_poolNd": pooling.max_pool,
+    "avg_poolNd": pooling.avg_pool,
+    "adaptive_avg_poolNd": pooling.adaptive_avg_pool,
+    "adaptive_max_poolNd": pooling.adaptive_max_pool,
+    "interpolate upsample": resampling.interpolate,
+    "batch_norm": norms.batch_norm,
+    "instance_norm": norms.instance_norm,
+    "group_norm": norms.group_norm,
+    "layer_norm": norms.layer_norm,
+    "rms_norm": norms.rms_norm,
+    "dropout dropoutNd": dropout.dropout,
+    "alpha_dropout feature_alpha_dropout": dropout.alpha_dropout,
+    "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy gaussian_nll_loss "
+    "poisson_nll_loss binary_cross_entropy_with_logits": losses.each_element,
+    "cross_entropy nll_loss": losses.classified,
+    "mean sum": elementwise.summed,
+    "linear": elementwise.linear,
+    "prelu": elementwise.prelu,
+    "pad": elementwise.padded,
+    "__getitem__": elementwise.indexed,
+    "flatten reshape view unflatten": elementwise.reshaped,
+    "pixel_shuffle pixel_unshuffle": elementwise.shuffled,
+    "softmax log_softmax softmin cumsum cumprod flip": elementwise.along(),
+    "chunk split": elementwise.along(0, position=2),
+    "narrow cat concat concatenate": elementwise.along(0),
+    "select unbind": elementwise.along(0, shift=-1),
+    "stack": elementwise.along(0, shift=1),
+    "glu": elementwise.along(-1),
+    "normalize": elementwise.along(1, position=2),
+    "local_response_norm channel_shuffle": elementwise.along(1, position=99),
+}
+
+
+def _table() -> Iterator[tuple[str, Rule]]:
+    """Each name, and the rule of the functions that have it."""
+    for names, rule in {_BY_ELEMENTS: elementwise.by_elements, **_OTHERS}.items():
+        for name in names.split():
+            for n in (1, 2, 3) if "N" in name else (0,):
+                yield name.replace("N", str(n)), rule
+
+
+_own_rules = frozenset(_DTENSORS.split())
+_PLACES = (F, torch, Tensor, torch._C._nn)  # pyright: ignore[reportAttributeAccessIssue]
+_RULES: dict[Any, Rule] = {
+    getattr(place, name): rule
+    for name, rule in _table()
+    # PyTorch's own norms in C++ have other arguments than those in Python, which call them.
+    for place in (_PLACES[:1] if name.endswith("_norm") else _PLACES)
+    if hasattr(place, name)
+} | {torch.ops.convgrad.convolution.default: _convolution}
+
+
+def rule_of(func: Any) -> Rule | None:
+    """The rule of a function of PyTorch, None where it has none."""
+    return _RULES.get(func)
+
+
+class Sharded(TorchFunctionMode):
+    """While it is active, functions of sharded tensors are computed by their rules.
+
+    Raises:
+        UnsupportedError: in it, for a function without a rule, or where its rule cannot do what the arguments say.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        x = first((*args, *kwargs.values()))
+        if x is None or func.__name__ in _own_rules:
+            return func(*args, **kwargs)
+        rule = _RULES.get(func)
+        if all(p.is_replicate() for p in x.placements) and rule not in (dropout.dropout, dropout.alpha_dropout):
+            everything = (t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor))
+            if all(p.is_replicate() for t in everything for p in t.placements):
+                return elementwise.of_replicas(func, *args, **kwargs)
+        if rule is None:
+            raise UnsupportedError(
+                f"{func.__name__} has no rule for sharded tensors (here {list(x.placements)} of size {list(x.shape)}); "
+                "redistribute them first, or leave it to a function that has one"
+            )
+        if not kwargs.pop("inplace", False):
+            return rule(func, *args, **kwargs)
+        if func is F.relu:
+            return x.relu_()
+        # What the derivative needs of x must not change with it.
+        return x.copy_(rule(func, x.clone(), *args[1:], **kwargs))

@@ -1,0 +1,193 @@
+"""Normalization over shards: the mean and the variance of the whole, of any number of uneven shards.
+
+Each process takes the mean and the variance of its part; two small all-reduces make those of the whole of them, by the
+parallel variance of Chan, Golub and LeVeque ("Updating formulae and a pairwise algorithm for computing sample
+variances", 1979, section 2), which never subtracts two large numbers as a sum of squares would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from ..errors import UnsupportedError
+from .placed import joined, of_channels, shards, spread, total
+
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+
+Function = Callable[..., Any]
+
+
+def batch_norm(
+    func: Function,
+    x: DTensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> DTensor:
+    """`torch.nn.functional.batch_norm`: the statistics are those of the whole batch and of all its shards."""
+    if not training:
+        vectors = [of_channels(x, v) for v in (running_mean, running_var, weight, bias)]
+        return _like(x, func(x.to_local(), *vectors, False, momentum, eps))
+    return _per_channel(
+        x, [d for d in range(x.dim()) if d != 1], (running_mean, running_var), weight, bias, momentum, eps
+    )
+
+
+def instance_norm(
+    func: Function,
+    x: DTensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> DTensor:
+    """`torch.nn.functional.instance_norm`: the statistics of each sample and channel."""
+    if not use_input_stats:
+        return batch_norm(torch.nn.functional.batch_norm, x, running_mean, running_var, weight, bias, eps=eps)
+    return _per_channel(x, list(range(2, x.dim())), (running_mean, running_var), weight, bias, momentum, eps)
+
+
+def group_norm(
+    func: Function,
+    x: DTensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> DTensor:
+    """`torch.nn.functional.group_norm`: the statistics of each sample and group of channels."""
+    func(torch.empty(x.shape, device="meta"), num_groups)  # with PyTorch's own checks
+    local, width = _wide(x.to_local()), x.shape[1] // num_groups
+    m = shards(x).get(1)
+    if m is not None and -(-x.shape[1] // x.device_mesh.size(m)) % width:
+        raise UnsupportedError(f"a shard of the {x.shape[1]} channels would end inside one of the {num_groups} groups")
+    grouped = local.reshape(local.shape[0], local.shape[1] // width, width, *local.shape[2:])
+    mean, var = _statistics(x, grouped, list(range(2, grouped.dim())), width, list(range(2, x.dim())))
+    shape = [1, -1, width, *[1] * (x.dim() - 2)]
+    result = _applied(grouped, mean, torch.rsqrt(var + eps), of_channels(x, weight, shape), of_channels(x, bias, shape))
+    return _like(x, result.reshape(local.shape))
+
+
+def layer_norm(
+    func: Function,
+    x: DTensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> DTensor:
+    """`torch.nn.functional.layer_norm`: the statistics of the last dimensions."""
+    func(torch.empty(x.shape, device="meta"), normalized_shape)
+    dims = list(range(x.dim() - len(normalized_shape), x.dim()))
+    local = _wide(x.to_local())
+    mean, var = _statistics(x, local, dims, 1, dims)
+    return _by_position(x, _applied(local, mean, torch.rsqrt(var + eps), None, None), dims, weight, bias)
+
+
+def rms_norm(
+    func: Function, x: DTensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> DTensor:
+    """`torch.nn.functional.rms_norm`: the mean square of the last dimensions."""
+    func(torch.empty(x.shape, device="meta"), normalized_shape)
+    dims = list(range(x.dim() - len(normalized_shape), x.dim()))
+    local = _wide(x.to_local())
+    over = {m for d, m in shards(x).items() if d in dims}
+    square = total(local.square().sum(dims, keepdim=True), x.device_mesh, over) / prod(normalized_shape)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    return _by_position(x, local * torch.rsqrt(square + eps), dims, weight, None)
+
+
+def _per_channel(
+    x: DTensor,
+    dims: list[int],
+    running: tuple[Tensor | None, Tensor | None],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    momentum: float,
+    eps: float,
+) -> DTensor:
+    """Normalized over ``dims``, with the running statistics of each channel brought up to date."""
+    count = prod(x.shape[d] for d in dims)
+    if count == 1:
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
+    local = _wide(x.to_local())
+    mean, var = _statistics(x, local, dims, 1, dims)
+    with torch.no_grad():
+        for kept, seen in zip(running, (mean, var * (count / (count - 1))), strict=True):
+            if kept is not None:
+                kept.lerp_(_whole(x, seen, dims).to(kept.dtype), momentum)
+    shape = [1, -1, *[1] * (x.dim() - 2)]
+    return _like(
+        x, _applied(local, mean, torch.rsqrt(var + eps), of_channels(x, weight, shape), of_channels(x, bias, shape))
+    )
+
+
+def _statistics(x: DTensor, local: Tensor, dims: list[int], width: int, whole: list[int]) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance over ``dims`` of the local part: ``whole`` dimensions of ``x``, ``width`` channels."""
+    over = {m for d, m in shards(x).items() if d in whole}
+    count = width * prod(x.shape[d] for d in whole)
+    own = prod(local.shape[d] for d in dims)
+    if local.numel():
+        var, mean = torch.var_mean(local, dims, correction=0, keepdim=True)
+    else:  # a part of the graph all the same: backwards, every process takes part in each collective
+        var = mean = local.sum(dims, keepdim=True)
+    if not over:
+        return mean, var
+    part = own / count
+    center = total(mean * part, x.device_mesh, over)
+    return center, total((var + (mean - center).square()) * part, x.device_mesh, over)
+
+
+def _applied(local: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """(x - mean) * inverse * weight + bias, in one pass over x, which alone is kept for the derivative."""
+    scale = inverse if weight is None else inverse * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return torch.addcmul(shift, local, scale)
+
+
+def _by_position(x: DTensor, local: Tensor, dims: list[int], weight: Tensor | None, bias: Tensor | None) -> DTensor:
+    """Multiplied by a weight for each position of the last dimensions, and a bias added."""
+    placements: list[Placement] = [
+        Shard(p.dim - dims[0]) if isinstance(p, Shard) and p.dim in dims else Replicate() for p in x.placements
+    ]
+    if weight is not None:
+        local = local * spread(weight, x.device_mesh, placements, set(shards(x).values()))
+    if bias is not None:
+        local = local + spread(bias, x.device_mesh, placements, set(shards(x).values()))
+    return _like(x, local)
+
+
+def _whole(x: DTensor, statistic: Tensor, dims: list[int]) -> Tensor:
+    """A statistic of this process's channels as one of all channels, averaged over the samples."""
+    mesh, own = x.device_mesh, shards(x)
+    part = statistic.reshape(-1, statistic.shape[1])
+    mean = part.mean(0)
+    if 0 in own and 0 not in dims:
+        mean = total(part.sum(0), mesh, {own[0]}) / x.shape[0]
+    if 1 not in own:
+        return mean
+    return joined(
+        mean, mesh, [Shard(0) if n == own[1] else Replicate() for n in range(mesh.ndim)], x.shape[1:2]
+    ).full_tensor()
+
+
+def _wide(local: Tensor) -> Tensor:
+    """In float32 at least: statistics of 16-bit numbers need more digits."""
+    return local.float() if local.dtype in (torch.float16, torch.bfloat16) else local
+
+
+def _like(x: DTensor, local: Tensor) -> DTensor:
+    return joined(local.to(x.dtype), x.device_mesh, x.placements, x.shape)

@@ -1,0 +1,234 @@
+"""A DTensor taken apart into local tensors and put together again, and what travels in between.
+
+Every rule for a whole network has the same three steps: `spread` gives the part of each operand that this process
+computes with, PyTorch computes on plain local tensors, and `joined` says which part of which whole the result is.
+
+DTensor's own way from replicas to parts, ``to_local(grad_placements=...)``, loses terms of second
+derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.nn.functional import pad
+
+from .._compat import wait
+from ..errors import UnsupportedError
+from .geometry import Exchange, Range, Route, chunks
+from .halo import exchange
+
+__all__ = [
+    "first",
+    "joined",
+    "local_range",
+    "mine",
+    "of_channels",
+    "reduced",
+    "shards",
+    "spread",
+    "take",
+    "total",
+    "want",
+]
+
+T = TypeVar("T")
+
+
+def first(values: Any) -> DTensor | None:
+    """The first DTensor among arguments, also inside of their lists."""
+    for value in values:
+        if isinstance(value, DTensor):
+            return value
+        if isinstance(value, (list, tuple)):
+            found = first(value)
+            if found is not None:
+                return found
+    return None
+
+
+def shards(x: DTensor) -> dict[int, int]:
+    """Which mesh dimension shards each sharded dimension of a tensor.
+
+    Raises:
+        UnsupportedError: a placement that is neither Shard nor Replicate, or two on one dimension.
+    """
+    found: dict[int, int] = {}
+    for m, placement in enumerate(x.placements):
+        if type(placement) is Shard and placement.dim not in found:
+            found[placement.dim] = m
+        elif not placement.is_replicate():
+            raise UnsupportedError(
+                f"placements should be Replicate, or Shard of a different dimension each, but got {list(x.placements)}"
+            )
+    return found
+
+
+def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], used: Collection[int]) -> Tensor:
+    """The part of an operand that this process computes with.
+
+    Args:
+        value: a DTensor, or a tensor that every process has whole.
+        mesh: the mesh of the other operands.
+        placements: how the operand must lie.
+        used: the mesh dimensions whose processes use it for different parts of the result; where it is replicated
+            there, its gradient is the sum of theirs.
+
+    Raises:
+        UnsupportedError: it would have to be gathered.
+    """
+    have = value.placements if isinstance(value, DTensor) else [Replicate()] * mesh.ndim
+    local = value.to_local() if isinstance(value, DTensor) else value
+    cuts = [m for m in range(mesh.ndim) if have[m] != placements[m]]
+    if any(not have[m].is_replicate() for m in cuts):
+        raise UnsupportedError(
+            f"a tensor of size {list(value.shape)} is placed as {list(have)} where {list(placements)} is needed; "
+            "redistribute it first"
+        )
+    for m in range(mesh.ndim):
+        if have[m].is_replicate() and (m in used or m in cuts) and local.is_floating_point():
+            local = _Share.apply(local, mesh.get_group(m))
+    for m in cuts:
+        dim = placements[m].dim  # pyright: ignore[reportAttributeAccessIssue]
+        start, stop = local_range(mesh, m, value.shape[dim])
+        local = local.narrow(dim, start, stop - start)
+    return local
+
+
+def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
+    """The whole of this shape of which each process has its part; no part may be larger or smaller than DTensor's."""
+    order = sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))
+    strides, step = [0] * local.dim(), 1
+    for d in reversed(order):
+        strides[d], step = step, step * max(shape[d], 1)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(strides))
+
+
+def reduced(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
+    """The whole of which each process has its part; where a placement is Partial, its summand of every element."""
+    for m, placement in enumerate(placements):
+        if placement.is_partial():
+            local = _Sum.apply(local, mesh.get_group(m))
+    return joined(local, mesh, [Replicate() if p.is_partial() else p for p in placements], shape)
+
+
+def total(local: Tensor, mesh: DeviceMesh, over: Collection[int]) -> Tensor:
+    """The sum over processes along some mesh dimensions, which they use for different parts of the result."""
+    for m in sorted(over):
+        local = _Share.apply(_Sum.apply(local, mesh.get_group(m)), mesh.get_group(m))
+    return local
+
+
+# A value that differs between processes has a derivative that differs; one that they share has a derivative that they
+# share. Between the two lie two linear maps, each the transpose of the other, so that any derivative is right.
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of what the processes have, which they share."""
+
+    @staticmethod
+    def forward(local: Tensor, group: ProcessGroup) -> Tensor:
+        return wait(all_reduce(local.contiguous(), "sum", group), f"sum over {group.size()} processes")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.group = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _Share.apply(gradients[0], ctx.group), None
+
+
+class _Share(_Sum):
+    """A value that the processes share, used by each in its own way."""
+
+    @staticmethod
+    def forward(local: Tensor, group: ProcessGroup) -> Tensor:
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _Sum.apply(gradients[0], ctx.group), None
+
+
+def of_channels(x: DTensor, vector: Tensor | None, shape: Sequence[int] = (-1,)) -> Tensor | None:
+    """This process's part of a vector with an entry for each channel."""
+    if vector is None:
+        return None
+    m = shards(x).get(1)
+    placements = [Shard(0) if n == m else Replicate() for n in range(x.device_mesh.ndim)]
+    return spread(vector, x.device_mesh, placements, set(shards(x).values())).reshape(shape)
+
+
+# ---- ranges ----------------------------------------------------------------------------------------
+
+
+def local_range(mesh: DeviceMesh, m: int, length: int) -> Range:
+    """The positions of a dimension of this length that this process owns, along a mesh dimension."""
+    return mine(mesh, m, chunks(length, mesh.size(m)))
+
+
+def mine(mesh: DeviceMesh, m: int, values: Sequence[T]) -> T:
+    """This process's own among the values of all along a mesh dimension."""
+    return values[mesh.get_local_rank(m)]
+
+
+def want(
+    local: Tensor,
+    dim: int,
+    mesh: DeviceMesh,
+    m: int,
+    length: int | Sequence[Range],
+    ranges: Sequence[Range],
+    circular: bool = False,
+) -> Tensor:
+    """The range of positions of the whole that this process needs, of which it has its shard.
+
+    Args:
+        local: its shard.
+        dim: the sharded dimension.
+        mesh: the mesh.
+        m: the mesh dimension.
+        length: how many positions the whole has, shared out as DTensor does it; or the range that each process has.
+        ranges: what every process along it needs; beyond the ends there are zeros.
+        circular: beyond the ends there is the other end.
+    """
+    have = chunks(length, mesh.size(m)) if isinstance(length, int) else tuple(length)
+    way = _route(have, tuple(ranges), circular, mesh.get_local_rank(m))
+    local = exchange(local, dim, way, mesh.get_group(m))
+    return pad(local, [*[0, 0] * (local.dim() - 1 - dim), *way.zeros]) if any(way.zeros) else local
+
+
+@torch.compiler.assume_constant_result
+def _route(have: tuple[Range, ...], ranges: tuple[Range, ...], circular: bool, rank: int) -> Route:
+    """What the compiler computes once and does not trace."""
+    return Exchange(have, ranges, circular).route(rank)
+
+
+def take(
+    local: Tensor, dim: int, mesh: DeviceMesh, m: int, length: int, positions: Callable[[int, int], list[int]], out: int
+) -> Tensor:
+    """This process's part of a tensor that consists of positions of another one along a sharded dimension.
+
+    Args:
+        local: this process's shard of the other one.
+        dim: the dimension, of ``length`` positions in all.
+        mesh: the mesh.
+        m: the mesh dimension.
+        positions: which positions the ``start`` to ``stop`` of the result are.
+        out: the number of positions of the result.
+    """
+    lists = [positions(start, stop) for start, stop in chunks(out, mesh.size(m))]
+    ranges = [(min(p), max(p) + 1) if p else (0, 0) for p in lists]
+    own, (start, stop) = mine(mesh, m, lists), mine(mesh, m, ranges)
+    local = want(local, dim, mesh, m, length, ranges)
+    if own == list(range(start, stop)):
+        return local
+    return local.index_select(dim, torch.tensor([p - start for p in own], device=local.device))

@@ -1,0 +1,185 @@
+"""Pooling over shards: each process computes the windows of its part of the result, from a halo of the input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.nn import functional as F
+
+from ..errors import UnsupportedError
+from .geometry import Line, chunks
+from .placed import joined, local_range, mine, reduced, shards, want
+
+__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
+
+Function = Callable[..., Any]
+Size = int | Sequence[int]
+
+
+def max_pool(
+    func: Function,
+    x: DTensor,
+    kernel_size: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
+    dilation: Size = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> DTensor:
+    """`torch.nn.functional.max_pool2d` and its likes; outside of the input there is nothing, or less than anything."""
+    if return_indices:
+        raise UnsupportedError("max pooling with return_indices counts positions of the whole, which no shard has")
+    shape = func(_meta(x), kernel_size, stride, padding, dilation, ceil_mode).shape
+    d = _spatial(func)
+    lowest = torch.finfo(x.dtype).min if x.is_floating_point() else torch.iinfo(x.dtype).min
+    lowest = -torch.inf if x.is_floating_point() else lowest
+    kernel, dilations = _each(kernel_size, d), _each(dilation, d)
+    window = _each(kernel_size if stride is None or stride == [] else stride, d)
+    local, own = _windows(x, shape, kernel, window, _each(padding, d), dilations, lowest)
+    result = _pooled(local, own, lambda t: func(t, kernel, window, 0, dilations))
+    return joined(result, x.device_mesh, x.placements, shape)
+
+
+def avg_pool(
+    func: Function,
+    x: DTensor,
+    kernel_size: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> DTensor:
+    """`torch.nn.functional.avg_pool2d` and its likes: a sum over each window, divided by what PyTorch counts in it."""
+    shape = func(_meta(x), kernel_size, stride, padding, ceil_mode, count_include_pad).shape
+    d = _spatial(func)
+    kernel, pads = _each(kernel_size, d), _each(padding, d)
+    window = _each(kernel_size if stride is None or stride == [] else stride, d)
+    local, own = _windows(x, shape, kernel, window, pads, [1] * d, 0.0)
+    values = _pooled(local, own, lambda t: func(t, kernel, window))
+    if divisor_override:
+        return joined(values * (prod(kernel) / divisor_override), x.device_mesh, x.placements, shape)
+    for n, (k, s, p) in enumerate(zip(kernel, window, pads, strict=True)):
+        size, beyond = x.shape[x.dim() - d + n], p if count_include_pad else 0
+        counts = [min(o * s - p + k, size + beyond) - max(o * s - p, -beyond) for o in range(*own[n])]
+        if any(c != k for c in counts):
+            ratio = torch.tensor([k / c for c in counts], dtype=x.dtype, device=values.device)
+            values = values * ratio.view(-1, *[1] * (d - 1 - n))
+    return joined(values, x.device_mesh, x.placements, shape)
+
+
+def _windows(
+    x: DTensor,
+    shape: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    outside: float,
+) -> tuple[Tensor, list[tuple[int, int]]]:
+    """All that this process's windows read, with what lies outside written out, and which windows these are."""
+    local, mesh, own = x.to_local(), x.device_mesh, shards(x)
+    pads, outputs = [], []
+    for n, (k, s, p, dil) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
+        d = x.dim() - len(kernel) + n
+        line = Line(x.shape[d], shape[d], k, s, p, dil)
+        m = own.get(d)
+        ranges = chunks(shape[d], 1 if m is None else mesh.size(m))
+        output, inputs = ranges[0], (0, x.shape[d])
+        if m is not None:
+            needed = [line.inputs_of(o) for o in ranges]
+            local = want(local, d, mesh, m, x.shape[d], needed)
+            output, inputs = mine(mesh, m, ranges), mine(mesh, m, needed)
+        # Without a window of its own, a process computes one of nothing: its graph is the same as the others'.
+        pads = [*(line.local(inputs, output) if output[0] < output[1] else (0, dil * (k - 1) + 1)), *pads]
+        outputs.append(output)
+    return F.pad(local, pads, value=outside) if any(pads) else local, outputs
+
+
+def _pooled(local: Tensor, own: list[tuple[int, int]], pool: Callable[[Tensor], Tensor]) -> Tensor:
+    result = pool(local)
+    for n, (start, stop) in enumerate(own):
+        result = result.narrow(n - len(own), 0, stop - start)
+    return result
+
+
+# ---- adaptive ----------------------------------------------------------------------------------------
+
+
+def adaptive_avg_pool(func: Function, x: DTensor, output_size: Any) -> DTensor:
+    """`torch.nn.functional.adaptive_avg_pool2d` and its likes."""
+    return _adaptive(func, x, output_size, _mean)
+
+
+def adaptive_max_pool(func: Function, x: DTensor, output_size: Any, return_indices: bool = False) -> DTensor:
+    """`torch.nn.functional.adaptive_max_pool2d` and its likes; the first of several equal ones gets the gradient."""
+    if return_indices:
+        raise UnsupportedError("max pooling with return_indices counts positions of the whole, which no shard has")
+    return _adaptive(func, x, output_size, _max)
+
+
+def _adaptive(func: Function, x: DTensor, output_size: Any, reduce: Callable[..., Tensor]) -> DTensor:
+    """One dimension after the other, the last one first, so that equal maxima are found in PyTorch's order.
+
+    A sharded dimension of fewer results than processes is reduced in every process and then over them, and not sharded
+    any more; otherwise a process gets what the windows of its results lack.
+    """
+    shape = func(_meta(x), output_size).shape
+    mesh, placements, local = x.device_mesh, list(x.placements), x.to_local()
+    for d in reversed(range(x.dim() - _spatial(func), x.dim())):
+        n, out, m = x.shape[d], shape[d], shards(x).get(d)
+        bins = [(o * n // out, -(-(o + 1) * n // out)) for o in range(out)]
+        own = (0, n)
+        if m is not None and out < mesh.size(m):
+            own = local_range(mesh, m, n)
+        elif m is not None:
+            ranges = chunks(out, mesh.size(m))
+            needed = [(bins[a][0], bins[b - 1][1]) if a < b else (0, 0) for a, b in ranges]
+            local, own = want(local, d, mesh, m, n, needed), mine(mesh, m, needed)
+            bins = bins[slice(*mine(mesh, m, ranges))]
+        cuts = [(min(max(a, own[0]), own[1]) - own[0], min(max(b, own[0]), own[1]) - own[0]) for a, b in bins]
+        parts = [local.narrow(d, start, stop - start) for start, stop in cuts]
+        local = reduce(parts, d, bins) if parts else local.narrow(d, 0, 0)
+        if m is not None and out < mesh.size(m):
+            local, placements[m] = _over_processes(local, mesh, m, reduce)
+    return reduced(local, mesh, placements, shape)
+
+
+def _mean(parts: list[Tensor], d: int, bins: list[tuple[int, int]]) -> Tensor:
+    """The sum of each part, divided by the length of its window, of which it is perhaps not all."""
+    return torch.stack([part.sum(d) / (b - a) for part, (a, b) in zip(parts, bins, strict=True)], d)
+
+
+def _max(parts: list[Tensor], d: int, bins: list[tuple[int, int]]) -> Tensor:
+    """The maximum of each part; of none, minus infinity, and a part of the graph."""
+    return torch.stack([p.max(d).values if p.shape[d] else p.sum(d) - torch.inf for p in parts], d)
+
+
+def _over_processes(local: Tensor, mesh: DeviceMesh, m: int, reduce: Callable[..., Tensor]) -> tuple[Tensor, Placement]:
+    """What each process has found in its part, and what is to be made of it: sums are added later, all at once."""
+    if reduce is _mean:
+        return local, Partial()
+    before, after = mesh.get_local_rank(m), mesh.size(m) - 1 - mesh.get_local_rank(m)
+    each = F.pad(local.unsqueeze(0), [*[0, 0] * local.dim(), before, after])
+    gathered = reduced(each, mesh, [Partial() if i == m else Replicate() for i in range(mesh.ndim)], each.shape)
+    return gathered.to_local().max(0).values, Replicate()
+
+
+def _meta(x: DTensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
+def _spatial(func: Function) -> int:
+    """The number of dimensions that a function such as ``max_pool2d`` pools over."""
+    return next(int(letter) for letter in func.__name__ if letter.isdigit())
+
+
+def _each(value: Size, d: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return values * d if len(values) == 1 else values

@@ -1,0 +1,190 @@
+"""`shard_`: a whole network on tensors that are sharded over the processes of a mesh, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import ShapeError, UnsupportedError
+from .functions import Sharded
+
+__all__ = ["shard_"]
+
+_mode = Sharded()
+
+
+def shard_(model: nn.Module, mesh: DeviceMesh, plan: Placement | Sequence[Placement]) -> nn.Module:
+    """Let a network compute on tensors that are sharded over a mesh, in place, with the results of a single process.
+
+    The parameters stay whole in every process, and equal: they are taken from the first one, and each gradient is the
+    sum over all. To shard them too, call ``torch.distributed.fsdp.fully_shard`` afterwards. Each module stays the same
+    object with the same name, hooks and parameters; only its class changes, to one derived from its own.
+
+    Args:
+        model: the network, or a module of ``torch.nn`` that computes a loss.
+        mesh: the processes.
+        plan: how activations of size (N, C, ...) lie on the mesh, as DTensor says it: for each mesh dimension
+            ``Shard(0)`` for the batch, ``Shard(1)`` for channels, ``Shard(2)`` and above for the spatial dimensions, or
+            ``Replicate()``.
+
+    Returns:
+        The model. It takes DTensors that lie like this, or plain tensors, of which every process has the whole and
+        takes its part; it returns DTensors.
+
+    Raises:
+        TypeError: ``model`` is no module, or the plan contains no placements.
+        ShapeError: the plan does not fit the mesh.
+        UnsupportedError: a module that cannot be computed exactly in this way; the model is left as it is.
+
+    Equivalent to:
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> from torch.distributed.tensor import Shard, init_device_mesh
+        >>> from convgrad.parallel import shard_
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+        >>> x = torch.rand(2, 3, 16, 16)
+        >>> expected = model(x)
+        >>> sharded = shard_(model, init_device_mesh("cpu", (1,)), Shard(2))
+        >>> torch.testing.assert_close(sharded(x).full_tensor(), expected)
+        >>> dist.destroy_process_group()
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"shard_ takes a torch.nn.Module, got {type(model).__name__}")
+    placements = _checked_plan(mesh, plan)
+    for name, module in model.named_modules():
+        reason = _reason_against(module, mesh, placements)
+        if reason:
+            what = f"module {name!r} ({type(module).__name__})" if name else type(module).__name__
+            raise UnsupportedError(f"shard_: {what} cannot be sharded exactly: {reason}")
+    _equalize(model, mesh)
+    for name, module in model.named_modules():
+        module.__class__ = _sharded_class(type(module))
+        module._convgrad_name = name  # pyright: ignore[reportArgumentType]
+    model._convgrad_plan = (mesh, placements)  # pyright: ignore[reportArgumentType]
+    return model
+
+
+def _checked_plan(mesh: DeviceMesh, plan: Placement | Sequence[Placement]) -> tuple[Placement, ...]:
+    placements = (plan,) if isinstance(plan, Placement) else tuple(plan)
+    if not all(isinstance(p, Placement) for p in placements):
+        raise TypeError(f"a plan consists of placements such as Shard(2), got {plan!r}")
+    if len(placements) != mesh.ndim:
+        raise ShapeError(f"expected a placement for each of {mesh.ndim} mesh dimensions, but got {list(placements)}")
+    dims = [p.dim for p in placements if isinstance(p, Shard)]
+    if (
+        len(dims) + sum(p.is_replicate() for p in placements) != mesh.ndim
+        or len(set(dims)) < len(dims)
+        or min(dims, default=0) < 0
+    ):
+        raise ShapeError(
+            f"expected Replicate, or Shard of a different dimension from 0 each, but got {list(placements)}"
+        )
+    return placements
+
+
+# ---- what cannot be sharded --------------------------------------------------------------------------
+
+#: Classes of `torch.nn` whose functions have rules; with those derived from them. The N in a name is 1, 2 or 3.
+_KNOWN = """
+    ConvNd ConvTransposeNd BatchNormNd InstanceNormNd GroupNorm LayerNorm RMSNorm LocalResponseNorm MaxPoolNd
+    AvgPoolNd AdaptiveAvgPoolNd AdaptiveMaxPoolNd Upsample UpsamplingNearest2d UpsamplingBilinear2d Dropout DropoutNd
+    AlphaDropout FeatureAlphaDropout Linear Identity Flatten Unflatten Sequential ModuleList ModuleDict ParameterList
+    ParameterDict PixelShuffle PixelUnshuffle ChannelShuffle ConstantPadNd ZeroPadNd ReflectionPadNd ReplicationPadNd
+    CircularPadNd Softmax Softmax2d Softmin LogSoftmax GLU ReLU ReLU6 GELU SiLU Mish ELU SELU CELU LeakyReLU PReLU
+    Hardtanh Hardswish Hardsigmoid Hardshrink Softshrink Tanhshrink Softplus Softsign LogSigmoid Sigmoid Tanh
+    Threshold RReLU MSELoss L1Loss SmoothL1Loss HuberLoss SoftMarginLoss BCELoss BCEWithLogitsLoss GaussianNLLLoss
+    PoissonNLLLoss CrossEntropyLoss NLLLoss
+"""
+_NAMES = {name.replace("Nd", f"{n}d") for name in _KNOWN.split() for n in (1, 2, 3)}
+
+
+def _reason_against(module: nn.Module, mesh: DeviceMesh, placements: Sequence[Placement]) -> str | None:
+    """Why a module cannot be computed on such shards; None where it can, or where its functions will tell."""
+    base = next(c for c in type(module).__mro__ if c.__module__.startswith("torch.nn.modules"))
+    name, dims = base.__name__, {p.dim: mesh.size(m) for m, p in enumerate(placements) if isinstance(p, Shard)}
+    if name == "SyncBatchNorm":
+        return "replace it by BatchNorm, whose statistics are those of all shards here"
+    if base is nn.Module:
+        return None
+    if any(nn.parameter.is_lazy(p) for p in module.parameters(recurse=False)):
+        return "its parameters are not there yet; call it once before"
+    if name not in _NAMES:
+        return "its function has no rule for shards"
+    spatial = int(name[-2]) if name[-2:] in ("1d", "2d", "3d") and "Dropout" not in name else None
+    if spatial is not None and max(dims, default=0) > spatial + 1:
+        return f"the plan shards dimension {max(dims)}, and it works on {spatial} spatial dimensions"
+    if getattr(module, "return_indices", False):
+        return "return_indices counts positions of the whole, which no shard has"
+    along = {"Softmax2d": 1, "LocalResponseNorm": 1, "ChannelShuffle": 1, "PixelShuffle": 1, "PixelUnshuffle": 1}
+    along |= {"CrossEntropyLoss": 1, "NLLLoss": 1}
+    dim = getattr(module, "dim", None) if "Soft" in name or name == "GLU" else along.get(name)
+    if isinstance(dim, int) and dim in dims:
+        return f"it works along dimension {dim}, which the plan shards"
+    if isinstance(module, nn.GroupNorm) and 1 in dims:
+        width = module.num_channels // module.num_groups
+        if -(-module.num_channels // dims[1]) % width:
+            return (
+                f"a shard of its {module.num_channels} channels would end inside one of its {module.num_groups} groups"
+            )
+    return None
+
+
+# ---- in place --------------------------------------------------------------------------------------
+
+
+def _equalize(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Give every process the parameters and buffers of the first one."""
+    everywhere = [Replicate()] * mesh.ndim
+    with torch.no_grad():
+        for t in (*model.parameters(), *model.buffers()):
+            if not isinstance(t, DTensor) and not t.is_meta:
+                t.copy_(distribute_tensor(t.detach(), mesh, everywhere).to_local())
+
+
+@cache
+def _sharded_class(cls: type) -> type:
+    """The class that computes what ``cls`` computes, on shards."""
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "_convgrad_plan" in self.__dict__ and not any(isinstance(t, DTensor) for t in tree_leaves((args, kwargs))):
+            args, kwargs = tree_map(lambda t: _placed(t, *self._convgrad_plan), (args, kwargs))
+        try:
+            with nullcontext() if any(type(mode) is Sharded for mode in _get_current_function_mode_stack()) else _mode:
+                return cls.forward(self, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+        except UnsupportedError as error:
+            if self._convgrad_name and not str(error).startswith("module "):
+                raise UnsupportedError(f"module {self._convgrad_name!r}: {error}") from None
+            raise
+
+    def reduce(self: Any, protocol: int) -> Any:
+        """Pickled as "the sharded class of that class", as the class itself has no place that pickle could name."""
+        make, args, *rest = super(made, self).__reduce_ex__(protocol)
+        if args and args[0] is made:
+            return (_remake, (make, cls, *args[1:]), *rest)
+        return (make, args, *rest)
+
+    body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    made = type(cls.__name__, (cls,), body | {"forward": forward, "__reduce_ex__": reduce})
+    return made
+
+
+def _remake(make: Any, cls: type, *args: Any) -> Any:
+    return make(_sharded_class(cls), *args)
+
+
+def _placed(value: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
+    """This process's part of a tensor that all have whole; a dimension that it lacks is not sharded."""
+    if not isinstance(value, Tensor):
+        return value
+    own = [p if not isinstance(p, Shard) or p.dim < value.dim() else Replicate() for p in placements]
+    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False).redistribute(placements=own)

@@ -1,0 +1,125 @@
+"""Every rule of a function against PyTorch in one process: result, gradients, second derivatives, buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard, init_device_mesh
+
+from convgrad.parallel import shard_
+
+from .processes import Processes
+
+
+class Applied(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], *sizes: int) -> None:
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.randn(*sizes or (1,)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x, self.weight) if self.function.__code__.co_argcount > 1 else self.function(x)
+
+
+def in_place(x: Tensor) -> Tensor:
+    y = x * 2
+    y += x
+    return y.mul_(3)
+
+
+def modules(w: int) -> dict[str, nn.Module]:
+    """For an input of size (3, 4, 9, w)."""
+    up = nn.Upsample
+    labels = torch.arange(27 * w).view(3, 9, w) % 4
+    return {
+        "relu": nn.ReLU(), "relu in place": nn.ReLU(inplace=True), "hardswish in place": nn.Hardswish(inplace=True),
+        "gelu": nn.GELU(), "prelu": nn.PReLU(4), "one prelu": nn.PReLU(), "softmax": nn.Softmax(1), "glu": nn.GLU(1),
+        "batch": nn.BatchNorm2d(4), "batch eval": nn.BatchNorm2d(4).eval(), "group": nn.GroupNorm(2, 4),
+        "instance": nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+        "layer": nn.LayerNorm((4, 9, w)),
+        "rms": nn.RMSNorm((4, 9, w)), "response": nn.LocalResponseNorm(2),
+        "max": nn.MaxPool2d(2), "max halo": nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+        "max dilated": nn.MaxPool2d(2, 1, 1, 2),
+        "avg": nn.AvgPool2d(2), "avg halo": nn.AvgPool2d(3, 2, 1), "avg divisor": nn.AvgPool2d(2, divisor_override=3),
+        "avg ceil": nn.AvgPool2d((3, 2), 2, 1, ceil_mode=True, count_include_pad=False),
+        "mean to one": nn.AdaptiveAvgPool2d(1), "mean to some": nn.AdaptiveAvgPool2d((5, 3)),
+        "maximum of all": nn.AdaptiveMaxPool2d(1), "maxima": nn.AdaptiveMaxPool2d((5, 3)),
+        "nearest": up(scale_factor=2), "nearest size": up(size=(11, 5)),
+        "exact": up(size=(11, 5), mode="nearest-exact"),
+        "bilinear": up(scale_factor=2, mode="bilinear"), "smaller": up(size=(5, 13), mode="bilinear"),
+        "corners": up(scale_factor=2, mode="bilinear", align_corners=True), "area": up(size=(5, 3), mode="area"),
+        "one and a half": up(scale_factor=1.5, mode="bilinear"), "bicubic": up(scale_factor=2, mode="bicubic"),
+        "bicubic size": up(size=(5, 13), mode="bicubic"),
+        "bicubic corners": up(size=(5, 13), mode="bicubic", align_corners=True),
+        "circular": nn.CircularPad2d((2, 1, 1, 3)), "reflect": nn.ReflectionPad2d((2, 1, 1, 3)),
+        "replicate": nn.ReplicationPad2d((2, 1, 1, 3)), "constant": nn.ConstantPad2d((2, -1, -1, 3), 2.5),
+        "shuffle": nn.PixelShuffle(2), "unshuffle": Applied(lambda x: F.pixel_unshuffle(F.pad(x, (0, w % 2, 0, 1)), 2)),
+        "cat": Applied(lambda x: torch.cat([x, x * 2], 1)), "residual": Applied(lambda x: x + F.relu(x)),
+        "scale": Applied(lambda x, p: x * p + p, 4, 1, 1), "each position": Applied(lambda x, p: x * p, 9, w),
+        "mean": Applied(lambda x: x.mean()), "sum": Applied(lambda x: x.sum(2)), "in place": Applied(in_place),
+        "gate": Applied(lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True))),
+        "gate with a layer": Applied(lambda x, p: x * F.linear(x.mean((2, 3)), p)[..., None, None], 4, 4),
+        "crop": Applied(lambda x: x[:, :, 1:-1, 2:]), "steps": Applied(lambda x: x[:, None, ..., ::2]),
+        "chunk": Applied(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)),
+        "stack": Applied(lambda x: torch.stack([x, x], 1)),
+        "pointwise": Applied(lambda x, p: F.linear(x.permute(0, 2, 3, 1), p).permute(0, 3, 1, 2), 5, 4),
+        "along a shard": Applied(lambda x, p: F.linear(x, p, p[:, 0]), 3, w),
+        "head": Applied(lambda x, p: F.linear(F.adaptive_avg_pool2d(x, 1).flatten(1), p), 2, 4),
+        "channels last": Applied(lambda x, p: F.layer_norm(x.permute(0, 2, 3, 1), (4,), p), 4),
+        "mse": Applied(lambda x: F.mse_loss(x, x.sin())),
+        "sum of l1": Applied(lambda x: F.l1_loss(x, x * 2, reduction="sum")),
+        "logits": Applied(lambda x: F.binary_cross_entropy_with_logits(x, x.sigmoid())),
+        "classes": Applied(lambda x, p: F.cross_entropy(x, labels, weight=p.detach().abs(), ignore_index=1), 4),
+        "smooth classes": Applied(lambda x: F.cross_entropy(x, labels, label_smoothing=0.1)),
+        "probabilities": Applied(lambda x: F.cross_entropy(x, x.softmax(1))),
+    }  # fmt: skip
+
+
+def compare(dims: tuple[int, ...], sizes: tuple[int, ...], w: int, higher: bool) -> list[str]:
+    """Names of modules whose numbers differ, and what differs."""
+    mesh, plan, wrong = init_device_mesh("cpu", sizes), [Shard(d) for d in dims], []
+    for name, module in modules(w).items():
+        if 0 in dims and name == "instance":
+            continue  # PyTorch averages its running statistics over the samples in another order
+        expected, sharded = copy.deepcopy(module).double(), shard_(module.double(), mesh, plan)
+        x = torch.randn(3, 4, 9, w, dtype=torch.float64)
+        inputs = [x.clone().requires_grad_(), x.clone().requires_grad_()]
+        y, z = expected(inputs[0] * 1), sharded(inputs[1] * 1)
+        weight, seen = torch.randn_like(y), []
+        whole = z.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
+        for result, start, model in ((y, inputs[0], expected), (whole, inputs[1], sharded)):
+            given = [start, *model.parameters()]
+            grads = torch.autograd.grad(
+                (result * weight).sum(), given, create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            numbers = [result, *grads, *model.buffers()]
+            second = sum((g * g).sum() for g in grads)
+            if higher and getattr(second, "requires_grad", False):
+                numbers.append(torch.autograd.grad(second, start, allow_unused=True, materialize_grads=True)[0])
+            seen.append(numbers)
+        for at, (a, b) in enumerate(zip(*seen, strict=False)):
+            if a.shape != b.shape or not torch.allclose(a.double(), b.double(), rtol=1e-12, atol=1e-12):
+                wrong.append(f"{name}: number {at} differs by {(a - b).abs().max() if a.shape == b.shape else b.shape}")
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("dims", "sizes", "w", "higher"),
+    [
+        ((2, 3), (2, 2), 7, False),
+        pytest.param((2,), (3,), 7, False, marks=pytest.mark.slow),
+        ((3,), (3,), 4, False),  # of 4 columns the third process has none
+        pytest.param((0,), (2,), 7, False, marks=pytest.mark.slow),
+        pytest.param((3, 0, 2), (2, 2, 2), 5, False, marks=pytest.mark.slow),
+        pytest.param((2,), (8,), 5, False, marks=pytest.mark.slow),
+    ],
+)
+def test_every_rule_is_pytorch_in_one_process(processes: Processes, dims, sizes, w, higher) -> None:
+    wrong = processes(torch.Size(sizes).numel(), compare, dims, sizes, w, higher, seconds=240)
+    assert wrong == [[]] * len(wrong)
