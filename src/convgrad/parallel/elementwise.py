@@ -232,10 +232,12 @@ def padded(
             local = take(local, d, mesh, m, size, partial(_mirrored, mode, size, low), shape[d])
         if mode == "constant" and value:
             outside = torch.tensor(
-                [not 0 <= i - low < size for i in range(*mine(mesh, m, places))], device=local.device
+                [not 0 <= i - low < size for i in range(*mine(mesh, m, places))], dtype=torch.bool, device=local.device
             )
             local = local.masked_fill(outside.view(-1, *[1] * (x.dim() - 1 - d)), value)
-    return joined(func(local, rest, mode, value) if any(rest) else local, mesh, x.placements, shape)
+    if any(rest):
+        local = func(local, rest, mode, value) if local.numel() else func(local, rest)  # which alone takes no positions
+    return joined(local, mesh, x.placements, shape)
 
 
 def _mirrored(mode: str, size: int, low: int, start: int, stop: int) -> list[int]:

@@ -231,4 +231,4 @@ def take(
     local = want(local, dim, mesh, m, length, ranges)
     if own == list(range(start, stop)):
         return local
-    return local.index_select(dim, torch.tensor([p - start for p in own], device=local.device))
+    return local.index_select(dim, torch.tensor([p - start for p in own], dtype=torch.long, device=local.device))
