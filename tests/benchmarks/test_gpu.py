@@ -34,6 +34,7 @@ def dry_run(out: Path, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_dry_run_and_its_continuation(tmp_path: Path) -> None:
     """Device and versions first, a line for each row, both files; a second run measures only what is missing."""
     said = dry_run(tmp_path, "--only", "mamba", "--seconds", "120").splitlines()
@@ -88,6 +89,7 @@ def test_a_sequence_is_measured_in_both_layouts() -> None:
         assert given["weight"].is_contiguous()
 
 
+@pytest.mark.slow
 def test_some_stages(tmp_path: Path) -> None:
     """Only what is named is run; what an earlier run found is kept."""
     dry_run(tmp_path, "--only", "mamba", "--stages", "card,conformance")
@@ -139,6 +141,7 @@ def task(kind: str) -> dict[str, Any]:
     return {"passed": 1, "process": os.getpid()}
 
 
+@pytest.mark.slow
 def test_a_worker_outlives_its_processes() -> None:
     worker = Worker()
     try:

@@ -31,6 +31,7 @@ def test_a_few(request: pytest.FixtureRequest) -> None:
     assert "4 kernels, 0 faults" in said
 
 
+@pytest.mark.slow
 def test_a_band(request: pytest.FixtureRequest) -> None:
     said = compile_all(request, "--passes", "forward", "grad_weight", "--", "g128ic128oc128mb8ih32kh13ph6 bfloat16")
     assert "2 kernels, 0 faults" in said

@@ -274,7 +274,7 @@ class Net(torch.nn.Module):
     [
         ("aot_eager", None),
         ("aot_eager", "im2col"),
-        ("inductor", "im2col"),
+        pytest.param("inductor", "im2col", marks=pytest.mark.slow),  # compiles C++
         pytest.param("inductor", None, marks=pytest.mark.slow),  # compiles PyTorch's own convolutions
     ],
 )

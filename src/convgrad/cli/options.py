@@ -44,7 +44,7 @@ __all__ = [
 
 OUTPUTS: Final[tuple[Output, ...]] = ("forward", "grad_input", "grad_weight", "grad_bias")
 PROPERTIES: Final = (
-    "exact", "again", "bound", "memory", "layouts", "bias", "sweeps", "adjoint", "deterministic", "nonfinite",
+    "exact", "again", "bound", "memory", "layouts", "bias", "sweeps", "deterministic", "nonfinite",
     "workspace",
 )  # fmt: skip
 DTYPES: Final = (

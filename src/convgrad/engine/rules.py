@@ -41,6 +41,7 @@ forward      grouped    itemsize < 4                                            
 forward      grouped    itemsize >= 8                                                   native              1.5x
 forward      grouped    group < 8                                                       native              2.5x
 forward      grouped    pixels >= 700, stride < 2                                       native              1.4x
+forward      grouped    stride >= 2, threads >= 4, not channels_last                    native              1.2x
 forward      grouped    ndim < 2, taps >= 64, stride < 2                                aten:channels_last  1.5x
 forward      dense      ndim >= 3, batch < 2, channels >= 16, Mflop >= 100, taps >= 8   aten:mkldnn         1.3x
 forward      emulated   always                                                          native              6x
