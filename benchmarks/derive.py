@@ -37,7 +37,7 @@ CHOICES: tuple[tuple[str, ...], ...] = (
     *((way,) for way in WAYS),
     *((a, b) for a in WAYS for b in WAYS[1:] if a not in ("aten", "separate") and a != b),
 )
-_LEAST_ROWS = 4  # of a line
+_LEAST_ROWS = 8  # of a line: fewer fit what is said of one problem, not of a kind
 _DEEPEST = 4
 _RISK = 2.0  # what a loss against PyTorch's own call counts beyond itself
 _LENGTHS = np.array([len(choice) for choice in CHOICES])

@@ -38,7 +38,8 @@ ROWS = [
     ("mb1g8ic8ih9oc8kh5", ("forward",), ["aten"]),  # 25
     ("mb1g8ic8ih9oc8kh3 channels_last", ("forward",), ["aten"]),
     ("mb1g8ic8ih9oc8kh3ph1", ("grad_input",), ["aten"]),  # no line about it
-    ("mb1ic8ih9oc8kh3", ("forward",), ["native"]),
+    ("mb4ic8ih9oc8kh3", ("forward",), ["native"]),
+    ("mb1ic8ih9oc8kh3", ("forward",), ["aten"]),  # so few operations that PyTorch's own call is faster
     ("mb1ic8ih9oc32kh3", ("forward",), ["im2col"]),  # native cannot
     ("mb1ic64ih64oc64kh2sh2", ("forward",), ["im2col"]),
     ("mb1ic64ih64oc64kh3sh2", ("forward",), ["aten"]),
@@ -120,7 +121,7 @@ def test_what_a_rule_takes_is_measured_too(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("table")
-@pytest.mark.parametrize("text", [VOLUME, "mb2ic64ih28oc64kh1sh2", "mb2ic20iw28oc4kw5pw2"])
+@pytest.mark.parametrize("text", [VOLUME, "mb2ic64ih28oc64kh1sh2", "mb16ic20iw28oc4kw5pw2"])
 def test_the_public_function_gives_what_pytorch_gives(text: str) -> None:
     p = ConvProblem.parse(text)
     x, w = torch.randn(p.input_shape, requires_grad=True), torch.randn(p.weight_shape, requires_grad=True)
@@ -154,7 +155,7 @@ def test_the_table_is_a_screenful_of_lines_that_say_something(text: str) -> None
     assert 0 < len(every) <= 48
     probe = ConvProblem.parse(VOLUME)
     for rule in every:
-        assert rule.way in {*backends(), rules.SEPARATE} - {"aten", "reference"}
+        assert rule.way in {*backends(), rules.SEPARATE} - {"reference"}
         assert rule.gain.endswith("x")
         rule.holds(probe, 1)  # each condition is one
         assert all(rules._holds(c, probe, 1) in (True, False) for c in rule.conditions)
