@@ -24,6 +24,7 @@ def compile_all(request: pytest.FixtureRequest, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_few(request: pytest.FixtureRequest) -> None:
     """Both memory formats, a result, a sum and the sweep, on all three chips."""
     text = "g32ic32oc32mb32ih28iw28kh1kw3ph0pw1 bfloat16"

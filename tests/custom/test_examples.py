@@ -21,6 +21,7 @@ def run(name: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_triton_kernel() -> None:
     """By Triton's interpreter."""
     pytest.importorskip("triton")  # there is none for some machines

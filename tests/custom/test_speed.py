@@ -75,6 +75,7 @@ def test_the_same_code_is_neither_faster_nor_slower(measured: list[Any]) -> None
     assert 0.5 < backend.timings[0].speed < 2
 
 
+@pytest.mark.slow
 def test_each_way_in_which_it_is_called_is_timed(measured: list[Any]) -> None:
     def both(g: Tensor, x: Tensor, w: Tensor, p: ConvProblem, mask: Any) -> tuple[Tensor, Tensor]:
         return grad_input(g, w, p), grad_weight(g, x, p)

@@ -266,6 +266,7 @@ def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     assert checked == ["first", "third"]
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until enough problems have passed, and then no more than the time given."""
     monkeypatch.setattr(convgrad.custom.verified, "FLOOR", 12)

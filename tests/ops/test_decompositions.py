@@ -136,6 +136,7 @@ print(program(torch.ones(1, 4, 8, 8)).shape[0], "convgrad" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_a_saved_program_names_what_to_import(tmp_path: Path) -> None:
     program = torch.export.export(convgrad.nn.Conv2d(4, 4, 3, groups=4), (torch.ones(1, 4, 8, 8),))
     ours, atens = tmp_path / "ours.pt2", tmp_path / "atens.pt2"

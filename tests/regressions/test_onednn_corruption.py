@@ -34,7 +34,10 @@ torch.testing.assert_close(got, torch.autograd.grad(y, (x, w), g), rtol=1e-4, at
 """
 
 
-@pytest.mark.parametrize(("d", "way"), [(2, "function"), (2, "operator"), (2, "compiled"), (3, "function")])
+@pytest.mark.parametrize(
+    ("d", "way"),
+    [(2, "function"), (2, "operator"), (3, "function"), pytest.param(2, "compiled", marks=pytest.mark.slow)],
+)
 def test_the_process_survives(d: int, way: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT.format(d=d, way=way)], capture_output=True, text=True, check=False
