@@ -162,7 +162,7 @@ Backends = Annotated[
 ]  # fmt: skip
 Properties = Annotated[
     list[str] | None,
-    typer.Option("--property", "--aspect", metavar="NAME", help=f"Some of: {', '.join(PROPERTIES)}.",
+    typer.Option("--property", metavar="NAME", help=f"Some of: {', '.join(PROPERTIES)}.",
                  callback=_known("property", PROPERTIES), autocompletion=words(lambda: PROPERTIES)),
 ]  # fmt: skip
 Dtype = Annotated[

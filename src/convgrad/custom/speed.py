@@ -16,7 +16,7 @@ import torch
 from .._compat import channels_last_of
 from ..check import default_problems
 from ..engine import Plan, Step, choose, store, without
-from ..engine.ab_timer import Ratio, compare, conditions
+from ..engine.ab_timer import Ratio, call_seconds, compare, conditions
 from ..errors import CheckError
 from ..problem import OPERANDS, ConvProblem, Output, Slot
 from ..settings import current
@@ -144,15 +144,9 @@ def _timed(backend: CustomBackend, outputs: tuple[Output, ...], problem: ConvPro
 
 
 def _once(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of the second call: the first one allocates, compiles, plans."""
-    seconds = 0.0
-    for _ in range(2):
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - start
-    return seconds
+    """Seconds of the second call."""
+    call()
+    return call_seconds(call, device)
 
 
 def _call(

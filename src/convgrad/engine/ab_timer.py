@@ -24,6 +24,7 @@ import torch
 __all__ = [
     "Comparison",
     "Ratio",
+    "call_seconds",
     "compare",
     "conditions",
     "keep_memory",
@@ -176,6 +177,17 @@ def compare(
         for name in names if i % 2 == 0 else reversed(names):
             samples[name].append(timers[name](inner[name]))
     return Comparison(baseline, {name: tuple(s) for name, s in samples.items()}, confidence)
+
+
+def call_seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, work on the device included; a first call allocates, compiles and plans."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return max(time.perf_counter() - start, 1e-9)
 
 
 def _timer(call: Callable[[], object], device: torch.device) -> Callable[[int], float]:

@@ -291,16 +291,16 @@ def _call(
 
 def _times(calls: dict[str, Callable[[], None]], device: torch.device) -> tuple[dict[str, float], dict[str, str]]:
     """The time of each way relative to the first one's, and what those raised that cannot be called."""
-    from .ab_timer import compare
+    from .ab_timer import call_seconds, compare
 
     once: dict[str, float] = {}
     raised: dict[str, str] = {}
     for way, call in calls.items():
         try:
-            slow = _seconds(call, device) > _MOST_SECONDS  # it allocates, compiles, plans
-            once[way] = best = _seconds(call, device)
+            slow = call_seconds(call, device) > _MOST_SECONDS  # it allocates, compiles, plans
+            once[way] = best = call_seconds(call, device)
             for _ in range(0 if slow else 1 if best > _BRIEF else 4):  # caches and memory settle
-                once[way] = min(once[way], _seconds(call, device))
+                once[way] = min(once[way], call_seconds(call, device))
         except Exception as error:  # whatever a user's function raises
             raised[way] = f"it raised {type(error).__name__}: {str(error)[:200]}"
     if not once:
@@ -314,13 +314,3 @@ def _times(calls: dict[str, Callable[[], None]], device: torch.device) -> tuple[
         for way in hopeful:
             once[way] = once[fastest] / seen.speedup(way).value
     return {way: seconds / once[first] for way, seconds in once.items()}, raised
-
-
-def _seconds(call: Callable[[], None], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return max(time.perf_counter() - start, 1e-9)

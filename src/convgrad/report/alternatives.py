@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +11,7 @@ from .. import settings
 from .._compat import channels_last_of
 from ..check import first_look
 from ..engine import Plan, Step, backends, plan_for, random_operands, reasons_against, slots_of
-from ..engine.ab_timer import Comparison, compare
+from ..engine.ab_timer import Comparison, call_seconds, compare
 from ..problem import ConvProblem, Output, passes_of
 
 __all__ = ["CHOSEN", "LAST", "compared", "worth_looking"]
@@ -54,7 +53,9 @@ def compared(
     try:
         with torch.no_grad():
             calls = {name: _call(plan) for name, plan in plans.items()}
-            once = {name: _seconds(call, device) for name, call in calls.items()}
+            for call in calls.values():
+                call()  # the first call allocates, compiles, plans
+            once = {name: call_seconds(call, device) for name, call in calls.items()}
             most = min(_MOST_SECONDS, _HOPELESS * once[CHOSEN])
             calls = {name: call for name, call in calls.items() if once[name] <= most}
             if len(calls) < 2 or CHOSEN not in calls:
@@ -82,15 +83,3 @@ def _call(plan: Plan) -> Callable[[], object]:
     grad_output, input, weight = operands
     ordered = (input, grad_output, weight) if p.transposed else (grad_output, input, weight)
     return partial(plan.gradients, *ordered)
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of the second call: the first one allocates, compiles, plans."""
-    seconds = 0.0
-    for _ in range(2):
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds = time.perf_counter() - start
-    return seconds

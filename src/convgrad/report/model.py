@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..diagnostics import module_names
 from ..engine import Event, observers
-from ..engine.ab_timer import Comparison, Ratio, compare
+from ..engine.ab_timer import Comparison, Ratio, call_seconds, compare
 from ..models import (
     NO_COPY,
     Usage,
@@ -186,13 +186,7 @@ def _compared(steps: dict[str, Call], seconds: float, first: float, device: torc
     once: dict[str, float] = {}
     for name, step in steps.items():
         step()  # the first call allocates, compiles, plans
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        start = time.perf_counter()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        once[name] = time.perf_counter() - start
+        once[name] = call_seconds(step, device)
     if _CALLS * sum(once.values()) > seconds:
         steps = dict(list(steps.items())[:2])
     return compare(steps, "PyTorch", seconds=seconds, device=device)
