@@ -72,6 +72,15 @@ def test_the_first_line_that_fits_and_can(text: str, outputs: tuple[Output, ...]
 
 
 @pytest.mark.usefixtures("table")
+def test_apart_only_where_another_backend_takes_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own backward computes both gradients in one call, and its autograd does without ours."""
+    both = "both  dense  always  separate  1.2x\n"
+    for text, expected in ((both, ["aten"]), (both + "grad_weight  dense  always  im2col  2x\n", ["aten", "im2col"])):
+        monkeypatch.setattr(rules, "TABLE", text)
+        assert [step.backend.name for step in chosen("mb1ic64ih64oc64kh3", BOTH)] == expected
+
+
+@pytest.mark.usefixtures("table")
 def test_the_reason_is_the_line() -> None:
     [step] = chosen("mb1g8ic8ih9oc8kh3ph1", ("forward",))
     assert step.reason.startswith(

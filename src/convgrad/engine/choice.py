@@ -148,7 +148,10 @@ def _by_rule(
     passes = passes_of(outputs)
     for way, why in by_rule(problem, passes, device, settings.threads):
         if way == SEPARATE and len(passes) > 1:
-            return ()
+            apart = (_by_rule(problem, (one,), device, settings) for one in passes)
+            if any(step.backend.name != "aten" for steps in apart for step in steps):
+                return ()
+            continue  # PyTorch's own backward computes both in one call
         if way in backends():
             steps = _by(get_backend(way), f"by rule: {why}", problem, outputs, device, settings)
             if steps:
