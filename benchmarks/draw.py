@@ -18,9 +18,10 @@ from pathlib import Path
 
 Row = dict[str, str]
 LAYOUTS = ("contiguous", "channels_last")
+STEPS = (*LAYOUTS, "auto")  # the layouts of training steps
 OUTPUTS = ("forward", "backward")
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
-_COLOURS = {"contiguous": "#3b6ea5", "channels_last": "#d08a3c"}
+_COLOURS = {"contiguous": "#3b6ea5", "channels_last": "#d08a3c", "auto": "#4a9a5b"}
 
 
 def read(paths: Sequence[Path]) -> tuple[list[Row], list[Row]]:
@@ -53,15 +54,15 @@ def models_of(layers: Sequence[Row], steps: Sequence[Row]) -> list[str]:
 def markdown(layers: Sequence[Row], steps: Sequence[Row]) -> Iterator[str]:
     """A line for each model: its layers' geometric mean and worst, and its training step, in each layout."""
     heads = [f"{o}, {layout}" for layout in LAYOUTS for o in OUTPUTS]
-    yield f"| model | {' | '.join(heads)} | step, contiguous | step, channels_last |"
-    yield f"|---|{'---:|' * (len(heads) + 2)}"
+    yield f"| model | {' | '.join(heads)} | {' | '.join(f'step, {layout}' for layout in STEPS)} |"
+    yield f"|---|{'---:|' * (len(heads) + len(STEPS))}"
     for model in models_of(layers, steps):
         some = [r for r in layers if model in r["models"].split()]
         taken = {r["layout"]: f"{float(r['speed']):.2f}x" for r in steps if r["model"] == model}
         yield _line(model, _cells(some, "measured"), taken)
     means = {
         layout: f"{statistics.geometric_mean(speeds):.2f}x"
-        for layout in LAYOUTS
+        for layout in STEPS
         if (speeds := [float(r["speed"]) for r in steps if r["layout"] == layout])
     }
     yield _line("**all**", _cells(layers, "measured"), means)
@@ -80,7 +81,7 @@ def _cells(rows: Sequence[Row], who: str) -> list[str]:
 
 
 def _line(name: str, cells: Sequence[str], steps: dict[str, str]) -> str:
-    return f"| {name} | {' | '.join([*cells, *(steps.get(layout, '') for layout in LAYOUTS)])} |"
+    return f"| {name} | {' | '.join([*cells, *(steps.get(layout, '') for layout in STEPS)])} |"
 
 
 def conditions(rows: Sequence[Row]) -> str:
@@ -108,7 +109,7 @@ def draw(layers: Sequence[Row], steps: Sequence[Row], path: Path) -> None:
     mpl.rcParams.update({"svg.hashsalt": "convgrad", "svg.fonttype": "none", "font.size": 9})
     models = models_of(layers, steps)[::-1]
     figure, panels = plt.subplots(1, 2, sharey=True, figsize=(9, 0.32 * len(models) + 1.2), layout="constrained")
-    offsets = dict(zip(LAYOUTS, (0.15, -0.15), strict=True))
+    offsets = dict(zip(STEPS, (0.15, -0.15, 0), strict=True))
     for row in layers:
         for model in row["models"].split():
             at = models.index(model) + offsets[row["layout"]]
@@ -117,7 +118,7 @@ def draw(layers: Sequence[Row], steps: Sequence[Row], path: Path) -> None:
         at, colour = models.index(row["model"]) + offsets[row["layout"]], _COLOURS[row["layout"]]
         panels[1].plot([float(row["low"]), float(row["high"])], [at, at], color=colour, lw=1.2, alpha=0.6)
         panels[1].plot(float(row["speed"]), at, "o", color=colour, ms=4, mew=0)
-    titles = ("each layer, against PyTorch's best layout", "a training step, against the same layout")
+    titles = ("each layer, against PyTorch's best layout", "a training step (auto: against contiguous)")
     panels[0].set_xscale("log")
     for panel, title in zip(panels, titles, strict=True):
         panel.axvline(1, color="black", lw=0.8)
@@ -131,7 +132,7 @@ def draw(layers: Sequence[Row], steps: Sequence[Row], path: Path) -> None:
     panels[0].xaxis.set_minor_formatter(lambda value, _: f"{value:g}x" if value in (0.5, 2, 5, 20, 50) else "")
     for layout, colour in _COLOURS.items():
         panels[1].plot([], [], "o", color=colour, ms=4, mew=0, label=layout)
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
 

@@ -124,7 +124,9 @@ def test_steps_in_each_layout_with_equal_losses(tmp_path: Path, capsys: Any) -> 
     assert run(command) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
     found = rows(file)
-    assert [(r["model"], r["layout"]) for r in found] == [("tiny", "contiguous"), ("tiny", "channels_last")]
+    assert [(r["model"], r["layout"]) for r in found] == [
+        ("tiny", layout) for layout in ("contiguous", "channels_last", "auto")
+    ]
     for r in found:
         assert (r["batch"], r["size"], r["convolutions"], r["note"]) == ("2", "16", "2", "")
         assert float(r["stock_ms"]) / float(r["ours_ms"]) == pytest.approx(float(r["speed"]), rel=2e-3)
@@ -133,10 +135,10 @@ def test_steps_in_each_layout_with_equal_losses(tmp_path: Path, capsys: Any) -> 
 
 
 def test_a_step_whose_loss_differs_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(model: nn.Sequential, example_inputs: Tensor) -> Any:
+    def broken(model: nn.Sequential, layout: str | None, example_inputs: Tensor) -> Any:
         assert isinstance(model[1].weight, Tensor)
         model[1].weight.data *= 2
-        return accelerate(model, example_inputs=example_inputs)
+        return accelerate(model, layout, example_inputs=example_inputs)
 
     accelerate = bench_steps.accelerate_
     monkeypatch.setattr(bench_steps, "accelerate_", broken)
@@ -164,6 +166,7 @@ def test_a_busy_machine_is_busy_and_idle_again(tmp_path: Path) -> None:
         ["layers", "--seconds", "0"],
         ["layers", "--minutes", "-1"],
         ["layers", "--csv", "no/such/folder/x.csv"],
+        ["layers", "--layout", "auto"],
         ["steps", "nosuch"],
         ["steps", "--seconds", "nan"],
     ],

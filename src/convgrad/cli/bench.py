@@ -36,22 +36,24 @@ def _positive(seconds: float) -> float:
 
 
 _LAYOUTS = ("contiguous", "channels_last")
+_STEP_LAYOUTS = (*_LAYOUTS, "auto")
 
 
-def _layout(name: str) -> str:
-    if name and name not in _LAYOUTS:
-        raise fail(f"there is no layout {name!r}", f"one of {', '.join(_LAYOUTS)}")
-    return name
+def _one_of(names: tuple[str, ...], meaning: str) -> Any:
+    """The option of a layout."""
+
+    def known(name: str) -> str:
+        if name and name not in names:
+            raise fail(f"there is no layout {name!r}", f"one of {', '.join(names)}")
+        return name
+
+    return typer.Option(help=f"{meaning}; else all.", callback=known, autocompletion=words(lambda: names))
 
 
 Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")]
 Threads = Annotated[int, typer.Option(help="As torch.set_num_threads.")]
-Layout = Annotated[
-    str,
-    typer.Option(
-        help="contiguous or channels_last; else both.", callback=_layout, autocompletion=words(lambda: _LAYOUTS)
-    ),
-]
+Layout = Annotated[str, _one_of(_LAYOUTS, "contiguous or channels_last")]
+StepLayout = Annotated[str, _one_of(_STEP_LAYOUTS, "contiguous, channels_last, or auto")]
 Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.")]
 Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
 Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.")]
@@ -132,7 +134,7 @@ def layers(
 def steps(
     models: Models = None,
     threads: Threads = 0,
-    layout: Layout = "",
+    layout: StepLayout = "",
     seconds: Annotated[
         float, typer.Option(help="For each comparison: images shrink until it fits.", callback=_positive)
     ] = 15.0,
@@ -143,6 +145,9 @@ def steps(
     as_json: AsJson = False,
 ) -> None:
     """A training step of real models (forward, backward, SGD): stock against `accelerate_`, both in the same layout.
+
+    In the layout "auto", stock is contiguous and ours is accelerate_(model, "auto"), which turns the model to
+    channels_last where that is measured to be faster.
 
     What was measured here (`convgrad tune`, `convgrad bench layers`) is used, else the rules. The losses are compared
     first; then steps of the two alternate. Interrupted, or out of time, it goes on with --resume.

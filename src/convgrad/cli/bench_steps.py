@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from ..engine.ab_timer import Ratio, compare, conditions
 from ..models import accelerate_
 from .app import say, say_table
-from .bench_layers import LAYOUTS
 from .bench_models import MODELS, Model, models_named
 from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, plain, prepare, progress
 
@@ -27,6 +26,8 @@ COLUMNS = (
     "model", "layout", "batch", "size", "replaced", "convolutions", "stock_ms", "ours_ms", "speed", "low", "high",
     "note", *CONDITIONS,
 )  # fmt: skip
+#: In the last, stock is contiguous and ours may be turned to channels_last.
+LAYOUTS = ("contiguous", "channels_last", "auto")
 _KEY = ("model", "layout", "threads", "busy")
 #: Batches and sizes of images, until one step takes little enough; of sequences only the batch counts.
 _SCALES = ((4, 224), (2, 224), (4, 128), (2, 128), (2, 64))
@@ -58,7 +59,7 @@ def run_steps(
             for job in missing:
                 if deadline.over():
                     break
-                found = _timed(MODELS[job["model"]], job["layout"] == "channels_last", seconds)
+                found = _timed(MODELS[job["model"]], job["layout"], seconds)
                 results.add({**dict.fromkeys(COLUMNS, ""), **job, **found, **where})
                 advance()
         except KeyboardInterrupt:
@@ -76,15 +77,16 @@ def run_steps(
 # ---- timing ------------------------------------------------------------------------------------------
 
 
-def _timed(model: Model, channels_last: bool, seconds: float) -> dict[str, Any]:
+def _timed(model: Model, layout: str, seconds: float) -> dict[str, Any]:
     """The columns of a row that are found by running it."""
     torch.manual_seed(0)
+    channels_last = layout == "channels_last"
     stock = model.build().train()
     if channels_last:
         stock = stock.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     batch, size, x = _scaled(stock, model, channels_last, seconds)
     ours = copy.deepcopy(stock)
-    report = accelerate_(ours, example_inputs=x)
+    report = accelerate_(ours, "auto" if layout == "auto" else None, example_inputs=x)
     calls = {"stock": _step(stock, x), "ours": _step(ours, x)}
     losses = []
     for call in calls.values():
