@@ -13,40 +13,6 @@ from torch.autograd import forward_ad
 
 from .errors import CollectiveError
 
-__all__ = [
-    "AutoDispatchBelowAutograd",
-    "after_autograd",
-    "all_to_all",
-    "amx_here",
-    "any_autocast",
-    "aten_memory_format",
-    "avx512_here",
-    "channels_last_of",
-    "cpu_convolution",
-    "cpu_lacks",
-    "cuda_driver",
-    "dispatch_modes",
-    "fake_mode",
-    "forward_ad_active",
-    "fp32_precision",
-    "function_modes",
-    "functorch_active",
-    "hint_of",
-    "inner_transforms",
-    "is_batched",
-    "is_fake",
-    "is_legacy_batched",
-    "is_subclass",
-    "is_traced",
-    "jit_tracing",
-    "profiler_enabled",
-    "record",
-    "single_level",
-    "suggests_channels_last",
-    "wait",
-    "will_engine_execute",
-]
-
 _C: Any = torch._C
 
 functorch_active = _C._are_functorch_transforms_active

@@ -35,8 +35,6 @@ from torch import Tensor
 
 from .problem import PaddingMode
 
-__all__ = ["OPERANDS", "Form", "Role", "contract", "derivative", "sum_of_bias", "tangent"]
-
 Role = Literal["input", "weight", "output"]
 
 #: The roles that the operator yielding a role contracts, in the order of its arguments.

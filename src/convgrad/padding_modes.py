@@ -17,8 +17,6 @@ from torch.nn import functional as F
 from ._compat import channels_last_of, functorch_active, jit_tracing, suggests_channels_last
 from .sizes import readable
 
-__all__ = ["Sides", "fits", "fold", "is_plain", "pad"]
-
 #: (low, high) of each of the last dimensions.
 Sides = tuple[tuple[int, int], ...]
 

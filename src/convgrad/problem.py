@@ -22,20 +22,6 @@ import torch
 from . import problem_text
 from .sizes import effective_kernel, output_length, readable
 
-__all__ = [
-    "OUTPUTS",
-    "PASSES",
-    "ConvProblem",
-    "Output",
-    "PaddingMode",
-    "Pass",
-    "Slot",
-    "gradient_outputs",
-    "in_order",
-    "passes_of",
-    "shown_outputs",
-]
-
 Pass = Literal["forward", "grad_input", "grad_weight"]
 Output = Literal["forward", "grad_input", "grad_weight", "grad_bias"]
 Slot = Literal["input", "weight", "grad_output"]

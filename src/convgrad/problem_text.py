@@ -31,8 +31,6 @@ import torch
 
 from .sizes import effective_kernel, output_length
 
-__all__ = ["MODES", "format_problem", "parse", "read_problem_file"]
-
 #: What a text is made: this module knows the grammar, `problem` the value.
 Problem = TypeVar("Problem")
 

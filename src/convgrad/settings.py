@@ -7,18 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Settings",
-    "benchmark",
-    "cudnn_allows_tf32",
-    "current",
-    "deterministic",
-    "flags",
-    "measure",
-    "measuring",
-    "mkldnn",
-]
-
 #: What `measure` has set: the share of the running time that measuring may take, 0 for none at all; None leaves it to
 #: ``torch.backends.cudnn.benchmark``. A list of one item, which a call reads without a function.
 measuring: list[float | None] = [None]

@@ -17,16 +17,6 @@ from .errors import ShapeError
 from .problem import ConvProblem
 from .sizes import effective_kernel, output_length
 
-__all__ = [
-    "Geometry",
-    "check_rank",
-    "conv_geometry",
-    "convolution_shape",
-    "padding_pairs",
-    "problem_of",
-    "require",
-]
-
 Shape = Sequence[int]
 
 

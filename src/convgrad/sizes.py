@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["effective_kernel", "output_length", "readable"]
-
 
 def effective_kernel(kernel: int, dilation: int) -> int:
     """Number of positions that a dilated kernel spans."""

@@ -7,8 +7,6 @@ import textwrap
 from collections.abc import Collection, Sequence
 from html import escape
 
-__all__ = ["command_lines", "html_table", "text_table", "wrapped"]
-
 
 def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), width: int | None = None) -> str:
     """Columns under the titles in the first row; a titled column that is empty in every other row is left out.

@@ -18,16 +18,6 @@ from .errors import DtypeError, UnsupportedError
 from .problem import RESULT, ConvProblem, Output, passes_of
 from .shapes import Geometry, Shape, check_rank, convolution_shape, given, require
 
-__all__ = [
-    "check_backward",
-    "check_grad_input",
-    "check_grad_weight",
-    "check_memory",
-    "check_operands",
-    "refuse_mixed",
-    "refuse_nested",
-]
-
 
 def check_backward(
     grad_shape: Shape,

@@ -29,9 +29,6 @@ from ..tables import command_lines, text_table, wrapped
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["COMMANDS", "RequestError", "app", "before_the_word", "command", "device_here", "fail", "run", "say",
-           "say_json", "say_table", "width"]  # fmt: skip
-
 #: Every command and what ``convgrad --help`` says of it; its module, of the same name, is loaded when it is called.
 COMMANDS: Final = {
     "info": "Versions, device, backends, settings in force, paths.",

@@ -6,8 +6,6 @@ import sys
 
 from .app import say
 
-__all__ = ["defects_here", "search"]
-
 
 def search(seconds: float, seed: int) -> list[dict[str, str]]:
     """Search, print, keep and return what is found."""

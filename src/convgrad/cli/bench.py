@@ -11,8 +11,6 @@ from typer.core import TyperGroup
 from .app import app, command, device_here, fail, say_json
 from .options import AsJson, Backends, CsvFile, Device, Outputs, Transposed, problem_or, words
 
-__all__ = ["bench"]
-
 
 class _Bench(TyperGroup):
     """`layers`, `steps`, or what is not named by a word: problems."""

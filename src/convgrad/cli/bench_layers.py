@@ -22,8 +22,6 @@ from .app import say, say_table
 from .bench_models import MODELS, WRITTEN, layers_of, models_named
 from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, plain, prepare, progress
 
-__all__ = ["LAYOUTS", "call_of", "pytorchs", "run_layers"]
-
 CPU = torch.device("cpu")
 LAYOUTS = ("contiguous", "channels_last")
 _SAME = 1e-3  # relative difference of results that are the same; a wrong one is thousands of times above

@@ -16,8 +16,6 @@ from ..diagnostics import Explanation, Machine, explain
 from ..problem import ConvProblem
 from .app import fail
 
-__all__ = ["MODELS", "WRITTEN", "Model", "layers_of", "models_named"]
-
 
 @dataclass(frozen=True)
 class Model:

@@ -23,8 +23,6 @@ from .app import fail, say, say_table
 from .bench_layers import pytorchs
 from .problem_arguments import read_problems
 
-__all__ = ["run_problems"]
-
 _CHECKED_FLOPS = 2_000_000  # the definition is slow: a large problem is checked at a reduced size
 _HOW_TO_READ = (
     "PyTorch's time is its median over all rounds; speed is the median of the ratios inside a round, with its 95 % "

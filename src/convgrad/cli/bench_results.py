@@ -18,8 +18,6 @@ from .. import __version__
 from ..engine.ab_timer import keep_memory, surroundings
 from .app import fail
 
-__all__ = ["CONDITIONS", "Deadline", "Results", "busy_cores", "conditions_here", "plain", "prepare", "progress"]
-
 #: Columns that say where a row comes from.
 CONDITIONS = ("processor", "threads", "torch", "convgrad", "commit", "memory", "busy")
 

@@ -20,8 +20,6 @@ from .app import say, say_table
 from .bench_models import MODELS, Model, models_named
 from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, plain, prepare, progress
 
-__all__ = ["run_steps"]
-
 COLUMNS = (
     "model", "layout", "batch", "size", "replaced", "convolutions", "stock_ms", "ours_ms", "speed", "low", "high",
     "note", *CONDITIONS,

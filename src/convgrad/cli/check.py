@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ..check import CheckResult
     from ..problem import ConvProblem, Output
 
-__all__ = ["check"]
-
 #: Of many problems these are checked unless --thorough asks for all: is every element right?
 _QUICK = ("exact", "bound")
 _MOST_FLOPS = 2_000_000

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from ..diagnostics import Explanation, Machine, ModelExplanation
     from ..problem import Output
 
-__all__ = ["explain_command"]
-
 
 @dataclass(frozen=True)
 class Place:

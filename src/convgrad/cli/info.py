@@ -13,8 +13,6 @@ from ..tables import wrapped
 from .app import command, say, say_json, width
 from .options import BACKENDS, AsJson
 
-__all__ = ["gather", "info"]
-
 #: Everyday layers, for which each backend says whether it can compute them.
 _SAMPLES = {
     "depthwise": "g32mb1ic32ih56oc32kh3ph1",

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["KNOWN", "build", "build_with_inputs", "example_input"]
-
 #: Names of transformers' configurations by the name that people use, and the size of an example input.
 KNOWN: dict[str, tuple[str, tuple[int, ...]]] = {
     "convnext": ("ConvNextConfig", (3, 224, 224)),

@@ -10,8 +10,6 @@ import typer
 from .app import command, say, say_json
 from .options import AsJson
 
-__all__ = ["names"]
-
 _DIRECT = (
     "convgrad.direct: the functions that call one library by its name, most of which PyTorch 1.11 removed, in the "
     "argument order of PyTorch 1.10; each is differentiable; docs/direct.md\n"

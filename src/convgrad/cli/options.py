@@ -20,28 +20,6 @@ from .app import before_the_word, fail
 if TYPE_CHECKING:
     from ..problem import Output
 
-__all__ = [
-    "DTYPES",
-    "OUTPUTS",
-    "PROPERTIES",
-    "AsJson",
-    "Backends",
-    "ChannelsLast",
-    "CsvFile",
-    "Device",
-    "Dtype",
-    "Input",
-    "JsonFile",
-    "Machines",
-    "Outputs",
-    "Properties",
-    "Transposed",
-    "is_problem",
-    "outputs_named",
-    "problem_or",
-    "words",
-]
-
 OUTPUTS: Final[tuple[Output, ...]] = ("forward", "grad_input", "grad_weight", "grad_bias")
 PROPERTIES: Final = (
     "exact", "again", "bound", "memory", "layouts", "bias", "sweeps", "deterministic", "nonfinite",

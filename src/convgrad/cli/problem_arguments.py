@@ -10,8 +10,6 @@ from ..problem import PASSES, ConvProblem, Pass
 from ..problem_text import read_problem_file
 from .app import fail
 
-__all__ = ["read_problems"]
-
 #: benchdnn's names of directions, and what a plain problem and a transposed one compute in each.
 _DIRECTIONS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]] = {
     "FWD": (("forward",), ("grad_input",)),

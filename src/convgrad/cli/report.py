@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from ..report import Profile
 
-__all__ = ["report"]
-
 #: Where neither the model nor the command says what comes in: normalisation needs more than one image.
 _BATCH = 2
 

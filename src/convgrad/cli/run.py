@@ -11,8 +11,6 @@ import typer
 from .app import command, fail, say_json, width
 from .options import CsvFile, JsonFile
 
-__all__ = ["run_command"]
-
 
 @command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run_command(

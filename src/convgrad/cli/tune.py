@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..engine import Event
     from ..problem import ConvProblem, Output
 
-__all__ = ["tune"]
-
 
 class _Job(NamedTuple):
     """What one call computes: the output, or both gradients."""

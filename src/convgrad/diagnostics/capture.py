@@ -23,8 +23,6 @@ from ..shapes import problem_of
 from .aten_rules import ConvCall, Machine
 from .aten_rules.aten_trace import trace_call
 
-__all__ = ["Captured", "capture", "module_names", "problem_on"]
-
 
 @dataclass(frozen=True)
 class Captured:

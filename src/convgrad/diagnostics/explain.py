@@ -19,8 +19,6 @@ from .explanation import Answer, Explanation, Layer, ModelExplanation
 from .measure import is_here, require_here, timed
 from .roofline import limits_of
 
-__all__ = ["explain", "explain_problem"]
-
 Outputs = Output | Sequence[Output] | None
 
 

@@ -19,8 +19,6 @@ from .roofline import Limits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Answer", "Explanation", "Layer", "ModelExplanation"]
-
 
 @dataclass(frozen=True)
 class Answer:

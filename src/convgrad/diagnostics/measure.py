@@ -18,8 +18,6 @@ from .aten_rules import Machine
 from .explanation import Answer
 from .onednn_log import OneDNNLog
 
-__all__ = ["is_here", "plan_of", "random_operands", "require_here", "timed"]
-
 _MOST_BYTES = 4 << 30
 _SLOW = 0.2  # seconds
 _DIFFERENT = 1.05  # times as long: less is noise

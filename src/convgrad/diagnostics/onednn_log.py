@@ -10,8 +10,6 @@ import tempfile
 
 import torch
 
-__all__ = ["OneDNNLog"]
-
 
 class OneDNNLog:
     """Turns oneDNN's log on, keeps it off the user's standard output, and gives out what was added.

@@ -19,8 +19,6 @@ from .roofline import Limits
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Point", "draw_roofline", "inline", "saved", "svg"]
-
 _LABELS = 8  # more would hide each other
 
 #: Variable of a page -> the colour that stands for it in the drawing.

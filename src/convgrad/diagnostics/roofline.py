@@ -17,8 +17,6 @@ from ..engine.ab_timer import conditions
 from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
 from .aten_rules import Machine
 
-__all__ = ["Limits", "datasheet", "least_work", "limits_of", "measure_limits"]
-
 
 @dataclass(frozen=True)
 class Limits:

@@ -25,8 +25,6 @@ from .roofline import Limits, least_work, limits_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Record", "Trace", "kernel_of_event", "trace"]
-
 _COLUMNS = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
 
 

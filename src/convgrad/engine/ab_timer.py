@@ -21,18 +21,6 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = [
-    "Comparison",
-    "Ratio",
-    "call_seconds",
-    "compare",
-    "conditions",
-    "keep_memory",
-    "median_interval",
-    "memory_kept",
-    "surroundings",
-]
-
 _MOST_ROUNDS = 101
 _LEAST_ROUNDS = 7  # six would do for 95 %; the seventh lets one round be disturbed
 _LEAST_BLOCK = 2e-4  # seconds; the clock is good to 1e-7

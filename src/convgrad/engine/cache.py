@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["generation", "invalidate", "plans", "remember"]
-
 _MOST = 4096
 
 #: Everything that a call's meaning and choice depend on -> its plan; see `resolver.find`.

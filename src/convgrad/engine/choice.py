@@ -19,8 +19,6 @@ from .request import Request
 from .rules import SEPARATE, by_rule
 from .steps import Step
 
-__all__ = ["choose"]
-
 
 def choose(
     problem: ConvProblem,

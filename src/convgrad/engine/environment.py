@@ -10,8 +10,6 @@ import torch
 from .._compat import cuda_driver, fp32_precision
 from ..settings import Settings
 
-__all__ = ["environment", "kind_of_machine"]
-
 
 def environment(device: torch.device, settings: Settings) -> str:
     """The machine, the versions and the flags; empty for a device that is not here.

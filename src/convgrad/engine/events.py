@@ -12,8 +12,6 @@ from torch.autograd.profiler import record_function
 
 from ..problem import ConvProblem, Output
 
-__all__ = ["Event", "Observer", "observed", "observers", "thread"]
-
 
 class Event(NamedTuple):
     """One call of one backend, as it happened."""

@@ -14,8 +14,6 @@ from ..problem import OUTPUTS, ConvProblem, Output
 from . import store
 from .cache import invalidate
 
-__all__ = ["Found", "load", "record", "recorded"]
-
 _KIND = "defect"
 
 

@@ -24,22 +24,6 @@ from ..sizes import output_length
 from . import store
 from .environment import environment, kind_of_machine
 
-__all__ = [
-    "SETTLED",
-    "Measurement",
-    "add",
-    "entries",
-    "exported",
-    "find",
-    "forget",
-    "imported",
-    "key_of",
-    "label",
-    "reload",
-    "similar",
-    "summary",
-]
-
 #: So many measurements, taken at different times, make a choice for good.
 SETTLED = 3
 _KEPT = 7  # of each way's times, the newest

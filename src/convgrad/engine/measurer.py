@@ -37,8 +37,6 @@ from .registry import backends, is_capturing, reasons_against
 from .rules import by_rule
 from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
 
-__all__ = ["check_with", "look_again", "measure_now", "random_operands", "spent", "steps_of", "worth_measuring"]
-
 _HOPELESS = 2.0  # times the best
 _SECONDS = 0.1  # for the rounds of one comparison
 _BRIEF = 0.01  # seconds that may be spent several times

@@ -8,8 +8,6 @@ from torch import Tensor
 from ..backends import Backend
 from ..problem import ConvProblem
 
-__all__ = ["is_prepared", "operand_format", "prepare", "prepare_bias"]
-
 
 def operand_format(backend: Backend, problem: ConvProblem) -> torch.memory_format | None:
     """The one layout in which the backend receives this problem's operands; None where any strides will do."""

@@ -25,8 +25,6 @@ from .operands import is_prepared
 from .request import Request, active, resume
 from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
 
-__all__ = ["Plan", "plan_for"]
-
 #: PyTorch's second derivatives of a convolution in groups take a number of kernel calls that grows with the groups.
 #: Up to here they are as fast as ours (0.55x to 1.0x of our time at 2 to 32 groups; 1.1x at 64, 2.3x at 256).
 _MOST_GROUPS = 32

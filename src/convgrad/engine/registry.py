@@ -15,8 +15,6 @@ from ..settings import Settings
 from .cache import invalidate
 from .found import load
 
-__all__ = ["backends", "get_backend", "is_capturing", "reasons_against", "register", "unregister", "without"]
-
 _backends: dict[str, Backend] = {}
 #: A name that is passed over in this thread or task.
 _hidden: ContextVar[str | None] = ContextVar("convgrad_hidden", default=None)

@@ -13,8 +13,6 @@ from ..problem import Pass
 from . import registry
 from .cache import invalidate
 
-__all__ = ["Request", "active", "request_for", "requested", "resume", "set_default_backend", "traced", "use_backend"]
-
 
 class Request(NamedTuple):
     """The name of the backend that is requested for each pass; None leaves the choice to the engine."""

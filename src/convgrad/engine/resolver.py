@@ -37,18 +37,6 @@ from .cache import plans, remember
 from .plan import Plan, plan_for
 from .request import requested
 
-__all__ = [
-    "Checked",
-    "checked_backward",
-    "checked_convolution",
-    "checked_grad_input",
-    "checked_grad_weight",
-    "find",
-    "layout_of",
-    "make",
-    "resolve",
-]
-
 Ints = Sequence[int]
 _threads, _deterministic, _mkldnn = torch.get_num_threads, settings.deterministic, settings.mkldnn
 _benchmark, _measuring = settings.benchmark, settings.measuring

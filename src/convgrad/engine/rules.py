@@ -18,8 +18,6 @@ import torch
 from .._compat import cpu_lacks
 from ..problem import ConvProblem, Output, passes_of
 
-__all__ = ["FEATURES", "SEPARATE", "TABLE", "Rule", "by_rule", "case_of", "rules_of"]
-
 #: FLOPs of a dense pass up to which PyTorch's own call is kept: its autograd is faster in such a small one.
 _SMALL = 200_000
 

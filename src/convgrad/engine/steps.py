@@ -12,8 +12,6 @@ from ..backends import Backend
 from ..problem import OPERANDS, ConvProblem, Output, Slot
 from .operands import operand_format, prepare, prepare_bias
 
-__all__ = ["SLOTS", "Step", "bind_step", "slots_of", "sum_of_bias"]
-
 SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
 
 

@@ -24,8 +24,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-__all__ = ["alone", "folder", "forget", "items", "read", "write"]
-
 _FILE = "store.sqlite3"
 _LOCK = "measuring.lock"
 _TABLE = "rows_1"  # a change of its columns takes the next number

@@ -14,8 +14,6 @@ from ..engine import Plan, Step, backends, plan_for, random_operands, reasons_ag
 from ..engine.ab_timer import Comparison, call_seconds, compare
 from ..problem import ConvProblem, Output, passes_of
 
-__all__ = ["CHOSEN", "LAST", "compared", "worth_looking"]
-
 CHOSEN, LAST = "chosen", "channels_last"
 
 _HOPELESS = 2.0  # times what is chosen

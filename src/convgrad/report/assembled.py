@@ -17,8 +17,6 @@ from ..models import UsageRow
 from ..settings import current
 from .profile import Cost, Profile, Row, Variant
 
-__all__ = ["KnownLimits", "Stage", "assembled", "milliseconds_of", "quiet", "reasoned", "shown"]
-
 Stage = Callable[[str], object]
 
 _BUSY = (

@@ -12,8 +12,6 @@ from ..problem import ConvProblem
 from .alternatives import CHOSEN, LAST, compared, worth_looking
 from .profile import Cost, Row
 
-__all__ = ["costs_of_layout", "costs_of_rows"]
-
 _WORTH = 0.005  # of the whole: less is not worth a line
 _MOST_LINES = 12
 

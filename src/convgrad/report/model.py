@@ -32,8 +32,6 @@ from .costs import costs_of_layout, costs_of_rows
 from .profile import Profile, Row, Variant
 from .rows import row_of
 
-__all__ = ["profile_model"]
-
 Call = Callable[[], object]
 
 _OBSERVED = 3  # steps; of a slow one a single one

@@ -12,8 +12,6 @@ from ..diagnostics import Limits, Point, draw_roofline, svg
 from ..problem import ConvProblem
 from .profile import Change, Profile, Row, Variant, changes
 
-__all__ = ["page_of"]
-
 _HERE = Path(__file__).parent
 _FIRST = 20  # rows that are shown until somebody wants all
 _TIMES = "\N{MULTIPLICATION SIGN}"

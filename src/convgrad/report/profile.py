@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 from ..problem import ConvProblem
 from ..tables import html_table, text_table
 
-__all__ = ["SCHEMA", "Change", "Cost", "Profile", "Row", "Variant", "changes"]
-
 #: The number of the data's form; it changes whenever a field changes its meaning or goes.
 SCHEMA = 1
 _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)

@@ -15,8 +15,6 @@ from ..models import UsageRow
 from ..problem import ConvProblem, Output, in_order
 from .profile import Row
 
-__all__ = ["read_table", "row_of"]
-
 Line = Mapping[str, str]
 
 

@@ -15,8 +15,6 @@ from .costs import costs_of_rows
 from .profile import Profile, Variant
 from .rows import device_of, read_table, row_of
 
-__all__ = ["profile_script", "profile_table"]
-
 
 def profile_script(
     script: str, args: Sequence[str] = (), *, stock: bool = False, seconds: float = 10.0, stage: Stage = quiet
