@@ -46,7 +46,7 @@ REFUSED = {
     ("explain", "resnet", "--input", "3,4"): "is no shape",
     ("run", "--csv", "no/such/folder/x.csv", "script.py"): "there is no folder",
     ("bench", "ic2ih3oc2kh1", "--seconds", "0"): "--seconds must be positive",
-    ("bench", "layers", "--layout", "nhwc"): "there is no layout 'nhwc'",
+    ("bench", "layers", "--layout", "nhwc"): "unknown layout 'nhwc'",
 }
 
 

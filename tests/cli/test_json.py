@@ -139,9 +139,9 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bench_of_steps_and_a_report_of_a_model_against_an_earlier_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from convgrad.cli import bench_models, bench_steps
+    from convgrad.cli import bench_steps, models
 
-    class Tiny(bench_models.Model):
+    class Tiny(models.Model):
         def build(self) -> torch.nn.Module:
             return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 8, 3, groups=8))
 

@@ -34,21 +34,21 @@ def example(layers: int = 14) -> Profile:
         rows.append(row(dense, "forward", "aten Mkldnn", 0.2 + 0.04 * i, f"blocks.{i}.expand", "head", calls=2))
     rows.sort(key=lambda r: -r.total)
     return Profile(
-        "step",
-        "nets:make_model </script><b>",
-        "With convgrad the training step is 1.52x [1.48, 1.57] as fast: 83.1 ms instead of 126 ms. And more.",
-        83.1,
-        (Variant("PyTorch", 126.3), Variant("convgrad", 83.1, 1.52, 1.48, 1.57),
+        kind="step",
+        what="nets:make_model </script><b>",
+        finding="With convgrad the training step is 1.52x [1.48, 1.57] as fast: 83.1 ms instead of 126 ms. And more.",
+        milliseconds=83.1,
+        variants=(Variant("PyTorch", 126.3), Variant("convgrad", 83.1, 1.52, 1.48, 1.57),
          Variant("PyTorch, channels_last", 124.9, 1.01, 0.97, 1.04)),
-        tuple(rows),
-        (Cost("layout", "In channels_last the step is 1.2x [1.1, 1.3] as fast.", "model.to(...)", 13.8),
+        rows=tuple(rows),
+        costs=(Cost("layout", "In channels_last the step is 1.2x [1.1, 1.3] as fast.", "model.to(...)", 13.8),
          Cost("tune", "forward of blocks.0: native is 2.00x [1.90, 2.10] as fast.", "convgrad tune x", 7.0, (1,))),
-        "10 of 28 rows were timed.",
-        ("A step is forward and backward.",),
-        (LIMITS,),
-        "A processor, 2 threads, torch 2.13.0",
-        "2026-11-22T11:30:00+00:00",
-        "0.1.0",
+        looked="10 of 28 rows were timed.",
+        notes=("A step is forward and backward.",),
+        limits=(LIMITS,),
+        conditions="A processor, 2 threads, torch 2.13.0",
+        made="2026-11-22T11:30:00+00:00",
+        convgrad="0.1.0",
     )  # fmt: skip
 
 

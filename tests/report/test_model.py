@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("convgrad.report.assembled.limits_of", lambda *_, **__: None)  # two seconds, tested elsewhere
+    monkeypatch.setattr("convgrad.models.usage.limits_of", lambda *_, **__: None)  # two seconds, tested elsewhere
 
 
 class Net(nn.Module):

@@ -13,8 +13,8 @@ import platform
 import shutil
 import sys
 import traceback
-from collections.abc import Callable, Collection, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
@@ -192,6 +192,21 @@ def say_json(name: str, data: object, file: Path | None = None) -> None:
         print(text, file=_json_goes_to[0], flush=True)
     else:
         file.write_text(text + "\n", encoding="utf-8")
+
+
+@contextmanager
+def progress(what: str, total: int) -> Generator[Callable[..., None], None, None]:
+    """A bar on a terminal; the function that the block is given moves it on, by one if not told otherwise."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console, printed = Console(stderr=True), sys.stdout.isatty()  # into a file goes what is printed, not the bar
+    with Progress(
+        *columns, console=console, disable=not sys.stderr.isatty(), transient=True, redirect_stdout=printed
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda amount=1.0: bar.advance(task, amount)
 
 
 # ---- errors --------------------------------------------------------------------------------------

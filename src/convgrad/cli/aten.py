@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from .app import say
+from .app import progress, say
 
 
 def search(seconds: float, seed: int) -> list[dict[str, str]]:
@@ -12,25 +10,22 @@ def search(seconds: float, seed: int) -> list[dict[str, str]]:
     from ..check import search_aten
     from ..engine import record
 
-    terminal, done = sys.stderr.isatty(), 0
+    done = 0
     findings: list[dict[str, str]] = []
+    with progress("searching", 100) as advance:
+        before = 0.0
 
-    def progress(share: float, problems: int, found: int) -> None:
-        nonlocal done
-        done = problems
-        if terminal:
-            print(f"\r{share:4.0%}, {problems} problems, {found} found", end="", file=sys.stderr, flush=True)
+        def look(share: float, problems: int, _found: int) -> None:
+            nonlocal before, done
+            advance(100 * (share - before))
+            before, done = share, problems
 
-    for found in search_aten(seconds, seed, progress):
-        record(found)
-        findings.append({"problem": str(found.problem), "output": found.output, "what": found.what,
-                         "repeat": found.repeat})  # fmt: skip
-        if terminal:
-            print("\r\x1b[K", end="", file=sys.stderr)
-        say(f"PyTorch's kernel is wrong here: {found.output} of {found.problem}: {found.what}")
-        print(f"  to report it: {found.repeat}", flush=True)  # in one line, to be copied
-    if terminal:
-        print("\r\x1b[K", end="", file=sys.stderr)
+        for found in search_aten(seconds, seed, look):
+            record(found)
+            findings.append({"problem": str(found.problem), "output": found.output, "what": found.what,
+                             "repeat": found.repeat})  # fmt: skip
+            say(f"PyTorch's kernel is wrong here: {found.output} of {found.problem}: {found.what}")
+            print(f"  to report it: {found.repeat}", flush=True)  # in one line, to be copied
     count = len(findings)
     avoided = "; ATen is not chosen there from now on, whatever the batch and the channels" if count else ""
     beyond = "beyond what is known (convgrad info --all)"

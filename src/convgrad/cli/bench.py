@@ -9,7 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 from .app import app, command, device_here, fail, say_json
-from .options import AsJson, Backends, CsvFile, Device, Outputs, Transposed, problem_or, words
+from .options import (
+    LAYOUTS, STEP_LAYOUTS, AsJson, Backends, CsvFile, Device, Outputs, Transposed, known, problem_or, words,
+)  # fmt: skip
 
 
 class _Bench(TyperGroup):
@@ -33,25 +35,15 @@ def _positive(seconds: float) -> float:
     return seconds
 
 
-_LAYOUTS = ("contiguous", "channels_last")
-_STEP_LAYOUTS = (*_LAYOUTS, "auto")
-
-
-def _one_of(names: tuple[str, ...], meaning: str) -> Any:
-    """The option of a layout."""
-
-    def known(name: str) -> str:
-        if name and name not in names:
-            raise fail(f"there is no layout {name!r}", f"one of {', '.join(names)}")
-        return name
-
-    return typer.Option(help=f"{meaning}; else all.", callback=known, autocompletion=words(lambda: names))
+def _one_of(layouts: tuple[str, ...]) -> Any:
+    said = f"One of {', '.join(layouts)}; else all."
+    return typer.Option(help=said, callback=known("layout", layouts), autocompletion=words(lambda: layouts))
 
 
 Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")]
 Threads = Annotated[int, typer.Option(help="As torch.set_num_threads.")]
-Layout = Annotated[str, _one_of(_LAYOUTS, "contiguous or channels_last")]
-StepLayout = Annotated[str, _one_of(_STEP_LAYOUTS, "contiguous, channels_last, or auto")]
+Layout = Annotated[str, _one_of(LAYOUTS)]
+StepLayout = Annotated[str, _one_of(STEP_LAYOUTS)]
 Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.")]
 Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
 Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.")]
@@ -124,8 +116,10 @@ def layers(
         convgrad bench layers --threads 2 --minutes 5 --csv layers.csv --resume
     """
     from .bench_layers import run_layers
+    from .bench_results import Given
 
-    _end(*run_layers(models or [], threads, layout, batch, size, seconds, minutes, busy, as_csv, resume), as_json)
+    given = Given(models or [], threads, (layout,) if layout else LAYOUTS, seconds, minutes, busy, as_csv, resume)
+    _end(*run_layers(given, batch, size), as_json)
 
 
 @command("steps", of=bench, short_help="Whole training steps of real models.")
@@ -156,9 +150,11 @@ def steps(
 
         convgrad bench steps --threads 2 --minutes 5 --csv steps.csv --resume
     """
+    from .bench_results import Given
     from .bench_steps import run_steps
 
-    _end(*run_steps(models or [], threads, layout, seconds, minutes, busy, as_csv, resume), as_json)
+    layouts = (layout,) if layout else STEP_LAYOUTS
+    _end(*run_steps(Given(models or [], threads, layouts, seconds, minutes, busy, as_csv, resume)), as_json)
 
 
 def _end(status: int, data: dict[str, Any], as_json: bool) -> None:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..diagnostics import Limits, Machine, least_work, limits_of
-from ..engine import SLOTS, Plan, Step, choose, get_backend, measure_now, measurements, random_operands, reasons_against
-from ..engine.ab_timer import Ratio, compare, conditions
+from ..diagnostics import Limits, Machine, limits_of
+from ..engine import Plan, Step, choose, get_backend, measure_now, measurements, random_operands, reasons_against
+from ..engine.ab_timer import Ratio, compare
 from ..problem import ConvProblem, Output, gradient_outputs
 from ..settings import current
 from .app import say, say_table
-from .bench_models import MODELS, WRITTEN, layers_of, models_named
-from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, plain, prepare, progress
+from .bench_models import WRITTEN, layers_of, models_named
+from .bench_results import CONDITIONS, Given, Job, run_rows
+from .models import MODELS
+from .options import LAYOUTS
 
 CPU = torch.device("cpu")
-LAYOUTS = ("contiguous", "channels_last")
 _SAME = 1e-3  # relative difference of results that are the same; a wrong one is thousands of times above
 COLUMNS = (
     "problem", "models", "layout", "output", "pytorch_ms", "pytorch_best", "pytorch_best_ms", "rules", "rules_speed",
@@ -42,66 +41,27 @@ _HOW_TO_READ = (
 Steps = tuple[Step, ...]
 
 
-def run_layers(
-    models: list[str],
-    threads: int,
-    layout: str,
-    batch: int,
-    size: int,
-    seconds: float,
-    minutes: float,
-    busy: bool,
-    as_csv: Path | None,
-    resume: bool,
-) -> tuple[int, dict[str, Any]]:
+def run_layers(given: Given, batch: int, size: int) -> tuple[int, dict[str, Any]]:
     """Time every layer and print the tables; the exit status, and all as plain data."""
-    wanted = models_named(models, [*MODELS, *WRITTEN])
-    deadline, results = Deadline(minutes), Results(as_csv, COLUMNS, _KEY, resume)
-    prepare(threads)
-    of: dict[ConvProblem, list[str]] = {}
-    for name, problem in _in_turn(wanted, batch, size, [layout] if layout else LAYOUTS):
-        of.setdefault(problem, []).append(name)
-    jobs = [job for p in of for job in (_Job(p, (p.bias_pass,)), _Job(p, _backward(p)))]
-    where = conditions_here(busy)
-    missing = [j for j in jobs if not results.done(**j.key, threads=where["threads"], busy=where["busy"])]
-    limits = {dtype: limits_of(Machine.here(), dtype, measured=True) for dtype in {j.problem.dtype for j in missing}}
-    status = 0
-    with busy_cores(busy), progress("layers", len(missing)) as advance:
-        try:
-            for job in missing:
-                if deadline.over():
-                    break
-                found = _timed(job, seconds, limits[job.problem.dtype])
-                results.add({**job.key, "models": " ".join(sorted({*of[job.problem]})), **found, **where})
-                advance()
-        except KeyboardInterrupt:
-            status = 130
-    rows = [r for r in results.rows if (r["threads"], r["busy"]) == (str(where["threads"]), str(where["busy"]))]
-    _show(rows)
-    say(conditions())
-    left = sum(not results.done(**j.key, threads=where["threads"], busy=where["busy"]) for j in jobs)
-    if left:
-        say(f"{left} of {len(jobs)} are left" + ("; --resume goes on" if as_csv else ""), sys.stderr)
-    data = {"conditions": conditions(), "layers": [plain(row) for row in rows], "left": left}
-    return status or int(any(row["note"].startswith("wrong") for row in rows)), data
+    wanted = models_named(given.models, [*MODELS, *WRITTEN])
+
+    def jobs() -> list[Job]:
+        of: dict[ConvProblem, set[str]] = {}
+        for name, problem in _in_turn(wanted, batch, size, given.layouts):
+            of.setdefault(problem, set()).add(name)
+        limits = {dtype: limits_of(Machine.here(), dtype, measured=True) for dtype in {p.dtype for p in of}}
+        found: list[Job] = []
+        for p, names in of.items():
+            for output in ("forward", "backward"):
+                about = {"problem": str(p), "layout": LAYOUTS[p.channels_last], "output": output}
+                about["models"] = " ".join(sorted(names))
+                found.append((about, partial(_timed, p, output, given.seconds, limits[p.dtype])))
+        return found
+
+    return run_rows("layers", given, COLUMNS, _KEY, jobs, _show)
 
 
 # ---- what to time ------------------------------------------------------------------------------------
-
-
-class _Job(NamedTuple):
-    problem: ConvProblem
-    outputs: tuple[Output, ...]
-
-    @property
-    def key(self) -> dict[str, str]:
-        p = self.problem
-        layout = LAYOUTS[p.channels_last]
-        return {"problem": str(p), "layout": layout, "output": "backward" if len(self.outputs) > 1 else "forward"}
-
-
-def _backward(problem: ConvProblem) -> tuple[Output, ...]:
-    return gradient_outputs(problem.transposed, (True, True, False))
 
 
 def _in_turn(names: Sequence[str], batch: int, size: int, layouts: Sequence[str]) -> Iterator[tuple[str, ConvProblem]]:
@@ -120,22 +80,6 @@ def _in_turn(names: Sequence[str], batch: int, size: int, layouts: Sequence[str]
 # ---- timing ------------------------------------------------------------------------------------------
 
 
-def call_of(
-    problem: ConvProblem, outputs: tuple[Output, ...], steps: Steps, tensors: dict[str, Tensor]
-) -> Callable[[], Any]:
-    """What a plan does with these operands, by name of their slot."""
-    plan = Plan(problem, outputs, CPU, steps)
-    if len(outputs) == 1:
-        a, b, bias = tensors["input"], tensors["weight"], tensors.get("bias")
-        if outputs == ("grad_input",):
-            a = tensors["grad_output"]
-        if outputs == ("grad_weight",):
-            a, b = tensors["grad_output"], tensors["input"]
-        return partial(plan.contract, a, b, bias)
-    g, x, w = (tensors[slot] for slot in SLOTS)
-    return partial(plan.gradients, *((x, g) if problem.transposed else (g, x)), w)
-
-
 def pytorchs(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device = CPU) -> dict[str, Steps]:
     """PyTorch as given, and through channels_last and back (a sequence as an image of one row), where it can."""
     found: dict[str, Steps] = {}
@@ -150,18 +94,19 @@ def pytorchs(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.de
 
 
 def _named(steps: Steps) -> str:
-    return ", ".join(dict.fromkeys(step.backend.name for step in steps)) if steps else ""
+    return ", ".join(dict.fromkeys(step.backend.name for step in steps))
 
 
-def _timed(job: _Job, seconds: float, limits: Limits | None) -> dict[str, Any]:
+def _timed(p: ConvProblem, output: str, seconds: float, limits: Limits | None) -> dict[str, Any]:
     """The columns of a row that are found by running it."""
-    p, outputs = job
-    if len(outputs) > 1:
+    outputs: tuple[Output, ...] = (p.bias_pass,)
+    if output == "backward":
+        outputs = gradient_outputs(p.transposed, (True, True, False))
         p = p.replace(has_bias=False)  # the engine sums its gradient, whatever computes the others
     known = measurements.find(p, outputs, CPU, current(), fresh=True)
     if known is None or not known.same:
         measure_now(p, outputs, CPU, current(), force=True)
-    ways = {name: steps for name, steps in pytorchs(p, outputs).items() if steps}
+    ways = pytorchs(p, outputs)
     stock = [*ways]
     chosen: dict[str, str] = {}
     for who, stored in (("rules", False), ("measured", True)):
@@ -170,44 +115,34 @@ def _timed(job: _Job, seconds: float, limits: Limits | None) -> dict[str, Any]:
         chosen[who] = _named(steps) + (" apart" if len(steps) > 1 and len({s.backend.name for s in steps}) == 1 else "")
         ways.setdefault(chosen[who], steps)
     if not stock:
-        return _row(chosen, {}, note="PyTorch does not compute it")
+        return {**chosen, "note": "PyTorch does not compute it"}
     try:
-        slots: dict[str, Tensor] = dict(zip(SLOTS, random_operands(p, (0, 1, 2), CPU), strict=True))
+        operands = random_operands(p, (0, 1, 2), CPU)
     except (RuntimeError, MemoryError):
-        return _row(chosen, {}, note="no memory for it")
-    if p.has_bias:
-        slots["bias"] = slots["weight"].new_ones(p.shape_of(p.bias_slot)[1])
+        return {**chosen, "note": "no memory for it"}
     with torch.no_grad():
-        calls = {way: call_of(p, outputs, steps, slots) for way, steps in ways.items()}
+        calls = {way: Plan(p, outputs, CPU, steps).trial(operands) for way, steps in ways.items()}
         expected = _results(calls[stock[0]])
         for way, call in calls.items():
             if not all(map(_same, _results(call), expected)):
-                return _row(chosen, {}, note=f"wrong: {way} differs from PyTorch")
+                return {**chosen, "note": f"wrong: {way} differs from PyTorch"}
         best, enough = stock[0], seconds
         if len(stock) > 1:
             best = min(stock, key=compare(calls, best, seconds=seconds / 2, least_rounds=3).median)
         elif len(calls) == 1:
             enough = seconds / 5  # there is nothing to compare
         seen = compare(calls, best, seconds=enough, least_rounds=6)
-    ours = seen.seconds(chosen["measured"])
-    return _row(
-        chosen,
-        {who: seen.speedup(way) if way != best else Ratio(1.0, 1.0, 1.0) for who, way in chosen.items()},
-        pytorch_ms=seen.seconds(stock[0]) * 1e3,
-        pytorch_best="as given" if best == "aten" else best.removeprefix("aten:"),
-        pytorch_best_ms=seen.seconds(best) * 1e3,
-        of_limit=None if limits is None else _least(p, outputs, limits) / ours,
-    )
-
-
-def _row(chosen: dict[str, str], speeds: dict[str, Ratio], **columns: Any) -> dict[str, Any]:
-    found: dict[str, Any] = dict.fromkeys(COLUMNS[4 : -len(CONDITIONS)], "")
+    found: dict[str, Any] = {
+        **chosen,
+        "pytorch_ms": seen.seconds(stock[0]) * 1e3,
+        "pytorch_best": "as given" if best == "aten" else best.removeprefix("aten:"),
+        "pytorch_best_ms": seen.seconds(best) * 1e3,
+        "of_limit": limits and limits.seconds(p, outputs) / seen.seconds(chosen["measured"]),
+    }
     for who, way in chosen.items():
-        found[who] = way
-        if who in speeds:
-            speed = speeds[who]
-            found |= {f"{who}_speed": speed.value, f"{who}_low": speed.low, f"{who}_high": speed.high}
-    return {**found, **columns}
+        speed = seen.speedup(way) if way != best else Ratio(1.0, 1.0, 1.0)
+        found |= {f"{who}_speed": speed.value, f"{who}_low": speed.low, f"{who}_high": speed.high}
+    return found
 
 
 def _results(call: Callable[[], Any]) -> list[Tensor]:
@@ -219,12 +154,6 @@ def _same(mine: Tensor, theirs: Tensor) -> bool:
     norm = torch.linalg.vector_norm
     tolerance = _SAME if mine.dtype.itemsize > 2 else 30 * _SAME
     return bool(norm((mine - theirs).float()) <= tolerance * norm(theirs.float()))
-
-
-def _least(p: ConvProblem, outputs: tuple[Output, ...], limits: Limits) -> float:
-    """Seconds that these outputs must take on this machine."""
-    operations, moved = least_work(p, outputs)
-    return max(moved / limits.bytes_per_second, operations / limits.flops_per_second)
 
 
 # ---- showing -----------------------------------------------------------------------------------------

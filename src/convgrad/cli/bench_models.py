@@ -1,74 +1,16 @@
-"""The benchmark's models: definitions of transformers, built without a download, and problems of models it lacks."""
+"""The benchmark's layers: those of the models of transformers, and problems of models that it lacks."""
 
 from __future__ import annotations
 
-import importlib
-import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from .._compat import channels_last_of
-from ..diagnostics import Explanation, Machine, explain
+from ..diagnostics import Machine
 from ..problem import ConvProblem
 from .app import fail
-
-
-@dataclass(frozen=True)
-class Model:
-    """A model whose class transformers has, with random weights.
-
-    Args:
-        config: transformers' class of its configuration.
-        options: what differs from that class's defaults: the published small variant, few layers of a kind.
-        input: what one sample is: channels of an image, or the length of a sequence.
-    """
-
-    config: str
-    options: dict[str, Any] = field(default_factory=dict)
-    input: tuple[int, ...] = (3,)
-    vocabulary: int = 0
-
-    @property
-    def image(self) -> bool:
-        return self.input == (3,)
-
-    def build(self) -> nn.Module:
-        """On the device of the block; on meta it takes no memory."""
-        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-        try:
-            transformers = importlib.import_module("transformers")
-        except ImportError:
-            raise fail("the models are definitions of transformers", "pip install 'convgrad[models]'") from None
-        return transformers.AutoModel.from_config(getattr(transformers, self.config)(**self.options))
-
-    def sample(self, batch: int, size: int, device: str = "cpu", channels_last: bool = False) -> Tensor:
-        """An input: images of size x size, or sequences of the model's own length."""
-        shape = (batch, *self.input, size, size) if self.image else (batch, *self.input)
-        if self.vocabulary:
-            return torch.randint(self.vocabulary, shape, device=device)
-        x = torch.randn(shape, device=device)
-        return x.contiguous(memory_format=torch.channels_last) if channels_last and self.image else x
-
-
-MODELS = {
-    "mobilenet_v1": Model("MobileNetV1Config"),
-    "mobilenet_v2": Model("MobileNetV2Config"),
-    "efficientnet_b0": Model(
-        "EfficientNetConfig", {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}
-    ),
-    "convnext_tiny": Model("ConvNextConfig"),
-    "convnextv2_tiny": Model("ConvNextV2Config"),
-    "resnet50": Model("ResNetConfig"),
-    "regnet_y": Model("RegNetConfig"),
-    "segformer_b0": Model("SegformerConfig"),
-    "focalnet_tiny": Model("FocalNetConfig"),
-    "mamba": Model("MambaConfig", {"num_hidden_layers": 2, "vocab_size": 1000}, (256,), 1000),
-    "wav2vec2": Model("Wav2Vec2Config", {"num_hidden_layers": 2, "apply_spec_augment": False}, (16000,)),
-}
+from .models import MODELS, explained
 
 #: Layers of models that transformers does not define, in float32.
 WRITTEN = {
@@ -131,15 +73,9 @@ def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[Con
     """Each distinct convolution of a model once, in order; none where the layout is no other one."""
     if name in WRITTEN:
         found = [ConvProblem.parse(line) for line in WRITTEN[name].strip().splitlines()]
-        if channels_last:
-            found = [p.replace(memory_format=channels_last_of(p.ndim)) for p in found]
-        return found
+        return [p.replace(memory_format=channels_last_of(p.ndim)) for p in found] if channels_last else found
     model = MODELS[name]
     if channels_last and not model.image:
         return []
-    with torch.device("meta"):
-        net = model.build()
-    if channels_last:
-        net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    seen = explain(net, model.sample(batch, size, "meta", channels_last), device=Machine.here())
-    return [seen.problem] if isinstance(seen, Explanation) else [layer.problem for layer in seen]
+    sample = model.sample(batch, size, "meta", channels_last)
+    return [layer.problem for layer in explained(name, Machine.here(), torch.float32, channels_last, sample)]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,8 +13,8 @@ import torch
 from torch import Tensor
 
 from ..check import check_problem, shrunk
-from ..diagnostics import Machine, limits_of, plan_of, random_operands
-from ..engine import backends, choose, get_backend, reasons_against
+from ..diagnostics import Machine, limits_of
+from ..engine import Plan, Step, backends, choose, get_backend, random_operands, reasons_against, slots_of
 from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
 from ..problem import PASSES, ConvProblem, Pass, passes_of
 from ..settings import current
@@ -88,10 +87,17 @@ def run_problems(
     interrupted = False
     try:
         for problem in problems:
-            some = passes_of(outputs or directions.get(problem, PASSES))
-            lines += _timed(problem, some, backend, place, seconds, limit)
-    except _Interrupted as stopped:
-        lines, interrupted = [*lines, *stopped.lines], True
+            before = len(lines)
+            passes = passes_of(outputs or directions.get(problem, PASSES))
+            try:
+                lines += _lines(problem, passes, backend, place, seconds, limit)
+            finally:
+                if lines[before:]:
+                    say(problem)
+                    rows = [Line.HEAD, *(line.cells for line in lines[before:])]
+                    say_table(rows, right=("ms", "GFLOP/s", "of limit", "PyTorch ms"))
+    except KeyboardInterrupt:
+        interrupted = True
         say("convgrad: interrupted", sys.stderr)
     say(_HOW_TO_READ)
     say(conditions(str(place)))
@@ -110,51 +116,19 @@ def run_problems(
     return 130 if interrupted else int(bad), data
 
 
-class _Interrupted(Exception):  # noqa: N818 (an outcome)
-    """By the user; with the lines so far."""
-
-    def __init__(self, lines: list[Line]) -> None:
-        super().__init__()
-        self.lines = lines
-
-
-def _timed(
-    problem: ConvProblem, passes: Iterable[Pass], names: list[str], device: torch.device, seconds: float, limit: bool
-) -> list[Line]:
-    """One problem's lines, printed as a table.
-
-    Raises:
-        _Interrupted: by the user; what is there is printed.
-    """
-    lines: list[Line] = []
-    try:
-        for line in _lines(problem, passes, names, device, seconds, limit):
-            lines.append(line)
-    except KeyboardInterrupt:
-        raise _Interrupted(lines) from None
-    finally:
-        if lines:
-            say(problem)
-            say_table([Line.HEAD, *(line.cells for line in lines)], right=("ms", "GFLOP/s", "of limit", "PyTorch ms"))
-    return lines
-
-
 def _lines(
     problem: ConvProblem, passes: Iterable[Pass], names: list[str], device: torch.device, seconds: float, limit: bool
 ) -> Iterator[Line]:
     known = limits_of(Machine.here(device.type), problem.dtype, measured=limit)
-    least = None if known is None else known.seconds(problem)
+    least = known and known.seconds(problem)
     for pass_ in passes:
-        operands = _operands(problem, pass_, device)
+        try:
+            operands = random_operands(problem, slots_of((pass_,)), device)
+        except (RuntimeError, MemoryError) as error:
+            why = str(error).splitlines()[0]
+            raise fail(f"there is no memory for {problem}: {why}", "a smaller problem") from None
         for name in _backends(problem, pass_, names, device):
             yield _line(problem, pass_, name, operands, device, seconds, least)
-
-
-def _operands(problem: ConvProblem, pass_: Pass, device: torch.device) -> list[Tensor]:
-    try:
-        return random_operands(problem, pass_, device)
-    except (RuntimeError, MemoryError) as error:
-        raise fail(f"there is no memory for {problem}: {str(error).splitlines()[0]}", "a smaller problem") from None
 
 
 def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:
@@ -167,13 +141,14 @@ def _line(
     problem: ConvProblem,
     pass_: Pass,
     name: str,
-    operands: list[Tensor],
+    operands: dict[int, Tensor],
     device: torch.device,
     seconds: float,
     least: float | None,
 ) -> Line:
-    against = reasons_against(get_backend(name), problem, (pass_,), device, current())
-    if not against and reasons_against(get_backend("aten"), problem, (pass_,), device, current()):
+    backend, stock = get_backend(name), pytorchs(problem, (pass_,), device)
+    against = reasons_against(backend, problem, (pass_,), device, current())
+    if not against and "aten" not in stock:
         against = ["PyTorch does not compute it: there is nothing to compare with"]
     if against:
         return Line(str(problem), pass_, name, "; ".join(against))
@@ -182,25 +157,14 @@ def _line(
     failed = [r for r in results if r.status == "failed"]
     if failed:
         return Line(str(problem), pass_, name, f"wrong: {failed[0].message}", wrong=True)
-    pytorch = _pytorch(problem, pass_, *operands)
-    mine = partial(plan_of(problem, pass_, name, device).contract, *operands)
-    as_given = next(iter(pytorch))
-    first = compare({"mine": mine, **pytorch}, as_given, seconds=seconds / 2, device=device, least_rounds=5)
-    best = min(pytorch, key=first.median)
-    seen = compare({"mine": mine, best: pytorch[best]}, best, seconds=seconds / 2, device=device)
+    ways = {"mine": (Step(backend, (pass_,), "requested by name"),), **stock}
+    calls = {way: Plan(problem, (pass_,), device, steps).trial(operands) for way, steps in ways.items()}
+    first = compare(calls, "aten", seconds=seconds / 2, device=device, least_rounds=5)
+    best = min(stock, key=first.median)
+    seen = compare({way: calls[way] for way in ("mine", best)}, best, seconds=seconds / 2, device=device)
     took, speed = seen.seconds("mine"), seen.speedup("mine")
     return Line(
         str(problem), pass_, name, "" if small == problem else "checked at a reduced size",
-        took * 1e3, problem.flops / took * 1e-9, None if least is None else least / took,
-        seen.seconds(best) * 1e3, best, speed.value, speed.low, speed.high,
+        took * 1e3, problem.flops / took * 1e-9, least and least / took, seen.seconds(best) * 1e3,
+        "as given" if best == "aten" else best.removeprefix("aten:"), speed.value, speed.low, speed.high,
     )  # fmt: skip
-
-
-def _pytorch(problem: ConvProblem, pass_: Pass, a: Tensor, b: Tensor) -> dict[str, Callable[[], object]]:
-    """PyTorch as given, and through channels_last with the conversions there and back."""
-    return {
-        name.removeprefix("aten:").replace("aten", "as given"): partial(
-            plan_of(problem, pass_, name, a.device).contract, a, b
-        )
-        for name in pytorchs(problem, (pass_,), a.device)
-    }

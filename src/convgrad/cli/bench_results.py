@@ -1,4 +1,4 @@
-"""What the benchmarks share: where they ran, a file of results that grows row by row, a machine that is kept busy."""
+"""What the benchmarks share: where they ran, a file of results that grows row by row, and how it is filled."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from .. import __version__
-from ..engine.ab_timer import keep_memory, surroundings
-from .app import fail
+from ..engine.ab_timer import conditions, keep_memory, surroundings
+from .app import fail, progress, say
 
 #: Columns that say where a row comes from.
 CONDITIONS = ("processor", "threads", "torch", "convgrad", "commit", "memory", "busy")
@@ -149,14 +149,62 @@ def prepare(threads: int) -> None:
     keep_memory()
 
 
-@contextmanager
-def progress(what: str, total: int) -> Generator[Callable[[], None], None, None]:
-    """A bar on a terminal; the function that the block is given moves it on by one."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+# ---- a benchmark of many rows ------------------------------------------------------------------------
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
+
+class Given(NamedTuple):
+    """What the command line says to each benchmark of models."""
+
+    models: list[str]
+    threads: int
+    layouts: tuple[str, ...]
+    seconds: float
+    minutes: float
+    busy: bool
+    csv: Path | None
+    resume: bool
+
+
+#: Columns that say what a row is about, and a function that finds the others.
+Job = tuple[dict[str, str], Callable[[], dict[str, Any]]]
+
+
+def run_rows(
+    what: str,
+    given: Given,
+    columns: Sequence[str],
+    key: Sequence[str],
+    jobs: Callable[[], Sequence[Job]],
+    show: Callable[[Sequence[dict[str, str]]], None],
+) -> tuple[int, dict[str, Any]]:
+    """Time every row that the file lacks, and print all; the exit status, and all as plain data.
+
+    Args:
+        what: the rows are, as the data calls them.
+        columns, key: as for `Results`.
+        show: prints the rows.
+    """
+    deadline, results = Deadline(given.minutes), Results(given.csv, columns, key, given.resume)
+    prepare(given.threads)
+    todo, where, status = jobs(), conditions_here(given.busy), 0
+
+    def missing() -> list[Job]:
+        return [job for job in todo if not results.done(**{**where, **job[0]})]
+
+    with busy_cores(given.busy), progress(what, len(missing())) as advance:
+        try:
+            for about, timed in missing():
+                if deadline.over():
+                    break
+                results.add({**dict.fromkeys(columns, ""), **about, **timed(), **where})
+                advance()
+        except KeyboardInterrupt:
+            status = 130
+    rows = [r for r in results.rows if (r["threads"], r["busy"]) == (str(where["threads"]), str(where["busy"]))]
+    show(rows)
+    say(conditions())
+    left = len(missing())
+    if left:
+        say(f"{left} of {len(todo)} are left" + ("; --resume goes on" if given.csv else ""), sys.stderr)
+    data = {"conditions": conditions(), what: [plain(row) for row in rows], "left": left}
+    return status or int(any(row["note"].startswith("wrong") for row in rows)), data

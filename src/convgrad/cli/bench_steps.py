@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import copy
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..engine.ab_timer import Ratio, compare, conditions
+from ..engine.ab_timer import Ratio, compare
 from ..models import accelerate_
 from .app import say, say_table
-from .bench_models import MODELS, Model, models_named
-from .bench_results import CONDITIONS, Deadline, Results, busy_cores, conditions_here, plain, prepare, progress
+from .bench_models import models_named
+from .bench_results import CONDITIONS, Given, Job, run_rows
+from .models import MODELS, Model
+from .options import STEP_LAYOUTS
 
 COLUMNS = (
     "model", "layout", "batch", "size", "replaced", "convolutions", "stock_ms", "ours_ms", "speed", "low", "high",
     "note", *CONDITIONS,
 )  # fmt: skip
-#: In the last, stock is contiguous and ours may be turned to channels_last.
-LAYOUTS = ("contiguous", "channels_last", "auto")
 _KEY = ("model", "layout", "threads", "busy")
 #: Batches and sizes of images, until one step takes little enough; of sequences only the batch counts.
 _SCALES = ((4, 224), (2, 224), (4, 128), (2, 128), (2, 64))
@@ -33,43 +32,19 @@ _CALLS = 20  # of a step, in one comparison of stock with ours
 _SAME = 1e-2  # relative difference of losses that are the same
 
 
-def run_steps(
-    models: list[str],
-    threads: int,
-    layout: str,
-    seconds: float,
-    minutes: float,
-    busy: bool,
-    as_csv: Path | None,
-    resume: bool,
-) -> tuple[int, dict[str, Any]]:
+def run_steps(given: Given) -> tuple[int, dict[str, Any]]:
     """Time every model's step and print the tables; the exit status, and all as plain data."""
-    wanted = models_named(models, MODELS)
-    deadline, results = Deadline(minutes), Results(as_csv, COLUMNS, _KEY, resume)
-    prepare(threads)
-    where = conditions_here(busy)
-    layouts = [layout] if layout else LAYOUTS
-    jobs = [{"model": m, "layout": one} for m in wanted for one in layouts if one == "contiguous" or MODELS[m].image]
-    missing = [job for job in jobs if not results.done(**job, threads=where["threads"], busy=where["busy"])]
-    status = 0
-    with busy_cores(busy), progress("training steps", len(missing)) as advance:
-        try:
-            for job in missing:
-                if deadline.over():
-                    break
-                found = _timed(MODELS[job["model"]], job["layout"], seconds)
-                results.add({**dict.fromkeys(COLUMNS, ""), **job, **found, **where})
-                advance()
-        except KeyboardInterrupt:
-            status = 130
-    rows = [r for r in results.rows if (r["threads"], r["busy"]) == (str(where["threads"]), str(where["busy"]))]
-    _show(rows)
-    say(conditions())
-    left = sum(not results.done(**job, threads=where["threads"], busy=where["busy"]) for job in jobs)
-    if left:
-        say(f"{left} of {len(jobs)} are left" + ("; --resume goes on" if as_csv else ""), sys.stderr)
-    data = {"conditions": conditions(), "steps": [plain(row) for row in rows], "left": left}
-    return status or int(any(row["note"].startswith("wrong") for row in rows)), data
+    wanted = models_named(given.models, MODELS)
+
+    def jobs() -> list[Job]:
+        return [
+            ({"model": name, "layout": layout}, partial(_timed, MODELS[name], layout, given.seconds))
+            for name in wanted
+            for layout in given.layouts
+            if layout == "contiguous" or MODELS[name].image
+        ]
+
+    return run_rows("steps", given, COLUMNS, _KEY, jobs, _show)
 
 
 # ---- timing ------------------------------------------------------------------------------------------
@@ -140,7 +115,7 @@ def _step(net: nn.Module, x: Tensor) -> Callable[[], float]:
 
 def _show(rows: Sequence[dict[str, str]]) -> None:
     """For each layout a table."""
-    for layout in LAYOUTS:
+    for layout in STEP_LAYOUTS:
         timed = [r for r in rows if r["layout"] == layout and r["speed"]]
         table: list[tuple[str, ...]] = [(layout, "input", "stock ms", "ours ms", "speed")]
         for r in timed:

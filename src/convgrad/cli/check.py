@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import command, device_here, say, say_json
+from .app import command, device_here, progress, say, say_json
 from .options import (
     PROPERTIES,
     AsJson,
@@ -100,21 +99,23 @@ def check(
     results: list[CheckResult] = []
     checked, declined, reduced, stopped, start = 0, 0, 0, "", time.monotonic()
     try:
-        for problem in _with_progress(problems):
-            if seconds is not None and time.monotonic() - start > seconds:
-                stopped = "time was up"
-                break
-            small = problem if full or single else shrunk(problem, _MOST_FLOPS)
-            any_checked = False
-            for name, result in _pairs(small, backend, outputs, place):
-                found = check_problem(name, small, result, device=place, seed=seed, properties=properties)
-                results += found
-                any_checked |= any(r.property_name != "usable" for r in found)
-                for r in found:
-                    if r.status in ("failed", "differs"):
-                        say(r)
-            reduced += small != problem and any_checked
-            checked, declined = checked + any_checked, declined + (not any_checked)
+        with progress("checking", len(problems)) as advance:
+            for problem in problems:
+                if seconds is not None and time.monotonic() - start > seconds:
+                    stopped = "time was up"
+                    break
+                small = problem if full or single else shrunk(problem, _MOST_FLOPS)
+                any_checked = False
+                for name, result in _pairs(small, backend, outputs, place):
+                    found = check_problem(name, small, result, device=place, seed=seed, properties=properties)
+                    results += found
+                    any_checked |= any(r.property_name != "usable" for r in found)
+                    for r in found:
+                        if r.status in ("failed", "differs"):
+                            say(r)
+                reduced += small != problem and any_checked
+                checked, declined = checked + any_checked, declined + (not any_checked)
+                advance()
     except KeyboardInterrupt:
         stopped = "interrupted"
     report, took = CheckReport("", tuple(results)), time.monotonic() - start
@@ -161,13 +162,3 @@ def _pairs(
         for output, name in explain_problem(problem, outputs, device).chosen().items():
             if name != "engine" and (output != "grad_bias" or "grad_bias" in outputs_of(get_backend(name))):
                 yield name, output
-
-
-def _with_progress(problems: list[ConvProblem]) -> Iterable[ConvProblem]:
-    """The problems, with a bar on a terminal's standard error."""
-    if len(problems) < 2 or not sys.stderr.isatty():
-        return problems
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(problems, "checking", console=Console(stderr=True), transient=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from .app import command, fail, say, say_json, width
-from .models import KNOWN, build, example_input
+from .models import MODELS, example_input, explained
 from .options import (
     DTYPES,
     AsJson,
@@ -26,7 +26,6 @@ from .options import (
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from ..diagnostics import Explanation, Machine, ModelExplanation
     from ..problem import Output
@@ -59,7 +58,7 @@ def explain_command(
         typer.Argument(
             metavar="PROBLEM|MODEL",
             help="A problem, a model's name, or module:factory.",
-            autocompletion=problem_or(*KNOWN),
+            autocompletion=problem_or(*MODELS),
         ),
     ],
     device: Machines = None,
@@ -90,6 +89,8 @@ def explain_command(
 
         convgrad explain mypackage.nets:make_model --input 4x3x512x512
     """
+    from ..problem_text import DTYPES as dtype_of  # noqa: N811 (a table)
+
     of_models = {"--layer": layer, "--dtype": dtype, "--channels-last": channels_last, "--input": shape}
     for option in (name for name, given in of_models.items() if given and is_problem(what)):
         raise fail(f"{option} is for a model, and {what!r} is a problem", f'"{what} bfloat16 channels_last" states it')
@@ -99,7 +100,10 @@ def explain_command(
     if is_problem(what):
         answers = [_one(what, p, outputs, measure) for p in places]
     else:
-        models = [_model(what, p, dtype or "float32", channels_last, shape, outputs) for p in places]
+        for place in places:
+            wanted, last = place.dtype or dtype_of[dtype or "float32"], place.channels_last or channels_last
+            like = example_input(what, shape, wanted, last)
+            models.append(explained(what, place.machine, wanted, last, like, outputs))
         if layer:
             answers = _details([m.select(layer) for m in models], outputs, measure)
             models = []
@@ -131,26 +135,6 @@ def _one(text: str, place: Place, outputs: tuple[Output, ...] | None, measure: b
 def _measures(machine: Machine, wanted: bool | None) -> bool:
     """Whether something is timed: only on this machine, and not against the user's wish."""
     return wanted is not False and machine == type(machine).here()
-
-
-def _model(
-    name: str, place: Place, dtype: str, channels_last: bool, shape: str, outputs: tuple[Output, ...] | None
-) -> ModelExplanation:
-    """A model on a machine, in the dtype and layout that belong to it."""
-    import torch
-
-    from ..diagnostics import Explanation, Layer, ModelExplanation, explain
-    from ..problem_text import DTYPES as dtype_of  # noqa: N811 (a table)
-
-    wanted, last = place.dtype or dtype_of[dtype], place.channels_last or channels_last
-    net: nn.Module = build(name).to(dtype=wanted)
-    x: Any = example_input(name, shape, wanted, last)
-    if last:
-        net = net.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    found = explain(net, x, device=place.machine, outputs=outputs)
-    if isinstance(found, Explanation):
-        return ModelExplanation(found.machine, (Layer((name,), name, found),))
-    return found
 
 
 def _details(

@@ -161,37 +161,21 @@ def _short(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _all(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The same, with every reason and every defect; a title has no text."""
-    versions, machine, store = data["versions"], data["machine"], data["store"]
-    first, last = versions["modelled_torch"][0], versions["modelled_torch"][-1]
-    modelled = {"modelled_torch": f"{first} to {last} (ATen's rules)"}
-    sections = {
-        "versions": {**versions, **modelled},
-        "machine": {
-            "here": machine["here"],
-            "ATen's rules see": machine["atens_rules_see"],
-            "limits": _limits(machine["limits"]),
-            "devices": ", ".join(machine["devices"]),
-        },
-        "settings": data["settings"],
-        "PyTorch's kernels are wrong": {d["name"]: f"{d['what']}: {d['when']}" for d in data["pytorch_defects"]},
-        "store": {
-            "folder": store["folder"] or "off",
-            "measured": "; ".join(_measured(store["measured"])),
-            "verified": store["verified"],
-            "defects": store["defects"],
-        },
-        "paths": data["paths"],
-    }
     yield "backends", ""
     for name, backend in data["backends"].items():
         yield f"  {name}", backend["summary"]
         for kind, layer in backend["layers"].items():
             can = ", ".join(layer["passes"]) or f"no: {'; '.join(layer['reasons_against'])}"
             yield "", f"  {kind} on {backend['device']}: {can}"
-    for title, section in sections.items():
+    said = {"limits": _limits(data["machine"]["limits"]), "measured": "; ".join(_measured(data["store"]["measured"]))}
+    for title in ("versions", "machine", "settings", "store", "paths"):
         yield title, ""
-        for name, value in section.items():
-            yield f"  {name}", "none" if value is None else str(value)
+        for name, value in data[title].items():
+            text = said.get(name) or (", ".join(value) if isinstance(value, list) else value)
+            yield f"  {name}", "none" if text is None else str(text)
+    yield "PyTorch's kernels are wrong", ""
+    for defect in data["pytorch_defects"]:
+        yield f"  {defect['name']}", f"{defect['what']}: {defect['when']}"
 
 
 def _limits(limits: dict[str, Any] | None) -> str:

@@ -7,41 +7,115 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .app import fail
+from .app import RequestError, fail
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-#: Names of transformers' configurations by the name that people use, and the size of an example input.
-KNOWN: dict[str, tuple[str, tuple[int, ...]]] = {
-    "convnext": ("ConvNextConfig", (3, 224, 224)),
-    "convnextv2": ("ConvNextV2Config", (3, 224, 224)),
-    "mobilenet_v1": ("MobileNetV1Config", (3, 224, 224)),
-    "mobilenet_v2": ("MobileNetV2Config", (3, 224, 224)),
-    "efficientnet": ("EfficientNetConfig", (3, 224, 224)),
-    "resnet": ("ResNetConfig", (3, 224, 224)),
-    "regnet": ("RegNetConfig", (3, 224, 224)),
-    "segformer": ("SegformerConfig", (3, 224, 224)),
-    "focalnet": ("FocalNetConfig", (3, 224, 224)),
-    "wav2vec2": ("Wav2Vec2Config", (16000,)),
+    from ..diagnostics import Machine, ModelExplanation
+    from ..problem import Output
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model whose class transformers has, with random weights: nothing is downloaded.
+
+    Args:
+        config: transformers' class of its configuration.
+        options: what differs from that class's defaults: the published small variant, few layers of a kind.
+        input: what one sample is: an image (without its size, which is free), or the length of a sequence.
+        vocabulary: of a model that reads numbers of words.
+    """
+
+    config: str
+    options: dict[str, Any] = field(default_factory=dict)
+    input: tuple[int, ...] = (3,)
+    vocabulary: int = 0
+
+    @property
+    def image(self) -> bool:
+        return self.input == (3,)
+
+    def build(self) -> nn.Module:
+        """On the device of the block; on meta it takes no memory."""
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+        try:
+            transformers = importlib.import_module("transformers")
+        except ImportError:
+            raise fail("the models are definitions of transformers", "pip install 'convgrad[models]'") from None
+        return transformers.AutoModel.from_config(getattr(transformers, self.config)(**self.options))
+
+    def sample(
+        self,
+        batch: int = 1,
+        size: int = 224,
+        device: torch.device | str = "cpu",
+        channels_last: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """An input: images of size x size, or sequences of the model's own length."""
+        import torch
+
+        shape = (batch, *self.input, size, size) if self.image else (batch, *self.input)
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, shape, device=device)
+        x = torch.randn(shape, dtype=dtype, device=device)
+        return x.contiguous(memory_format=torch.channels_last) if channels_last and self.image else x
+
+
+MODELS = {
+    "mobilenet_v1": Model("MobileNetV1Config"),
+    "mobilenet_v2": Model("MobileNetV2Config"),
+    "efficientnet_b0": Model(
+        "EfficientNetConfig", {"width_coefficient": 1.0, "depth_coefficient": 1.0, "hidden_dim": 1280}
+    ),
+    "convnext_tiny": Model("ConvNextConfig"),
+    "convnextv2_tiny": Model("ConvNextV2Config"),
+    "resnet50": Model("ResNetConfig"),
+    "regnet_y": Model("RegNetConfig"),
+    "segformer_b0": Model("SegformerConfig"),
+    "focalnet_tiny": Model("FocalNetConfig"),
+    "mamba": Model("MambaConfig", {"num_hidden_layers": 2, "vocab_size": 1000}, (256,), 1000),
+    "wav2vec2": Model("Wav2Vec2Config", {"num_hidden_layers": 2, "apply_spec_augment": False}, (16000,)),
 }
 
 _FACTORY = "module:factory, where factory() returns an nn.Module, or (nn.Module, example_inputs)"
 
 
-def build(name: str) -> nn.Module:
-    """The model, on the meta device: without memory and without a download.
+def explained(
+    name: str,
+    machine: Machine,
+    dtype: torch.dtype,
+    channels_last: bool,
+    like: torch.Tensor | None = None,
+    outputs: tuple[Output, ...] | None = None,
+) -> ModelExplanation:
+    """What would run for each convolution of a model, which is built without memory.
+
+    Args:
+        like: an example input; else the model's usual one.
 
     Raises:
         an error for the user: no such model, or its package is not installed.
     """
-    return build_with_inputs(name, "meta")[0]
+    from .._compat import channels_last_of
+    from ..diagnostics import Explanation, Layer, ModelExplanation, explain
+
+    net = build(name, "meta")[0].to(dtype=dtype)
+    x = example_input(name, "", dtype, channels_last) if like is None else like
+    if channels_last:
+        net = net.to(memory_format=channels_last_of(x.dim() - 2))  # pyright: ignore[reportCallIssue]
+    found = explain(net, x, device=machine, outputs=outputs)
+    if isinstance(found, Explanation):
+        return ModelExplanation(found.machine, (Layer((name,), name, found),))
+    return found
 
 
-def build_with_inputs(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
+def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     """The model on a device, and what its function gives to call it with; None where that gives the model alone.
 
     Raises:
@@ -50,10 +124,15 @@ def build_with_inputs(name: str, device: torch.device | str) -> tuple[nn.Module,
     import torch
     from torch import nn
 
-    factory = _factory(name)
+    known = _known(name)
+    if known is None and ":" not in name:
+        raise fail(f"{name!r} is neither a problem nor a model", f"models: {', '.join(MODELS)}, or module:factory")
+    factory = _own(name) if known is None else known.build
     try:
         with torch.device(device):
             made: Any = factory()
+    except RequestError:
+        raise
     except Exception as error:
         raise fail(f"{name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
@@ -62,25 +141,12 @@ def build_with_inputs(name: str, device: torch.device | str) -> tuple[nn.Module,
     return model, inputs
 
 
-def _factory(name: str) -> Callable[[], Any]:
-    if ":" in name:
-        return _own(name)
-    key = _known(name)
-    if key is None:
-        raise fail(f"{name!r} is neither a problem nor a model", f"models: {', '.join(KNOWN)}, or module:factory")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError:
-        raise fail(f"the model {name!r} is a definition of transformers", "pip install 'convgrad[models]'") from None
-    config = getattr(transformers, KNOWN[key][0])
-    return lambda: transformers.AutoModel.from_config(config())
-
-
-def _known(name: str) -> str | None:
-    """The entry of `KNOWN` that is meant, whatever its spelling: ``MobileNet-V2``, ``mobilenet_v2``."""
+def _known(name: str) -> Model | None:
+    """The model that is meant, whatever its spelling, or its first variant: ``MobileNet-V2``, ``convnext``."""
     letters = re.sub(r"[-_\s]", "", name.lower())
-    return next((k for k in KNOWN if k.replace("_", "") == letters), None)
+    whole = {key.replace("_", ""): model for key, model in MODELS.items()}
+    variants = {re.sub(r"(_\w+|\d\d+)$", "", key): model for key, model in reversed(MODELS.items())}
+    return {**variants, **whole}.get(letters)
 
 
 def _own(name: str) -> Callable[[], Any]:
@@ -109,9 +175,10 @@ def example_input(name: str, shape: str, dtype: torch.dtype, channels_last: bool
 
     from .._compat import channels_last_of
 
-    known = _known(name)
-    sizes = (1, *(KNOWN[known][1] if known else (3, 224, 224)))
-    if shape:
-        sizes = tuple(int(n) for n in shape.split("x"))
-    x = torch.empty(sizes, dtype=dtype, device="meta")
-    return x.to(memory_format=channels_last_of(len(sizes) - 2)) if channels_last else x
+    model = _known(name) or Model("")
+    if not shape:
+        x = model.sample(device="meta", dtype=dtype)
+    else:
+        sizes = [int(n) for n in shape.split("x")]
+        x = torch.empty(sizes, dtype=torch.int64 if model.vocabulary else dtype, device="meta")
+    return x.to(memory_format=channels_last_of(x.dim() - 2)) if channels_last else x

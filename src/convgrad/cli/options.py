@@ -20,6 +20,9 @@ from .app import before_the_word, fail
 if TYPE_CHECKING:
     from ..problem import Output
 
+LAYOUTS: Final = ("contiguous", "channels_last")
+#: In the last, stock is contiguous and ours may be turned to channels_last.
+STEP_LAYOUTS: Final = (*LAYOUTS, "auto")
 OUTPUTS: Final[tuple[Output, ...]] = ("forward", "grad_input", "grad_weight", "grad_bias")
 PROPERTIES: Final = (
     "exact", "again", "bound", "memory", "layouts", "bias", "sweeps", "deterministic", "nonfinite",
@@ -54,7 +57,9 @@ def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
 # ---- checked -------------------------------------------------------------------------------------
 
 
-def _known(what: str, names: Collection[str]) -> Callable[[Given], Given]:
+def known(what: str, names: Collection[str]) -> Callable[[Given], Given]:
+    """For typer: refuse what is none of the names."""
+
     def check(given: Given) -> Given:
         for name in [given] if isinstance(given, str) else given or ():
             if name and name not in names:
@@ -131,7 +136,7 @@ def problem_or(*names: str) -> Callable[[str], list[str]]:
 Outputs = Annotated[
     list[str] | None,
     typer.Option("--output", "-o", metavar="OUTPUT", help="Which; may be repeated: " + ", ".join(OUTPUTS) + ".",
-                 callback=_known("output", OUTPUTS), autocompletion=words(lambda: OUTPUTS)),
+                 callback=known("output", OUTPUTS), autocompletion=words(lambda: OUTPUTS)),
 ]  # fmt: skip
 Backends = Annotated[
     list[str] | None,
@@ -141,11 +146,11 @@ Backends = Annotated[
 Properties = Annotated[
     list[str] | None,
     typer.Option("--property", metavar="NAME", help=f"Some of: {', '.join(PROPERTIES)}.",
-                 callback=_known("property", PROPERTIES), autocompletion=words(lambda: PROPERTIES)),
+                 callback=known("property", PROPERTIES), autocompletion=words(lambda: PROPERTIES)),
 ]  # fmt: skip
 Dtype = Annotated[
     str,
-    typer.Option(help="Dtype of a model; else float32.", callback=_known("dtype", DTYPES),
+    typer.Option(help="Dtype of a model; else float32.", callback=known("dtype", DTYPES),
                  autocompletion=words(lambda: DTYPES)),
 ]  # fmt: skip
 Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .app import command, device_here, fail, say, say_json
-from .models import KNOWN, build_with_inputs, example_input
+from .models import MODELS, build, example_input
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, problem_or
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _BATCH = 2
 def report(
     what: Annotated[
         str,
-        typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.", autocompletion=problem_or(*KNOWN)),
+        typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.", autocompletion=problem_or(*MODELS)),
     ],
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What a script gets.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Else report.html; or data alone, x.json.")] = None,
@@ -73,7 +74,7 @@ def report(
     ):
         for option in (name for name, given in options.items() if given and wrong):
             raise fail(f"{option} is for a {kind}, and {what!r} is none", "options stand before what is reported")
-    with _Stages() as stage:
+    with _stages() as stage:
         if is_script:
             profile, status = profile_script(what, args or (), stock=stock, seconds=seconds, stage=stage)
         elif is_table:
@@ -120,7 +121,7 @@ def _of_model(
     from ..report import profile_model
 
     stage("making the model")
-    model, inputs = build_with_inputs(name, place)
+    model, inputs = build(name, place)
     model = model.to(place)
     if dtype:
         model = model.to(DTYPES[dtype])
@@ -134,9 +135,8 @@ def _of_model(
         model, inputs = model.to(memory_format=last), inputs.contiguous(memory_format=last)  # pyright: ignore[reportCallIssue]
     options = []
     if isinstance(inputs, torch.Tensor):
-        options = ["--input", "x".join(map(str, inputs.shape)), *(["--channels-last"] if channels_last else [])]
-        options += ["--dtype", dtype] if dtype else []
-        options += ["--device", str(place)] if place.type != "cpu" else []
+        options = ["--input", "x".join(map(str, inputs.shape)), *["--channels-last"] * channels_last]
+        options += [*["--dtype", dtype] * bool(dtype), *["--device", str(place)] * (place.type != "cpu")]
     tune = shlex.join(["convgrad", "tune", *options, name])
     try:
         return profile_model(model, inputs, what=name, tune=tune, seconds=seconds, stage=stage)
@@ -147,16 +147,11 @@ def _of_model(
         ) from error
 
 
-class _Stages:
+@contextmanager
+def _stages() -> Generator[Callable[[str], object], None, None]:
     """Says on a terminal what is being done."""
+    from rich.console import Console
 
-    def __enter__(self) -> Callable[[str], object]:
-        from rich.console import Console
-
-        self.status = Console(stderr=True).status("starting")
-        if sys.stderr.isatty():
-            self.status.start()
-        return self.status.update
-
-    def __exit__(self, *_: object) -> None:
-        self.status.stop()
+    status = Console(stderr=True).status("starting")
+    with status if sys.stderr.isatty() else nullcontext():
+        yield status.update

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from .app import command, device_here, fail, say, say_json, say_table
+from .app import command, device_here, fail, progress, say, say_json, say_table
 from .aten import search
-from .models import KNOWN, build, example_input
+from .models import MODELS, example_input, explained
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_problem, problem_or
 
 if TYPE_CHECKING:
     import torch
 
-    from ..engine import Event
     from ..problem import ConvProblem, Output
 
 
@@ -42,7 +41,7 @@ def tune(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="[MODEL|SCRIPT|FILE|PROBLEM]", help="What to measure.", autocompletion=problem_or(*KNOWN)
+            metavar="[MODEL|SCRIPT|FILE|PROBLEM]", help="What to measure.", autocompletion=problem_or(*MODELS)
         ),
     ] = "",
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What a script gets.")] = None,
@@ -109,6 +108,8 @@ def tune(
 
 def _jobs(what: str, args: Sequence[str], shape: str, dtype: str, channels_last: bool) -> Iterator[_Job]:
     """The calls that training makes."""
+    from ..diagnostics import Machine
+    from ..problem_text import DTYPES
     from .problem_arguments import read_problems
 
     if what.endswith(".py") and Path(what).exists():
@@ -121,7 +122,9 @@ def _jobs(what: str, args: Sequence[str], shape: str, dtype: str, channels_last:
         for error in unread:
             raise error
     else:
-        problems = _of_model(what, shape, dtype, channels_last)
+        like = example_input(what, shape, DTYPES[dtype], channels_last)
+        model = explained(what, Machine.here(), DTYPES[dtype], channels_last, like)
+        problems = [layer.problem for layer in model]
     for problem in problems:
         if not problem.empty:
             p = problem.replace(name="")
@@ -136,45 +139,19 @@ def _backward(problem: ConvProblem) -> _Job:
     return _Job(problem.replace(has_bias=False, name=""), gradient_outputs(problem.transposed, (True, True, False)))
 
 
-def _of_model(name: str, shape: str, dtype: str, channels_last: bool) -> list[ConvProblem]:
-    from .._compat import channels_last_of
-    from ..diagnostics import Explanation, Machine, explain
-    from ..problem_text import DTYPES
-
-    net, x = build(name).to(dtype=DTYPES[dtype]), example_input(name, shape, DTYPES[dtype], channels_last)
-    if channels_last:
-        net = net.to(memory_format=channels_last_of(x.dim() - 2))  # pyright: ignore[reportCallIssue]
-    found = explain(net, x, device=Machine.here())
-    return [found.problem] if isinstance(found, Explanation) else [layer.problem for layer in found]
-
-
-class _Seen:
-    """The calls of a script."""
-
-    synchronize = False
-
-    def __init__(self) -> None:
-        self.jobs: dict[_Job, None] = {}
-
-    def __call__(self, event: Event) -> None:
-        p = event.problem
-        forward = event.outputs == (p.bias_pass,)
-        self.jobs[_Job(p.replace(name=""), event.outputs) if forward else _backward(p)] = None
-
-
 def _of_script(script: str, args: Sequence[str]) -> list[_Job]:
-    from ..engine import observers
-    from ..models import run_script
+    from ..models import Usage, run_script
 
-    seen = _Seen()
-    observers.append(seen)
-    try:
+    with Usage() as seen:
         status = run_script(script, args, measure=False)
-    finally:
-        observers.remove(seen)
-    if not seen.jobs:
+    if not seen.rows:
         raise fail(f"{script} computed no convolution (its exit status is {status})")
-    return list(seen.jobs)
+    return [
+        _Job(row.problem.replace(name=""), row.outputs)
+        if row.outputs == (row.problem.bias_pass,)
+        else _backward(row.problem)
+        for row in seen.rows
+    ]
 
 
 # ---- measuring -------------------------------------------------------------------------------------
@@ -182,18 +159,13 @@ def _of_script(script: str, args: Sequence[str]) -> list[_Job]:
 
 def _tune(jobs: list[_Job], device: torch.device) -> dict[str, Any]:
     """Measure what was not measured often enough, the whole list again and again: a busy moment spoils one round."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from ..engine import measure_now, measurements
     from ..settings import current
 
     rounds, interrupted, failed = measurements.SETTLED, False, set[_Job]()
     before = {job: min(job.count(device), rounds) for job in jobs}
-    columns = (TextColumn("measuring"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
-        task = progress.add_task("", total=len(jobs) * rounds, completed=sum(before.values()))
+    with progress("measuring", len(jobs) * rounds) as advance:
+        advance(sum(before.values()))
         try:
             for done in range(rounds):
                 for job in jobs:
@@ -201,7 +173,7 @@ def _tune(jobs: list[_Job], device: torch.device) -> dict[str, Any]:
                         continue
                     if measure_now(job.problem, job.outputs, device, current(), force=True) is None:
                         failed.add(job)
-                    progress.advance(task)
+                    advance()
         except KeyboardInterrupt:
             interrupted = True
     counts = {job: min(job.count(device), rounds) for job in jobs}

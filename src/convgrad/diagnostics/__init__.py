@@ -7,7 +7,6 @@ from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, named, select_con
 from .capture import module_names
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation
-from .measure import plan_of, random_operands
 from .pictures import Point, draw_roofline, svg
 from .roofline import Limits, least_work, limits_of, measure_limits
 from .trace import Record, Trace, kernel_of_event, trace
@@ -33,8 +32,6 @@ __all__ = [
     "measure_limits",
     "module_names",
     "named",
-    "plan_of",
-    "random_operands",
     "select_conv_backend",
     "svg",
     "trace",

@@ -16,7 +16,7 @@ from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
 from .capture import capture, problem_on
 from .explanation import Answer, Explanation, Layer, ModelExplanation
-from .measure import is_here, require_here, timed
+from .measure import is_here, timed
 from .roofline import limits_of
 
 Outputs = Output | Sequence[Output] | None
@@ -140,7 +140,8 @@ def explain_problem(
             together = in_order([o for o in given if (o == problem.bias_pass) == forward])
             answers += _answers(problem, together, machine, runs, here)
     if measure:
-        require_here(machine)
+        if not here:
+            raise ValueError(f"{machine} is not here, so nothing can be measured on it")
         answers = timed(problem, answers, torch.device(machine.device_type))
     return Explanation(problem, machine, tuple(answers), limits_of(machine, problem.dtype, measured=measure))
 

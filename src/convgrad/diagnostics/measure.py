@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
-from torch import Tensor
 
-from .. import engine
-from ..engine import Plan, Step, get_backend, slots_of
-from ..engine.ab_timer import compare
-from ..problem import PASSES, ConvProblem, Pass
+from ..engine import Plan, Step, get_backend, random_operands, slots_of
+from ..engine.ab_timer import call_seconds, compare
+from ..problem import PASSES, ConvProblem
 from .aten_rules import Machine
 from .explanation import Answer
 from .onednn_log import OneDNNLog
@@ -31,26 +27,6 @@ def is_here(machine: Machine) -> bool:
         return False
 
 
-def require_here(machine: Machine) -> None:
-    """Refuse a machine that is only described.
-
-    Raises:
-        ValueError: it is not here.
-    """
-    if not is_here(machine):
-        raise ValueError(f"{machine} is not here, so nothing can be measured on it")
-
-
-def random_operands(problem: ConvProblem, pass_: Pass, device: torch.device) -> list[Tensor]:
-    """The two operands of a pass, in the problem's layout."""
-    return engine.random_operands(problem, slots_of((pass_,)), device)
-
-
-def plan_of(problem: ConvProblem, pass_: Pass, backend: str, device: torch.device) -> Plan:
-    """A plan of one pass by a named backend."""
-    return Plan(problem, (pass_,), device, (Step(get_backend(backend), (pass_,), "requested by name"),))
-
-
 def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> list[Answer]:
     """The answers with the time of the chosen backend and of ATen, each pass timed alternately in this process."""
     if problem.empty or problem.least_bytes > _MOST_BYTES:
@@ -60,9 +36,10 @@ def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> 
         rows = [i for i, r in enumerate(found) if r.output == pass_ and (r.chosen or (r.backend == "aten" and r.runs))]
         if not rows:
             continue
-        a, b = random_operands(problem, pass_, device)
-        plans = {found[i].backend: plan_of(problem, pass_, found[i].backend, device) for i in rows}
-        calls: dict[str, Callable[[], object]] = {name: partial(p.contract, a, b) for name, p in plans.items()}
+        operands = random_operands(problem, slots_of((pass_,)), device)
+        names = [found[i].backend for i in rows]
+        steps = {name: Step(get_backend(name), (pass_,), "requested by name") for name in names}
+        calls = {name: Plan(problem, (pass_,), device, (step,)).trial(operands) for name, step in steps.items()}
         seconds = _seconds(calls, device)
         for i in rows:
             name, runs = found[i].backend, found[i].runs
@@ -82,16 +59,11 @@ def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
 
 def _seconds(calls: dict[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
     """Seconds of one call each, timed alternately; a slow one is called twice and no more."""
-    first = {}
-    for _ in range(2):  # the first call allocates, compiles, plans
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            first[name] = time.perf_counter() - start
-    if max(first.values()) > _SLOW:
-        return first
+    for call in calls.values():
+        call()  # the first call allocates, compiles, plans
+    once = {name: call_seconds(call, device) for name, call in calls.items()}
+    if max(once.values()) > _SLOW:
+        return once
     seen = compare(calls, seconds=0.3, device=device, least_rounds=3)
     return {name: seen.median(name) for name in calls}
 

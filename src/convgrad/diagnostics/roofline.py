@@ -34,14 +34,18 @@ class Limits:
     dtype: str
     source: str
 
-    def seconds(self, problem: ConvProblem) -> float:
-        """The least time of any one pass."""
-        return max(problem.least_bytes / self.bytes_per_second, problem.flops / self.flops_per_second)
+    def seconds(self, problem: ConvProblem, outputs: Collection[str] = ("forward",)) -> float:
+        """The least time of one call for these outputs; every single pass has the same."""
+        return max(self._seconds(problem, outputs))
 
-    def bound(self, problem: ConvProblem) -> str:
+    def bound(self, problem: ConvProblem, outputs: Collection[str] = ("forward",)) -> str:
         """What that time is made of: ``"memory"`` or ``"arithmetic"``."""
-        by_memory = problem.least_bytes / self.bytes_per_second >= problem.flops / self.flops_per_second
-        return "memory" if by_memory else "arithmetic"
+        moving, computing = self._seconds(problem, outputs)
+        return "memory" if moving >= computing else "arithmetic"
+
+    def _seconds(self, problem: ConvProblem, outputs: Collection[str]) -> tuple[float, float]:
+        flops, moved = least_work(problem, outputs)
+        return moved / self.bytes_per_second, flops / self.flops_per_second
 
     def __str__(self) -> str:
         return (

@@ -6,9 +6,9 @@ from ..backends import built_in
 from . import measurements, store
 from .cache import generation, invalidate, remember
 from .choice import choose
-from .events import Event, observed, observers, thread
+from .events import Event, observed, observers, observing, thread
 from .found import Found, record, recorded
-from .measurer import check_with, measure_now, random_operands, spent
+from .measurer import check_with, measure_now, random_operands, spent, steps_of
 from .operands import operand_format, prepare
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, unregister, without
@@ -50,6 +50,7 @@ __all__ = [
     "measurements",
     "observed",
     "observers",
+    "observing",
     "operand_format",
     "plan_for",
     "prepare",
@@ -65,6 +66,7 @@ __all__ = [
     "set_default_backend",
     "slots_of",
     "spent",
+    "steps_of",
     "store",
     "thread",
     "traced",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.profiler import record_function
@@ -26,15 +27,18 @@ class Event(NamedTuple):
     seconds: float
 
 
-class Observer(Protocol):
-    """Somebody who watches. ``synchronize`` asks that device work be finished before the clock is read."""
-
-    synchronize: bool
-
-    def __call__(self, event: Event) -> None: ...
+#: Who watches. An attribute ``synchronize`` asks that device work be finished before the clock is read.
+observers: list[Callable[[Event], object]] = []
 
 
-observers: list[Observer] = []
+@contextmanager
+def observing(observer: Callable[[Event], object]) -> Generator[None, None, None]:
+    """Tell somebody of every call in this block, in all threads."""
+    observers.append(observer)
+    try:
+        yield
+    finally:
+        observers.remove(observer)
 
 
 class _Thread(threading.local):
@@ -56,7 +60,7 @@ def observed(
     copies: tuple[str, ...] = (),
 ) -> Any:
     """The result of one call of a backend, which has a label for the profiler and which every observer is told of."""
-    wait = device.type == "cuda" and any(o.synchronize for o in observers)
+    wait = device.type == "cuda" and any(getattr(o, "synchronize", False) for o in observers)
     with record_function(f"convgrad::{'+'.join(outputs)}[{backend}]"):
         if wait:
             torch.cuda.synchronize(device)

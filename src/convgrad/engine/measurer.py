@@ -204,10 +204,10 @@ def _candidates(
     return {way: steps for way, steps in found.items() if steps is not None}
 
 
-def random_operands(problem: ConvProblem, slots: tuple[int, ...], device: torch.device) -> list[Tensor]:
+def random_operands(problem: ConvProblem, slots: tuple[int, ...], device: torch.device) -> dict[int, Tensor]:
     """Random tensors for some of `SLOTS`, in the problem's layout; the user's random state stays as it is."""
     generator = torch.Generator(device).manual_seed(0)
-    found = []
+    found = {}
     for i in slots:
         shape = problem.shape_of(SLOTS[i])
         if problem.dtype.is_floating_point or problem.dtype.is_complex:
@@ -215,7 +215,7 @@ def random_operands(problem: ConvProblem, slots: tuple[int, ...], device: torch.
             (torch.view_as_real(t) if t.is_complex() else t).uniform_(-1, 1, generator=generator)
         else:
             t = torch.randint(-3, 4, shape, dtype=problem.dtype, device=device, generator=generator)
-        found.append(t.contiguous(memory_format=problem.memory_format))
+        found[i] = t.contiguous(memory_format=problem.memory_format)
     return found
 
 
@@ -241,7 +241,7 @@ def _measured(
     recorded, thread.in_backend = thread.in_backend, True  # PyTorch's convolutions in it are not taken over
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            tensors = dict(zip(slots, random_operands(problem, slots, device), strict=True))
+            tensors = random_operands(problem, slots, device)
             calls = {way: _call(problem, outputs, steps, tensors) for way, steps in ways.items()}
             times, raised = _times(calls, device)
     finally:

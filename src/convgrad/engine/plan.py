@@ -5,7 +5,7 @@ Everything that can be decided once a problem is decided here; a call runs the b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..problem import RESULT, ConvProblem, Output, gradient_outputs, in_order
 from .cache import generation
 from .choice import choose
 from .events import observed, observers
-from .measurer import look_again
+from .measurer import look_again, random_operands
 from .operands import is_prepared
 from .request import Request, active, resume
 from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
@@ -52,26 +52,9 @@ class Plan:
     transformed = False
 
     __slots__ = (
-        "_kernels",
-        "_places",
-        "_program",
-        "_rests",
-        "_transposed",
-        "_unsettled",
-        "arguments",
-        "aten",
-        "backwards",
-        "device",
-        "flags",
-        "form",
-        "generation",
-        "kernel",
-        "outputs",
-        "problem",
-        "pytorchs",
-        "request",
-        "steps",
-    )
+        "_kernels", "_places", "_program", "_rests", "_transposed", "_unsettled", "arguments", "aten", "backwards",
+        "device", "flags", "form", "generation", "kernel", "outputs", "problem", "pytorchs", "request", "steps",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -196,7 +179,23 @@ class Plan:
         self.pytorchs[input, weight] = found
         return found
 
-    # ---- for those who watch ---------------------------------------------------------------------
+    # ---- for those who time it or watch ---------------------------------------------------------------------
+
+    def trial(self, operands: Mapping[int, Tensor] | None = None) -> Callable[[], Any]:
+        """A function that runs the plan, to time it.
+
+        Args:
+            operands: by their place in `SLOTS`; random ones where they are not given. A bias is of ones.
+        """
+        p, slots = self.problem, slots_of(self.outputs)
+        operands = random_operands(p, slots, self.device) if operands is None else operands
+        tensors = [operands[i] for i in slots]
+        if len(slots) == len(SLOTS):
+            grad_output, input, weight = tensors
+            return partial(self.gradients, *((input, grad_output) if p.transposed else (grad_output, input)), weight)
+        biased = p.has_bias and self.outputs == (p.bias_pass,)
+        bias = tensors[0].new_ones(p.shape_of(p.bias_slot)[1]) if biased else None
+        return partial(self.contract, *tensors, bias)
 
     def _observed(self, i: int, operands: tuple[Tensor, ...], args: tuple[Any, ...]) -> Any:
         step = self.steps[i]

@@ -7,7 +7,7 @@ from .process import observe_aten, takeover
 from .report import Report
 from .script import run_script
 from .trial import NO_COPY, copied, training_step
-from .usage import Usage, UsageRow
+from .usage import Usage, UsageRow, known_limits
 
 __all__ = [
     "NO_COPY",
@@ -19,6 +19,7 @@ __all__ = [
     "inputs_to_channels_last",
     "is_convolution",
     "is_spatial",
+    "known_limits",
     "observe_aten",
     "run_script",
     "takeover",

@@ -7,12 +7,14 @@ import io
 import statistics
 import threading
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
 
-from ..diagnostics import Limits, Machine, kernel_of_event, least_work, limits_of, select_conv_backend
+from ..diagnostics import Limits, Machine, kernel_of_event, limits_of, select_conv_backend
 from ..engine import Event, observers
 from ..problem import ConvProblem, Output, shown_outputs
 from ..tables import text_table
@@ -51,11 +53,6 @@ class UsageRow:
     def layout(self) -> str:
         """The layout of the results."""
         return str(self.problem.memory_format).removeprefix("torch.").removesuffix("_format")
-
-    def least_seconds(self, limits: Limits) -> float:
-        """The least time of one call."""
-        flops, moved = least_work(self.problem, self.outputs)
-        return max(moved / limits.bytes_per_second, flops / limits.flops_per_second)
 
 
 class Usage:
@@ -117,15 +114,10 @@ class Usage:
 
     def fractions_of_limit(self, measure: bool = True) -> list[float | None]:
         """For each of the `rows`, the part of the machine's limit that it reaches; None where that is not known."""
-        known: dict[object, Limits | None] = {}
-        found: list[float | None] = []
-        for row in self.rows:
-            key = (row.device, row.problem.dtype)
-            if key not in known:
-                known[key] = _limits(row, measure)
-            limits = known[key]
-            found.append(None if limits is None else row.least_seconds(limits) * row.calls / row.seconds)
-        return found
+        return [
+            limits and limits.seconds(row.problem, row.outputs) * row.calls / row.seconds
+            for row, limits in zip(self.rows, known_limits(self.rows, measure), strict=True)
+        ]
 
     def to_dict(self, *, measure: bool = True) -> dict[str, Any]:
         """Plain data, ready for json."""
@@ -160,8 +152,14 @@ def _full_name(event: Event) -> str:
     return f"aten {chosen.backend}"
 
 
-def _limits(row: UsageRow, measure: bool) -> Limits | None:
-    try:
-        return limits_of(Machine.here(torch.device(row.device)), row.problem.dtype, measured=measure)
-    except (ValueError, RuntimeError):
-        return None
+def known_limits(rows: Iterable[UsageRow], measure: bool = True) -> list[Limits | None]:
+    """For each row, what its device can do at best in its dtype; None where that is not known."""
+
+    @cache
+    def known(device: str, dtype: torch.dtype) -> Limits | None:
+        try:
+            return limits_of(Machine.here(torch.device(device)), dtype, measured=measure)
+        except (ValueError, RuntimeError):
+            return None
+
+    return [known(row.device, row.problem.dtype) for row in rows]

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 
 from .. import __version__
-from ..diagnostics import Limits, Machine, limits_of
+from ..diagnostics import Limits, measure_limits
 from ..engine import active, choose
 from ..engine.ab_timer import conditions
-from ..models import UsageRow
+from ..models import UsageRow, known_limits
 from ..settings import current
-from .profile import Cost, Profile, Row, Variant
+from .profile import Cost, Profile, Row
 
 Stage = Callable[[str], object]
 
+_BEYOND = 1.05  # of the limit
 _BUSY = (
-    "More than 100 % of the limit: it was measured while this machine was busy, or the operands came from a cache. "
-    "convgrad info --measure measures it again."
+    "More than 100 % of the limit: the operands came from a cache, or this machine is always busy when it is measured."
 )
 
 
@@ -29,23 +29,21 @@ def quiet(_: str) -> None:
     """Nobody waits."""
 
 
-class KnownLimits:
-    """What each device can do at best: known from an earlier measurement, or measured now, once for each dtype."""
+def limits_for(rows: Sequence[UsageRow]) -> list[Limits | None]:
+    """For each row, what its device can do at best.
 
-    def __init__(self) -> None:
-        self.known: dict[tuple[str, torch.dtype], Limits | None] = {}
-
-    def of(self, row: UsageRow) -> Limits | None:
-        key = (row.device, row.problem.dtype)
-        if key not in self.known:
-            try:
-                self.known[key] = limits_of(Machine.here(torch.device(row.device)), row.problem.dtype, measured=True)
-            except (ValueError, RuntimeError):
-                self.known[key] = None
-        return self.known[key]
-
-    def found(self) -> tuple[dict[str, Any], ...]:
-        return tuple(asdict(limits) for limits in dict.fromkeys(self.known.values()) if limits)
+    A CPU that was measured before is measured again where a row is faster than that allows: it was busy then.
+    """
+    found = known_limits(rows)
+    beyond = {
+        row.problem.dtype: None
+        for row, limits in zip(rows, found, strict=True)
+        if limits and row.device == "cpu"
+        and limits.seconds(row.problem, row.outputs) > _BEYOND * row.median_seconds
+    }  # fmt: skip
+    for dtype in beyond:
+        measure_limits(dtype)
+    return known_limits(rows) if beyond else found
 
 
 def reasoned(row: UsageRow) -> UsageRow:
@@ -57,8 +55,8 @@ def reasoned(row: UsageRow) -> UsageRow:
     return row
 
 
-def milliseconds_of(seconds: float) -> float:
-    return float(f"{seconds * 1e3:.4g}")
+def rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def shown(seconds: float) -> str:
@@ -66,23 +64,22 @@ def shown(seconds: float) -> str:
 
 
 def assembled(
-    kind: str,
-    what: str,
-    finding: str,
-    milliseconds: float | None,
-    variants: Sequence[Variant],
     rows: Sequence[Row],
-    costs: Sequence[Cost],
-    looked: str,
-    notes: Sequence[str],
-    device: torch.device | None,
-    limits: KnownLimits,
+    costs: Sequence[Cost] = (),
+    notes: Sequence[str] = (),
+    limits: Sequence[Limits | None] = (),
+    device: torch.device | str = "cpu",
+    **rest: Any,
 ) -> Profile:
-    if any((row.of_limit or 0) > 1.05 for row in rows):
+    """A profile, its costs in order, with what is known of where and when it was made; the rest are its fields."""
+    if any((row.of_limit or 0) > _BEYOND for row in rows):
         notes = [*notes, _BUSY]
-    ordered = sorted(costs, key=lambda cost: -(cost.milliseconds or 0.0))
     return Profile(
-        kind, what, finding, milliseconds, tuple(variants), tuple(rows), tuple(ordered), looked, tuple(notes),
-        limits.found(), conditions(device or "cpu"), datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        __version__,
-    )  # fmt: skip
+        rows=tuple(rows),
+        costs=tuple(sorted(costs, key=lambda cost: -(cost.milliseconds or 0.0))),
+        notes=tuple(notes),
+        limits=tuple(asdict(one) for one in dict.fromkeys(limits) if one),
+        made=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        convgrad=__version__,
+        **{"conditions": conditions(device), **rest},
+    )

@@ -9,7 +9,7 @@ import torch
 
 from ..engine.ab_timer import Comparison
 from ..problem import ConvProblem
-from .alternatives import CHOSEN, LAST, compared, worth_looking
+from .alternatives import CHOSEN, LAST, compared
 from .profile import Cost, Row
 
 _WORTH = 0.005  # of the whole: less is not worth a line
@@ -53,15 +53,15 @@ def costs_of_rows(
         looked += 1
         problem = ConvProblem.parse(row.problem)
         backend = row.backend.split(" ")[0]
-        if not worth_looking(problem, row.outputs):  # pyright: ignore[reportArgumentType]
-            continue
         seen = compared(problem, row.outputs, torch.device(row.device), backend, layout=layout)  # pyright: ignore[reportArgumentType]
         if seen is None:
             continue
         if LAST in seen.samples and seen.speedup(LAST).low > 1:
             lasts.append((i, row.total * (1 - 1 / seen.speedup(LAST).value)))
-        best = _fastest({name: seen for name in seen.samples if name not in (CHOSEN, LAST)})
-        if best:
+        speedups = {name: seen.speedup(name) for name in seen.samples if name not in (CHOSEN, LAST)}
+        faster = {name: speed.value for name, speed in speedups.items() if speed.low > 1}
+        if faster:
+            best = max(faster, key=lambda name: faster[name])
             found.append(_of_backend(i, row, best, seen, tune, stock))
     if lasts:
         said = f"In channels_last {len(lasts)} of the {looked} most expensive rows are faster, each timed alone."
@@ -71,12 +71,6 @@ def costs_of_rows(
     share = sum(row.total for row in rows[:looked]) / (sum(row.total for row in rows) or 1)
     how = f"{looked} of {len(rows)} rows, {share:.0%} of the time in convolutions, were timed against other backends."
     return found[:_MOST_LINES], how
-
-
-def _fastest(names: dict[str, Comparison]) -> str:
-    """The name that is fastest, of those that are clearly faster than what is chosen; empty for none."""
-    faster = {name: seen.speedup(name) for name, seen in names.items() if seen.speedup(name).low > 1}
-    return max(faster, key=lambda name: faster[name].value, default="")
 
 
 def _of_backend(i: int, row: Row, best: str, seen: Comparison, tune: str, stock: bool) -> Cost:

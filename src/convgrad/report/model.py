@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..diagnostics import module_names
-from ..engine import Event, observers
+from ..diagnostics import Limits, module_names
+from ..engine import Event, observing
 from ..engine.ab_timer import Comparison, Ratio, call_seconds, compare
 from ..models import (
     NO_COPY,
@@ -27,7 +27,7 @@ from ..models import (
     weights_to_channels_last,
 )
 from ..problem import ConvProblem
-from .assembled import KnownLimits, Stage, assembled, milliseconds_of, quiet, reasoned, shown
+from .assembled import Stage, assembled, limits_for, quiet, reasoned, rounded, shown
 from .costs import costs_of_layout, costs_of_rows
 from .profile import Profile, Row, Variant
 from .rows import row_of
@@ -71,7 +71,6 @@ def profile_model(
     """
     start = time.perf_counter()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    limits = KnownLimits()
     stage("preparing copies of the model")
     models, left = _ways(model, example_inputs)
     steps: dict[str, Call] = {name: training_step(one, example_inputs) for name, one in models.items()}
@@ -84,7 +83,7 @@ def profile_model(
         stage("timing each convolution")
         slow = seen.median("PyTorch") > 0.04 * seconds
         rounds = 1 if slow else _OBSERVED
-        rows = _observed(steps, names, limits, rounds)
+        rows, limits = _observed(steps, names, rounds)
     variants = _variants(seen)
     whole = variants[1].milliseconds
     stage("timing other backends for the most expensive convolutions")
@@ -97,27 +96,14 @@ def profile_model(
         f"A row's time is the median over {'one step' if slow else f'{rounds} steps'}; watching costs a little.",
         *(["channels_last was not tried: the step is slow, or there already."] if len(seen.samples) == 2 else []),
     ]  # fmt: skip
-    return assembled("step", what or type(model).__name__, _finding(seen), whole, variants, rows,
-                    [*costs_of_layout(seen), *costs], looked, notes, device, limits)  # fmt: skip
+    return assembled(
+        rows, [*costs_of_layout(seen), *costs], notes, limits, device, kind="step", what=what or type(model).__name__,
+        finding=_finding(seen), looked=looked, milliseconds=whole, variants=tuple(variants),
+    )  # fmt: skip
 
 
 #: The remedy where no command is known that could measure.
 _MEASURE = "convgrad.measure() before the training loop"
-
-
-class _Layers:
-    """Observes one step of a model, and notes which modules compute each convolution."""
-
-    synchronize = False
-
-    def __init__(self) -> None:
-        self.running: list[tuple[str, nn.Module]] = []
-        self.names: dict[ConvProblem, list[str]] = {}
-
-    def __call__(self, event: Event) -> None:
-        if self.running and event.outputs == (event.problem.bias_pass,):
-            name, module = self.running[-1]
-            self.names.setdefault(_plain(event.problem), []).append(name or type(module).__name__)
 
 
 def _layers(model: nn.Module, step: Call) -> dict[ConvProblem, list[str]]:
@@ -126,16 +112,19 @@ def _layers(model: nn.Module, step: Call) -> dict[ConvProblem, list[str]]:
     Raises:
         ValueError: no convolution ran.
     """
-    seen = _Layers()
-    observers.append(seen)
-    try:
-        with module_names(model, seen.running), observe_aten():
-            step()
-    finally:
-        observers.remove(seen)
-    if not seen.names:
+    running: list[tuple[str, nn.Module]] = []
+    names: dict[ConvProblem, list[str]] = {}
+
+    def note(event: Event) -> None:
+        if running and event.outputs == (event.problem.bias_pass,):
+            name, module = running[-1]
+            names.setdefault(_plain(event.problem), []).append(name or type(module).__name__)
+
+    with module_names(model, running), observe_aten(), observing(note):
+        step()
+    if not names:
         raise ValueError(f"no convolution ran in this {type(model).__name__}")
-    return seen.names
+    return names
 
 
 def _plain(problem: ConvProblem) -> ConvProblem:
@@ -191,16 +180,10 @@ def _compared(steps: dict[str, Call], seconds: float, first: float, device: torc
 
 
 def _variants(seen: Comparison) -> list[Variant]:
-    found = [Variant("PyTorch", milliseconds_of(seen.seconds("PyTorch")))]
+    found = [Variant("PyTorch", rounded(seen.seconds("PyTorch") * 1e3))]
     for name in list(seen.samples)[1:]:
-        ratio = seen.speedup(name)
-        found.append(
-            Variant(
-                name,
-                milliseconds_of(seen.seconds(name)),
-                *(float(f"{x:.4g}") for x in (ratio.value, ratio.low, ratio.high)),
-            )
-        )
+        r = seen.speedup(name)
+        found.append(Variant(name, rounded(seen.seconds(name) * 1e3), *map(rounded, (r.value, r.low, r.high))))
     return found
 
 
@@ -228,26 +211,22 @@ def _words(ratio: Ratio) -> str:
 
 
 def _observed(
-    steps: dict[str, Call], names: dict[ConvProblem, list[str]], limits: KnownLimits, rounds: int
-) -> list[Row]:
-    """The calls of a step by convgrad, and PyTorch's time of the same."""
+    steps: dict[str, Call], names: dict[ConvProblem, list[str]], rounds: int
+) -> tuple[list[Row], list[Limits | None]]:
+    """The calls of a step by convgrad, with PyTorch's time of the same; and the limit of each call's machine."""
     stock, ours = Usage(), Usage()
     for _ in range(rounds):
         for usage, name in ((stock, "PyTorch"), (ours, "convgrad")):
             with observe_aten(), usage:
                 steps[name]()
     pytorch = {_same(row): row.median_seconds for row in stock.rows}
-    rows = [
-        row_of(
-            row,
-            limits.of(row),
-            layers=names.get(_plain(row.problem), ()),
-            pytorch=pytorch.get(_same(row)),
-            calls=row.calls / rounds,
-        )
-        for row in map(reasoned, ours.rows)
-    ]
-    return sorted(rows, key=lambda row: -row.total)
+    seen = [*map(reasoned, ours.rows)]
+    limits = limits_for(seen)
+    rows = []
+    for row, limit in zip(seen, limits, strict=True):
+        layers = names.get(_plain(row.problem), ())
+        rows.append(row_of(row, limit, layers=layers, pytorch=pytorch.get(_same(row)), calls=row.calls / rounds))
+    return sorted(rows, key=lambda row: -row.total), limits
 
 
 def _same(row: UsageRow) -> tuple[object, ...]:

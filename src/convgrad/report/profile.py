@@ -116,7 +116,7 @@ class Change:
         return (self.after or 0.0) - (self.before or 0.0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """What the convolutions of a training step, of a script or of a table cost, and what of it is avoidable.
 
@@ -139,13 +139,13 @@ class Profile:
     kind: str
     what: str
     finding: str
-    milliseconds: float | None
-    variants: tuple[Variant, ...]
+    milliseconds: float | None = None
+    variants: tuple[Variant, ...] = ()
     rows: tuple[Row, ...]
-    costs: tuple[Cost, ...]
-    looked: str
-    notes: tuple[str, ...]
-    limits: tuple[dict[str, Any], ...]
+    costs: tuple[Cost, ...] = ()
+    looked: str = ""
+    notes: tuple[str, ...] = ()
+    limits: tuple[dict[str, Any], ...] = ()
     conditions: str
     made: str
     convgrad: str

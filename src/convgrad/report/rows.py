@@ -8,11 +8,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import torch
-
 from ..diagnostics import Limits, least_work
 from ..models import UsageRow
 from ..problem import ConvProblem, Output, in_order
+from .assembled import rounded
 from .profile import Row
 
 Line = Mapping[str, str]
@@ -35,23 +34,15 @@ def row_of(
         of_limit: where it is known without limits.
     """
     seconds = seen.median_seconds
-    least = seen.least_seconds(limits) if limits else None
-    flops, moved = least_work(seen.problem, seen.outputs)
-    by_memory = limits and moved / limits.bytes_per_second >= flops / limits.flops_per_second
+    least = limits and limits.seconds(seen.problem, seen.outputs)
     part = least / seconds if least else of_limit
     count = round(calls or seen.calls)
     return Row(
         tuple(layers), str(seen.problem), seen.outputs, seen.output, seen.backend, seen.reason, seen.layout,
-        seen.device, count, _rounded(seconds * 1e3), _rounded((seconds * count if calls else seen.seconds) * 1e3),
-        flops, moved, None if pytorch is None else _rounded(pytorch * 1e3),
-        None if least is None else _rounded(least * 1e3),
-        None if limits is None else "memory" if by_memory else "arithmetic",
-        None if part is None else _rounded(part), seen.copies,
+        seen.device, count, rounded(seconds * 1e3), rounded((seconds * count if calls else seen.seconds) * 1e3),
+        *least_work(seen.problem, seen.outputs), pytorch and rounded(pytorch * 1e3), least and rounded(least * 1e3),
+        limits and limits.bound(seen.problem, seen.outputs), part and rounded(part), seen.copies,
     )  # fmt: skip
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 # ---- tables ----------------------------------------------------------------------------------------
@@ -125,8 +116,3 @@ _FORMS: dict[tuple[str, ...], Callable[[list[Line]], list[Row]]] = {
     ("call", "outputs", "backend", "kernel", "copies", "milliseconds", "problem"): _of_trace,
     ("output", "backend", "milliseconds", "pytorch_milliseconds", "of_limit", "problem"): _of_bench,
 }
-
-
-def device_of(rows: Iterable[Row]) -> torch.device:
-    """Where most of the time was spent."""
-    return torch.device(next((row.device for row in rows), "cpu"))

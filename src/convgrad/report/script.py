@@ -6,14 +6,13 @@ import io
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from ..models import Usage, run_script
-from .assembled import KnownLimits, Stage, assembled, milliseconds_of, quiet, reasoned, shown
+from .assembled import Stage, assembled, limits_for, quiet, reasoned, rounded, shown
 from .costs import costs_of_rows
 from .profile import Profile, Variant
-from .rows import device_of, read_table, row_of
+from .rows import read_table, row_of
 
 
 def profile_script(
@@ -33,40 +32,32 @@ def profile_script(
     usage, start = Usage(), time.perf_counter()
     with usage:
         status = run_script(script, args, stock=stock, measure=False, out=io.StringIO())
-    wall, limits = time.perf_counter() - start, KnownLimits()
+    wall = time.perf_counter() - start
     if not usage.rows:
         raise ValueError(f"{script} computed no convolution (its exit status is {status})")
     stage("measuring what this machine can do at best")
-    seen = usage.rows if stock else map(reasoned, usage.rows)
-    rows = sorted((row_of(row, limits.of(row)) for row in seen), key=lambda row: -row.total)
+    seen = usage.rows if stock else [*map(reasoned, usage.rows)]
+    limits = limits_for(seen)
+    rows = sorted(map(row_of, seen, limits), key=lambda row: -row.total)
     stage("timing other backends for the most expensive convolutions")
     until = time.perf_counter() + 0.9 * seconds
     tune = shlex.join(["convgrad", "tune", script, *args])
     costs, looked = costs_of_rows(rows, wall * 1e3, until, tune, layout=True, stock=stock)
     who = "PyTorch" if stock else "convgrad"
-    calls = sum(row.calls for row in rows)
     finding = (
-        f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in {calls} calls of "
-        f"convolutions, by {'PyTorch' if stock else 'convgrad'}'s choice of kernels."
+        f"{shown(wall)} in all, {shown(usage.seconds)} of it ({usage.seconds / wall:.0%}) in "
+        f"{sum(row.calls for row in rows)} calls of convolutions, by {who}'s choice of kernels."
     )
     notes = [
         "One run tells nothing about its spread. Run it again with --stock, and compare the two with --against.",
         "A row's time for one call is the median of its last hundred calls.",
         *([f"The script's exit status was {status}."] if status else []),
     ]
+    milliseconds = rounded(wall * 1e3)
     profile = assembled(
-        "run",
-        script,
-        finding,
-        milliseconds_of(wall),
-        [Variant(who, milliseconds_of(wall))],
-        rows,
-        costs,
-        looked,
-        notes,
-        device_of(rows),
-        limits,
-    )
+        rows, costs, notes, limits, rows[0].device, kind="run", what=script, finding=finding, looked=looked,
+        milliseconds=milliseconds, variants=(Variant(who, milliseconds),),
+    )  # fmt: skip
     return profile, status
 
 
@@ -82,5 +73,4 @@ def profile_table(path: str | Path) -> Profile:
     calls = sum(row.calls for row in rows)
     finding = f"{calls} calls of convolutions, {shown(total * 1e-3)} in all."
     notes = ["A table does not say what its machine can do at best, so the roofline has no roof."]
-    found = assembled("table", str(path), finding, None, [], rows, [], "", notes, None, KnownLimits())
-    return replace(found, conditions="not in the file")
+    return assembled(rows, notes=notes, kind="table", what=str(path), finding=finding, conditions="not in the file")
