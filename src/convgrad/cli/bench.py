@@ -9,9 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from .app import app, command, device_here, fail, say_json
-from .options import (
-    LAYOUTS, STEP_LAYOUTS, AsJson, Backends, CsvFile, Device, Outputs, Transposed, known, problem_or, words,
-)  # fmt: skip
+from .options import AsJson, Backends, CsvFile, Device, Layout, Outputs, StepLayout, Transposed, problem_or
 
 
 class _Bench(TyperGroup):
@@ -35,15 +33,8 @@ def _positive(seconds: float) -> float:
     return seconds
 
 
-def _one_of(layouts: tuple[str, ...]) -> Any:
-    said = f"One of {', '.join(layouts)}; else all."
-    return typer.Option(help=said, callback=known("layout", layouts), autocompletion=words(lambda: layouts))
-
-
 Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")]
 Threads = Annotated[int, typer.Option(help="As torch.set_num_threads.")]
-Layout = Annotated[str, _one_of(LAYOUTS)]
-StepLayout = Annotated[str, _one_of(STEP_LAYOUTS)]
 Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.")]
 Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
 Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.")]
@@ -118,7 +109,7 @@ def layers(
     from .bench_layers import run_layers
     from .bench_results import Given
 
-    given = Given(models or [], threads, (layout,) if layout else LAYOUTS, seconds, minutes, busy, as_csv, resume)
+    given = Given(models or [], threads, layout, seconds, minutes, busy, as_csv, resume)
     _end(*run_layers(given, batch, size), as_json)
 
 
@@ -153,8 +144,7 @@ def steps(
     from .bench_results import Given
     from .bench_steps import run_steps
 
-    layouts = (layout,) if layout else STEP_LAYOUTS
-    _end(*run_steps(Given(models or [], threads, layouts, seconds, minutes, busy, as_csv, resume)), as_json)
+    _end(*run_steps(Given(models or [], threads, layout, seconds, minutes, busy, as_csv, resume)), as_json)
 
 
 def _end(status: int, data: dict[str, Any], as_json: bool) -> None:

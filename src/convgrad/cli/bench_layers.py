@@ -47,7 +47,7 @@ def run_layers(given: Given, batch: int, size: int) -> tuple[int, dict[str, Any]
 
     def jobs() -> list[Job]:
         of: dict[ConvProblem, set[str]] = {}
-        for name, problem in _in_turn(wanted, batch, size, given.layouts):
+        for name, problem in _in_turn(wanted, batch, size, [given.layout] if given.layout else LAYOUTS):
             of.setdefault(problem, set()).add(name)
         limits = {dtype: limits_of(Machine.here(), dtype, measured=True) for dtype in {p.dtype for p in of}}
         found: list[Job] = []

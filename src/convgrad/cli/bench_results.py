@@ -157,7 +157,7 @@ class Given(NamedTuple):
 
     models: list[str]
     threads: int
-    layouts: tuple[str, ...]
+    layout: str
     seconds: float
     minutes: float
     busy: bool

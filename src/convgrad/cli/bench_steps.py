@@ -40,8 +40,8 @@ def run_steps(given: Given) -> tuple[int, dict[str, Any]]:
         return [
             ({"model": name, "layout": layout}, partial(_timed, MODELS[name], layout, given.seconds))
             for name in wanted
-            for layout in given.layouts
-            if layout == "contiguous" or MODELS[name].image
+            for layout in STEP_LAYOUTS
+            if given.layout in ("", layout) and (layout == "contiguous" or MODELS[name].image)
         ]
 
     return run_rows("steps", given, COLUMNS, _KEY, jobs, _show)

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -159,6 +159,15 @@ Machines = Annotated[
     typer.Option("--device", "-d", help="A machine, with dtype and channels_last if wanted; may be repeated.",
                  autocompletion=words(lambda: MACHINES)),
 ]  # fmt: skip
+
+
+def _one_of(layouts: tuple[str, ...]) -> Any:
+    said = f"One of {', '.join(layouts)}; else all."
+    return typer.Option(help=said, callback=known("layout", layouts), autocompletion=words(lambda: layouts))
+
+
+Layout = Annotated[str, _one_of(LAYOUTS)]
+StepLayout = Annotated[str, _one_of(STEP_LAYOUTS)]
 Transposed = Annotated[bool, typer.Option("--transposed", help="Read every problem as a transposed one.")]
 ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Run a model in channels_last.")]
 Input = Annotated[str, typer.Option("--input", help="Shape of a model's input, 8x3x224x224.", callback=_shape)]
