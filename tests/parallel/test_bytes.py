@@ -12,7 +12,8 @@ from collections import Counter
 
 import torch
 from torch import nn
-from torch.distributed.tensor import Shard, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
 
 from convgrad.parallel import shard_
 

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from .._compat import all_to_all, named, wait
 from .geometry import chunks
-from .sharding import steps
+from .sharding import Step, steps
 
 __all__ = ["groups_of", "local_as", "redistribute"]
 
@@ -62,23 +62,24 @@ def local_as(x: DTensor, placements: Sequence[Placement], what: str) -> Tensor:
     Raises:
         CollectiveError: another process died or did not answer in time.
     """
-    mesh, shape, now = x.device_mesh, tuple(x.shape), list(x.placements)
+    mesh, shape, now = x.device_mesh, x.shape, x.placements
     local = x.to_local()
-    if not all(_plain(side) for side in (now, placements)):
+    if not (_plain(now) and _plain(placements)):
         with named(f"redistribution of {what}"):
             return wait(x.redistribute(placements=placements).to_local())
-    for step in steps(shape, x.dtype.itemsize, tuple(mesh.shape), now, placements):
-        with named(f"{step.name} of {what} over {' and '.join(_dim_name(mesh, m) for m in step.over)}"):
-            if step.name == "all-reduce":
-                for group in groups_of(mesh, step.over):
-                    local = wait(all_reduce(local.contiguous(), "sum", group))
-            elif step.name in ("all-to-all", "reduce-scatter"):
-                local = _shared_out(local, mesh, step.over[0], shape, step.have, step.want)
-            else:
-                part = DTensor.from_local(local, mesh, now, run_check=False, shape=shape, stride=x.stride())
-                after = [step.want if m in step.over else p for m, p in enumerate(now)]
+    for step in steps(tuple(shape), x.dtype.itemsize, tuple(mesh.shape), now, tuple(placements)):
+        said = f"{step.name} of {what} over {' and '.join(_dimension(mesh, m) for m in step.over)}"
+        after = tuple(step.want if m in step.over else p for m, p in enumerate(now))
+        if step.name == "all-reduce":
+            for group in groups_of(mesh, step.over):
+                local = wait(all_reduce(local.contiguous(), "sum", group), said)
+        elif step.name in ("all-to-all", "reduce-scatter"):
+            local = _shared_out(local, mesh, step, shape, said)
+        else:
+            part = DTensor.from_local(local, mesh, now, run_check=False, shape=shape, stride=x.stride())
+            with named(said):
                 local = wait(part.redistribute(placements=after).to_local())
-        now = [step.want if m in step.over else p for m, p in enumerate(now)]
+        now = after
     return local
 
 
@@ -89,7 +90,7 @@ def _plain(placements: Sequence[Placement]) -> bool:
     return len(set(dims)) == len(dims) and all(p.is_replicate() or p == Partial() for p in others)
 
 
-def _dim_name(mesh: DeviceMesh, m: int) -> str:
+def _dimension(mesh: DeviceMesh, m: int) -> str:
     names = mesh.mesh_dim_names
     return f"mesh dimension {names[m] if names else m} ({mesh.size(m)} processes)"
 
@@ -102,22 +103,18 @@ def groups_of(mesh: DeviceMesh, over: Sequence[int]) -> list[ProcessGroup]:
     return [mesh.get_group(m) for m in over]
 
 
-def _shared_out(
-    local: Tensor, mesh: DeviceMesh, m: int, shape: Sequence[int], have: Placement, want: Placement
-) -> Tensor:
+def _shared_out(local: Tensor, mesh: DeviceMesh, step: Step, shape: Sequence[int], what: str) -> Tensor:
     """An all-to-all: each process gets its range of another dimension from all of them, joined, or added up."""
+    m, have, want = step.over[0], step.have, step.want
     assert isinstance(want, Shard)
     group, parts, rank = mesh.get_group(m), mesh.size(m), mesh.get_local_rank(m)
-    ranges = chunks(shape[want.dim], parts)
-    pieces = [local.narrow(want.dim, start, stop - start) for start, stop in ranges]
+    pieces = [local.narrow(want.dim, start, stop - start) for start, stop in chunks(shape[want.dim], parts)]
     sizes = [list(pieces[rank].shape) for _ in range(parts)]
     if isinstance(have, Shard):
         for size, (start, stop) in zip(sizes, chunks(shape[have.dim], parts), strict=True):
             size[have.dim] = stop - start
     rows = torch.cat([piece.reshape(-1) for piece in pieces]).resolve_conj().resolve_neg()
     received, sent = [[n * rows.itemsize for n in side] for side in (map(prod, sizes), (p.numel() for p in pieces))]
-    arrived = wait(all_to_all(rows.view(torch.uint8), received, sent, group)).split(received)  # bytes: of any dtype
+    arrived = wait(all_to_all(rows.view(torch.uint8), received, sent, group), what).split(received)  # of any dtype
     found = [part.view(local.dtype).view(size) for part, size in zip(arrived, sizes, strict=True)]
-    if isinstance(have, Shard):
-        return torch.cat(found, have.dim)
-    return torch.stack(found).sum(0)
+    return torch.cat(found, have.dim) if isinstance(have, Shard) else torch.stack(found).sum(0)

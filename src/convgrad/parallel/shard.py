@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .._compat import named
 from ..errors import ShapeError, UnsupportedError
 from .functions import Sharded
 from .redistribution import redistribute
@@ -146,7 +147,7 @@ def _reason_against(module: nn.Module, mesh: DeviceMesh, placements: Sequence[Pl
 def _equalize(model: nn.Module, mesh: DeviceMesh) -> None:
     """Give every process the parameters and buffers of the first one."""
     everywhere = [Replicate()] * mesh.ndim
-    with torch.no_grad():
+    with torch.no_grad(), named("broadcast of the parameters"):
         for t in (*model.parameters(), *model.buffers()):
             if not isinstance(t, DTensor) and not t.is_meta:
                 t.copy_(distribute_tensor(t.detach(), mesh, everywhere).to_local())

@@ -259,7 +259,8 @@ class Step(NamedTuple):
     bytes: int
 
 
-def steps(shape: Shape, itemsize: int, mesh: Shape, have: Sequence[Placement], want: Sequence[Placement]) -> list[Step]:
+@lru_cache(maxsize=4096)
+def steps(shape: Shape, itemsize: int, mesh: Shape, have: Placements, want: Placements) -> Sequence[Step]:
     """How a tensor is brought from some placements into others: what makes it smaller first, what gathers it last."""
     found: list[Step] = []
     now = list(have)
