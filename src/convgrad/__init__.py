@@ -8,7 +8,7 @@ from . import functional, nn
 from ._version import __version__ as __version__
 from .engine import backends as list_backends
 from .engine import check_with, set_default_backend, use_backend
-from .errors import BackendError, CheckError, ConvgradError, DtypeError, ShapeError, UnsupportedError
+from .errors import BackendError, CheckError, CollectiveError, ConvgradError, DtypeError, ShapeError, UnsupportedError
 from .functional import *  # noqa: F403
 from .ops import loaders
 from .problem import ConvProblem
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BackendError",
     "CheckError",
+    "CollectiveError",
     "ConvProblem",
     "ConvgradError",
     "DtypeError",

@@ -197,8 +197,12 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any) -
     return all_to_all_single(rows, received, sent, group)
 
 
-def wait(t: Tensor, what: str = "redistribution") -> Tensor:
+def wait(t: Tensor, what: str | None = None) -> Tensor:
     """The result of a functional collective that has ended; any other tensor as it is.
+
+    Args:
+        t: the result.
+        what: it is, for the error; None where another one names it.
 
     Raises:
         CollectiveError: ``what`` failed, since another process died or did not answer in time.
@@ -207,9 +211,24 @@ def wait(t: Tensor, what: str = "redistribution") -> Tensor:
 
     if not isinstance(t, AsyncCollectiveTensor):
         return t
-    try:
+    if what is None:
         return t.wait()
+    with named(what):
+        return t.wait()
+
+
+@contextmanager
+def named(what: str) -> Generator[None, None, None]:
+    """Name the collective of which an error in this block tells.
+
+    Raises:
+        CollectiveError: ``what`` failed, since another process died or did not answer in time.
+    """
+    try:
+        yield
     except RuntimeError as error:
+        if isinstance(error, CollectiveError):
+            raise
         raise CollectiveError(f"{what} failed, as another process died or did not answer in time: {error}") from error
 
 

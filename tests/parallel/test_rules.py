@@ -265,7 +265,9 @@ def chosen() -> None:
         ((2, 4, 4, 4), (512, 4, 3, 3), Shard(0), Shard(0), Shard(1)),  # the input is
         (large, small, Partial(), Replicate(), Shard(0)),  # a reduce-scatter, not an all-reduce
         ((1, 4, 64, 64), small, Shard(2), Shard(0), Shard(2)),  # one image cannot be shared out
-        ((2, 1, 8, 8), (4, 1, 15, 15), Shard(2), Replicate(), Shard(0)),  # the halo would be all there is
+        # The halo is all there is, and sharding the batch would cost half of that; but the output must come back.
+        ((2, 1, 8, 8), (4, 1, 15, 15), Shard(2), Replicate(), Shard(2)),
+        ((2, 1, 8, 8), (4, 1, 15, 15), Shard(2), Shard(0), Shard(1)),  # a weight that is sharded may move
     ]:
         p = (x[-1] - w[-1] + 1 < 1) * 7 or 1
         xs, ws = distributed(torch.zeros(x), mesh, [px]), distributed(torch.zeros(w), mesh, [pw])

@@ -21,6 +21,7 @@ from .. import functional
 from ..errors import UnsupportedError
 from . import dropout, elementwise, losses, norms, pooling, resampling
 from .placed import first
+from .redistribution import redistribute
 
 __all__ = ["Sharded", "rule_of"]
 
@@ -52,17 +53,20 @@ def _convolution(
 ) -> DTensor:
     """A convolution or a transposed one, by this library's operators and their own rules under DTensor."""
     mesh = x.device_mesh
-    operands = [t if t is None or isinstance(t, DTensor) else _replicated(t, mesh) for t in (weight, bias)]
+    operands = [
+        t if t is None or isinstance(t, DTensor) else _replicated(t, mesh, name)
+        for name, t in (("weight", weight), ("bias", bias))
+    ]
     result = getattr(functional, func.__name__, func)(x, *operands, *args, **kwargs)
     # The cheapest way for one convolution may leave partial sums or another dimension sharded: the plan is kept.
-    return result if result.placements == x.placements else result.redistribute(placements=x.placements)
+    return result if result.placements == x.placements else redistribute(result, x.placements, "output")
 
 
-def _replicated(t: Tensor, mesh: DeviceMesh) -> DTensor:
+def _replicated(t: Tensor, mesh: DeviceMesh, what: str) -> DTensor:
     everywhere = [Replicate()] * mesh.ndim
     t = t if torch.is_grad_enabled() else t.detach()
     # The second step does nothing, but backwards it brings together what the processes have of the gradient.
-    return DTensor.from_local(t, mesh, everywhere, run_check=False).redistribute(placements=everywhere)
+    return redistribute(DTensor.from_local(t, mesh, everywhere, run_check=False), everywhere, what)
 
 
 #: The rules of all other functions; an N in a name is 1, 2 or 3.

@@ -24,6 +24,7 @@ from .._compat import wait
 from ..errors import UnsupportedError
 from .geometry import Exchange, Range, Route, chunks
 from .halo import exchange
+from .redistribution import groups_of
 
 __all__ = [
     "first",
@@ -92,9 +93,9 @@ def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], use
             f"a tensor of size {list(value.shape)} is placed as {list(have)} where {list(placements)} is needed; "
             "redistribute it first"
         )
-    for m in range(mesh.ndim):
-        if have[m].is_replicate() and (m in used or m in cuts) and local.is_floating_point():
-            local = _Share.apply(local, mesh.get_group(m))
+    shared = [m for m in range(mesh.ndim) if have[m].is_replicate() and (m in used or m in cuts)]
+    for group in groups_of(mesh, shared) if local.is_floating_point() else ():
+        local = _Share.apply(local, group)
     for m in cuts:
         dim = placements[m].dim  # pyright: ignore[reportAttributeAccessIssue]
         start, stop = local_range(mesh, m, value.shape[dim])
@@ -113,16 +114,15 @@ def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], sha
 
 def reduced(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
     """The whole of which each process has its part; where a placement is Partial, its summand of every element."""
-    for m, placement in enumerate(placements):
-        if placement.is_partial():
-            local = _Sum.apply(local, mesh.get_group(m))
+    for group in groups_of(mesh, [m for m, placement in enumerate(placements) if placement.is_partial()]):
+        local = _Sum.apply(local, group)
     return joined(local, mesh, [Replicate() if p.is_partial() else p for p in placements], shape)
 
 
 def total(local: Tensor, mesh: DeviceMesh, over: Collection[int]) -> Tensor:
     """The sum over processes along some mesh dimensions, which they use for different parts of the result."""
-    for m in sorted(over):
-        local = _Share.apply(_Sum.apply(local, mesh.get_group(m)), mesh.get_group(m))
+    for group in groups_of(mesh, sorted(over)):
+        local = _Share.apply(_Sum.apply(local, group), group)
     return local
 
 

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .._compat import wait
 from ..calculus import Role, sum_of_bias
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 from ..errors import DtypeError
@@ -25,6 +24,7 @@ from ..ops import with_rules
 from .geometry import Range
 from .halo import collect, exchange, start
 from .part import Halo, Part, part_of
+from .redistribution import local_as
 from .sharding import Choice, Work, choose
 
 __all__ = ["register"]
@@ -146,7 +146,7 @@ def _compute(
     _warn(name, choice, operands)
     part = part_of(work, choice, mesh)
     here: dict[Role, Tensor] = {
-        role: wait(t.redistribute(mesh, choice.placements(role)).to_local()) for role, t in operands.items()
+        role: local_as(t, choice.placements(role), f"{role} of {name}") for role, t in operands.items()
     }
     added = _bias(bias, choice, mesh)
     later = "output" in choice.moves or part.empty  # added once, to whole sums
@@ -243,7 +243,7 @@ def _bias(bias: Tensor | None, choice: Choice, mesh: DeviceMesh) -> Tensor | Non
         return None
     rules = choice.rules
     placements = [Shard(0) if rule is not None and rule.output == 1 else Replicate() for rule in rules]
-    local = wait(bias.redistribute(mesh, placements).to_local())
+    local = local_as(bias, placements, "bias of convolution")
     summed = any(rule is not None and rule.output is None and mesh.get_local_rank(i) for i, rule in enumerate(rules))
     return None if summed else local
 

@@ -14,8 +14,10 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .._compat import named
 from ..errors import ShapeError, UnsupportedError
 from .functions import Sharded
+from .redistribution import redistribute
 
 __all__ = ["shard_"]
 
@@ -145,7 +147,7 @@ def _reason_against(module: nn.Module, mesh: DeviceMesh, placements: Sequence[Pl
 def _equalize(model: nn.Module, mesh: DeviceMesh) -> None:
     """Give every process the parameters and buffers of the first one."""
     everywhere = [Replicate()] * mesh.ndim
-    with torch.no_grad():
+    with torch.no_grad(), named("broadcast of the parameters"):
         for t in (*model.parameters(), *model.buffers()):
             if not isinstance(t, DTensor) and not t.is_meta:
                 t.copy_(distribute_tensor(t.detach(), mesh, everywhere).to_local())
@@ -187,4 +189,4 @@ def _placed(value: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> An
     if not isinstance(value, Tensor):
         return value
     own = [p if not isinstance(p, Shard) or p.dim < value.dim() else Replicate() for p in placements]
-    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False).redistribute(placements=own)
+    return redistribute(DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False), own, "an argument")

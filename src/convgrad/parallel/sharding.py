@@ -19,8 +19,10 @@ spatial j        Shard(2+j)  (sum)        Shard(2+j)
 other order. A rule for each dimension of the mesh, in any combination: that is every sharding. A spatial rule
 exchanges a halo of one side (see `geometry`).
 
-The choice is the combination for which the fewest bytes must travel before the results are there, of those that leave
-every process its part of the work. As in DTensor's own rules, what a sum in the result will cost later is not counted.
+The choice is the combination for which the fewest bytes must travel, of those that leave every process its part of the
+work. What the result of a forward pass or the input's gradient costs on its way back is counted where the activations
+are sharded along batch and space, as the other layers of a network will want it there; what a sum in any other result
+will cost later is not, as in DTensor's own rules.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from ..calculus import Role
 from ..shapes import Geometry
 from .geometry import Line, Range, chunks
 
-__all__ = ["ROLES", "Choice", "Rule", "Work", "choose", "line_of", "nested"]
+__all__ = ["ROLES", "Choice", "Rule", "Step", "Work", "choose", "line_of", "nested", "steps"]
 
 Placements = tuple[Placement, ...]
 Shape = tuple[int, ...]
@@ -81,6 +83,12 @@ class Work(NamedTuple):
         """The whole shape of a role."""
         return self.shapes[ROLES.index(role)]
 
+    def home(self, role: Role) -> Placements | None:
+        """Where a result is wanted: input and output lie like each other, unless channels are sharded or summed."""
+        other = dict(self.operands).get("input" if role == "output" else "output")
+        lasting = other is not None and all(p.is_replicate() or (p.is_shard() and p != Shard(1)) for p in other)
+        return other if lasting and role != "weight" else None
+
 
 class Choice(NamedTuple):
     """A rule for each dimension of the mesh; None where every process computes the same.
@@ -89,7 +97,8 @@ class Choice(NamedTuple):
         rules: the rules.
         moves: for each spatial rule the role that is extended by a halo; None for the others.
         exchanged: bytes of halo that a process receives, on average.
-        redistributed: bytes that a process receives, on average, when the operands are brought into their placements.
+        redistributed: bytes that a process receives, on average, when the operands are brought into their placements,
+            and results where they are wanted.
         gathered: for each role of which whole shards must be gathered, the bytes that a process receives of them.
     """
 
@@ -200,12 +209,14 @@ def _priced(c: Work, rules: tuple[Rule | None, ...]) -> Choice:
     plain = Choice(rules, (None,) * len(rules), 0, 0, ())
     redistributed, gathered = 0, {}
     for role, have in c.operands:
-        want = plain.placements(role)
-        for i, (a, b) in enumerate(zip(have, want, strict=True)):
-            n = _transferred(a, b, _bytes(c, role, want, i), c.mesh[i])
-            redistributed += n
-            if n and a.is_shard() and b.is_replicate():
-                gathered[role] = gathered.get(role, 0) + n
+        for step in steps(c.shape(role), c.itemsize, c.mesh, have, plain.placements(role)):
+            redistributed += step.bytes
+            if step.name == "all-gather":
+                gathered[role] = gathered.get(role, 0) + step.bytes
+    for role in c.results:
+        have, home = plain.placements(role, result=True), c.home(role)
+        if home is not None:
+            redistributed += sum(step.bytes for step in steps(c.shape(role), c.itemsize, c.mesh, have, home))
     moves: list[Role | None] = []
     exchanged = 0
     for i, rule in enumerate(rules):
@@ -230,11 +241,56 @@ def _bytes(c: Work, role: Role, placements: Iterable[Placement], apart: int) -> 
     return c.itemsize * prod(c.shape(role)) // prod(shards)
 
 
-def _transferred(have: Placement, want: Placement, size: int, parts: int) -> int:
-    """What one process receives of a tensor of so many bytes when it is redistributed, on average."""
-    if have == want or have.is_replicate():
-        return 0
-    least = size * (parts - 1) // parts  # all-gather, reduce-scatter
+class Step(NamedTuple):
+    """One collective of a redistribution, or a cut, which sends nothing.
+
+    Attributes:
+        name: of the collective.
+        over: the dimensions of the mesh.
+        have: the placement there before.
+        want: the placement there afterwards.
+        bytes: what a process receives, on average.
+    """
+
+    name: str
+    over: tuple[int, ...]
+    have: Placement
+    want: Placement
+    bytes: int
+
+
+@lru_cache(maxsize=4096)
+def steps(shape: Shape, itemsize: int, mesh: Shape, have: Placements, want: Placements) -> Sequence[Step]:
+    """How a tensor is brought from some placements into others: what makes it smaller first, what gathers it last."""
+    found: list[Step] = []
+    now = list(have)
+    while True:
+        changes = [i for i, placement in enumerate(want) if now[i] != placement]
+        if not changes:
+            return found
+        leaving = [now[i] for i in changes]
+        free = [i for i in changes if want[i].is_replicate() or want[i] not in leaving]
+        i = min(
+            free or [i for i in changes if now[i].is_shard()], key=lambda i: _ORDER.index(_collective(now[i], want[i]))
+        )
+        before, after = now[i], want[i] if free else Replicate()  # two that exchange their dimensions: one is gathered
+        name = _collective(before, after)
+        over = tuple(j for j in changes if (now[j], want[j]) == (before, after)) if name == "all-reduce" else (i,)
+        parts = prod(mesh[j] for j in over)
+        size = itemsize * prod(shape) // prod(mesh[j] for j, p in enumerate(now) if p.is_shard() and j not in over)
+        least = size * (parts - 1) // parts
+        sent = {"cut": 0, "all-to-all": least // parts, "all-reduce": 2 * least}.get(name, least)
+        found.append(Step(name, over, before, after, sent))
+        for j in over:
+            now[j] = after
+
+
+_ORDER = ("cut", "reduce-scatter", "all-to-all", "all-reduce", "all-gather")
+
+
+def _collective(have: Placement, want: Placement) -> str:
+    if have.is_replicate():
+        return "cut"
     if have.is_partial():
-        return 2 * least if want.is_replicate() else least
-    return least if want.is_replicate() else least // parts
+        return "all-reduce" if want.is_replicate() else "reduce-scatter"
+    return "all-gather" if want.is_replicate() else "all-to-all"

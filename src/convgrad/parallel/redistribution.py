@@ -1,0 +1,120 @@
+"""Redistribution of a DTensor: what its own does, with the fewest bytes, and an error that names the collective.
+
+Where DTensor's own way sends more than it must, another one is taken. On CPUs DTensor gathers the whole to shard
+another dimension, and gloo computes a reduce-scatter as an all-reduce, so that both are an all-to-all here. A sum over
+several dimensions of a mesh is one all-reduce where these are all processes, which receives $2(P-1)/P$ of a tensor in
+place of $2(P_1-1)/P_1 + 2(P_2-1)/P_2$.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.distributed._functional_collectives import all_reduce
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from .._compat import all_to_all, named, wait
+from .geometry import chunks
+from .sharding import Step, steps
+
+__all__ = ["groups_of", "local_as", "redistribute"]
+
+
+def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTensor:
+    """The same tensor in other placements, as `DTensor.redistribute`; its derivative returns the same way.
+
+    Args:
+        x: the tensor.
+        placements: those wanted.
+        what: it is, for an error.
+
+    Raises:
+        CollectiveError: another process died or did not answer in time; it names the collective.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        return x.redistribute(placements=placements)
+    return _Redistribute.apply(x, tuple(placements), what)
+
+
+class _Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: DTensor, placements: tuple[Placement, ...], what: str) -> DTensor:
+        ctx.placements = tuple(Replicate() if p.is_partial() else p for p in x.placements)
+        ctx.what = what if what.startswith("gradient of ") else f"gradient of {what}"
+        local = local_as(x, placements, what)
+        return DTensor.from_local(local, x.device_mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: DTensor) -> Any:
+        return redistribute(gradients[0], ctx.placements, ctx.what), None, None
+
+
+def local_as(x: DTensor, placements: Sequence[Placement], what: str) -> Tensor:
+    """This process's part of a tensor in other placements; no derivative.
+
+    Raises:
+        CollectiveError: another process died or did not answer in time.
+    """
+    mesh, shape, now = x.device_mesh, x.shape, x.placements
+    local = x.to_local()
+    if not (_plain(now) and _plain(placements)):
+        with named(f"redistribution of {what}"):
+            return wait(x.redistribute(placements=placements).to_local())
+    for step in steps(tuple(shape), x.dtype.itemsize, tuple(mesh.shape), now, tuple(placements)):
+        said = f"{step.name} of {what} over {' and '.join(_dimension(mesh, m) for m in step.over)}"
+        after = tuple(step.want if m in step.over else p for m, p in enumerate(now))
+        if step.name == "all-reduce":
+            for group in groups_of(mesh, step.over):
+                local = wait(all_reduce(local.contiguous(), "sum", group), said)
+        elif step.name in ("all-to-all", "reduce-scatter"):
+            local = _shared_out(local, mesh, step, shape, said)
+        else:
+            part = DTensor.from_local(local, mesh, now, run_check=False, shape=shape, stride=x.stride())
+            with named(said):
+                local = wait(part.redistribute(placements=after).to_local())
+        now = after
+    return local
+
+
+def _plain(placements: Sequence[Placement]) -> bool:
+    """Whether there are only sums, replicas and shards, of a different dimension each."""
+    dims = [p.dim for p in placements if type(p) is Shard]
+    others = [p for p in placements if type(p) is not Shard]
+    return len(set(dims)) == len(dims) and all(p.is_replicate() or p == Partial() for p in others)
+
+
+def _dimension(mesh: DeviceMesh, m: int) -> str:
+    names = mesh.mesh_dim_names
+    return f"mesh dimension {names[m] if names else m} ({mesh.size(m)} processes)"
+
+
+def groups_of(mesh: DeviceMesh, over: Sequence[int]) -> list[ProcessGroup]:
+    """The groups over which sums, one after another, are the sum over some dimensions of a mesh."""
+    everyone = dist.group.WORLD
+    if len(over) > 1 and everyone is not None and prod(mesh.size(m) for m in over) == everyone.size():
+        return [everyone]
+    return [mesh.get_group(m) for m in over]
+
+
+def _shared_out(local: Tensor, mesh: DeviceMesh, step: Step, shape: Sequence[int], what: str) -> Tensor:
+    """An all-to-all: each process gets its range of another dimension from all of them, joined, or added up."""
+    m, have, want = step.over[0], step.have, step.want
+    assert isinstance(want, Shard)
+    group, parts, rank = mesh.get_group(m), mesh.size(m), mesh.get_local_rank(m)
+    pieces = [local.narrow(want.dim, start, stop - start) for start, stop in chunks(shape[want.dim], parts)]
+    sizes = [list(pieces[rank].shape) for _ in range(parts)]
+    if isinstance(have, Shard):
+        for size, (start, stop) in zip(sizes, chunks(shape[have.dim], parts), strict=True):
+            size[have.dim] = stop - start
+    rows = torch.cat([piece.reshape(-1) for piece in pieces]).resolve_conj().resolve_neg()
+    received, sent = [[n * rows.itemsize for n in side] for side in (map(prod, sizes), (p.numel() for p in pieces))]
+    arrived = wait(all_to_all(rows.view(torch.uint8), received, sent, group), what).split(received)  # of any dtype
+    found = [part.view(local.dtype).view(size) for part, size in zip(arrived, sizes, strict=True)]
+    return torch.cat(found, have.dim) if isinstance(have, Shard) else torch.stack(found).sum(0)
