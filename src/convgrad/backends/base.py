@@ -96,6 +96,9 @@ class Backend(ABC):
     #: What a measurement depends on beside the release of the library: a digest of a source, of a compiled library.
     version: str = ""
 
+    def __repr__(self) -> str:
+        return f"<backend {self.name!r}: {self.summary}>"
+
     @abstractmethod
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         """Sentences that say why this backend cannot compute ``outputs``; empty means usable.

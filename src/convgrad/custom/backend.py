@@ -21,6 +21,9 @@ from .source import fingerprint
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
 
+#: What is said of a problem where ``accepts`` gives no reason.
+NO = "its accepts says no"
+
 #: What a function with a mask yields in one call: both gradients of a plain convolution, without and with the bias's.
 _SWEEPS = tuple(gradient_outputs(False, (True, True, bias)) for bias in (False, True))
 
@@ -46,7 +49,7 @@ class UserKernel(NamedTuple):
             return answer
         if answer is None:
             return "its accepts returned None, neither True nor False nor a reason"
-        return "" if answer else "its accepts says no"
+        return "" if answer else NO
 
 
 class CustomBackend(Backend):
@@ -237,7 +240,7 @@ class FunctionsBackend(CustomBackend):
         if not tensor or result.shape != shape or result.dtype != p.dtype or result.device != device:
             got = f"{tuple(result.shape)} {result.dtype} on {result.device}" if tensor else type(result).__name__
             which = f"{method} of {self.name!r}" if output == method else f"{output} by {method} of {self.name!r}"
-            raise BackendError(f"{which} returned {got}, {p} asks for {shape} {p.dtype} on {device}")
+            raise BackendError(f"{which} returned {got}, {shape} {p.dtype} on {device} was expected")
         layout = torch.contiguous_format if output == "grad_bias" else p.memory_format
         result = (result.detach() if result.requires_grad else result).contiguous(memory_format=layout)
         # The engine adds a bias in place, and autograd may keep the operands: the result has memory of its own.

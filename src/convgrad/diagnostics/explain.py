@@ -71,7 +71,10 @@ def explain(
         call, machine = ConvCall.of(what, *args, **kwargs), _machine(device, what)
         return explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
     if args or kwargs:
-        raise TypeError(f"explain: a problem says everything itself; unexpected {[*map(str, args), *kwargs]}")
+        raise TypeError(
+            "explain: beside a problem there is only device=, outputs= and measure=; got "
+            + ", ".join([*(type(a).__name__ for a in args), *kwargs])
+        )
     problem = ConvProblem.parse(what) if isinstance(what, str) else what
     if not isinstance(problem, ConvProblem):
         raise TypeError(

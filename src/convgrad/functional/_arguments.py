@@ -90,7 +90,8 @@ def require_bool(name: str, value: object) -> None:
         TypeError: it is another kind.
     """
     if value is not True and value is not False:
-        raise TypeError(f"{name} is True or False, got {_shown(value)}")
+        hint = " (conv2d_input and conv2d_weight take the arguments of torch.nn.grad)" if name == "transposed" else ""
+        raise TypeError(f"{name} is True or False, got {_shown(value)}{hint}")
 
 
 def paddings(

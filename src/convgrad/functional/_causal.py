@@ -294,8 +294,11 @@ def _check(sequence: Tensor, weight: Tensor, activation: object) -> None:
         _, channels, steps = sequence.shape
         raise ShapeError(f"Expected x of at least one channel and one step, but it has {channels} and {steps}")
     if weight.dim() != 2 or weight.shape[0] != sequence.shape[1] or weight.shape[1] == 0:
+        turned = weight.dim() == 2 and weight.shape[0] == sequence.shape[2]
+        hint = "; try the other layout: 'NCL' is (N, D, L), and 'NLC' is (N, L, D)" if turned else ""
         raise ShapeError(
-            f"Expected a weight (D, K) for x of {sequence.shape[1]} channels, but got one of size {list(weight.shape)}"
+            f"Expected a weight (D, K) for x of {sequence.shape[1]} channels, but got one of size "
+            f"{list(weight.shape)}{hint}"
         )
 
 
