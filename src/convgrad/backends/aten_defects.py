@@ -24,20 +24,6 @@ from .._compat import amx_here, avx512_here
 from ..problem import ConvProblem, Output
 from .strides import tidy
 
-__all__ = [
-    "DEFECTS",
-    "Defect",
-    "defect_of",
-    "found",
-    "geometry",
-    "learn",
-    "reads_batch_stride",
-    "reads_every_stride",
-    "reads_odd_strides",
-    "warn_of",
-    "without_slack",
-]
-
 
 @dataclass(frozen=True)
 class Defect:
