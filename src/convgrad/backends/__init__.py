@@ -18,28 +18,9 @@ from .strides import usual_strides
 from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
 
-__all__ = [
-    "DEFECTS",
-    "Arithmetic",
-    "Backend",
-    "Defect",
-    "Kernel",
-    "Layout",
-    "PaddedCopy",
-    "ReferenceBackend",
-    "aten_backward",
-    "built_in",
-    "described",
-    "found",
-    "learn",
-    "padded",
-    "pytorchs_call",
-    "reads_odd_strides",
-    "runs_as_stated",
-    "statable_arguments",
-    "usual_strides",
-    "warn_of",
-]
+__all__ = ["DEFECTS", "Arithmetic", "Backend", "Defect", "Kernel", "Layout", "PaddedCopy", "ReferenceBackend",
+           "aten_backward", "built_in", "described", "found", "learn", "padded", "pytorchs_call", "reads_odd_strides",
+           "runs_as_stated", "statable_arguments", "usual_strides", "warn_of"]  # fmt: skip
 
 
 def built_in() -> list[Backend]:
