@@ -242,7 +242,8 @@ def test_without_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same kernel is not checked again, under whatever name; another helper or value is another kernel."""
-    monkeypatch.setattr(convgrad.custom.verified, "FLOOR", 3)
+    monkeypatch.setattr(convgrad.custom.verified, "FLOOR", 1)
+    monkeypatch.setattr(convgrad.custom, "measure", lambda *_: ())
     checked: list[str] = []
     examine = convgrad.custom.verify._in_child
 
@@ -254,15 +255,16 @@ def test_it_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def make(limit: int) -> tuple[Callable[..., Tensor], Callable[[ConvProblem], bool]]:
         kernel = wrong_if(lambda x, w, p: False)
-        return kernel, lambda p: accepts(p) and p.in_channels == p.groups == limit and p.kernel_size == (2, 2)
+        return kernel, lambda p: accepts(p) and p.depthwise and p.kernel_size == (limit, limit)
 
+    options: dict[str, Any] = {"dtypes": torch.float32, "seconds": 0.5}
     for name in ("first", "second"):
         kernel, takes = make(3)
-        convgrad.register(name, forward=kernel, accepts=takes, dtypes=torch.float64, layouts="contiguous", seconds=0.5)
+        convgrad.register(name, forward=kernel, accepts=takes, **options)
     assert checked == ["first"]
     assert convgrad.list_backends()["second"].verified
     kernel, takes = make(5)
-    convgrad.register("third", forward=kernel, accepts=takes, dtypes=torch.float64, layouts="contiguous", seconds=0.1)
+    convgrad.register("third", forward=kernel, accepts=takes, **options)
     assert checked == ["first", "third"]
 
 

@@ -16,8 +16,6 @@ import torch
 
 from ..problem import PASSES, ConvProblem, Output, PaddingMode, Pass, gradient_outputs
 
-__all__ = ["BOTH_GRADIENTS", "Arithmetic", "Backend", "Kernel", "Layout", "capability", "described"]
-
 #: How a backend sums products; it selects the error bound to which the backend is held.
 #: ``direct``: products rounded at most once, summed in float32 or better (float64 for float64).
 #: ``tf32``: operands rounded to 10 mantissa bits. ``transform``: Winograd, FFT.

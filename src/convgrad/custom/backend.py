@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import Arithmetic, Backend, Kernel, Layout
+from ..backends import Arithmetic, Backend, Kernel
 from ..engine import operand_format, thread
 from ..errors import BackendError
 from ..problem import RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
@@ -110,24 +110,18 @@ class FunctionsBackend(CustomBackend):
         self,
         name: str,
         kernels: Mapping[Method, UserKernel],
-        *,
-        layouts: tuple[Layout, ...],
         devices: tuple[str, ...] | None,
-        dtypes: tuple[torch.dtype, ...],
-        deterministic: bool,
-        capture_safe: bool,
-        arithmetic: Arithmetic,
         prefer: bool,
+        options: Mapping[str, Any],
     ) -> None:
+        """``options``: layouts, dtypes, deterministic, capture_safe and arithmetic of `convgrad.register`."""
         super().__init__(name, devices, prefer, kernels.items())
         self.passes: tuple[Pass, ...] = arguments.passes_by([*kernels])
         self.sweeps = _SWEEPS if "backward" in kernels else ()
         self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
-        self.layouts: tuple[Layout, ...] = layouts
-        self.deterministic, self.capture_safe = deterministic, capture_safe
-        self._dtypes = dtypes
+        self.layouts, self._dtypes, self._arithmetic = (options[n] for n in ("layouts", "dtypes", "arithmetic"))
+        self.deterministic, self.capture_safe = options["deterministic"], options["capture_safe"]
         self._kernels = dict(kernels)
-        self._arithmetic: Arithmetic = arithmetic
 
     def own_reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         if "grad_bias" in outputs and (outputs not in self.sweeps or problem.transposed):
