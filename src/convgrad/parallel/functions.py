@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from .. import functional
 from ..errors import UnsupportedError
 from . import dropout, elementwise, losses, norms, pooling, resampling
-from .placed import first
+from .placed import first, moved
 
 __all__ = ["Sharded", "rule_of"]
 
@@ -55,14 +55,13 @@ def _convolution(
     operands = [t if t is None or isinstance(t, DTensor) else _replicated(t, mesh) for t in (weight, bias)]
     result = getattr(functional, func.__name__, func)(x, *operands, *args, **kwargs)
     # The cheapest way for one convolution may leave partial sums or another dimension sharded: the plan is kept.
-    return result if result.placements == x.placements else result.redistribute(placements=x.placements)
+    return result if result.placements == x.placements else moved(result, x.placements)
 
 
 def _replicated(t: Tensor, mesh: DeviceMesh) -> DTensor:
     everywhere = [Replicate()] * mesh.ndim
     t = t if torch.is_grad_enabled() else t.detach()
-    # The second step does nothing, but backwards it brings together what the processes have of the gradient.
-    return DTensor.from_local(t, mesh, everywhere, run_check=False).redistribute(placements=everywhere)
+    return moved(DTensor.from_local(t, mesh, everywhere, run_check=False), everywhere)
 
 
 #: The rules of all other functions; an N in a name is 1, 2 or 3.
@@ -78,6 +77,7 @@ _OTHERS: dict[str, Rule] = {
     "group_norm": norms.group_norm,
     "layer_norm": norms.layer_norm,
     "rms_norm": norms.rms_norm,
+    "local_response_norm": norms.local_response_norm,
     "dropout dropoutNd": dropout.dropout,
     "alpha_dropout feature_alpha_dropout": dropout.alpha_dropout,
     "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy gaussian_nll_loss "
@@ -97,7 +97,7 @@ _OTHERS: dict[str, Rule] = {
     "stack": elementwise.along(0, shift=1),
     "glu": elementwise.along(-1),
     "normalize": elementwise.along(1, position=2),
-    "local_response_norm channel_shuffle": elementwise.along(1, position=99),
+    "channel_shuffle": elementwise.along(1, position=99),
 }
 
 

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import ShapeError, UnsupportedError
 from .functions import Sharded
+from .placed import joined, spread
 
 __all__ = ["shard_"]
 
@@ -187,4 +188,5 @@ def _placed(value: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> An
     if not isinstance(value, Tensor):
         return value
     own = [p if not isinstance(p, Shard) or p.dim < value.dim() else Replicate() for p in placements]
-    return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False).redistribute(placements=own)
+    used = {m for m, p in enumerate(own) if not p.is_replicate()}
+    return joined(spread(value, mesh, own, used), mesh, own, value.shape)
