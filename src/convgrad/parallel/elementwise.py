@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from .placed import first, joined, local_of, mine, of_channels, on_some, reduced
 __all__ = [
     "along",
     "by_elements",
+    "concatenated",
+    "divided",
     "indexed",
     "joined_like",
     "linear",
@@ -130,6 +133,38 @@ def along(default: int | None = None, position: int = 1, shift: int = 0) -> Func
         return tree_map(lambda t: joined_like(whole, t, moved) if isinstance(t, Tensor) else t, result)
 
     return rule
+
+
+def concatenated(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> DTensor:
+    """`torch.cat`; along a sharded dimension each process gets its part of every operand."""
+    dim %= tensors[0].dim()
+    length, shape = sum(t.shape[dim] for t in tensors), list(tensors[0].shape)
+    shape[dim] = length
+    mesh, placements, used = _common(tensors, shape)
+    m, parts, end = next((m for m, p in enumerate(placements) if p == Shard(dim)), None), [], 0
+    for t in tensors:
+        here = isinstance(t, DTensor) and shards(t).get(dim) == m
+        start, end = end, end + t.shape[dim]
+        local = spread(t, mesh, [Replicate() if n == m and not here else p for n, p in enumerate(placements)], used)
+        if m is not None:
+            ranges = [
+                (min(max(a, start), end) - start, min(max(b, start), end) - start)
+                for a, b in chunks(length, mesh.size(m))
+            ]
+            a, b = mine(mesh, m, ranges)
+            local = want(local, dim, mesh, m, t.shape[dim], ranges) if here else local.narrow(dim, a, b - a)
+        parts.append(local)
+    return joined(func(parts, dim), mesh, placements, shape)
+
+
+def divided(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> tuple[DTensor, ...]:
+    """`torch.chunk` and `torch.split`, by slices."""
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % x.dim()
+    stops = list(accumulate(t.shape[dim] for t in func(torch.empty(x.shape, device="meta"), *args, **kwargs)))
+    before = [slice(None)] * dim
+    return tuple(
+        indexed(Tensor.__getitem__, x, (*before, slice(a, b))) for a, b in zip([0, *stops], stops, strict=False)
+    )
 
 
 def summed(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> Any:

@@ -35,9 +35,14 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> DTensor:
     """`torch.nn.functional.batch_norm`: the statistics are those of the whole batch and of all its shards."""
-    if not training:
-        vectors = [of_channels(x, v) for v in (running_mean, running_var, weight, bias)]
-        return _like(x, func(local_of(x), *vectors, False, momentum, eps))
+    vectors = running_mean, running_var, weight, bias
+    metas = [v if v is None else torch.empty(v.shape, device="meta") for v in vectors]
+    func(torch.empty(x.shape, device="meta"), *metas, training)  # with PyTorch's own checks
+    if not training:  # not by PyTorch, which is at a loss without channels
+        mean, var, *affine = (of_channels(x, v, [1, -1, *[1] * (x.dim() - 2)]) for v in vectors)
+        assert mean is not None
+        assert var is not None
+        return _like(x, _applied(_wide(local_of(x)), mean, torch.rsqrt(var + eps), *affine))
     return _per_channel(
         x, [d for d in range(x.dim()) if d != 1], (running_mean, running_var), weight, bias, momentum, eps
     )
@@ -180,7 +185,7 @@ def _by_position(x: DTensor, local: Tensor, dims: list[int], weight: Tensor | No
 def _whole(x: DTensor, statistic: Tensor, dims: list[int]) -> Tensor:
     """A statistic of this process's channels as one of all channels, averaged over the samples."""
     mesh, own = x.device_mesh, shards(x)
-    part = statistic.reshape(-1, statistic.shape[1])
+    part = statistic.reshape(statistic.shape[:2])
     mean = part.mean(0)
     if 0 in own and 0 not in dims:
         mean = total(part.sum(0), mesh, {own[0]}) / x.shape[0]

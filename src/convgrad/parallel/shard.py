@@ -34,8 +34,8 @@ def shard_(model: nn.Module, mesh: DeviceMesh, plan: Placement | Sequence[Placem
         model: the network, or a module of ``torch.nn`` that computes a loss.
         mesh: the processes.
         plan: how activations of size (N, C, ...) lie on the mesh, as DTensor says it: for each mesh dimension
-            ``Shard(0)`` for the batch, ``Shard(2)`` and above for the spatial dimensions, or ``Replicate()``.
-            ``Shard(1)``, channels, was never tested.
+            ``Shard(0)`` for the batch, ``Shard(1)`` for the channels, ``Shard(2)`` and above for the spatial
+            dimensions, or ``Replicate()``.
 
     Returns:
         The model. It takes DTensors that lie like this, or plain tensors, of which every process has the whole and
