@@ -126,7 +126,7 @@ def numbers(model: nn.Module, loss: nn.Module, x: Tensor, orders: int) -> list[T
 @pytest.mark.parametrize(
     ("dims", "sizes", "w"),
     [
-        ((2, 3), (2, 2), 7),
+        pytest.param((2, 3), (2, 2), 7, marks=pytest.mark.slow),
         pytest.param((2,), (3,), 7, marks=pytest.mark.slow),
         ((3,), (3,), 4),  # of 4 columns the third process has none
         pytest.param((0,), (4,), 7, marks=pytest.mark.slow),  # of 3 samples the last process has none
