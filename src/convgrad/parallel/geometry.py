@@ -31,8 +31,6 @@ from typing import NamedTuple
 from ..errors import ShapeError
 from ..sizes import effective_kernel
 
-__all__ = ["Exchange", "Line", "Piece", "Range", "Route", "chunks", "interior"]
-
 #: First position, and the one after the last.
 Range = tuple[int, int]
 
@@ -67,7 +65,6 @@ class Route(NamedTuple):
     travels: bool
 
 
-@lru_cache(maxsize=1024)
 def chunks(length: int, parts: int) -> tuple[Range, ...]:
     """The ranges into which DTensor shards a dimension, by the rule of `torch.chunk`; the last ones may be empty."""
     size = -(-length // parts)

@@ -24,8 +24,6 @@ from .._compat import all_to_all, named, wait
 from .geometry import chunks
 from .sharding import Step, steps
 
-__all__ = ["groups_of", "local_as", "redistribute"]
-
 
 def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTensor:
     """The same tensor in other placements, as `DTensor.redistribute`; its derivative returns the same way.
