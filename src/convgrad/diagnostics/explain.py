@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ Outputs = Output | Sequence[Output] | None
 
 
 def explain(
-    what: ConvProblem | str | Tensor | TensorSpec | nn.Module,
+    what: ConvProblem | str | Tensor | TensorSpec | Callable[..., Any],
     *args: Any,
     device: DeviceLike = None,
     outputs: Outputs = None,
@@ -34,7 +34,8 @@ def explain(
 
     Args:
         what: a `ConvProblem` or its text; an input, followed by a weight and the arguments of ``torch.convolution``;
-            a module or a whole model, followed by what it is called with (tensors on the meta device are enough).
+            a module, a whole model or a function, followed by what it is called with (tensors on the meta device are
+            enough).
         device: None for the operands' own device; or a description of a machine that is not here, such as
             ``"h100 cudnn 9.10"``, ``"rocm gfx942"``, ``"xpu"``, ``"cpu arm"``.
         outputs: one or some of ``forward, grad_input, grad_weight, grad_bias``; all where none are given.
@@ -55,13 +56,14 @@ def explain(
         >>> e.aten.backend.backend
         'CudaDepthwise2d'
     """
-    if isinstance(what, nn.Module):
+    if callable(what):
         if not args and not kwargs:
             raise TypeError(
-                f"explain({type(what).__name__}) needs what it is called with too, as in "
+                f"explain({_title(what)}) needs what it is called with too, as in "
                 'explain(model, torch.empty(1, 3, 224, 224, device="meta"))'
             )
-        return _explain_module(what, args, kwargs, _machine(device, *tree_leaves((args, kwargs))), outputs, measure)
+        module = what if isinstance(what, nn.Module) else _Function(what)
+        return _explain_module(module, args, kwargs, _machine(device, *tree_leaves((args, kwargs))), outputs, measure)
     if isinstance(what, (Tensor, TensorSpec)):
         if not args and "weight" not in kwargs:
             raise TypeError(
@@ -78,7 +80,8 @@ def explain(
     problem = ConvProblem.parse(what) if isinstance(what, str) else what
     if not isinstance(problem, ConvProblem):
         raise TypeError(
-            f"explain takes a problem or its text, an input and a weight, or a module; got {type(what).__name__}"
+            "explain takes a problem or its text, an input and a weight, a module or a function; got "
+            f"{type(what).__name__}"
         )
     return explain_problem(problem, outputs, device, measure=measure)
 
@@ -94,6 +97,21 @@ def _machine(device: DeviceLike, *operands: Any) -> Machine:
     return machine_of(device)
 
 
+class _Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _title(what: object) -> str:
+    return getattr(what, "__name__", type(what).__name__)
+
+
 def _explain_module(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine, outputs: Outputs, measure: bool
 ) -> Explanation | ModelExplanation:
@@ -105,7 +123,7 @@ def _explain_module(
         names.setdefault(problem, []).append(one.name)
         kinds.setdefault(problem, one.kind)
     if not names:
-        raise ValueError(f"no convolution ran in this {type(module).__name__}")
+        raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")
     layers = tuple(
         Layer(tuple(n), kinds[p], explain_problem(p.replace(name=n[0]), outputs, machine, measure=measure))
         for p, n in names.items()
