@@ -14,7 +14,7 @@ import torch
 from . import autocast, autograd, batching, fake, flops, kernels, with_backend
 from .autocast import autocast_is_on, cast_operands
 from .autograd import apply
-from .lowering import any_subclass, loaders, with_rules
+from .lowering import any_subclass, loaders, rules_of, with_rules
 from .with_backend import operator
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "kernels",
     "loaders",
     "operator",
+    "rules_of",
     "with_rules",
 ]
 

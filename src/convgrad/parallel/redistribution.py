@@ -24,8 +24,6 @@ from .._compat import all_to_all, named, wait
 from .geometry import chunks
 from .sharding import Step, steps
 
-__all__ = ["groups_of", "local_as", "redistribute"]
-
 
 def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTensor:
     """The same tensor in other placements, as `DTensor.redistribute`; its derivative returns the same way.
@@ -68,7 +66,7 @@ def local_as(x: DTensor, placements: Sequence[Placement], what: str) -> Tensor:
         with named(f"redistribution of {what}"):
             return wait(x.redistribute(placements=placements).to_local())
     for step in steps(tuple(shape), x.dtype.itemsize, tuple(mesh.shape), now, tuple(placements)):
-        said = f"{step.name} of {what} over {' and '.join(_dimension(mesh, m) for m in step.over)}"
+        said = f"{step.name} of {what} over {dimensions_of(mesh, step.over)}"
         after = tuple(step.want if m in step.over else p for m, p in enumerate(now))
         if step.name == "all-reduce":
             for group in groups_of(mesh, step.over):
@@ -90,9 +88,10 @@ def _plain(placements: Sequence[Placement]) -> bool:
     return len(set(dims)) == len(dims) and all(p.is_replicate() or p == Partial() for p in others)
 
 
-def _dimension(mesh: DeviceMesh, m: int) -> str:
-    names = mesh.mesh_dim_names
-    return f"mesh dimension {names[m] if names else m} ({mesh.size(m)} processes)"
+def dimensions_of(mesh: DeviceMesh, over: Sequence[int]) -> str:
+    """Dimensions of a mesh in words."""
+    names = mesh.mesh_dim_names or range(mesh.ndim)
+    return " and ".join(f"mesh dimension {names[m]} ({mesh.size(m)} processes)" for m in over)
 
 
 def groups_of(mesh: DeviceMesh, over: Sequence[int]) -> list[ProcessGroup]:

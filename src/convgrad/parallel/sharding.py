@@ -40,7 +40,7 @@ from ..calculus import Role
 from ..shapes import Geometry
 from .geometry import Line, Range, chunks
 
-__all__ = ["ROLES", "Choice", "Rule", "Step", "Work", "choose", "line_of", "nested", "steps"]
+__all__ = ["ROLES", "Choice", "Placements", "Rule", "Step", "Work", "choose", "line_of", "nested", "steps"]
 
 Placements = tuple[Placement, ...]
 Shape = tuple[int, ...]
