@@ -47,7 +47,7 @@ def of_calls(name: str, placements: Any) -> list[tuple[int, int]]:
         with Received() as backward:
             for t in call():
                 t.redistribute(placements=[Replicate() if p.is_partial() else p for p in t.placements])
-        explained = convgrad.explain(xs, ws, None, *form.arguments, outputs=outputs)
+        explained = convgrad.explain(xs, ws, None, *form.arguments, outputs=outputs)  # pyright: ignore
         assert {t.when for t in explained.transfers} <= {"backward"}
         found.append((received(explained, "backward"), backward.total))
     return found

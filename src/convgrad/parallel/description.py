@@ -70,7 +70,7 @@ def described(
     output = _at_rest(forward, choice, "output")
     found = list(_transfers("forward", forward, choice, part, mesh)) if "forward" in outputs else []
     roles: tuple[Role, Role] = ("input", "weight")
-    results = tuple(role for role in roles if f"grad_{role}" in outputs)
+    results: tuple[Role, ...] = tuple(role for role in roles if f"grad_{role}" in outputs)
     if results:
         given: dict[Role, Placements] = {"output": output}
         given |= {role: operands[role] for role in roles if results != (role,)}
@@ -89,8 +89,7 @@ def described(
     if suggests_channels_last(input.to_local()):
         layout = channels_last_of(input.dim() - 2)
     local: list[Tensor | None] = [
-        torch.empty(part.sizes[role], dtype=t.dtype, device="meta", memory_format=layout)
-        for role, t in (("input", input), ("weight", weight))
+        torch.empty(part.sizes[role], dtype=input.dtype, device="meta", memory_format=layout) for role in roles
     ]
     channels = part.sizes["output"][1]
     local.append(None if bias is None else torch.empty(channels, dtype=bias.dtype, device="meta"))

@@ -114,6 +114,8 @@ def _shared_out(local: Tensor, mesh: DeviceMesh, step: Step, shape: Sequence[int
             size[have.dim] = stop - start
     rows = torch.cat([piece.reshape(-1) for piece in pieces]).resolve_conj().resolve_neg()
     received, sent = [[n * rows.itemsize for n in side] for side in (map(prod, sizes), (p.numel() for p in pieces))]
-    arrived = wait(all_to_all(rows.view(torch.uint8), received, sent, group), what).split(received)  # of any dtype
-    found = [part.view(local.dtype).view(size) for part, size in zip(arrived, sizes, strict=True)]
-    return torch.cat(found, have.dim) if isinstance(have, Shard) else torch.stack(found).sum(0)
+    arrived = wait(all_to_all(rows.view(torch.uint8), received, sent, group), what).view(local.dtype)  # any may travel
+    if not isinstance(have, Shard):
+        return arrived.view(parts, *sizes[rank]).sum(0, dtype=local.dtype)
+    found = zip(arrived.split([prod(size) for size in sizes]), sizes, strict=True)
+    return torch.cat([part.view(size) for part, size in found], have.dim)
