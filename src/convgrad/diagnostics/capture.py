@@ -117,7 +117,7 @@ def capture(
 
 
 def _run(
-    model: nn.Module, args: Any, kwargs: Any, machine: Machine | None, outputs: Sequence[Output]
+    model: nn.Module, args: Any, kwargs: Any, machine: Machine | None, outputs: Sequence[Output] = OUTPUTS
 ) -> list[Captured]:
     """Run it on the meta device as if on a machine; without one, for real."""
     recorder, meta = _Recorder(machine, outputs), machine is not None
