@@ -1,4 +1,4 @@
-"""Every rule of a function against PyTorch in one process: result, gradients, second derivatives, buffers."""
+"""Every rule of a function against PyTorch in one process: result, gradients, derivatives of them, buffers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import Replicate, Shard, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
+from convgrad.errors import UnsupportedError
 from convgrad.parallel import shard_
 
 from .processes import Processes
@@ -81,45 +82,62 @@ def modules(w: int) -> dict[str, nn.Module]:
     }  # fmt: skip
 
 
-def compare(dims: tuple[int, ...], sizes: tuple[int, ...], w: int, higher: bool) -> list[str]:
+def compare(dims: tuple[int, ...], sizes: tuple[int, ...], w: int) -> list[str]:
     """Names of modules whose numbers differ, and what differs."""
     mesh, plan, wrong = init_device_mesh("cpu", sizes), [Shard(d) for d in dims], []
     for name, module in modules(w).items():
         if 0 in dims and name == "instance":
             continue  # PyTorch averages its running statistics over the samples in another order
-        expected, sharded = copy.deepcopy(module).double(), shard_(module.double(), mesh, plan)
+        expected = copy.deepcopy(module).double()
         x = torch.randn(3, 4, 9, w, dtype=torch.float64)
-        inputs = [x.clone().requires_grad_(), x.clone().requires_grad_()]
-        y, z = expected(inputs[0] * 1), sharded(inputs[1] * 1)
-        weight, seen = torch.randn_like(y), []
-        whole = z.redistribute(placements=[Replicate()] * mesh.ndim).to_local()
-        for result, start, model in ((y, inputs[0], expected), (whole, inputs[1], sharded)):
-            given = [start, *model.parameters()]
-            grads = torch.autograd.grad(
-                (result * weight).sum(), given, create_graph=True, allow_unused=True, materialize_grads=True
-            )
-            numbers = [result, *grads, *model.buffers()]
-            second = sum((g * g).sum() for g in grads)
-            if higher and getattr(second, "requires_grad", False):
-                numbers.append(torch.autograd.grad(second, start, allow_unused=True, materialize_grads=True)[0])
-            seen.append(numbers)
+        factor = torch.randn_like(copy.deepcopy(expected)(x))
+        loss = Applied(lambda y, factor=factor: (y * factor).sum())
+        try:
+            sharded = shard_(module.double(), mesh, plan)
+            orders = 2 if name in ("layer", "channels last") else 3  # PyTorch's own third derivative is wrong there
+            pairs = (expected, loss), (sharded, shard_(copy.deepcopy(loss), mesh, plan))
+            seen = [numbers(*pair, x, orders) for pair in pairs]
+        except UnsupportedError:
+            wrong.append(f"{name} is refused")
+            continue
         for at, (a, b) in enumerate(zip(*seen, strict=False)):
             if a.shape != b.shape or not torch.allclose(a.double(), b.double(), rtol=1e-12, atol=1e-12):
                 wrong.append(f"{name}: number {at} differs by {(a - b).abs().max() if a.shape == b.shape else b.shape}")
     return wrong
 
 
+def numbers(model: nn.Module, loss: nn.Module, x: Tensor, orders: int) -> list[Tensor]:
+    """What a model computes, its gradients, their derivatives, and its buffers."""
+    x = x.clone().requires_grad_()
+    y = model(x * 1)  # not the leaf, which a module may change in place
+    whole = y.detach()
+    found = [whole.full_tensor() if isinstance(whole, DTensor) else whole]
+    value, given = loss(y), [x, *model.parameters()]
+    value = value.to_local() if isinstance(value, DTensor) else value
+    for _ in range(orders):
+        if not value.requires_grad:
+            break
+        gradients = torch.autograd.grad(value, given, create_graph=True, allow_unused=True, materialize_grads=True)
+        found += gradients
+        value, given = sum(((g * g).sum() for g in gradients), torch.zeros(())), [x]
+    return [*found, *model.buffers()]
+
+
 @pytest.mark.parametrize(
-    ("dims", "sizes", "w", "higher"),
+    ("dims", "sizes", "w"),
     [
-        ((2, 3), (2, 2), 7, False),
-        pytest.param((2,), (3,), 7, False, marks=pytest.mark.slow),
-        ((3,), (3,), 4, False),  # of 4 columns the third process has none
-        pytest.param((0,), (2,), 7, False, marks=pytest.mark.slow),
-        pytest.param((3, 0, 2), (2, 2, 2), 5, False, marks=pytest.mark.slow),
-        pytest.param((2,), (8,), 5, False, marks=pytest.mark.slow),
+        pytest.param((2, 3), (2, 2), 7, marks=pytest.mark.slow),
+        pytest.param((2,), (3,), 7, marks=pytest.mark.slow),
+        ((3,), (3,), 4),  # of 4 columns the third process has none
+        pytest.param((0,), (4,), 7, marks=pytest.mark.slow),  # of 3 samples the last process has none
+        pytest.param((1,), (3,), 7, marks=pytest.mark.slow),  # nor of 4 channels
+        pytest.param((1, 2), (2, 2), 7, marks=pytest.mark.slow),
+        pytest.param((3, 0, 2), (2, 2, 2), 5, marks=pytest.mark.slow),
+        pytest.param((2,), (8,), 5, marks=pytest.mark.slow),
     ],
 )
-def test_every_rule_is_pytorch_in_one_process(processes: Processes, dims, sizes, w, higher) -> None:
-    wrong = processes(torch.Size(sizes).numel(), compare, dims, sizes, w, higher, seconds=240)
-    assert wrong == [[]] * len(wrong)
+def test_every_rule_is_pytorch_in_one_process(processes: Processes, dims, sizes, w) -> None:
+    along_channels = "softmax", "glu", "response", "shuffle", "unshuffle", "classes", "smooth classes", "probabilities"
+    expected = [f"{name} is refused" for name in along_channels] if 1 in dims else []
+    wrong = processes(torch.Size(sizes).numel(), compare, dims, sizes, w, seconds=240)
+    assert wrong == [expected] * len(wrong)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from .elementwise import joined_like
-from .placed import local_range, shards
+from .placed import local_of, local_range, shards
 
 __all__ = ["alpha_dropout", "dropout"]
 
@@ -28,7 +28,7 @@ def dropout(
     if not training or not p:
         return x
     keep = _kept(x, p, x.dim() if func.__name__ == "dropout" else 2)
-    return joined_like(x, x.to_local() * (keep / (1 - p) if p < 1 else keep).to(x.dtype))
+    return joined_like(x, local_of(x) * (keep / (1 - p) if p < 1 else keep).to(x.dtype))
 
 
 def alpha_dropout(
@@ -39,7 +39,7 @@ def alpha_dropout(
         return x
     keep = _kept(x, p, x.dim() if func.__name__ == "alpha_dropout" else 2)
     scale = ((1 - p) * (1 + p * _ALPHA**2)) ** -0.5 if p < 1 else 0.0
-    local = torch.where(keep, x.to_local(), _ALPHA) * scale - scale * p * _ALPHA
+    local = torch.where(keep, local_of(x), _ALPHA) * scale - scale * p * _ALPHA
     return joined_like(x, local.to(x.dtype))
 
 

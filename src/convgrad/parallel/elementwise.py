@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,11 +15,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import UnsupportedError
 from .geometry import chunks
-from .placed import first, joined, mine, of_channels, reduced, shards, spread, take, want
+from .placed import first, joined, local_of, mine, of_channels, on_some, reduced, shards, spread, take, want
 
 __all__ = [
     "along",
     "by_elements",
+    "concatenated",
+    "divided",
     "indexed",
     "joined_like",
     "linear",
@@ -37,7 +40,7 @@ def of_replicas(func: Function, *args: Any, **kwargs: Any) -> Any:
     """Anything at all, where every process has everything: each computes the same."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor)]
     mesh, placements = tensors[0].device_mesh, tensors[0].placements
-    args, kwargs = tree_map(lambda t: t.to_local() if isinstance(t, DTensor) else t, (args, kwargs))
+    args, kwargs = tree_map(lambda t: local_of(t) if isinstance(t, DTensor) else t, (args, kwargs))
     result = func(*args, **kwargs)
     return tree_map(lambda t: joined(t, mesh, placements, t.shape) if isinstance(t, Tensor) else t, result)
 
@@ -132,12 +135,44 @@ def along(default: int | None = None, position: int = 1, shift: int = 0) -> Func
     return rule
 
 
+def concatenated(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> DTensor:
+    """`torch.cat`; along a sharded dimension each process gets its part of every operand."""
+    dim %= tensors[0].dim()
+    length, shape = sum(t.shape[dim] for t in tensors), list(tensors[0].shape)
+    shape[dim] = length
+    mesh, placements, used = _common(tensors, shape)
+    m, parts, end = next((m for m, p in enumerate(placements) if p == Shard(dim)), None), [], 0
+    for t in tensors:
+        here = isinstance(t, DTensor) and shards(t).get(dim) == m
+        start, end = end, end + t.shape[dim]
+        local = spread(t, mesh, [Replicate() if n == m and not here else p for n, p in enumerate(placements)], used)
+        if m is not None:
+            ranges = [
+                (min(max(a, start), end) - start, min(max(b, start), end) - start)
+                for a, b in chunks(length, mesh.size(m))
+            ]
+            a, b = mine(mesh, m, ranges)
+            local = want(local, dim, mesh, m, t.shape[dim], ranges) if here else local.narrow(dim, a, b - a)
+        parts.append(local)
+    return joined(func(parts, dim), mesh, placements, shape)
+
+
+def divided(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> tuple[DTensor, ...]:
+    """`torch.chunk` and `torch.split`, by slices."""
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % x.dim()
+    stops = list(accumulate(t.shape[dim] for t in func(torch.empty(x.shape, device="meta"), *args, **kwargs)))
+    before = [slice(None)] * dim
+    return tuple(
+        indexed(Tensor.__getitem__, x, (*before, slice(a, b))) for a, b in zip([0, *stops], stops, strict=False)
+    )
+
+
 def summed(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> Any:
     """A sum or a mean: of each shard, then over the shards."""
     dim = args[0] if args else kwargs.get("dim")
     keep = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
     dims = sorted(d % x.dim() for d in ((dim,) if isinstance(dim, int) else dim or range(x.dim())))
-    local = x.to_local().sum(dims, keep, dtype=kwargs.get("dtype"))
+    local = local_of(x).sum(dims, keep, dtype=kwargs.get("dtype"))
     if func.__name__ == "mean":
         local = local / torch.Size([x.shape[d] for d in dims]).numel()
     placements = [
@@ -150,14 +185,14 @@ def summed(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> Any:
 
 def prelu(func: Function, x: DTensor, weight: Tensor) -> DTensor:
     """`torch.nn.functional.prelu`: a weight for each channel, or one for all."""
-    return joined_like(x, func(x.to_local(), of_channels(x, weight.expand(x.shape[1]))))
+    return joined_like(x, func(local_of(x), of_channels(x, weight.expand(x.shape[1]))))
 
 
 def linear(func: Function, x: DTensor, weight: Tensor, bias: Tensor | None = None) -> DTensor:
     """A matrix applied to the last dimension: where that is sharded, partial sums."""
     mesh, last, used = x.device_mesh, x.dim() - 1, set(shards(x).values())
     inner: list[Placement] = [Shard(1) if p == Shard(last) else Replicate() for p in x.placements]
-    local = func(x.to_local(), spread(weight, mesh, inner, used))
+    local = func(local_of(x), spread(weight, mesh, inner, used))
     placements = [Partial() if p == Shard(last) else p for p in x.placements]
     result = reduced(local, mesh, placements, [*x.shape[:-1], weight.shape[0]])
     return result if bias is None else by_elements(torch.add, result, bias)
@@ -174,7 +209,7 @@ def indexed(func: Function, x: DTensor, index: Any) -> DTensor:
     at = next((n for n, i in enumerate(given) if i is Ellipsis), len(given))
     count = sum(i is not None and i is not Ellipsis for i in given)
     given[at : at + 1] = [slice(None)] * (x.dim() - count)
-    local, mesh = x.to_local(), x.device_mesh
+    local, mesh = local_of(x), x.device_mesh
     moved: dict[int, int] = {}
     sizes, own, d, to = {}, [], 0, 0
     for i in given:
@@ -202,7 +237,7 @@ def reshaped(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
     own = shards(x)
     if x.shape[: max(own) + 1] != shape[: max(own) + 1]:
         raise UnsupportedError(f"{func.__name__} from {list(x.shape)} to {list(shape)} where {list(x.placements)}")
-    local = x.to_local()
+    local = local_of(x)
     sizes = [local.shape[d] if d in own else n for d, n in enumerate(shape)]
     return joined(local.reshape(sizes), x.device_mesh, x.placements, shape)
 
@@ -218,7 +253,7 @@ def padded(
 ) -> DTensor:
     """`torch.nn.functional.pad`: along a sharded dimension, the shards are cut anew."""
     shape = func(torch.empty(x.shape, device="meta"), pad, mode, value).shape  # with PyTorch's own checks
-    local, mesh, rest = x.to_local(), x.device_mesh, list(pad)
+    local, mesh, rest = local_of(x), x.device_mesh, list(pad)
     for d, m in shards(x).items():
         at = 2 * (x.dim() - 1 - d)
         low, high = [*pad, *[0] * 2 * x.dim()][at : at + 2]
@@ -236,7 +271,7 @@ def padded(
             )
             local = local.masked_fill(outside.view(-1, *[1] * (x.dim() - 1 - d)), value)
     if any(rest):
-        local = func(local, rest, mode, value) if local.numel() else func(local, rest)  # which alone takes no positions
+        local = on_some(lambda t: func(t, rest, mode, value), local)
     return joined(local, mesh, x.placements, shape)
 
 
@@ -249,7 +284,7 @@ def _mirrored(mode: str, size: int, low: int, start: int, stop: int) -> list[int
 
 def shuffled(func: Function, x: DTensor, factor: int) -> DTensor:
     """`torch.nn.functional.pixel_shuffle` and `pixel_unshuffle`: channels become positions, or the reverse."""
-    local, mesh, up = x.to_local(), x.device_mesh, func.__name__ == "pixel_shuffle"
+    local, mesh, up = local_of(x), x.device_mesh, func.__name__ == "pixel_shuffle"
     shape = func(torch.empty(x.shape, device="meta"), factor).shape
     for d, m in shards(x).items():
         if d == x.dim() - 3:

@@ -82,6 +82,7 @@ _OTHERS: dict[str, Rule] = {
     "group_norm": norms.group_norm,
     "layer_norm": norms.layer_norm,
     "rms_norm": norms.rms_norm,
+    "local_response_norm": norms.local_response_norm,
     "dropout dropoutNd": dropout.dropout,
     "alpha_dropout feature_alpha_dropout": dropout.alpha_dropout,
     "mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy gaussian_nll_loss "
@@ -95,13 +96,14 @@ _OTHERS: dict[str, Rule] = {
     "flatten reshape view unflatten": elementwise.reshaped,
     "pixel_shuffle pixel_unshuffle": elementwise.shuffled,
     "softmax log_softmax softmin cumsum cumprod flip": elementwise.along(),
-    "chunk split": elementwise.along(0, position=2),
-    "narrow cat concat concatenate": elementwise.along(0),
+    "chunk split": elementwise.divided,
+    "cat concat concatenate": elementwise.concatenated,
+    "narrow": elementwise.along(0),
     "select unbind": elementwise.along(0, shift=-1),
     "stack": elementwise.along(0, shift=1),
     "glu": elementwise.along(-1),
     "normalize": elementwise.along(1, position=2),
-    "local_response_norm channel_shuffle": elementwise.along(1, position=99),
+    "channel_shuffle": elementwise.along(1, position=99),
 }
 
 

@@ -67,7 +67,6 @@ class Route(NamedTuple):
     travels: bool
 
 
-@lru_cache(maxsize=1024)
 def chunks(length: int, parts: int) -> tuple[Range, ...]:
     """The ranges into which DTensor shards a dimension, by the rule of `torch.chunk`; the last ones may be empty."""
     size = -(-length // parts)

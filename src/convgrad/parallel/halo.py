@@ -175,17 +175,16 @@ def start(x: Tensor, dim: int, way: Route, group: ProcessGroup, *, back: bool = 
     """Send what others want of ``x``; no derivative. What arrives is put together by `collect`, which waits for it."""
     rank, everyone = group.rank(), range(group.size())
     shape = [n for d, n in enumerate(x.shape) if d != dim]
-    if not way.travels or not prod(shape):  # nothing, for all of them
-        return Flight(None, [])
     base = way.have[0]
     theirs = [[(p.start - base, p.stop - p.start) for p in pieces] for pieces in way.sent]
     ours = [[(p.at, p.stop - p.start) for p in way.pieces if p.owner == other != rank] for other in everyone]
     outgoing, incoming = (ours, theirs) if back else (theirs, ours)
-    splits = [[sum(n for _, n in ranges) for ranges in side] for side in (incoming, outgoing)]
+    received, given = ([sum(n for _, n in ranges) for ranges in side] for side in (incoming, outgoing))
+    if not way.travels or not prod(shape):  # no bytes, for all of them
+        return Flight(None, received)
     parts = [x.narrow(dim, at, n).movedim(dim, 0) for ranges in outgoing for at, n in ranges]
     rows = torch.cat(parts) if parts else x.new_empty((0, *shape))
     sent = rows.resolve_conj().resolve_neg().reshape(len(rows), prod(shape)).contiguous()
-    received, given = splits
     return Flight(all_to_all(sent.view(torch.uint8), received, given, group), received)  # bytes: of any dtype
 
 
@@ -201,14 +200,12 @@ def collect(
 ) -> Tensor:
     """Wait for what `start` has sent, and return the result of `exchange`; or ``within`` a range of it alone."""
     rank, shape = group.rank(), [n for d, n in enumerate(x.shape) if d != dim]
-    rows = x.new_empty((0, *shape))
-    if flight.rows is not None:
-        rows = (
-            wait(flight.rows, f"halo exchange along dimension {dim} among {group.size()} processes")
-            .view(x.dtype)
-            .reshape(sum(flight.splits), *shape)
-        )
-    parts = [part.movedim(0, dim) for part in rows.split(flight.splits)] or [rows.movedim(0, dim)] * group.size()
+    if flight.rows is None:
+        rows = x.new_empty((sum(flight.splits), *shape))
+    else:
+        arrived = wait(flight.rows, f"halo exchange along dimension {dim} among {group.size()} processes")
+        rows = arrived.view(x.dtype).reshape(sum(flight.splits), *shape)
+    parts = [part.movedim(0, dim) for part in rows.split(flight.splits)]
     if back:
         return _returned(x, parts, dim, way, rank)
     return _extended(x, parts, dim, way, rank, within)

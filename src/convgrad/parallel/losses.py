@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from ..errors import UnsupportedError
 from .elementwise import by_elements
-from .placed import joined, reduced, shards, spread, total
+from .placed import joined, local_of, reduced, shards, spread, total
 
 __all__ = ["classified", "each_element"]
 
@@ -27,7 +27,7 @@ def each_element(func: Callable[..., Any], *args: Any, **kwargs: Any) -> DTensor
 def _over_all(losses: DTensor, divisor: Any) -> DTensor:
     mesh = losses.device_mesh
     sums: list[Placement] = [p if p.is_replicate() else Partial() for p in losses.placements]
-    return reduced(losses.to_local().sum() / divisor, mesh, sums, ())
+    return reduced(local_of(losses).sum() / divisor, mesh, sums, ())
 
 
 def classified(
@@ -42,7 +42,7 @@ def classified(
     goal = spread(target, mesh, places if by_class else input.placements, used)
     weight = None if weight is None else spread(weight, mesh, [Replicate()] * mesh.ndim, used)
     reduction = kwargs.pop("reduction", "mean")
-    local = func(input.to_local(), goal, weight, reduction="none", **kwargs)
+    local = func(local_of(input), goal, weight, reduction="none", **kwargs)
     losses = joined(local, mesh, places, [*input.shape[:1], *input.shape[2:]])
     if reduction != "mean":
         return losses if reduction == "none" else _over_all(losses, 1)

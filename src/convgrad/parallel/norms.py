@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ..errors import UnsupportedError
-from .placed import joined, of_channels, shards, spread, total
+from .placed import joined, local_of, of_channels, on_some, shards, spread, total
 
-__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"]
+__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "local_response_norm", "rms_norm"]
 
 Function = Callable[..., Any]
 
@@ -35,9 +35,14 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> DTensor:
     """`torch.nn.functional.batch_norm`: the statistics are those of the whole batch and of all its shards."""
-    if not training:
-        vectors = [of_channels(x, v) for v in (running_mean, running_var, weight, bias)]
-        return _like(x, func(x.to_local(), *vectors, False, momentum, eps))
+    vectors = running_mean, running_var, weight, bias
+    metas = [v if v is None else torch.empty(v.shape, device="meta") for v in vectors]
+    func(torch.empty(x.shape, device="meta"), *metas, training)  # with PyTorch's own checks
+    if not training:  # not by PyTorch, which is at a loss without channels
+        mean, var, *affine = (of_channels(x, v, [1, -1, *[1] * (x.dim() - 2)]) for v in vectors)
+        assert mean is not None
+        assert var is not None
+        return _like(x, _applied(_wide(local_of(x)), mean, torch.rsqrt(var + eps), *affine))
     return _per_channel(
         x, [d for d in range(x.dim()) if d != 1], (running_mean, running_var), weight, bias, momentum, eps
     )
@@ -70,7 +75,7 @@ def group_norm(
 ) -> DTensor:
     """`torch.nn.functional.group_norm`: the statistics of each sample and group of channels."""
     func(torch.empty(x.shape, device="meta"), num_groups)  # with PyTorch's own checks
-    local, width = _wide(x.to_local()), x.shape[1] // num_groups
+    local, width = _wide(local_of(x)), x.shape[1] // num_groups
     m = shards(x).get(1)
     if m is not None and -(-x.shape[1] // x.device_mesh.size(m)) % width:
         raise UnsupportedError(f"a shard of the {x.shape[1]} channels would end inside one of the {num_groups} groups")
@@ -92,7 +97,7 @@ def layer_norm(
     """`torch.nn.functional.layer_norm`: the statistics of the last dimensions."""
     func(torch.empty(x.shape, device="meta"), normalized_shape)
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
-    local = _wide(x.to_local())
+    local = _wide(local_of(x))
     mean, var = _statistics(x, local, dims, 1, dims)
     return _by_position(x, _applied(local, mean, torch.rsqrt(var + eps), None, None), dims, weight, bias)
 
@@ -103,11 +108,18 @@ def rms_norm(
     """`torch.nn.functional.rms_norm`: the mean square of the last dimensions."""
     func(torch.empty(x.shape, device="meta"), normalized_shape)
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
-    local = _wide(x.to_local())
+    local = _wide(local_of(x))
     over = {m for d, m in shards(x).items() if d in dims}
     square = total(local.square().sum(dims, keepdim=True), x.device_mesh, over) / prod(normalized_shape)
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     return _by_position(x, local * torch.rsqrt(square + eps), dims, weight, None)
+
+
+def local_response_norm(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+    """`torch.nn.functional.local_response_norm`: over neighbouring channels."""
+    if 1 in shards(x):
+        raise UnsupportedError("local_response_norm works along dimension 1, which is sharded")
+    return _like(x, on_some(lambda t: func(t, *args, **kwargs), local_of(x)))
 
 
 def _per_channel(
@@ -123,7 +135,7 @@ def _per_channel(
     count = prod(x.shape[d] for d in dims)
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
-    local = _wide(x.to_local())
+    local = _wide(local_of(x))
     mean, var = _statistics(x, local, dims, 1, dims)
     with torch.no_grad():
         for kept, seen in zip(running, (mean, var * (count / (count - 1))), strict=True):
@@ -173,7 +185,7 @@ def _by_position(x: DTensor, local: Tensor, dims: list[int], weight: Tensor | No
 def _whole(x: DTensor, statistic: Tensor, dims: list[int]) -> Tensor:
     """A statistic of this process's channels as one of all channels, averaged over the samples."""
     mesh, own = x.device_mesh, shards(x)
-    part = statistic.reshape(-1, statistic.shape[1])
+    part = statistic.reshape(statistic.shape[:2])
     mean = part.mean(0)
     if 0 in own and 0 not in dims:
         mean = total(part.sum(0), mesh, {own[0]}) / x.shape[0]

@@ -29,9 +29,11 @@ from .redistribution import groups_of
 __all__ = [
     "first",
     "joined",
+    "local_of",
     "local_range",
     "mine",
     "of_channels",
+    "on_some",
     "reduced",
     "shards",
     "spread",
@@ -86,7 +88,7 @@ def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], use
         UnsupportedError: it would have to be gathered.
     """
     have = value.placements if isinstance(value, DTensor) else [Replicate()] * mesh.ndim
-    local = value.to_local() if isinstance(value, DTensor) else value
+    local = local_of(value) if isinstance(value, DTensor) else value
     cuts = [m for m in range(mesh.ndim) if have[m] != placements[m]]
     if any(not have[m].is_replicate() for m in cuts):
         raise UnsupportedError(
@@ -109,7 +111,25 @@ def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], sha
     strides, step = [0] * local.dim(), 1
     for d in reversed(order):
         strides[d], step = step, step * max(shape[d], 1)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=tuple(strides))
+    whole, local = torch.Size(shape), _Solid.apply(local)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole, stride=tuple(strides))
+
+
+def local_of(x: DTensor) -> Tensor:
+    """The part of a tensor that this process has."""
+    return _Solid.apply(x.to_local())
+
+
+def on_some(function: Callable[[Tensor], Tensor], local: Tensor) -> Tensor:
+    """A function of a part; of an empty one, of a position of zeros, which is cut off afterwards.
+
+    Of nothing PyTorch computes nothing, or refuses to: backwards the others would wait for this process's collectives.
+    """
+    empty = [not n for n in local.shape]
+    if not any(empty):
+        return function(local)
+    result = function(pad(local, [n for e in reversed(empty) for n in (0, int(e))]))
+    return result[tuple(slice(0 if e else None) for e in empty)]
 
 
 def reduced(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
@@ -130,12 +150,33 @@ def total(local: Tensor, mesh: DeviceMesh, over: Collection[int]) -> Tensor:
 # share. Between the two lie two linear maps, each the transpose of the other, so that any derivative is right.
 
 
+class _Solid(torch.autograd.Function):
+    """The same; but a gradient of zeros without memory, as that of a sign is, gets it: in a DTensor it would crash."""
+
+    @staticmethod
+    def forward(local: Tensor) -> Tensor:
+        return _with_memory(local).view_as(local)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return _Solid.apply(gradients[0])
+
+
+def _with_memory(local: Tensor) -> Tensor:
+    without = not torch.compiler.is_dynamo_compiling() and local._is_zerotensor()  # a compiled graph has none of them
+    return local.clone() if without else local
+
+
 class _Sum(torch.autograd.Function):
     """The sum of what the processes have, which they share."""
 
     @staticmethod
     def forward(local: Tensor, group: ProcessGroup) -> Tensor:
-        return wait(all_reduce(local.contiguous(), "sum", group), f"sum over {group.size()} processes")
+        return wait(all_reduce(_with_memory(local).contiguous(), "sum", group), f"sum over {group.size()} processes")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

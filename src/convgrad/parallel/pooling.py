@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..errors import UnsupportedError
 from .geometry import Line, chunks
-from .placed import joined, local_range, mine, reduced, shards, want
+from .placed import joined, local_of, local_range, mine, on_some, reduced, shards, want
 
 __all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
 
@@ -84,7 +84,7 @@ def _windows(
     outside: float,
 ) -> tuple[Tensor, list[tuple[int, int]]]:
     """All that this process's windows read, with what lies outside written out, and which windows these are."""
-    local, mesh, own = x.to_local(), x.device_mesh, shards(x)
+    local, mesh, own = local_of(x), x.device_mesh, shards(x)
     pads, outputs = [], []
     for n, (k, s, p, dil) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
         d = x.dim() - len(kernel) + n
@@ -103,7 +103,7 @@ def _windows(
 
 
 def _pooled(local: Tensor, own: list[tuple[int, int]], pool: Callable[[Tensor], Tensor]) -> Tensor:
-    result = pool(local)
+    result = on_some(pool, local)
     for n, (start, stop) in enumerate(own):
         result = result.narrow(n - len(own), 0, stop - start)
     return result
@@ -131,7 +131,7 @@ def _adaptive(func: Function, x: DTensor, output_size: Any, reduce: Callable[...
     any more; otherwise a process gets what the windows of its results lack.
     """
     shape = func(_meta(x), output_size).shape
-    mesh, placements, local = x.device_mesh, list(x.placements), x.to_local()
+    mesh, placements, local = x.device_mesh, list(x.placements), local_of(x)
     for d in reversed(range(x.dim() - _spatial(func), x.dim())):
         n, out, m = x.shape[d], shape[d], shards(x).get(d)
         bins = [(o * n // out, -(-(o + 1) * n // out)) for o in range(out)]
@@ -168,7 +168,7 @@ def _over_processes(local: Tensor, mesh: DeviceMesh, m: int, reduce: Callable[..
     before, after = mesh.get_local_rank(m), mesh.size(m) - 1 - mesh.get_local_rank(m)
     each = F.pad(local.unsqueeze(0), [*[0, 0] * local.dim(), before, after])
     gathered = reduced(each, mesh, [Partial() if i == m else Replicate() for i in range(mesh.ndim)], each.shape)
-    return gathered.to_local().max(0).values, Replicate()
+    return local_of(gathered).max(0).values, Replicate()
 
 
 def _meta(x: DTensor) -> Tensor:

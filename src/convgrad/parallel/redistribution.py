@@ -36,21 +36,30 @@ def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTen
     Raises:
         CollectiveError: another process died or did not answer in time; it names the collective.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return x.redistribute(placements=placements)
     return _Redistribute.apply(x, tuple(placements), what)
 
 
 class _Redistribute(torch.autograd.Function):
+    """The same tensor, as its gradient is the same; what the processes have of a gradient is summed.
+
+    DTensor's own has a wrong third derivative ("triple backward is not yet supported").
+    """
+
     @staticmethod
-    def forward(ctx: Any, x: DTensor, placements: tuple[Placement, ...], what: str) -> DTensor:
-        ctx.placements = tuple(Replicate() if p.is_partial() else p for p in x.placements)
-        ctx.what = what if what.startswith("gradient of ") else f"gradient of {what}"
+    def forward(x: DTensor, placements: tuple[Placement, ...], what: str) -> DTensor:
+        if torch.compiler.is_dynamo_compiling():
+            return x.redistribute(placements=placements)
         local = local_as(x, placements, what)
         return DTensor.from_local(local, x.device_mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: DTensor) -> Any:
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, _, what = inputs
+        ctx.placements = tuple(Replicate() if p.is_partial() else p for p in x.placements)
+        ctx.what = what if what.startswith("gradient of ") else f"gradient of {what}"
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
         return redistribute(gradients[0], ctx.placements, ctx.what), None, None
 
 

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn.functional import pad
 
 from ..errors import UnsupportedError
 from .geometry import chunks
-from .placed import joined, mine, shards, want
+from .placed import joined, local_of, mine, on_some, shards, want
 from .pooling import adaptive_avg_pool
 
 __all__ = ["interpolate"]
@@ -47,7 +46,7 @@ def interpolate(
         return adaptive_avg_pool(getattr(torch.nn.functional, f"adaptive_avg_pool{x.dim() - 2}d"), x, shape[2:])
     given = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * (x.dim() - 2)
     scales = [None if recompute_scale_factor else s for s in given]
-    local, mesh, own = x.to_local(), x.device_mesh, shards(x)
+    local, mesh, own = local_of(x), x.device_mesh, shards(x)
     spatial = {d: m for d, m in own.items() if d > 1}
     kind = {"bilinear": "linear", "trilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
     factors = [shape[d] // x.shape[d] for d in range(2, x.dim())]
@@ -62,9 +61,7 @@ def interpolate(
             local = want(local, d, mesh, m, n, ranges)
             start, (a, b) = mine(mesh, m, ranges)[0], mine(mesh, m, chunks(shape[d], mesh.size(m)))
             cuts.append((d, a - start * f if a < b else 0, b - a))
-        # PyTorch's kernels want one position at least.
-        local = pad(local, [n for d in reversed(range(2, x.dim())) for n in (0, int(not local.shape[d]))])
-        local = func(local, [f * n for f, n in zip(factors, local.shape[2:], strict=True)], **options)
+        local = on_some(lambda t: func(t, [f * n for f, n in zip(factors, t.shape[2:], strict=True)], **options), local)
         for d, a, length in cuts:
             local = local.narrow(d, a, length)
         return joined(local, mesh, x.placements, shape)

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .._compat import named
 from ..errors import ShapeError, UnsupportedError
 from .functions import Sharded
-from .redistribution import redistribute
+from .placed import joined, spread
 
 __all__ = ["shard_"]
 
@@ -35,8 +35,8 @@ def shard_(model: nn.Module, mesh: DeviceMesh, plan: Placement | Sequence[Placem
         model: the network, or a module of ``torch.nn`` that computes a loss.
         mesh: the processes.
         plan: how activations of size (N, C, ...) lie on the mesh, as DTensor says it: for each mesh dimension
-            ``Shard(0)`` for the batch, ``Shard(2)`` and above for the spatial dimensions, or ``Replicate()``.
-            ``Shard(1)``, channels, was never tested.
+            ``Shard(0)`` for the batch, ``Shard(1)`` for the channels, ``Shard(2)`` and above for the spatial
+            dimensions, or ``Replicate()``.
 
     Returns:
         The model. It takes DTensors that lie like this, or plain tensors, of which every process has the whole and
@@ -189,4 +189,5 @@ def _placed(value: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> An
     if not isinstance(value, Tensor):
         return value
     own = [p if not isinstance(p, Shard) or p.dim < value.dim() else Replicate() for p in placements]
-    return redistribute(DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False), own, "an argument")
+    used = {m for m, p in enumerate(own) if not p.is_replicate()}
+    return joined(spread(value, mesh, own, used), mesh, own, value.shape)
