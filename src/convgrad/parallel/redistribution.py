@@ -105,8 +105,8 @@ def dimensions_of(mesh: DeviceMesh, over: Sequence[int]) -> str:
 
 def groups_of(mesh: DeviceMesh, over: Sequence[int]) -> list[ProcessGroup]:
     """The groups over which sums, one after another, are the sum over some dimensions of a mesh."""
-    everyone = dist.group.WORLD
-    if len(over) > 1 and everyone is not None and prod(mesh.size(m) for m in over) == everyone.size():
+    everyone = None if torch.compiler.is_dynamo_compiling() else dist.group.WORLD  # which it does not trace
+    if len(over) > 1 and everyone is not None and prod([mesh.size(m) for m in over]) == everyone.size():
         return [everyone]
     return [mesh.get_group(m) for m in over]
 
