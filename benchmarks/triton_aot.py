@@ -18,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
+from unittest import mock
 
 import torch
 import triton
@@ -30,7 +32,7 @@ from convgrad.backends.triton import TritonBackend
 from convgrad.backends.triton.banded_backend import TritonBandedBackend
 from convgrad.backends.triton.banded_launch import bound as banded
 from convgrad.backends.triton.launch import bound
-from convgrad.backends.triton.start import ALL_REGISTERS, Call, recording
+from convgrad.backends.triton.start import ALL_REGISTERS, Launch
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 
 #: Name, target, and the shared memory in bytes that one program may take there.
@@ -68,7 +70,32 @@ WHAT: dict[str, tuple[Output, ...]] = {
     "sweep": ("grad_input", "grad_weight"),
     "sweep+bias": ("grad_input", "grad_weight", "grad_bias"),
 }
+#: Three on each multiprocessor of an H100.
+_PROGRAMS = 3 * 132
 _POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*fp32"}
+
+
+class Call(NamedTuple):
+    """What a launch would have been: a kernel, its arguments by name, and its options."""
+
+    kernel: Any
+    arguments: dict[str, Any]
+    options: dict[str, int]
+
+
+@contextmanager
+def recording() -> Iterator[list[Call]]:
+    """Collect the launches of this block instead of making them; operands may be on the meta device."""
+    calls: list[Call] = []
+
+    def record(launch: Launch, *tensors: torch.Tensor) -> tuple[int, str]:
+        _, parts = launch._grid(_PROGRAMS)
+        given = dict(zip(launch._kernel.arg_names, tensors, strict=False))
+        calls.append(Call(launch._kernel, {**given, **launch._with(parts)}, launch._options))
+        return parts, ""
+
+    with mock.patch.object(Launch, "start", record):
+        yield calls
 
 
 def launches(text: str, what: str) -> list[Call]:

@@ -92,4 +92,4 @@ loaders["torch.distributed.tensor"] = _rules_of_dtensor
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER, *_ROOMS})
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__, *_ROOMS})

@@ -16,6 +16,7 @@ from .errors import CollectiveError
 _C: Any = torch._C
 
 functorch_active = _C._are_functorch_transforms_active
+is_wrapped: Callable[[Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor
 profiler_enabled: Callable[[], bool] = _C._autograd._profiler_enabled
 #: Of a tensor that ``autograd.grad(is_grads_batched=True)`` makes: a plain one to Python, without memory of its own.
 is_legacy_batched: Callable[[Tensor], bool] = getattr(_C._functorch, "is_legacy_batchedtensor", lambda _: False)
@@ -141,7 +142,7 @@ def is_batched(t: Tensor) -> bool:
     """Whether a `torch.func.vmap` maps over a tensor, at any level; under Dynamo, whether any transform is on."""
     if torch.compiler.is_dynamo_compiling():
         return functorch_active()
-    while _C._functorch.is_functorch_wrapped_tensor(t):
+    while is_wrapped(t):
         if _C._functorch.is_batchedtensor(t):
             return True
         t = _C._functorch.get_unwrapped(t)

@@ -53,7 +53,9 @@ class UnknownNameError(ConvgradError, KeyError):
         """The error that names the nearest ones, or where none is near, all."""
         by_letters = {k.lower(): k for k in reversed([*known])}
         near = [by_letters[k] for k in difflib.get_close_matches(str(name).lower(), by_letters, 3)]
-        rest = f"did you mean {' or '.join(map(repr, near))}?" if near else f"there are {', '.join(known) or 'none'}"
+        more = f", and {len(known) - 24} more" if len(known) > 24 else ""
+        there = f"there are {', '.join([*known][:24]) or 'none'}{more}"
+        rest = f"did you mean {' or '.join(map(repr, near))}?" if near else there
         return cls(f"{what} {name!r}; {rest}")
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ def pad(input: Tensor, sides: Sides, mode: str) -> Tensor:
         RuntimeError, NotImplementedError: as ``torch.nn.functional.pad``.
     """
     if mode == "circular" and is_plain(input) and input.dim() - len(sides) in (1, 2) and fits(input, sides, mode):
-        return _Pad.apply(input, sides, mode)  # pyright: ignore[reportReturnType]
+        return _Moved.apply(input, False, sides, mode)  # pyright: ignore[reportReturnType]
     return _by_pytorch(input, sides, mode)
 
 
@@ -42,7 +42,7 @@ def fold(gradient: Tensor, sides: Sides, mode: str) -> Tensor:
         (.., *(low + n + high)) -> (.., *n)
     """
     if is_plain(gradient):
-        return _Fold.apply(gradient, sides, mode)  # pyright: ignore[reportReturnType]
+        return _Moved.apply(gradient, True, sides, mode)  # pyright: ignore[reportReturnType]
     return _fold(gradient, sides, mode)
 
 
@@ -66,34 +66,21 @@ def is_plain(input: Tensor) -> bool:
     )
 
 
-class _Pad(torch.autograd.Function):
+class _Moved(torch.autograd.Function):
+    """`_pad` or `_fold`: each is the gradient of the other."""
+
     @staticmethod
-    def forward(ctx: Any, input: Tensor, sides: Sides, mode: str) -> Tensor:
-        ctx.of = sides, mode
-        return _pad(input, sides, mode)
+    def forward(ctx: Any, t: Tensor, folds: bool, sides: Sides, mode: str) -> Tensor:
+        ctx.folds, ctx.of = folds, (sides, mode)
+        return (_fold if folds else _pad)(t, sides, mode)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        return fold(grad_outputs[0], *ctx.of), None, None
+        return (pad if ctx.folds else fold)(grad_outputs[0], *ctx.of), None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _pad(tangents[0], *ctx.of)
-
-
-class _Fold(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, sides: Sides, mode: str) -> Tensor:
-        ctx.of = sides, mode
-        return _fold(gradient, sides, mode)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
-        return pad(grad_outputs[0], *ctx.of), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Tensor:
-        return _fold(tangents[0], *ctx.of)
+        return (_fold if ctx.folds else _pad)(tangents[0], *ctx.of)
 
 
 def _pad(input: Tensor, sides: Sides, mode: str) -> Tensor:

@@ -28,15 +28,8 @@ from .sizes import effective_kernel, output_length
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
 
-__all__ = [
-    "CheckReport",
-    "CheckResult",
-    "check_backend",
-    "check_problem",
-    "default_problems",
-    "outputs_of",
-    "problems",
-]
+__all__ = ["CheckReport", "CheckResult", "check_backend", "check_problem", "default_problems", "outputs_of",
+           "problems"]  # fmt: skip
 
 
 def check_backend(

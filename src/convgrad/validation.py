@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from ._compat import fake_mode, is_fake
+from ._compat import fake_mode, is_fake, is_wrapped
 from .errors import DtypeError, UnsupportedError
 from .problem import RESULT, ConvProblem, Output, passes_of
 from .shapes import Geometry, Shape, check_rank, convolution_shape, given, require
@@ -131,12 +131,14 @@ _CUSTOM_BACKWARD = (
 def refuse_mixed(**operands: Tensor | None) -> None:
     """Refuse fake tensors (shapes without data) beside real ones, as PyTorch does, and say which is which.
 
+    A tensor that a functorch transform wraps is judged where it is unwrapped, inside of that transform.
+
     Raises:
         DtypeError: some are fake and some are not.
     """
     given = {name: t for name, t in operands.items() if t is not None}
     fake = [name for name, t in given.items() if is_fake(t)]
-    real = [name for name, t in given.items() if type(t) in (Tensor, Parameter)]
+    real = [name for name, t in given.items() if type(t) in (Tensor, Parameter) and not is_wrapped(t)]
     mode = fake_mode() or (given[fake[0]].fake_mode if fake else None)  # pyright: ignore[reportAttributeAccessIssue]
     if mode is not None and real and not mode.allow_non_fake_inputs:
         inside = "others" if fake else "the mode that is active"

@@ -49,7 +49,7 @@ def with_limits(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tenso
     return result.masked_fill((undefined > 0) | ((up > 0) & (down > 0)), torch.nan)
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(p=problems(), threads=st.sampled_from([1, 3]), data=st.data())
 def test_infinity_and_nan_reach_what_they_are_multiplied_into(
     p: ConvProblem, threads: int, data: st.DataObject

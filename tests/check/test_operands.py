@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.check.operands import integer_operands, is_exact, structural
+from convgrad.check.operands import exact_limit, integer_operands, magnitude, structural
 from convgrad.problem import OPERANDS, PASSES, ConvProblem
 
 
@@ -15,7 +15,7 @@ def test_integer_operands_are_exact_and_their_results_mostly_not_zero(text: str,
     p = ConvProblem.parse(f"{text} {dtype}")
     for passes in (*((q,) for q in PASSES), PASSES):
         operands = integer_operands(p, passes, seed=3)
-        assert all(is_exact(p, q, operands) for q in passes)
+        assert all(float(magnitude(p, q, operands).amax()) <= exact_limit(p.dtype) for q in passes)
     for q in PASSES:
         operands = integer_operands(p, (q,), seed=3)
         a, b = (operands[slot] for slot in OPERANDS[q])

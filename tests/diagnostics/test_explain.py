@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from convgrad import conv1d
+from convgrad import conv1d, conv2d
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.diagnostics import Explanation, ModelExplanation, explain, explain_problem, trace
 from convgrad.diagnostics.aten_rules import Machine, TensorSpec
@@ -122,8 +122,20 @@ def test_operands() -> None:
     assert explain(torch.empty(2, 4, 9), torch.empty(4, 3, 4), transposed=True, stride=2).problem.transposed
     with pytest.raises(ShapeError, match="to have 8 channels"):
         explain(x[:, :7], torch.empty(8, 1, 7, 7), groups=8)
-    with pytest.raises(TypeError, match="a problem says everything itself"):
+    with pytest.raises(TypeError, match=r"beside a problem there is only device=.*got Tensor"):
         explain(P, torch.empty(1))
+
+
+def test_a_function() -> None:
+    x, w = torch.empty(2, 8, 9, 9, device="meta"), torch.randn(8, 1, 7, 7)
+    for call in (torch.conv2d, nn.functional.conv2d, conv2d, lambda *a, **k: torch.conv2d(*a, **k).relu()):
+        e = explain(call, x, w, padding=3, groups=8)
+        assert isinstance(e, Explanation)
+        assert e.problem == P
+    with pytest.raises(ValueError, match="no convolution ran in this relu"):
+        explain(torch.relu, x)
+    with pytest.raises(TypeError, match=r"explain\(conv2d\) needs what it is called with"):
+        explain(conv2d)
 
 
 class Net(nn.Module):
@@ -243,9 +255,9 @@ def test_what_belongs_to_the_problem_is_no_machine(word: str) -> None:
         explain("g96mb8ic96ih56oc96kh7ph3", device=f"h100 {word}")
 
 
-@pytest.mark.parametrize("what", [None, 5, torch.relu])
+@pytest.mark.parametrize("what", [None, 5])
 def test_what_cannot_be_explained_is_refused_in_words(what: Any) -> None:
-    with pytest.raises(TypeError, match=r"a problem or its text, an input and a weight, or a module; got"):
+    with pytest.raises(TypeError, match=r"a problem or its text, an input and a weight, a module or a function; got"):
         explain(what)
 
 

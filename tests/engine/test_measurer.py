@@ -505,3 +505,16 @@ def test_several_ranks_measure_once(folder):
         rank.stdin.flush()
     said = [rank.communicate() for rank in ranks]
     assert said == [("[1, 1]\n", "")] * 2
+
+
+@pytest.mark.parametrize(
+    ("times", "way", "said"),
+    [
+        ({"aten": 2.0, "native@3f": 1.0}, "native@3f", "2.00x as fast as aten"),
+        ({"aten": 1.0, "aten, aten": 1.5}, "aten", "the next, aten in 2 calls, takes 1.50x as long"),
+        ({"aten": 1.0, "native@3f, aten": 1.5}, "aten", "the next, native and aten, takes 1.50x as long"),
+    ],
+)
+def test_what_a_reason_says(times: dict[str, float], way: str, said: str) -> None:
+    reason = Measurement({w: [t] for w, t in times.items()}).reason(way)
+    assert reason == f"measured once on this machine: {said}"

@@ -315,3 +315,12 @@ def test_no_channels_or_no_steps_are_refused_in_words(channels: int, steps: int)
         convgrad.causal_conv1d(x, w)
     with pytest.raises(convgrad.ShapeError, match=message):
         convgrad.causal_conv1d_update(x, state, w)
+
+
+def test_the_other_layout_is_named_where_it_would_fit() -> None:
+    x, w = torch.randn(2, 20, 8), torch.randn(8, 4)
+    with pytest.raises(convgrad.ShapeError, match=r"for x of 20 channels, .*'NLC' is"):
+        causal_conv1d(x, w)
+    with pytest.raises(convgrad.ShapeError) as caught:
+        causal_conv1d(x, torch.randn(3, 4))
+    assert "layout" not in str(caught.value)

@@ -111,6 +111,14 @@ def test_the_report_is_a_table():
     assert "<table>" in report._repr_html_()
 
 
+def test_layers_that_stay_for_one_reason_share_a_row():
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 8, 1, 2), nn.Conv2d(8, 8, 1), ComputesItself(8, 8, 1))
+    report = accelerate_(model, example_inputs=torch.zeros(1, 4, 8, 8))
+    assert len(report.left) == 4
+    rows = [line.split("as it was")[0].strip() for line in str(report).splitlines()[1:-1]]
+    assert rows == ["0 and 2 more", "3"]
+
+
 def test_wrong_arguments():
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         accelerate_(lambda x: x)

@@ -298,6 +298,25 @@ def test_compile_with_dynamic_shapes(backend: str, request_: str | None, monkeyp
             assert [r.backend for r in t.records] == expected
 
 
+def test_transforms_inside_a_compiled_function() -> None:
+    """A graph that is being made calls the operators with fake tensors inside of functorch's wrappers."""
+    torch.compiler.reset()
+    x, w = torch.randn(3, 2, 5, 5, dtype=torch.double), torch.randn(2, 1, 3, 3, dtype=torch.double)
+
+    def of(conv: Callable[..., Tensor]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        def loss(w: Tensor, image: Tensor) -> Tensor:
+            return conv(image, w, padding=1, groups=2).tanh().sum()
+
+        def function(w: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            product = torch.func.jvp(lambda w: torch.func.grad(loss)(w, x), (w,), (w,))[1]
+            return product, torch.func.vmap(torch.func.grad(loss), (None, 0))(w, x)
+
+        return function
+
+    compiled = torch.compile(of(convgrad.conv2d), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(w, x), of(torch.conv2d)(w, x))
+
+
 def graph_of(**options: Any) -> str:
     torch.compiler.reset()
     graphs: list[str] = []

@@ -5,42 +5,22 @@ ATen comes first: where no rule prefers another backend, the first one that can 
 
 from __future__ import annotations
 
-from .aten import AtenBackend, aten_backward, runs_as_stated, statable_arguments
+from .aten import AtenBackend, aten_backward, pytorchs_call, runs_as_stated, statable_arguments
 from .aten_defects import DEFECTS, Defect, found, learn, reads_odd_strides, warn_of
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
-from .aten_padded import AtenPaddedBackend
 from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
 from .native import NativeAvx2Backend, NativeBackend
-from .padded_copy import PaddedCopy
-from .padding import padded
+from .padding import PaddedCopy, padded
 from .reference import ReferenceBackend
-from .routes import AtenChannelsLastBackend, AtenFloat32Backend
+from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenPaddedBackend
 from .strides import usual_strides
 from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
 
-__all__ = [
-    "DEFECTS",
-    "Arithmetic",
-    "Backend",
-    "Defect",
-    "Kernel",
-    "Layout",
-    "PaddedCopy",
-    "ReferenceBackend",
-    "aten_backward",
-    "built_in",
-    "described",
-    "found",
-    "learn",
-    "padded",
-    "reads_odd_strides",
-    "runs_as_stated",
-    "statable_arguments",
-    "usual_strides",
-    "warn_of",
-]
+__all__ = ["DEFECTS", "Arithmetic", "Backend", "Defect", "Kernel", "Layout", "PaddedCopy", "ReferenceBackend",
+           "aten_backward", "built_in", "described", "found", "learn", "padded", "pytorchs_call", "reads_odd_strides",
+           "runs_as_stated", "statable_arguments", "usual_strides", "warn_of"]  # fmt: skip
 
 
 def built_in() -> list[Backend]:

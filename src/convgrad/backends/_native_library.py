@@ -10,8 +10,6 @@ import threading
 from hashlib import blake2b
 from pathlib import Path
 
-__all__ = ["ABI", "Problem", "create_plan", "digest", "load", "pack_tensors", "select", "why_absent", "why_not"]
-
 #: The number that ``csrc/convgrad_native.h`` must carry.
 ABI = 5
 

@@ -14,28 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..problem import ConvProblem, Output, Pass
+from ..problem import OPERANDS, ConvProblem, Output, Pass, Slot
 from ..sizes import effective_kernel
 from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, without_slack
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
-from .padding import pad_input, padded, unpad_input
+from .padding import over_copy, padded
 from .strides import tidy, usual_strides
-
-__all__ = [
-    "AtenBackend",
-    "aten_backward",
-    "output_padding",
-    "runs_as_stated",
-    "statable",
-    "statable_arguments",
-]
 
 #: PyTorch's own backward, without a Python frame of its own.
 aten_backward: Any = torch.ops.aten.convolution_backward.default._op
-_MASKS: dict[str, tuple[bool, bool, bool]] = {
-    "grad_input": (True, False, False),
-    "grad_weight": (False, True, False),
-}
 
 
 class AtenBackend(Backend):
@@ -75,7 +62,7 @@ class AtenBackend(Backend):
     def wrong_here(
         self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
     ) -> tuple[str, tuple[str, ...]]:
-        return defect_of(statable(_real(problem) if problem.dtype.is_complex else problem), outputs, device)
+        return defect_of(statable(problem.replace(dtype=problem.dtype.to_real())), outputs, device)
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
@@ -90,38 +77,23 @@ class AtenBackend(Backend):
         return "direct" if device.type == "cpu" else "transform"
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-        if len(outputs) != 1:
-            return self._sweep(problem, outputs)
-        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
-        if problem.dtype.is_complex:
-            return partial(_complex, self.bind(_real(problem), outputs))
+        real, several = problem.dtype.to_real(), len(outputs) > 1
+        if real != problem.dtype and not several:
+            return partial(_complex, self.bind(problem.replace(dtype=real), outputs))
         problem = without_slack(problem)
-        call = _operator(problem) if pass_ == problem.bias_pass else _gradient(problem, pass_)
-        reads = reads_batch_stride if pass_ == "grad_weight" else reads_every_stride
-        if not reads(problem):
-            return call
-        return lambda a, b, *rest: call(a, tidy(b), *rest)
-
-    def _sweep(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., tuple[Tensor, ...]]:
-        if problem.dtype.is_complex:
-            return partial(self._complex_sweep, problem, outputs)
-        problem = without_slack(problem)
-        p, n = statable(problem), len(outputs)
-        arguments = (*statable_arguments(p), (True, True, "grad_bias" in outputs))
+        p = statable(problem)
+        if several and (real != problem.dtype or (problem.transposed and p is not problem)):
+            return partial(self._one_by_one, problem, outputs)
         if p is not problem:
-            return partial(_padded_sweep, problem, p, arguments, n)
-        channels = [p.shape_of(p.bias_slot)[1]]
-        tidied = tidy if reads_every_stride(problem) else _as_it_is
-        if problem.transposed:  # PyTorch's grad_output is our slot input, its input our slot grad_output
-            return lambda grad_output, input, weight, workspace=None: aten_backward(
-                input, grad_output, tidied(weight), channels, *arguments
-            )[:n]
-        tidied_input = tidy if reads_batch_stride(problem) else _as_it_is
-        return lambda grad_output, input, weight, workspace=None: aten_backward(
-            grad_output, tidied_input(input), tidied(weight), channels, *arguments
-        )[:n]
+            return over_copy(problem, outputs, self.bind(p, outputs))
+        if several:
+            return _sweep(p, len(outputs))
+        pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
+        call = pytorchs_call(p, pass_)
+        reads = reads_batch_stride if pass_ == "grad_weight" else reads_every_stride
+        return (lambda a, b, *rest: call(a, tidy(b), *rest)) if reads(p) else call
 
-    def _complex_sweep(
+    def _one_by_one(
         self,
         problem: ConvProblem,
         outputs: tuple[Output, ...],
@@ -130,15 +102,13 @@ class AtenBackend(Backend):
         weight: Tensor,
         workspace: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
-        slots = {"input": input, "weight": weight, "grad_output": grad_output}
-        operands = {
-            "forward": (input, weight),
-            "grad_input": (grad_output, weight),
-            "grad_weight": (grad_output, input),
-        }
+        """A sweep for which PyTorch has no one call."""
+        slots: dict[Slot, Tensor] = {"input": input, "weight": weight, "grad_output": grad_output}
         dims = (0, *range(2, problem.ndim + 2))
         return tuple(
-            slots[problem.bias_slot].sum(dims) if o == "grad_bias" else self.bind(problem, (o,))(*operands[o])
+            slots[problem.bias_slot].sum(dims)
+            if o == "grad_bias"
+            else self.bind(problem, (o,))(*(slots[s] for s in OPERANDS[o]))
             for o in outputs
         )
 
@@ -184,95 +154,47 @@ def statable_arguments(problem: ConvProblem) -> tuple[Any, ...]:
     return (problem.stride, padding, problem.dilation, problem.transposed, op, problem.groups)
 
 
-def _operator(problem: ConvProblem) -> Callable[..., Tensor]:
-    """What the user called: a convolution, or for a transposed problem its pass ``grad_input``."""
-    p = statable(problem)
+def pytorchs_call(p: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
+    """PyTorch's own call for one pass of a problem that it can state, with nothing done about its defects.
+
+    Of a transposed problem its grad_output is our slot input, and its input our slot grad_output.
+    """
     arguments = statable_arguments(p)
-    if p is problem:
+    if pass_ == p.bias_pass:  # what the user called
         return lambda a, b, bias=None, workspace=None: torch.convolution(a, b, bias, *arguments)
-    if not problem.transposed:
-        return lambda a, b, bias=None, workspace=None: torch.convolution(pad_input(problem, a), b, bias, *arguments)
-    contract = _gradient(problem, "grad_input")
-
-    def transposed(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        result = contract(a, b)
-        return result if bias is None else result.add_(bias.view(-1, *(1,) * problem.ndim))
-
-    return transposed
-
-
-def _gradient(problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
-    """One gradient of what the user called."""
-    p = statable(problem)
-    arguments = statable_arguments(p)
-    if problem.transposed and p is problem:
-        return _transposed_gradient(problem, pass_)
-    if pass_ == "forward":
-        return lambda a, b, bias=None, workspace=None: torch.convolution(pad_input(problem, a), b, None, *arguments)
-    if pass_ == "grad_weight":
-
-        def grad_weight(a: Tensor, b: Tensor, bias: object = None, workspace: object = None) -> Tensor:
-            input = b if p is problem else pad_input(problem, b)
-            return aten_backward(a, input, a.new_empty_strided(*unread), None, *arguments, _MASKS["grad_weight"])[1]
-
-        unread = _unread(p, p.weight_shape)
-        return grad_weight
-
-    def grad_input(a: Tensor, b: Tensor, bias: object = None, workspace: object = None) -> Tensor:
-        grad = aten_backward(a, a.new_empty_strided(*unread), b, None, *arguments, _MASKS["grad_input"])[0]
-        return grad if p is problem else unpad_input(problem, grad)
-
-    unread = _unread(p, p.input_shape)
-    return grad_input
-
-
-def _transposed_gradient(problem: ConvProblem, pass_: Pass) -> Callable[..., Tensor]:
-    """PyTorch's names for a transposed problem: its grad_output is our slot input, its input our slot grad_output."""
-    arguments = statable_arguments(problem)
-    if pass_ == "forward":
-        unread = _unread(problem, problem.output_shape)
+    of_weight = pass_ == "grad_weight"
+    shape = p.weight_shape if of_weight else p.output_shape if p.transposed else p.input_shape
+    # A tensor that ATen asks for its shape only; its memory is never touched, nor mapped.
+    unread, mask = (shape, usual_strides(shape, p.channels_last)), (not of_weight, of_weight, False)
+    if not of_weight:
         return lambda a, b, bias=None, workspace=None: aten_backward(
-            a, a.new_empty_strided(*unread), b, None, *arguments, _MASKS["grad_input"]
+            a, a.new_empty_strided(*unread), b, None, *arguments, mask
         )[0]
-    unread = _unread(problem, problem.weight_shape)
+    if p.transposed:
+        return lambda a, b, bias=None, workspace=None: aten_backward(
+            b, a, a.new_empty_strided(*unread), None, *arguments, mask
+        )[1]
     return lambda a, b, bias=None, workspace=None: aten_backward(
-        b, a, a.new_empty_strided(*unread), None, *arguments, _MASKS["grad_weight"]
+        a, b, a.new_empty_strided(*unread), None, *arguments, mask
     )[1]
 
 
-def _unread(problem: ConvProblem, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of a tensor that ATen asks for its shape only; its memory is never touched, nor mapped."""
-    return shape, usual_strides(shape, problem.channels_last)
+def _sweep(p: ConvProblem, n: int) -> Callable[..., tuple[Tensor, ...]]:
+    """Both gradients of what the user called, and where ``n`` is 3 that of the bias."""
+    arguments, channels = (*statable_arguments(p), (True, True, n == 3)), [p.shape_of(p.bias_slot)[1]]
+    of_weight = tidy if reads_every_stride(p) else _as_it_is
+    if p.transposed:
+        return lambda grad_output, input, weight, workspace=None: aten_backward(
+            input, grad_output, of_weight(weight), channels, *arguments
+        )[:n]
+    of_input = tidy if reads_batch_stride(p) else _as_it_is
+    return lambda grad_output, input, weight, workspace=None: aten_backward(
+        grad_output, of_input(input), of_weight(weight), channels, *arguments
+    )[:n]
 
 
-def _padded_sweep(
-    problem: ConvProblem,
-    p: ConvProblem,
-    arguments: tuple[Any, ...],
-    n: int,
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    workspace: Tensor | None = None,
-) -> tuple[Tensor, ...]:
-    """A sweep over an input that carries its padding."""
-    if problem.transposed:  # stated as a plain one: its forward and grad_weight are two calls
-        padded_input = pad_input(problem, input)
-        forward = torch.convolution(padded_input, weight, None, *arguments[:-1])
-        masks = (False, True, False)
-        grad_weight = aten_backward(grad_output, padded_input, weight, None, *arguments[:-1], masks)[1]
-        grad_bias = input.sum((0, *range(2, problem.ndim + 2)))
-        return (forward, grad_weight, grad_bias)[:n]
-    grads = aten_backward(grad_output, pad_input(problem, input), weight, [p.out_channels], *arguments)
-    return (unpad_input(problem, grads[0]), *grads[1:])[:n]
-
-
-def _as_it_is(weight: Tensor) -> Tensor:
-    return weight
-
-
-def _real(problem: ConvProblem) -> ConvProblem:
-    return problem.replace(dtype=problem.dtype.to_real())
+def _as_it_is(t: Tensor) -> Tensor:
+    return t
 
 
 def _complex(

@@ -24,19 +24,12 @@ from .._compat import amx_here, avx512_here
 from ..problem import ConvProblem, Output
 from .strides import tidy
 
-__all__ = [
-    "DEFECTS",
-    "Defect",
-    "defect_of",
-    "found",
-    "geometry",
-    "learn",
-    "reads_batch_stride",
-    "reads_every_stride",
-    "reads_odd_strides",
-    "warn_of",
-    "without_slack",
-]
+
+@cache
+def _avx512() -> bool:
+    """Whether oneDNN uses AVX-512: the processor has it and no environment variable forbids it."""
+    most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL"
+    return avx512_here() and not most.upper().startswith(("SSE", "AVX2")) and most.upper() != "AVX"
 
 
 @dataclass(frozen=True)
@@ -48,12 +41,12 @@ class Defect:
         outputs: the passes of the plain problem that are wrong; their order plays no part.
         dtypes: of the operands.
         condition: whether a problem is concerned, as PyTorch would be called for it.
-        processor: whether this machine's kernels have it.
         when: the condition in words.
         happens: what goes wrong, as the end of the sentence "PyTorch's kernel is wrong here: ...".
         reference: where it is reported, or which kernel of which version does it.
-        instead: backends that compute it right, the fastest first; none where `aten` itself avoids it.
         example: a problem that shows it, and the output that does.
+        instead: backends that compute it right, the fastest first; none where `aten` itself avoids it.
+        processor: whether this machine's kernels have it.
         fixed: the first release of PyTorch without it, where there is one.
     """
 
@@ -61,12 +54,12 @@ class Defect:
     outputs: tuple[Output, ...]
     dtypes: tuple[torch.dtype, ...]
     condition: Callable[[ConvProblem], bool]
-    processor: Callable[[], bool]
     when: str
     happens: str
     reference: str
-    instead: tuple[str, ...]
     example: tuple[str, Output]
+    instead: tuple[str, ...] = ()
+    processor: Callable[[], bool] = _avx512
     fixed: tuple[int, int] | None = None
 
     @property
@@ -77,67 +70,8 @@ class Defect:
 
     def concerns(self, problem: ConvProblem, output: Output) -> bool:
         """Whether PyTorch gets this output of this problem wrong on this machine."""
-        return (
-            problem.dtype in self.dtypes and output in self.outputs and self.condition(problem) and self.here
-        )  # in the order of what it costs
-
-
-# ---- processors ----------------------------------------------------------------------------------
-
-
-@cache
-def _avx512() -> bool:
-    """Whether oneDNN uses AVX-512: the processor has it and no environment variable forbids it."""
-    most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL"
-    return avx512_here() and not most.upper().startswith(("SSE", "AVX2")) and most.upper() != "AVX"
-
-
-def _amx() -> bool:
-    return _avx512() and amx_here()
-
-
-def _any_processor() -> bool:
-    return True
-
-
-# ---- conditions ----------------------------------------------------------------------------------
-
-
-def _shallow(p: ConvProblem) -> bool:
-    """A kernel deeper than the volume, in front padding, and more than one position of it."""
-    return p.ndim == 3 and p.kernel_size[0] > p.input_size[0] and p.padding[0][0] > 0 and p.output_size[0] > 1
-
-
-def _front(p: ConvProblem) -> bool:
-    """Front padding of more than one stride, and not of whole strides."""
-    return p.ndim == 3 and p.padding[0][0] > p.stride[0] > 1 and p.padding[0][0] % p.stride[0] != 0
-
-
-def _narrow(p: ConvProblem) -> bool:
-    """Padded rows or columns, no more of them than a stride."""
-    sides = list(zip(p.input_size, p.stride, p.padding, strict=True))[-2:]
-    return any(n <= s and s > 1 and low > 0 for n, s, (low, _) in sides)
-
-
-def _single_channel(p: ConvProblem) -> bool:
-    """One input channel a group in channels_last, and a row that ends after one stride, or a volume one slice deep."""
-    if not p.channels_last or p.in_channels != p.groups:
-        return False
-    flat = p.ndim == 3 and p.dtype is torch.bfloat16 and p.input_size[0] == 1 < p.kernel_size[0]
-    return flat or (p.output_size[-1] == 1 and p.stride[-1] > 1)
-
-
-def _gaps(p: ConvProblem) -> bool:
-    """A dilated row narrower than its stride, in padding."""
-    return p.channels_last and p.dilation[-1] > 1 and p.input_size[-1] < p.stride[-1] and p.padding[-1][0] > 0
-
-
-def _strided_row(p: ConvProblem) -> bool:
-    return p.ndim == 3 and p.output_size[-1] == 1 and p.stride[-1] > 1
-
-
-def _slack(p: ConvProblem) -> bool:
-    return without_slack(p) is not p
+        # in the order of what it costs
+        return problem.dtype in self.dtypes and output in self.outputs and self.condition(problem) and self.here
 
 
 # ---- problems and operands that `aten` changes ---------------------------------------------------
@@ -149,22 +83,13 @@ def without_slack(problem: ConvProblem) -> ConvProblem:
     oneDNN's workspace for a strided channels_last 1x1 convolution is too small for its backward, if rows or columns are
     left over behind the last stride and the channels fill no vector: the process dies, sooner or later.
     """
-    in_danger = (
-        problem.ndim > 1
-        and problem.pointwise
-        and problem.channels_last
-        and problem.dtype.is_floating_point
-        and (problem.in_channels // problem.groups) % 16 != 0
-    )
-    if not in_danger:
-        return problem
-    tight = tuple(
-        (low, (out - 1) * s + 1 - n - low)
-        for n, out, s, (low, _) in zip(
-            problem.input_size, problem.output_size, problem.stride, problem.padding, strict=True
-        )
-    )
-    return problem if tight == problem.padding else problem.replace(padding=tight)
+    p = problem
+    in_danger = p.ndim > 1 and p.pointwise and p.channels_last and p.dtype.is_floating_point
+    if not in_danger or p.in_channels // p.groups % 16 == 0:
+        return p
+    sizes = zip(p.input_size, p.output_size, p.stride, p.padding, strict=True)
+    tight = tuple((low, (out - 1) * s + 1 - n - low) for n, out, s, (low, _) in sizes)
+    return p if tight == p.padding else p.replace(padding=tight)
 
 
 def reads_every_stride(problem: ConvProblem) -> bool:
@@ -203,54 +128,65 @@ _AT_THE_BORDER = ("native", "aten:padded", "aten:float32", "im2col")
 _INSIDE = ("native", "aten:float32", "im2col")
 
 DEFECTS: tuple[Defect, ...] = (
-    Defect("shallow volume", ("grad_weight",), _BF16, _shallow, _avx512, instead=_AT_THE_BORDER,
+    Defect("shallow volume", ("grad_weight",), _BF16, instead=_AT_THE_BORDER,
+           condition=lambda p: p.ndim == 3 and p.kernel_size[0] > p.input_size[0] and p.padding[0][0] > 0
+           and p.output_size[0] > 1,
            when="3-D, a kernel deeper than the input, padding in depth, more than one output slice",
            happens="the weight gradient adds uninitialized memory, and may write past its end",
            reference="oneDNN 3.12 and its main branch of August 2026, "
                      "jit_avx512_core_bf16_conv_kernel.cpp, compute_od_loop_common",
            example=("mb2ic16id2ih14iw14oc16kd3kh3kw3pd1ph1pw1 bfloat16", "grad_weight")),
-    Defect("front padding", ("grad_weight",), (torch.bfloat16, torch.float32), _front, _avx512, instead=_AT_THE_BORDER,
+    Defect("front padding", ("grad_weight",), (torch.bfloat16, torch.float32), instead=_AT_THE_BORDER,
+           condition=lambda p: p.ndim == 3 and p.padding[0][0] > p.stride[0] > 1 and p.padding[0][0] % p.stride[0] != 0,
            when="3-D, padding in depth larger than a stride of 2 or more and no multiple of it",
            happens="the weight gradient reads and writes outside of its operands",
            reference="oneDNN 3.12 and its main branch of August 2026, "
                      "jit_avx512_common_conv_kernel.cpp, compute_od_loop_partial",
            example=("g16mb4ic16id4ih3iw3oc32kd4kh3kw2sd2sh3sw3pd3ph0pw0 channels_last", "grad_weight")),
-    Defect("narrow rows", ("grad_weight",), _BF16, _narrow, _avx512, instead=_AT_THE_BORDER,
+    Defect("narrow rows", ("grad_weight",), _BF16, instead=_AT_THE_BORDER,
+           condition=lambda p: any(n <= s and s > 1 and low > 0 for n, s, (low, _) in
+                                   [*zip(p.input_size, p.stride, p.padding, strict=True)][-2:]),
            when="a padded height or width that is no larger than its stride of 2 or more",
            happens="the weight gradient adds uninitialized memory",
            reference="oneDNN 3.12, jit_bf16:avx512_core_bf16",
            example=("mb4ic18iw1oc2kw13sw3pw6 bfloat16", "grad_weight")),
-    Defect("one input channel", ("forward",), (torch.bfloat16, torch.float32), _single_channel, _avx512,
-           instead=_INSIDE,
+    Defect("one input channel", ("forward",), (torch.bfloat16, torch.float32), instead=_INSIDE,
+           condition=lambda p: p.channels_last and p.in_channels == p.groups and (
+               (p.output_size[-1] == 1 and p.stride[-1] > 1)
+               or (p.ndim == 3 and p.dtype is torch.bfloat16 and p.input_size[0] == 1 < p.kernel_size[0])),
            when="channels_last, one input channel a group, and a width of 1 reached by a stride of 2 or more "
                 "(bfloat16 also: an input one slice deep)",
            happens="the output adds uninitialized memory",
            reference="oneDNN 3.12, brg_conv_fwd:avx512_core; the same for more channels: pytorch/pytorch#169688",
            example=("g16mb3ic16ih17iw5oc32kh3kw5sh1sw3ph1pw1 bfloat16 channels_last", "forward")),
-    Defect("strided row", ("forward",), _BF16, _strided_row, _amx, instead=_INSIDE,
+    Defect("strided row", ("forward",), _BF16, instead=_INSIDE,
+           condition=lambda p: p.ndim == 3 and p.output_size[-1] == 1 and p.stride[-1] > 1,
+           processor=lambda: _avx512() and amx_here(),
            when="3-D on a processor with AMX, a width of 1 reached by a stride of 2 or more",
            happens="the output is wrong by more than its size",
            reference="https://github.com/pytorch/pytorch/issues/169688",
            example=("mb2ic16id4ih4iw3oc16kd1kh1kw3sd1sh1sw3pd0ph0pw0 bfloat16", "forward")),
-    Defect("gaps in a narrow row", ("forward",), _BF16, _gaps, _avx512, instead=_AT_THE_BORDER,
+    Defect("gaps in a narrow row", ("forward",), _BF16, instead=_AT_THE_BORDER,
+           condition=lambda p: p.channels_last and p.dilation[-1] > 1 and p.input_size[-1] < p.stride[-1]
+           and p.padding[-1][0] > 0,
            when="channels_last, a dilated row, padded and narrower than its stride",
            happens="the process dies (segmentation fault)",
            reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16",
            example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 bfloat16 channels_last", "forward")),
-    Defect("rows left over", ("grad_input", "grad_weight"), _FLOATS, _slack, _any_processor, instead=(),
+    Defect("rows left over", ("grad_input", "grad_weight"), _FLOATS, lambda p: without_slack(p) is not p,
+           processor=lambda: True,
            when="channels_last, a strided 1x1 kernel, rows or columns behind the last stride, channels that fill no "
                 "vector",
            happens="the backward writes past the end of its workspace: the process dies, sooner or later",
            reference="https://github.com/uxlfoundation/oneDNN/issues/6035",
            example=("mb2ic4ih10oc3kh1sh2 channels_last", "grad_weight")),
     Defect("strides of size 1", ("forward", "grad_input", "grad_weight"), _SIXTEEN_AND_32, reads_every_stride,
-           _any_processor,
-           instead=(),
+           processor=lambda: True,
            when="groups, and a channels_last weight with an unusual stride in a dimension of size 1",
            happens="the results are wrong",
            reference="oneDNN 3.12",
            example=("g2mb2ic4ih3iw3oc2kh1kw2 channels_last", "forward")),
-    Defect("batch stride of one image", ("grad_weight",), _FLOATS, reads_batch_stride, _any_processor, instead=(),
+    Defect("batch stride of one image", ("grad_weight",), _FLOATS, reads_batch_stride, processor=lambda: True,
            when="2-D with groups in PyTorch's own kernel (float64, or oneDNN switched off), channels_last, one image "
                 "with an unusual batch stride",
            happens="the weight gradient takes it for the size of an image",
@@ -267,15 +203,8 @@ found: dict[tuple[Output, Any], str] = {}
 def geometry(p: ConvProblem) -> Any:
     """What problems share of which one that was found wrong stands for all: everything but batch and channels."""
     return (
-        p.dtype,
-        p.memory_format,
-        p.transposed,
-        p.input_size,
-        p.kernel_size,
-        p.stride,
-        p.padding,
-        p.dilation,
-        p.output_size,
+        *(p.dtype, p.memory_format, p.transposed, p.input_size, p.kernel_size),
+        *(p.stride, p.padding, p.dilation, p.output_size),
     )
 
 

@@ -24,10 +24,8 @@ from torch import Tensor
 from ..problem import ConvProblem, Output, Pass
 from .aten import AtenBackend, output_padding, statable, statable_arguments
 from .base import Backend, Kernel
-from .padding import pad_input, padded, unpad_input
+from .padding import over_copy, padded
 from .strides import tidy
-
-__all__ = ["AtenDirect", "Contract", "add_bias", "aten_choice", "grad_weight_as_convolution", "with_height"]
 
 #: A function of (a, b, bias): the operands of one pass of one problem, and what is added to the result's channels.
 Contract = Callable[[Tensor, Tensor, "Tensor | None"], Tensor]
@@ -115,19 +113,15 @@ class AtenDirect(Backend):
 
     def forced(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
         """The library's operator, for any padding and for one dimension too, which it sees as a height of 1."""
-        p = problem if problem.symmetric else padded(problem)
-        operator = self.operator(with_height(p) if p.ndim == 1 else p, pass_, device)
-        crops = not problem.symmetric and pass_ == "grad_input"
+        if not problem.symmetric:
+            return over_copy(problem, (pass_,), self.forced(padded(problem), pass_, device))
+        flat = problem.ndim == 1
+        operator = self.operator(with_height(problem) if flat else problem, pass_, device)
 
-        def contract(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-            if not problem.symmetric:
-                a = pad_input(problem, a) if pass_ == "forward" else a
-                b = pad_input(problem, b) if pass_ == "grad_weight" else b
-            if problem.ndim == 1:
-                a, b = a.unsqueeze(2), b.unsqueeze(2)
-            result = operator(tidy(a), tidy(b), None if crops else bias)
-            result = result.squeeze(2) if problem.ndim == 1 else result
-            return add_bias(unpad_input(problem, result), bias) if crops else result
+        def contract(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
+            a, b = (tidy(t.unsqueeze(2) if flat else t) for t in (a, b))
+            result = operator(a, b, bias)
+            return result.squeeze(2) if flat else result
 
         return contract
 

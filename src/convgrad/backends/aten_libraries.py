@@ -14,8 +14,6 @@ from .aten import AtenBackend, aten_backward, output_padding
 from .aten_direct import AtenDirect, Contract, add_bias, aten_choice, grad_weight_as_convolution
 from .base import Arithmetic
 
-__all__ = ["AtenCudnnBackend", "AtenMiopenBackend", "AtenMkldnnBackend", "AtenNativeBackend", "Flags"]
-
 _ops: Any = torch.ops.aten
 _aten = AtenBackend()
 

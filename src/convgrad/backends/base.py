@@ -16,8 +16,6 @@ import torch
 
 from ..problem import PASSES, ConvProblem, Output, PaddingMode, Pass, gradient_outputs
 
-__all__ = ["BOTH_GRADIENTS", "Arithmetic", "Backend", "Kernel", "Layout", "capability", "described"]
-
 #: How a backend sums products; it selects the error bound to which the backend is held.
 #: ``direct``: products rounded at most once, summed in float32 or better (float64 for float64).
 #: ``tf32``: operands rounded to 10 mantissa bits. ``transform``: Winograd, FFT.
@@ -95,6 +93,9 @@ class Backend(ABC):
     candidate: bool = True
     #: What a measurement depends on beside the release of the library: a digest of a source, of a compiled library.
     version: str = ""
+
+    def __repr__(self) -> str:
+        return f"<backend {self.name!r}: {self.summary}>"
 
     @abstractmethod
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:

@@ -12,20 +12,6 @@ from torch import Tensor
 
 from ..problem import ConvProblem
 
-__all__ = [
-    "MAX_BYTES",
-    "Piece",
-    "accumulate_dtype",
-    "column_height",
-    "columns_size",
-    "cut",
-    "gather",
-    "piece_shape",
-    "pieces",
-    "positions_in_piece",
-    "scatter",
-]
-
 #: Bound on the columns and the products of one piece, as long as a single output position fits it.
 MAX_BYTES = 64 * 2**20
 

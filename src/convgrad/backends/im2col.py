@@ -31,7 +31,6 @@ from .base import Arithmetic, Backend, Kernel
 from .columns import (
     accumulate_dtype,
     column_height,
-    columns_size,
     cut,
     gather,
     piece_shape,
@@ -40,12 +39,8 @@ from .columns import (
     scatter,
 )
 
-__all__ = ["Im2colBackend", "accumulate_dtype", "columns_size", "forward", "grad_input", "grad_weight"]
-
 #: Elements to which every buffer in a workspace is rounded up, so that matrices begin on a cache line.
 _ALIGN = 16
-
-# ---- the passes --------------------------------------------------------------------------------
 
 
 class _Buffers:
@@ -98,16 +93,35 @@ def _setup(p: ConvProblem, columns: Tensor | None, buffers: _Buffers) -> tuple[i
     return positions, columns, buffers.take(p.out_channels * positions)
 
 
-def _forward(
-    p: ConvProblem,
+@torch.no_grad()
+def forward(
+    problem: ConvProblem,
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
-    buffers: _Buffers,
+    bias: Tensor | None = None,
     *,
     columns: Tensor | None = None,
     ones: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor:
+    """Convolve, with the buffers of im2col in the caller's hands. Not differentiable.
+
+    Shape:
+        - bias: [C_out] of a plain problem
+        - columns: any contiguous shape, of `accumulate_dtype`; `columns_size` elements make the fewest pieces
+        - ones: at least one element for every output position of a piece
+        - workspace: all buffers in one, of as many bytes as the backend says
+
+    Raises:
+        ValueError: a buffer of the wrong dtype, or too small for one output position.
+
+    Equivalent to:
+        >>> p = ConvProblem.parse("mb1ic2iw4oc1kw3")
+        >>> columns = torch.empty(6)  # one position: twice 2 * 3 elements, in turn
+        >>> forward(p, torch.ones(1, 2, 4), torch.ones(1, 2, 3), columns=columns).tolist()
+        [[[6.0, 6.0]]]
+    """
+    p, buffers = problem, _Buffers(problem, input.device, workspace)
     positions, columns, scratch = _setup(p, columns, buffers)
     matrix = _matrix(p, weight, buffers)
     row = None if bias is None else _ones(ones, positions, buffers)
@@ -125,9 +139,21 @@ def _forward(
     return output
 
 
-def _grad_input(
-    p: ConvProblem, grad_output: Tensor, weight: Tensor, buffers: _Buffers, *, columns: Tensor | None = None
+@torch.no_grad()
+def grad_input(
+    problem: ConvProblem,
+    grad_output: Tensor,
+    weight: Tensor,
+    *,
+    columns: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor:
+    """The gradient of the input; see `forward` for ``columns``, which PyTorch calls fgrad_input here.
+
+    Raises:
+        ValueError: ``columns`` of the wrong dtype, or too small for one output position.
+    """
+    p, buffers = problem, _Buffers(problem, grad_output.device, workspace)
     positions, columns, scratch = _setup(p, columns, buffers)
     matrix = _matrix(p, weight, buffers).transpose(1, 2)  # [G, C_in/G * K, C_out/G]
     grad_input = _result(p, p.input_shape, grad_output)
@@ -147,16 +173,25 @@ def _grad_input(
     return grad_input
 
 
-def _grad_weight(
-    p: ConvProblem,
+@torch.no_grad()
+def grad_weight(
+    problem: ConvProblem,
     grad_output: Tensor,
     input: Tensor,
-    buffers: _Buffers,
     *,
     columns: Tensor | None = None,
     grad_bias: Tensor | None = None,
+    workspace: Tensor | None = None,
 ) -> Tensor:
-    """The weight gradient; adds the bias gradient to ``grad_bias`` [C_out] where that is given."""
+    """The gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
+
+    Shape:
+        - grad_bias: [C_out], of `accumulate_dtype`; the gradient of the bias is added to it
+
+    Raises:
+        ValueError: ``columns`` of the wrong dtype, or too small for one output position.
+    """
+    p, buffers = problem, _Buffers(problem, input.device, workspace)
     positions, columns, scratch = _setup(p, columns, buffers)
     matrix = buffers.take(p.groups, p.out_channels // p.groups, prod(p.weight_shape[1:])).zero_()
     row = None if grad_bias is None else _ones(None, positions, buffers)
@@ -172,58 +207,6 @@ def _grad_weight(
 
 def _result(p: ConvProblem, shape: tuple[int, ...], like: Tensor) -> Tensor:
     return torch.empty(shape, dtype=p.dtype, device=like.device, memory_format=p.memory_format)
-
-
-# ---- in the open -------------------------------------------------------------------------------
-
-
-@torch.no_grad()
-def forward(
-    problem: ConvProblem,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *,
-    columns: Tensor | None = None,
-    ones: Tensor | None = None,
-) -> Tensor:
-    """Convolve, with the buffers of im2col in the caller's hands. Not differentiable.
-
-    Shape:
-        - bias: [C_out] of a plain problem
-        - columns: any contiguous shape, of `accumulate_dtype`; `columns_size` elements make the fewest pieces
-        - ones: at least one element for every output position of a piece
-
-    Raises:
-        ValueError: a buffer of the wrong dtype, or too small for one output position.
-
-    Equivalent to:
-        >>> p = ConvProblem.parse("mb1ic2iw4oc1kw3")
-        >>> columns = torch.empty(6)  # one position: twice 2 * 3 elements, in turn
-        >>> forward(p, torch.ones(1, 2, 4), torch.ones(1, 2, 3), columns=columns).tolist()
-        [[[6.0, 6.0]]]
-    """
-    return _forward(problem, input, weight, bias, _Buffers(problem, input.device), columns=columns, ones=ones)
-
-
-@torch.no_grad()
-def grad_input(problem: ConvProblem, grad_output: Tensor, weight: Tensor, *, columns: Tensor | None = None) -> Tensor:
-    """The gradient of the input; see `forward` for ``columns``, which PyTorch calls fgrad_input here.
-
-    Raises:
-        ValueError: ``columns`` of the wrong dtype, or too small for one output position.
-    """
-    return _grad_input(problem, grad_output, weight, _Buffers(problem, grad_output.device), columns=columns)
-
-
-@torch.no_grad()
-def grad_weight(problem: ConvProblem, grad_output: Tensor, input: Tensor, *, columns: Tensor | None = None) -> Tensor:
-    """The gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
-
-    Raises:
-        ValueError: ``columns`` of the wrong dtype, or too small for one output position.
-    """
-    return _grad_weight(problem, grad_output, input, _Buffers(problem, input.device), columns=columns)
 
 
 class Im2colBackend(Backend):
@@ -247,18 +230,16 @@ class Im2colBackend(Backend):
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-            buffers = _Buffers(problem, a.device, workspace)
             if outputs == ("forward",):
-                return _forward(problem, a, b, bias, buffers)
-            return (_grad_input if outputs == ("grad_input",) else _grad_weight)(problem, a, b, buffers)
+                return forward(problem, a, b, bias, workspace=workspace)
+            return (grad_input if outputs == ("grad_input",) else grad_weight)(problem, a, b, workspace=workspace)
 
         def weight_and_bias(
             grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
-            buffers = _Buffers(problem, input.device, workspace)
-            grad_bias = buffers.take(problem.out_channels).zero_()
-            grad_weight = _grad_weight(problem, grad_output, input, buffers, grad_bias=grad_bias)
-            return grad_weight, grad_bias.to(problem.dtype, copy=True)
+            grad_bias = input.new_zeros(problem.out_channels, dtype=accumulate_dtype(problem.dtype))
+            result = grad_weight(problem, grad_output, input, grad_bias=grad_bias, workspace=workspace)
+            return result, grad_bias.to(problem.dtype)
 
         return weight_and_bias if len(outputs) > 1 else one_pass
 

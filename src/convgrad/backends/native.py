@@ -16,8 +16,6 @@ from .base import BOTH_GRADIENTS, Backend, Kernel
 from .padding import padded
 from .strides import usual_strides
 
-__all__ = ["NativeAvx2Backend", "NativeBackend"]
-
 #: Most input or output channels a group, where a problem is not depthwise.
 MOST_A_GROUP = 16
 

@@ -1,14 +1,14 @@
-"""A padded or cropped copy of a slot, and its adjoint, for backends that only know symmetric padding."""
+"""A padded or cropped copy of the input, and backends over one: for padding that they do not know themselves."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import padding_modes
-from ..problem import ConvProblem
-
-__all__ = ["pad_input", "padded", "unpad_input"]
+from ..problem import PADDING_MODES, ConvProblem, Output, Pass
+from .base import Arithmetic, Backend, Kernel
 
 
 def padded(problem: ConvProblem) -> ConvProblem:
@@ -63,3 +63,54 @@ def _shift(t: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
 def _misses(problem: ConvProblem) -> bool:
     """Whether a crop leaves nothing of the input, so that only padding is read."""
     return any(-low >= n or -high >= n for n, (low, high) in zip(problem.input_size, problem.padding, strict=True))
+
+
+def over_copy(problem: ConvProblem, outputs: tuple[Output, ...], kernel: Kernel) -> Kernel:
+    """The function that `Backend.bind` returns for a problem, made of that for ``padded(problem)``."""
+
+    def forward(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        return kernel(pad_input(problem, a), b, bias, workspace)
+
+    def grad_input(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        result = unpad_input(problem, kernel(a, b, None, workspace))
+        return result if bias is None else result.add_(bias.view(-1, *(1,) * problem.ndim))
+
+    def grad_weight(a: Tensor, b: Tensor, bias: None = None, workspace: Tensor | None = None) -> Tensor:
+        return kernel(a, pad_input(problem, b), None, workspace)
+
+    def gradients(a: Tensor, b: Tensor, c: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, ...]:
+        first, *rest = kernel(a, pad_input(problem, b), c, workspace)
+        return (unpad_input(problem, first), *rest)
+
+    one: dict[Output, Kernel] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
+    return one[outputs[0]] if len(outputs) == 1 else gradients
+
+
+class PaddedCopy(Backend):
+    """Another backend, which computes `padded` of the problem; it is made where one is chosen, and never registered."""
+
+    padding_modes = PADDING_MODES
+
+    def __init__(self, backend: Backend) -> None:
+        self._of = backend
+        self.name = f"{backend.name} (padded copy)"
+        self.passes, self.sweeps, self.layouts = backend.passes, backend.sweeps, backend.layouts
+        self.deterministic, self.capture_safe = backend.deterministic, backend.capture_safe
+
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        return self._of.reasons_against(padded(problem), outputs, device)
+
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        return over_copy(problem, outputs, self._of.bind(padded(problem), outputs))
+
+    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+        return self._of.workspace(padded(problem), outputs)
+
+    def fuses_bias(self, problem: ConvProblem) -> bool:
+        return self._of.fuses_bias(padded(problem))
+
+    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+        return self._of.kernel_name(padded(problem), outputs)
+
+    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
+        return self._of.arithmetic(padded(problem), pass_, device)

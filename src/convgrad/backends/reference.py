@@ -19,8 +19,6 @@ from torch import Tensor
 from ..problem import PADDING_MODES, ConvProblem, Output
 from .base import Backend, Kernel
 
-__all__ = ["ReferenceBackend"]
-
 
 class ReferenceBackend(Backend):
     """One strided slice and one einsum for every position of the kernel, in 64 bits."""

@@ -17,14 +17,13 @@ from ..problem import ConvProblem, Output, Pass
 from .aten import AtenBackend
 from .aten_direct import with_height
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
-
-__all__ = ["AtenChannelsLastBackend", "AtenFloat32Backend"]
+from .padding import over_copy, padded
 
 _aten = AtenBackend()
 
 
 class _Restated(Backend):
-    """ATen on converted operands: another dtype, another layout, or a sequence as an image of one row."""
+    """ATen on converted operands: another dtype or layout, a sequence as an image of one row, padding written out."""
 
     from_pytorch = True
     sweeps = BOTH_GRADIENTS
@@ -40,7 +39,7 @@ class _Restated(Backend):
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         why = self.nothing_to_change(problem)
-        return [why] if why else _aten.reasons_against(problem, outputs, device)
+        return [why] if why else _aten.reasons_against(self.restated(problem), outputs, device)
 
     def wrong_here(
         self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
@@ -108,3 +107,26 @@ class AtenChannelsLastBackend(_Restated):
         lifted = with_height(problem) if problem.ndim == 1 else problem
         channels_last: Any = {2: torch.channels_last, 3: torch.channels_last_3d}[lifted.ndim]
         return lifted.replace(memory_format=channels_last)
+
+
+class AtenPaddedBackend(_Restated):
+    """ATen over an input that carries its padding, for its kernels that are wrong at the border.
+
+    Most of oneDNN's kernels in `aten_defects` go wrong where a border is wide and the image small. With the zeros
+    written out there is no border; that costs one copy of the input, and the kernel stays the fast one.
+    """
+
+    name = "aten:padded"
+    summary = "ATen over an input that carries its padding"
+    sweeps = ()
+    layouts = ("any",)
+
+    def nothing_to_change(self, problem: ConvProblem) -> str:
+        return "there is no padding to write out" if padded(problem) is problem else ""
+
+    def restated(self, problem: ConvProblem) -> ConvProblem:
+        """A plain problem: a transposed one over a padded output is its gradient of the input, and then cropped."""
+        return padded(problem).replace(origin="plain")
+
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+        return over_copy(problem, outputs, _aten.bind(self.restated(problem), outputs))

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from .._compat import suggests_channels_last
 
-__all__ = ["tidy", "usual_strides"]
-
 
 def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
     """The strides of a new tensor. (A meta tensor would say the same, but is seen by whoever watches allocations.)"""

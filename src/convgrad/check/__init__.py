@@ -7,29 +7,12 @@ from .construction import construct
 from .covering import cost, is_large
 from .first_look import first_look, shrunk
 from .fork import Lost, NoChild, in_child, why_not_in_child
-from .problems import default_problems
+from .problems import default_problems, real_layers
 from .properties import PROPERTIES
 from .report import CheckReport, CheckResult
 from .stress import STRESS
 from .suite import check_backend, check_problem, outputs_of
 
-__all__ = [
-    "PROPERTIES",
-    "STRESS",
-    "CheckReport",
-    "CheckResult",
-    "Lost",
-    "NoChild",
-    "check_backend",
-    "check_problem",
-    "construct",
-    "cost",
-    "default_problems",
-    "first_look",
-    "in_child",
-    "is_large",
-    "outputs_of",
-    "search_aten",
-    "shrunk",
-    "why_not_in_child",
-]
+__all__ = ["PROPERTIES", "STRESS", "CheckReport", "CheckResult", "Lost", "NoChild", "check_backend", "check_problem",
+           "construct", "cost", "default_problems", "first_look", "in_child", "is_large", "outputs_of", "real_layers",
+           "search_aten", "shrunk", "why_not_in_child"]  # fmt: skip

@@ -5,36 +5,17 @@ What comes out is right, wrong by how much, or not computed; where the process d
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..backends import aten_backward, statable_arguments, usual_strides
+from ..backends import pytorchs_call, usual_strides
 from ..engine import get_backend
-from ..problem import OPERANDS, ConvProblem, Pass
+from ..problem import OPERANDS, ConvProblem
 from .bounds import error_bound, reduction_length
 from .child import serve
 from .operands import integer_operands, magnitude, reference
-
-
-def pytorchs_call(p: ConvProblem, pass_: Pass) -> Callable[[Tensor, Tensor], Tensor]:
-    """PyTorch's own call for one pass of a problem that it can state, with nothing done about its defects."""
-    rest = statable_arguments(p)
-    if pass_ == p.bias_pass:
-        return lambda a, b: torch.convolution(a, b, None, *rest)
-
-    def unread(t: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return torch.empty(shape, dtype=t.dtype, memory_format=p.memory_format)
-
-    if pass_ == "grad_weight":
-        mask, i = [False, True, False], 1
-        if p.transposed:
-            return lambda a, b: aten_backward(b, a, unread(a, p.weight_shape), None, *rest, mask)[i]
-        return lambda a, b: aten_backward(a, b, unread(a, p.weight_shape), None, *rest, mask)[i]
-    like = p.output_shape if p.transposed else p.input_shape
-    return lambda a, b: aten_backward(a, unread(a, like), b, None, *rest, [True, False, False])[0]
 
 
 def _laid_out(t: Tensor, p: ConvProblem) -> Tensor:

@@ -26,6 +26,7 @@ from .problems import default_problems, real_layers
 
 Accepts = Callable[[ConvProblem], bool]
 Changes = dict[str, Any]
+_Move = Callable[[ConvProblem, Any], Iterable[Changes]]
 
 #: What no problem exceeds: operations, and elements of one tensor.
 _MOST_FLOPS: Final = 300_000_000
@@ -246,13 +247,14 @@ class _Axis(NamedTuple):
     """The attributes of a problem that change together, how, and which values they are given.
 
     ``move`` yields the kinds of change for one value, always as many in the same order; ``bounded``: whether there are
-    values between, to look for the largest.
+    values between, to look for the largest; ``tuples``: whether a value may be one for each dimension.
     """
 
     names: tuple[str, ...]
-    move: Callable[[ConvProblem, Any], Iterator[Changes]]
+    move: _Move
     values: tuple[Any, ...]
     bounded: bool = False
+    tuples: bool = False
 
 
 def _explore(search: _Search, base: ConvProblem) -> None:
@@ -282,7 +284,7 @@ def _ladder(search: _Search, base: ConvProblem, axis: _Axis) -> list[Any]:
         near += [ceil((PLANES + 1) / base.in_channels), ceil((PLANES + 1) / base.out_channels)]
     if "in_channels" in axis.names:
         near += [n // base.groups * m for n in (base.in_channels, base.out_channels) for m in (2, 3, 5)]
-    tuples = [t for t in search.tuples if len(t) == base.ndim] if axis.move in _OF_DIMENSIONS else []
+    tuples = [t for t in search.tuples if len(t) == base.ndim] if axis.tuples else []
     return [*sorted({*axis.values, *near}), *tuples]
 
 
@@ -316,27 +318,16 @@ def _channels(p: ConvProblem, n: int) -> Iterator[Changes]:
     yield {"groups": n}
 
 
-def _size(p: ConvProblem, n: Any) -> Iterator[Changes]:
-    for size in _all_and_each(p.input_size, n):
-        yield {"input_size": size}
+def _dimensions(name: str, *paddings: Callable[[ConvProblem, tuple[int, ...]], Any]) -> _Move:
+    """One value for all dimensions, for one after the other, or for each; also with these paddings."""
 
+    def move(p: ConvProblem, n: Any) -> Iterator[Changes]:
+        for values in _all_and_each(getattr(p, name), n):
+            yield {name: values}
+            for padding in paddings:
+                yield {name: values, "padding": padding(p, values)}
 
-def _kernel(p: ConvProblem, n: Any) -> Iterator[Changes]:
-    for kernel in _all_and_each(p.kernel_size, n):
-        yield {"kernel_size": kernel}
-        yield {"kernel_size": kernel, "padding": same_padding(kernel, p.dilation)}
-        yield {"kernel_size": kernel, "padding": ((0, 0),) * p.ndim}
-
-
-def _stride(p: ConvProblem, n: Any) -> Iterator[Changes]:
-    for stride in _all_and_each(p.stride, n):
-        yield {"stride": stride}
-
-
-def _dilation(p: ConvProblem, n: Any) -> Iterator[Changes]:
-    for dilation in _all_and_each(p.dilation, n):
-        yield {"dilation": dilation}
-        yield {"dilation": dilation, "padding": same_padding(p.kernel_size, dilation)}
+    return move
 
 
 def _padding(p: ConvProblem, n: int) -> Iterator[Changes]:
@@ -346,32 +337,33 @@ def _padding(p: ConvProblem, n: int) -> Iterator[Changes]:
             yield {"padding": _put(p.padding, i, pair)}
 
 
-def _as_it_is(name: str) -> Callable[[ConvProblem, Any], Iterator[Changes]]:
-    def move(p: ConvProblem, value: Any) -> Iterator[Changes]:
-        yield {name: value}
-
-    return move
-
-
-def _memory_format(p: ConvProblem, last: bool) -> Iterator[Changes]:
-    yield {"memory_format": channels_last_of(p.ndim) if last else torch.contiguous_format}
-
-
 _AXES: Final = (
     _Axis(("batch",), _batch, (*_SMALL, 16, 17, 32, 33, 64, 67, 130), bounded=True),
     _Axis(("in_channels", "out_channels", "groups", "depthwise"), _channels, _CHANNELS, bounded=True),
-    _Axis(("input_size", "output_size"), _size, _SIZES, bounded=True),
-    _Axis(("kernel_size", "pointwise"), _kernel, (*_SMALL, 11, 13, 15, 21, 31)),
-    _Axis(("stride",), _stride, (1, 2, 3, 4, 5, 8)),
-    _Axis(("dilation",), _dilation, (1, 2, 3, 4, 6, 12)),
+    _Axis(("input_size", "output_size"), _dimensions("input_size"), _SIZES, bounded=True, tuples=True),
+    _Axis(
+        ("kernel_size", "pointwise"),
+        _dimensions("kernel_size", lambda p, k: same_padding(k, p.dilation), lambda p, k: ((0, 0),) * p.ndim),
+        (*_SMALL, 11, 13, 15, 21, 31),
+        tuples=True,
+    ),
+    _Axis(("stride",), _dimensions("stride"), (1, 2, 3, 4, 5, 8), tuples=True),
+    _Axis(
+        ("dilation",),
+        _dimensions("dilation", lambda p, d: same_padding(p.kernel_size, d)),
+        (1, 2, 3, 4, 6, 12),
+        tuples=True,
+    ),
     _Axis(("padding", "symmetric"), _padding, (*range(8), 12, 15, -1, -2)),
-    _Axis(("dtype",), _as_it_is("dtype"), _DTYPES),
-    _Axis(("memory_format", "channels_last"), _memory_format, (False, True)),
-    _Axis(("origin", "transposed"), _as_it_is("origin"), ("plain", "transposed")),
-    _Axis(("has_bias",), _as_it_is("has_bias"), (False, True)),
+    _Axis(("dtype",), lambda p, dtype: [{"dtype": dtype}], _DTYPES),
+    _Axis(
+        ("memory_format", "channels_last"),
+        lambda p, last: [{"memory_format": channels_last_of(p.ndim) if last else torch.contiguous_format}],
+        (False, True),
+    ),
+    _Axis(("origin", "transposed"), lambda p, origin: [{"origin": origin}], ("plain", "transposed")),
+    _Axis(("has_bias",), lambda p, has: [{"has_bias": has}], (False, True)),
 )
-#: The moves that may be given one value for each dimension.
-_OF_DIMENSIONS: Final = (_size, _kernel, _stride, _dilation)
 
 
 def _all_and_each(values: tuple[int, ...], n: Any) -> Iterator[tuple[int, ...]]:

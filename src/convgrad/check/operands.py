@@ -89,11 +89,6 @@ def surely_exact(problem: ConvProblem, pass_: Pass, operands: Operands) -> bool:
     return reduction_length(problem, pass_) * a * b <= exact_limit(problem.dtype)
 
 
-def is_exact(problem: ConvProblem, pass_: Pass, operands: Operands) -> bool:
-    """Whether every partial sum of these integers, in any order, is exact in the problem's dtype."""
-    return float(magnitude(problem, pass_, operands).amax()) <= exact_limit(problem.dtype)
-
-
 def exact_limit(dtype: torch.dtype) -> int:
     if dtype.is_floating_point or dtype.is_complex:
         return round(2 / torch.finfo(dtype).eps)

@@ -250,7 +250,8 @@ def run(args: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
         # no command at all: the help stands there already
-        return _refused(f"{text} (hint: see convgrad --help)") if text else 2
+        extra = "a problem of several words stands in quotes: " if "unexpected extra argument" in text else ""
+        return _refused(f"{text} (hint: {extra}see convgrad --help)") if text else 2
     except (typer.Abort, KeyboardInterrupt):
         return _refused("interrupted", 130)
     except BrokenPipeError:

@@ -134,7 +134,7 @@ def register(
 
     def of_functions(functions: Mapping[Method, Any]) -> CustomBackend:
         kernels: dict[Method, UserKernel] = {m: kernel(f, m) for m, f in functions.items() if f is not None}
-        return FunctionsBackend(name, kernels, devices=places, prefer=prefer, **options)
+        return FunctionsBackend(name, kernels, places, prefer, options)
 
     def of_a_class(own: Backend) -> CustomBackend:
         usual = inspect.signature(register).parameters

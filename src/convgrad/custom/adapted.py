@@ -38,10 +38,9 @@ def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | 
     if not callable(what) or isinstance(what, type):
         raise TypeError(f"expected a backend or its name, a function or a module, got {what!r}")
     kernel = UserKernel(what, arguments.check(what, args, "forward"), accepts)
-    return FunctionsBackend(
-        getattr(what, "__name__", type(what).__name__), {"forward": kernel}, layouts=("contiguous", "channels_last"),
-        devices=None, dtypes=_DTYPES, deterministic=True, capture_safe=True, arithmetic="direct", prefer=False,
-    )  # fmt: skip
+    options = {"layouts": ("contiguous", "channels_last"), "dtypes": _DTYPES, "arithmetic": "direct"}
+    options |= {"deterministic": True, "capture_safe": True}
+    return FunctionsBackend(getattr(what, "__name__", type(what).__name__), {"forward": kernel}, None, False, options)
 
 
 class ModuleBackend(Backend):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import Arithmetic, Backend, Kernel, Layout
+from ..backends import Arithmetic, Backend, Kernel
 from ..engine import operand_format, thread
 from ..errors import BackendError
 from ..problem import RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
@@ -20,6 +20,9 @@ from .source import fingerprint
 
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
+
+#: What is said of a problem where ``accepts`` gives no reason.
+NO = "its accepts says no"
 
 #: What a function with a mask yields in one call: both gradients of a plain convolution, without and with the bias's.
 _SWEEPS = tuple(gradient_outputs(False, (True, True, bias)) for bias in (False, True))
@@ -46,7 +49,7 @@ class UserKernel(NamedTuple):
             return answer
         if answer is None:
             return "its accepts returned None, neither True nor False nor a reason"
-        return "" if answer else "its accepts says no"
+        return "" if answer else NO
 
 
 class CustomBackend(Backend):
@@ -107,24 +110,18 @@ class FunctionsBackend(CustomBackend):
         self,
         name: str,
         kernels: Mapping[Method, UserKernel],
-        *,
-        layouts: tuple[Layout, ...],
         devices: tuple[str, ...] | None,
-        dtypes: tuple[torch.dtype, ...],
-        deterministic: bool,
-        capture_safe: bool,
-        arithmetic: Arithmetic,
         prefer: bool,
+        options: Mapping[str, Any],
     ) -> None:
+        """``options``: layouts, dtypes, deterministic, capture_safe and arithmetic of `convgrad.register`."""
         super().__init__(name, devices, prefer, kernels.items())
         self.passes: tuple[Pass, ...] = arguments.passes_by([*kernels])
         self.sweeps = _SWEEPS if "backward" in kernels else ()
         self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
-        self.layouts: tuple[Layout, ...] = layouts
-        self.deterministic, self.capture_safe = deterministic, capture_safe
-        self._dtypes = dtypes
+        self.layouts, self._dtypes, self._arithmetic = (options[n] for n in ("layouts", "dtypes", "arithmetic"))
+        self.deterministic, self.capture_safe = options["deterministic"], options["capture_safe"]
         self._kernels = dict(kernels)
-        self._arithmetic: Arithmetic = arithmetic
 
     def own_reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         if "grad_bias" in outputs and (outputs not in self.sweeps or problem.transposed):
@@ -237,7 +234,7 @@ class FunctionsBackend(CustomBackend):
         if not tensor or result.shape != shape or result.dtype != p.dtype or result.device != device:
             got = f"{tuple(result.shape)} {result.dtype} on {result.device}" if tensor else type(result).__name__
             which = f"{method} of {self.name!r}" if output == method else f"{output} by {method} of {self.name!r}"
-            raise BackendError(f"{which} returned {got}, {p} asks for {shape} {p.dtype} on {device}")
+            raise BackendError(f"{which} returned {got}, {shape} {p.dtype} on {device} was expected")
         layout = torch.contiguous_format if output == "grad_bias" else p.memory_format
         result = (result.detach() if result.requires_grad else result).contiguous(memory_format=layout)
         # The engine adds a bias in place, and autograd may keep the operands: the result has memory of its own.

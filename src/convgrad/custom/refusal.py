@@ -8,11 +8,12 @@ import torch
 
 from ..check import PROPERTIES, STRESS, CheckResult, check_problem
 from ..problem import ConvProblem, Output
-from .backend import CustomBackend
+from .backend import NO, CustomBackend
 from .loading import loading
 
 #: How many of the properties that a problem lacks are shown; a kernel that writes where it may not lacks them all.
 _SHOWN = 3
+_DTYPES = "a kernel for some dtypes only says which: dtypes=(torch.float32, ...)"
 _ROUNDING = (
     "the result of real numbers is further off than sums in float32 (of float64: in float64) can be; a kernel that "
     'sums otherwise says so: arithmetic="tf32", "transform" or "low-precision accumulation"'
@@ -23,8 +24,13 @@ def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[t
     lines = [
         f"{backend.name!r} cannot be verified: no problem was found that its {output} accepts on {device}; "
         'name some that it does, problems=["g32mb1ic32ih112oc32kh3ph1"]',
-        *(f"  {reason} (x{n})" for reason, n in reasons),
+        *(f"  {reason} ({n:,} times)" for reason, n in reasons),
     ]
+    if all(reason == NO for reason, _ in reasons):
+        lines.append(
+            "  padding is a pair for each dimension, p.padding == ((1, 1), (1, 1)) in 2-D; kernel_size, stride and "
+            "dilation are tuples, (3, 3)"
+        )
     return "\n".join(lines)
 
 
@@ -36,8 +42,9 @@ def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, na
     return "\n".join(
         [
             f"{backend.name!r} is refused: its {output} {how} ({passed} problems passed)",
-            f"  {name}: {' '.join(line.strip() for line in meaning)}",
+            f"  this was being checked, {name}: {' '.join(line.strip() for line in meaning)}",
             f"  the problem: {problem}",
+            *([] if problem.dtype == torch.float32 else [f"  {_DTYPES}"]),
             *_repeat(backend.name, problem, output, "cpu", name),
         ]
     )
@@ -70,8 +77,7 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
     failure, names = failures[0], {r.property_name for r in failures}
     p = failure.problem
     if "not implemented for" in failure.message and "raised" in failure.message:
-        dtype = str(p.dtype).removeprefix("torch.")
-        yield f"a kernel that knows no {dtype} says which it knows: dtypes=(torch.float32, ...)"
+        yield _DTYPES
     elif names == {"bound"}:  # right on integers, so only the rounding is in question
         yield _ROUNDING
     elif names == {"threads"}:  # by chance, whatever the layout

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from .._compat import channels_last_of
-from ..check import default_problems
+from ..check import default_problems, real_layers
 from ..engine import Plan, Step, choose, store, without
 from ..engine.ab_timer import Ratio, call_seconds, compare, conditions
 from ..errors import CheckError
@@ -22,23 +21,6 @@ from ..problem import OPERANDS, ConvProblem, Output, Slot
 from ..settings import current
 from .backend import CustomBackend, Timing, in_words
 
-#: Layers as networks have them, none of which takes long.
-_USUAL: Final = """
-g32mb8ic32ih56oc32kh3ph1
-g96mb2ic96ih28oc96kh7ph3
-g144mb2ic144ih56oc144kh3sh2ph1
-g240mb2ic240ih28oc240kh5ph2
-mb2ic32ih28oc32kh3ph1
-mb2ic64ih28oc64kh1
-mb2ic3ih56oc32kh3sh2ph1
-g8mb2ic32ih28oc32kh3ph1
-g64mb4ic64iw512oc64kw7pw3
-g256mb4ic256iw256oc256ow256kw4pw3
-mb4ic32iw256oc32kw3pw1
-g16mb2ic16id12oc16kd3pd1
-mb1ic16id12oc16kd3pd1
-mb2ic16ih14oc8kh4sh2ph1 transposed
-"""
 #: How many problems are timed for each way in which a kernel is called.
 _MOST = 3
 #: Seconds in all at most, and for one comparison. Calls that take a quarter of that are made four times and no more.
@@ -112,8 +94,8 @@ def _problems(
     yield from found
     small = accepted(sorted(default_problems(), key=lambda p: -p.flops))[:1]
     per_flop = [_once(_call(p, outputs, (Step(backend, outputs, ""),), device), device) / p.flops for p in small]
-    usual = [ConvProblem.parse(text) for text in _USUAL.split("\n")[1:-1]]
-    last = [p.replace(memory_format=channels_last_of(p.ndim)) for p in usual if p.ndim > 1]
+    layers = real_layers()
+    usual, last = ([p for p in layers if p.channels_last == wanted] for wanted in (False, True))
     others = [p.replace(dtype=d) for d in (torch.float64, torch.bfloat16, torch.float16) for p in (*usual, *last)]
     for group in (usual, last, others):
         some = [p for p in accepted(group) if not per_flop or per_flop[0] * p.flops < _EACH]

@@ -79,11 +79,11 @@ def _on_device(backend: CustomBackend, device: str, named: Sequence[ConvProblem]
     if verified.enough(named, seconds):
         return verified.sentence(seconds)
     verified.alone = why_not_in_child() if device == "cpu" else f"{device} does not outlive a fork"
-    start = time.monotonic()
-    if verified.alone or not _in_child(backend, device, named, seconds, verified):
-        threads = torch.get_num_threads()
+    start, threads = time.monotonic(), torch.get_num_threads()
+    examine = partial(_examine, backend, named, seconds, verified)
+    if verified.alone or not _in_child(backend, examine, verified):
         try:
-            _examine(backend, device, named, seconds, verified, partial(_note, backend, verified))
+            examine(partial(_note, backend, verified))
         finally:
             torch.set_num_threads(threads)
     verified.spent += time.monotonic() - start
@@ -100,9 +100,7 @@ def _on_device(backend: CustomBackend, device: str, named: Sequence[ConvProblem]
 Send = Callable[..., None]
 
 
-def _in_child(
-    backend: CustomBackend, device: str, named: Sequence[ConvProblem], seconds: float, verified: Verified
-) -> bool:
+def _in_child(backend: CustomBackend, examine: Callable[[Send], None], verified: Verified) -> bool:
     """Examine the backend in a child; whether that was possible."""
     doing: tuple[Any, ...] = ("forward", None, "")
     started = False
@@ -110,11 +108,8 @@ def _in_child(
     def patience() -> float:
         return _PATIENCE if started and doing[1] else _FIRST_PATIENCE
 
-    def work(send: Callable[[Any], None]) -> None:
-        _examine(backend, device, named, seconds, verified, lambda *event: send(event))
-
     try:
-        for kind, *what in in_child(work, patience):
+        for kind, *what in in_child(lambda send: examine(lambda *event: send(event)), patience):
             if kind == "doing":
                 doing = tuple(what)
                 continue
@@ -154,15 +149,10 @@ def _note(backend: CustomBackend, verified: Verified, kind: str, *what: Any) -> 
 
 
 def _examine(
-    backend: CustomBackend,
-    device: str,
-    named: Sequence[ConvProblem],
-    seconds: float,
-    verified: Verified,
-    send: Send,
+    backend: CustomBackend, named: Sequence[ConvProblem], seconds: float, verified: Verified, send: Send
 ) -> None:
     """Check the outputs in turn, problem by problem, until one fails or the time is over."""
-    outputs = outputs_of(backend)
+    outputs, device = outputs_of(backend), verified.device
     hurry = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs))
     queues = {o: _problems(backend, device, o, named, hurry) for o in outputs}
     budget, numbers, complete = _Budget(seconds), Counter[Output](), True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ Outputs = Output | Sequence[Output] | None
 
 
 def explain(
-    what: ConvProblem | str | Tensor | TensorSpec | nn.Module,
+    what: ConvProblem | str | Tensor | TensorSpec | Callable[..., Any],
     *args: Any,
     device: DeviceLike = None,
     outputs: Outputs = None,
@@ -35,9 +35,9 @@ def explain(
 
     Args:
         what: a `ConvProblem` or its text; an input, followed by a weight and the arguments of ``torch.convolution``;
-            a module or a whole model, followed by what it is called with (tensors on the meta device are enough).
-            DTensors, and a model that `convgrad.parallel.shard_` changed, are explained as this process's part, with
-            what it receives from others; such a model runs once, in every process.
+            a module, a whole model or a function, followed by what it is called with (tensors on the meta device are
+            enough). DTensors, and a model that `convgrad.parallel.shard_` changed, are explained as this process's
+            part, with what it receives from others; such a model runs once, in every process.
         device: None for the operands' own device; or a description of a machine that is not here, such as
             ``"h100 cudnn 9.10"``, ``"rocm gfx942"``, ``"xpu"``, ``"cpu arm"``.
         outputs: one or some of ``forward, grad_input, grad_weight, grad_bias``; all where none are given.
@@ -58,13 +58,14 @@ def explain(
         >>> e.aten.backend.backend
         'CudaDepthwise2d'
     """
-    if isinstance(what, nn.Module):
+    if callable(what):
         if not args and not kwargs:
             raise TypeError(
-                f"explain({type(what).__name__}) needs what it is called with too, as in "
+                f"explain({_title(what)}) needs what it is called with too, as in "
                 'explain(model, torch.empty(1, 3, 224, 224, device="meta"))'
             )
-        return _explain_module(what, args, kwargs, _machine(device, *tree_leaves((args, kwargs))), outputs, measure)
+        module = what if isinstance(what, nn.Module) else _Function(what)
+        return _explain_module(module, args, kwargs, _machine(device, *tree_leaves((args, kwargs))), outputs, measure)
     if isinstance(what, (Tensor, TensorSpec)):
         if not args and "weight" not in kwargs:
             raise TypeError(
@@ -77,11 +78,15 @@ def explain(
         found = explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
         return replace(found, placements=placements, transfers=transfers)
     if args or kwargs:
-        raise TypeError(f"explain: a problem says everything itself; unexpected {[*map(str, args), *kwargs]}")
+        raise TypeError(
+            "explain: beside a problem there is only device=, outputs= and measure=; got "
+            + ", ".join([*(type(a).__name__ for a in args), *kwargs])
+        )
     problem = ConvProblem.parse(what) if isinstance(what, str) else what
     if not isinstance(problem, ConvProblem):
         raise TypeError(
-            f"explain takes a problem or its text, an input and a weight, or a module; got {type(what).__name__}"
+            "explain takes a problem or its text, an input and a weight, a module or a function; got "
+            f"{type(what).__name__}"
         )
     return explain_problem(problem, outputs, device, measure=measure)
 
@@ -97,6 +102,21 @@ def _machine(device: DeviceLike, *operands: Any) -> Machine:
     return machine_of(device)
 
 
+class _Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def _title(what: object) -> str:
+    return getattr(what, "__name__", type(what).__name__)
+
+
 def _explain_module(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine, outputs: Outputs, measure: bool
 ) -> Explanation | ModelExplanation:
@@ -105,7 +125,7 @@ def _explain_module(
     for one in capture(module, args, kwargs, machine, _given(outputs)):
         equal.setdefault((problem_on(machine, one.call), one.placements, one.transfers), []).append(one)
     if not equal:
-        raise ValueError(f"no convolution ran in this {type(module).__name__}")
+        raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")
     layers = []
     for (problem, placements, transfers), calls in equal.items():
         names = tuple(one.name for one in calls)

@@ -22,151 +22,73 @@ computes it, with the call's flags, more slowly.
 
 from __future__ import annotations
 
-from ._factory import (
-    BACKWARD,
-    CUDNN,
-    FORWARD,
-    GRAD_INPUT,
-    GRAD_WEIGHT,
-    MIOPEN,
-    NATIVE,
-    ONEDNN,
-    TRANSPOSED,
-    TRANSPOSED_BACKWARD,
-    TRANSPOSED_GRAD_INPUT,
-    TRANSPOSED_GRAD_WEIGHT,
-    and_grad_bias,
-    and_scratch,
-    by,
-    depthwise,
-    kernel_size,
-    redundant_input_size,
-    unread_bias_defined,
-    unread_scratch,
-)
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-# Annotations follow from the names of the arguments.
-# fmt: off
+from ._factory import function_of
 
-# ---- cuDNN, arguments in PyTorch 1.10's order, the flags last ------------------------------------
+if TYPE_CHECKING:  # the names of the table
 
-@by(CUDNN, FORWARD)
-def cudnn_convolution(self, weight, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None, *, bias=None): ...
-@by(CUDNN, BACKWARD)
-def cudnn_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None, output_mask=(True, True)): ...
-@by(CUDNN, GRAD_INPUT)
-def cudnn_convolution_backward_input(self_size, grad_output, weight, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None): ...
-@by(CUDNN, GRAD_WEIGHT)
-def cudnn_convolution_backward_weight(weight_size, grad_output, self, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None): ...
-@by(CUDNN, TRANSPOSED)
-def cudnn_convolution_transpose(self, weight, padding, output_padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None, *, bias=None): ...
-@by(CUDNN, TRANSPOSED_BACKWARD)
-def cudnn_convolution_transpose_backward(self, grad_output, weight, padding, output_padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None, output_mask=(True, True)): ...
-@by(CUDNN, TRANSPOSED_GRAD_INPUT)
-def cudnn_convolution_transpose_backward_input(grad_output, weight, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None): ...
-@by(CUDNN, TRANSPOSED_GRAD_WEIGHT)
-def cudnn_convolution_transpose_backward_weight(weight_size, grad_output, self, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None): ...
+    def __getattr__(name: str) -> Callable[..., Any]: ...
 
-# ---- MIOpen, arguments in PyTorch 1.10's order, the flags last -----------------------------------
 
-@by(MIOPEN, FORWARD)
-def miopen_convolution(self, weight, bias, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None): ...
-@by(MIOPEN, BACKWARD)
-def miopen_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, output_mask=(True, True, True)): ...
-@by(MIOPEN, GRAD_INPUT)
-def miopen_convolution_backward_input(self_size, grad_output, weight, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None): ...
-@by(MIOPEN, GRAD_WEIGHT)
-def miopen_convolution_backward_weight(weight_size, grad_output, self, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None): ...
-@by(MIOPEN, TRANSPOSED)
-def miopen_convolution_transpose(self, weight, bias, padding, output_padding, stride, dilation, groups,
-    benchmark=None, deterministic=None): ...
-@by(MIOPEN, TRANSPOSED_BACKWARD)
-def miopen_convolution_transpose_backward(self, grad_output, weight, padding, output_padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, output_mask=(True, True, True)): ...
-@by(MIOPEN, TRANSPOSED_GRAD_INPUT)
-def miopen_convolution_transpose_backward_input(grad_output, weight, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None): ...
-@by(MIOPEN, TRANSPOSED_GRAD_WEIGHT)
-def miopen_convolution_transpose_backward_weight(weight_size, grad_output, self, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None): ...
-@by(MIOPEN, FORWARD, depthwise)
-def miopen_depthwise_convolution(self, weight, bias, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None): ...
-@by(MIOPEN, BACKWARD, depthwise)
-def miopen_depthwise_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None, output_mask=(True, True, True)): ...
-@by(MIOPEN, GRAD_INPUT, depthwise)
-def miopen_depthwise_convolution_backward_input(self_size, grad_output, weight, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None): ...
-@by(MIOPEN, GRAD_WEIGHT, depthwise)
-def miopen_depthwise_convolution_backward_weight(weight_size, grad_output, self, padding, stride, dilation, groups,
-    benchmark=None, deterministic=None): ...
+#: By library: a name, what it computes and how it is peculiar, and its arguments, in PyTorch 1.10's order. (The names
+#: with stride before padding are those of a small extension that many copied to reach cuDNN.) What words in capitals
+#: stand for is in `_factory`. thnn_conv2d and slow_conv2d are one kernel: 2-D, undilated, ungrouped.
+_TABLE = {
+    "cuDNN": """
+cudnn_convolution                            forward                 self weight FORM FLAGS BIAS
+cudnn_convolution_backward                   backward                self grad_output weight FORM FLAGS MASK_OF_2
+cudnn_convolution_backward_input             grad_input              self_size grad_output weight FORM FLAGS
+cudnn_convolution_backward_weight            grad_weight             weight_size grad_output self FORM FLAGS
+cudnn_convolution_transpose                  transposed              self weight TRANSPOSED FLAGS BIAS
+cudnn_convolution_transpose_backward         transposed_backward     self grad_output weight TRANSPOSED FLAGS MASK_OF_2
+cudnn_convolution_transpose_backward_input   transposed_grad_input   grad_output weight FORM FLAGS
+cudnn_convolution_transpose_backward_weight  transposed_grad_weight  weight_size grad_output self FORM FLAGS
 
-# ---- oneDNN, once MKL-DNN: on the CPU ------------------------------------------------------------
+convolution                            forward                 input weight STRIDE_FIRST FLAGS BIAS
+convolution_backward_input             grad_input              input_size weight grad_output STRIDE_FIRST FLAGS
+convolution_backward_weight            grad_weight             input weight_size grad_output STRIDE_FIRST FLAGS
+convolution_transpose                  transposed              input weight TRANSPOSED_STRIDE_FIRST FLAGS BIAS
+convolution_transpose_backward_input   transposed_grad_input+redundant_input_size \
+                                                               input_size weight grad_output STRIDE_FIRST FLAGS
+convolution_transpose_backward_weight  transposed_grad_weight  input weight_size grad_output STRIDE_FIRST FLAGS
+""",
+    "MIOpen": """
+miopen_convolution                            forward                 self weight bias FORM FLAGS
+miopen_convolution_backward                   backward                self grad_output weight FORM FLAGS MASK
+miopen_convolution_backward_input             grad_input              self_size grad_output weight FORM FLAGS
+miopen_convolution_backward_weight            grad_weight             weight_size grad_output self FORM FLAGS
+miopen_convolution_transpose                  transposed              self weight bias TRANSPOSED FLAGS
+miopen_convolution_transpose_backward         transposed_backward     self grad_output weight TRANSPOSED FLAGS MASK
+miopen_convolution_transpose_backward_input   transposed_grad_input   grad_output weight FORM FLAGS
+miopen_convolution_transpose_backward_weight  transposed_grad_weight  weight_size grad_output self FORM FLAGS
+miopen_depthwise_convolution                  forward+depthwise       self weight bias FORM FLAGS
+miopen_depthwise_convolution_backward         backward+depthwise      self grad_output weight FORM FLAGS MASK
+miopen_depthwise_convolution_backward_input   grad_input+depthwise    self_size grad_output weight FORM FLAGS
+miopen_depthwise_convolution_backward_weight  grad_weight+depthwise   weight_size grad_output self FORM FLAGS
+""",
+    "oneDNN": """
+mkldnn_convolution                   forward                         self weight bias FORM
+mkldnn_convolution_backward          backward                        self grad_output weight FORM MASK
+mkldnn_convolution_backward_input    grad_input+unread_bias_defined  self_size grad_output weight FORM DEFINED
+mkldnn_convolution_backward_weights  grad_weight+and_grad_bias       weight_size grad_output self FORM DEFINED
+""",
+    "PyTorch's own kernel": """
+thnn_conv2d           forward+kernel_size                  self weight kernel_size bias=None stride=1 padding=0
+thnn_conv2d_forward   forward+kernel_size+and_scratch      self weight kernel_size bias stride padding
+thnn_conv2d_backward  backward+kernel_size+unread_scratch  grad_output self weight THNN SCRATCH MASK
+slow_conv2d           forward+kernel_size                  self weight kernel_size bias=None stride=1 padding=0
+slow_conv2d_forward   forward+kernel_size+and_scratch      self weight kernel_size bias stride padding
+slow_conv2d_backward  backward+kernel_size+unread_scratch  grad_output self weight THNN SCRATCH MASK
+""",
+}
 
-@by(ONEDNN, FORWARD)
-def mkldnn_convolution(self, weight, bias, padding, stride, dilation, groups): ...
-@by(ONEDNN, BACKWARD)
-def mkldnn_convolution_backward(self, grad_output, weight, padding, stride, dilation, groups,
-    output_mask=(True, True, True)): ...
-@by(ONEDNN, GRAD_INPUT, unread_bias_defined)
-def mkldnn_convolution_backward_input(
-    self_size, grad_output, weight, padding, stride, dilation, groups, bias_defined=False): ...
-@by(ONEDNN, GRAD_WEIGHT, and_grad_bias)
-def mkldnn_convolution_backward_weights(
-    weight_size, grad_output, self, padding, stride, dilation, groups, bias_defined=False): ...
-
-# ---- THNN: 2-D, undilated, ungrouped; thnn_conv2d and slow_conv2d are one kernel -----------------
-
-@by(NATIVE, FORWARD, kernel_size)
-def thnn_conv2d(self, weight, kernel_size, bias=None, stride=1, padding=0): ...
-@by(NATIVE, FORWARD, kernel_size, and_scratch)
-def thnn_conv2d_forward(self, weight, kernel_size, bias, stride, padding): ...
-@by(NATIVE, BACKWARD, kernel_size, unread_scratch)
-def thnn_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding,
-    finput=None, fgrad_input=None, output_mask=(True, True, True)): ...
-@by(NATIVE, FORWARD, kernel_size)
-def slow_conv2d(self, weight, kernel_size, bias=None, stride=1, padding=0): ...
-@by(NATIVE, FORWARD, kernel_size, and_scratch)
-def slow_conv2d_forward(self, weight, kernel_size, bias, stride, padding): ...
-@by(NATIVE, BACKWARD, kernel_size, unread_scratch)
-def slow_conv2d_backward(grad_output, self, weight, kernel_size, stride, padding,
-    finput=None, fgrad_input=None, output_mask=(True, True, True)): ...
-
-# ---- The small extension that many copied to reach cuDNN: stride before padding ------------------
-
-@by(CUDNN, FORWARD)
-def convolution(input, weight, stride, padding, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None, *, bias=None): ...
-@by(CUDNN, GRAD_INPUT)
-def convolution_backward_input(input_size, weight, grad_output, stride, padding, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None): ...
-@by(CUDNN, GRAD_WEIGHT)
-def convolution_backward_weight(input, weight_size, grad_output, stride, padding, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None): ...
-@by(CUDNN, TRANSPOSED)
-def convolution_transpose(input, weight, stride, padding, output_padding, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None, *, bias=None): ...
-@by(CUDNN, TRANSPOSED_GRAD_INPUT, redundant_input_size)
-def convolution_transpose_backward_input(input_size, weight, grad_output, stride, padding, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None): ...
-@by(CUDNN, TRANSPOSED_GRAD_WEIGHT)
-def convolution_transpose_backward_weight(input, weight_size, grad_output, stride, padding, dilation, groups,
-    benchmark=None, deterministic=None, allow_tf32=None): ...
-
-# fmt: on
-
-#: The functions above, not what is imported.
-__all__ = [n for n, f in list(globals().items()) if getattr(f, "__module__", "") == __name__]  # pyright: ignore[reportUnsupportedDunderAll]
+#: Every name, and its function.
+_FUNCTIONS = {
+    name: function_of(name, library, what, arguments)
+    for library, rows in _TABLE.items()
+    for name, what, arguments in (row.split(maxsplit=2) for row in rows.splitlines() if row)
+}
+globals().update(_FUNCTIONS)
+__all__ = list(_FUNCTIONS)  # pyright: ignore[reportUnsupportedDunderAll]

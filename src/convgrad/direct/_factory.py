@@ -1,16 +1,17 @@
 """How a row of the table becomes a function: its library is forced, its computation called, its docstring written.
 
-A row is a signature without a body, under a line that says by which library it computes what.
+A row says by which library it computes what, how it is peculiar, and what its arguments are.
 """
 
 from __future__ import annotations
 
 import inspect
+from ast import literal_eval
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from math import prod
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +24,6 @@ from ..engine import backends, get_backend, register, use_backend
 from ..errors import BackendError, ShapeError
 from ..problem import ConvProblem
 
-P = ParamSpec("P")
 Ints = int | Sequence[int]
 #: The arguments of a call, under their names in `convgrad.functional`.
 Given = dict[str, Any]
@@ -32,65 +32,83 @@ Change = Callable[[Any], Any]
 
 
 class Library(NamedTuple):
-    """A library's name, and its backend with the flags of a call."""
+    """A library's backend with the flags of a call, and which flags its functions take."""
 
-    name: str
     backend: Callable[[Flags], Backend]
+    flags: tuple[str, ...] = ()
 
 
-CUDNN = Library("cuDNN", AtenCudnnBackend)
-MIOPEN = Library("MIOpen", AtenMiopenBackend)
-ONEDNN = Library("oneDNN", lambda _: get_backend("aten:mkldnn"))
-NATIVE = Library("PyTorch's own kernel", lambda _: get_backend("aten:native"))
+_LIBRARIES = {
+    "cuDNN": Library(AtenCudnnBackend, Flags._fields),
+    "MIOpen": Library(AtenMiopenBackend, Flags._fields[:2]),
+    "oneDNN": Library(lambda _: get_backend("aten:mkldnn")),
+    "PyTorch's own kernel": Library(lambda _: get_backend("aten:native")),
+}
+#: What the words in capitals in a row stand for; FLAGS are the library's.
+_SHORT = {
+    "FORM": "padding stride dilation groups",
+    "TRANSPOSED": "padding output_padding stride dilation groups",
+    "STRIDE_FIRST": "stride padding dilation groups",
+    "TRANSPOSED_STRIDE_FIRST": "stride padding output_padding dilation groups",
+    "THNN": "kernel_size stride padding",
+    "BIAS": "* bias=None",
+    "MASK": "output_mask=(True,True,True)",
+    "MASK_OF_2": "output_mask=(True,True)",
+    "SCRATCH": "finput=None fgrad_input=None",
+    "DEFINED": "bias_defined=False",
+}
 
 
-class Computation(NamedTuple):
-    """What is computed: in words, by which function of `Given`, today's name in `convgrad`, and the result."""
-
-    sentence: str
-    function: Callable[..., Any]
-    name: str
-    result: str
-
-
-def by(
-    library: Library, computation: Computation, *quirks: Callable[[str, Given], Change | None]
-) -> Callable[[Callable[P, Any]], Callable[P, Any]]:
-    """Make a row the function that computes this by this library.
+def function_of(name: str, library: str, what: str, arguments: str) -> Callable[..., Any]:
+    """The function that a row of the table describes: its library is forced, its computation called.
 
     Args:
-        quirks: functions of a row's name and what is given to it, which they check and change; they may return what is
-            then done to the result. Their docstrings become part of the row's.
+        what: a key of `_COMPUTATIONS`, and behind each + the name of a function that checks and changes what is given,
+            and may return what is then done to the result. Their docstrings become part of the function's.
     """
+    computed, *peculiar = what.split("+")
+    computation, quirks = _COMPUTATIONS[computed], [globals()[quirk] for quirk in peculiar]
+    signature = _signature(arguments, _LIBRARIES[library].flags)
+    bias_may_stand_third = arguments.endswith("BIAS")
 
-    def made(row: Callable[P, Any]) -> Callable[P, Any]:
-        signature: Callable[..., object] = row
-        name, parameters = row.__name__, inspect.signature(row).parameters
-        names = tuple(parameters)
-        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-        bias_may_stand_third = names[-1] == "bias"
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if bias_may_stand_third and len(args) > 2 and (args[2] is None or isinstance(args[2], Tensor)):
+            args, kwargs = (*args[:2], *args[3:]), dict(**kwargs, bias=args[2])
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}() {error}") from None
+        bound.apply_defaults()
+        given = {n.replace("self", "input"): value for n, value in bound.arguments.items()}
+        flags = [given.pop(flag, None) for flag in Flags._fields]
+        backend = _LIBRARIES[library].backend(Flags(*[None if flag is None else bool(flag) for flag in flags]))
+        device = _device(name, given)
+        changes = [quirk(name, given) for quirk in quirks]
+        with _forced(name, backend, device):
+            result = computation.function(**given)
+        for change in changes:
+            result = result if change is None else change(result)
+        return result
 
-        def function(*args: Any, **kwargs: Any) -> Any:
-            if bias_may_stand_third and len(args) > 2 and (args[2] is None or isinstance(args[2], Tensor)):
-                args, kwargs = (*args[:2], *args[3:]), dict(**kwargs, bias=args[2])
-            signature(*args, **kwargs)  # raises TypeError, in Python's own words, where the arguments do not fit
-            given = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
-            flags = [given.pop(flag, None) for flag in Flags._fields]
-            backend = library.backend(Flags(*[None if flag is None else bool(flag) for flag in flags]))
-            given = {n.replace("self", "input"): value for n, value in given.items()}
-            device = _device(name, given)
-            changes = [quirk(name, given) for quirk in quirks]
-            with _forced(name, backend, device):
-                result = computation.function(**given)
-            for change in changes:
-                result = result if change is None else change(result)
-            return result
-
-        row.__annotations__ = {n: _ANNOTATIONS.get(n, Ints) for n in names}
-        row.__doc__ = _docstring(library, computation, quirks, names)
-        return wraps(row)(function)
-
+    made: Any = function
+    made.__name__ = made.__qualname__ = name
+    made.__module__, made.__signature__ = __package__, signature
+    made.__doc__ = _docstring(library, computation, quirks, tuple(signature.parameters))
     return made
+
+
+def _signature(arguments: str, flags: tuple[str, ...]) -> inspect.Signature:
+    """What a row says of arguments; annotations follow from their names."""
+    words = " ".join(_SHORT.get(word, word) for word in arguments.split())
+    kind, parameters = inspect.Parameter.POSITIONAL_OR_KEYWORD, []
+    for word in words.replace("FLAGS", " ".join(f"{flag}=None" for flag in flags)).split():
+        if word == "*":
+            kind = inspect.Parameter.KEYWORD_ONLY
+            continue
+        name, _, default = word.partition("=")
+        value = literal_eval(default) if default else inspect.Parameter.empty
+        parameters.append(inspect.Parameter(name, kind, default=value, annotation=_ANNOTATIONS.get(name, Ints)))
+    return inspect.Signature(parameters)
 
 
 def _device(function: str, given: Given) -> torch.device:
@@ -142,25 +160,32 @@ def _transposed_grad_weight(input: Tensor, grad_output: Tensor, **given: Any) ->
     return functional.grad_weight(grad_output, grad_output=input, **given)
 
 
+class Computation(NamedTuple):
+    """What is computed: in words, by which function of `Given`, today's name in `convgrad`, and the result."""
+
+    sentence: str
+    function: Callable[..., Any]
+    name: str
+    result: str
+
+
 _OUTPUT, _GRADS = "(N, C_out, *out)", "like the input, like the weight and (C_out,)"
-FORWARD = Computation("A convolution", functional.convolution, "convolution", _OUTPUT)
-BACKWARD = Computation("The gradients of a convolution", _backward, "convolution_backward", _GRADS)
-GRAD_INPUT = Computation("The input's gradient of a convolution", functional.grad_input, "grad_input", "like the input")
-GRAD_WEIGHT = Computation(
-    "The weight's gradient of a convolution", functional.grad_weight, "grad_weight", "like the weight"
-)
-TRANSPOSED = Computation(
-    "A transposed convolution", partial(functional.convolution, transposed=True), "convolution", _OUTPUT
-)
-TRANSPOSED_BACKWARD = Computation(
-    "The gradients of a transposed convolution", partial(_backward, transposed=True), "convolution_backward", _GRADS
-)
-TRANSPOSED_GRAD_INPUT = Computation(
-    "The input's gradient of a transposed convolution", _transposed_grad_input, "convolution", "like the input"
-)
-TRANSPOSED_GRAD_WEIGHT = Computation(
-    "The weight's gradient of a transposed convolution", _transposed_grad_weight, "grad_weight", "like the weight"
-)
+_COMPUTATIONS = {
+    "forward": Computation("A convolution", functional.convolution, "convolution", _OUTPUT),
+    "backward": Computation("The gradients of a convolution", _backward, "convolution_backward", _GRADS),
+    "grad_input": Computation("The input's gradient of a convolution",
+                              functional.grad_input, "grad_input", "like the input"),
+    "grad_weight": Computation("The weight's gradient of a convolution",
+                               functional.grad_weight, "grad_weight", "like the weight"),
+    "transposed": Computation("A transposed convolution",
+                              partial(functional.convolution, transposed=True), "convolution", _OUTPUT),
+    "transposed_backward": Computation("The gradients of a transposed convolution",
+                                       partial(_backward, transposed=True), "convolution_backward", _GRADS),
+    "transposed_grad_input": Computation("The input's gradient of a transposed convolution",
+                                         _transposed_grad_input, "convolution", "like the input"),
+    "transposed_grad_weight": Computation("The weight's gradient of a transposed convolution",
+                                          _transposed_grad_weight, "grad_weight", "like the weight"),
+}  # fmt: skip
 
 # ---- quirks ----------------------------------------------------------------------------------------
 
@@ -261,7 +286,7 @@ _ABOUT = {
 
 
 def _docstring(
-    library: Library, computation: Computation, quirks: tuple[Callable[..., Any], ...], names: tuple[str, ...]
+    library: str, computation: Computation, quirks: Sequence[Callable[..., Any]], names: tuple[str, ...]
 ) -> str:
     weight = "(C_in, C_out/groups, *k)" if "transposed" in computation.sentence else "(C_out, C_in/groups, *k)"
     shapes = {
@@ -274,12 +299,12 @@ def _docstring(
     notes += ["The bias may also stand third."] if names[-1] == "bias" else []
     about = [f"    {n}: {_ABOUT[n]}" for n in names if n in _ABOUT]
     lines = [
-        f"{computation.sentence}, by {library.name}.",
+        f"{computation.sentence}, by {library}.",
         *(["", " ".join(notes)] if notes else []),
         *(["", "Args:", *about] if about else []),
         *("", "Shape:", *(f"    - {n}: {shapes[n]}" for n in names if n in shapes)),
         f"    - result: {computation.result}",
-        *("", "Raises:", f"    BackendError: {library.name} is not here, or cannot compute this; with the reasons."),
+        *("", "Raises:", f"    BackendError: {library} is not here, or cannot compute this; with the reasons."),
         "    ShapeError: arguments that do not belong together.",
         *("", "Equivalent to:", f"    `convgrad.{computation.name}` on this library."),
     ]

@@ -176,8 +176,14 @@ def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.devic
 
 
 def _refusal(who: str, problem: ConvProblem, pass_: str, device: torch.device, settings: Settings) -> str:
-    lines = [f"{who} cannot compute {pass_} of {problem} on {device}:"]
+    """The backend that was requested, with its reasons, before all others."""
+    can: list[str] = []
+    lines: list[str] = []
     for b in backends().values():
         against = reasons_against(b, problem, (pass_,), device, settings)  # pyright: ignore[reportArgumentType]
-        lines.append(f"  {b.name}: {'; '.join(against) or 'can'}")
-    return "\n".join(lines)
+        if not against:
+            can.append(b.name)
+        else:
+            lines.insert(0 if who == f"backend {b.name!r}" else len(lines), f"  {b.name}: {'; '.join(against)}")
+    these = [f"  these can: {', '.join(can)}"] if can else []
+    return "\n".join([f"{who} cannot compute {pass_} of {problem} on {device}:", *lines, *these])

@@ -99,8 +99,14 @@ class Measurement:
         if not others:
             return f"{said}: the only one that can"
         if way == first:
-            return f"{said}: the next, {others[0][0]}, takes {others[0][1] / mine:.2f}x as long"
-        return f"{said}: {base / mine:.2f}x as fast as {first}"
+            return f"{said}: the next, {_in_words(others[0][0])}, takes {others[0][1] / mine:.2f}x as long"
+        return f"{said}: {base / mine:.2f}x as fast as {_in_words(first)}"
+
+
+def _in_words(way: str) -> str:
+    """The backends of a way: ``aten``; ``native and aten``; ``aten in 2 calls``."""
+    names = [part.split("@")[0] for part in way.split(", ")]
+    return f"{names[0]} in {len(names)} calls" if len(names) > len({*names}) else " and ".join(names)
 
 
 def label(backend: Backend) -> str:

@@ -156,7 +156,8 @@ def by_rule(
     for rule in rules_of(TABLE).get((what, kind), ()):
         if rule.holds(problem, threads):
             where = f", {', '.join(rule.conditions)}" if rule.conditions else ""
-            why = f"{what} of {kind} problems{where}: {rule.gain} as fast as PyTorch when it was measured"
+            outputs_ = "both gradients" if what == "both" else what
+            why = f"{outputs_} of {kind} problems{where}: {rule.gain} as fast as PyTorch when it was measured"
             yield rule.way, why
             if rule.way == "native:avx2":  # which is no other backend on a processor without wider vectors
                 yield "native", why

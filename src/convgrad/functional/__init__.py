@@ -31,32 +31,9 @@ from ._per_sample import per_sample_norms
 from ._rows import Layout as Layout
 from ._rows import require_layout as require_layout
 
-__all__ = [
-    "causal_conv1d",
-    "causal_conv1d_update",
-    "conv1d",
-    "conv1d_input",
-    "conv1d_weight",
-    "conv2d",
-    "conv2d_input",
-    "conv2d_weight",
-    "conv3d",
-    "conv3d_input",
-    "conv3d_weight",
-    "conv_transpose1d",
-    "conv_transpose1d_input",
-    "conv_transpose1d_weight",
-    "conv_transpose2d",
-    "conv_transpose2d_input",
-    "conv_transpose2d_weight",
-    "conv_transpose3d",
-    "conv_transpose3d_input",
-    "conv_transpose3d_weight",
-    "convolution",
-    "convolution_backward",
-    "feedback_convolution",
-    "grad_bias",
-    "grad_input",
-    "grad_weight",
-    "per_sample_norms",
-]
+__all__ = ["causal_conv1d", "causal_conv1d_update", "conv1d", "conv1d_input", "conv1d_weight", "conv2d",
+           "conv2d_input", "conv2d_weight", "conv3d", "conv3d_input", "conv3d_weight", "conv_transpose1d",
+           "conv_transpose1d_input", "conv_transpose1d_weight", "conv_transpose2d", "conv_transpose2d_input",
+           "conv_transpose2d_weight", "conv_transpose3d", "conv_transpose3d_input", "conv_transpose3d_weight",
+           "convolution", "convolution_backward", "feedback_convolution", "grad_bias", "grad_input", "grad_weight",
+           "per_sample_norms"]  # fmt: skip

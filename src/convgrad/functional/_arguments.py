@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import signature
 from operator import index
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from warnings import catch_warnings, simplefilter
 
 import torch
 from torch import Tensor
-from torch.overrides import has_torch_function
+from torch.overrides import handle_torch_function, has_torch_function
 
 from ..errors import ShapeError
+from ..validation import refuse_nested
 
 Ints = int | Sequence[int]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
@@ -64,9 +69,30 @@ def require_tensors(name: str, **operands: object) -> None:
             raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
 
 
-def stands_for_tensors(*operands: object) -> bool:
-    """Whether an operand only stands for a tensor, as a proxy of ``torch.fx`` does, and gives the result itself."""
-    return not all(isinstance(operand, Tensor) for operand in operands)
+def of_tensors(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make sure of the operands of a function, which have these names: tensors, or what stands for one.
+
+    Nested tensors are refused. Where one only stands for a tensor, as a proxy of ``torch.fx`` does, it gets the call.
+    """
+
+    def made(function: Callable[P, R]) -> Callable[P, R]:
+        places = {name: place for place, name in enumerate(signature(function).parameters) if name in names}
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            given = {
+                n: kwargs[n] if n in kwargs else args[i] for n, i in places.items() if n in kwargs or i < len(args)
+            }
+            require_tensors(function.__name__, **given)
+            operands: Any = tuple(given.values())
+            if not all(isinstance(operand, Tensor) for operand in operands):
+                return handle_torch_function(checked, operands, *args, **kwargs)
+            refuse_nested(*operands)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return made
 
 
 def _shown(value: object) -> str:
@@ -90,7 +116,8 @@ def require_bool(name: str, value: object) -> None:
         TypeError: it is another kind.
     """
     if value is not True and value is not False:
-        raise TypeError(f"{name} is True or False, got {_shown(value)}")
+        hint = " (conv2d_input and conv2d_weight take the arguments of torch.nn.grad)" if name == "transposed" else ""
+        raise TypeError(f"{name} is True or False, got {_shown(value)}{hint}")
 
 
 def paddings(
@@ -130,9 +157,8 @@ def paddings(
 def _padding_integers(padding: Ints, d: int) -> tuple[int, ...]:
     pads = integers(_flat(padding), d, "padding")
     if len(pads) in (1, d) and any(isinstance(p, int) and p < 0 for p in pads):
-        return tuple(
-            p for p in pads * (d // len(pads)) for _ in "lh"
-        )  # the operators crop where low and high are given
+        # the operators crop where low and high are given
+        return tuple(p for p in pads * (d // len(pads)) for _ in "lh")
     return pads
 
 
@@ -174,7 +200,6 @@ def transpose_arguments(
 
 
 def all_arguments(
-    d: int,
     weight_size: Sequence[int],
     stride: Ints,
     padding: Ints | str,
@@ -185,6 +210,7 @@ def all_arguments(
 ) -> tuple[Any, ...]:
     """Of a plain convolution output_padding has no meaning, as in PyTorch."""
     require_bool("transposed", transposed)
+    d = len(weight_size) - 2
     if transposed:
         return transpose_arguments(d, weight_size, stride, padding, output_padding, groups, dilation)  # pyright: ignore[reportArgumentType]
     return conv_arguments(d, weight_size, stride, padding, dilation, groups)

@@ -13,13 +13,11 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import handle_torch_function
 
 from .._compat import is_batched
 from ..errors import DtypeError, ShapeError
 from ..ops import autocast_is_on
-from ..validation import refuse_nested
-from ._arguments import require_bool, require_tensors, stands_for_tensors
+from ._arguments import of_tensors, require_bool, require_tensors
 from ._names import conv2d
 from ._rows import Layout, require_layout
 
@@ -50,6 +48,7 @@ def causal_conv1d(
     seq_idx: None = None,
     activation: Activation = None,
 ) -> tuple[Tensor, Tensor]: ...
+@of_tensors("x", "weight")
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -94,12 +93,6 @@ def causal_conv1d(
         >>> torch.allclose(torch.cat([first, second], -1), y, atol=1e-5)
         True
     """
-    require_tensors("causal_conv1d", x=x, weight=weight)
-    if stands_for_tensors(x, weight):
-        more = {"layout": layout, "initial_state": initial_state, "return_state": return_state}
-        more |= {"seq_idx": seq_idx, "activation": activation}
-        return handle_torch_function(causal_conv1d, (x, weight), x, weight, bias, **more)
-    refuse_nested(x, weight)
     require_bool("return_state", return_state)
     sequence = _sequence("x", x, layout)  # [N, D, L]
     _check(sequence, weight, activation)
@@ -126,6 +119,7 @@ def causal_conv1d(
     return result, _laid_out(F.pad(sequence, (carried - sequence.shape[2], 0)), layout)
 
 
+@of_tensors("x", "conv_state", "weight")
 def causal_conv1d_update(
     x: Tensor,
     conv_state: Tensor,
@@ -170,13 +164,6 @@ def causal_conv1d_update(
         >>> torch.equal(state, x[..., -3:])
         True
     """
-    require_tensors("causal_conv1d_update", x=x, conv_state=conv_state, weight=weight)
-    if stands_for_tensors(x, conv_state, weight):
-        operands, counts = (x, conv_state, weight), (cache_seqlens, conv_state_indices)
-        return handle_torch_function(
-            causal_conv1d_update, operands, *operands, bias, activation, *counts, layout=layout
-        )
-    refuse_nested(x, conv_state, weight)
     one_step = x.dim() == 2
     sequence = x.unsqueeze(2) if one_step else _sequence("x", x, layout)  # [N, D, L]
     _check(sequence, weight, activation)
@@ -294,8 +281,11 @@ def _check(sequence: Tensor, weight: Tensor, activation: object) -> None:
         _, channels, steps = sequence.shape
         raise ShapeError(f"Expected x of at least one channel and one step, but it has {channels} and {steps}")
     if weight.dim() != 2 or weight.shape[0] != sequence.shape[1] or weight.shape[1] == 0:
+        turned = weight.dim() == 2 and weight.shape[0] == sequence.shape[2]
+        hint = "; try the other layout: 'NCL' is (N, D, L), and 'NLC' is (N, L, D)" if turned else ""
         raise ShapeError(
-            f"Expected a weight (D, K) for x of {sequence.shape[1]} channels, but got one of size {list(weight.shape)}"
+            f"Expected a weight (D, K) for x of {sequence.shape[1]} channels, but got one of size "
+            f"{list(weight.shape)}{hint}"
         )
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from torch.overrides import handle_torch_function
 
 from ..errors import ShapeError
 from ..ops import cast_operands
 from ..shapes import check_rank
-from ..validation import check_operands, refuse_nested
-from ._arguments import Ints, conv_arguments, require_tensors, stands_for_tensors, transpose_arguments
+from ..validation import check_operands
+from ._arguments import Ints, conv_arguments, of_tensors, transpose_arguments
 from ._rows import Layout, as_images, in_one_row
 
 
+@of_tensors("input", "weight", "feedback_weight")
 def feedback_convolution(
     input: Tensor,
     weight: Tensor,
@@ -63,12 +63,7 @@ def feedback_convolution(
         >>> torch.allclose(torch.autograd.grad(y.sum(), x)[0], want, atol=1e-5)
         True
     """
-    require_tensors("feedback_convolution", input=input, weight=weight, feedback_weight=feedback_weight)
     form = (stride, padding, dilation, transposed, output_padding, groups)
-    given = (input, weight, feedback_weight)
-    if stands_for_tensors(*given):
-        return handle_torch_function(feedback_convolution, given, *given, bias, *form, layout=layout)
-    refuse_nested(input, weight, bias, feedback_weight)
     if feedback_weight.shape != weight.shape:
         raise ShapeError(
             f"Expected feedback_weight of the size of weight, {list(weight.shape)}, "

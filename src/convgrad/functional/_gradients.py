@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.overrides import handle_torch_function
 
 from ..calculus import sum_of_bias
 from ..errors import ShapeError
 from ..shapes import conv_geometry
-from ..validation import check_grad_weight, refuse_nested
-from ._arguments import Ints, all_arguments, require_bool, require_tensors, sizes, stands_for_tensors
+from ..validation import check_grad_weight
+from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes
 from ._call import gradient
 
 
+@of_tensors("weight", "grad_output")
 def grad_input(
     input_size: Sequence[int],
     weight: Tensor,
@@ -45,19 +45,13 @@ def grad_input(
         >>> torch.allclose(convgrad.grad_input(x.shape, w, g), want, atol=1e-5)
         True
     """
-    require_tensors("grad_input", weight=weight, grad_output=grad_output)
-    if stands_for_tensors(weight, grad_output):
-        written = (stride, padding, dilation, transposed, output_padding, groups)
-        return handle_torch_function(grad_input, (weight, grad_output), input_size, weight, grad_output, *written)
-    refuse_nested(weight, grad_output)
-    arguments = all_arguments(
-        weight.dim() - 2, weight.shape, stride, padding, dilation, transposed, output_padding, groups
-    )
+    arguments = all_arguments(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
     other = weight.conj() if weight.is_complex() else weight
     rest = (sizes(input_size, "input_size"), *arguments)
     return gradient("grad_input", rest, grad_output, other)
 
 
+@of_tensors("input", "grad_output")
 def grad_weight(
     input: Tensor,
     weight_size: Sequence[int],
@@ -94,15 +88,9 @@ def grad_weight(
         >>> torch.allclose(convgrad.grad_weight(x, w.shape, g), want, atol=1e-5)
         True
     """
-    require_tensors("grad_weight", input=input, grad_output=grad_output)
-    if stands_for_tensors(input, grad_output):
-        written = (stride, padding, dilation, transposed, output_padding, groups)
-        given = (input, weight_size, grad_output, *written)
-        return handle_torch_function(grad_weight, (input, grad_output), *given, per_sample=per_sample)
-    refuse_nested(input, grad_output)
     require_bool("per_sample", per_sample)
     size = sizes(weight_size, "weight_size")
-    arguments = all_arguments(len(size) - 2, size, stride, padding, dilation, transposed, output_padding, groups)
+    arguments = all_arguments(size, stride, padding, dilation, transposed, output_padding, groups)
     other = input.conj() if input.is_complex() else input
     if per_sample:
         return _of_each_sample(grad_output, other, size, arguments)
@@ -121,6 +109,7 @@ def _of_each_sample(grad_output: Tensor, input: Tensor, size: list[int], argumen
     return gradient("grad_weight", wide, *one_image).unflatten(0, (n, size[0]))
 
 
+@of_tensors("grad_output")
 def grad_bias(grad_output: Tensor, *, per_sample: bool = False) -> Tensor:
     """The gradient of a convolution with respect to its bias: a sum over batch and space.
 
@@ -138,15 +127,13 @@ def grad_bias(grad_output: Tensor, *, per_sample: bool = False) -> Tensor:
         >>> convgrad.grad_bias(torch.ones(2, 3, 4))
         tensor([8., 8., 8.])
     """
-    require_tensors("grad_bias", grad_output=grad_output)
-    if stands_for_tensors(grad_output):
-        return handle_torch_function(grad_bias, (grad_output,), grad_output, per_sample=per_sample)
     require_bool("per_sample", per_sample)
     if grad_output.dim() < 3:
         raise ShapeError(f"Expected grad_output (N, C_out, *out), but got one of size {list(grad_output.shape)}")
     return grad_output.flatten(2).sum(2) if per_sample else sum_of_bias(grad_output)
 
 
+@of_tensors("grad_output", "input", "weight")
 def convolution_backward(
     grad_output: Tensor,
     input: Tensor,
@@ -176,15 +163,7 @@ def convolution_backward(
         >>> gi.shape, gw, gb.shape
         (torch.Size([2, 4, 9]), None, torch.Size([6]))
     """
-    require_tensors("convolution_backward", grad_output=grad_output, input=input, weight=weight)
-    operands = (grad_output, input, weight)
-    if stands_for_tensors(*operands):
-        written = (bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask)
-        return handle_torch_function(convolution_backward, operands, *operands, *written)
-    refuse_nested(grad_output, input, weight)
-    arguments = all_arguments(
-        weight.dim() - 2, weight.shape, stride, padding, dilation, transposed, output_padding, groups
-    )
+    arguments = all_arguments(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
     if input.is_complex():
         input, weight = input.conj(), weight.conj()
     rest = (None if bias_sizes is None else list(bias_sizes), *arguments, list(output_mask))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from ._arguments import Ints, conv_arguments, require_tensors, stands_for_tensors, transpose_arguments
+from ._arguments import Ints, conv_arguments, require_tensors, transpose_arguments
 from ._call import public_functions, run
 from ._rows import Layout, as_images, in_one_row
 
@@ -68,7 +68,7 @@ def _channels_last(
     """One of the two above, of a tensor (N, L, C)."""
     name = public.__name__
     require_tensors(name, input=input, weight=weight)
-    if stands_for_tensors(input, weight):
+    if not (isinstance(input, Tensor) and isinstance(weight, Tensor)):
         return handle_torch_function(public, (input, weight), input, weight, bias, *raw, layout=layout)
 
     def call(image: Tensor, kernel: Tensor) -> Tensor:

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import handle_torch_function
 
 from ..ops import autocast_is_on, cast_operands
 from ..shapes import conv_geometry, padding_pairs
-from ..validation import check_grad_weight, check_operands, refuse_nested
-from ._arguments import Ints, all_arguments, require_bool, require_tensors, sizes, stands_for_tensors
+from ..validation import check_grad_weight, check_operands
+from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes
 from ._gradients import grad_bias, grad_weight
 
 
+@of_tensors("input", "grad_output")
 def per_sample_norms(
     input: Tensor,
     weight_size: Sequence[int],
@@ -59,15 +59,10 @@ def per_sample_norms(
         >>> torch.allclose(convgrad.per_sample_norms(x, (6, 4, 3), g), want, rtol=1e-4)
         True
     """
-    require_tensors("per_sample_norms", input=input, grad_output=grad_output)
     form = (stride, padding, dilation, transposed, output_padding, groups)
-    if stands_for_tensors(input, grad_output):
-        given = (input, weight_size, grad_output, *form)
-        return handle_torch_function(per_sample_norms, (input, grad_output), *given, bias=bias)
     require_bool("bias", bias)
-    refuse_nested(input, grad_output)
     size = sizes(weight_size, "weight_size")
-    arguments = all_arguments(len(size) - 2, size, *form)
+    arguments = all_arguments(size, *form)
     check_grad_weight(grad_output.shape, input.shape, size, conv_geometry(size, *arguments))
     operands: Any = cast_operands(input, grad_output)  # as autocast does for the gradient
     input, grad_output = operands

@@ -37,7 +37,16 @@ class Report:
         return rows + [(name or "(the model)", "as it was", why) for name, why in self.left.items()]
 
     def _table(self) -> list[tuple[str, str, str]]:
-        return [("layer", "computed by", ""), *self.rows()]
+        """The rows; layers that stay for the same reason, whatever the size of their inputs, share one."""
+        alike: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
+        for row in self.rows():
+            key = row[0] if row[1] == "convgrad" else "", row[2].split(" for inputs of ")[0]
+            alike.setdefault(key, []).append(row)
+        table = [("layer", "computed by", "")]
+        for (_, why), rows in alike.items():
+            name, who, what = rows[0]
+            table.append((name, who, what) if len(rows) == 1 else (f"{name} and {len(rows) - 1} more", who, why))
+        return table
 
     def __str__(self) -> str:
         return f"{text_table(self._table())}\n{self.summary}"

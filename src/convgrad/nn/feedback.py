@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,17 +35,8 @@ from . import modules
 from .constructors import set_constructor
 from .convert import new_classes
 
-__all__ = [
-    "FeedbackConv1d",
-    "FeedbackConv2d",
-    "FeedbackConv3d",
-    "FeedbackConvTranspose1d",
-    "FeedbackConvTranspose2d",
-    "FeedbackConvTranspose3d",
-    "convert_feedback_",
-]
-
-M = TypeVar("M", bound="_Feedback")
+__all__ = ["FeedbackConv1d", "FeedbackConv2d", "FeedbackConv3d", "FeedbackConvTranspose1d", "FeedbackConvTranspose2d",
+           "FeedbackConvTranspose3d", "convert_feedback_"]  # fmt: skip
 
 
 def _random(weight: Tensor) -> Tensor:
@@ -178,44 +169,22 @@ _DOCSTRING = """`convgrad.nn.{name}` with a weight of its own for the way back; 
     """
 
 
-def _layer(module: type[M]) -> type[M]:
-    """Give a layer its docstring and constructor."""
-    base = module.__mro__[2]
-    module.__doc__ = _DOCSTRING.format(**functional.words(base.__name__))
-    set_constructor(module, base, {"rule": "alignment"})
-    return module
-
-
-@_layer
+# fmt: off
 class FeedbackConv1d(_Feedback, modules.Conv1d): ...
-
-
-@_layer
 class FeedbackConv2d(_Feedback, modules.Conv2d): ...
-
-
-@_layer
 class FeedbackConv3d(_Feedback, modules.Conv3d): ...
-
-
-@_layer
 class FeedbackConvTranspose1d(_Feedback, modules.ConvTranspose1d): ...
-
-
-@_layer
 class FeedbackConvTranspose2d(_Feedback, modules.ConvTranspose2d): ...
-
-
-@_layer
 class FeedbackConvTranspose3d(_Feedback, modules.ConvTranspose3d): ...
-
+# fmt: on
 
 #: The class of a layer, torch's or ours -> its class with feedback.
-_CLASSES: dict[type, type] = {
-    known: cls
-    for cls in _Feedback.__subclasses__()
-    for known in (cls.__mro__[2], getattr(torch.nn, cls.__mro__[2].__name__))
-}
+_CLASSES: dict[type, type] = {}
+for _layer in _Feedback.__subclasses__():
+    _base = _layer.__mro__[2]
+    _layer.__doc__ = _DOCSTRING.format(**functional.words(_base.__name__))
+    set_constructor(_layer, _base, {"rule": "alignment"})
+    _CLASSES |= {_base: _layer, getattr(torch.nn, _base.__name__): _layer}
 
 
 def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: str | Iterable[str] = ()) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +23,6 @@ from .constructors import set_constructor
 from .padding import convolve
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
-
-
-M = TypeVar("M", bound="_Chosen")
 
 
 class _Chosen:
@@ -177,7 +174,7 @@ _LAYOUT = """
 """
 
 
-def _as_in_torch(module: type[M]) -> type[M]:
+def _as_in_torch(module: type[_Chosen]) -> None:
     """Give a module its function, its docstring and torch's constructor with our keywords."""
     name = module.__name__
     known = functional.words(name)
@@ -189,28 +186,16 @@ def _as_in_torch(module: type[M]) -> type[M]:
         raises="\n        ValueError: another ``layout``." if one_d else "",
     )
     set_constructor(module, getattr(torch.nn, name), {"backend": None, **({"layout": "NCL"} if one_d else {})})
-    return module
 
 
-@_as_in_torch
+# fmt: off
 class Conv1d(_OfSequences, _Conv, torch.nn.Conv1d): ...
-
-
-@_as_in_torch
 class Conv2d(_Conv, torch.nn.Conv2d): ...
-
-
-@_as_in_torch
 class Conv3d(_Conv, torch.nn.Conv3d): ...
-
-
-@_as_in_torch
 class ConvTranspose1d(_OfSequences, _ConvTranspose, torch.nn.ConvTranspose1d): ...
-
-
-@_as_in_torch
 class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d): ...
-
-
-@_as_in_torch
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d): ...
+# fmt: on
+
+for _module in (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d):
+    _as_in_torch(_module)

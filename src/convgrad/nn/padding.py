@@ -14,8 +14,6 @@ from ..ops import apply
 from ..padding_modes import Sides, fits, is_plain
 from ..problem import PaddingMode
 
-__all__ = ["convolve"]
-
 
 def convolve(
     input: Tensor,

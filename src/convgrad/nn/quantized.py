@@ -19,8 +19,6 @@ from .. import functional
 from .constructors import set_constructor
 from .schemes import Scheme, quantized
 
-__all__ = ["Quantized", "QuantizedLinear", "layers"]
-
 #: (scheme, torch's class or convgrad's) -> the layer that is both.
 layers: dict[tuple[type[Scheme], type[nn.Module]], type[Quantized]] = {}
 

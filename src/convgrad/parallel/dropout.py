@@ -16,8 +16,6 @@ from torch.distributed.tensor import DTensor
 from .elementwise import joined_like
 from .placed import local_of, local_range, shards
 
-__all__ = ["alpha_dropout", "dropout"]
-
 _ALPHA = -1.7580993408473766  # -scale * alpha of SELU: what alpha dropout puts in place of an element
 
 

@@ -17,22 +17,6 @@ from ..errors import UnsupportedError
 from .geometry import chunks
 from .placed import first, joined, local_of, mine, of_channels, on_some, reduced, shards, spread, take, want
 
-__all__ = [
-    "along",
-    "by_elements",
-    "concatenated",
-    "divided",
-    "indexed",
-    "joined_like",
-    "linear",
-    "of_replicas",
-    "padded",
-    "prelu",
-    "reshaped",
-    "shuffled",
-    "summed",
-]
-
 Function = Callable[..., Any]
 
 

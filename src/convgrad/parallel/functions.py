@@ -23,8 +23,6 @@ from . import dropout, elementwise, losses, norms, pooling, resampling
 from .placed import first
 from .redistribution import redistribute
 
-__all__ = ["Sharded", "rule_of"]
-
 Rule = Callable[..., Any]
 _BY_ELEMENTS = """
     abs neg negative positive sign exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square pow reciprocal sin cos tan

@@ -31,8 +31,6 @@ from typing import NamedTuple
 from ..errors import ShapeError
 from ..sizes import effective_kernel
 
-__all__ = ["Exchange", "Line", "Piece", "Range", "Route", "chunks", "interior"]
-
 #: First position, and the one after the last.
 Range = tuple[int, int]
 

@@ -22,8 +22,6 @@ from .._compat import all_to_all, channels_last_of, suggests_channels_last, wait
 from ..errors import ShapeError
 from .geometry import Exchange, Range, Route
 
-__all__ = ["bytes_moved", "collect", "exchange", "halo_exchange", "start"]
-
 Group = ProcessGroup | DeviceMesh
 Counts = int | Sequence[int]
 

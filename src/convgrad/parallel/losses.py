@@ -13,8 +13,6 @@ from ..errors import UnsupportedError
 from .elementwise import by_elements
 from .placed import joined, local_of, reduced, shards, spread, total
 
-__all__ = ["classified", "each_element"]
-
 
 def each_element(func: Callable[..., Any], *args: Any, **kwargs: Any) -> DTensor:
     """A loss with a value for each element, such as ``mse_loss``."""

@@ -18,8 +18,6 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from ..errors import UnsupportedError
 from .placed import joined, local_of, of_channels, on_some, shards, spread, total
 
-__all__ = ["batch_norm", "group_norm", "instance_norm", "layer_norm", "local_response_norm", "rms_norm"]
-
 Function = Callable[..., Any]
 
 

@@ -12,8 +12,6 @@ from ..calculus import Role
 from .geometry import Line, Range, Route, chunks, interior
 from .sharding import ROLES, Choice, Work, line_of, nested
 
-__all__ = ["Halo", "Part", "part_of"]
-
 
 class Halo(NamedTuple):
     """A spatial dimension along which a role is extended; ranges are positions of the whole.

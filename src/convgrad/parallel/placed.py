@@ -26,22 +26,6 @@ from .geometry import Exchange, Range, Route, chunks
 from .halo import exchange
 from .redistribution import groups_of
 
-__all__ = [
-    "first",
-    "joined",
-    "local_of",
-    "local_range",
-    "mine",
-    "of_channels",
-    "on_some",
-    "reduced",
-    "shards",
-    "spread",
-    "take",
-    "total",
-    "want",
-]
-
 T = TypeVar("T")
 
 

@@ -16,8 +16,6 @@ from ..errors import UnsupportedError
 from .geometry import Line, chunks
 from .placed import joined, local_of, local_range, mine, on_some, reduced, shards, want
 
-__all__ = ["adaptive_avg_pool", "adaptive_max_pool", "avg_pool", "max_pool"]
-
 Function = Callable[..., Any]
 Size = int | Sequence[int]
 

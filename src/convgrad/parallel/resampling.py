@@ -20,8 +20,6 @@ from .geometry import chunks
 from .placed import joined, local_of, mine, on_some, shards, want
 from .pooling import adaptive_avg_pool
 
-__all__ = ["interpolate"]
-
 #: How many positions of the input a position of the result is made of, to the left of the one it lies at, and in all.
 _REACH = {"nearest": (0, 1), "nearest-exact": (0, 1), "linear": (0, 2), "cubic": (1, 4)}
 

@@ -27,8 +27,6 @@ from .part import Halo, Part, part_of
 from .redistribution import local_as
 from .sharding import Choice, Work, choose
 
-__all__ = ["mesh_of", "register"]
-
 _ops = torch.ops.convgrad
 #: Computes results from the local tensors of the operands, this process's part, and a bias.
 _Contract = Callable[[dict[Role, Tensor], Part, Any], Sequence[Tensor]]

@@ -19,8 +19,6 @@ from ..errors import ShapeError, UnsupportedError
 from .functions import Sharded
 from .placed import joined, spread
 
-__all__ = ["shard_"]
-
 _mode = Sharded()
 
 

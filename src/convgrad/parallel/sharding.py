@@ -40,8 +40,6 @@ from ..calculus import Role
 from ..shapes import Geometry
 from .geometry import Line, Range, chunks
 
-__all__ = ["ROLES", "Choice", "Placements", "Rule", "Step", "Work", "choose", "line_of", "nested", "steps"]
-
 Placements = tuple[Placement, ...]
 Shape = tuple[int, ...]
 

@@ -34,7 +34,8 @@ def profile_script(
         status = run_script(script, args, stock=stock, measure=False, out=io.StringIO())
     wall = time.perf_counter() - start
     if not usage.rows:
-        raise ValueError(f"{script} computed no convolution (its exit status is {status})")
+        hint = "; convgrad's own options stand before the script" if status and args else ""
+        raise ValueError(f"{script} computed no convolution (its exit status is {status}{hint})")
     stage("measuring what this machine can do at best")
     seen = usage.rows if stock else [*map(reasoned, usage.rows)]
     limits = limits_for(seen)

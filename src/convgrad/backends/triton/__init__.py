@@ -105,18 +105,19 @@ class TritonBackend(Backend):
         return "channels_last" if problem.channels_last else "contiguous"
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
-        made: list[Callable[..., Any]] = []  # at the first call, which is when triton is imported
+        made: dict[torch.device, Callable[..., Any]] = {}  # at the first call, which is when triton is imported
 
-        def run(*operands: Tensor | None) -> Any:
+        def run(*operands: Tensor) -> Any:
+            device = operands[0].device
             if self._banned:
-                self._refuse(operands[0])
-            if not made:
-                made.append(self._made(problem, outputs))
-            return made[0](*operands)
+                self._refuse(device)
+            if device not in made:
+                made[device] = self._made(problem, outputs, device)
+            return made[device](*operands)
 
         return run
 
-    def _made(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
+    def _made(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Callable[..., Any]:
         from .launch import bound
 
         return bound(problem, outputs, self._verifier(problem))
@@ -137,11 +138,11 @@ class TritonBackend(Backend):
             wrong = fault(problem, outputs, operands, results, self.arithmetic(problem, passes_of(outputs)[0], device))
             if wrong:
                 self._banned[device] = wrong
-                self._refuse(results[0])
+                self._refuse(device)
             self._checked.add((device, kernel))
 
         return verify
 
-    def _refuse(self, tensor: Tensor | None) -> None:
-        if tensor is not None and tensor.device in self._banned:
-            raise BackendError(f"{self.name}: {self._banned[tensor.device]}")
+    def _refuse(self, device: torch.device) -> None:
+        if device in self._banned:
+            raise BackendError(f"{self.name}: {self._banned[device]}")

@@ -14,8 +14,6 @@ from . import TritonBackend
 from .bands import LEAST_COLUMNS, partial_values
 from .geometry import geometry
 
-__all__ = ["TritonBandedBackend"]
-
 #: Older ones know neither TF32 nor bfloat16, and Triton multiplies float16 one by one there, too.
 _TENSOR_CORES = (8, 0)
 
@@ -68,19 +66,7 @@ class TritonBandedBackend(TritonBackend):
     def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
         return "banded"
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
-        by_device: dict[torch.device, Callable[..., Any]] = {}
+    def _made(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Callable[..., Any]:
+        from .banded_launch import bound
 
-        def run(a: Any, b: Any, bias: Any = None, workspace: Any = None) -> Any:
-            from . import banded_launch
-
-            if self._banned:
-                self._refuse(a)
-            call = by_device.get(a.device)
-            if call is None:
-                precision = "tf32" if _tf32(problem.dtype, a.device) else "ieee"
-                verify = self._verifier(problem)
-                call = by_device[a.device] = banded_launch.bound(problem, outputs[0], precision, verify)
-            return call(a, b, bias, workspace)
-
-        return run
+        return bound(problem, outputs[0], "tf32" if _tf32(problem.dtype, device) else "ieee", self._verifier(problem))

@@ -15,81 +15,35 @@ from ...problem import ConvProblem, Output
 from . import banded
 from .bands import Use, align, choose, parts, programs
 from .geometry import Axis, Geometry, geometry
-from .launch import adding
+from .launch import gradients_of, result_of
 from .start import Launch
-
-__all__ = ["bound"]
 
 _WORDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 def bound(problem: ConvProblem, output: Output, precision: str, verify: Callable[..., None]) -> Callable[..., Tensor]:
     """A pass of a problem, as `launch.bound` gives it; float32 is multiplied in this precision, Triton's word."""
-    return (Sum if output == "grad_weight" else Result)(problem, output, precision, verify)
+    adjoint = output == "grad_input"
+    g = geometry(problem, adjoint=adjoint)
+    if output != "grad_weight":
 
+        def launch(with_bias: bool) -> Launch:
+            more = {"FLIPPED": adjoint, "HAS_BIAS": with_bias}
+            return _launch(banded.correlate, problem, g, "result", precision, more, 0)
 
-class Result:
-    """``forward`` or ``grad_input`` of one problem."""
-
-    def __init__(self, problem: ConvProblem, output: Output, precision: str, verify: Callable[..., None]) -> None:
-        self._problem = problem
-        self._output = output
-        self._precision = precision
-        self._verify = verify
-        self._launches: dict[bool, Launch] = {}
-
-    def __call__(
-        self, source: Tensor, weight: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None
-    ) -> Tensor:
-        p = self._problem
-        shape = p.input_shape if self._output == "grad_input" else p.output_shape
-        source, weight = source.contiguous(), weight.contiguous()
-        out = torch.empty(shape, dtype=p.dtype, device=source.device)
-        launch = self._launches.get(bias is None)
-        if launch is None:
-            launch = self._launches[bias is None] = self._launch(bias is not None)
-        _, new = launch.start(source, weight, weight if bias is None else bias.contiguous(), out)
-        if new:
-            self._verify(new, (self._output,), (source, weight, bias), (out,))
-        return out.contiguous(memory_format=p.memory_format)
-
-    def _launch(self, with_bias: bool) -> Launch:
-        adjoint = self._output == "grad_input"
-        g = geometry(self._problem, adjoint=adjoint)
-        more = {"FLIPPED": adjoint, "HAS_BIAS": with_bias}
-        return _launch(banded.correlate, self._problem, g, "result", self._precision, more, 0)
-
-
-class Sum:
-    """``grad_weight`` of one problem."""
-
-    def __init__(self, problem: ConvProblem, output: Output, precision: str, verify: Callable[..., None]) -> None:
-        self._problem = problem
-        self._verify = verify
-        g = geometry(problem, adjoint=False)
-        count = parts(g, choose(g, "sum"))
-        self._values = count * g.channels * g.kernel_elements
-        more = {"KP": triton.next_power_of_2(g.axes[2].kernel)}
-        self._main = _launch(banded.correlate_sum, problem, g, "sum", precision, more, count)
-        self._add = adding(count, g.channels * g.kernel_elements, 0) if count > 1 else None
-
-    def __call__(
-        self, grad_output: Tensor, input: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None
-    ) -> Tensor:
-        p = self._problem
-        source, centre = input.contiguous(), grad_output.contiguous()
-        result = source.new_empty(p.weight_shape)  # [C_out, 1, *k]
-        partials = result
-        if self._add is not None:
-            if workspace is None:
-                workspace = torch.empty(self._values * 4, dtype=torch.uint8, device=source.device)
-            partials = workspace.view(torch.float32)
-        _, new = self._main.start(source, centre, partials)
-        if self._add is not None:
-            self._add.start(partials, result, partials, result)
-        if new:
-            self._verify(new, ("grad_weight",), (grad_output, input, None), (result,))
-        return result
+        return result_of(problem, (output,), verify, launch, lambda *tensors: tensors, torch.contiguous_format)
+    count = parts(g, choose(g, "sum"))
+    more = {"KP": triton.next_power_of_2(g.axes[2].kernel)}
+    main = _launch(banded.correlate_sum, problem, g, "sum", precision, more, count)
+    return gradients_of(
+        problem,
+        (output,),
+        verify,
+        main,
+        lambda source, centre, weight, out, partials, _: (source, centre, partials),
+        count,
+        torch.contiguous_format,
+    )
 
 
 def _launch(

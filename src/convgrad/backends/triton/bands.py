@@ -7,8 +7,6 @@ from typing import Literal, NamedTuple
 from ...problem import ConvProblem
 from .geometry import Geometry, geometry
 
-__all__ = ["LEAST_COLUMNS", "Band", "Use", "align", "choose", "partial_values", "parts", "programs"]
-
 #: ``result``: `banded.correlate`, ``sum``: `banded.correlate_sum`.
 Use = Literal["result", "sum"]
 

@@ -13,8 +13,6 @@ from ...problem import OPERANDS, RESULT, ConvProblem, Output, Pass
 from ..base import Arithmetic
 from ..reference import ReferenceBackend
 
-__all__ = ["fault"]
-
 _REFERENCE = ReferenceBackend()
 _ELEMENTS = 1 << 22  # of a sampled operand, at most: a larger problem is looked at in fewer images
 

@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 from ...problem import ConvProblem
 
-__all__ = ["Axis", "Geometry", "geometry", "read"]
-
 
 class Axis(NamedTuple):
     """One spatial dimension of a sliding sum."""

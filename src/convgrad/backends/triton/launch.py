@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from .geometry import Geometry, geometry
 from .start import Launch
 from .tiles import MOST_PROGRAMS, Tile, Use, choose, lines, parts
 
-__all__ = ["Gradients", "Result", "adding", "bound", "grid_of"]
+_NO_TAP = (-1, -1, -1)
 
 
 def bound(problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..., None]) -> Callable[..., Any]:
@@ -25,89 +26,105 @@ def bound(problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..
     Args:
         verify: called with a compiled kernel's hash, the outputs' names, the operands and the results of a first call.
     """
+    sweep = len(outputs) > 1
+    g = geometry(problem, adjoint="grad_input" in outputs)
     if outputs in (("forward",), ("grad_input",)):
-        return Result(problem, outputs, verify)
-    return Gradients(problem, outputs, verify)
+        launch = partial(launch_of, g, "result", bias_tap=_NO_TAP)
+        return result_of(
+            problem, outputs, verify, launch, lambda x, w, b, out: (x, x, w, b, *[out] * 3), problem.memory_format
+        )
+    use: Use = "sweep" if sweep else "sum"
+    tile = choose(g, use)
+    assert tile is not None
+    main = launch_of(g, use, False, g.whole_tap if "grad_bias" in outputs else _NO_TAP)
+    most = parts(g, use, tile, MOST_PROGRAMS)
+    return gradients_of(
+        problem, outputs, verify, main, lambda x, c, w, *results: (x, c, w, w, *results), most, problem.memory_format
+    )
 
 
-class Result:
-    """``forward`` or ``grad_input`` of one problem."""
+def result_of(
+    problem: ConvProblem,
+    outputs: tuple[Output, ...],
+    verify: Callable[..., None],
+    launch: Callable[[bool], Launch],
+    order: Callable[..., tuple[Tensor, ...]],
+    layout: torch.memory_format,
+) -> Callable[..., Tensor]:
+    """``forward`` or ``grad_input`` of one problem.
 
-    def __init__(self, problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..., None]) -> None:
-        self._problem = problem
-        self._outputs = outputs
-        self._verify = verify
-        self._adjoint = outputs == ("grad_input",)
-        self._shape = problem.input_shape if self._adjoint else problem.output_shape
-        self._launches: dict[bool, Launch] = {}
+    Args:
+        launch: makes the launch for calls without or with a bias.
+        order: what the kernel is given, out of the source, the weight, the bias and the result.
+        layout: of the kernel's source and result.
+    """
+    shape = problem.input_shape if outputs == ("grad_input",) else problem.output_shape
+    launches: dict[bool, Launch] = {}
 
-    def __call__(
-        self, source: Tensor, weight: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None
-    ) -> Tensor:
-        out = empty(source, self._shape, self._problem)
-        weight = weight.contiguous()
+    def run(source: Tensor, weight: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+        out = torch.empty(shape, dtype=source.dtype, device=source.device, memory_format=layout)
+        source, weight = source.contiguous(memory_format=layout), weight.contiguous()
+        with_bias = bias is not None
+        if with_bias not in launches:
+            launches[with_bias] = launch(with_bias)
         added = weight if bias is None else bias.contiguous()
-        launch = self._launches.get(bias is None)
-        if launch is None:
-            g = geometry(self._problem, adjoint=self._adjoint)
-            launch = self._launches[bias is None] = launch_of(g, "result", bias is not None, (-1, -1, -1))
-        _, new = launch.start(source, source, weight, added, out, out, out)
+        _, new = launches[with_bias].start(*order(source, weight, added, out))
         if new:
-            self._verify(new, self._outputs, (source, weight, bias), (out,))
-        return out
+            verify(new, outputs, (source, weight, bias), (out,))
+        return out.contiguous(memory_format=problem.memory_format)
+
+    return run
 
 
-class Gradients:
-    """``grad_weight`` of one problem, or two or three gradients: one launch, and one that adds its partial sums."""
+def gradients_of(
+    problem: ConvProblem,
+    outputs: tuple[Output, ...],
+    verify: Callable[..., None],
+    main: Launch,
+    order: Callable[..., tuple[Tensor, ...]],
+    most: int,
+    layout: torch.memory_format,
+) -> Callable[..., Any]:
+    """``grad_weight`` of one problem, or two or three gradients: one launch, and one that adds its partial sums.
 
-    def __init__(self, problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..., None]) -> None:
-        self._problem = problem
-        self._outputs = outputs
-        self._verify = verify
-        self._sweep = len(outputs) > 1
-        self._with_bias = "grad_bias" in outputs
-        g = geometry(problem, adjoint=self._sweep)
-        use: Use = "sweep" if self._sweep else "sum"
-        tile = choose(g, use)
-        assert tile is not None
-        self._main = launch_of(g, use, False, g.whole_tap if self._with_bias else (-1, -1, -1))
-        most = parts(g, use, tile, MOST_PROGRAMS)
-        self._weights = most * g.channels * g.kernel_elements
-        self._values = self._weights + most * g.channels * self._with_bias
-        self._partial = most > 1  # one part is the result itself
-        self._adds: dict[int, Launch] = {}
+    Args:
+        order: what the first kernel is given, out of the source, the centre, the weight, grad_input, and the partial
+            sums of grad_weight and of grad_bias.
+        most: parts of the sums, at most; one part is the result itself.
+        layout: of the kernel's operands.
+    """
+    p, sweep, with_bias = problem, len(outputs) > 1, "grad_bias" in outputs
+    weights = most * prod(p.weight_shape)
+    size = 4 * (weights + most * p.out_channels * with_bias)
+    adds: dict[int, Launch] = {}
 
-    def __call__(
-        self, grad_output: Tensor, input: Tensor, weight: Tensor | None = None, workspace: Tensor | None = None
-    ) -> Any:
-        p = self._problem
-        source, centre = (grad_output, input) if self._sweep else (input, grad_output)
-        out = empty(source, p.input_shape, p) if self._sweep else source
+    def run(grad_output: Tensor, input: Tensor, weight: Tensor | None = None, workspace: Tensor | None = None) -> Any:
+        first, second = (t.contiguous(memory_format=layout) for t in (grad_output, input))
+        source, centre = (first, second) if sweep else (second, first)
+        out = source
+        if sweep:
+            out = torch.empty(p.input_shape, dtype=p.dtype, device=source.device, memory_format=p.memory_format)
         taps = source if weight is None else weight.contiguous()
         result = source.new_empty(p.weight_shape)  # [C_out, 1, *k]
-        bias = source.new_empty(p.out_channels) if self._with_bias else result
+        bias = source.new_empty(p.out_channels) if with_bias else result
         partials, bias_partials = result, bias
-        if self._partial:
-            scratch = workspace
-            if scratch is None:
-                scratch = torch.empty(self._values * 4, dtype=torch.uint8, device=source.device)
-            partials = scratch.view(torch.float32)
-            bias_partials = partials[self._weights :] if self._with_bias else partials
-        count, new = self._main.start(source, centre, taps, taps, out, partials, bias_partials)
-        if self._partial:
-            add = self._adds.get(count)
-            if add is None:
-                add = self._adds[count] = adding(count, result.numel(), bias.numel() if self._with_bias else 0)
-            add.start(partials, result, bias_partials, bias)
+        if most > 1:
+            if workspace is None:
+                workspace = torch.empty(size, dtype=torch.uint8, device=source.device)
+            partials = workspace.view(torch.float32)
+            bias_partials = partials[weights:] if with_bias else partials
+        count, new = main.start(*order(source, centre, taps, out, partials, bias_partials))
+        if most > 1:
+            if count not in adds:
+                adds[count] = adding(count, result.numel(), bias.numel() if with_bias else 0)
+            adds[count].start(partials, result, bias_partials, bias)
         results = {"grad_input": out, "grad_weight": result, "grad_bias": bias}
-        found = tuple(results[output] for output in self._outputs)
+        found = tuple(results[output] for output in outputs)
         if new:
-            self._verify(new, self._outputs, (grad_output, input, weight), found)
-        return found if self._sweep else result
+            verify(new, outputs, (grad_output, input, weight), found)
+        return found if sweep else result
 
-
-def empty(like: Tensor, shape: tuple[int, ...], problem: ConvProblem) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=problem.memory_format)
+    return run
 
 
 def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, int]) -> Launch:

@@ -10,44 +10,19 @@ that are not aligned) and starts that one with ``CompiledKernel.__getitem__``, t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from triton.compiler import CompiledKernel
 from triton.runtime import JITFunction
 
-__all__ = ["ALL_REGISTERS", "Call", "Launch", "capturing", "on_device", "recording"]
-
 #: ptxas spills a few bytes where that lets one more program run beside the others. Where it does, it is told to take
 #: all the registers that a thread can have.
 ALL_REGISTERS = {"maxnreg": 255}
 _ALIGNED = 15  # the bits of an address that are zero when it is divisible by 16
 _PROGRAMS = 3 * 132  # that run at once where nothing is known of the device: three on each multiprocessor of an H100
-
-
-class Call(NamedTuple):
-    """What a launch would have been: a kernel, its arguments by name, and its options."""
-
-    kernel: Any
-    arguments: dict[str, Any]
-    options: dict[str, int]
-
-
-_recorded: ContextVar[list[Call] | None] = ContextVar("_recorded", default=None)
-
-
-@contextlib.contextmanager
-def recording() -> Iterator[list[Call]]:
-    """Collect the launches of this block instead of making them; operands may be on the meta device."""
-    calls: list[Call] = []
-    token = _recorded.set(calls)
-    try:
-        yield calls
-    finally:
-        _recorded.reset(token)
 
 
 def on_device(index: int | None) -> contextlib.AbstractContextManager[Any]:
@@ -94,14 +69,14 @@ class Launch:
     def start(self, *tensors: Tensor) -> tuple[int, str]:
         """Start the kernel; in how many parts, and which compiled kernel it is if it was looked for just now."""
         index = tensors[0].device.index
-        addresses = [t.data_ptr() for t in tensors] if _recorded.get() is None else []
+        addresses = [t.data_ptr() for t in tensors]
         every = 0
         for address in addresses:
             every |= address
         # All are divisible by 16, almost always.
         like = index if not every & _ALIGNED else (index, *(not a & _ALIGNED for a in addresses))
         started = self._started.get(like)
-        if started is None or not addresses:
+        if started is None:
             return self._first(like, tensors)
         run, rest, parts = started
         if index is None or torch.accelerator.current_device_index() == index:
@@ -115,10 +90,6 @@ class Launch:
         names = self._kernel.arg_names
         given = dict(zip(names, tensors, strict=False))
         programs, parts = self._grid(_PROGRAMS)
-        calls = _recorded.get()
-        if calls is not None:
-            calls.append(Call(self._kernel, {**given, **self._with(parts)}, self._options))
-            return parts, ""
         device = tensors[0].device
         with on_device(device.index):
             if not isinstance(self._kernel, JITFunction):  # the interpreter

@@ -14,8 +14,6 @@ from typing import Literal, NamedTuple
 from ...problem import INT32_MAX, ConvProblem
 from .geometry import Geometry, geometry, read
 
-__all__ = ["MOST_PROGRAMS", "Tile", "Use", "choose", "lines", "partial_values", "parts"]
-
 #: ``result``: forward or grad_input, ``sum``: grad_weight, ``sweep``: both gradients.
 Use = Literal["result", "sum", "sweep"]
 
