@@ -13,11 +13,12 @@ __all__ = ["Received"]
 
 
 class Received(TorchDispatchMode):
-    """Counts, by the collective's name, the bytes that it brings from other processes."""
+    """Counts collectives and, by their names, the bytes that they bring from other processes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes: dict[str, int] = {}
+        self.calls = 0
 
     @property
     def total(self) -> int:
@@ -30,6 +31,7 @@ class Received(TorchDispatchMode):
         if name.startswith("_c10d_functional::") and isinstance(args[-1], str):  # the group's name
             name = name.removeprefix("_c10d_functional::")
             self.bytes[name] = self.bytes.get(name, 0) + _received(name, args)
+            self.calls += 1
         return func(*args, **(kwargs or {}))
 
 

@@ -6,7 +6,7 @@ Nothing on the path of a call imports this room; `convgrad.explain` and `convgra
 from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
 from .capture import module_names
 from .explain import explain, explain_problem
-from .explanation import Answer, Explanation, Layer, ModelExplanation
+from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .pictures import Point, draw_roofline, svg
 from .roofline import Limits, least_work, limits_of, measure_limits
 from .trace import Record, Trace, kernel_of_event, trace
@@ -22,6 +22,7 @@ __all__ = [
     "Point",
     "Record",
     "Trace",
+    "Transfer",
     "draw_roofline",
     "explain",
     "explain_problem",

@@ -8,7 +8,7 @@ real, on copies of its buffers.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +18,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..problem import ConvProblem
+from ..ops import rules_of
+from ..problem import OUTPUTS, ConvProblem, Output
 from ..shapes import problem_of
 from .aten_rules import ConvCall, Machine
 from .aten_rules.aten_trace import trace_call
+from .explanation import Transfer
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,19 @@ class Captured:
     name: str
     kind: str
     call: ConvCall
+    placements: str
+    transfers: tuple[Transfer, ...]
+
+
+def part_of_call(
+    call: ConvCall, operands: Sequence[Any], outputs: Sequence[Output]
+) -> tuple[ConvCall, str, tuple[Transfer, ...]]:
+    """Of a sharded call this process's part, where its tensors lie, and what is received; any other call as it is."""
+    describe = next(filter(None, (rules_of(type(t)) for t in operands)), None)
+    if describe is None:
+        return call, "", ()
+    arguments, placements, transfers = describe(call.geometry, *operands, outputs)
+    return ConvCall.of(*arguments, need_backward=call.need_backward), placements, transfers
 
 
 def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:
@@ -55,8 +70,9 @@ class _Recorder(TorchDispatchMode):
     With a machine, the result gets the layout that this machine gives it: the next layer depends on it.
     """
 
-    def __init__(self, machine: Machine | None) -> None:
+    def __init__(self, machine: Machine | None, outputs: Sequence[Output]) -> None:
         super().__init__()
+        self.outputs = outputs
         self.machine = machine
         self.stack: list[tuple[str, nn.Module]] = []
         self.found: list[Captured] = []
@@ -65,37 +81,46 @@ class _Recorder(TorchDispatchMode):
         if func._schema.name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
             name, kind = (self.stack[-1][0], type(self.stack[-1][1]).__name__) if self.stack else ("", "")
             call = ConvCall.of(*args[:9])
-            self.found.append(Captured(name, kind, call))
+            self.found.append(Captured(name, kind, *part_of_call(call, args[:3], self.outputs)))
             if self.machine is not None:
                 p = problem_on(self.machine, call)
                 return torch.empty(p.shape_of(p.bias_slot), dtype=p.dtype, device="meta", memory_format=p.memory_format)
         return func(*args, **(kwargs or {}))
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine) -> list[Captured]:
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    machine: Machine,
+    outputs: Sequence[Output] = OUTPUTS,
+) -> list[Captured]:
     """Every convolution of one forward pass, in order.
 
     Args:
         model: any module; neither its parameters nor its buffers nor the random state change.
         args, kwargs: what it is called with; tensors on the meta device are enough.
         machine: where it is meant to run: the layout of one result is the next layer's operand.
+        outputs: for which of them a sharded call exchanges what is noted.
 
     Raises:
         ValueError: the model could not run on the meta device, and these arguments are there only.
     """
     # Opaque reasons (an unsupported operator, a value that is needed) all mean the same: run it for real.
     try:
-        return _run(model, args, kwargs, machine)
+        return _run(model, args, kwargs, machine, outputs)
     except Exception as error:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if any(t.is_meta for t in (*tensors, *model.parameters())):
             raise ValueError(f"the model cannot run on the meta device ({type(error).__name__}: {error})") from error
-        return _run(model, args, kwargs, None)
+        return _run(model, args, kwargs, None, outputs)
 
 
-def _run(model: nn.Module, args: Any, kwargs: Any, machine: Machine | None) -> list[Captured]:
+def _run(
+    model: nn.Module, args: Any, kwargs: Any, machine: Machine | None, outputs: Sequence[Output] = OUTPUTS
+) -> list[Captured]:
     """Run it on the meta device as if on a machine; without one, for real."""
-    recorder, meta = _Recorder(machine), machine is not None
+    recorder, meta = _Recorder(machine, outputs), machine is not None
 
     def place(value: Any) -> Any:
         return value.detach().to("meta") if meta and isinstance(value, Tensor) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from ..backends import Backend, described, padded
 from ..engine import active, backends, choose, reasons_against
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
-from .capture import capture, problem_on
+from .capture import Captured, capture, part_of_call, problem_on
 from .explanation import Answer, Explanation, Layer, ModelExplanation
 from .measure import is_here, timed
 from .roofline import limits_of
@@ -35,7 +36,8 @@ def explain(
     Args:
         what: a `ConvProblem` or its text; an input, followed by a weight and the arguments of ``torch.convolution``;
             a module, a whole model or a function, followed by what it is called with (tensors on the meta device are
-            enough).
+            enough). DTensors, and a model that `convgrad.parallel.shard_` changed, are explained as this process's
+            part, with what it receives from others; such a model runs once, in every process.
         device: None for the operands' own device; or a description of a machine that is not here, such as
             ``"h100 cudnn 9.10"``, ``"rocm gfx942"``, ``"xpu"``, ``"cpu arm"``.
         outputs: one or some of ``forward, grad_input, grad_weight, grad_bias``; all where none are given.
@@ -71,7 +73,10 @@ def explain(
                 "explain(input, weight, padding=1, groups=8)"
             )
         call, machine = ConvCall.of(what, *args, **kwargs), _machine(device, what)
-        return explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
+        weight, bias = (kwargs.get(name, (*args, None, None)[i]) for i, name in enumerate(("weight", "bias")))
+        call, placements, transfers = part_of_call(call, (what, weight, bias), _given(outputs))
+        found = explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
+        return replace(found, placements=placements, transfers=transfers)
     if args or kwargs:
         raise TypeError(
             "explain: beside a problem there is only device=, outputs= and measure=; got "
@@ -116,19 +121,21 @@ def _explain_module(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], machine: Machine, outputs: Outputs, measure: bool
 ) -> Explanation | ModelExplanation:
     """Every convolution that runs in a module; equal ones are explained once."""
-    names: dict[ConvProblem, list[str]] = {}
-    kinds: dict[ConvProblem, str] = {}
-    for one in capture(module, args, kwargs, machine):
-        problem = problem_on(machine, one.call)
-        names.setdefault(problem, []).append(one.name)
-        kinds.setdefault(problem, one.kind)
-    if not names:
+    equal: dict[tuple[Any, ...], list[Captured]] = {}
+    for one in capture(module, args, kwargs, machine, _given(outputs)):
+        equal.setdefault((problem_on(machine, one.call), one.placements, one.transfers), []).append(one)
+    if not equal:
         raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")
-    layers = tuple(
-        Layer(tuple(n), kinds[p], explain_problem(p.replace(name=n[0]), outputs, machine, measure=measure))
-        for p, n in names.items()
-    )
-    return layers[0].explanation if [x.names for x in layers] == [("",)] else ModelExplanation(machine, layers)
+    layers = []
+    for (problem, placements, transfers), calls in equal.items():
+        names = tuple(one.name for one in calls)
+        found = explain_problem(problem.replace(name=names[0]), outputs, machine, measure=measure)
+        layers.append(Layer(names, calls[0].kind, replace(found, placements=placements, transfers=transfers)))
+    return layers[0].explanation if [x.names for x in layers] == [("",)] else ModelExplanation(machine, tuple(layers))
+
+
+def _given(outputs: Outputs) -> tuple[Output, ...]:
+    return (outputs,) if isinstance(outputs, str) else tuple(outputs or OUTPUTS)
 
 
 def explain_problem(
@@ -148,7 +155,7 @@ def explain_problem(
         ValueError: an output or a device description that cannot be read, or ``measure`` for a machine that is not
             here.
     """
-    given = (outputs,) if isinstance(outputs, str) else tuple(outputs or OUTPUTS)
+    given = _given(outputs)
     for output in given:
         if output not in OUTPUTS:
             raise ValueError(f"unknown output {output!r}; outputs are {', '.join(OUTPUTS)}")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..problem import PASSES, ConvProblem, Output
 from ..tables import html_table, text_table, wrapped
@@ -44,18 +44,53 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """What a process receives of one tensor in one pass of a sharded convolution.
+
+    Args:
+        when: ``forward`` or ``backward``.
+        tensor: an operand, or a result on its way to where it is wanted.
+        collective: a halo exchange, or a change of placements.
+        over: the names or numbers of the mesh's dimensions.
+        bytes: that this process receives.
+        least: bytes without which this sharding cannot do.
+        why: it is necessary.
+    """
+
+    when: str
+    tensor: str
+    collective: str
+    over: tuple[str, ...]
+    bytes: int
+    least: int
+    why: str
+
+    #: The names of `cells`.
+    NAMES: ClassVar = ("pass", "tensor", "exchange", "over", "received", "at least", "as")
+
+    def cells(self) -> tuple[str, ...]:
+        """A row of a table."""
+        sizes = (f"{self.bytes:,} B", f"{self.least:,} B")
+        return (self.when, self.tensor, self.collective, " and ".join(self.over), *sizes, self.why)
+
+
+@dataclass(frozen=True)
 class Explanation:
     """What would run for a problem on a machine, and what would not and why. ``str()`` is a table.
 
     Args:
         rows: one for each output and backend.
         limits: what the machine can do at best; None where that is not known.
+        placements: of a sharded call, of which the problem is this process's part: where its tensors lie.
+        transfers: what this process receives in it.
     """
 
     problem: ConvProblem
     machine: Machine
     rows: tuple[Answer, ...]
     limits: Limits | None = None
+    placements: str = ""
+    transfers: tuple[Transfer, ...] = ()
 
     def chosen(self) -> dict[Output, str]:
         """The backend of each output."""
@@ -101,6 +136,9 @@ class Explanation:
             text += f"; at best {least:.4g} ms ({self.limits.bound(p)}-bound), given {self.limits}"
         if p.transposed:
             text += "\ntransposed: its output is the pass grad_input, the gradient of its input the pass forward"
+        if self.placements:
+            text += f"\nthis process's part of a call {self.placements}"
+            text += "" if self.transfers else "; nothing is exchanged"
         return text
 
     def __str__(self) -> str:
@@ -117,6 +155,7 @@ class Explanation:
         shown = [r for r in self.rows if everything or r.chosen or r.backend == "aten" or r.seconds is not None]
         head, table = f"{self.problem}\non {self.machine}\n{self.summary}", text_table(self._table(shown), width=width)
         rest = self._named([r for r in self.rows if r not in shown])
+        rest += [_exchanged([t.cells() for t in self.transfers], width)] if self.transfers else []
         return "\n".join(text if width is None else wrapped(text, width) for text in (head, table, *rest))
 
     def _named(self, rows: Sequence[Answer]) -> list[str]:
@@ -135,7 +174,10 @@ class Explanation:
         summary = escape(self.summary).replace("\n", "<br>")
         title = f"<b>{escape(str(self.problem))}</b><br>on {escape(str(self.machine))}<br>{summary}"
         limits = [self.limits] if self.limits else []
-        return f"<p>{title}</p>{html_table(self._table(self.rows))}{inline(self._points(), limits, 'Roofline')}"
+        exchanged = html_table([Transfer.NAMES, *(t.cells() for t in self.transfers)]) if self.transfers else ""
+        return (
+            f"<p>{title}</p>{html_table(self._table(self.rows))}{exchanged}{inline(self._points(), limits, 'Roofline')}"
+        )
 
     def _points(self) -> list[Point]:
         """Of what was measured, else of the passes at best, which all have the same work."""
@@ -170,7 +212,9 @@ class Explanation:
             "least_bytes": p.least_bytes,
             "limit": limits and {**asdict(limits), "least_seconds": limits.seconds(p), "bound": limits.bound(p)},
             "rows": [self._plain(r) for r in self.rows],
-        }
+        } | (
+            {"placements": self.placements, "transfers": [asdict(t) for t in self.transfers]} if self.placements else {}
+        )
 
     def _plain(self, row: Answer) -> dict[str, Any]:
         """A row, its numbers named with their units."""
@@ -243,6 +287,11 @@ class ModelExplanation:
             ))  # fmt: skip
         return table
 
+    @property
+    def transfers(self) -> list[tuple[str, Transfer]]:
+        """What this process receives in the convolutions of a sharded model, each with the layer's name."""
+        return [(name, t) for layer in self.layers for name in layer.names for t in layer.explanation.transfers]
+
     def __str__(self) -> str:
         return self.text(80)
 
@@ -250,7 +299,9 @@ class ModelExplanation:
         """The table under what it is about, no wider than ``width``."""
         count = sum(len(layer.names) for layer in self.layers)
         title = f"{count} convolutions, {len(self.layers)} different, on {self.machine}"
-        return f"{title if width is None else wrapped(title, width)}\n{text_table(self._table(), width=width)}"
+        text = f"{title if width is None else wrapped(title, width)}\n{text_table(self._table(), width=width)}"
+        rows = [(name, *t.cells()) for name, t in self.transfers]
+        return f"{text}\n{_exchanged(rows, width, 'layer')}" if rows else text
 
     def _repr_html_(self) -> str:
         picture = inline(self._points(), self._limits(), "Roofline")
@@ -283,3 +334,7 @@ class ModelExplanation:
             "machine": str(self.machine),
             "layers": [{"names": list(x.names), "kind": x.kind, **x.explanation.to_dict()} for x in self.layers],
         }
+
+
+def _exchanged(rows: Sequence[tuple[str, ...]], width: int | None, *first: str) -> str:
+    return text_table([(*first, *Transfer.NAMES), *rows], width=width)

@@ -14,11 +14,11 @@ import torch
 from . import autocast, autograd, batching, fake, flops, kernels, with_backend
 from .autocast import autocast_is_on, cast_operands
 from .autograd import apply
-from .lowering import any_subclass, loaders, with_rules
+from .lowering import any_subclass, loaders, rules_of, with_rules
 from .with_backend import operator
 
 __all__ = ["any_subclass", "apply", "autocast_is_on", "cast_operands", "convolution", "convolution_backward",
-           "grad_input", "grad_weight", "kernels", "loaders", "operator", "with_rules"]  # fmt: skip
+           "grad_input", "grad_weight", "kernels", "loaders", "operator", "rules_of", "with_rules"]  # fmt: skip
 
 _ARGUMENTS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"

@@ -22,20 +22,21 @@ _aten = torch.ops.aten
 
 
 #: Subclasses for which the operators themselves have rules.
-with_rules: set[type] = set()
+with_rules: dict[type, Callable[..., Any]] = {}
 #: What brings the rules of the subclasses that a module defines.
 loaders: dict[str, Callable[[], Any]] = {}
 
 
 def any_subclass(*tensors: Tensor | None) -> bool:
     """Whether one of the tensors is a subclass with a dispatch of its own, for which the operators have no rules."""
-    return any(t is not None and is_subclass(t) and not _has_rules(type(t)) for t in tensors)
+    return any(t is not None and is_subclass(t) and rules_of(type(t)) is None for t in tensors)
 
 
-def _has_rules(kind: type) -> bool:
+def rules_of(kind: type) -> Callable[..., Any] | None:
+    """What describes a call of such tensors for `explain`; None for a class for which the operators have no rules."""
     if kind not in with_rules and kind.__module__ in loaders:
         loaders.pop(kind.__module__)()
-    return kind in with_rules
+    return with_rules.get(kind)
 
 
 # ---- the compiler --------------------------------------------------------------------------------

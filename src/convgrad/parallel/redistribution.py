@@ -36,21 +36,30 @@ def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTen
     Raises:
         CollectiveError: another process died or did not answer in time; it names the collective.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return x.redistribute(placements=placements)
     return _Redistribute.apply(x, tuple(placements), what)
 
 
 class _Redistribute(torch.autograd.Function):
+    """The same tensor, as its gradient is the same; what the processes have of a gradient is summed.
+
+    DTensor's own has a wrong third derivative ("triple backward is not yet supported").
+    """
+
     @staticmethod
-    def forward(ctx: Any, x: DTensor, placements: tuple[Placement, ...], what: str) -> DTensor:
-        ctx.placements = tuple(Replicate() if p.is_partial() else p for p in x.placements)
-        ctx.what = what if what.startswith("gradient of ") else f"gradient of {what}"
+    def forward(x: DTensor, placements: tuple[Placement, ...], what: str) -> DTensor:
+        if torch.compiler.is_dynamo_compiling():
+            return x.redistribute(placements=placements)
         local = local_as(x, placements, what)
         return DTensor.from_local(local, x.device_mesh, placements, run_check=False, shape=x.shape, stride=x.stride())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: DTensor) -> Any:
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        x, _, what = inputs
+        ctx.placements = tuple(Replicate() if p.is_partial() else p for p in x.placements)
+        ctx.what = what if what.startswith("gradient of ") else f"gradient of {what}"
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
         return redistribute(gradients[0], ctx.placements, ctx.what), None, None
 
 
@@ -66,7 +75,7 @@ def local_as(x: DTensor, placements: Sequence[Placement], what: str) -> Tensor:
         with named(f"redistribution of {what}"):
             return wait(x.redistribute(placements=placements).to_local())
     for step in steps(tuple(shape), x.dtype.itemsize, tuple(mesh.shape), now, tuple(placements)):
-        said = f"{step.name} of {what} over {' and '.join(_dimension(mesh, m) for m in step.over)}"
+        said = f"{step.name} of {what} over {dimensions_of(mesh, step.over)}"
         after = tuple(step.want if m in step.over else p for m, p in enumerate(now))
         if step.name == "all-reduce":
             for group in groups_of(mesh, step.over):
@@ -88,15 +97,16 @@ def _plain(placements: Sequence[Placement]) -> bool:
     return len(set(dims)) == len(dims) and all(p.is_replicate() or p == Partial() for p in others)
 
 
-def _dimension(mesh: DeviceMesh, m: int) -> str:
-    names = mesh.mesh_dim_names
-    return f"mesh dimension {names[m] if names else m} ({mesh.size(m)} processes)"
+def dimensions_of(mesh: DeviceMesh, over: Sequence[int]) -> str:
+    """Dimensions of a mesh in words."""
+    names = mesh.mesh_dim_names or range(mesh.ndim)
+    return " and ".join(f"mesh dimension {names[m]} ({mesh.size(m)} processes)" for m in over)
 
 
 def groups_of(mesh: DeviceMesh, over: Sequence[int]) -> list[ProcessGroup]:
     """The groups over which sums, one after another, are the sum over some dimensions of a mesh."""
-    everyone = dist.group.WORLD
-    if len(over) > 1 and everyone is not None and prod(mesh.size(m) for m in over) == everyone.size():
+    everyone = None if torch.compiler.is_dynamo_compiling() else dist.group.WORLD  # which it does not trace
+    if len(over) > 1 and everyone is not None and prod([mesh.size(m) for m in over]) == everyone.size():
         return [everyone]
     return [mesh.get_group(m) for m in over]
 
@@ -113,6 +123,8 @@ def _shared_out(local: Tensor, mesh: DeviceMesh, step: Step, shape: Sequence[int
             size[have.dim] = stop - start
     rows = torch.cat([piece.reshape(-1) for piece in pieces]).resolve_conj().resolve_neg()
     received, sent = [[n * rows.itemsize for n in side] for side in (map(prod, sizes), (p.numel() for p in pieces))]
-    arrived = wait(all_to_all(rows.view(torch.uint8), received, sent, group), what).split(received)  # of any dtype
-    found = [part.view(local.dtype).view(size) for part, size in zip(arrived, sizes, strict=True)]
-    return torch.cat(found, have.dim) if isinstance(have, Shard) else torch.stack(found).sum(0)
+    arrived = wait(all_to_all(rows.view(torch.uint8), received, sent, group), what).view(local.dtype)  # any may travel
+    if not isinstance(have, Shard):
+        return arrived.view(parts, *sizes[rank]).sum(0, dtype=local.dtype)
+    found = zip(arrived.split([prod(size) for size in sizes]), sizes, strict=True)
+    return torch.cat([part.view(size) for part, size in found], have.dim)

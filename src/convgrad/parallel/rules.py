@@ -37,7 +37,13 @@ def register() -> None:
     for name, rule in _RULES.items():
         for overload in getattr(_ops, name).overloads():
             torch.library.register_torch_dispatch(getattr(getattr(_ops, name), overload), DTensor, _handler(rule))
-    with_rules.add(DTensor)
+    with_rules[DTensor] = _described
+
+
+def _described(*arguments: Any) -> Any:
+    from .description import described  # with a room that no call needs
+
+    return described(*arguments)
 
 
 def _handler(rule: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,7 +133,7 @@ def _compute(
         contract: computes them from local tensors.
         bias: what is added to the output.
     """
-    mesh = _mesh(name, {**given, "bias": bias})
+    mesh = mesh_of(name, {**given, "bias": bias})
     operands: dict[Role, DTensor] = {role: t for role, t in given.items() if isinstance(t, DTensor)}
     work = Work(
         (tuple(call.input_size), tuple(call.weight_size), tuple(call.output_size)),
@@ -221,7 +227,7 @@ def _plus(output: Tensor, bias: Tensor) -> Tensor:
     return output + bias.view(-1, *(1,) * (output.dim() - 2))
 
 
-def _mesh(name: str, tensors: dict[Any, Tensor | None]) -> DeviceMesh:
+def mesh_of(name: str, tensors: dict[Any, Tensor | None]) -> DeviceMesh:
     meshes = {role: t.device_mesh for role, t in tensors.items() if isinstance(t, DTensor)}
     plain = [role for role, t in tensors.items() if t is not None and role not in meshes]
     if plain:

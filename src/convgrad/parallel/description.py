@@ -1,0 +1,161 @@
+"""What a sharded convolution exchanges, for `convgrad.explain`: by the rules that compute it, without computing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from .._compat import channels_last_of, suggests_channels_last
+from ..calculus import Role
+from ..diagnostics import Transfer
+from ..shapes import Geometry, convolution_shape
+from .part import Halo, Part, part_of
+from .redistribution import groups_of
+from .rules import mesh_of
+from .sharding import Choice, Placements, Step, Work, choose, steps
+
+_WHY = {
+    "halo exchange": "neighbours own positions that its own couple with",
+    "all-gather": "no other rule computes it for fewer bytes",
+    "all-to-all": "this pass is computed, or wanted, with another dimension sharded",
+    "reduce-scatter": "each process has a summand of all of it",
+    "all-reduce": "each process has a summand of all of it",
+}
+
+
+class Description(NamedTuple):
+    """This process's part of a call.
+
+    Attributes:
+        arguments: its operands, without memory, and the arguments of ``torch.convolution``.
+        placements: where operands and results lie, in words.
+        transfers: what this process receives.
+    """
+
+    arguments: tuple[object, ...]
+    placements: str
+    transfers: tuple[Transfer, ...]
+
+
+def described(
+    geometry: Geometry, input: DTensor, weight: Tensor, bias: Tensor | None, outputs: Sequence[str]
+) -> Description:
+    """This process's part of a convolution of DTensors, and what it receives in the forward and the backward pass.
+
+    Args:
+        geometry: the arguments.
+        input, weight, bias: the operands.
+        outputs: of which of the forward pass and the gradients.
+
+    Raises:
+        DtypeError: a plain tensor among DTensors, or several meshes.
+    """
+    mesh = mesh_of("convolution", {"input": input, "weight": weight, "bias": bias})
+    assert isinstance(weight, DTensor)
+    sizes = tuple(input.shape), tuple(weight.shape), convolution_shape(input.shape, weight.shape, None, geometry)
+    operands: dict[Role, Placements] = {"input": input.placements, "weight": weight.placements}
+
+    def work(given: dict[Role, Placements], results: tuple[Role, ...]) -> Work:
+        return Work(sizes, geometry, input.dtype.itemsize, tuple(mesh.shape), tuple(given.items()), results)
+
+    forward = work(operands, ("output",))
+    choice = choose(forward)
+    part = part_of(forward, choice, mesh)
+    output = _at_rest(forward, choice, "output")
+    found = list(_transfers("forward", forward, choice, part, mesh)) if "forward" in outputs else []
+    roles: tuple[Role, Role] = ("input", "weight")
+    results: tuple[Role, ...] = tuple(role for role in roles if f"grad_{role}" in outputs)
+    if results:
+        given: dict[Role, Placements] = {"output": output}
+        given |= {role: operands[role] for role in roles if results != (role,)}
+        backward = work(given, results)
+        choice = choose(backward)
+        found += _transfers("backward", backward, choice, part_of(backward, choice, mesh), mesh)
+    if isinstance(bias, DTensor) and "grad_bias" in outputs:
+        sums = tuple(Shard(0) if p == Shard(1) else Partial() if p.is_shard() else p for p in output)
+        taken = steps(tuple(bias.shape), bias.dtype.itemsize, tuple(mesh.shape), sums, bias.placements)
+        found += [_redistribution("backward", "grad_bias", step, mesh) for step in taken if step.bytes]
+    names = _names(mesh, range(mesh.ndim))
+    text = f"on a mesh of {' x '.join(f'{name} {n}' for name, n in zip(names, mesh.shape, strict=True))}: " + ", ".join(
+        f"{role} {list(placements)}" for role, placements in {**operands, "output": output}.items()
+    )
+    layout = torch.contiguous_format
+    if suggests_channels_last(input.to_local()):
+        layout = channels_last_of(input.dim() - 2)
+    local: list[Tensor | None] = [
+        torch.empty(part.sizes[role], dtype=input.dtype, device="meta", memory_format=layout) for role in roles
+    ]
+    channels = part.sizes["output"][1]
+    local.append(None if bias is None else torch.empty(channels, dtype=bias.dtype, device="meta"))
+    return Description((*local, *part.arguments), text, tuple(found))
+
+
+def _at_rest(work: Work, choice: Choice, role: Role) -> Placements:
+    """Where a result is in the end: where the other layers want it, or where it came out, sums added up."""
+    own = dict(work.operands).get(role) or work.home(role) or choice.placements(role, result=True)
+    return tuple(Replicate() if p.is_partial() else p for p in own)
+
+
+def _transfers(name: str, work: Work, choice: Choice, part: Part, mesh: DeviceMesh) -> Iterator[Transfer]:
+    operands = dict(work.operands)
+    for role, have in operands.items():
+        tensor = "grad_output" if name == "backward" and role == "output" else role
+        for step in steps(work.shape(role), work.itemsize, work.mesh, have, choice.placements(role)):
+            if step.bytes:
+                yield _redistribution(name, tensor, step, mesh)
+        yield from _halos(name, tensor, role, False, work, part, mesh)
+    for role in work.results:
+        tensor = f"grad_{role}" if name == "backward" else role
+        yield from _halos(name, tensor, role, True, work, part, mesh)
+        have, want = choice.placements(role, result=True), _at_rest(work, choice, role)
+        for step in steps(work.shape(role), work.itemsize, work.mesh, have, want):
+            if step.bytes:
+                yield _redistribution(name, tensor, step, mesh)
+
+
+def _halos(
+    name: str, tensor: str, role: Role, result: bool, work: Work, part: Part, mesh: DeviceMesh
+) -> Iterator[Transfer]:
+    """Of an operand, what it is extended by; of a result, what others have computed of this process's own part."""
+    for halo in part.halos:
+        if halo.role == role and halo.way.travels:
+            sent = sum(p.stop - p.start for pieces in halo.way.sent for p in pieces)
+            size = _row(work, part, halo) * (sent if result else halo.way.received)
+            over = [m for m in range(mesh.ndim) if mesh.get_group(m) is halo.group]
+            yield _transfer(name, tensor, "halo exchange", over, size, size, mesh)
+
+
+def _row(work: Work, part: Part, halo: Halo) -> int:
+    """The bytes of one position: halos of dimensions before it are there already, those after it are not yet."""
+    size = list(part.sizes[halo.role])
+    for other in part.halos[part.halos.index(halo) :]:
+        if other.role == halo.role:
+            size[other.dim] = other.way.have[1] - other.way.have[0]
+    return work.itemsize * prod(size[: halo.dim] + size[halo.dim + 1 :])
+
+
+def _redistribution(name: str, tensor: str, step: Step, mesh: DeviceMesh) -> Transfer:
+    """One step of it; a sum over a part of the processes is one all-reduce for each dimension of the mesh."""
+    sent = step.bytes
+    if step.name == "all-reduce":
+        everyone = prod(mesh.size(m) for m in step.over)
+        size = step.bytes * everyone // (2 * (everyone - 1))
+        sent = sum(2 * size * (group.size() - 1) // group.size() for group in groups_of(mesh, step.over))
+    return _transfer(name, tensor, step.name, step.over, sent, step.bytes, mesh)
+
+
+def _transfer(
+    name: str, tensor: str, what: str, over: Sequence[int], sent: int, least: int, mesh: DeviceMesh
+) -> Transfer:
+    return Transfer(name, tensor, what, _names(mesh, over), sent, least, _WHY[what])
+
+
+def _names(mesh: DeviceMesh, over: Sequence[int]) -> tuple[str, ...]:
+    names = mesh.mesh_dim_names or range(mesh.ndim)
+    return tuple(str(names[m]) for m in over)
