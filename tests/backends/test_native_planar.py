@@ -60,7 +60,9 @@ def test_every_result_is_exact(p: ConvProblem, threads: int) -> None:
             assert torch.equal(result, expected[name]), name
 
 
-@pytest.mark.parametrize("text", ["mb2g8ic8ih58oc8kh3ph1", "mb2g8ic8ih58oc8oh58kh3ph2dh1", "mb3g8ic8iw600oc8ow603kw4pw3"])
+@pytest.mark.parametrize(
+    "text", ["mb2g8ic8ih58oc8kh3ph1", "mb2g8ic8ih58oc8oh58kh3ph2dh1", "mb3g8ic8iw600oc8ow603kw4pw3"]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("operand", ["input", "weight", "grad_output"])
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
