@@ -227,6 +227,8 @@ def test_a_share_must_be_positive():
     for share in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="must be positive"):
             measure(share=share)
+    with pytest.raises(TypeError, match="True, False or None"):
+        measure("yes")  # pyright: ignore[reportArgumentType]
 
 
 # ---- candidates ------------------------------------------------------------------------------------

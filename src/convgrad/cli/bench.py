@@ -51,7 +51,7 @@ def problems(
     output: Outputs = None,
     device: Device = "cpu",
     seconds: Annotated[float, typer.Option(help="For each line of the table.", callback=_positive)] = 1.0,
-    keep: Annotated[bool, typer.Option("--keep-memory/--return-memory", help="Freed memory, for both sides.")] = True,
+    keep: Annotated[bool, typer.Option("--keep-memory/--return-memory", help="Keep freed memory (both sides).")] = True,
     limit: Annotated[bool, typer.Option("--limit/--no-limit", help="Measure the machine's limit if unknown.")] = True,
     transposed: Transposed = False,
     as_csv: CsvFile = None,

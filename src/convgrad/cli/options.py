@@ -134,12 +134,12 @@ def problem_or(*names: str) -> Callable[[str], list[str]]:
 
 Outputs = Annotated[
     list[str] | None,
-    typer.Option("--output", "-o", metavar="OUTPUT", help="Which; may be repeated: " + ", ".join(OUTPUTS) + ".",
+    typer.Option("--output", "-o", metavar="OUTPUT", help="One of " + ", ".join(OUTPUTS) + "; may be repeated.",
                  callback=known("output", OUTPUTS), autocompletion=words(lambda: OUTPUTS)),
 ]  # fmt: skip
 Backends = Annotated[
     list[str] | None,
-    typer.Option("--backend", "-b", metavar="NAME", help="Which, or 'all'; else whichever would be chosen.",
+    typer.Option("--backend", "-b", metavar="NAME", help="Its name, or 'all'; by default the one that would be chosen.",
                  callback=_known_backends, autocompletion=words(lambda: ("all", *_backends()))),
 ]  # fmt: skip
 Properties = Annotated[
