@@ -10,7 +10,7 @@
 //                nothing is transposed, and the lanes are added up once a block
 //
 // What limits it: from 64 channels on both sides the multiply-adds, of which it reaches nine tenths of the processor's
-// in forward and grad_input and three quarters in grad_weight; with 16 channels on one side the memory.
+// in forward and grad_input and eight tenths in grad_weight; with 16 channels on one side the memory.
 #pragma once
 
 #include "parallel.h"
