@@ -164,9 +164,12 @@ def _all(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "backends", ""
     for name, backend in data["backends"].items():
         yield f"  {name}", backend["summary"]
+        answers: dict[str, list[str]] = {}
         for kind, layer in backend["layers"].items():
             can = ", ".join(layer["passes"]) or f"no: {'; '.join(layer['reasons_against'])}"
-            yield "", f"  {kind} on {backend['device']}: {can}"
+            answers.setdefault(can, []).append(kind)
+        for can, kinds in answers.items():
+            yield "", f"  {', '.join(kinds)} on {backend['device']}: {can}"
     said = {"limits": _limits(data["machine"]["limits"]), "measured": "; ".join(_measured(data["store"]["measured"]))}
     for title in ("versions", "machine", "settings", "store", "paths"):
         yield title, ""
