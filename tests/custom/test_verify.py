@@ -218,6 +218,21 @@ def test_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     assert named_problem(str(caught.value)).batch == 2
 
 
+@pytest.mark.slow
+def test_a_long_search_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the search may take longer than one call of ``accepts`` ever should."""
+
+    def slow(p: ConvProblem) -> str:
+        time.sleep(0.005)
+        return "never"
+
+    monkeypatch.setattr(convgrad.custom.verify, "_FIRST_PATIENCE", 2.0)
+    monkeypatch.setattr(convgrad.custom.verify, "_LEAST_SEARCH", 4.0)
+    monkeypatch.setattr(convgrad.custom.verify, "_SIGN_OF_LIFE", 10)
+    with pytest.raises(CheckError, match="no problem was found that its forward accepts"):
+        convgrad.register("wrong", forward=right, accepts=slow, seconds=1)
+
+
 def test_it_exits() -> None:
     def leaving(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
         raise SystemExit(3)

@@ -171,4 +171,4 @@ def _where(trace: IO[str]) -> str:
     trace.seek(0)
     lines = re.findall(r'File "(.*)", line (\d+) in ', trace.read())
     inner = (os.path.dirname(os.path.dirname(__file__)), sysconfig.get_path("stdlib"), os.path.dirname(torch.__file__))
-    return next((f" ({file}:{line})" for file, line in lines if not file.startswith(inner)), "")
+    return next((f" ({file}:{line})" for file, line in lines if not file.startswith((*inner, "<"))), "")

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Any, Final
 
 import torch
@@ -49,6 +50,8 @@ _WHOLE, _MOST_WHOLE = 3, 30_000_000
 _SEARCH, _LEAST_SEARCH = 0.3, 10.0
 #: Seconds that one property of a problem may take; at first, and while problems are searched for, it may be more.
 _PATIENCE, _FIRST_PATIENCE = 30.0, 90.0
+#: So many calls of ``accepts`` may take that long, not the whole search, which is slow on a busy machine.
+_SIGN_OF_LIFE = 500
 
 #: What PyTorch says where a fork cannot differentiate, since the process that it came from did on a GPU's threads.
 _UNFIT = "fork-based multiprocessing"
@@ -154,7 +157,7 @@ def _examine(
     """Check the outputs in turn, problem by problem, until one fails or the time is over."""
     outputs, device = outputs_of(backend), verified.device
     hurry = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs))
-    queues = {o: _problems(backend, device, o, named, hurry) for o in outputs}
+    queues = {o: _problems(backend, device, o, named, hurry, partial(send, "doing", o, None, "")) for o in outputs}
     budget, numbers, complete = _Budget(seconds), Counter[Output](), True
     several = max(2, torch.get_num_threads())  # kernels may share work among threads; small ones are faster without
     torch.set_num_threads(1)
@@ -199,14 +202,21 @@ def _examine(
 
 
 def _problems(
-    backend: CustomBackend, device: str, output: Output, named: Sequence[ConvProblem], hurry: float
+    backend: CustomBackend,
+    device: str,
+    output: Output,
+    named: Sequence[ConvProblem],
+    hurry: float,
+    searching: Callable[[], None],
 ) -> Iterator[ConvProblem | list[tuple[str, int]]]:
     """The problems to check, or the reasons why there are none."""
     alone, sweeps = output in backend.passes, [s for s in backend.sweeps if output in s]
     computed: list[tuple[Output, ...]] = [(output,), *sweeps] if alone else sweeps
-    reasons, place = Counter[str](), torch.device(device)
+    reasons, place, calls = Counter[str](), torch.device(device), count(1)
 
     def accepts(p: ConvProblem) -> bool:
+        if not next(calls) % _SIGN_OF_LIFE:
+            searching()
         against = [backend.reasons_against(p, outputs, place) for outputs in computed]
         # What it was registered for is said where nothing else is in the way: the user knows that.
         reasons.update([r for r in against[0] if not r.startswith("it was registered for")] or against[0])
