@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from . import check
+from ._compat import channels_last_of
 from .backends import Backend
 from .check import CheckReport, CheckResult, check_problem, default_problems, outputs_of
 from .custom import ModuleBackend, backend_of
@@ -100,7 +101,6 @@ def problems(
         groups = draw(st.sampled_from([1, 1, 2, 3, 5]))
         dims = [_draw_dimension(draw, largest, crops) for _ in range(d)]
         size, kernel, stride, padding, dilation, out = zip(*dims, strict=True)
-        formats = {2: torch.channels_last, 3: torch.channels_last_3d}
         last = d > 1 and draw(st.booleans())
         return ConvProblem(
             batch=draw(st.integers(1, 3)),
@@ -114,7 +114,7 @@ def problems(
             dilation=dilation,
             output_size=out,
             dtype=draw(st.sampled_from(dtypes)),
-            memory_format=formats[d] if last else torch.contiguous_format,
+            memory_format=channels_last_of(d) if last else torch.contiguous_format,
             has_bias=draw(st.booleans()),
             origin=draw(st.sampled_from(("plain", "transposed"))),
         ).canonical()

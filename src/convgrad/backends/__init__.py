@@ -12,7 +12,7 @@ from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
 from .native import NativeAvx2Backend, NativeBackend
 from .padding import PaddedCopy, padded
-from .reference import ReferenceBackend
+from .reference import ReferenceBackend, wide_dtype
 from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenPaddedBackend
 from .strides import usual_strides
 from .triton import TritonBackend
@@ -20,7 +20,7 @@ from .triton.banded_backend import TritonBandedBackend
 
 __all__ = ["DEFECTS", "Arithmetic", "Backend", "Defect", "Kernel", "Layout", "PaddedCopy", "ReferenceBackend",
            "aten_backward", "built_in", "described", "found", "learn", "padded", "pytorchs_call", "reads_odd_strides",
-           "runs_as_stated", "statable_arguments", "usual_strides", "warn_of"]  # fmt: skip
+           "runs_as_stated", "statable_arguments", "usual_strides", "warn_of", "wide_dtype"]  # fmt: skip
 
 
 def built_in() -> list[Backend]:

@@ -31,6 +31,7 @@ from .base import Arithmetic, Backend, Kernel
 from .columns import (
     accumulate_dtype,
     column_height,
+    columns_size,
     cut,
     gather,
     piece_shape,
@@ -38,6 +39,8 @@ from .columns import (
     positions_in_piece,
     scatter,
 )
+
+__all__ = ["Im2colBackend", "accumulate_dtype", "columns_size", "forward", "grad_input", "grad_weight"]
 
 #: Elements to which every buffer in a workspace is rounded up, so that matrices begin on a cache line.
 _ALIGN = 16

@@ -35,7 +35,7 @@ class ReferenceBackend(Backend):
         return []
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-        wide = _wide(problem.dtype)
+        wide = wide_dtype(problem.dtype)
         contract = {"forward": _forward, "grad_input": _grad_input, "grad_weight": _grad_weight}[outputs[0]]
 
         def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
@@ -49,7 +49,8 @@ class ReferenceBackend(Backend):
         return kernel
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The 64-bit dtype of the same kind."""
     if dtype.is_complex:
         return torch.complex128
     return torch.float64 if dtype.is_floating_point else torch.int64

@@ -8,11 +8,11 @@ back; the conversions are a part of its time.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from .._compat import channels_last_of
 from ..problem import ConvProblem, Output, Pass
 from .aten import AtenBackend
 from .aten_direct import with_height
@@ -105,8 +105,7 @@ class AtenChannelsLastBackend(_Restated):
 
     def restated(self, problem: ConvProblem) -> ConvProblem:
         lifted = with_height(problem) if problem.ndim == 1 else problem
-        channels_last: Any = {2: torch.channels_last, 3: torch.channels_last_3d}[lifted.ndim]
-        return lifted.replace(memory_format=channels_last)
+        return lifted.replace(memory_format=channels_last_of(lifted.ndim))
 
 
 class AtenPaddedBackend(_Restated):

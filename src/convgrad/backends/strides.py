@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import suggests_channels_last
+from .._compat import channels_last_of, suggests_channels_last
 
 
 def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def tidy(t: Tensor) -> Tensor:
 
 
 def _tidy(t: Tensor) -> Tensor:
-    channels_last = torch.channels_last if t.dim() == 4 else torch.channels_last_3d
+    channels_last = channels_last_of(t.dim() - 2)
     if suggests_channels_last(t):
         layout = channels_last
     elif t.is_contiguous():

@@ -12,7 +12,7 @@ from math import isqrt, sqrt
 import torch
 from torch import Tensor
 
-from ..backends import ReferenceBackend
+from ..backends import ReferenceBackend, wide_dtype
 from ..problem import OPERANDS, ConvProblem, Pass, Slot
 from .bounds import reduction_length
 
@@ -20,13 +20,6 @@ from .bounds import reduction_length
 Operands = dict[str, Tensor]
 
 _REFERENCE = ReferenceBackend()
-
-
-def wide_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The 64-bit dtype of the same kind."""
-    if dtype.is_complex:
-        return torch.complex128
-    return torch.float64 if dtype.is_floating_point else torch.int64
 
 
 def reference(problem: ConvProblem, pass_: Pass, operands: Operands) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..backends import Arithmetic, Backend, Kernel
+from ..backends import Arithmetic, Backend, Kernel, wide_dtype
 from ..engine import prepare
 from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, RESULT, ConvProblem, Output, Pass, Slot
@@ -26,7 +26,6 @@ from .operands import (
     reference,
     structural,
     surely_exact,
-    wide_dtype,
 )
 from .samples import elements_at, index_of
 

@@ -13,9 +13,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ..backends import wide_dtype
 from ..problem import OPERANDS, RESULT, ConvProblem, Pass
 from .bounds import reduction_length
-from .operands import Operands, wide_dtype
+from .operands import Operands
 
 #: Products that all samples of one result may take together.
 _PRODUCTS = 400_000

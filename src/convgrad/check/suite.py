@@ -119,18 +119,9 @@ def _where(error: Exception) -> str:
 
 
 def _result(check: PropertyCheck, name: str, status: Status, *found: Any) -> CheckResult:
-    c = check
-    return CheckResult(
-        c.backend.name,
-        c.problem,
-        c.output,
-        name,
-        status,
-        *found,
-        seed=c.seed,
-        device=str(c.device),
-        operands=c.given if status == "failed" else "",
-    )
+    what = (check.backend.name, check.problem, check.output, name, status)
+    given = check.given if status == "failed" else ""
+    return CheckResult(*what, *found, seed=check.seed, device=str(check.device), operands=given)
 
 
 def check_backend(

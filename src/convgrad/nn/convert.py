@@ -267,10 +267,8 @@ class _Bias(nn.Module):
         super().__init__()
         self.scheme = scheme
 
-    def forward(self, bias: Tensor) -> Tensor:
-        out = self.scheme.bias(bias)
-        assert out is not None
-        return out
+    def forward(self, bias: Tensor) -> Tensor | None:
+        return self.scheme.bias(bias)
 
     def right_inverse(self, bias: Tensor) -> Tensor:
         """What is kept when a bias is assigned."""

@@ -6,6 +6,9 @@ looked at is what the caller gets: the first and the last image, where offsets a
 
 from __future__ import annotations
 
+from math import prod
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -29,59 +32,45 @@ def fault(
     Args:
         operands: (a, b, bias) of a pass, or (grad_output, input, weight) of several outputs.
     """
+    slots: Any = (*OPERANDS[outputs[0]], "bias") if len(outputs) == 1 else ("grad_output", "input", "weight")  # pyright: ignore[reportArgumentType]
+    given: dict[str, Any] = dict(zip(slots, operands, strict=False))
     for output, result in zip(outputs, results, strict=True):
         if output == "grad_bias":
-            grad = operands[0]
-            assert grad is not None
-            exact = grad[:, :1].double().sum().cpu()
-            wrong = _differs(result[:1].cpu(), exact.view(1), grad[:, :1].double().abs().sum().cpu(), "direct")
+            terms = given["grad_output"][:, :1].double()
+            wrong = _differs(result[:1].cpu(), terms.sum().cpu().view(1), terms.abs().sum().cpu(), "direct")
         else:
-            if len(outputs) == 1:
-                a, b, bias = operands
-            else:
-                given = dict(zip(("grad_output", "input", "weight"), operands, strict=True))
-                a, b, bias = (*(given[slot] for slot in OPERANDS[output]), None)
-            assert a is not None
-            assert b is not None
-            wrong = _sampled(problem, output, a, b, bias, result, arithmetic)
+            wrong = _sampled(problem, output, given, result, arithmetic)
         if wrong:
             return f"its {output} kernel is wrong on {result.device}: {wrong} for {problem}"
     return None
 
 
-def _sampled(
-    p: ConvProblem, pass_: Pass, a: Tensor, b: Tensor, bias: Tensor | None, result: Tensor, arithmetic: Arithmetic
-) -> str | None:
+def _sampled(p: ConvProblem, pass_: Pass, given: dict[str, Any], result: Tensor, arithmetic: Arithmetic) -> str | None:
     """A pass of some channels and images alone: each channel is a problem of its own."""
     multiplier = p.out_channels // p.in_channels
-    for channel in sorted({0, p.in_channels // 2, p.in_channels - 1}):
-        inner = slice(channel, channel + 1)
-        outer = slice(channel * multiplier, (channel + 1) * multiplier)
-        images = torch.arange(p.batch) if pass_ == "grad_weight" else torch.tensor(sorted({0, p.batch - 1}))
-        if pass_ == "grad_weight" and max(a[:, outer].numel(), b[:, inner].numel()) > _ELEMENTS:
-            return None  # every image is part of each of its elements
-        of = {"input": (images, inner), "grad_output": (images, outer), "weight": (slice(None), outer)}
+    inner = torch.tensor(sorted({0, p.in_channels // 2, p.in_channels - 1}))
+    outer = (inner[:, None] * multiplier + torch.arange(multiplier)).flatten()
+    images = torch.arange(p.batch) if pass_ == "grad_weight" else torch.tensor(sorted({0, p.batch - 1}))
+    small = p.replace(
+        **{"batch": len(images), "in_channels": len(inner), "groups": len(inner), "out_channels": len(outer)},
+        **{"dtype": torch.float64, "memory_format": torch.contiguous_format},
+    )
+    if pass_ == "grad_weight" and max(prod(small.input_shape), prod(small.output_shape)) > len(inner) * _ELEMENTS:
+        return None  # every image is part of each of its elements
+    channels = {"input": inner, "grad_output": outer}
 
-        def part(slot: str, t: Tensor, of: dict[str, tuple[object, slice]] = of) -> Tensor:
-            first, channels = of[slot]
-            if slot == "weight":
-                return t[channels].cpu().double()
-            return t[:, channels][first.to(t.device)].cpu().double()  # pyright: ignore[reportAttributeAccessIssue]
+    def part(slot: str, t: Tensor) -> Tensor:
+        if slot == "weight":
+            return t[outer.to(t.device)].cpu().double()
+        return t[:, channels[slot].to(t.device)][images.to(t.device)].cpu().double()
 
-        small = p.replace(
-            **{"batch": len(images), "in_channels": 1, "groups": 1, "out_channels": multiplier},
-            **{"dtype": torch.float64, "memory_format": torch.contiguous_format},
-        )
-        first, second = (part(slot, t) for slot, t in zip(OPERANDS[pass_], (a, b), strict=True))
-        exact = _REFERENCE.bind(small, (pass_,))(first, second)
-        size = _REFERENCE.bind(small, (pass_,))(first.abs(), second.abs())
-        if bias is not None:
-            added = bias[inner if pass_ == "grad_input" else outer].cpu().double().view(1, -1, *(1,) * p.ndim)
-            exact, size = exact + added, size + added.abs()
-        wrong = _differs(part(RESULT[pass_], result).to(result.dtype), exact, size, arithmetic)
-        if wrong:
-            return wrong
-    return None
+    first, second = (part(slot, given[slot]) for slot in OPERANDS[pass_])
+    exact = _REFERENCE.bind(small, (pass_,))(first, second)
+    size = _REFERENCE.bind(small, (pass_,))(first.abs(), second.abs())
+    if given.get("bias") is not None:
+        bias = given["bias"].cpu().double()[inner if pass_ == "grad_input" else outer].view(1, -1, *(1,) * p.ndim)
+        exact, size = exact + bias, size + bias.abs()
+    return _differs(part(RESULT[pass_], result).to(result.dtype), exact, size, arithmetic)
 
 
 def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -> str | None:
@@ -96,6 +85,5 @@ def _differs(got: Tensor, exact: Tensor, size: Tensor, arithmetic: Arithmetic) -
     finite = exact.isfinite() & rounded.isfinite() & size.isfinite()
     wrong = finite & ~((got.double() - exact).abs() <= allowed)
     count = int(wrong.sum())
-    return (
-        f"{count} of {wrong.numel()} elements looked at are further off than {arithmetic} sums are" if count else None
-    )
+    text = f"{count} of {wrong.numel()} elements looked at are further off than {arithmetic} sums are"
+    return text if count else None
