@@ -1,24 +1,25 @@
 """Random problems of the kinds that networks have, each computed in every way there is: the rules' source.
 
-    python benchmarks/sweep.py benchmarks/results/sweep.csv --threads 1 --minutes 5
-    python benchmarks/sweep.py benchmarks/results/sweep.csv --threads 2 --minutes 5
+    python benchmarks/sweep.py benchmarks/results/sweep.csv --threads 1 2 4 --minutes 12
 
 Each problem is measured as `convgrad tune` does it: every way is checked against the reference, then all are timed
-alternately with their conversions. A row holds the times of one set of outputs relative to PyTorch's call as given. The
-same number always gives the same problem, for each number of threads another one; a run goes on where the file ends,
-and stops after ``--minutes``.
+alternately with their conversions. A row holds the times of one set of outputs relative to PyTorch's call as given, and
+the commit that they are of. The numbers of threads take turns, each with problems of its own, always the same ones;
+what the file holds is not measured again. Where a way has changed, ``--again`` removes the rows about it; the others
+stay true.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import math
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,8 @@ from convgrad.sizes import output_length
 CPU = torch.device("cpu")
 #: What a rule may take; of several outputs also each pass by its own rule.
 WAYS = ("aten", "native", "native:avx2", "im2col", "aten:float32", "aten:channels_last", "aten:mkldnn", "separate")
-COLUMNS = ("number", "problem", "emulated", "outputs", *WAYS, *CONDITIONS)
-KEY = ("number", "outputs", "threads")
+COLUMNS = ("problem", "emulated", "outputs", *WAYS, *CONDITIONS)
+KEY = ("problem", "outputs", "threads")
 _LEAST_FLOPS, _MOST_FLOPS, _MOST_BYTES = 1e4, 2.5e8, 4e7
 
 # ---- problems ----------------------------------------------------------------------------------------
@@ -98,8 +99,16 @@ def _dense(rng: random.Random) -> dict[str, Any]:
             "dilation": rng.choice((1,) * 9 + (2,)), "transposed": rng.random() < 0.1}  # fmt: skip
 
 
+def _pointwise(rng: random.Random) -> dict[str, Any]:
+    """The ends of a bottleneck: of its channels one has several times as many as the other."""
+    narrow, ratio = rng.choice(_CHANNELS[:14]), rng.choice((1, 2, 4, 4, 6, 6))
+    channels = (narrow, narrow * ratio, 1) if rng.random() < 0.5 else (narrow * ratio, narrow, 1)
+    return {"ndim": rng.choice((1, 2, 2, 2, 2, 2, 3)), "channels": channels, "kernel": 1,
+            "stride": rng.choice((1,) * 7 + (2,)), "dilation": 1}  # fmt: skip
+
+
 _KINDS: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
-    *(_depthwise,) * 4, *(_grouped,) * 3, *(_few,) * 3, *(_dense,) * 3
+    *(_depthwise,) * 4, *(_grouped,) * 3, *(_few,) * 3, *(_dense,) * 3, *(_pointwise,) * 3
 )  # fmt: skip
 _DTYPES = (torch.float32,) * 6 + (torch.float16, torch.bfloat16, torch.float64)
 
@@ -171,31 +180,45 @@ def keep_candidates() -> None:
         backend.candidate = backend.name in WAYS
 
 
+def remove(path: Path, kinds: Sequence[str]) -> None:
+    """The rows about these kinds of problems."""
+    with path.open(encoding="utf-8", newline="") as file:
+        kept = [r for r in csv.DictReader(file) if not any(getattr(ConvProblem.parse(r["problem"]), k) for k in kinds)]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", type=Path, help="where the rows go; what it holds already is not measured again")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=[1], nargs="+", help="in turn; one named twice gets more time")
     parser.add_argument("--minutes", type=float, default=5.0, help="then stop; 0 for no end")
     parser.add_argument("--problems", type=int, default=0, help="stop after so many; 0 for no end")
+    parser.add_argument("--again", nargs="+", choices=("depthwise", "pointwise"), help="measure these kinds again")
     options = parser.parse_args()
-    prepare(options.threads)
+    if options.again:
+        remove(options.csv, options.again)
+    prepare(options.threads[0])
     results, deadline = Results(options.csv, COLUMNS, KEY, resume=True), Deadline(options.minutes)
     keep_candidates()
-    where = conditions_here()
+    where, numbers = conditions_here(), {threads: count() for threads in options.threads}
     with tempfile.TemporaryDirectory() as folder:  # nothing that was measured before, and nothing stays
         os.environ["CONVGRAD_CACHE"] = folder
         measurements.reload()
-        for number in count():
-            if deadline.over() or (options.problems and number >= options.problems):
+        for done, threads in enumerate(cycle(options.threads)):
+            if deadline.over() or (options.problems and done >= options.problems):
                 break
-            problem = random_problem(number, options.threads)
+            torch.set_num_threads(threads)
+            problem = random_problem(next(numbers[threads]), threads)
             backward = "+".join(gradient_outputs(problem.transposed, (True, True, False)))
-            if results.done(number=number, outputs=backward, threads=options.threads):
+            if results.done(problem=problem, outputs=backward, threads=threads):
                 continue
-            fixed = {"number": number, "problem": str(problem), "emulated": int(cpu_lacks(problem.dtype))}
+            fixed = {"problem": str(problem), "emulated": int(cpu_lacks(problem.dtype))}
             for row in rows(problem):
-                results.add({**fixed, **row, **where})
-            print(f"\r{number + 1} problems", end="", file=sys.stderr, flush=True)
+                results.add({**fixed, **row, **where, "threads": threads})
+            print(f"\r{done + 1} problems", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return 0
 

@@ -263,17 +263,12 @@ inline void choose_bands(Tiling& p, int64_t budget, int64_t least_tiles) {
 }
 
 // Whether to read channels_last tensors directly. Near the border the kernel elements change from column to column,
-// which costs more than packing does, unless the kernel is small or the image wide. Alone, grad_weight sums rows from
-// end to end where dilation equals stride, and its borders cost less.
+// which costs more than packing does, unless the kernel is small or the image wide.
 inline bool reads_directly(const Tiling& p, int64_t vector) {
   if (!p.channels_last || p.multiplier != 1 || p.channels < vector || p.padding_mode) return false;
   const Axis& w = p.axis[2];
-  const int64_t border = (w.kernel - 1) * w.dilation / w.stride;
-  const bool whole_rows = !p.needs_weight() && w.dilation == w.stride;
-  if (p.kernel_elements <= 9) return true;
-  if (p.kernel_elements <= 27) return whole_rows ? w.output > border : w.output >= 4 * border;
-  if (whole_rows && p.kernel_elements <= 125) return w.output >= 3 * border;
-  return p.kernel_elements <= 49 && w.output >= 8 * border;
+  return p.kernel_elements <= 9 ||
+         (p.kernel_elements <= 49 && w.output >= 4 * ((w.kernel - 1) * w.dilation / w.stride));
 }
 
 inline int64_t tensor_bytes(const Tiling& p, int64_t storage_bytes) {

@@ -89,31 +89,15 @@ struct PlanarColumns {
 
   // ---- what is taken ----
 
-  // What these kernels can compute: small kernels with stride 1, and rows of at least a vector.
-  static bool takes(const convgrad_problem& q, int64_t storage_bytes) {
+  // What these kernels can compute: small kernels with stride 1, and rows of at least a vector. They are faster than
+  // packing where there is enough of a slice for what a call of the loops costs, and planes enough for all threads.
+  static bool takes(const convgrad_problem& q) {
     for (int d = 0; d < 3; ++d)
       if (q.stride[d] != 1) return false;
     if (q.padding_mode) return false;
     return q.layout == CONVGRAD_CONTIGUOUS && q.kernel[1] <= kBlockRows &&
            q.kernel[2] <= kBlockColumns - (q.kernel[1] > 1) && least(q.input[2], q.output[2]) >= N &&
-           (kTestsTiles || gains(q, storage_bytes));
-  }
-
-  // Where they are faster than packing: planes for all threads, and rows long enough for what a call of the loops and
-  // its borders cost. Tensors that are in a cache gain less, as packing has nothing to wait for there. The limits are
-  // where the two took the same time on a Zen 3, with one thread and with four.
-  static bool gains(const convgrad_problem& q, int64_t storage_bytes) {
-    const bool sums = q.outputs & CONVGRAD_GRAD_WEIGHT, results = q.outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
-    int64_t bytes[2] = {1, q.out_per_group};
-    for (int d = 0; d < 3; ++d) bytes[0] *= q.input[d], bytes[1] *= q.output[d];
-    const bool cached = q.batch * q.groups * (bytes[0] + bytes[1]) * storage_bytes <= kCachedBytes;
-    const bool deep = q.kernel[0] > 1;
-    int64_t columns = 3 * N, rows = 0;
-    if (results) columns = cached ? (sums && !deep ? 7 : 6) * N : sums || deep ? 4 * N : 7 * N / 2;
-    if (!results && (cached || deep)) columns = deep ? 5 * N : 7 * N / 2;
-    if (deep) rows = (results ? 5 : 3) * kMostRows / 2;  // the kernels of a few rows don't hide the additions' latency
-    return q.batch * q.groups >= 4 * q.threads && least(q.input[2], q.output[2]) >= columns &&
-           least(q.input[1], q.output[1]) >= rows;
+           (kTestsTiles || (q.output[1] * q.output[2] >= 512 && q.batch * q.groups >= 4 * q.threads));
   }
 };
 

@@ -6,15 +6,14 @@
 
 namespace {
 
-// The sums of the lanes of N vectors, which are spoilt.
-template <class T, int N>
+// The sums of the lanes of the vectors [0, N), which are spoilt: those of two vectors meet in one, half of its lanes each.
+template <class T, int N, int B = N / 2>
 inline Vec<T, N> sum_lanes(Vec<T, N>* rows) {
-  transpose<T, N>(rows);
-#pragma GCC unroll 4
-  for (int half = N / 2; half > 0; half /= 2) {
+  constexpr auto lanes = std::make_integer_sequence<int, N>();
 #pragma GCC unroll 8
-    for (int l = 0; l < half; ++l) rows[l] += rows[l + half];
-  }
+  for (int i = 0; i < B; ++i)
+    rows[i] = exchange<B, false>(rows[i], rows[i + B], lanes) + exchange<B, true>(rows[i], rows[i + B], lanes);
+  if constexpr (B > 1) sum_lanes<T, N, B / 2>(rows);
   return rows[0];
 }
 

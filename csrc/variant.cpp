@@ -8,6 +8,7 @@
 #include "grouped.h"
 #include "kept_plan.h"
 #include "planar.h"
+#include "pointwise.h"
 
 #if !defined(CONVGRAD_VARIANT) || !defined(CONVGRAD_ARITHMETIC)
 #error "compile with -DCONVGRAD_VARIANT=<name> and -DCONVGRAD_ARITHMETIC=<float or double>"
@@ -37,7 +38,9 @@ convgrad_plan* create_for(const char* name, const convgrad_problem& q) {
 template <class S, class T>
 convgrad_plan* create(const convgrad_problem& q) {
   constexpr int N = kVectorBytes / int(sizeof(T));
-  if (q.in_per_group > 1 || q.groups == 1) return create_for<Grouped<S, T, N>>("grouped", q);
+  const bool depthwise = q.in_per_group == 1 && q.groups > 1;
+  if (!depthwise && PointwisePlan::takes(q)) return create_for<Pointwise<S, T, N>>("pointwise", q);
+  if (!depthwise) return create_for<Grouped<S, T, N>>("grouped", q);
   if (Planar<S, T, N>::takes(q)) return create_for<Planar<S, T, N>>("planar", q);
   return create_for<Depthwise<S, T, N>>("packed", q);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import find, given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,11 @@ from convgrad import testing
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.problem import ConvProblem
 from convgrad.testing import check_problem, problems
+
+
+def test_an_output_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown output 'fwd'; outputs are forward, "):
+        check_problem("aten", "ic2ih5oc2kh3", "fwd")  # pyright: ignore[reportArgumentType]
 
 
 def test_everything_public_is_there() -> None:

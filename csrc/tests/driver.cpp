@@ -46,7 +46,11 @@ Case draw(std::mt19937_64& rng) {
   auto pick = [&](int64_t low, int64_t high) { return low + int64_t(rng() % uint64_t(high - low + 1)); };
   Case c = {};
   c.p.batch = pick(1, 5);
-  if (pick(0, 1)) {
+  const bool pointwise = pick(0, 4) == 0;  // without stride and padding, which have loops of their own
+  if (pointwise) {
+    c.p.groups = pick(0, 2) ? 1 : pick(2, 4);
+    c.p.in_per_group = pick(1, pick(0, 1) ? 20 : 90), c.p.out_per_group = pick(1, pick(0, 1) ? 20 : 90);
+  } else if (pick(0, 1)) {
     c.p.groups = pick(0, 3) ? pick(2, 17) : pick(18, 70), c.p.in_per_group = 1;
     c.p.out_per_group = pick(0, 3) ? 1 : pick(2, 3);
   } else {
@@ -63,8 +67,9 @@ Case draw(std::mt19937_64& rng) {
       c.p.kernel[d] = !used ? 1 : small ? pick(1, d == 2 && dims == 1 ? 4 : 3) : pick(1, all ? 11 : 7 - dims);
       c.p.stride[d] = used && !small ? pick(1, pick(0, 3) ? 3 : 8) : 1, c.p.dilation[d] = used ? pick(1, 3) : 1;
       c.p.padding[d] = used ? pick(-2, all ? 12 : 5) : 0;
+      if (pointwise) c.p.kernel[d] = c.p.stride[d] = 1, c.p.padding[d] = 0;
       c.p.input[d] = used ? pick(1, dims == 1 ? 150 : all ? 40 / dims : dims == 2 ? 20 : 12) : 1;
-      const int64_t room = c.p.input[d] + c.p.padding[d] + (used ? pick(-2, 5) : 0) -
+      const int64_t room = c.p.input[d] + c.p.padding[d] + (used && !pointwise ? pick(-2, 5) : 0) -
                            (c.p.dilation[d] * (c.p.kernel[d] - 1) + 1);
       c.p.output[d] = room >= 0 ? room / c.p.stride[d] + 1 : 0;
       // How far outside it reads; reflect has a position less to read than there are, circular has them all.

@@ -66,6 +66,19 @@ def problems(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[Conv
     return draw_one()
 
 
+@st.composite
+def pointwise(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> ConvProblem:
+    """Images of one pixel, of less than a vector, of several blocks; vectors that begin in one and end in another."""
+    ndim = draw(st.integers(1, 3))
+    longest = {1: 400, 2: 20, 3: 8}[ndim]
+    size = tuple(draw(st.one_of(st.integers(1, 3), st.integers(1, longest))) for _ in range(ndim))
+    groups, one = draw(st.sampled_from([1, 1, 1, 2, 5])), (1,) * ndim
+    channels = st.sampled_from([1, 2, 3, 5, 8, 13, 16, 17, 24, 31, 40, 67, 130])
+    inputs, outputs, batch = draw(channels) * groups, draw(channels) * groups, draw(st.integers(1, 9))
+    dtype = draw(st.sampled_from(dtypes))
+    return ConvProblem(batch, inputs, outputs, groups, size, one, one, ((0, 0),) * ndim, one, size, dtype=dtype)
+
+
 def operands(p: ConvProblem, most: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     """Small integers, whose sums every dtype's accumulator holds exactly."""
 

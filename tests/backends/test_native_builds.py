@@ -130,7 +130,12 @@ def test_inner_loops_keep_their_sums_in_whole_registers(tmp_path: Path, march: s
     if platform.machine() not in ("x86_64", "AMD64"):
         pytest.skip("not this processor's registers")
     objects = compile_kernels(tmp_path, first_found("g++"), "-O3", "-fPIC", f"-march={march}")
-    loops = [loop for part in objects for loop in innermost_loops(part) if re.search("correlate<|accumulate<", loop[0])]
+    loops = [
+        loop
+        for part in objects
+        for loop in innermost_loops(part)
+        if re.search("(correlate|accumulate|multiply|dot)<", loop[0])
+    ]
     assert len(loops) > 40
     for name, body in loops:
         products = [text for text in body if "fmadd" in text]

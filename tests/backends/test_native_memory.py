@@ -13,13 +13,16 @@ from torch import Tensor
 from convgrad.backends import _native_library as library
 from convgrad.problem import ConvProblem
 
-from .native_cases import BACKEND, everything, on_threads, operands, problems, reference
+from .native_cases import BACKEND, everything, on_threads, operands, pointwise, problems, reference
 
 pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
 
 
+FEW = (torch.float32, torch.bfloat16)
+
+
 @settings(max_examples=60)
-@given(p=problems((torch.float32, torch.bfloat16)))
+@given(p=st.one_of(problems(FEW), pointwise(FEW)))
 def test_nothing_outside_the_operands_is_read(p: ConvProblem) -> None:
     def in_poison(x: Tensor) -> Tensor:
         buffer = torch.full((x.numel() + 128,), torch.nan, dtype=x.dtype)
@@ -49,8 +52,8 @@ def with_limits(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tenso
     return result.masked_fill((undefined > 0) | ((up > 0) & (down > 0)), torch.nan)
 
 
-@settings(max_examples=50)
-@given(p=problems(), threads=st.sampled_from([1, 3]), data=st.data())
+@settings(max_examples=70)
+@given(p=st.one_of(problems(), pointwise()), threads=st.sampled_from([1, 3]), data=st.data())
 def test_infinity_and_nan_reach_what_they_are_multiplied_into(
     p: ConvProblem, threads: int, data: st.DataObject
 ) -> None:

@@ -50,8 +50,8 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
     file = tmp_path / "sweep.csv"
 
-    def run(problems: int) -> list[dict[str, str]]:
-        monkeypatch.setattr(sys, "argv", ["sweep.py", str(file), "--problems", str(problems)])
+    def run(problems: int, *options: str) -> list[dict[str, str]]:
+        monkeypatch.setattr(sys, "argv", ["sweep.py", str(file), "--problems", str(problems), *options])
         try:
             assert sweep.main() == 0
         finally:
@@ -65,7 +65,12 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(float(r["im2col"]) > 0 for r in one[:3])
     two = run(2)
     assert two[:4] == one
-    assert [r["number"] for r in two] == ["0"] * 4 + ["1"] * 4
+    assert [r["problem"][:6] for r in two] == ["g4mb1i"] * 4 + ["g4mb2i"] * 4
+    both = run(3, "--threads", "1", "2")
+    assert both[:8] == two
+    assert [r["threads"] for r in both[8:]] == ["2"] * 4  # of two turns of one thread both are there
+    assert [r["threads"] for r in run(1, "--again", "pointwise")] == ["1"] * 8 + ["2"] * 4
+    assert len(run(1, "--again", "depthwise")) == 4
     assert set(sweep.WAYS) - {"separate"} <= {*backends()}
 
 
@@ -79,8 +84,8 @@ def made_up(path: Path) -> Path:
         writer.writeheader()
         for number in range(60):
             k = 2 + number % 4
-            p = ConvProblem.parse(f"g8mb{1 + number % 7}ic8ih{8 + number % 11}oc8kh{k}")
-            row = {"number": number, "problem": p, "emulated": 0, "outputs": "forward", "aten": 1}
+            p = ConvProblem.parse(f"g8mb{1 + number}ic8ih{8 + number % 11}oc8kh{k}")
+            row = {"problem": p, "emulated": 0, "outputs": "forward", "aten": 1}
             writer.writerow({**row, "native": 0.5 if k >= 3 else 2.0, **CONDITIONS})
     return path
 

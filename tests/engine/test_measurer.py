@@ -16,7 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
 from convgrad.backends import Backend
-from convgrad.engine import cache, get_backend, measurements, measurer, register, store, unregister
+from convgrad.engine import ab_timer, cache, get_backend, measurements, measurer, register, store, unregister
+from convgrad.engine.ab_timer import Comparison
 from convgrad.engine.environment import environment
 from convgrad.engine.measurements import Measurement, similar
 from convgrad.problem import ConvProblem
@@ -226,6 +227,8 @@ def test_a_share_must_be_positive():
     for share in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="must be positive"):
             measure(share=share)
+    with pytest.raises(TypeError, match="True, False or None"):
+        measure("yes")  # pyright: ignore[reportArgumentType]
 
 
 # ---- candidates ------------------------------------------------------------------------------------
@@ -265,6 +268,21 @@ def test_a_hopeless_candidate_is_called_a_few_times_and_no_more():
         forward()
     full = [o for o in slow.calls if o == ("forward",)]
     assert len(full) <= 3 + 2  # the two are of the check
+
+
+def test_what_looked_faster_once_is_compared_with_the_first_again(monkeypatch):
+    """Something else ran while the first comparison did."""
+    asked = []
+
+    def compare(calls: dict[str, Any], baseline: str, **_: Any) -> Comparison:
+        asked.append([*calls])
+        lucky = {"native": 0.5, "im2col": 0.8} if len(asked) == 1 else {"native": 1.2, "im2col": 0.9}
+        return Comparison(baseline, {name: (lucky.get(name, 1.0),) * 7 for name in calls})
+
+    monkeypatch.setattr(ab_timer, "compare", compare)
+    times, _ = measurer._times({name: lambda: time.sleep(1e-3) for name in ("aten", "native", "im2col")}, CPU)
+    assert times == pytest.approx({"aten": 1.0, "native": 1.2, "im2col": 0.9})
+    assert asked == [["aten", "native", "im2col"], ["aten", "native"], ["aten", "im2col"]]
 
 
 @pytest.mark.parametrize(

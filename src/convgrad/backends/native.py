@@ -1,4 +1,4 @@
-"""`native`: the compiled CPU kernels of ``csrc/`` for depthwise and small-group convolutions, through a C interface."""
+"""`native`: the compiled CPU kernels of ``csrc/`` for depthwise, small-group and pointwise convolutions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .base import BOTH_GRADIENTS, Backend, Kernel
 from .padding import padded
 from .strides import usual_strides
 
-#: Most input or output channels a group, where a problem is not depthwise.
+#: Most input or output channels a group, where a problem is neither depthwise nor pointwise.
 MOST_A_GROUP = 16
 
 #: Of an image with its padding, unless it is large without: packing a gigabyte of zeros takes a second.
@@ -37,10 +37,13 @@ Run = Callable[[int, bytes], int]
 
 
 class NativeBackend(Backend):
-    """Depthwise convolutions and those with few channels a group on the CPU: every pass, dtype, kernel and stride."""
+    """Convolutions on the CPU that are depthwise or have few channels a group, and pointwise ones as they lie.
+
+    Every pass, dtype, kernel and stride; a pointwise one with more channels in contiguous layout, unstrided, unpadded.
+    """
 
     name = "native"
-    summary = "compiled CPU kernels for depthwise and small-group convolutions"
+    summary = "compiled CPU kernels for depthwise, small-group and pointwise convolutions"
     sweeps = BOTH_GRADIENTS
     padding_modes = PADDING_MODES
     #: Of its kernels; the best of the processor's where none is named.
@@ -54,10 +57,11 @@ class NativeBackend(Backend):
         reasons = []
         if device.type != "cpu":
             reasons.append(f"it runs on the CPU, the tensors are on {device.type}")
-        if not problem.depthwise and max(_group(problem)) > MOST_A_GROUP:
+        if not problem.depthwise and not _is_matrix_product(problem) and max(_group(problem)) > MOST_A_GROUP:
             inputs, outputs_ = _group(problem)
             reasons.append(
-                f"it computes depthwise convolutions and those with at most {MOST_A_GROUP} channels a group, "
+                f"it computes depthwise convolutions, those with at most {MOST_A_GROUP} channels a group, and in "
+                "contiguous layout pointwise ones of stride 1 without padding; "
                 f"here a group has {inputs} input and {outputs_} output channels"
             )
         if problem.dtype not in _DTYPES:
@@ -114,6 +118,10 @@ def _padded_elements(p: ConvProblem) -> int:
 def _group(p: ConvProblem) -> tuple[int, int]:
     """Input and output channels of a group."""
     return p.in_channels // p.groups, p.out_channels // p.groups
+
+
+def _is_matrix_product(p: ConvProblem) -> bool:
+    return p.pointwise and p.input_size == p.output_size and not (p.channels_last or any(map(any, p.padding)))
 
 
 # ---- kernels: one Python function each, and one call of the library ------------------------------

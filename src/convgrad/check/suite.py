@@ -67,11 +67,17 @@ def check_problem(
     Returns:
         One result for each property; a single skipped one where the backend has reasons against the problem.
 
+    Raises:
+        ValueError: a problem or an output that is none.
+        KeyError: no backend has this name.
+
     Equivalent to:
         >>> results = check_problem("reference", "g2ic4iw9oc6kw3", "grad_weight")
         >>> {r.status for r in results} <= {"passed", "skipped"}
         True
     """
+    if output not in OUTPUTS:
+        raise ValueError(f"unknown output {output!r}; outputs are {', '.join(OUTPUTS)}")
     backend, problem = _backend(backend), _problem(problem)
     check = PropertyCheck(backend, problem, output, torch.device(device), seed, repeats, threads)
     reasons = check.reasons_against()

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from .app import app, command, device_here, fail, say_json
-from .options import AsJson, Backends, CsvFile, Device, Layout, Outputs, StepLayout, Transposed, problem_or
+from .options import AsJson, Backends, CsvFile, Device, Layout, Outputs, StepLayout, Transposed, problem_or, writable
 
 
 class _Bench(TyperGroup):
@@ -37,7 +37,7 @@ Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all wher
 Threads = Annotated[int, typer.Option(help="As torch.set_num_threads.")]
 Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.")]
 Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
-Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.")]
+Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.", callback=writable)]
 Resume = Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")]
 
 
@@ -51,7 +51,7 @@ def problems(
     output: Outputs = None,
     device: Device = "cpu",
     seconds: Annotated[float, typer.Option(help="For each line of the table.", callback=_positive)] = 1.0,
-    keep: Annotated[bool, typer.Option("--keep-memory/--return-memory", help="Freed memory, for both sides.")] = True,
+    keep: Annotated[bool, typer.Option("--keep-memory/--return-memory", help="Keep freed memory (both sides).")] = True,
     limit: Annotated[bool, typer.Option("--limit/--no-limit", help="Measure the machine's limit if unknown.")] = True,
     transposed: Transposed = False,
     as_csv: CsvFile = None,

@@ -39,7 +39,7 @@ def check(
         str,
         typer.Argument(
             metavar="[PROBLEM|FILE]",
-            help="A problem, or a file of them, benchdnn's as they are.",
+            help="A problem, or a file of them; files of benchdnn too.",
             autocompletion=problem_or(),
         ),
     ] = "",
@@ -61,8 +61,8 @@ def check(
     exactness and the error bound unless --thorough asks for all, and large ones at a reduced size: the same kernel,
     stride, dilation, border and groups, fewer images, channels and rows.
 
-    A kernel of PyTorch's that differs in what PyTorch does not promise, such as where infinities become NaN, is told
-    and no failure: that depends on the processor.
+    Where a kernel of PyTorch's differs in what PyTorch does not promise, such as where infinities become NaN, that is
+    reported and counts as no failure: it depends on the processor.
 
     With --aten, random problems are given to PyTorch's own CPU kernels for a minute, in another process whose memory is
     filled with large numbers. What they get wrong is printed with a command for a report, kept, and avoided from then
@@ -70,7 +70,7 @@ def check(
 
     Ends with 0 if all is well, 1 if something failed, 2 if a request was not understood, 130 if interrupted (the
     summary so far is printed). Every failure prints the command that repeats it. Kernels of --kernels are registered
-    unseen, since they are checked here.
+    without a check, since they are checked here.
 
     Examples:
 

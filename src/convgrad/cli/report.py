@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Generator
@@ -15,7 +14,7 @@ import typer
 
 from .app import command, device_here, fail, say, say_json
 from .models import MODELS, build, example_input
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, problem_or
+from .options import AsJson, ChannelsLast, Device, Dtype, Input, problem_or, writable
 
 if TYPE_CHECKING:
     import torch
@@ -29,10 +28,9 @@ _BATCH = 2
 @command("report", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def report(
     what: Annotated[
-        str,
-        typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.", autocompletion=problem_or(*MODELS)),
+        str, typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.", autocompletion=problem_or(*MODELS))
     ],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What a script gets.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Else report.html; or data alone, x.json.")] = None,
     against: Annotated[Path | None, typer.Option("--against", help="An earlier page or data, to compare with.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="For measuring; of a script, when it has ended.")] = 10.0,
@@ -97,8 +95,7 @@ def report(
 
 def _ready(page: Path) -> None:
     """Refuse what cannot be written before anything runs."""
-    if page.is_dir() or not os.access(page if page.exists() else page.parent, os.W_OK):
-        raise fail(f"{str(page)!r} cannot be written", "--out takes a file")
+    writable(page)
     if page.suffix != ".json":
         for package in ("jinja2", "matplotlib"):
             if find_spec(package) is None:

@@ -15,8 +15,8 @@ from .options import CsvFile, JsonFile
 @command("run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def run_command(
     script: Annotated[str, typer.Argument(metavar="SCRIPT", help="A Python script, or with -m a module's name.")],
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What the script gets.")] = None,
-    stock: Annotated[bool, typer.Option("--stock", help="PyTorch's own kernels compute; show which.")] = False,
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Its arguments.")] = None,
+    stock: Annotated[bool, typer.Option("--stock", help="Run on PyTorch's own kernels, and show which ran.")] = False,
     csv: CsvFile = None,
     as_json: JsonFile = None,
     module: Annotated[bool, typer.Option("-m", help="SCRIPT is a module's name, as for python -m.")] = False,

@@ -44,7 +44,7 @@ def tune(
             metavar="[MODEL|SCRIPT|FILE|PROBLEM]", help="What to measure.", autocompletion=problem_or(*MODELS)
         ),
     ] = "",
-    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What a script gets.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
     device: Device = "cpu",
     shape: Input = "",
     dtype: Dtype = "",

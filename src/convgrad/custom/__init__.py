@@ -88,7 +88,7 @@ def register(
         arithmetic: how they sum, which selects the error that is allowed: "direct", "tf32", "transform" or
             "low-precision accumulation".
         prefer: use them wherever they are usable; False: only where they are named, as in ``backend="mine"``.
-        verify: run the conformance suite first. False registers them unseen; `info` and `explain` say so.
+        verify: run the conformance suite first. False registers them without a check; `info` and `explain` say so.
         seconds: how long the check may take; what is loaded and compiled at the first call is not counted. With fewer
             than 30 problems of an output the kernel is registered as not verified; the next time, the check goes on.
         problems: problems to check first, one or several, as `ConvProblem` or as text; a kernel for which none is found

@@ -17,7 +17,9 @@ import sys
 import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 
@@ -39,10 +41,6 @@ class Ratio:
     def differs(self) -> bool:
         """Whether the interval leaves out 1: only then is there a difference to speak of."""
         return self.low > 1 or self.high < 1
-
-    def inverse(self) -> Ratio:
-        """The same finding read the other way round: 2x as fast is 0.5x the time."""
-        return Ratio(1 / self.value, 1 / self.high, 1 / self.low if self.low else math.inf)
 
     def __str__(self) -> str:
         text = f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
@@ -85,12 +83,6 @@ class Comparison:
         pairs = zip(self.samples[self.baseline], self.samples[name], strict=True)
         ratios = [base / own for base, own in pairs]
         return Ratio(statistics.median(ratios), *median_interval(ratios, self.confidence))
-
-    @property
-    def fastest(self) -> str:
-        """The name with the lowest median; the baseline, where nothing differs from it for the better."""
-        best = min(self.samples, key=self.median)
-        return best if best == self.baseline or self.speedup(best).low > 1 else self.baseline
 
     def __str__(self) -> str:
         width = max(map(len, self.samples))
@@ -254,7 +246,7 @@ def surroundings(device: torch.device | str = "cpu") -> dict[str, str]:
     device = torch.device(device)
     on_gpu = device.type == "cuda"
     return {
-        "processor": torch.cuda.get_device_name(device) if on_gpu else _processor(),
+        "processor": torch.cuda.get_device_name(device) if on_gpu else processor()[0],
         "threads": f"CUDA {torch.version.cuda}" if on_gpu else f"{torch.get_num_threads()} threads",
         "torch": f"torch {torch.__version__}",
         "python": f"Python {platform.python_version()}",
@@ -267,10 +259,11 @@ def conditions(device: torch.device | str = "cpu") -> str:
     return ", ".join(surroundings(device).values())
 
 
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-            return next(names, platform.machine())
-    except OSError:
-        return platform.processor() or platform.machine()
+def processor() -> tuple[str, dict[str, str]]:
+    """The processor's name, and what Linux says of the first one."""
+    facts = {}
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in takewhile(str.strip, lines):
+            name, _, value = line.partition(":")
+            facts[name.strip()] = value.strip()
+    return facts.get("model name") or platform.processor() or platform.machine(), facts

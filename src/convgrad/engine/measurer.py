@@ -3,7 +3,8 @@
 The candidates are the backends that can, for several gradients each sweep and the fastest separate passes. A candidate
 is checked against the reference before it is timed for the first time. Then all are called alternately, as a plan calls
 them: operands that must be copied, an added bias and the sum of a bias gradient are part of the time. One that takes
-more than twice as long as the best is called a few times and no more.
+more than twice as long as the best is called a few times and no more; one that looks faster than ATen is compared with
+it once more, by themselves, and the worse of both comparisons counts.
 
 Measuring costs time that training waits for. Therefore it may take a small share of the running time; an
 unsettled choice is looked at again when there is time for it (`look_again`). One process at a time measures; what it
@@ -121,12 +122,7 @@ def look_again(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def measure_now(
-    problem: ConvProblem,
-    outputs: tuple[Output, ...],
-    device: torch.device,
-    settings: Settings,
-    *,
-    force: bool = False,
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, *, force: bool = False
 ) -> Measurement | None:
     """Measure a problem if there is time for it and nobody else is measuring; None where it was not measured.
 
@@ -295,20 +291,30 @@ def _times(calls: dict[str, Callable[[], None]], device: torch.device) -> tuple[
     raised: dict[str, str] = {}
     for way, call in calls.items():
         try:
-            slow = call_seconds(call, device) > _MOST_SECONDS  # it allocates, compiles, plans
-            once[way] = best = call_seconds(call, device)
-            for _ in range(0 if slow else 1 if best > _BRIEF else 4):  # caches and memory settle
-                once[way] = min(once[way], call_seconds(call, device))
+            call_seconds(call, device)  # it allocates, compiles, plans
+            once[way] = call_seconds(call, device)
         except Exception as error:  # whatever a user's function raises
             raised[way] = f"it raised {type(error).__name__}: {str(error)[:200]}"
     if not once:
         return {}, raised
+    for brief in (_MOST_SECONDS, _BRIEF, _BRIEF, _BRIEF):  # caches and memory settle; a disturbance hits one round
+        for way, took in once.items():
+            if took <= brief:
+                once[way] = min(took, call_seconds(calls[way], device))
     first, fastest = next(iter(once)), min(once, key=lambda way: once[way])
     hopeful = {way: call for way, call in calls.items() if once.get(way, inf) <= _HOPELESS * once[fastest]}
+    times = {way: seconds / once[first] for way, seconds in once.items()}
     if len(hopeful) > 1:
-        round_takes = sum(once[way] for way in hopeful)
-        rounds = max(1, min(7, int(_MOST_SECONDS / round_takes)))
-        seen = compare(hopeful, fastest, seconds=_SECONDS, device=device, least_rounds=rounds)
-        for way in hopeful:
-            once[way] = once[fastest] / seen.speedup(way).value
-    return {way: seconds / once[first] for way, seconds in once.items()}, raised
+
+        def compared(some: dict[str, Callable[[], None]]) -> dict[str, float]:
+            base = first if first in some else fastest
+            rounds = max(1, min(7, int(_MOST_SECONDS / sum(once[way] for way in some))))
+            seen = compare(some, base, seconds=_SECONDS, device=device, least_rounds=rounds)
+            return {way: times[base] / seen.speedup(way).value for way in some}
+
+        times |= compared(hopeful)
+        confirmed = {first}
+        while first in hopeful and (best := min(times, key=lambda way: times[way])) not in confirmed:
+            confirmed.add(best)  # the choice would leave the first one: once more, by themselves
+            times[best] = max(times[best], compared({first: calls[first], best: calls[best]})[best])
+    return times, raised

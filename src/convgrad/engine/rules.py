@@ -31,47 +31,49 @@ TABLE = """
 # By hand: the first layers of MobileNets, of which the sweep has few: `convgrad bench layers` has PyTorch ahead.
 forward  depthwise  channels_last, ndim < 3, itemsize >= 4, itemsize < 8, taps < 10, stride < 2, width >= 40  aten  1x
 # begin of the derived lines
-# 2688 measurements. Held out: 8 % slower than the fastest, 0.14x at worst.
-both         dense      pixels >= 1130, taps >= 4                               separate            2.3x
-both         dense      pixels >= 1130, taps < 4                                native:avx2         2.2x
-both         dense      pixels < 1130, kB >= 8000                               separate            1.2x
-both         dense      pixels < 1130, kB < 8000, taps >= 60, channels >= 8     separate            1.2x
-both         dense      pixels < 1130, kB < 8000, taps >= 60, channels < 8      native:avx2         2.1x
-both         dense      pixels < 1130, kB < 8000, taps < 60, channels >= 3      native              1.4x
-both         dense      pixels < 1130, kB < 8000, taps < 60, channels < 3       native:avx2         3.1x
-both         dense      pixels < 1130, kB < 8000, taps < 60, channels < 3       separate            3.1x
-both         depthwise  always                                                  native              13.0x
-both         emulated   kB >= 240                                               separate            11.0x
-both         emulated   kB < 240, inputs >= 20                                  aten:float32        3.6x
-both         emulated   kB < 240, inputs < 20                                   native              6.9x
-both         grouped    Mflop >= 10.3                                           separate            2.3x
-both         grouped    Mflop < 10.3                                            native:avx2         3.6x
-forward      dense      kB >= 1240, channels >= 14                              native              1.1x
-forward      dense      kB >= 1240, channels < 14, group < 10                   aten:mkldnn         1.9x
-forward      dense      kB >= 1240, channels < 14, group < 10                   native              1.9x
-forward      dense      kB < 1240, taps < 100, channels_last                    native:avx2         1.5x
-forward      dense      kB < 1240, taps < 100, not channels_last, Mflop >= 1.3  native              1.4x
-forward      dense      kB < 1240, taps < 100, not channels_last, Mflop < 1.3   native:avx2         2.7x
-forward      depthwise  channels >= 52, Mflop >= 143                            native:avx2         3.4x
-forward      depthwise  channels >= 52, Mflop < 143                             native              5.4x
-forward      depthwise  channels < 52                                           native:avx2         6.4x
-forward      emulated   group >= 20                                             aten:float32        5.6x
-forward      emulated   group < 20                                              native              14.5x
-forward      grouped    always                                                  native              2.2x
-grad_input   dense      channels_last, Mflop < 22                               native:avx2         1.7x
-grad_input   dense      not channels_last                                       native              1.7x
-grad_input   depthwise  channels >= 50                                          native              7.1x
-grad_input   depthwise  channels < 50                                           native:avx2         7.8x
-grad_input   emulated   group >= 20                                             aten:float32        5.9x
-grad_input   emulated   group < 20                                              native              12.0x
-grad_input   grouped    inputs >= 14, kB >= 5000                                aten:channels_last  1.7x
-grad_input   grouped    inputs < 14, width >= 13                                native              3.9x
-grad_input   grouped    inputs < 14, width < 13                                 native:avx2         2.1x
-grad_weight  dense      kB < 5300                                               native:avx2         1.6x
-grad_weight  depthwise  always                                                  native              14.7x
-grad_weight  emulated   always                                                  native:avx2         6.6x
-grad_weight  emulated   always                                                  aten:float32        6.6x
-grad_weight  grouped    always                                                  native:avx2         2.7x
+# 2688 measurements. Held out: 8 % slower than the fastest, 3.7 % of rows below 0.9x of PyTorch, 0.08x at worst.
+both         dense      group >= 30, taps >= 26                        separate            1.3x
+both         dense      group < 30, kB >= 150.4, taps >= 3             separate            2.4x
+both         dense      group < 30, kB >= 150.4, taps < 3              native:avx2         3.5x
+both         dense      group < 30, kB < 150.4                         native:avx2         3.8x
+both         depthwise  always                                         native              13.0x
+both         emulated   always                                         separate            8.1x
+both         grouped    Mflop >= 10.3                                  separate            2.3x
+both         grouped    Mflop < 10.3                                   native:avx2         3.6x
+forward      dense      kB >= 1240, itemsize >= 6                      native              1.4x
+forward      dense      kB < 1240, ndim < 3, channels_last             native:avx2         1.5x
+forward      dense      kB < 1240, ndim < 3, not channels_last         native              1.8x
+forward      depthwise  channels >= 52, Mflop >= 143                   native:avx2         3.4x
+forward      depthwise  channels >= 52, Mflop < 143                    native              5.4x
+forward      depthwise  channels < 52                                  native:avx2         6.4x
+forward      emulated   always                                         native              10.0x
+forward      emulated   always                                         aten:float32        10.0x
+forward      grouped    smaller >= 14, kB >= 2300                      native              1.2x
+forward      grouped    smaller < 14, pixels >= 400, itemsize >= 3     native              2.8x
+forward      grouped    smaller < 14, pixels >= 400, itemsize < 3      native              2.8x
+forward      grouped    smaller < 14, pixels >= 400, itemsize < 3      aten:channels_last  2.8x
+forward      grouped    smaller < 14, pixels < 400, width >= 11        native              4.1x
+forward      grouped    smaller < 14, pixels < 400, width < 11         native:avx2         2.1x
+grad_input   dense      channels_last, Mflop < 22                      native:avx2         1.7x
+grad_input   dense      not channels_last                              native              1.7x
+grad_input   depthwise  channels >= 50                                 native              7.1x
+grad_input   depthwise  channels < 50                                  native:avx2         7.8x
+grad_input   emulated   patches                                        native              4.4x
+grad_input   emulated   not patches, smaller >= 8, group >= 20         aten:float32        8.4x
+grad_input   emulated   not patches, smaller >= 8, group < 20          native              18.3x
+grad_input   emulated   not patches, smaller < 8                       native              10.2x
+grad_input   grouped    smaller < 14, Mflop >= 13, kB >= 1600          native              3.3x
+grad_input   grouped    smaller < 14, Mflop >= 13, kB >= 1600          aten:channels_last  3.3x
+grad_input   grouped    smaller < 14, Mflop < 13, threads >= 2         native              4.2x
+grad_input   grouped    smaller < 14, Mflop < 13, threads < 2          native:avx2         3.0x
+grad_weight  dense      kB < 5500, stride < 5, taps >= 100             aten:channels_last  1.4x
+grad_weight  dense      kB < 5500, stride < 5, taps < 100, group >= 5  native:avx2         1.6x
+grad_weight  depthwise  always                                         native              14.7x
+grad_weight  emulated   group >= 30                                    aten:float32        6.4x
+grad_weight  emulated   group < 30                                     native:avx2         6.2x
+grad_weight  grouped    smaller < 14, itemsize >= 3                    native:avx2         3.6x
+grad_weight  grouped    smaller < 14, itemsize < 3                     native:avx2         3.4x
+grad_weight  grouped    smaller < 14, itemsize < 3                     aten:channels_last  3.4x
 # end of the derived lines
 """
 
@@ -83,6 +85,7 @@ FEATURES: dict[str, Callable[[ConvProblem, int], float]] = {
     "inputs": lambda p, _: p.in_channels // p.groups,
     "outputs": lambda p, _: p.out_channels // p.groups,
     "group": lambda p, _: max(p.in_channels, p.out_channels) // p.groups,
+    "smaller": lambda p, _: min(p.in_channels, p.out_channels) // p.groups,
     "ndim": lambda p, _: p.ndim,
     "taps": lambda p, _: prod(p.kernel_size),
     "stride": lambda p, _: max(p.stride),

@@ -1,0 +1,82 @@
+// How a pointwise problem is cut up: columns of pixels, rows of channels. Integers only.
+#pragma once
+
+#include "memory.h"
+#include "plan.h"
+#include "vector.h"
+
+namespace {
+
+// Sums in registers: result rows x vectors of columns, and channels of grad_output x channels of the input.
+constexpr int kPointwiseRows = kVectorBytes == 64 ? 8 : 4, kPointwiseColumns = 3;
+constexpr int kPointwiseOutputs = 4, kPointwiseInputs = kVectorBytes == 64 ? 6 : 3;
+
+// A vector of columns: the pixel it begins with, and how many of its lanes there are. Where it is `whole` all are, in
+// one image.
+struct Column {
+  int64_t image, pixel, live;
+  bool whole;
+};
+
+// The pixels of all images are one row of columns, in vectors. The *source* is what the results are computed from: the
+// input for forward, grad_output for grad_input. What has the results' channels is the *other* operand of grad_weight.
+struct PointwisePlan : Request {
+  int64_t groups, pixels, vector;
+  bool backward;             // the source is grad_output
+  int64_t sources, results;  // channels a group
+  int64_t vectors, panels;   // of columns; of result rows, a group
+  int64_t segments, chunks;  // pieces of these: one of each, and a group, are a work item
+  int64_t block;             // vectors that are packed at once
+  bool sums_source, sums_other;  // for grad_bias
+
+  static bool takes(const convgrad_problem& q) {
+    bool fits = q.layout == CONVGRAD_CONTIGUOUS;
+    for (int d = 0; d < 3; ++d)  // a single position has any stride
+      fits = fits && q.kernel[d] == 1 && q.padding[d] == 0 && q.output[d] == q.input[d] &&
+             (q.stride[d] == 1 || q.input[d] == 1);
+    return fits;
+  }
+
+  int64_t inputs() const { return backward ? results : sources; }
+  int64_t items() const { return groups * chunks * segments; }
+  Range panel(int64_t i) const { return share(results, i, panels); }
+  int64_t weights() const { return groups * sources * results; }
+  int64_t sums() const { return weights() + groups * (sums_source ? sources : sums_other ? results : 0); }
+
+  Column column(int64_t i) const {
+    const int64_t at = i * vector, live = least(vector, batch * pixels - at), pixel = at % pixels;
+    return {at / pixels, pixel, live, live == vector && pixel + vector <= pixels};
+  }
+};
+
+inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vector, int64_t element_bytes) {
+  PointwisePlan p = {};
+  p.batch = q.batch, p.groups = q.groups, p.threads = q.threads, p.vector = vector;
+  p.outputs = q.outputs & ~CONVGRAD_TRANSPOSED_GRAD_BIAS;
+  p.pixels = q.input[0] * q.input[1] * q.input[2];
+  p.backward = !p.wants(CONVGRAD_FORWARD);
+  p.sources = p.backward ? q.out_per_group : q.in_per_group, p.results = p.backward ? q.in_per_group : q.out_per_group;
+  const bool sums_output = q.outputs & CONVGRAD_GRAD_BIAS, sums_input = q.outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS;
+  p.sums_source = p.backward ? sums_output : sums_input, p.sums_other = p.backward ? sums_input : sums_output;
+  p.vectors = ceil_div(p.batch * p.pixels, vector), p.panels = ceil_div(p.results, kPointwiseRows);
+
+  // A block for grad_weight is long: its sums cost as much as five vectors. Else its source fits into the cache.
+  const int64_t line = vector * element_bytes, shortest = kTestsTiles ? 1 : 24 * 64 / line;
+  int64_t fewest = 2 * kPointwiseColumns;  // vectors of a segment
+  if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
+    fewest = shortest;
+    p.block = most(shortest, least(4 * shortest, 2 * kTileBytes / ((p.sources + p.results) * line)));
+  } else {
+    p.block = most(1, kTileBytes / (p.sources * line) / kPointwiseColumns) * kPointwiseColumns;
+  }
+  if (p.threads == 1) {
+    p.segments = p.chunks = 1;
+  } else {  // where there are too few columns for all threads, they share out the channels
+    p.segments = most(1, least(ceil_div(4 * p.threads, p.groups), p.vectors / fewest));
+    p.chunks = least(p.panels, ceil_div(2 * p.threads, p.segments * p.groups));
+  }
+  p.block = least(p.block, ceil_div(p.vectors, p.segments));
+  return p;
+}
+
+}  // namespace
