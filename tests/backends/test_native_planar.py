@@ -1,4 +1,4 @@
-"""The compiled CPU kernels that read contiguous rows where they lie: small kernels, stride 1, planes of many vectors."""
+"""The compiled CPU kernels that read contiguous rows where they lie: small kernels, stride 1, planes of some vectors."""
 
 from __future__ import annotations
 
