@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ..errors import UnsupportedError
 from .placed import joined, local_of, of_channels, on_some, shards, spread, total
+from .redistribution import redistribute
 
 Function = Callable[..., Any]
 
@@ -189,9 +190,9 @@ def _whole(x: DTensor, statistic: Tensor, dims: list[int]) -> Tensor:
         mean = total(part.sum(0), mesh, {own[0]}) / x.shape[0]
     if 1 not in own:
         return mean
-    return joined(
-        mean, mesh, [Shard(0) if n == own[1] else Replicate() for n in range(mesh.ndim)], x.shape[1:2]
-    ).full_tensor()
+    places = [Shard(0) if n == own[1] else Replicate() for n in range(mesh.ndim)]
+    everywhere = [Replicate()] * mesh.ndim
+    return redistribute(joined(mean, mesh, places, x.shape[1:2]), everywhere, "running statistics").to_local()
 
 
 def _wide(local: Tensor) -> Tensor:
