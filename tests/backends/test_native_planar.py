@@ -1,4 +1,4 @@
-"""The compiled CPU kernels that read contiguous rows where they lie: small kernels, stride 1, planes of some vectors."""
+"""The compiled CPU kernels that read contiguous rows where they lie: small kernels, stride 1, planes of 512 pixels."""
 
 from __future__ import annotations
 
