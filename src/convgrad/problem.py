@@ -40,11 +40,7 @@ OPERANDS: Final[dict[Pass, tuple[Slot, Slot]]] = {
     "grad_weight": ("grad_output", "input"),
 }
 #: The slot that a pass yields.
-RESULT: Final[dict[Pass, Slot]] = {
-    "forward": "grad_output",
-    "grad_input": "input",
-    "grad_weight": "weight",
-}
+RESULT: Final[dict[Pass, Slot]] = {"forward": "grad_output", "grad_input": "input", "grad_weight": "weight"}
 
 INT32_MAX: Final = 2**31 - 1
 

@@ -232,9 +232,7 @@ def format_problem(problem: Any) -> str:
 
 
 def read_problem_file(
-    source: str | PathLike[str] | Iterable[str],
-    read: Callable[[str], Problem],
-    options: dict[str, str] | None = None,
+    source: str | PathLike[str] | Iterable[str], read: Callable[[str], Problem], options: dict[str, str] | None = None
 ) -> Iterator[tuple[int, Problem | ValueError]]:
     """Read a file of problems, benchdnn's shape files included: (line number, problem or the error) for each.
 
@@ -289,11 +287,7 @@ def _read_lines(
 
 
 def _read_nested(
-    number: int,
-    path: Path,
-    read: Callable[[str], Problem],
-    options: dict[str, str],
-    open_files: tuple[Path, ...],
+    number: int, path: Path, read: Callable[[str], Problem], options: dict[str, str], open_files: tuple[Path, ...]
 ) -> Iterator[tuple[int, Problem | ValueError]]:
     if path.resolve() in open_files:
         yield number, ValueError(f"{open_files[-1]}:{number}: --batch={path} reads itself")

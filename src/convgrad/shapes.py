@@ -71,8 +71,7 @@ def conv_geometry(
             require(low >= 0, lambda: f"negative padding is not supported, but got padding={list(padding)}")
     for op in output_padding:
         require(
-            op >= 0,
-            lambda: f"negative output_padding is not supported, but got output_padding={list(output_padding)}",
+            op >= 0, lambda: f"negative output_padding is not supported, but got output_padding={list(output_padding)}"
         )
     for s in stride:
         require(s > 0, lambda: f"non-positive stride is not supported, but got stride={list(stride)}")
@@ -86,10 +85,7 @@ def conv_geometry(
         )
     require(groups > 0, lambda: f"non-positive groups is not supported, but got groups={groups}")
     for k in weight_shape[2:]:
-        require(
-            k > 0,
-            lambda: f"kernel size should be greater than zero, but got weight of size {list(weight_shape)}",
-        )
+        require(k > 0, lambda: f"kernel size should be greater than zero, but got weight of size {list(weight_shape)}")
     return Geometry(stride, pairs, dilation, transposed, output_padding, groups)
 
 

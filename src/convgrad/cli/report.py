@@ -29,8 +29,7 @@ _BATCH = 2
 @command("report", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def report(
     what: Annotated[
-        str,
-        typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.", autocompletion=problem_or(*MODELS)),
+        str, typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.", autocompletion=problem_or(*MODELS))
     ],
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="What a script gets.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Else report.html; or data alone, x.json.")] = None,

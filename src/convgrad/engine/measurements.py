@@ -140,11 +140,7 @@ def similar(problem: ConvProblem) -> ConvProblem:
 
 
 def find(
-    problem: ConvProblem,
-    outputs: tuple[Output, ...],
-    device: torch.device,
-    settings: Settings,
-    fresh: bool = False,
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, fresh: bool = False
 ) -> Measurement | None:
     """What is known of a problem here; where there is nothing, of one like it.
 

@@ -122,12 +122,7 @@ def look_again(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def measure_now(
-    problem: ConvProblem,
-    outputs: tuple[Output, ...],
-    device: torch.device,
-    settings: Settings,
-    *,
-    force: bool = False,
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, *, force: bool = False
 ) -> Measurement | None:
     """Measure a problem if there is time for it and nobody else is measuring; None where it was not measured.
 

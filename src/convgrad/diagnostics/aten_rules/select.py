@@ -161,11 +161,7 @@ def _select_own(log: DecisionLog, c: ConvCall, m: Machine, transposed: str) -> s
 
 
 def determine_backend_memory_format(
-    input: TensorSpec | Tensor,
-    weight: TensorSpec | Tensor,
-    backend: str | int | Decision,
-    *,
-    device: DeviceLike = None,
+    input: TensorSpec | Tensor, weight: TensorSpec | Tensor, backend: str | int | Decision, *, device: DeviceLike = None
 ) -> Decision:
     """The layout in which a backend works on these operands, with every rule on the way.
 
