@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import CollectiveError
 
@@ -117,6 +118,14 @@ any_autocast: Callable[[], bool] = getattr(_C, "_is_any_autocast_enabled", torch
 #: ``torch.set_grad_enabled`` without a block of its own: whether operators are recorded for autograd.
 record: Callable[[bool], None] = _C._set_grad_enabled
 jit_tracing: Callable[[], Any] = _C._get_tracing_state
+
+
+class DispatchMode(TorchDispatchMode):
+    """A mode that PyTorch does not wrap for its compiler, which would be imported for it: that takes a second."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def forward_ad_active() -> bool:

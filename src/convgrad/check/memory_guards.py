@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from .._compat import DispatchMode
 
 _EMPTY = {
     torch.ops.aten.empty.memory_format,
@@ -101,15 +102,7 @@ def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
     return whole.as_strided(tensor.shape, tensor.stride()).copy_(tensor)
 
 
-class _Mode(TorchDispatchMode):
-    """A mode that PyTorch does not wrap for its compiler, which would be imported for it: that takes a second."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-
-class Poison(_Mode):
+class Poison(DispatchMode):
     """Every tensor that is allocated without being filled is poisoned, between guarded margins."""
 
     def __init__(self) -> None:
@@ -128,7 +121,7 @@ class Poison(_Mode):
         return result
 
 
-class PeakMemory(_Mode):
+class PeakMemory(DispatchMode):
     """The most bytes that were allocated at one time, as PyTorch's operators see it."""
 
     def __init__(self) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .._compat import DispatchMode
 from ..ops import rules_of
 from ..problem import OUTPUTS, ConvProblem, Output
 from ..shapes import problem_of
@@ -64,7 +64,7 @@ def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:
     )
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     """Notes every convolution under the name of the module that is running.
 
     With a machine, the result gets the layout that this machine gives it: the next layer depends on it.
