@@ -38,13 +38,9 @@ EXAMPLE: Final = "g32mb1ic32ih112oc32oh112kh3sh1ph1dh0 or mb2ic3iw100oc8kw5 bflo
 
 #: Every dtype that has a plain name, and benchdnn's short names.
 DTYPES: Final[dict[str, torch.dtype]] = {
-    **{
-        name: getattr(torch, name)
-        for name in (
-            *("float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128"),
-            *("uint8", "int8", "int16", "int32", "int64"),
-        )
-    },
+    **{name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")},
+    **{name: getattr(torch, name) for name in ("complex32", "complex64", "complex128")},
+    **{name: getattr(torch, name) for name in ("uint8", "int8", "int16", "int32", "int64")},
     **{"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64},
     **{"s8": torch.int8, "u8": torch.uint8, "s32": torch.int32},
 }
@@ -253,51 +249,36 @@ def read_problem_file(
         >>> [(n, str(p)) for n, p in read_problem_file(["# two", "ic1iw3oc1kw1 ic1iw4oc1kw1 bias"], ConvProblem.parse)]
         [(2, 'g1mb2ic1iw3oc1ow3kw1sw1pw0dw0'), (2, 'g1mb2ic1iw4oc1ow4kw1sw1pw0dw0 bias')]
     """
+    options = {} if options is None else options
     if isinstance(source, (str, PathLike)):
         path = Path(source)
-        yield from _read_lines(
-            path.read_text().splitlines(), read, {} if options is None else options, path, (path.resolve(),)
-        )
+        yield from _read_lines(path.read_text().splitlines(), read, options, (path,))
     else:
-        yield from _read_lines(source, read, {} if options is None else options, None, ())
+        yield from _read_lines(source, read, options, ())
 
 
 def _read_lines(
-    lines: Iterable[str],
-    read: Callable[[str], Problem],
-    options: dict[str, str],
-    path: Path | None,
-    open_files: tuple[Path, ...],
+    lines: Iterable[str], read: Callable[[str], Problem], options: dict[str, str], files: tuple[Path, ...]
 ) -> Iterator[tuple[int, Problem | ValueError]]:
+    """What `read_problem_file` yields, of lines of the last of the files that are open, one inside the other."""
     for number, line in _join_continued(lines):
         for token in _split_line(line):
-            if token.startswith("--batch=") and path is not None:
-                nested = path.parent / token.removeprefix("--batch=")
-                yield from _read_nested(number, nested, read, options, open_files)
-            elif token == "--reset":
-                options.clear()
-            elif token.startswith("--"):
-                name, _, value = token.removeprefix("--").partition("=")
-                options[name] = value
-            else:
-                try:
+            try:
+                if token.startswith("--batch=") and files:
+                    nested = files[-1].parent / token.removeprefix("--batch=")
+                    if nested.resolve() in [file.resolve() for file in files]:
+                        raise ValueError(f"--batch={nested} reads itself")
+                    yield from _read_lines(nested.read_text().splitlines(), read, options, (*files, nested))
+                elif token == "--reset":
+                    options.clear()
+                elif token.startswith("--"):
+                    name, _, value = token.removeprefix("--").partition("=")
+                    options[name] = value
+                else:
                     yield number, read(token)
-                except ValueError as e:
-                    yield number, ValueError(f"{path or 'line'}:{number}: {e}")
-
-
-def _read_nested(
-    number: int, path: Path, read: Callable[[str], Problem], options: dict[str, str], open_files: tuple[Path, ...]
-) -> Iterator[tuple[int, Problem | ValueError]]:
-    if path.resolve() in open_files:
-        yield number, ValueError(f"{open_files[-1]}:{number}: --batch={path} reads itself")
-        return
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as e:
-        yield number, ValueError(f"{open_files[-1]}:{number}: --batch={path} cannot be read: {e.strerror}")
-        return
-    yield from _read_lines(lines, read, options, path, (*open_files, path.resolve()))
+            except (ValueError, OSError) as e:
+                what = f"{token} cannot be read: {e.strerror}" if isinstance(e, OSError) else e
+                yield number, ValueError(f"{files[-1] if files else 'line'}:{number}: {what}")
 
 
 def _join_continued(lines: Iterable[str]) -> Iterator[tuple[int, str]]:

@@ -67,31 +67,33 @@ def conv_geometry(
     dilation = _expand("dilation", dilation, d)
     output_padding = _expand("output_padding", output_padding, d)
     if len(padding) != 2 * d:
-        for low, _ in pairs:
-            require(low >= 0, lambda: f"negative padding is not supported, but got padding={list(padding)}")
-    for op in output_padding:
-        require(
-            op >= 0, lambda: f"negative output_padding is not supported, but got output_padding={list(output_padding)}"
-        )
-    for s in stride:
-        require(s > 0, lambda: f"non-positive stride is not supported, but got stride={list(stride)}")
-    for dil in dilation:
-        require(
-            dil > 0,
-            lambda: (
-                "non-positive dilation is not supported: dilation should be greater than zero, "
-                f"but got dilation={list(dilation)}"
-            ),
-        )
+        _at_least(0, "negative padding is not supported", padding=padding)
+    _at_least(0, "negative output_padding is not supported", output_padding=output_padding)
+    _at_least(1, "non-positive stride is not supported", stride=stride)
+    greater = "dilation should be greater than zero"
+    _at_least(1, f"non-positive dilation is not supported: {greater}", dilation=dilation)
     require(groups > 0, lambda: f"non-positive groups is not supported, but got groups={groups}")
     for k in weight_shape[2:]:
         require(k > 0, lambda: f"kernel size should be greater than zero, but got weight of size {list(weight_shape)}")
     return Geometry(stride, pairs, dilation, transposed, output_padding, groups)
 
 
+def _at_least(least: int, otherwise: str, **argument: Shape) -> None:
+    ((name, values),) = argument.items()
+    for value in values:
+        require(value >= least, lambda: f"{otherwise}, but got {name}={list(values)}")
+
+
 def _expand(name: str, values: Shape, d: int) -> tuple[int, ...]:
     values = tuple(values)
-    require(len(values) in (1, d), lambda: _length_message(name, values, d))
+    more = f" (or {2 * d}: low and high of each dimension in turn)" if name == "padding" else ""
+    require(
+        len(values) in (1, d),
+        lambda: (
+            f"expected {name} to be a single integer value or a list of {d} values "
+            f"to match the convolution dimensions{more}, but got {name}={list(values)}"
+        ),
+    )
     return values * d if len(values) == 1 else values
 
 
@@ -101,14 +103,6 @@ def padding_pairs(values: Shape, d: int) -> tuple[tuple[int, int], ...]:
     if len(values) == 2 * d:
         return tuple((values[2 * i], values[2 * i + 1]) for i in range(d))
     return tuple((p, p) for p in _expand("padding", values, d))
-
-
-def _length_message(name: str, values: Shape, d: int) -> str:
-    more = f" (or {2 * d}: low and high of each dimension in turn)" if name == "padding" else ""
-    return (
-        f"expected {name} to be a single integer value or a list of {d} values "
-        f"to match the convolution dimensions{more}, but got {name}={list(values)}"
-    )
 
 
 # ---- shapes --------------------------------------------------------------------------------------
@@ -188,28 +182,14 @@ def check_rank(input_shape: Shape, weight_shape: Shape) -> None:
 
 
 def _check_groups(weight_shape: Shape, g: Geometry) -> None:
-    require(
-        weight_shape[0] >= g.groups,
-        lambda: (
-            f"Given groups={g.groups}, expected weight to be at least {g.groups} at dimension 0, "
-            f"but got weight of size {list(weight_shape)} instead"
-        ),
-    )
-    require(
-        weight_shape[0] % g.groups == 0,
-        lambda: (
-            f"Given groups={g.groups}, expected weight to be divisible by {g.groups} at dimension 0, "
-            f"but got weight of size {list(weight_shape)} instead"
-        ),
-    )
+    def otherwise(what: str, dim: int) -> Callable[[], str]:
+        about = f"Given {'transposed=1' if dim else f'groups={g.groups}'}, expected weight to be {what}"
+        return lambda: f"{about} at dimension {dim}, but got weight of size {list(weight_shape)} instead"
+
+    require(weight_shape[0] >= g.groups, otherwise(f"at least {g.groups}", 0))
+    require(weight_shape[0] % g.groups == 0, otherwise(f"divisible by {g.groups}", 0))
     if g.transposed:
-        require(
-            weight_shape[1] > 0,
-            lambda: (
-                f"Given transposed=1, expected weight to be at least 1 at dimension 1, "
-                f"but got weight of size {list(weight_shape)} instead"
-            ),
-        )
+        require(weight_shape[1] > 0, otherwise("at least 1", 1))
 
 
 def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[int, ...]:
@@ -217,7 +197,13 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[
     dims = tuple(zip(sizes, kernel, g.stride, g.padding, g.dilation, g.output_padding, strict=True))
     if g.transposed:
         for _, _, s, _, dil, op in dims:
-            require(op < s or op < dil, lambda: _output_padding_message(g))
+            require(
+                op < s or op < dil,
+                lambda: (
+                    "output padding must be smaller than either stride or dilation, but got output_padding="
+                    f"{list(g.output_padding)}, stride={list(g.stride)}, dilation={list(g.dilation)}"
+                ),
+            )
         out = tuple((n - 1) * s - low - high + effective_kernel(k, dil) + op for n, k, s, (low, high), dil, op in dims)
         about = f"Given input size per channel: ({_by(sizes)}). "
     else:
@@ -245,13 +231,6 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[
 
 def _by(values: Sequence[int]) -> str:
     return " x ".join(str(v) for v in values)
-
-
-def _output_padding_message(g: Geometry) -> str:
-    return (
-        "output padding must be smaller than either stride or dilation, but got "
-        f"output_padding={list(g.output_padding)}, stride={list(g.stride)}, dilation={list(g.dilation)}"
-    )
 
 
 # ---- problems ------------------------------------------------------------------------------------
