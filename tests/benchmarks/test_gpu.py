@@ -113,16 +113,18 @@ def test_the_problems_of_the_conformance_stage(text: str) -> None:
     assert [] in outputs
 
 
-def test_an_unknown_backend_is_said_at_once() -> None:
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--backend", "triton,tritn"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 2
-    assert "no backend is called 'tritn'" in done.stderr
-    done = subprocess.run(
-        [*command[:2], "--stages", "rows,cards"], capture_output=True, text=True, check=False, timeout=60
-    )
-    assert done.returncode == 2
-    assert "no stage is called 'cards'" in done.stderr
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--backend", "triton,tritn"), "no backend is called 'tritn'"),
+        (("--stages", "rows,cards"), "no stage is called 'cards'"),
+    ],
+)
+def test_an_unknown_name_is_said_at_once(option: tuple[str, str], said: str, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu.py", *option])
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main()
+    assert said in capsys.readouterr().err
 
 
 # ---- the workers -----------------------------------------------------------------------------------
@@ -161,6 +163,7 @@ def test_a_worker_outlives_its_processes() -> None:
         worker.stop()
 
 
+@pytest.mark.slow
 def test_one_failure_does_not_end_the_others() -> None:
     texts = ["works", "dies", "works", "raises", "works"]
     found = in_parallel(task, texts, (), 1, time.monotonic() + 60)

@@ -16,6 +16,6 @@ CASES = Path(__file__).with_name("interpreted.py")
 @pytest.mark.parametrize("selection", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_interpreted(selection: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", str(CASES), "-m", selection, "-p", "no:cacheprovider", "-n", "2"]
+    command = [sys.executable, "-m", "pytest", str(CASES), "-m", selection, "-p", "no:cacheprovider"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=1800)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
