@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from html import escape
 
 
@@ -95,6 +97,13 @@ def command_lines(command: str, width: int) -> str:
             lines.append(line[: width - 1] + "\\")
             line = line[width - 1 :]
     return "\n".join([*lines, line])
+
+
+def csv_text(rows: Iterable[Sequence[str]]) -> str:
+    """The same as CSV."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
 
 
 def html_table(rows: Sequence[Sequence[str]]) -> str:

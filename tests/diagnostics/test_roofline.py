@@ -56,9 +56,6 @@ def test_datasheets() -> None:
     assert bf16 is not None
     assert (bf16.bytes_per_second, bf16.flops_per_second) == (3350e9, 989e12)
     assert "datasheet" in str(bf16)
-    tf32 = limits.datasheet(h100, torch.float32, tf32=True)
-    assert tf32 is not None
-    assert tf32.dtype == "tf32"
     assert limits.limits_of(Machine.parse("cuda sm_90"), torch.float32) is None
     assert limits.limits_of(Machine.parse("h100"), torch.int32) is None
     assert limits.limits_of(Machine.parse("xpu"), torch.float32) is None

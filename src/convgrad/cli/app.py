@@ -138,16 +138,10 @@ def _load_kernels(source: str, verify: bool) -> None:
         frames = foreign_frames(error)
         if isinstance(error, (FileNotFoundError, ModuleNotFoundError, ValueError)) and not frames:  # it is not there
             raise fail(str(error), "a module's name, or a script that ends in .py") from None
-        raise _KernelsError(source, error, frames) from None
-
-
-class _KernelsError(Exception):
-    """A script of kernels that raised: its own frames are shown, none of this library."""
-
-    def __init__(self, source: str, error: Exception, frames: list[traceback.FrameSummary]) -> None:
-        self.refused = isinstance(error, CheckError)
-        self.frames = "" if self.refused else "".join(traceback.format_list(frames))
-        super().__init__(str(error) if self.refused else f"{source} raised {type(error).__name__}: {error}")
+        if not isinstance(error, CheckError):  # its own frames are shown, none of this library
+            print("".join(traceback.format_list(frames)), end="", file=sys.stderr)
+            error = fail(f"{source} raised {type(error).__name__}: {error}")
+        raise error from None
 
 
 # ---- printing ------------------------------------------------------------------------------------
@@ -256,9 +250,6 @@ def run(args: Sequence[str] | None = None) -> int:
         return _refused("interrupted", 130)
     except BrokenPipeError:
         return 0
-    except _KernelsError as error:
-        print(error.frames, end="", file=sys.stderr)
-        return _refused(error, 1 if error.refused else 2)
     except (RequestError, ConvgradError, ValueError, KeyError, OSError) as error:
         plain = isinstance(error, KeyError) and not isinstance(error, ConvgradError) and error.args
         return _refused(error.args[0] if plain else error, 1 if isinstance(error, CheckError) else 2)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from html import escape
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from ..problem import PASSES, ConvProblem, Output
 from ..tables import html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
-from .pictures import Point, draw_roofline, inline, saved
+from .pictures import Drawn, Point
 from .roofline import Limits
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ class Transfer:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class Explanation(Drawn):
     """What would run for a problem on a machine, and what would not and why. ``str()`` is a table.
 
     Args:
@@ -173,11 +169,8 @@ class Explanation:
     def _repr_html_(self) -> str:
         summary = escape(self.summary).replace("\n", "<br>")
         title = f"<b>{escape(str(self.problem))}</b><br>on {escape(str(self.machine))}<br>{summary}"
-        limits = [self.limits] if self.limits else []
         exchanged = html_table([Transfer.NAMES, *(t.cells() for t in self.transfers)]) if self.transfers else ""
-        return (
-            f"<p>{title}</p>{html_table(self._table(self.rows))}{exchanged}{inline(self._points(), limits, 'Roofline')}"
-        )
+        return f"<p>{title}</p>{html_table(self._table(self.rows))}{exchanged}{self._picture()}"
 
     def _points(self) -> list[Point]:
         """Of what was measured, else of the passes at best, which all have the same work."""
@@ -190,17 +183,8 @@ class Explanation:
             for r in measured
         ]
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """The roofline with what was measured, or with what is possible at best, as a figure of matplotlib.
-
-        Args:
-            path: also write it there, as PNG or whatever the ending says.
-
-        Raises:
-            ImportError: matplotlib is missing; the extra ``[report]`` brings it.
-            ValueError: nothing was measured, and what the machine can do is not known.
-        """
-        return saved(draw_roofline(self._points(), [self.limits] if self.limits else []), path)
+    def _roofs(self) -> list[Limits]:
+        return [self.limits] if self.limits else []
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for json."""
@@ -250,7 +234,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class ModelExplanation:
+class ModelExplanation(Drawn):
     """What would run for every convolution of a model; equal ones are one line. ``str()`` is a table."""
 
     machine: Machine
@@ -304,8 +288,7 @@ class ModelExplanation:
         return f"{text}\n{_exchanged(rows, width, 'layer')}" if rows else text
 
     def _repr_html_(self) -> str:
-        picture = inline(self._points(), self._limits(), "Roofline")
-        return f"<p>on {escape(str(self.machine))}</p>{html_table(self._table())}{picture}"
+        return f"<p>on {escape(str(self.machine))}</p>{html_table(self._table())}{self._picture()}"
 
     def _points(self) -> list[Point]:
         """Each layer at best, and what was measured of it."""
@@ -316,17 +299,8 @@ class ModelExplanation:
             for layer in self.layers for point in layer.explanation._points()
         ]  # fmt: skip
 
-    def _limits(self) -> list[Limits]:
+    def _roofs(self) -> list[Limits]:
         return list(dict.fromkeys(x.explanation.limits for x in self.layers if x.explanation.limits))
-
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """The roofline with each layer, as a figure of matplotlib; see `Explanation.plot`.
-
-        Raises:
-            ImportError: matplotlib is missing; the extra ``[report]`` brings it.
-            ValueError: nothing was measured, and what the machine can do is not known.
-        """
-        return saved(draw_roofline(self._points(), self._limits()), path)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for json."""

@@ -142,19 +142,37 @@ def _labels(axes: Any, drawn: Sequence[tuple[Point, float, float]]) -> None:
         )  # fmt: skip
 
 
-def saved(figure: Figure, path: str | os.PathLike[str] | None) -> Figure:
-    """The figure, written to a file where one is named."""
-    if path is not None:
-        figure.savefig(path, dpi=160)
-    return figure
+class Drawn:
+    """What has a roofline: what was measured, or what is possible at best."""
 
+    def _points(self) -> Sequence[Point]:
+        raise NotImplementedError
 
-def inline(points: Sequence[Point], limits: Sequence[Limits], label: str) -> str:
-    """The picture for a notebook; empty where it cannot be drawn, or there is nothing to draw."""
-    try:
-        return f'<div style="max-width:44rem">{svg(draw_roofline(points, limits), label)}</div>'
-    except (ImportError, ValueError):
-        return ""
+    def _roofs(self) -> Sequence[Limits]:
+        """What the machines can do, as far as that is known."""
+        raise NotImplementedError
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """The roofline as a figure of matplotlib.
+
+        Args:
+            path: also write it there, as PNG or whatever the ending says.
+
+        Raises:
+            ImportError: matplotlib is missing; the extra ``[report]`` brings it.
+            ValueError: nothing was measured, and what the machine can do is not known.
+        """
+        figure = draw_roofline(self._points(), self._roofs())
+        if path is not None:
+            figure.savefig(path, dpi=160)
+        return figure
+
+    def _picture(self) -> str:
+        """For a notebook; empty where it cannot be drawn, or there is nothing to draw."""
+        try:
+            return f'<div style="max-width:44rem">{svg(self.plot(), "Roofline")}</div>'
+        except (ImportError, ValueError):
+            return ""
 
 
 def svg(figure: Figure, label: str) -> str:

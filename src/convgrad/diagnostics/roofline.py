@@ -69,31 +69,31 @@ def least_work(problem: ConvProblem, outputs: Collection[str]) -> tuple[int, int
     return len(passes) * problem.flops, elements * problem.dtype.itemsize
 
 
-#: GB/s of memory; TFLOP/s by dtype, dense, accumulated in float32 where the datasheet says so. "tf32" stands for
-#: float32 convolutions with TF32 allowed. From the makers' datasheets: the SXM or OAM version where there are several.
+#: GB/s of memory; TFLOP/s by dtype, dense, accumulated in float32 where the datasheet says so. From the makers'
+#: datasheets: the SXM or OAM version where there are several.
 _DATASHEETS: dict[str, tuple[float, dict[str, float]]] = {
     "v100": (900, {"float64": 7.8, "float32": 15.7, "float16": 125}),
     "t4": (320, {"float64": 0.25, "float32": 8.1, "float16": 65}),
-    "a100": (2039, {"float64": 19.5, "float32": 19.5, "tf32": 156, "float16": 312, "bfloat16": 312}),
-    "a10": (600, {"float32": 31.2, "tf32": 62.5, "float16": 125, "bfloat16": 125}),
-    "l4": (300, {"float32": 30.3, "tf32": 60, "float16": 121, "bfloat16": 121}),
-    "l40s": (864, {"float32": 91.6, "tf32": 183, "float16": 362, "bfloat16": 362}),
-    "h100": (3350, {"float64": 67, "float32": 67, "tf32": 494, "float16": 989, "bfloat16": 989}),
-    "h200": (4800, {"float64": 67, "float32": 67, "tf32": 494, "float16": 989, "bfloat16": 989}),
-    "rtx4090": (1008, {"float64": 1.3, "float32": 82.6, "tf32": 82.6, "float16": 165, "bfloat16": 165}),
+    "a100": (2039, {"float64": 19.5, "float32": 19.5, "float16": 312, "bfloat16": 312}),
+    "a10": (600, {"float32": 31.2, "float16": 125, "bfloat16": 125}),
+    "l4": (300, {"float32": 30.3, "float16": 121, "bfloat16": 121}),
+    "l40s": (864, {"float32": 91.6, "float16": 362, "bfloat16": 362}),
+    "h100": (3350, {"float64": 67, "float32": 67, "float16": 989, "bfloat16": 989}),
+    "h200": (4800, {"float64": 67, "float32": 67, "float16": 989, "bfloat16": 989}),
+    "rtx4090": (1008, {"float64": 1.3, "float32": 82.6, "float16": 165, "bfloat16": 165}),
     "mi250x": (3277, {"float64": 95.7, "float32": 47.9, "float16": 383, "bfloat16": 383}),
     "mi300x": (5300, {"float64": 163.4, "float32": 163.4, "float16": 1307, "bfloat16": 1307}),
 }  # fmt: skip
 
 
-def datasheet(machine: Machine, dtype: torch.dtype, *, tf32: bool = False) -> Limits | None:
+def datasheet(machine: Machine, dtype: torch.dtype) -> Limits | None:
     """The limits of a described GPU by its datasheet; None where its name or this dtype is not in the table."""
     words = machine.label.lower().replace("-", " ").replace(",", " ").split()
     name = next((w for w in words if w in _DATASHEETS), None)
     if name is None:
         return None
     bandwidth, flops = _DATASHEETS[name]
-    key = "tf32" if tf32 and dtype is torch.float32 and "tf32" in flops else str(dtype).removeprefix("torch.")
+    key = str(dtype).removeprefix("torch.")
     if key not in flops:
         return None
     return Limits(bandwidth * 1e9, flops[key] * 1e12, key, f"datasheet of the {name.upper()}, dense")

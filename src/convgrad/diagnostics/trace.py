@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..engine import Event, backends, observers
 from ..problem import ConvProblem, shown_outputs
-from ..tables import html_table, text_table
+from ..tables import csv_text, html_table, text_table
 from .aten_rules import Machine
 from .onednn_log import OneDNNLog
-from .pictures import Point, draw_roofline, inline, saved
+from .pictures import Drawn, Point
 from .roofline import Limits, least_work, limits_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _COLUMNS = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
 
@@ -73,7 +68,7 @@ def kernel_of_event(event: Event) -> str:
     return "" if backend is None else backend.kernel_name(event.problem, event.outputs)
 
 
-class Trace:
+class Trace(Drawn):
     """What ran, in order; made by `trace`.
 
     Attributes:
@@ -89,21 +84,12 @@ class Trace:
     def __call__(self, event: Event) -> None:
         """Take note of one call; the engine calls this."""
         kernels = self._log.take() if self._log is not None and event.device.startswith("cpu") else ()
-        self.records.append(
-            Record(
-                len(self.records),
-                "+".join(event.outputs),
-                event.backend,
-                ", ".join(kernels) or kernel_of_event(event),
-                str(event.problem.memory_format).removeprefix("torch.").removesuffix("_format"),
-                event.copies,
-                event.seconds * 1e3,
-                event.device,
-                str(event.problem),
-                event.reason,
-                event.problem.transposed,
-            )
-        )
+        p = event.problem
+        layout = str(p.memory_format).removeprefix("torch.").removesuffix("_format")
+        self.records.append(Record(
+            len(self.records), "+".join(event.outputs), event.backend, ", ".join(kernels) or kernel_of_event(event),
+            layout, event.copies, event.seconds * 1e3, event.device, str(p), event.reason, p.transposed,
+        ))  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.records)
@@ -133,11 +119,10 @@ class Trace:
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """The records as CSV; written to ``path`` as well where one is given."""
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows(self._rows())
+        text = csv_text(self._rows())
         if path is not None:
-            Path(path).write_text(out.getvalue(), encoding="utf-8")
-        return out.getvalue()
+            Path(path).write_text(text, encoding="utf-8")
+        return text
 
     def to_dict(self) -> list[dict[str, Any]]:
         """Plain data, ready for json."""
@@ -147,36 +132,24 @@ class Trace:
         return self.table()
 
     def _repr_html_(self) -> str:
-        points, limits = self._points()
-        return html_table(self._rows()) + inline(points, limits, "Roofline")
+        return html_table(self._rows()) + self._picture()
 
-    def _points(self) -> tuple[list[Point], list[Limits]]:
-        """One for all calls of the same kind, and what their machine can do, as far as that is known."""
-        found: dict[tuple[str, str, str, str], list[float]] = {}
+    def _points(self) -> list[Point]:
+        """One for all calls of the same kind."""
+        found: dict[tuple[str, str, str], list[float]] = {}
         for r in self.records:
-            found.setdefault((r.problem, r.outputs, r.backend, r.device), []).append(r.milliseconds * 1e-3)
+            found.setdefault((r.problem, r.outputs, r.backend), []).append(r.milliseconds * 1e-3)
         most = max(map(sum, found.values()), default=1.0)
-        points: list[Point] = []
-        limits: dict[Limits, None] = {}
-        for (text, outputs, backend, device), seconds in found.items():
-            problem = ConvProblem.parse(text)
-            work = least_work(problem, outputs.split("+"))
-            points.append(Point("", *work, median(seconds), backend != "aten", sum(seconds) / most))
-            known = limits_of(Machine.here(torch.device(device)), problem.dtype)
-            limits |= {known: None} if known else {}
-        return points, list(limits)
+        return [
+            Point("", *least_work(ConvProblem.parse(text), outputs.split("+")), median(seconds), backend != "aten",
+                  sum(seconds) / most)
+            for (text, outputs, backend), seconds in found.items()
+        ]  # fmt: skip
 
-    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
-        """The roofline with a point for all calls of one kind, as a figure of matplotlib.
-
-        Args:
-            path: also write it there, as PNG or whatever the ending says.
-
-        Raises:
-            ImportError: matplotlib is missing; the extra ``[report]`` brings it.
-            ValueError: nothing ran.
-        """
-        return saved(draw_roofline(*self._points()), path)
+    def _roofs(self) -> list[Limits]:
+        kinds = dict.fromkeys((r.device, ConvProblem.parse(r.problem).dtype) for r in self.records)
+        found = (limits_of(Machine.here(torch.device(device)), dtype) for device, dtype in kinds)
+        return [*dict.fromkeys(filter(None, found))]
 
 
 @contextmanager

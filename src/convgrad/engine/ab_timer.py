@@ -17,7 +17,9 @@ import sys
 import time
 import timeit
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 
@@ -254,7 +256,7 @@ def surroundings(device: torch.device | str = "cpu") -> dict[str, str]:
     device = torch.device(device)
     on_gpu = device.type == "cuda"
     return {
-        "processor": torch.cuda.get_device_name(device) if on_gpu else _processor(),
+        "processor": torch.cuda.get_device_name(device) if on_gpu else processor()[0],
         "threads": f"CUDA {torch.version.cuda}" if on_gpu else f"{torch.get_num_threads()} threads",
         "torch": f"torch {torch.__version__}",
         "python": f"Python {platform.python_version()}",
@@ -267,10 +269,11 @@ def conditions(device: torch.device | str = "cpu") -> str:
     return ", ".join(surroundings(device).values())
 
 
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-            return next(names, platform.machine())
-    except OSError:
-        return platform.processor() or platform.machine()
+def processor() -> tuple[str, dict[str, str]]:
+    """The processor's name, and what Linux says of the first one."""
+    facts = {}
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in takewhile(str.strip, lines):
+            name, _, value = line.partition(":")
+            facts[name.strip()] = value.strip()
+    return facts.get("model name") or platform.processor() or platform.machine(), facts

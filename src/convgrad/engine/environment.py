@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from functools import lru_cache
 
 import torch
@@ -69,16 +68,8 @@ def _versions(device_type: str) -> str:
 
 def _processor() -> str:
     """Vendor's name, family and model: the name alone may be no more than "AMD EPYC"."""
-    found = {}
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                if not line.strip():  # the first processor is enough
-                    break
-                name, _, value = line.partition(":")
-                found[name.strip()] = value.strip()
-    except OSError:
-        pass
-    numbers = [found[n] for n in ("cpu family", "model", "CPU implementer", "CPU part") if n in found]
-    name = found.get("model name") or platform.processor() or platform.machine()
+    from .ab_timer import processor
+
+    name, facts = processor()
+    numbers = [facts[n] for n in ("cpu family", "model", "CPU implementer", "CPU part") if n in facts]
     return f"{name} {'/'.join(numbers)}".strip()

@@ -82,21 +82,13 @@ def find(
         return None
     try:
         key = (
-            op,
-            dumps(raw, 2),
-            a.shape,
-            a.stride(),
-            a.dtype,
-            a.device,
-            b.shape,
-            b.stride(),
-            b.dtype,
-            b.device,
+            op, dumps(raw, 2),
+            a.shape, a.stride(), a.dtype, a.device,
+            b.shape, b.stride(), b.dtype, b.device,
             None if c is None else (c.shape, c.dtype, c.device, c.layout),
-            memory_format,
-            requested(),
+            memory_format, requested(),
             (_threads(), _deterministic(), _mkldnn(), _benchmark(), _measuring[0]) if a.is_cpu else settings.current(),
-        )
+        )  # fmt: skip
     except (ValueError, RuntimeError):  # an argument that has no bytes, a tensor that has no strides
         return None
     plan = plans.get(key, key)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 import threading
 from collections import deque
@@ -17,7 +15,7 @@ import torch
 from ..diagnostics import Limits, Machine, kernel_of_event, limits_of, select_conv_backend
 from ..engine import Event, observers
 from ..problem import ConvProblem, Output, shown_outputs
-from ..tables import text_table
+from ..tables import csv_text, text_table
 
 _HEAD = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
 _NUMBERS = ("calls", "total ms", "mean ms", "share", "of limit")
@@ -135,9 +133,7 @@ class Usage:
 
     def to_csv(self, *, measure: bool = True) -> str:
         """The table as CSV."""
-        out = io.StringIO()
-        csv.writer(out, lineterminator="\n").writerows(self.cells(measure=measure))
-        return out.getvalue()
+        return csv_text(self.cells(measure=measure))
 
 
 def _full_name(event: Event) -> str:

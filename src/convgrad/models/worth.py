@@ -7,6 +7,8 @@ Where they are not, a grid of usual sizes is tried; a layer for which ATen is ch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import product
 from typing import Any
 
 import torch
@@ -33,39 +35,22 @@ def worth_replacing(module: Any, seen: Iterable[Shape] | None, device: torch.dev
     Args:
         seen: the shapes of its inputs, batch included; None where they are not known.
     """
-    shapes = _grid(module) if seen is None else seen
     d = len(module.kernel_size)
-    formats = dict.fromkeys((torch.contiguous_format, channels_last_of(d)))
-    for shape in shapes:
-        for memory_format in formats:
-            try:
-                problem = problem_of_module(module, shape, dtype, memory_format)
-            except ConvgradError:
-                continue  # this size is too small for the kernel
-            if not problem.empty and _any_but_aten(problem, device):
-                return True
-    return seen is None and _ever_wrong(module, device, dtype)
 
+    def grid(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[Shape]:
+        return ((batch, module.in_channels, *(size,) * d) for batch in batches for size in sizes)
 
-def _ever_wrong(module: Any, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether PyTorch's kernels are known to be wrong for this layer at any size: it is replaced for that alone."""
-    aten, d = get_backend("aten"), len(module.kernel_size)
-    for size in _SMALL:
-        for memory_format in dict.fromkeys((torch.contiguous_format, channels_last_of(d))):
-            try:
-                problem = problem_of_module(module, (2, module.in_channels, *(size,) * d), dtype, memory_format)
-            except ConvgradError:
-                continue
-            if aten.wrong_here(problem, PASSES, device)[0]:
-                return True
-    return False
+    def problems(shapes: Iterable[Shape]) -> Iterator[ConvProblem]:
+        formats = dict.fromkeys((torch.contiguous_format, channels_last_of(d)))
+        for shape, memory_format in product(shapes, formats):
+            with suppress(ConvgradError):  # this size is too small for the kernel
+                yield problem_of_module(module, shape, dtype, memory_format)
 
-
-def _grid(module: Any) -> Iterator[Shape]:
-    d = len(module.kernel_size)
-    for batch in _BATCHES:
-        for size in _SIZES[d]:
-            yield (batch, module.in_channels, *(size,) * d)
+    usual = grid(_BATCHES, _SIZES[d]) if seen is None else seen
+    if any(not p.empty and _any_but_aten(p, device) for p in problems(usual)):
+        return True
+    aten = get_backend("aten")  # where it is known to be wrong at any size, the layer is replaced for that alone
+    return seen is None and any(aten.wrong_here(p, PASSES, device)[0] for p in problems(grid((2,), _SMALL)))
 
 
 def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:
@@ -73,12 +58,9 @@ def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:
     forward: tuple[Output, ...] = (problem.bias_pass,)
     calls = [forward, tuple(backward), *((o,) for o in backward if o != "grad_bias")]
     for outputs in calls:
-        try:
-            steps = plan_for(problem.replace(has_bias=False), outputs, device).steps
-        except ConvgradError:
-            continue
-        if any(step.backend.name != "aten" for step in steps):
-            return True
+        with suppress(ConvgradError):
+            if any(s.backend.name != "aten" for s in plan_for(problem.replace(has_bias=False), outputs, device).steps):
+                return True
     return False
 
 

@@ -6,7 +6,7 @@ after ``_convolution``, ``convolution_backward`` and ``subtensor`` of ATen's ``C
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -66,18 +66,6 @@ class AtenTrace:
     forward: KernelRun
     gradient_backend: Decision
     gradients: KernelRun | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for json."""
-        return {
-            "input": str(self.call.input),
-            "weight": str(self.call.weight),
-            "backend": self.backend.to_dict(),
-            "memory_format": self.memory_format.to_dict(),
-            "gradient_backend": self.gradient_backend.answer,
-            "forward": asdict(self.forward),
-            "gradients": None if self.gradients is None else asdict(self.gradients),
-        }
 
     def __str__(self) -> str:
         c = self.call

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 import torch
 
-from ...tables import html_table
 from .machine import Machine
 
 
@@ -104,28 +102,9 @@ class Decision:
             raise AttributeError(f"this decision is about a {self.kind}, not a {kind}")
         return value
 
-    @property
-    def because(self) -> tuple[Rule, ...]:
-        """The deciding rules only, without their conditions."""
-        return tuple(rule for rule in self.rules if rule.depth == 0)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for json."""
-        return {
-            self.kind: self.answer,
-            "machine": str(self.machine),
-            "rules": [{"rule": r.text, "holds": r.holds, "value": r.value, "depth": r.depth} for r in self.rules],
-            "notes": list(self.notes),
-        }
-
     def __str__(self) -> str:
         rows = [rule.cells for rule in self.rules]
         width = max((len(text) for _, text, _ in rows), default=0)
         lines = [f"  {holds:<3}  {text:<{width}}  {value}".rstrip() for holds, text, value in rows]
         notes = [f"note: {note}" for note in self.notes]
         return "\n".join([f"{self.kind}: {self.answer}", f"machine: {self.machine}", *lines, *notes])
-
-    def _repr_html_(self) -> str:
-        title = f"<p><b>{self.kind}: {escape(self.answer)}</b><br>{escape(str(self.machine))}</p>"
-        rows = [(holds, text.replace("  ", "\u2003"), value) for holds, text, value in (r.cells for r in self.rules)]
-        return title + html_table([("", "rule", "value"), *rows]) + "".join(f"<p>{escape(n)}</p>" for n in self.notes)
