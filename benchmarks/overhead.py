@@ -19,7 +19,7 @@ import torch.utils.benchmark
 from torch import Tensor
 
 import convgrad
-from convgrad.engine.ab_timer import compare, conditions, keep_memory
+from convgrad.engine.ab_timer import Comparison, compare, conditions, keep_memory
 
 Conv = Callable[..., Tensor]
 
@@ -73,7 +73,7 @@ def main() -> int:
         for ours, theirs in zip(*(_flat(c()) for c in calls.values()), strict=True):
             assert (ours is None and theirs is None) or torch.equal(ours, theirs)
         seen = compare(calls, "torch", seconds=args.seconds)
-        times = seen.speedup("ours").inverse()
+        times = Comparison("ours", seen.samples).speedup("torch")
         verdict = "missed" if times.low > case.bar else "met" if times.high <= case.bar else "on the line"
         missed |= verdict == "missed"
         torch_us, ours_us = (f"{seen.seconds(n) * 1e6:.1f}" for n in ("torch", "ours"))

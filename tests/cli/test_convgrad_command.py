@@ -44,7 +44,7 @@ REFUSED = {
     ("check", "--property", "nope"): "unknown property 'nope'",
     ("explain", "resnet", "--dtype", "float"): "unknown dtype 'float'",
     ("explain", "resnet", "--input", "3,4"): "is no shape",
-    ("run", "--csv", "no/such/folder/x.csv", "script.py"): "there is no folder",
+    ("run", "--csv", "no/such/folder/x.csv", "script.py"): "cannot be written",
     ("bench", "ic2ih3oc2kh1", "--seconds", "0"): "--seconds must be positive",
     ("bench", "layers", "--layout", "nhwc"): "unknown layout 'nhwc'",
 }

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from convgrad.engine import ab_timer as timing
-from convgrad.engine.ab_timer import Comparison, Ratio, compare, conditions, median_interval
+from convgrad.engine.ab_timer import Comparison, compare, conditions, median_interval
 
 
 def test_interval_of_too_few_values_is_everything():
@@ -38,7 +38,6 @@ def test_noise_common_to_a_round_cancels():
     assert ratio.value == pytest.approx(1.5)
     assert ratio.differs
     assert "no difference" not in str(ratio)
-    assert seen.fastest == "ours"
 
 
 def test_the_times_that_are_printed_have_the_printed_quotient():
@@ -53,16 +52,11 @@ def test_the_times_that_are_printed_have_the_printed_quotient():
     assert float(second.split()[1]) / float(first.split()[1]) == pytest.approx(float(first.split()[3].rstrip("x")))
 
 
-def test_no_difference_is_said_and_the_baseline_kept():
+def test_no_difference_is_said():
     rng = random.Random(1)
     seen = Comparison("theirs", {n: [rng.uniform(0.9, 1.1) for _ in range(51)] for n in ("ours", "theirs")})
     assert not seen.speedup("ours").differs
     assert "no difference" in str(seen)
-    assert seen.fastest == "theirs"
-
-
-def test_inverse_turns_the_interval_round():
-    assert Ratio(2.0, 1.0, 4.0).inverse() == Ratio(0.5, 0.25, 1.0)
 
 
 def test_compare_sees_a_difference_and_alternates():
@@ -75,7 +69,6 @@ def test_compare_sees_a_difference_and_alternates():
     seen = compare({"a": lambda: call("a", 0.001), "b": lambda: call("b", 0.003)}, "b", seconds=0.2, least_rounds=9)
     assert seen.speedup("a").value > 1.2
     assert len(seen.samples["a"]) == len(seen.samples["b"]) >= 9
-    assert seen.fastest == "a"
     assert "".join(order).count("bb") > 2  # ABBA: neither is always first
 
 

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from .app import app, command, device_here, fail, say_json
-from .options import AsJson, Backends, CsvFile, Device, Layout, Outputs, StepLayout, Transposed, problem_or
+from .options import AsJson, Backends, CsvFile, Device, Layout, Outputs, StepLayout, Transposed, problem_or, writable
 
 
 class _Bench(TyperGroup):
@@ -37,7 +37,7 @@ Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all wher
 Threads = Annotated[int, typer.Option(help="As torch.set_num_threads.")]
 Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.")]
 Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
-Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.")]
+Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.", callback=writable)]
 Resume = Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")]
 
 

@@ -67,8 +67,6 @@ class Results:
         self._done: set[tuple[str, ...]] = set()
         if path is None:
             return
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise fail(f"{str(path)!r} cannot be written", "--csv takes a file")
         if path.exists() and path.stat().st_size:
             if not resume:
                 raise fail(f"{path} exists", "--resume adds what is missing; or remove it")

@@ -88,11 +88,10 @@ def _shape(text: str) -> str:
     return text
 
 
-def _writable(file: Path | None) -> Path | None:
-    if file is not None and not file.parent.is_dir():
-        raise fail(f"there is no folder {str(file.parent)!r} to write {file.name!r} to")
+def writable(file: Path | None) -> Path | None:
+    """For typer: refuse a file that cannot be written, before anything runs."""
     if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
-        raise fail(f"{str(file)!r} cannot be written", "a file's name")
+        raise fail(f"{str(file)!r} cannot be written", "the name of a file, in a folder that is there")
     return file
 
 
@@ -171,8 +170,8 @@ StepLayout = Annotated[str, _one_of(STEP_LAYOUTS)]
 Transposed = Annotated[bool, typer.Option("--transposed", help="Read every problem as a transposed one.")]
 ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Run a model in channels_last.")]
 Input = Annotated[str, typer.Option("--input", help="Shape of a model's input, 8x3x224x224.", callback=_shape)]
-CsvFile = Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.", callback=_writable)]
+CsvFile = Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.", callback=writable)]
 JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="Also write the data to this file, as JSON.", callback=_writable)
+    Path | None, typer.Option("--json", help="Also write the data to this file, as JSON.", callback=writable)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the data as JSON.")]

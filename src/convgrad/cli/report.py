@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Generator
@@ -15,7 +14,7 @@ import typer
 
 from .app import command, device_here, fail, say, say_json
 from .models import MODELS, build, example_input
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, problem_or
+from .options import AsJson, ChannelsLast, Device, Dtype, Input, problem_or, writable
 
 if TYPE_CHECKING:
     import torch
@@ -96,8 +95,7 @@ def report(
 
 def _ready(page: Path) -> None:
     """Refuse what cannot be written before anything runs."""
-    if page.is_dir() or not os.access(page if page.exists() else page.parent, os.W_OK):
-        raise fail(f"{str(page)!r} cannot be written", "--out takes a file")
+    writable(page)
     if page.suffix != ".json":
         for package in ("jinja2", "matplotlib"):
             if find_spec(package) is None:

@@ -42,10 +42,6 @@ class Ratio:
         """Whether the interval leaves out 1: only then is there a difference to speak of."""
         return self.low > 1 or self.high < 1
 
-    def inverse(self) -> Ratio:
-        """The same finding read the other way round: 2x as fast is 0.5x the time."""
-        return Ratio(1 / self.value, 1 / self.high, 1 / self.low if self.low else math.inf)
-
     def __str__(self) -> str:
         text = f"{self.value:.2f}x [{self.low:.2f}, {self.high:.2f}]"
         return text if self.differs else f"{text} no difference"
@@ -87,12 +83,6 @@ class Comparison:
         pairs = zip(self.samples[self.baseline], self.samples[name], strict=True)
         ratios = [base / own for base, own in pairs]
         return Ratio(statistics.median(ratios), *median_interval(ratios, self.confidence))
-
-    @property
-    def fastest(self) -> str:
-        """The name with the lowest median; the baseline, where nothing differs from it for the better."""
-        best = min(self.samples, key=self.median)
-        return best if best == self.baseline or self.speedup(best).low > 1 else self.baseline
 
     def __str__(self) -> str:
         width = max(map(len, self.samples))

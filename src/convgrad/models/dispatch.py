@@ -26,7 +26,6 @@ class Override:
 
     def __init__(self) -> None:
         self._library = torch.library.Library("aten", "IMPL")
-        self._undone = False
 
     def put(self, op: str, key: str, kernel: Callable[..., Any]) -> None:
         """Run ``kernel(keyset, *args)`` for ``aten::op`` at this dispatch key."""
@@ -35,6 +34,4 @@ class Override:
 
     def undo(self) -> None:
         """Give every operator back its own kernel."""
-        if not self._undone:
-            self._undone = True
-            self._library._destroy()
+        self._library._destroy()

@@ -8,7 +8,7 @@ calls, transposed convolutions, double backward, scripted models, compiled code.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -36,18 +36,21 @@ class _Router:
         self._override: Override | None = None
         self.taking = False
 
-    def open(self, kind: str) -> None:
+    @contextmanager
+    def opened(self, kind: str) -> Generator[None, None, None]:
+        self._count(kind, 1)
+        try:
+            yield
+        finally:
+            self._count(kind, -1)
+
+    def _count(self, kind: str, more: int) -> None:
         with self._lock:
-            self._open[kind] += 1
+            self._open[kind] += more
             self.taking = self._open["ours"] > 0
             if self._override is None:
                 self._override = self._put()
-
-    def close(self, kind: str) -> None:
-        with self._lock:
-            self._open[kind] -= 1
-            self.taking = self._open["ours"] > 0
-            if not any(self._open.values()) and self._override is not None:
+            elif not any(self._open.values()):
                 self._override.undo()
                 self._override = None
 
@@ -219,11 +222,8 @@ def takeover() -> Iterator[None]:
         ...     torch.nn.functional.conv2d(x, w).item()
         9.0
     """
-    _router.open("ours")
-    try:
+    with _router.opened("ours"):
         yield
-    finally:
-        _router.close("ours")
 
 
 @contextmanager
@@ -232,8 +232,5 @@ def observe_aten() -> Iterator[None]:
 
     An open `takeover` takes precedence.
     """
-    _router.open("stock")
-    try:
+    with _router.opened("stock"):
         yield
-    finally:
-        _router.close("stock")
