@@ -22,29 +22,10 @@ if TYPE_CHECKING:
     from .models import accelerate_, takeover
 
 __all__ = [
-    "BackendError",
-    "CheckError",
-    "CollectiveError",
-    "ConvProblem",
-    "ConvgradError",
-    "DtypeError",
-    "ShapeError",
-    "UnsupportedError",
-    "accelerate_",
-    "direct",
-    "explain",
-    "functional",
-    "include_path",
-    "list_backends",
-    "measure",
-    "nn",
-    "register",
-    "set_default_backend",
-    "takeover",
-    "trace",
-    "unregister",
-    "use_backend",
-]
+    "BackendError", "CheckError", "CollectiveError", "ConvProblem", "ConvgradError", "DtypeError", "ShapeError",
+    "UnsupportedError", "accelerate_", "direct", "explain", "functional", "include_path", "list_backends",
+    "measure", "nn", "register", "set_default_backend", "takeover", "trace", "unregister", "use_backend",
+]  # fmt: skip
 __all__ += functional.__all__
 
 #: Loaded when first used: name -> the room where it lives.

@@ -6,15 +6,9 @@ import difflib
 from collections.abc import Collection
 
 __all__ = [
-    "BackendError",
-    "CheckError",
-    "CollectiveError",
-    "ConvgradError",
-    "DtypeError",
-    "ShapeError",
-    "UnknownNameError",
-    "UnsupportedError",
-]
+    "BackendError", "CheckError", "CollectiveError", "ConvgradError", "DtypeError", "ShapeError",
+    "UnknownNameError", "UnsupportedError",
+]  # fmt: skip
 
 
 class ConvgradError(Exception):

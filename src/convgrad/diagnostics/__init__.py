@@ -12,28 +12,8 @@ from .roofline import Limits, least_work, limits_of, measure_limits
 from .trace import Record, Trace, kernel_of_event, trace
 
 __all__ = [
-    "MODELLED_VERSIONS",
-    "Answer",
-    "Explanation",
-    "Layer",
-    "Limits",
-    "Machine",
-    "ModelExplanation",
-    "Point",
-    "Record",
-    "Trace",
-    "Transfer",
-    "draw_roofline",
-    "explain",
-    "explain_problem",
-    "kernel_of",
-    "kernel_of_event",
-    "least_work",
-    "limits_of",
-    "measure_limits",
-    "module_names",
-    "named",
-    "select_conv_backend",
-    "svg",
-    "trace",
-]
+    "MODELLED_VERSIONS", "Answer", "Explanation", "Layer", "Limits", "Machine", "ModelExplanation", "Point",
+    "Record", "Trace", "Transfer", "draw_roofline", "explain", "explain_problem", "kernel_of",
+    "kernel_of_event", "least_work", "limits_of", "measure_limits", "module_names", "named",
+    "select_conv_backend", "svg", "trace",
+]  # fmt: skip

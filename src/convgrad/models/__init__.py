@@ -10,19 +10,7 @@ from .trial import NO_COPY, copied, training_step
 from .usage import Usage, UsageRow, known_limits
 
 __all__ = [
-    "NO_COPY",
-    "Report",
-    "Usage",
-    "UsageRow",
-    "accelerate_",
-    "copied",
-    "inputs_to_channels_last",
-    "is_convolution",
-    "is_spatial",
-    "known_limits",
-    "observe_aten",
-    "run_script",
-    "takeover",
-    "training_step",
+    "NO_COPY", "Report", "Usage", "UsageRow", "accelerate_", "copied", "inputs_to_channels_last",
+    "is_convolution", "is_spatial", "known_limits", "observe_aten", "run_script", "takeover", "training_step",
     "weights_to_channels_last",
-]
+]  # fmt: skip

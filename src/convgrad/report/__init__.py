@@ -5,14 +5,6 @@ from .profile import SCHEMA, Change, Cost, Profile, Row, Variant, changes
 from .script import profile_script, profile_table
 
 __all__ = [
-    "SCHEMA",
-    "Change",
-    "Cost",
-    "Profile",
-    "Row",
-    "Variant",
-    "changes",
-    "profile_model",
-    "profile_script",
+    "SCHEMA", "Change", "Cost", "Profile", "Row", "Variant", "changes", "profile_model", "profile_script",
     "profile_table",
-]
+]  # fmt: skip

@@ -20,27 +20,8 @@ from .names import Function, Kernel, Scratch, backward_of, forward_of, kernel_of
 from .select import BACKENDS, determine_backend_memory_format, select_conv_backend
 
 __all__ = [
-    "BACKENDS",
-    "LAYOUT_RULES",
-    "MODELLED_VERSIONS",
-    "AtenTrace",
-    "ConvCall",
-    "Copy",
-    "Decision",
-    "DeviceLike",
-    "Function",
-    "Kernel",
-    "KernelRun",
-    "Machine",
-    "Rule",
-    "Scratch",
-    "TensorSpec",
-    "backward_of",
-    "determine_backend_memory_format",
-    "forward_of",
-    "kernel_of",
-    "machine_of",
-    "named",
-    "select_conv_backend",
+    "BACKENDS", "LAYOUT_RULES", "MODELLED_VERSIONS", "AtenTrace", "ConvCall", "Copy", "Decision", "DeviceLike",
+    "Function", "Kernel", "KernelRun", "Machine", "Rule", "Scratch", "TensorSpec", "backward_of",
+    "determine_backend_memory_format", "forward_of", "kernel_of", "machine_of", "named", "select_conv_backend",
     "trace_aten",
-]
+]  # fmt: skip
