@@ -72,7 +72,6 @@ def test_pairs_are_those_of_derivatives_yaml() -> None:
 )  # fmt: skip
 def test_old_and_new_names(name: str, forward: str, backward: str) -> None:
     assert (forward_of(name).name, backward_of(name).name) == (forward, backward)
-    assert forward_of(name).partner == backward
 
 
 def test_text_says_what_to_call_today() -> None:

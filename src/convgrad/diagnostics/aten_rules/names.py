@@ -266,14 +266,12 @@ class Function:
 
     Args:
         name: today's name; empty where the kernel has no backward.
-        partner: the other function of the pair.
         temporaries: what it allocates beside its results.
         call: what to call today.
         kernel: the pair that it belongs to.
     """
 
     name: str
-    partner: str
     temporaries: tuple[str, ...]
     call: str
     kernel: Kernel
@@ -295,7 +293,7 @@ def backward_of(name: str) -> Function:
         ('_slow_conv2d_backward', 'convolution_backward', 'slow_conv_dilated2d_backward')
     """
     k = kernel_of(name)
-    return Function(k.backward, k.forward, k.backward_temporaries, k.call_backward, k)
+    return Function(k.backward, k.backward_temporaries, k.call_backward, k)
 
 
 def forward_of(name: str) -> Function:
@@ -309,4 +307,4 @@ def forward_of(name: str) -> Function:
         ('cudnn_convolution', 'convolution')
     """
     k = kernel_of(name)
-    return Function(k.forward, k.backward, k.forward_temporaries, _FORWARD, k)
+    return Function(k.forward, k.forward_temporaries, _FORWARD, k)
