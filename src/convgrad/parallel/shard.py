@@ -168,6 +168,7 @@ def _sharded_class(cls: type) -> type:
 
     def conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         plain = self.padding_mode == "circular" and getattr(self, "layout", "NCL") == "NCL"
+        plain = plain and not torch.compiler.is_compiling()  # a compiled graph pads and then computes
         if plain and isinstance(input, DTensor) and input.dim() == weight.dim() and 1 not in shards(input):
             pad = self._reversed_padding_repeated_twice
             return circular_convolution(input, weight, bias, pad, self.stride, self.dilation, self.groups)
