@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
+import convgrad
 from convgrad.errors import UnsupportedError
 from convgrad.parallel import shard_
 
@@ -58,6 +59,10 @@ def modules(w: int) -> dict[str, nn.Module]:
         "one and a half": up(scale_factor=1.5, mode="bilinear"), "bicubic": up(scale_factor=2, mode="bicubic"),
         "bicubic size": up(size=(5, 13), mode="bicubic"),
         "bicubic corners": up(size=(5, 13), mode="bicubic", align_corners=True),
+        "around": nn.Conv2d(4, 4, 3, padding=(2, 1), padding_mode="circular"),
+        "around in steps": convgrad.nn.Conv2d(
+            4, 6, (4, 2), 2, (5, 1), dilation=(2, 1), groups=2, padding_mode="circular"
+        ),
         "circular": nn.CircularPad2d((2, 1, 1, 3)), "reflect": nn.ReflectionPad2d((2, 1, 1, 3)),
         "replicate": nn.ReplicationPad2d((2, 1, 1, 3)), "constant": nn.ConstantPad2d((2, -1, -1, 3), 2.5),
         "shuffle": nn.PixelShuffle(2), "unshuffle": Applied(lambda x: F.pixel_unshuffle(F.pad(x, (0, w % 2, 0, 1)), 2)),

@@ -16,12 +16,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Partial, Placement, Shard, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from convgrad.errors import ShapeError, UnsupportedError
 from convgrad.parallel import shard_
 
+from .counting import Received
 from .processes import Processes, RankError
 
 
@@ -126,6 +127,19 @@ def test_a_unet_trains_as_in_one_process(processes: Processes, dims, sizes, shap
 def test_a_unet_of_whole_numbers_is_exact(processes: Processes, dims) -> None:
     for found in processes(4, train, dims, (2, 2), (2, 1, 8, 8, 4), True, seconds=200):
         assert max(found) == 0
+
+
+def around() -> int:
+    mesh = init_device_mesh("cpu", (3,))
+    layer = shard_(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), mesh, Shard(2))
+    x = distribute_tensor(torch.randn(1, 2, 9, 4), mesh, [Shard(2)], src_data_rank=None)
+    with Received() as received:
+        layer(x)
+    return received.total
+
+
+def test_circular_padding_sends_one_halo(processes: Processes) -> None:
+    assert processes(3, around) == [2 * (2 * 4 * 4)] * 3  # two rows of 2 channels, 4 columns and 4 bytes
 
 
 # ---- what is refused -------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ in every process, and some wrongly: the mean of shards of different sizes, for o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from .. import functional
 from ..errors import UnsupportedError
 from . import dropout, elementwise, losses, norms, pooling, resampling
-from .placed import first
+from .placed import first, joined, shards, spread
 from .redistribution import redistribute
 
 Rule = Callable[..., Any]
@@ -58,6 +58,29 @@ def _convolution(
     result = getattr(functional, func.__name__, func)(x, *operands, *args, **kwargs)
     # The cheapest way for one convolution may leave partial sums or another dimension sharded: the plan is kept.
     return result if result.placements == x.placements else redistribute(result, x.placements, "output")
+
+
+def circular_convolution(
+    x: DTensor, weight: Tensor, bias: Tensor | None, pad: Sequence[int], stride: Any, dilation: Any, groups: int
+) -> DTensor:
+    """A convolution with circular padding of a tensor whose channels are whole: its halo goes around.
+
+    Of a padded copy all shards would begin elsewhere, and most of it would move.
+
+    Args:
+        pad: as `torch.nn.functional.pad` takes it.
+    """
+    own, mesh, d = shards(x), x.device_mesh, weight.dim() - 2
+    conv = getattr(functional, f"conv{d}d")
+    metas = [t if t is None else torch.empty(t.shape, device="meta") for t in (x, weight, bias)]
+    metas[0] = F.pad(metas[0], list(pad), "circular")  # pyright: ignore[reportArgumentType] - PyTorch's own checks
+    shape = conv(*metas, stride, 0, dilation, groups).shape
+    low = [*reversed(pad[::2])]
+    everywhere = [Replicate()] * mesh.ndim
+    w, b = (t if t is None else spread(t, mesh, everywhere, set(own.values())) for t in (weight, bias))
+    local, ranges = pooling.windows(x, shape, weight.shape[2:], stride, low, dilation, circular=True)
+    result = pooling.windowed(local, ranges, lambda t: conv(t, w, b, stride, 0, dilation, groups))
+    return joined(result, mesh, x.placements, shape)
 
 
 def _replicated(t: Tensor, mesh: DeviceMesh, what: str) -> DTensor:

@@ -39,8 +39,8 @@ def max_pool(
     lowest = -torch.inf if x.is_floating_point() else lowest
     kernel, dilations = _each(kernel_size, d), _each(dilation, d)
     window = _each(kernel_size if stride is None or stride == [] else stride, d)
-    local, own = _windows(x, shape, kernel, window, _each(padding, d), dilations, lowest)
-    result = _pooled(local, own, lambda t: func(t, kernel, window, 0, dilations))
+    local, own = windows(x, shape, kernel, window, _each(padding, d), dilations, lowest)
+    result = windowed(local, own, lambda t: func(t, kernel, window, 0, dilations))
     return joined(result, x.device_mesh, x.placements, shape)
 
 
@@ -59,8 +59,8 @@ def avg_pool(
     d = _spatial(func)
     kernel, pads = _each(kernel_size, d), _each(padding, d)
     window = _each(kernel_size if stride is None or stride == [] else stride, d)
-    local, own = _windows(x, shape, kernel, window, pads, [1] * d, 0.0)
-    values = _pooled(local, own, lambda t: func(t, kernel, window))
+    local, own = windows(x, shape, kernel, window, pads, [1] * d)
+    values = windowed(local, own, lambda t: func(t, kernel, window))
     if divisor_override:
         return joined(values * (prod(kernel) / divisor_override), x.device_mesh, x.placements, shape)
     for n, (k, s, p) in enumerate(zip(kernel, window, pads, strict=True)):
@@ -72,35 +72,41 @@ def avg_pool(
     return joined(values, x.device_mesh, x.placements, shape)
 
 
-def _windows(
+def windows(
     x: DTensor,
     shape: Sequence[int],
     kernel: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    outside: float,
+    outside: float = 0.0,
+    circular: bool = False,
 ) -> tuple[Tensor, list[tuple[int, int]]]:
     """All that this process's windows read, with what lies outside written out, and which windows these are."""
     local, mesh, own = local_of(x), x.device_mesh, shards(x)
-    pads, outputs = [], []
+    pads, around, outputs = [], [], []
     for n, (k, s, p, dil) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
         d = x.dim() - len(kernel) + n
-        line = Line(x.shape[d], shape[d], k, s, p, dil)
+        line = Line(x.shape[d], shape[d], k, s, p, dil, circular)
         m = own.get(d)
         ranges = chunks(shape[d], 1 if m is None else mesh.size(m))
         output, inputs = ranges[0], (0, x.shape[d])
         if m is not None:
             needed = [line.inputs_of(o) for o in ranges]
-            local = want(local, d, mesh, m, x.shape[d], needed)
+            local = want(local, d, mesh, m, x.shape[d], needed, circular)
             output, inputs = mine(mesh, m, ranges), mine(mesh, m, needed)
         # Without a window of its own, a process computes one of nothing: its graph is the same as the others'.
-        pads = [*(line.local(inputs, output) if output[0] < output[1] else (0, dil * (k - 1) + 1)), *pads]
+        sides = line.local(inputs, output) if output[0] < output[1] else (0, dil * (k - 1) + 1)
+        own_end = circular and m is None
+        pads, around = [*((0, 0) if own_end else sides), *pads], [*(sides if own_end else (0, 0)), *around]
         outputs.append(output)
+    if any(around):
+        local = on_some(lambda t: F.pad(t, around, "circular"), local)
     return F.pad(local, pads, value=outside) if any(pads) else local, outputs
 
 
-def _pooled(local: Tensor, own: list[tuple[int, int]], pool: Callable[[Tensor], Tensor]) -> Tensor:
+def windowed(local: Tensor, own: list[tuple[int, int]], pool: Callable[[Tensor], Tensor]) -> Tensor:
+    """The results of this process's windows."""
     result = on_some(pool, local)
     for n, (start, stop) in enumerate(own):
         result = result.narrow(n - len(own), 0, stop - start)

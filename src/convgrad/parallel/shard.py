@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import named
 from ..errors import ShapeError, UnsupportedError
-from .functions import Sharded
-from .placed import joined, spread
+from .functions import Sharded, circular_convolution
+from .placed import joined, shards, spread
 
 _mode = Sharded()
 
@@ -166,6 +166,14 @@ def _sharded_class(cls: type) -> type:
                 raise UnsupportedError(f"module {self._convgrad_name!r}: {error}") from None
             raise
 
+    def conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        plain = self.padding_mode == "circular" and getattr(self, "layout", "NCL") == "NCL"
+        plain = plain and not torch.compiler.is_compiling()  # a compiled graph pads and then computes
+        if plain and isinstance(input, DTensor) and input.dim() == weight.dim() and 1 not in shards(input):
+            pad = self._reversed_padding_repeated_twice
+            return circular_convolution(input, weight, bias, pad, self.stride, self.dilation, self.groups)
+        return cls._conv_forward(self, input, weight, bias)  # pyright: ignore[reportAttributeAccessIssue]
+
     def reduce(self: Any, protocol: int) -> Any:
         """Pickled as "the sharded class of that class", as the class itself has no place that pickle could name."""
         make, args, *rest = super(made, self).__reduce_ex__(protocol)
@@ -173,8 +181,11 @@ def _sharded_class(cls: type) -> type:
             return (_remake, (make, cls, *args[1:]), *rest)
         return (make, args, *rest)
 
-    body = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    made = type(cls.__name__, (cls,), body | {"forward": forward, "__reduce_ex__": reduce})
+    body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    body |= {"forward": forward, "__reduce_ex__": reduce}
+    if issubclass(cls, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        body["_conv_forward"] = conv_forward
+    made = type(cls.__name__, (cls,), body)
     return made
 
 
