@@ -53,10 +53,7 @@ def summed(numbers: int) -> int:
 def test_a_unet_sends_what_its_layers_need_and_no_more(processes: Processes) -> None:
     one, two, three = ((SIZE // 2**i, SIZE // 2**i, WIDTH // 2 ** (i - 1)) for i in (1, 2, 3))  # a shard's d, h, w
     d, h, w = one
-    stem = [
-        4 * N * w * (h + d + 1),  # the other end of each dimension, which is the neighbour's here
-        4 * N * (w + 2) * (h + 1 + d + 2),  # and its halo
-    ]
+    stem = 4 * N * w * 2 * (h + d + 2)  # circular: a row at both ends, each the neighbour's here
     halos = [
         halo(C, *one),  # depthwise
         strided(2 * C, *two),  # down: the smaller side, its output, moves
@@ -67,10 +64,10 @@ def test_a_unet_sends_what_its_layers_need_and_no_more(processes: Processes) -> 
     statistics = [summed(n) for n in (C, C, N * 2, N * 2)]  # two each of BatchNorm and of GroupNorm with two groups
     weights = [p.numel() for p in UNet(C).parameters()]
     expected = {
-        "forward": {"all_to_all_single": sum(stem + halos), "all_reduce": sum(statistics) + summed(1)},  # the loss
+        "forward": {"all_to_all_single": stem + sum(halos), "all_reduce": sum(statistics) + summed(1)},  # the loss
         "backward": {
-            # The gradient of the weight takes the stem's input with its halo; that of the input is not needed.
-            "all_to_all_single": stem[1] + sum(halos),
+            # The stem keeps its input with the halo; the gradient of that input is not needed.
+            "all_to_all_single": sum(halos),
             "all_reduce": sum(statistics) + summed(sum(weights)),
         },
     }
