@@ -31,49 +31,45 @@ TABLE = """
 # By hand: the first layers of MobileNets, of which the sweep has few: `convgrad bench layers` has PyTorch ahead.
 forward  depthwise  channels_last, ndim < 3, itemsize >= 4, itemsize < 8, taps < 10, stride < 2, width >= 40  aten  1x
 # begin of the derived lines
-# 2688 measurements. Held out: 8 % slower than the fastest, 3.7 % of rows below 0.9x of PyTorch, 0.08x at worst.
-both         dense      group >= 30, taps >= 26                        separate            1.3x
-both         dense      group < 30, kB >= 150.4, taps >= 3             separate            2.4x
-both         dense      group < 30, kB >= 150.4, taps < 3              native:avx2         3.5x
-both         dense      group < 30, kB < 150.4                         native:avx2         3.8x
-both         depthwise  always                                         native              13.0x
-both         emulated   always                                         separate            8.1x
-both         grouped    Mflop >= 10.3                                  separate            2.3x
-both         grouped    Mflop < 10.3                                   native:avx2         3.6x
-forward      dense      kB >= 1240, itemsize >= 6                      native              1.4x
-forward      dense      kB < 1240, ndim < 3, channels_last             native:avx2         1.5x
-forward      dense      kB < 1240, ndim < 3, not channels_last         native              1.8x
-forward      depthwise  channels >= 52, Mflop >= 143                   native:avx2         3.4x
-forward      depthwise  channels >= 52, Mflop < 143                    native              5.4x
-forward      depthwise  channels < 52                                  native:avx2         6.4x
-forward      emulated   always                                         native              10.0x
-forward      emulated   always                                         aten:float32        10.0x
-forward      grouped    smaller >= 14, kB >= 2300                      native              1.2x
-forward      grouped    smaller < 14, pixels >= 400, itemsize >= 3     native              2.8x
-forward      grouped    smaller < 14, pixels >= 400, itemsize < 3      native              2.8x
-forward      grouped    smaller < 14, pixels >= 400, itemsize < 3      aten:channels_last  2.8x
-forward      grouped    smaller < 14, pixels < 400, width >= 11        native              4.1x
-forward      grouped    smaller < 14, pixels < 400, width < 11         native:avx2         2.1x
-grad_input   dense      channels_last, Mflop < 22                      native:avx2         1.7x
-grad_input   dense      not channels_last                              native              1.7x
-grad_input   depthwise  channels >= 50                                 native              7.1x
-grad_input   depthwise  channels < 50                                  native:avx2         7.8x
-grad_input   emulated   patches                                        native              4.4x
-grad_input   emulated   not patches, smaller >= 8, group >= 20         aten:float32        8.4x
-grad_input   emulated   not patches, smaller >= 8, group < 20          native              18.3x
-grad_input   emulated   not patches, smaller < 8                       native              10.2x
-grad_input   grouped    smaller < 14, Mflop >= 13, kB >= 1600          native              3.3x
-grad_input   grouped    smaller < 14, Mflop >= 13, kB >= 1600          aten:channels_last  3.3x
-grad_input   grouped    smaller < 14, Mflop < 13, threads >= 2         native              4.2x
-grad_input   grouped    smaller < 14, Mflop < 13, threads < 2          native:avx2         3.0x
-grad_weight  dense      kB < 5500, stride < 5, taps >= 100             aten:channels_last  1.4x
-grad_weight  dense      kB < 5500, stride < 5, taps < 100, group >= 5  native:avx2         1.6x
-grad_weight  depthwise  always                                         native              14.7x
-grad_weight  emulated   group >= 30                                    aten:float32        6.4x
-grad_weight  emulated   group < 30                                     native:avx2         6.2x
-grad_weight  grouped    smaller < 14, itemsize >= 3                    native:avx2         3.6x
-grad_weight  grouped    smaller < 14, itemsize < 3                     native:avx2         3.4x
-grad_weight  grouped    smaller < 14, itemsize < 3                     aten:channels_last  3.4x
+# 3296 measurements. Held out: 9 % slower than the fastest, 4.3 % of rows below 0.9x of PyTorch, 0.12x at worst.
+both         dense      group >= 20                                           native              1.1x
+both         dense      group < 20                                            separate            3.3x
+both         depthwise  always                                                native              12.8x
+both         emulated   Mflop >= 0.335, taps >= 4                             separate            12.4x
+both         emulated   Mflop >= 0.335, taps < 4                              native              8.9x
+both         emulated   Mflop >= 0.335, taps < 4                              aten:float32        8.9x
+both         emulated   Mflop < 0.335                                         native:avx2         3.6x
+both         grouped    always                                                separate            2.6x
+forward      dense      not channels_last, taps < 70                          native              1.6x
+forward      depthwise  always                                                native              5.2x
+forward      emulated   patches                                               native:avx2         3.7x
+forward      emulated   not patches                                           native              11.4x
+forward      emulated   not patches                                           aten:float32        11.4x
+forward      grouped    channels < 400, kB >= 24000                           aten:mkldnn         1.3x
+forward      grouped    channels < 400, kB < 24000                            native              2.5x
+grad_input   dense      channels_last, Mflop < 22                             native:avx2         1.6x
+grad_input   dense      not channels_last                                     native              1.9x
+grad_input   depthwise  always                                                native              6.7x
+grad_input   emulated   patches                                               native:avx2         3.8x
+grad_input   emulated   not patches                                           native              12.1x
+grad_input   emulated   not patches                                           aten:float32        12.1x
+grad_input   grouped    smaller >= 14, channels < 160, kB >= 1300             native              1.5x
+grad_input   grouped    smaller >= 14, channels < 160, kB >= 1300             aten:channels_last  1.5x
+grad_input   grouped    smaller >= 14, channels < 160, kB < 1300              native:avx2         1.4x
+grad_input   grouped    smaller < 14, pixels >= 40, kB < 24000                native              3.4x
+grad_input   grouped    smaller < 14, pixels >= 40, kB < 24000                aten:channels_last  3.4x
+grad_input   grouped    smaller < 14, pixels < 40, Mflop < 2.3                native:avx2         4.6x
+grad_weight  dense      kB >= 1097, dilation >= 2                             native              1.8x
+grad_weight  dense      kB >= 1097, dilation < 2, itemsize >= 6               native              1.3x
+grad_weight  dense      kB >= 1097, dilation < 2, itemsize < 6, Mflop >= 200  native              1.2x
+grad_weight  dense      kB < 1097, taps >= 100                                aten:channels_last  1.2x
+grad_weight  dense      kB < 1097, taps >= 2, taps < 100                      native:avx2         2.1x
+grad_weight  dense      kB < 1097, taps < 2                                   native              1.3x
+grad_weight  depthwise  always                                                native              13.2x
+grad_weight  emulated   group >= 30                                           aten:float32        5.7x
+grad_weight  emulated   group < 30                                            native:avx2         6.0x
+grad_weight  grouped    outputs < 14, kB < 24000                              native:avx2         3.8x
+grad_weight  grouped    outputs < 14, kB < 24000                              aten:channels_last  3.8x
 # end of the derived lines
 """
 
