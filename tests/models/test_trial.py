@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import convgrad
-from convgrad.models import accelerate_
+from convgrad.models import accelerate_, worth
 
 from .modules import OURS, fingerprint, image, same
 
@@ -53,3 +53,22 @@ def test_a_model_that_cannot_be_copied_is_tried_itself():
     assert torch.equal(model[1].running_mean, before)
     assert model.training
     assert not model[0]._forward_pre_hooks
+
+
+def test_a_layer_is_judged_in_the_layout_that_it_sees(monkeypatch):
+    layouts = []
+
+    def found(problem, device):
+        layouts.append(problem.channels_last)
+        return not problem.channels_last
+
+    monkeypatch.setattr(worth, "_any_but_aten", found)
+    for x, weights, replaced in (
+        (torch.randn(2, 32, 8, 8), torch.contiguous_format, ["0"]),
+        (torch.randn(2, 32, 8, 8).contiguous(memory_format=torch.channels_last), torch.contiguous_format, []),
+        (torch.randn(2, 32, 8, 8), torch.channels_last, []),  # its weight turns the result
+    ):
+        layouts.clear()
+        model = nn.Sequential(nn.Conv2d(32, 64, 1)).to(memory_format=weights)
+        assert list(accelerate_(model, example_inputs=x).replaced) == replaced
+        assert layouts == [not replaced]

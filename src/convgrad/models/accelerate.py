@@ -11,8 +11,8 @@ from torch import nn
 from .classes import accelerated_class, is_convolution, reason_against, restore_class
 from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report
-from .trial import NO_COPY, faster_in_channels_last, shapes_seen
-from .worth import dtype_against, worth_replacing
+from .trial import NO_COPY, faster_in_channels_last, inputs_seen
+from .worth import Seen, dtype_against, worth_replacing
 
 
 def accelerate_(
@@ -57,7 +57,7 @@ def accelerate_(
     if not isinstance(model, nn.Module):
         raise TypeError(f"accelerate_ takes a torch.nn.Module, got {type(model).__name__}")
     wanted = _wanted_format(memory_format)
-    seen = None if example_inputs is None else shapes_seen(model, example_inputs)
+    seen = None if example_inputs is None else inputs_seen(model, example_inputs)
     report = Report()
     _turn(model, wanted, example_inputs, report)
     for name, module in model.named_modules():
@@ -86,7 +86,7 @@ def _is_quantised(module: nn.Module) -> bool:
     )
 
 
-def _stays(module: Any, seen: list[tuple[int, ...]] | None, only_gains: bool) -> str | None:
+def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None:
     """Why a convolution keeps its class; None where it may gain."""
     reason = reason_against(module)
     if reason is not None or nn.parameter.is_lazy(module.weight):  # of a lazy one the sizes are not known yet
@@ -96,7 +96,7 @@ def _stays(module: Any, seen: list[tuple[int, ...]] | None, only_gains: bool) ->
         return reason
     if seen == []:
         return "the example inputs never reached it"
-    sizes = ", ".join(dict.fromkeys("x".join(map(str, s)) for s in seen or ()))
+    sizes = ", ".join(dict.fromkeys("x".join(map(str, s.shape)) for s in seen or ()))
     where = f"for inputs of {sizes}" if sizes else "at any usual size"
     return f"nothing here is expected to be faster than PyTorch's own kernels {where}"
 

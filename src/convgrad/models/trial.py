@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from .._compat import suggests_channels_last
 from ..engine.ab_timer import compare
 from .classes import is_convolution
-
-Shapes = dict[str, list[tuple[int, ...]]]
+from .worth import Seen
 
 NO_COPY = "not measured, for the model cannot be copied"
 
@@ -40,9 +40,9 @@ def _device(model: nn.Module) -> torch.device:
 # ---- sizes ---------------------------------------------------------------------------------------
 
 
-def shapes_seen(model: nn.Module, inputs: Any) -> Shapes:
-    """The shapes that reach each convolution, batch included, by the name of the layer."""
-    seen: Shapes = {}
+def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
+    """What reaches each convolution, by the name of the layer."""
+    seen: dict[str, list[Seen]] = {}
     twin = copied(model)
     with _quietly(model if twin is None else twin) as tried:
         handles = [
@@ -58,11 +58,11 @@ def shapes_seen(model: nn.Module, inputs: Any) -> Shapes:
     return seen
 
 
-def _noting(shapes: list[tuple[int, ...]]) -> Callable[..., None]:
+def _noting(seen: list[Seen]) -> Callable[..., None]:
     def hook(module: Any, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], Tensor):
-            shape = tuple(args[0].shape)
-            shapes.append((1, *shape) if len(shape) == len(module.kernel_size) + 1 else shape)
+            x = args[0] if args[0].dim() > len(module.kernel_size) + 1 else args[0].unsqueeze(0)
+            seen.append(Seen(tuple(x.shape), suggests_channels_last(x)))
 
     return hook
 

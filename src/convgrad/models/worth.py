@@ -9,18 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from .._compat import channels_last_of
+from .._compat import channels_last_of, suggests_channels_last
 from ..custom import problem_of_module
 from ..engine import get_backend, plan_for
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output
 
 Shape = Sequence[int]
+
+
+class Seen(NamedTuple):
+    """An input that reached a layer: its shape, batch included, and whether it lay in channels_last."""
+
+    shape: tuple[int, ...]
+    channels_last: bool
+
 
 #: Sizes of images, sequences and volumes that are tried where the actual ones are not known.
 _BATCHES = (1, 32)
@@ -29,28 +37,34 @@ _SIZES = {1: (64, 1024, 16384), 2: (7, 14, 56, 224), 3: (7, 28, 112)}
 _SMALL = (1, 2, 3, 4)
 
 
-def worth_replacing(module: Any, seen: Iterable[Shape] | None, device: torch.device, dtype: torch.dtype) -> bool:
+def worth_replacing(module: Any, seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether any output of a layer is given to another backend than ATen: a faster one, or one that is right.
 
     Args:
-        seen: the shapes of its inputs, batch included; None where they are not known.
+        seen: its inputs; None where they are not known.
     """
     d = len(module.kernel_size)
+    contiguous, channels_last = torch.contiguous_format, channels_last_of(d)
+    turned = suggests_channels_last(module.weight)  # then so is every result
+    formats = dict.fromkeys((channels_last,) if turned else (contiguous, channels_last))
 
     def grid(batches: Sequence[int], sizes: Sequence[int]) -> Iterator[Shape]:
         return ((batch, module.in_channels, *(size,) * d) for batch in batches for size in sizes)
 
-    def problems(shapes: Iterable[Shape]) -> Iterator[ConvProblem]:
-        formats = dict.fromkeys((torch.contiguous_format, channels_last_of(d)))
-        for shape, memory_format in product(shapes, formats):
+    def problems(inputs: Iterable[tuple[Shape, torch.memory_format]]) -> Iterator[ConvProblem]:
+        for shape, memory_format in inputs:
             with suppress(ConvgradError):  # this size is too small for the kernel
                 yield problem_of_module(module, shape, dtype, memory_format)
 
-    usual = grid(_BATCHES, _SIZES[d]) if seen is None else seen
-    if any(not p.empty and _any_but_aten(p, device) for p in problems(usual)):
+    if seen is None:
+        inputs = product(grid(_BATCHES, _SIZES[d]), formats)
+    else:
+        inputs = ((shape, channels_last if turned or last else contiguous) for shape, last in seen)
+    if any(not p.empty and _any_but_aten(p, device) for p in problems(inputs)):
         return True
     aten = get_backend("aten")  # where it is known to be wrong at any size, the layer is replaced for that alone
-    return seen is None and any(aten.wrong_here(p, PASSES, device)[0] for p in problems(grid((2,), _SMALL)))
+    small = product(grid((2,), _SMALL), formats)
+    return seen is None and any(aten.wrong_here(p, PASSES, device)[0] for p in problems(small))
 
 
 def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:
