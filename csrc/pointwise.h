@@ -9,8 +9,8 @@
 //   grad_weight: sums over the block's vectors, lane by lane, for some channels of grad_output and some of the input;
 //                nothing is transposed, and the lanes are added up once a block
 //
-// What limits it: from 64 channels on both sides the multiply-adds, of which it reaches nine tenths of the processor's
-// in forward and grad_input and eight tenths in grad_weight; with 16 channels on one side the memory.
+// What limits it: with many channels on both sides the multiply-adds, with few on one side probably the memory
+// (docs/performance.md has how it compares; its part of the processor's limit was not measured on a quiet machine).
 #pragma once
 
 #include "parallel.h"

@@ -258,14 +258,14 @@ class Step(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def steps(shape: Shape, itemsize: int, mesh: Shape, have: Placements, want: Placements) -> Sequence[Step]:
+def steps(shape: Shape, itemsize: int, mesh: Shape, have: Placements, want: Placements) -> tuple[Step, ...]:
     """How a tensor is brought from some placements into others: what makes it smaller first, what gathers it last."""
     found: list[Step] = []
     now = list(have)
     while True:
         changes = [i for i, placement in enumerate(want) if now[i] != placement]
         if not changes:
-            return found
+            return tuple(found)
         leaving = [now[i] for i in changes]
         free = [i for i in changes if want[i].is_replicate() or want[i] not in leaving]
         i = min(
