@@ -108,7 +108,7 @@ def _pointwise(rng: random.Random) -> dict[str, Any]:
 
 
 _KINDS: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
-    *(_depthwise,) * 4, *(_grouped,) * 3, *(_few,) * 3, *(_dense,) * 3, *(_pointwise,) * 3
+    *(_depthwise,) * 2, *(_grouped,) * 5, *(_few,) * 4, *(_dense,) * 3, *(_pointwise,) * 2
 )  # fmt: skip
 _DTYPES = (torch.float32,) * 6 + (torch.float16, torch.bfloat16, torch.float64)
 

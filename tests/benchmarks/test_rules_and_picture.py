@@ -126,10 +126,47 @@ def test_a_second_way_where_the_first_cannot() -> None:
             if way in first:
                 times[:, i] = np.where(np.isnan(first[way]), times[:, i], first[way])
     rows = derive.Rows(np.arange(20), np.ones((20, len(rules.FEATURES))), times)
-    [leaf] = derive.grown(rows, 1.0)
+    [leaf] = derive.grown(rows, 1.0, {})
     assert derive.CHOICES[leaf.choice] == ("native", "aten:float32")
-    [leaf] = derive.grown(rows, 50.0)  # a line is not worth so much
+    [leaf] = derive.grown(rows, 50.0, {})  # a line is not worth so much
     assert len(derive.CHOICES[leaf.choice]) == 1
+
+
+def test_what_sometimes_loses_clearly_is_not_taken() -> None:
+    """Twice as fast in three rows of four and half as fast in the fourth, as no feature tells."""
+    times = np.full((40, len(derive.CHOICES)), 0.0)
+    native = derive.CHOICES.index(("native",))
+    times[:, native] = np.where(np.arange(40) % 4 == 0, np.log(2), np.log(0.5))
+    rows = derive.Rows(np.arange(40), np.ones((40, len(rules.FEATURES))), times)
+    [leaf] = derive.grown(rows, 1.0, {})
+    assert derive.CHOICES[leaf.choice] == ("aten",)
+    times[:, native] = np.log(np.where(np.arange(40) % 4 == 0, 1.05, 0.5))  # hardly slower is no harm
+    [leaf] = derive.grown(derive.Rows(np.arange(40), np.ones((40, len(rules.FEATURES))), times), 1.0, {})
+    assert derive.CHOICES[leaf.choice] == ("native",)
+
+
+def test_wide_groups_have_lines_of_their_own(tmp_path: Path) -> None:
+    with (tmp_path / "sweep.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, sweep.COLUMNS, restval="")
+        writer.writeheader()
+        for number in range(60):
+            c = 8 if number % 2 else 32
+            p = ConvProblem.parse(f"g2mb{1 + number}ic{2 * c}ih9oc{2 * c}kh3")
+            row = {
+                "problem": p,
+                "emulated": 0,
+                "outputs": "forward",
+                "aten": 1,
+                "aten:channels_last": 0.9 if c > 16 else 2,
+            }
+            writer.writerow({**row, **({"native": 0.5} if c == 8 else {}), **CONDITIONS})
+    cases = derive.read([tmp_path / "sweep.csv"])
+    assert [(case, len(rows)) for case, rows in cases.items()] == [
+        (("forward", "grouped", part), 30) for part in (0, 1)
+    ]
+    assert [line[2:4] for line in derive.lines(derive.all_fitted(cases))] == [
+        ("group < 17", "native"), ("group >= 17", "aten:channels_last")
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from operator import ge, le, lt
 from typing import NamedTuple
 
@@ -87,6 +87,7 @@ FEATURES: dict[str, Callable[[ConvProblem, int], float]] = {
     "outputs": lambda p, _: p.out_channels // p.groups,
     "group": lambda p, _: max(p.in_channels, p.out_channels) // p.groups,
     "smaller": lambda p, _: min(p.in_channels, p.out_channels) // p.groups,
+    "divisor": lambda p, _: gcd(p.in_channels // p.groups, p.out_channels // p.groups, 16),
     "ndim": lambda p, _: p.ndim,
     "taps": lambda p, _: prod(p.kernel_size),
     "stride": lambda p, _: max(p.stride),
@@ -99,6 +100,7 @@ FEATURES: dict[str, Callable[[ConvProblem, int], float]] = {
     "channels_last": lambda p, _: p.channels_last,
     "asymmetric": lambda p, _: not p.symmetric,
     "transposed": lambda p, _: p.transposed,
+    "matrix": lambda p, _: p.pointwise and p.input_size == p.output_size and not any(map(any, p.padding)),
     "patches": lambda p, _: max(p.stride) > 1 and all(map(le, p.kernel_size, p.stride)),
 }
 
