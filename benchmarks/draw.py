@@ -146,6 +146,8 @@ def main() -> int:
     parser.add_argument("--into", type=Path, help="put the table between the lines of this file")
     options = parser.parse_args()
     layers, steps = read(options.csv)
+    measured = [r for r in steps if r.get("choice") == "measured"]  # what the picture is of, where there are such
+    steps = measured or steps
     threads = options.threads or max(int(r["threads"]) for r in (*layers, *steps))
     layers, steps = (
         [r for r in rows if int(r["threads"]) == threads and (r["busy"] != "0") == options.busy]

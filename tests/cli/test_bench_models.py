@@ -84,6 +84,20 @@ def test_layers_each_once_forward_and_backward_in_each_layout(tmp_path: Path, ca
     assert "--resume" in capsys.readouterr().err
 
 
+def test_a_run_that_is_cut_off_has_something_of_every_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    layers = {name: [ConvProblem.parse(f"mb{n + 1}ic{c}ih9oc{c}kh{1 + n % 2}") for n in range(20)] for name, c in
+              (("a", 3), ("b", 5))}  # fmt: skip
+    monkeypatch.setattr(bench_layers, "layers_of", lambda name, *_: layers[name])
+    first, again = (list(bench_layers._in_turn(["a", "b"], 1, 9, ["contiguous"])) for _ in range(2))
+    assert first == again
+    assert [name for name, _ in first] == ["a", "b"] * 20
+    for name, problems in layers.items():
+        mine = [p for n, p in first if n == name]
+        assert mine != problems
+        assert {*mine} == {*problems}
+        assert 2 <= sum(p.pointwise for p in mine[:10]) <= 8
+
+
 def test_a_row_that_was_cut_off_is_measured_again(tmp_path: Path) -> None:
     file = tmp_path / "layers.csv"
     command = ["bench", "layers", "tiny", "--layout", "contiguous", "--seconds", "0.01", "--csv", str(file)]
@@ -131,8 +145,22 @@ def test_steps_in_each_layout_with_equal_losses(tmp_path: Path, capsys: Any) -> 
     for r in found:
         assert (r["batch"], r["size"], r["convolutions"], r["note"]) == ("2", "16", "2", "")
         assert float(r["stock_ms"]) / float(r["ours_ms"]) == pytest.approx(float(r["speed"]), rel=2e-3)
+    assert {r["choice"] for r in found} == {"rules"}
+    assert measurements.entries() == {}
     assert run([*command, "--resume"]) == 0
     assert rows(file) == found
+
+
+def test_steps_with_every_convolution_measured(tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "steps.csv"
+    command = ["bench", "steps", "--layout", "channels_last", "--threads", "1", "--seconds", "0.02", "--csv", str(file)]
+    assert run([*command, "--measure"]) == 0
+    known = measurements.entries()
+    assert {key.split(" | ")[1] for key in known if "about" not in key} >= {"forward", "grad_input+grad_weight"}
+    assert {len(times) for m in known.values() for times in m["times"].values()} >= {measurements.SETTLED}
+    assert run([*command, "--resume"]) == 0  # by the rules is another row
+    assert [r["choice"] for r in rows(file)] == ["measured", "rules"]
+    assert measurements.entries() == known
 
 
 def test_a_step_whose_loss_differs_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,7 @@ Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all wher
 Threads = Annotated[int, typer.Option(help="As torch.set_num_threads.")]
 Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.")]
 Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
+Measured = Annotated[bool, typer.Option("--measure", help="First measure each convolution, as `convgrad tune` does.")]
 Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.", callback=writable)]
 Resume = Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")]
 
@@ -122,6 +123,7 @@ def steps(
         float, typer.Option(help="For each comparison: images shrink until it fits.", callback=_positive)
     ] = 15.0,
     minutes: Minutes = 0.0,
+    measure: Measured = False,
     busy: Busy = False,
     as_csv: Rows = None,
     resume: Resume = False,
@@ -132,19 +134,20 @@ def steps(
     In the layout "auto", stock is contiguous and ours is accelerate_(model, "auto"), which turns the model to
     channels_last where that is measured to be faster.
 
-    What was measured here (`convgrad tune`, `convgrad bench layers`) is used, else the rules. The losses are compared
-    first; then steps of the two alternate. Interrupted, or out of time, it goes on with --resume.
+    The rules choose, whatever was measured here before, or with --measure what is measured now; a file may hold rows
+    of both. The losses are compared first; then steps of the two alternate. Interrupted, or out of time, it goes on
+    with --resume.
 
     Examples:
 
         convgrad bench steps mobilenet_v2 --threads 1
 
-        convgrad bench steps --threads 2 --minutes 5 --csv steps.csv --resume
+        convgrad bench steps --measure --threads 2 --minutes 5 --csv steps.csv --resume
     """
     from .bench_results import Given
     from .bench_steps import run_steps
 
-    _end(*run_steps(Given(models or [], threads, layout, seconds, minutes, busy, as_csv, resume)), as_json)
+    _end(*run_steps(Given(models or [], threads, layout, seconds, minutes, busy, as_csv, resume), measure), as_json)
 
 
 def _end(status: int, data: dict[str, Any], as_json: bool) -> None:

@@ -1,11 +1,17 @@
-"""``convgrad bench steps``: whole training steps of real models, as they are and after `accelerate_`."""
+"""``convgrad bench steps``: whole training steps of real models, as they are and after `accelerate_`.
+
+Ours is by the rules alone, whatever was measured here before, or with every convolution measured as `convgrad tune`
+does it.
+"""
 
 from __future__ import annotations
 
 import copy
+import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,44 +19,77 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ..diagnostics import Explanation, explain
+from ..engine import cache, measurements
 from ..engine.ab_timer import Ratio, compare
 from ..models import accelerate_
 from .app import say, say_table
 from .bench_models import models_named
 from .bench_results import CONDITIONS, Given, Job, run_rows
 from .models import MODELS, Model
-from .options import STEP_LAYOUTS
+from .options import LAYOUTS, STEP_LAYOUTS
+from .tune import jobs_of, measure_all
 
 COLUMNS = (
-    "model", "layout", "batch", "size", "replaced", "convolutions", "stock_ms", "ours_ms", "speed", "low", "high",
-    "note", *CONDITIONS,
+    "model", "layout", "choice", "batch", "size", "replaced", "convolutions", "stock_ms", "ours_ms", "speed", "low",
+    "high", "note", *CONDITIONS,
 )  # fmt: skip
-_KEY = ("model", "layout", "threads", "busy")
+_KEY = ("model", "layout", "choice", "threads", "busy")
 #: Batches and sizes of images, until one step takes little enough; of sequences only the batch counts.
 _SCALES = ((4, 224), (2, 224), (4, 128), (2, 128), (2, 64))
 _CALLS = 20  # of a step, in one comparison of stock with ours
 _SAME = 1e-2  # relative difference of losses that are the same
 
 
-def run_steps(given: Given) -> tuple[int, dict[str, Any]]:
+def run_steps(given: Given, measured: bool) -> tuple[int, dict[str, Any]]:
     """Time every model's step and print the tables; the exit status, and all as plain data."""
     wanted = models_named(given.models, MODELS)
+    choice = "measured" if measured else "rules"
 
     def jobs() -> list[Job]:
         return [
-            ({"model": name, "layout": layout}, partial(_timed, MODELS[name], layout, given.seconds))
+            (
+                {"model": name, "layout": layout, "choice": choice},
+                partial(_timed, MODELS[name], layout, given.seconds, measured),
+            )
             for name in wanted
             for layout in STEP_LAYOUTS
             if given.layout in ("", layout) and (layout == "contiguous" or MODELS[name].image)
         ]
 
-    return run_rows("steps", given, COLUMNS, _KEY, jobs, _show)
+    def show(rows: Sequence[dict[str, str]]) -> None:
+        _show([row for row in rows if row["choice"] == choice])
+
+    with nullcontext() if measured else _by_rules_alone():
+        return run_rows("steps", given, COLUMNS, _KEY, jobs, show)
+
+
+@contextmanager
+def _by_rules_alone() -> Generator[None, None, None]:
+    """While the block runs, nothing was measured."""
+    before = os.environ.get("CONVGRAD_CACHE")
+    try:
+        os.environ["CONVGRAD_CACHE"] = "off"
+        _look_again()
+        yield
+    finally:
+        if before is None:
+            del os.environ["CONVGRAD_CACHE"]
+        else:
+            os.environ["CONVGRAD_CACHE"] = before
+        _look_again()
+
+
+def _look_again() -> None:
+    """Read what was measured, and make every choice anew."""
+    measurements.reload()
+    cache.invalidate()
 
 
 # ---- timing ------------------------------------------------------------------------------------------
 
 
-def _timed(model: Model, layout: str, seconds: float) -> dict[str, Any]:
+def _timed(model: Model, layout: str, seconds: float, measured: bool) -> dict[str, Any]:
     """The columns of a row that are found by running it."""
     torch.manual_seed(0)
     channels_last = layout == "channels_last"
@@ -58,6 +97,8 @@ def _timed(model: Model, layout: str, seconds: float) -> dict[str, Any]:
     if channels_last:
         stock = stock.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     batch, size, x = _scaled(stock, model, channels_last, seconds)
+    if measured:
+        _measure(stock, x, LAYOUTS if layout == "auto" else (layout,))
     ours = copy.deepcopy(stock)
     report = accelerate_(ours, "auto" if layout == "auto" else None, example_inputs=x)
     calls = {"stock": _step(stock, x), "ours": _step(ours, x)}
@@ -79,6 +120,19 @@ def _timed(model: Model, layout: str, seconds: float) -> dict[str, Any]:
         "low": speed.low,
         "high": speed.high,
     }
+
+
+def _measure(stock: nn.Module, x: Tensor, layouts: Sequence[str]) -> None:
+    """Measure every convolution of a model, as `convgrad tune` does it."""
+    for layout in layouts:
+        like = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+        net, images = copy.deepcopy(stock), x.dim() == 4
+        if images:
+            net = net.to(memory_format=like)  # pyright: ignore[reportCallIssue]
+        found = explain(net, x.contiguous(memory_format=like) if images else x)
+        layers = [found] if isinstance(found, Explanation) else found
+        measure_all([*dict.fromkeys(jobs_of(layer.problem for layer in layers))], x.device, set())
+    _look_again()
 
 
 def _scaled(stock: nn.Module, model: Model, channels_last: bool, seconds: float) -> tuple[int, int, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..problem import ConvProblem, Output
 
 
-class _Job(NamedTuple):
+class Job(NamedTuple):
     """What one call computes: the output, or both gradients."""
 
     problem: ConvProblem
@@ -92,7 +92,7 @@ def tune(
     if aten > 0:
         data["aten_findings"] = search(aten, seed=0)
     if what:
-        data |= _tune(list(dict.fromkeys(_jobs(what, args or [], shape, dtype or "float32", channels_last))), place)
+        data |= _tune(list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype or "float32", channels_last))), place)
     if export is not None:
         choices = measurements.exported()
         export.write_text(json.dumps({"convgrad": __version__, "choices": choices}, indent=1) + "\n", encoding="utf-8")
@@ -106,8 +106,8 @@ def tune(
 # ---- what to measure -------------------------------------------------------------------------------
 
 
-def _jobs(what: str, args: Sequence[str], shape: str, dtype: str, channels_last: bool) -> Iterator[_Job]:
-    """The calls that training makes."""
+def _jobs_of(what: str, args: Sequence[str], shape: str, dtype: str, channels_last: bool) -> Iterator[Job]:
+    """The calls that training makes of what the command line names."""
     from ..diagnostics import Machine
     from ..problem_text import DTYPES
     from .problem_arguments import read_problems
@@ -125,21 +125,26 @@ def _jobs(what: str, args: Sequence[str], shape: str, dtype: str, channels_last:
         like = example_input(what, shape, DTYPES[dtype], channels_last)
         model = explained(what, Machine.here(), DTYPES[dtype], channels_last, like)
         problems = [layer.problem for layer in model]
+    yield from jobs_of(problems)
+
+
+def jobs_of(problems: Iterable[ConvProblem]) -> Iterator[Job]:
+    """The calls that training makes of some problems."""
     for problem in problems:
         if not problem.empty:
             p = problem.replace(name="")
-            yield _Job(p, (p.bias_pass,))
+            yield Job(p, (p.bias_pass,))
             yield _backward(p)
 
 
-def _backward(problem: ConvProblem) -> _Job:
+def _backward(problem: ConvProblem) -> Job:
     """Both gradients; measuring them measures each alone, too."""
     from ..problem import gradient_outputs
 
-    return _Job(problem.replace(has_bias=False, name=""), gradient_outputs(problem.transposed, (True, True, False)))
+    return Job(problem.replace(has_bias=False, name=""), gradient_outputs(problem.transposed, (True, True, False)))
 
 
-def _of_script(script: str, args: Sequence[str]) -> list[_Job]:
+def _of_script(script: str, args: Sequence[str]) -> list[Job]:
     from ..models import Usage, run_script
 
     with Usage() as seen:
@@ -147,7 +152,7 @@ def _of_script(script: str, args: Sequence[str]) -> list[_Job]:
     if not seen.rows:
         raise fail(f"{script} computed no convolution (its exit status is {status})")
     return [
-        _Job(row.problem.replace(name=""), row.outputs)
+        Job(row.problem.replace(name=""), row.outputs)
         if row.outputs == (row.problem.bias_pass,)
         else _backward(row.problem)
         for row in seen.rows
@@ -157,23 +162,37 @@ def _of_script(script: str, args: Sequence[str]) -> list[_Job]:
 # ---- measuring -------------------------------------------------------------------------------------
 
 
-def _tune(jobs: list[_Job], device: torch.device) -> dict[str, Any]:
-    """Measure what was not measured often enough, the whole list again and again: a busy moment spoils one round."""
+def measure_all(
+    jobs: Collection[Job], device: torch.device, failed: set[Job], advance: Callable[[int], object] = lambda n: None
+) -> None:
+    """Measure what was not measured often enough, the whole list again and again: a busy moment spoils one round.
+
+    Args:
+        failed: those that could not be measured are added.
+        advance: is told of measurements that are done.
+    """
     from ..engine import measure_now, measurements
     from ..settings import current
 
-    rounds, interrupted, failed = measurements.SETTLED, False, set[_Job]()
-    before = {job: min(job.count(device), rounds) for job in jobs}
+    before = {job: min(job.count(device), measurements.SETTLED) for job in jobs}
+    advance(sum(before.values()))
+    for done in range(measurements.SETTLED):
+        for job in jobs:
+            if before[job] > done or job in failed:
+                continue
+            if measure_now(job.problem, job.outputs, device, current(), force=True) is None:
+                failed.add(job)
+            advance(1)
+
+
+def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
+    """Measure, and show what is chosen."""
+    from ..engine import measurements
+
+    rounds, interrupted, failed = measurements.SETTLED, False, set[Job]()
     with progress("measuring", len(jobs) * rounds) as advance:
-        advance(sum(before.values()))
         try:
-            for done in range(rounds):
-                for job in jobs:
-                    if before[job] > done or job in failed:
-                        continue
-                    if measure_now(job.problem, job.outputs, device, current(), force=True) is None:
-                        failed.add(job)
-                    advance()
+            measure_all(jobs, device, failed, advance)
         except KeyboardInterrupt:
             interrupted = True
     counts = {job: min(job.count(device), rounds) for job in jobs}
@@ -191,7 +210,7 @@ def _tune(jobs: list[_Job], device: torch.device) -> dict[str, Any]:
     return {"choices": choices, "not_measured": unmeasured, "interrupted": interrupted, "measurements_left": left}
 
 
-def _choice(job: _Job, device: torch.device) -> dict[str, Any]:
+def _choice(job: Job, device: torch.device) -> dict[str, Any]:
     from ..engine import choose
     from ..settings import current
 
