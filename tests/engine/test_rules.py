@@ -91,6 +91,14 @@ def test_the_reason_is_the_line() -> None:
 
 
 @pytest.mark.usefixtures("table")
+def test_the_reason_for_pytorchs_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "TABLE", "both  dense  taps < 2  aten  1x\nboth  dense  always  im2col  2x\n")
+    [step] = chosen("mb1ic64ih64oc64kh1", BOTH)
+    said = "by rule: both gradients of dense problems, taps < 2: nothing is clearly faster than PyTorch's own call"
+    assert (step.backend.name, step.reason) == ("aten", said)
+
+
+@pytest.mark.usefixtures("table")
 def test_threads_are_a_condition() -> None:
     names = [chosen("mb1ic64ih9oc64kh3", ("grad_weight",), threads)[0].backend.name for threads in (1, 2)]
     assert names == ["aten", "im2col"]

@@ -111,7 +111,7 @@ def _by(
         if not reasons_against(backend, problem, wanted, device, settings, requested=requested):
             if requested:
                 warn_of(backend.wrong_here(problem, wanted, device)[0])
-            swept = ", in one sweep" if len(passes) > 1 else ""
+            swept = ", in one sweep" if len(passes) > 1 and backend.name != "aten" else ""
             words = filter(None, (reason, backend.remark(wanted)))
             return (Step(backend, wanted, f"{', '.join(words)}{swept}"),)
     return ()

@@ -162,8 +162,11 @@ def by_rule(
     for rule in rules_of(TABLE).get((what, kind), ()):
         if rule.holds(problem, threads):
             where = f", {', '.join(rule.conditions)}" if rule.conditions else ""
-            outputs_ = "both gradients" if what == "both" else what
-            why = f"{outputs_} of {kind} problems{where}: {rule.gain} as fast as PyTorch when it was measured"
+            named = "both gradients" if what == "both" else what
+            found = f"{rule.gain} as fast as PyTorch when it was measured"
+            if rule.way == "aten":
+                found = "nothing is clearly faster than PyTorch's own call"
+            why = f"{named} of {kind} problems{where}: {found}"
             yield rule.way, why
             if rule.way == "native:avx2":  # which is no other backend on a processor without wider vectors
                 yield "native", why
