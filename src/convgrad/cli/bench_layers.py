@@ -13,8 +13,18 @@ import torch
 from torch import Tensor
 
 from ..diagnostics import Limits, Machine, limits_of
-from ..engine import Plan, Step, choose, get_backend, measure_now, measurements, random_operands, reasons_against
-from ..engine.ab_timer import Ratio, compare
+from ..engine import (
+    Plan,
+    Step,
+    choose,
+    get_backend,
+    measure_now,
+    measurements,
+    operands_in_turn,
+    random_operands,
+    reasons_against,
+)
+from ..engine.ab_timer import Ratio, compare, in_turn
 from ..problem import ConvProblem, Output, gradient_outputs
 from ..settings import current
 from .app import say, say_table
@@ -118,11 +128,12 @@ def _timed(p: ConvProblem, output: str, seconds: float, limits: Limits | None) -
     if not stock:
         return {**chosen, "note": "PyTorch does not compute it"}
     try:
-        operands = random_operands(p, (0, 1, 2), CPU)
+        sets = operands_in_turn(random_operands(p, (0, 1, 2), CPU))
     except (RuntimeError, MemoryError):
         return {**chosen, "note": "no memory for it"}
     with torch.no_grad():
-        calls = {way: Plan(p, outputs, CPU, steps).trial(operands) for way, steps in ways.items()}
+        plans = {way: Plan(p, outputs, CPU, steps) for way, steps in ways.items()}
+        calls = {way: in_turn([plan.trial(operands) for operands in sets]) for way, plan in plans.items()}
         expected = _results(calls[stock[0]])
         for way, call in calls.items():
             if not all(map(_same, _results(call), expected)):

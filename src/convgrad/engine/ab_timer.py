@@ -16,10 +16,11 @@ import statistics
 import sys
 import time
 import timeit
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import cycle, takewhile
 
 import torch
 
@@ -121,6 +122,7 @@ def compare(
     device: torch.device | str = "cpu",
     confidence: float = 0.95,
     least_rounds: int = _LEAST_ROUNDS,
+    settled: bool = False,
 ) -> Comparison:
     """Time callables alternately, for about ``seconds`` altogether, but for ``least_rounds`` rounds in any case.
 
@@ -129,6 +131,7 @@ def compare(
         baseline: name against which ratios are formed; the last one by default.
         device: where the work runs. On a device each call is timed by events behind a flushed cache, so that
             the time is that of the kernels and not of their launch.
+        settled: they were called a dozen times before, so that their memory is there (`keep_memory`).
 
     Raises:
         ValueError: no callable, or a baseline that is not among them.
@@ -144,7 +147,7 @@ def compare(
         raise ValueError(f"baseline={baseline!r} must be one of the callables {list(calls)}")
     device = torch.device(device)
     timers = {name: _timer(call, device) for name, call in calls.items()}
-    single = {name: _warm_up(timer, seconds / (10 * len(calls))) for name, timer in timers.items()}
+    single = {name: _warm_up(timer, seconds / (10 * len(calls)), settled) for name, timer in timers.items()}
 
     block = max(_LEAST_BLOCK, seconds / (len(calls) * _MOST_ROUNDS))
     inner = {name: max(1, round(block / took)) for name, took in single.items()}
@@ -157,6 +160,22 @@ def compare(
         for name in names if i % 2 == 0 else reversed(names):
             samples[name].append(timers[name](inner[name]))
     return Comparison(baseline, {name: tuple(s) for name, s in samples.items()}, confidence)
+
+
+def in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """One callable for several that do the same with other operands: each in turn, and what a round returns is held.
+
+    With operands of more bytes than a cache has, each call finds its own in memory, as a layer in a training step does,
+    where other layers run between two calls of it.
+    """
+    turns, held = cycle(calls), deque[object](maxlen=len(calls))
+
+    def call() -> object:
+        result = next(turns)()
+        held.append(result)
+        return result
+
+    return call
 
 
 def call_seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -190,11 +209,11 @@ def _timer(call: Callable[[], object], device: torch.device) -> Callable[[int], 
     return on_device
 
 
-def _warm_up(timer: Callable[[int], float], seconds: float) -> float:
+def _warm_up(timer: Callable[[int], float], seconds: float, settled: bool) -> float:
     """Seconds per call, roughly, from as many calls as fit into ``seconds``, but at least two."""
     timer(1)  # the first call allocates, compiles, plans: it tells nothing
     best, stop = timer(1), time.perf_counter() + seconds
-    settling = 10 if memory_kept() and best < 0.1 else 0  # see `keep_memory`
+    settling = 10 if memory_kept() and best < 0.1 and not settled else 0  # see `keep_memory`
     while time.perf_counter() < stop or settling > 0:
         best = min(best, timer(1))
         settling -= 1

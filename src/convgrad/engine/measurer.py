@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -40,9 +40,16 @@ from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
 
 _HOPELESS = 2.0  # times the best
 _SECONDS = 0.1  # for the rounds of one comparison
-_BRIEF = 0.01  # seconds that may be spent several times
 _MOST_SECONDS = 1.0  # for them, where one call takes long
+_LOOKS = (
+    _MOST_SECONDS,
+    0.1,
+    0.03,
+    0.01,
+)  # before them: a way is called once more for each that is no less than its time
 _MOST_BYTES = 2 << 30  # of operands and result
+_COLD_BYTES = 64 << 20  # of operands that are used in turn: more than a cache holds
+_MOST_COPIES = 64
 _GRANTED = 0.5  # seconds of measuring before its share of the running time counts
 _AGAIN = 10.0  # seconds until an unsettled choice is measured again
 
@@ -122,12 +129,19 @@ def look_again(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def measure_now(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, *, force: bool = False
+    problem: ConvProblem,
+    outputs: tuple[Output, ...],
+    device: torch.device,
+    settings: Settings,
+    *,
+    force: bool = False,
+    seconds: float = 0.0,
 ) -> Measurement | None:
     """Measure a problem if there is time for it and nobody else is measuring; None where it was not measured.
 
     Args:
         force: whatever the settings and the time say, and wait for others: somebody asked for it.
+        seconds: for the rounds of one comparison; 0 for the usual time.
     """
     unlimited = force or settings.measuring_share == inf
     if not force and not _affordable(settings, 0.0):
@@ -151,7 +165,7 @@ def measure_now(
                     _state.measured[key] = start
                     return known
             _state.measured[key] = start
-            return _measured(problem, outputs, device, settings)
+            return _measured(problem, outputs, device, settings, seconds or _SECONDS)
     except (RuntimeError, MemoryError):  # no memory for the operands
         return None
     finally:
@@ -186,7 +200,7 @@ def steps_of(
 
 
 def _candidates(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, seconds: float
 ) -> dict[str, tuple[Step, ...]]:
     """Way -> its steps, ATen's first where it can."""
     passes = passes_of(outputs)
@@ -194,7 +208,7 @@ def _candidates(
     names = [label(b) for b in backends().values() if b.candidate or b.name in ruled]
     found = {name: steps_of(name, problem, outputs, device, settings) for name in names}
     if len(passes) > 1:
-        each = [_measured(problem, (p,), device, settings) for p in passes]
+        each = [_measured(problem, (p,), device, settings, seconds) for p in passes]
         way = ", ".join(m.ranked()[0][0] for m in each if m is not None)
         found = {**found, way: steps_of(way, problem, outputs, device, settings)}
     return {way: steps for way, steps in found.items() if steps is not None}
@@ -215,15 +229,26 @@ def random_operands(problem: ConvProblem, slots: tuple[int, ...], device: torch.
     return found
 
 
+def operands_in_turn(operands: dict[int, Tensor]) -> list[dict[int, Tensor]]:
+    """Operands and copies of them, so many that none is in a cache still when it is its turn again.
+
+    In a training step other layers run between two calls of one. On a GPU the timer itself flushes the caches.
+    """
+    size = sum(t.numel() * t.element_size() for t in operands.values())
+    on_cpu = next(iter(operands.values())).device.type == "cpu"
+    count = min(_MOST_COPIES, _COLD_BYTES // max(size, 1)) if on_cpu else 0
+    return [operands, *({i: t.clone() for i, t in operands.items()} for _ in range(count))]
+
+
 # ---- measuring -------------------------------------------------------------------------------------
 
 
 def _measured(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, seconds: float
 ) -> Measurement | None:
     """Measure the candidates once more, and keep what was found; None where none can be called."""
     known = find(problem, outputs, device, settings) or Measurement()
-    ways = _candidates(problem, outputs, device, settings)
+    ways = _candidates(problem, outputs, device, settings, seconds)
     wrong = {}
     for way, steps in ways.items():
         if way not in known.times or not known.same:
@@ -237,9 +262,9 @@ def _measured(
     recorded, thread.in_backend = thread.in_backend, True  # PyTorch's convolutions in it are not taken over
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            tensors = random_operands(problem, slots, device)
-            calls = {way: _call(problem, outputs, steps, tensors) for way, steps in ways.items()}
-            times, raised = _times(calls, device)
+            sets = operands_in_turn(random_operands(problem, slots, device))
+            calls = {way: _call(problem, outputs, steps, sets) for way, steps in ways.items()}
+            times, raised = _times(calls, device, seconds)
     finally:
         thread.in_backend = recorded
     if not times:
@@ -263,27 +288,29 @@ def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) 
 
 
 def _call(
-    problem: ConvProblem, outputs: tuple[Output, ...], steps: tuple[Step, ...], tensors: dict[int, Tensor]
-) -> Callable[[], None]:
-    """What a plan would do, without its results."""
-    bound = []
+    problem: ConvProblem, outputs: tuple[Output, ...], steps: tuple[Step, ...], sets: Sequence[dict[int, Tensor]]
+) -> Callable[[], object]:
+    """What a plan would do, with each set of operands in turn."""
+    from .ab_timer import in_turn
+
+    kernels: list[tuple[Callable[..., Any], tuple[int, ...], tuple[Tensor, ...]]] = []
     for step in steps:
-        args: list[Tensor] = [tensors[i] for i in slots_of(step.outputs)]
-        if problem.has_bias and step.outputs == (problem.bias_pass,):
-            args.append(args[0].new_ones(problem.shape_of(problem.bias_slot)[1]))
-        bound.append(partial(bind_step(problem, step), *args))
+        biased = problem.has_bias and step.outputs == (problem.bias_pass,)
+        bias = (next(iter(sets[0].values())).new_ones(problem.shape_of(problem.bias_slot)[1]),) if biased else ()
+        kernels.append((bind_step(problem, step), slots_of(step.outputs), bias))
     yielded = {o for step in steps for o in step.outputs}
     if "grad_bias" in outputs and "grad_bias" not in yielded and len(passes_of(outputs)) > 1:
-        bound.append(partial(sum_of_bias, problem, tensors[SLOTS.index(problem.bias_slot)]))
-
-    def call() -> None:
-        for kernel in bound:
-            kernel()
-
-    return call
+        kernels.append((partial(sum_of_bias, problem), (SLOTS.index(problem.bias_slot),), ()))
+    return in_turn([partial(_run, [partial(k, *(s[i] for i in slots), *b) for k, slots, b in kernels]) for s in sets])
 
 
-def _times(calls: dict[str, Callable[[], None]], device: torch.device) -> tuple[dict[str, float], dict[str, str]]:
+def _run(kernels: Iterable[Callable[[], Any]]) -> list[Any]:
+    return [kernel() for kernel in kernels]
+
+
+def _times(
+    calls: dict[str, Callable[[], object]], device: torch.device, seconds: float
+) -> tuple[dict[str, float], dict[str, str]]:
     """The time of each way relative to the first one's, and what those raised that cannot be called."""
     from .ab_timer import call_seconds, compare
 
@@ -297,24 +324,24 @@ def _times(calls: dict[str, Callable[[], None]], device: torch.device) -> tuple[
             raised[way] = f"it raised {type(error).__name__}: {str(error)[:200]}"
     if not once:
         return {}, raised
-    for brief in (_MOST_SECONDS, _BRIEF, _BRIEF, _BRIEF):  # caches and memory settle; a disturbance hits one round
+    for most in _LOOKS:  # caches and memory settle; a disturbance hits one look, and makes a brief call a long one
         for way, took in once.items():
-            if took <= brief:
+            if took <= most:
                 once[way] = min(took, call_seconds(calls[way], device))
     first, fastest = next(iter(once)), min(once, key=lambda way: once[way])
     hopeful = {way: call for way, call in calls.items() if once.get(way, inf) <= _HOPELESS * once[fastest]}
-    times = {way: seconds / once[first] for way, seconds in once.items()}
+    times = {way: took / once[first] for way, took in once.items()}
+
+    def compared(some: dict[str, Callable[[], object]], settled: bool = False) -> dict[str, float]:
+        base = first if first in some else fastest
+        rounds = max(1, min(7, int(_MOST_SECONDS / sum(once[way] for way in some))))
+        seen = compare(some, base, seconds=seconds, device=device, least_rounds=rounds, settled=settled)
+        return {way: times[base] / seen.speedup(way).value for way in some}
+
     if len(hopeful) > 1:
-
-        def compared(some: dict[str, Callable[[], None]]) -> dict[str, float]:
-            base = first if first in some else fastest
-            rounds = max(1, min(7, int(_MOST_SECONDS / sum(once[way] for way in some))))
-            seen = compare(some, base, seconds=_SECONDS, device=device, least_rounds=rounds)
-            return {way: times[base] / seen.speedup(way).value for way in some}
-
         times |= compared(hopeful)
-        confirmed = {first}
-        while first in hopeful and (best := min(times, key=lambda way: times[way])) not in confirmed:
-            confirmed.add(best)  # the choice would leave the first one: once more, by themselves
-            times[best] = max(times[best], compared({first: calls[first], best: calls[best]})[best])
+    confirmed = {first}
+    while (best := min(times, key=lambda way: times[way])) not in confirmed:
+        confirmed.add(best)  # the choice would leave the first one: once more, by themselves
+        times[best] = max(times[best], compared({first: calls[first], best: calls[best]}, settled=True)[best])
     return times, raised
