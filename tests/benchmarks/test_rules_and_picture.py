@@ -21,7 +21,7 @@ import draw  # noqa: E402
 import sweep  # noqa: E402
 
 from convgrad.cli import bench_layers, bench_results, bench_steps  # noqa: E402
-from convgrad.engine import backends, measurements, measurer, rules  # noqa: E402
+from convgrad.engine import backends, measurements, rules  # noqa: E402
 from convgrad.problem import ConvProblem  # noqa: E402
 
 CONDITIONS = dict(zip(bench_results.CONDITIONS, ("a processor", 1, "2.13.0", "0.1.0", "abc", "kept", 0), strict=True))
@@ -44,7 +44,7 @@ def test_problems_of_every_kind_repeat_and_are_no_larger_than_they_may_be() -> N
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measurer, "_SECONDS", 0.002)
+    monkeypatch.setattr(sweep, "_SECONDS", 0.002)
     monkeypatch.setattr(sweep, "random_problem", lambda n, threads: ConvProblem.parse(f"g4mb{n + 1}ic4ih6oc4kh3"))
     monkeypatch.setattr(sweep, "keep_candidates", lambda: None)
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))

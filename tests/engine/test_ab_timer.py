@@ -3,6 +3,8 @@ import random
 import subprocess
 import sys
 import time
+import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -70,6 +72,20 @@ def test_compare_sees_a_difference_and_alternates():
     assert seen.speedup("a").value > 1.2
     assert len(seen.samples["a"]) == len(seen.samples["b"]) >= 9
     assert "".join(order).count("bb") > 2  # ABBA: neither is always first
+
+
+def test_in_turn_holds_what_a_round_returns():
+    made = [[torch.ones(1)], [torch.ones(1)], [torch.ones(1)]]
+    alive = [weakref.ref(one[0]) for one in made]
+    call = timing.in_turn([one.pop for one in made])
+    for _ in made:
+        call()
+    assert all(ref() is not None for ref in alive)
+    seen: list[int] = []
+    call = timing.in_turn([partial(seen.append, i) for i in range(3)])
+    for _ in range(7):
+        call()
+    assert seen == [0, 1, 2, 0, 1, 2, 0]
 
 
 def test_compare_repeats_short_calls_inside_a_block():

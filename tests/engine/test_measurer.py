@@ -317,6 +317,15 @@ def test_a_sweep_is_compared_with_separate_passes(seconds, expected):
     assert chosen(BOTH)[0] == expected
 
 
+@pytest.mark.parametrize(("size", "least"), [(2**10, 2**16), (2**20, 2**26), (2**25, 2**26), (2**27, 2**27)])
+def test_operands_are_cold_when_it_is_their_turn_again(size: int, least: int):
+    """So many copies that a cache does not hold them, unless they are tiny, and none of what is as large itself."""
+    sets = convgrad.engine.operands_in_turn({1: torch.arange(size // 4)[:, None].float()})
+    assert least <= len(sets) * size <= max(size, 2**26 + size)
+    assert len({s[1].data_ptr() for s in sets}) == len(sets)
+    assert all(torch.equal(s[1], sets[0][1]) for s in sets[1:3])
+
+
 def test_the_users_random_state_stays_as_it_is():
     torch.manual_seed(3)
     expected = torch.rand(4)
