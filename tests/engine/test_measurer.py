@@ -18,8 +18,7 @@ import convgrad
 from convgrad.backends import Backend
 from convgrad.engine import ab_timer, cache, get_backend, measurements, measurer, register, store, unregister
 from convgrad.engine.ab_timer import Comparison
-from convgrad.engine.environment import environment
-from convgrad.engine.measurements import Measurement, similar
+from convgrad.engine.measurements import Measurement
 from convgrad.problem import ConvProblem
 from convgrad.settings import current, measure
 
@@ -389,63 +388,7 @@ def test_an_unsettled_choice_is_looked_at_again_and_a_settled_one_is_not(monkeyp
         assert not any(step.unsettled for step in plan.steps)
 
 
-def test_measurements_are_merged():
-    first = Measurement({"aten": [1.0], "a": [0.5], "b": [2.0]})
-    both = first.merged(Measurement({"aten": [1.0], "a": [0.7], "c": [3.0]}, {"b": "it raised"}))
-    assert both == Measurement({"aten": [1.0, 1.0], "a": [0.5, 0.7], "c": [3.0]}, {"b": "it raised"})
-    for _ in range(20):
-        both = both.merged(Measurement({"aten": [1.0], "a": [0.9]}))
-    assert max(map(len, both.times.values())) < 10
-    assert Measurement.of(both.to_json()) == both
-    other = Measurement({"a": [1.0], "aten": [3.0]})  # relative to something else
-    assert both.merged(other) == other
-
-
-def test_a_way_that_was_seldom_timed_is_not_taken():
-    assert Measurement({"aten": [1.0] * 3, "a, b": [0.5], "a": [0.9, 0.9]}).ranked() == [("a", 0.9), ("aten", 1.0)]
-
-
-def test_hardly_faster_is_not_faster():
-    assert Measurement({"aten": [1.0], "a": [0.99]}).ranked()[0][0] == "aten"
-    assert Measurement({"aten": [1.0], "a": [0.9]}).ranked()[0][0] == "a"
-
-
-@pytest.mark.parametrize(
-    "value", [None, 3, [], {}, {"times": 3}, {"times": {}}, {"times": {"a": []}}, {"times": {"a": ["x"]}},
-              {"times": {"a": [-1.0]}}, {"times": {"a": [float("nan")]}}, {"times": {"a": [1.0]}, "wrong": 3}],
-)  # fmt: skip
-def test_a_value_that_is_no_measurement_is_not_one(value):
-    with pytest.raises(ValueError, match="measurement"):
-        Measurement.of(value)
-    if value is not None:
-        where = environment(CPU, current())
-        store.write("choice", measurements.key_of(P, ("forward",), where), value)
-        measurements.reload()
-        assert known() is None
-        assert chosen()[0] == "aten"
-
-
-# ---- the key ---------------------------------------------------------------------------------------
-
-
-def test_the_key_tells_everything_apart_that_changes_the_answer():
-    where = environment(CPU, current())
-    others = ["g1mb3ic24ih20oc24oh20kh3ph1", f"{P} float64", f"{P} channels_last", f"{P} bias", f"{P} transposed"]
-    problems = [P, *map(ConvProblem.parse, others)]
-    keys = {measurements.key_of(p, o, where) for p in problems for o in (("forward",), ("grad_input",), BOTH)}
-    assert len(keys) == 3 * len(problems)
-    settings = current()
-    assert environment(CPU, settings._replace(threads=settings.threads + 1)) != where
-    assert environment(CPU, settings._replace(mkldnn_enabled=not settings.mkldnn_enabled)) != where
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        assert environment(CPU, settings) != where
-    finally:
-        torch.set_float32_matmul_precision(before)
-    assert f"torch {torch.__version__}" in where
-    assert f"convgrad {convgrad.__version__}" in where
-    assert environment(torch.device("meta"), settings) == ""
+# ---- what is known of other kernels and problems ---------------------------------------------------
 
 
 def test_a_kernel_whose_source_changed_is_another_kernel():
@@ -473,21 +416,6 @@ def test_similar_problems_share_a_choice_that_nobody_measured_for_them():
         forward()
         assert "a similar problem" in chosen(problem=ConvProblem.parse("g1mb2ic24ih21oc24oh21kh3ph1"))[1]
         assert chosen(problem=ConvProblem.parse("g1mb2ic24ih60oc24oh60kh3ph1"))[0] == "aten"
-
-
-@pytest.mark.parametrize("text", [
-    "mb0ic3iw9oc4kw3", "mb30ic3iw1000oc8kw5",
-    "mb7ic3ih9oc4kh9", "g3mb5ic3ih19iw33oc3kh3kw3sh2sw2ph1pw1", "ic3id9oc4kd3dd2",
-    "mb3ic4ih7oc8oh14kh4sh2ph1 transposed bias", "mb1ic3iw10ow10oc4kw4pw3",
-])  # fmt: skip
-def test_what_is_similar_is_a_problem_of_the_same_kind(text):
-    p = ConvProblem.parse(text)
-    q = similar(p)
-    assert similar(q) == q
-    same = ("in_channels", "out_channels", "groups", "kernel_size", "stride", "dilation", "dtype", "has_bias", "origin")
-    assert all(getattr(p, name) == getattr(q, name) for name in same)
-    for a, b in zip(p.input_size, q.input_size, strict=True):
-        assert 0.8 < a / b < 1.25
 
 
 # ---- time ------------------------------------------------------------------------------------------
@@ -549,16 +477,3 @@ def test_several_ranks_measure_once(folder):
         rank.stdin.flush()
     said = [rank.communicate() for rank in ranks]
     assert said == [("[1, 1]\n", "")] * 2
-
-
-@pytest.mark.parametrize(
-    ("times", "way", "said"),
-    [
-        ({"aten": 2.0, "native@3f": 1.0}, "native@3f", "2.00x as fast as aten"),
-        ({"aten": 1.0, "aten, aten": 1.5}, "aten", "the next, aten in 2 calls, takes 1.50x as long"),
-        ({"aten": 1.0, "native@3f, aten": 1.5}, "aten", "the next, native and aten, takes 1.50x as long"),
-    ],
-)
-def test_what_a_reason_says(times: dict[str, float], way: str, said: str) -> None:
-    reason = Measurement({w: [t] for w, t in times.items()}).reason(way)
-    assert reason == f"measured once on this machine: {said}"

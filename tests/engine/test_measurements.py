@@ -1,0 +1,110 @@
+"""What was measured, as a value: merged, ranked, read from the store, told in words; and the key it is stored under."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import convgrad
+from convgrad.engine import measurements, store
+from convgrad.engine.environment import environment
+from convgrad.engine.measurements import Measurement, similar
+from convgrad.problem import ConvProblem, Output
+from convgrad.settings import current
+
+P = ConvProblem.parse("g1mb2ic24ih20oc24oh20kh3ph1")
+CPU = torch.device("cpu")
+BOTH: tuple[Output, ...] = ("grad_input", "grad_weight")
+
+
+def test_measurements_are_merged():
+    first = Measurement({"aten": [1.0], "a": [0.5], "b": [2.0]})
+    both = first.merged(Measurement({"aten": [1.0], "a": [0.7], "c": [3.0]}, {"b": "it raised"}))
+    assert both == Measurement({"aten": [1.0, 1.0], "a": [0.5, 0.7], "c": [3.0]}, {"b": "it raised"})
+    for _ in range(20):
+        both = both.merged(Measurement({"aten": [1.0], "a": [0.9]}))
+    assert max(map(len, both.times.values())) < 10
+    assert Measurement.of(both.to_json()) == both
+    other = Measurement({"a": [1.0], "aten": [3.0]})  # relative to something else
+    assert both.merged(other) == other
+
+
+def test_a_way_that_was_seldom_timed_is_not_taken():
+    assert Measurement({"aten": [1.0] * 3, "a, b": [0.5], "a": [0.9, 0.9]}).ranked() == [("a", 0.9), ("aten", 1.0)]
+
+
+def test_hardly_faster_is_not_faster():
+    assert Measurement({"aten": [1.0], "a": [0.99]}).ranked()[0][0] == "aten"
+    assert Measurement({"aten": [1.0], "a": [0.9]}).ranked()[0][0] == "a"
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, [], {}, {"times": 3}, {"times": {}}, {"times": {"a": []}}, {"times": {"a": ["x"]}},
+              {"times": {"a": [-1.0]}}, {"times": {"a": [float("nan")]}}, {"times": {"a": [1.0]}, "wrong": 3}],
+)  # fmt: skip
+def test_a_value_that_is_no_measurement_is_not_one(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="measurement"):
+        Measurement.of(value)
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
+    measurements.reload()
+    try:
+        store.write("choice", measurements.key_of(P, ("forward",), environment(CPU, current())), value)
+        assert measurements.find(P, ("forward",), CPU, current(), fresh=True) is None
+        [step] = convgrad.engine.choose(P, ("forward",), CPU, current(), None)
+        assert step.backend.name == "aten"
+    finally:
+        measurements.reload()
+
+
+@pytest.mark.parametrize(
+    ("times", "way", "said"),
+    [
+        ({"aten": 2.0, "native@3f": 1.0}, "native@3f", "2.00x as fast as aten"),
+        ({"aten": 1.0, "aten, aten": 1.5}, "aten", "the next, aten in 2 calls, takes 1.50x as long"),
+        ({"aten": 1.0, "native@3f, aten": 1.5}, "aten", "the next, native and aten, takes 1.50x as long"),
+    ],
+)
+def test_what_a_reason_says(times: dict[str, float], way: str, said: str) -> None:
+    reason = Measurement({w: [t] for w, t in times.items()}).reason(way)
+    assert reason == f"measured once on this machine: {said}"
+
+
+# ---- the key ---------------------------------------------------------------------------------------
+
+
+def test_the_key_tells_everything_apart_that_changes_the_answer():
+    where = environment(CPU, current())
+    others = ["g1mb3ic24ih20oc24oh20kh3ph1", f"{P} float64", f"{P} channels_last", f"{P} bias", f"{P} transposed"]
+    problems = [P, *map(ConvProblem.parse, others)]
+    keys = {measurements.key_of(p, o, where) for p in problems for o in (("forward",), ("grad_input",), BOTH)}
+    assert len(keys) == 3 * len(problems)
+    settings = current()
+    assert environment(CPU, settings._replace(threads=settings.threads + 1)) != where
+    assert environment(CPU, settings._replace(mkldnn_enabled=not settings.mkldnn_enabled)) != where
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        assert environment(CPU, settings) != where
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert f"torch {torch.__version__}" in where
+    assert f"convgrad {convgrad.__version__}" in where
+    assert environment(torch.device("meta"), settings) == ""
+
+
+@pytest.mark.parametrize("text", [
+    "mb0ic3iw9oc4kw3", "mb30ic3iw1000oc8kw5",
+    "mb7ic3ih9oc4kh9", "g3mb5ic3ih19iw33oc3kh3kw3sh2sw2ph1pw1", "ic3id9oc4kd3dd2",
+    "mb3ic4ih7oc8oh14kh4sh2ph1 transposed bias", "mb1ic3iw10ow10oc4kw4pw3",
+])  # fmt: skip
+def test_what_is_similar_is_a_problem_of_the_same_kind(text):
+    p = ConvProblem.parse(text)
+    q = similar(p)
+    assert similar(q) == q
+    same = ("in_channels", "out_channels", "groups", "kernel_size", "stride", "dilation", "dtype", "has_bias", "origin")
+    assert all(getattr(p, name) == getattr(q, name) for name in same)
+    for a, b in zip(p.input_size, q.input_size, strict=True):
+        assert 0.8 < a / b < 1.25
