@@ -313,8 +313,10 @@ def test_scripted_and_traced_as_torchs(calls: list[str]) -> None:
     ours, theirs = pair()
     x = image(2, 6, 5, 7)
     want = theirs(x)
-    torch.testing.assert_close(torch.jit.script(ours)(x), want)
-    torch.testing.assert_close(torch.jit.trace(ours, x, check_trace=False)(x), want)
+    scripted: Any = torch.jit.script(ours)
+    torch.testing.assert_close(scripted(x), want)
+    traced: Any = torch.jit.trace(ours, x, check_trace=False)
+    torch.testing.assert_close(traced(x), want)
     assert calls == []
 
 
