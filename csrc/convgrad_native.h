@@ -1,4 +1,4 @@
-/* The C interface of the compiled CPU kernels: one struct that describes the problem, and pointers.
+/* The C interface of the compiled CPU kernels: structs that describe a problem, and pointers.
  *
  * No torch header is needed on either side, so one build serves every torch. Every function is safe to call
  * from several threads at once. All sizes and offsets are 64 bits wide.
@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Raised whenever a struct or a signature changes; the loader refuses another number. */
-#define CONVGRAD_ABI 5
+#define CONVGRAD_ABI 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -67,6 +67,23 @@ const char *convgrad_plan_name(const convgrad_plan *plan);
 /* Compute the requested outputs; 0 on success, 1 for lack of memory. Scratch memory belongs to the calling thread,
  * which keeps it, unless it is large, for its next call. */
 int32_t convgrad_plan_run(const convgrad_plan *plan, const convgrad_tensors *tensors);
+
+/* Batch normalisation by the statistics of the batch; its gradients where there is a grad_output. Every tensor but
+ * these three may be null: input, and the mean and the inverse standard deviation of the channels, which forward writes
+ * and backward reads. Those two are float32, or float64 where the tensors are. */
+typedef struct {
+  int64_t batch, channels, pixels;
+  double epsilon, momentum;
+  int32_t layout, dtype, threads;
+  int32_t wide; /* of the channels' other values: float32 beside tensors of 16 bits; otherwise the tensors' dtype */
+  const void *input, *weight, *bias, *grad_output;
+  void *mean, *invstd, *running_mean, *running_var;
+  void *output; /* backward: the gradient of the input; where it is null, only those of weight and bias */
+  void *grad_weight, *grad_bias;
+} convgrad_norm;
+
+/* 0 on success, 1 for lack of memory or for an unknown dtype. */
+int32_t convgrad_normalize(const convgrad_norm *norm);
 
 #ifdef __cplusplus
 }

@@ -27,6 +27,10 @@ typedef convgrad_plan* Create(const convgrad_problem&);
 // The functions of variant.cpp for an instruction set.
 #define CONVGRAD_CREATE(set) convgrad_plan_create_##set##_float, convgrad_plan_create_##set##_double
 Create CONVGRAD_CREATE(baseline), CONVGRAD_CREATE(v3), CONVGRAD_CREATE(v4);
+// Without memory, only how many bytes of it are needed.
+typedef int64_t Normalize(const convgrad_norm&, char* memory, int threads);
+#define CONVGRAD_NORMALIZE(set) convgrad_normalize_##set##_float, convgrad_normalize_##set##_double
+Normalize CONVGRAD_NORMALIZE(baseline), CONVGRAD_NORMALIZE(v3), CONVGRAD_NORMALIZE(v4);
 
 namespace {
 
@@ -34,6 +38,7 @@ struct InstructionSet {
   const char* name;
   bool (*supported)();
   Create* create[2];  // by float's arithmetic, by double's
+  Normalize* normalize[2];
 };
 
 // Best first.
@@ -45,16 +50,20 @@ const InstructionSet instruction_sets[] = {
               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
               __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
-     {CONVGRAD_CREATE(v4)}},
+     {CONVGRAD_CREATE(v4)},
+     {CONVGRAD_NORMALIZE(v4)}},
 #endif
 #ifdef CONVGRAD_HAS_V3
     {"x86-64-v3",
      [] {
        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
      },
-     {CONVGRAD_CREATE(v3)}},
+     {CONVGRAD_CREATE(v3)},
+     {CONVGRAD_NORMALIZE(v3)}},
 #endif
-    {"baseline", [] { return true; }, {CONVGRAD_CREATE(baseline)}},
+    {"baseline", [] { return true; },
+     {CONVGRAD_CREATE(baseline)},
+     {CONVGRAD_NORMALIZE(baseline)}},
 };
 
 const InstructionSet* best() {
@@ -82,6 +91,27 @@ constexpr int64_t kLine = 64;
 pthread_key_t key;
 const bool has_key = pthread_key_create(&key, free) == 0;
 
+bool known(int32_t dtype) { return dtype >= CONVGRAD_FLOAT32 && dtype <= CONVGRAD_FLOAT16; }
+
+// `run(memory, threads)` in scratch memory of the calling thread; 1 if there is none.
+template <class Run>
+int32_t in_scratch(int64_t bytes, int threads, const Run& run) {
+  // Taken away while it is used: a call from within this one, as from a signal's handler, finds none and gets its own.
+  Kept* kept = has_key ? static_cast<Kept*>(pthread_getspecific(key)) : nullptr;
+  if (kept) pthread_setspecific(key, nullptr);
+  if (!kept || kept->bytes < bytes) {
+    free(kept);
+    kept = static_cast<Kept*>(aligned_alloc(kLine, static_cast<size_t>(kLine + bytes)));
+    if (!kept) return 1;
+    kept->bytes = bytes;
+  }
+  // A forked child has none of its parent's OpenMP threads; starting new ones there may hang.
+  const bool alone = threads > 1 && getpid() != loaded_in;
+  run(reinterpret_cast<char*>(kept) + kLine, alone ? 1 : threads);
+  if (kept->bytes > kKeptBytes || !has_key || pthread_getspecific(key) || pthread_setspecific(key, kept)) free(kept);
+  return 0;
+}
+
 }  // namespace
 
 CONVGRAD_EXPORT int32_t convgrad_abi(void) { return CONVGRAD_ABI; }
@@ -98,7 +128,7 @@ CONVGRAD_EXPORT int32_t convgrad_select(const char* name) {
 }
 
 CONVGRAD_EXPORT convgrad_plan* convgrad_plan_create(const convgrad_problem* problem) {
-  if (problem->dtype < CONVGRAD_FLOAT32 || problem->dtype > CONVGRAD_FLOAT16) return nullptr;
+  if (!known(problem->dtype)) return nullptr;
   return selected.load()->create[problem->dtype == CONVGRAD_FLOAT64](*problem);
 }
 
@@ -107,18 +137,13 @@ CONVGRAD_EXPORT void convgrad_plan_free(convgrad_plan* plan) { free(plan); }
 CONVGRAD_EXPORT const char* convgrad_plan_name(const convgrad_plan* plan) { return plan->name; }
 
 CONVGRAD_EXPORT int32_t convgrad_plan_run(const convgrad_plan* plan, const convgrad_tensors* tensors) {
-  // Taken away while it is used: a call from within this one, as from a signal's handler, finds none and gets its own.
-  Kept* kept = has_key ? static_cast<Kept*>(pthread_getspecific(key)) : nullptr;
-  if (kept) pthread_setspecific(key, nullptr);
-  if (!kept || kept->bytes < plan->bytes) {
-    free(kept);
-    kept = static_cast<Kept*>(aligned_alloc(kLine, static_cast<size_t>(kLine + plan->bytes)));
-    if (!kept) return 1;
-    kept->bytes = plan->bytes;
-  }
-  // A forked child has none of its parent's OpenMP threads; starting new ones there may hang.
-  const bool alone = plan->threads > 1 && getpid() != loaded_in;
-  plan->run(*plan, *tensors, reinterpret_cast<char*>(kept) + kLine, alone ? 1 : plan->threads);
-  if (kept->bytes > kKeptBytes || !has_key || pthread_getspecific(key) || pthread_setspecific(key, kept)) free(kept);
-  return 0;
+  return in_scratch(plan->bytes, plan->threads,
+                    [&](char* memory, int threads) { plan->run(*plan, *tensors, memory, threads); });
+}
+
+CONVGRAD_EXPORT int32_t convgrad_normalize(const convgrad_norm* norm) {
+  if (!known(norm->dtype)) return 1;
+  Normalize* normalize = selected.load()->normalize[norm->dtype == CONVGRAD_FLOAT64];
+  return in_scratch(normalize(*norm, nullptr, norm->threads), norm->threads,
+                    [&](char* memory, int threads) { normalize(*norm, memory, threads); });
 }

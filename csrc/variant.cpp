@@ -7,6 +7,7 @@
 #include "depthwise.h"
 #include "grouped.h"
 #include "kept_plan.h"
+#include "norm.h"
 #include "planar.h"
 #include "pointwise.h"
 
@@ -15,6 +16,8 @@
 #endif
 #define CONVGRAD_CREATE_(variant, arithmetic) convgrad_plan_create_##variant##_##arithmetic
 #define CONVGRAD_CREATE(variant, arithmetic) CONVGRAD_CREATE_(variant, arithmetic)
+#define CONVGRAD_NORMALIZE_(variant, arithmetic) convgrad_normalize_##variant##_##arithmetic
+#define CONVGRAD_NORMALIZE(variant, arithmetic) CONVGRAD_NORMALIZE_(variant, arithmetic)
 
 namespace {
 
@@ -45,17 +48,34 @@ convgrad_plan* create(const convgrad_problem& q) {
   return create_for<Depthwise<S, T, N>>("packed", q);
 }
 
-template <class T>
-convgrad_plan* create_any(const convgrad_problem& q) {
+template <class S, class T>
+int64_t normalize(const convgrad_norm& q, char* memory, int threads) {
+  constexpr int N = kVectorBytes / int(sizeof(T));
+  const auto run = [&](const auto& norm) {
+    if (memory) norm.run(memory, threads);
+    return norm.bytes();
+  };
+  return q.grad_output ? run(BatchNorm<S, T, N, true>(q)) : run(BatchNorm<S, T, N, false>(q));
+}
+
+// `body(an element of the storage)`.
+template <class T, class Body>
+auto with_storage(int32_t dtype, const Body& body) {
   if constexpr (std::is_same<T, float>::value) {
-    if (q.dtype == CONVGRAD_BFLOAT16) return create<bfloat16, T>(q);
-    if (q.dtype == CONVGRAD_FLOAT16) return create<float16, T>(q);
+    if (dtype == CONVGRAD_BFLOAT16) return body(bfloat16{});
+    if (dtype == CONVGRAD_FLOAT16) return body(float16{});
   }
-  return create<T, T>(q);
+  return body(T{});
 }
 
 }  // namespace
 
 convgrad_plan* CONVGRAD_CREATE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q) {
-  return create_any<CONVGRAD_ARITHMETIC>(q);
+  typedef CONVGRAD_ARITHMETIC T;
+  return with_storage<T>(q.dtype, [&](auto element) { return create<decltype(element), T>(q); });
+}
+
+int64_t CONVGRAD_NORMALIZE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, char* memory, int threads) {
+  typedef CONVGRAD_ARITHMETIC T;
+  return with_storage<T>(q.dtype, [&](auto element) { return normalize<decltype(element), T>(q, memory, threads); });
 }

@@ -1,5 +1,8 @@
 """`accelerate_`: everything that a module can do it still can, and `restore` leaves no trace."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -96,6 +99,60 @@ def test_compiled():
     compiled(x).sum().backward()
     report.restore()
     torch.testing.assert_close(compiled(x), want)
+
+
+# ---- batch normalisation -------------------------------------------------------------------------
+
+
+class Activated(nn.BatchNorm2d):
+    def forward(self, input):
+        return super().forward(input).relu()
+
+
+class Normalizes(nn.BatchNorm2d):
+    def forward(self, input):
+        return torch.batch_norm(input, self.weight, self.bias, None, None, True, 0.0, self.eps, False)
+
+
+def net():
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3, groups=16), Activated(16),
+        nn.AvgPool2d(2), nn.Flatten(2), nn.BatchNorm1d(16), nn.Flatten(), nn.Linear(16 * 14 * 14, 4),
+    )  # fmt: skip
+
+
+def test_a_net_trained_for_some_steps_is_stocks():
+    theirs = net()
+    ours = copy.deepcopy(theirs)
+    report = accelerate_(ours, only_gains=False)
+    assert report.counts == ((2, 2), (3, 3))
+    assert report.summary.startswith("2 of 2 convolutions replaced, 3 of 3 batch normalisations;")
+    losses = []
+    for model in (theirs, ours):
+        torch.manual_seed(5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for _ in range(4):
+            loss = nn.functional.cross_entropy(model(torch.randn(8, 3, 32, 32)), torch.arange(8) % 4)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[4:] == pytest.approx(losses[:4], rel=1e-4)
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+    twin = pickle.loads(pickle.dumps(ours))
+    assert [type(m) for m in twin] == [type(m) for m in ours]
+    report.restore()
+    assert [type(m) for m in ours] == [type(m) for m in theirs]
+
+
+def test_a_normalisation_is_left_with_a_reason():
+    model = nn.Sequential(nn.BatchNorm2d(4), Normalizes(4), nn.InstanceNorm2d(4))
+    report = accelerate_(model, example_inputs=torch.zeros(1, 4, 8, 8))
+    assert "1x4x8x8" in report.left["0"]
+    assert "Normalizes.forward" in report.left["1"]
+    assert report.summary.startswith("0 of 0 convolutions replaced, 0 of 2 batch normalisations;")
+    assert list(accelerate_(model, example_inputs=torch.zeros(8, 4, 64, 64)).replaced) == ["0"]
 
 
 # ---- the report, and what is refused -------------------------------------------------------------

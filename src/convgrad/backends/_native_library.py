@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 5
+ABI = 6
 
 _SIZES = ctypes.c_int64 * 3
 
@@ -41,6 +41,9 @@ class Problem(ctypes.Structure):
 #: ``convgrad_tensors``: the addresses of input, weight, grad_output, bias, forward, grad_input, grad_weight and
 #: grad_bias, 0 for none. Packed bytes, because filling a `ctypes.Structure` costs five times as much.
 pack_tensors = struct.Struct("8P").pack
+
+#: ``convgrad_norm``.
+pack_norm = struct.Struct("3q2d4i11P").pack
 
 
 def library_path() -> Path:
@@ -89,6 +92,8 @@ def _declare(library: ctypes.CDLL) -> None:
     library.convgrad_plan_name.argtypes = (ctypes.c_void_p,)
     library.convgrad_plan_run.restype = ctypes.c_int32
     library.convgrad_plan_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p)  # integers and bytes pass unconverted
+    library.convgrad_normalize.restype = ctypes.c_int32
+    library.convgrad_normalize.argtypes = (ctypes.c_void_p,)
 
 
 def load() -> ctypes.CDLL | None:

@@ -26,7 +26,8 @@ _MOST_ELEMENTS = 2**28
 #: In channels_last it is slower than a copy where this fills a second-level cache: 0.87x at 112 x 112, 1.3x at 80 x 80.
 _MOST_FOLDED = {True: 2**15, False: 2**18}
 
-_DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+#: Those of the compiled kernels, in the order of the header.
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _OUTPUTS: dict[Output, int] = {"forward": 1, "grad_input": 2, "grad_weight": 4, "grad_bias": 8}
 _TRANSPOSED_GRAD_BIAS = 16  # the bias of a transposed convolution is added to what the plain problem calls its input
 
@@ -64,7 +65,7 @@ class NativeBackend(Backend):
                 "contiguous layout pointwise ones of stride 1 without padding; "
                 f"here a group has {inputs} input and {outputs_} output channels"
             )
-        if problem.dtype not in _DTYPES:
+        if problem.dtype not in DTYPES:
             reasons.append(f"it has no kernels for {problem.dtype}, only for float32, float64, bfloat16 and float16")
         if (elements := _padded_elements(problem)) > max(_MOST_ELEMENTS, 4 * prod(problem.input_shape[1:])):
             reasons.append(f"it may pack a whole image with its padding, and the input has {elements} elements with it")
@@ -218,7 +219,7 @@ def _fill(problem: ConvProblem, outputs: tuple[Output, ...]) -> library.Problem:
     filled.output[:] = three(problem.output_size, 1)
     filled.layout = int(problem.channels_last)
     filled.padding_mode = PADDING_MODES.index(problem.padding_mode)  # in the order of the header
-    filled.dtype = _DTYPES[problem.dtype]
+    filled.dtype = DTYPES[problem.dtype]
     filled.outputs = sum(_OUTPUTS[output] for output in outputs)
     if "grad_bias" in outputs and problem.transposed:
         filled.outputs += _TRANSPOSED_GRAD_BIAS - _OUTPUTS["grad_bias"]

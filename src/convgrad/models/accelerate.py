@@ -1,4 +1,4 @@
-"""`accelerate_`: the convolutions of a model computed by convgrad, in place."""
+"""`accelerate_`: the convolutions and batch normalisations of a model computed by convgrad, in place."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .classes import accelerated_class, is_convolution, reason_against, restore_class
+from .classes import accelerated_class, is_batch_norm, is_convolution, reason_against, restore_class
 from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report
 from .trial import NO_COPY, faster_in_channels_last, inputs_seen
-from .worth import Seen, dtype_against, worth_replacing
+from .worth import Seen, dtype_against, norm_gains, worth_replacing
 
 
 def accelerate_(
@@ -22,7 +22,7 @@ def accelerate_(
     example_inputs: Any = None,
     only_gains: bool = True,
 ) -> Report:
-    """Let convgrad compute the convolutions of a model, in place and layer by layer.
+    """Let convgrad compute the convolutions of a model and, in training on a CPU, its batch normalisations, in place.
 
     Each layer stays the same object with the same parameters, hooks and name; only its class changes. Which kernel runs
     is decided at each call from the sizes that come, and is PyTorch's own wherever that is expected to be the fastest.
@@ -61,8 +61,12 @@ def accelerate_(
     report = Report()
     _turn(model, wanted, example_inputs, report)
     for name, module in model.named_modules():
+        inputs = None if seen is None else seen.get(name, [])
         if is_convolution(module):
-            reason = _stays(module, None if seen is None else seen.get(name, []), only_gains)
+            reason = _stays(module, inputs, only_gains)
+        elif is_batch_norm(module):
+            report.norms.add(name)
+            reason = reason_against(module) or (_norm_stays(module, inputs) if only_gains else None)
         elif _is_quantised(module):
             reason = "it is quantised"
         else:
@@ -94,6 +98,16 @@ def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None
     reason = dtype_against(module)
     if reason is not None or not only_gains or worth_replacing(module, seen, module.weight.device, module.weight.dtype):
         return reason
+    return _no_gain(seen)
+
+
+def _norm_stays(module: Any, seen: list[Seen] | None) -> str | None:
+    """Why a batch normalisation keeps its class; None where it may gain."""
+    tensor = next((t for t in (module.weight, module.running_mean) if t is not None), torch.empty(0))
+    return None if norm_gains(seen, tensor.device, tensor.dtype) else _no_gain(seen)
+
+
+def _no_gain(seen: list[Seen] | None) -> str:
     if seen == []:
         return "the example inputs never reached it"
     sizes = ", ".join(dict.fromkeys("x".join(map(str, s.shape)) for s in seen or ()))
@@ -145,9 +159,9 @@ def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Rep
 
 
 def _prepare(model: nn.Module, memory_format: str | None) -> None:
-    """A copy that is only timed: every convolution replaced that can be."""
+    """A copy that is only timed: every layer replaced that can be."""
     report = Report()
     _turn(model, memory_format, None, report)
     for module in model.modules():
-        if is_convolution(module) and reason_against(module) is None:
+        if (is_convolution(module) or is_batch_norm(module)) and reason_against(module) is None:
             _replace(module, report)

@@ -1,4 +1,4 @@
-"""Which class computes a module's convolution with convgrad, and the way back.
+"""Which class computes a convolution or a batch normalisation with convgrad, and the way back.
 
 A module is accelerated by giving it another class: nothing of the instance changes, a call costs nothing more, and the
 old class brings the old module back. A plain ``torch.nn`` module gets its namesake of `convgrad.nn`. A subclass of a
@@ -19,16 +19,22 @@ from torch.nn.utils import parametrize
 
 from .. import nn as ours
 
-_NAMES = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
-_OURS: dict[type[nn.Module], type[nn.Module]] = {getattr(nn, name): getattr(ours, name) for name in _NAMES}
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_OURS: dict[type[nn.Module], type[nn.Module]] = {c: getattr(ours, c.__name__) for c in (*_CONVOLUTIONS, *_NORMS)}
 _STOCK = {value: key for key, value in _OURS.items()}
-_LAZY = {getattr(nn, f"Lazy{name}") for name in _NAMES}
+_LAZY = {getattr(nn, f"Lazy{cls.__name__}") for cls in _CONVOLUTIONS}
 _made: WeakValueDictionary[type, type] = WeakValueDictionary()
 
 
 def is_convolution(module: nn.Module) -> bool:
     """Whether a module is one of torch's convolutions or of a class derived from one."""
-    return isinstance(module, tuple(_OURS))
+    return isinstance(module, _CONVOLUTIONS)
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether a module is one of torch's batch normalisations or of a class derived from one."""
+    return isinstance(module, _NORMS)
 
 
 def is_ours(module: nn.Module) -> bool:
@@ -37,7 +43,7 @@ def is_ours(module: nn.Module) -> bool:
 
 
 def _base_of(cls: type) -> type[nn.Module]:
-    """The torch.nn convolution that a class is derived from."""
+    """The class of torch.nn that a class is derived from."""
     return next(c for c in cls.__mro__ if c in _OURS)
 
 
@@ -79,10 +85,10 @@ def _derive(cls: type) -> type:
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__reduce_ex__": reduce,
-        "_compute": compute,
-        "_layout": "NCL",
         "_convgrad_stock": cls,
     }
+    if issubclass(cls, _CONVOLUTIONS):
+        body |= {"_compute": compute, "_layout": "NCL"}
     if cls in _LAZY:  # it turns into this class when it first sees an input
         body["cls_to_become"] = _OURS[_base_of(cls)]
     made = types.new_class(cls.__name__, (cls, base), {}, lambda namespace: namespace.update(body))
@@ -146,9 +152,12 @@ def _with_base(cls: type, base: type) -> type:
 
 # ---- what cannot be accelerated --------------------------------------------------------------------------------
 
+#: What reaches a convolution nevertheless.
+_TAKEOVER = {True: "; convgrad.takeover() computes it", False: ""}
+
 
 def reason_against(module: nn.Module) -> str | None:
-    """Why a convolution cannot be accelerated by its class; None where it can."""
+    """Why a module cannot be accelerated by its class; None where it can."""
     if is_ours(module):
         return "convgrad computes it already"
     if "forward" in vars(module) or "_conv_forward" in vars(module):
@@ -159,7 +168,7 @@ def reason_against(module: nn.Module) -> str | None:
     if cls in _OURS or cls in _LAZY:
         return None
     if type(cls).__name__ == "ScriptMeta":
-        return "it is scripted; convgrad.takeover() computes it"
+        return f"it is scripted{_TAKEOVER[is_convolution(module)]}"
     return _own_computation(cls)
 
 
@@ -168,7 +177,8 @@ def _own_computation(cls: type) -> str | None:
     for klass in cls.__mro__[: cls.__mro__.index(_base_of(cls))]:
         for name in ("forward", "_conv_forward"):
             if name in klass.__dict__ and not _hands_on(klass.__dict__[name], name):
-                return f"its class computes the convolution itself in {klass.__name__}.{name}; takeover() reaches it"
+                method = f"{klass.__name__}.{name}"
+                return f"its class computes it itself in {method}{_TAKEOVER[issubclass(cls, _CONVOLUTIONS)]}"
     return None
 
 

@@ -16,12 +16,14 @@ class Report:
     Attributes:
         replaced: name of the layer -> what it is.
         left: name of the layer -> why it stays as it is.
+        norms: the names of those among both that are batch normalisations; the others are convolutions.
         memory_format: the layout into which the model was turned, or None.
         layout: why it was, or was not.
     """
 
     replaced: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    norms: set[str] = field(default_factory=set)
     memory_format: str | None = None
     layout: str = ""
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
@@ -32,7 +34,7 @@ class Report:
             self._undo.pop()()
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(layer, computed by, what it is or why it stays) for each convolution of the model."""
+        """(layer, computed by, what it is or why it stays) for each convolution and batch normalisation."""
         rows = [(name or "(the model)", "convgrad", what) for name, what in self.replaced.items()]
         return rows + [(name or "(the model)", "as it was", why) for name, why in self.left.items()]
 
@@ -57,6 +59,16 @@ class Report:
     @property
     def summary(self) -> str:
         """One line."""
-        count = len(self.replaced)
-        text = f"{count} of {count + len(self.left)} convolutions replaced"
+        convolutions, norms = self.counts
+        text = "{} of {} convolutions replaced".format(*convolutions)
+        if self.norms:
+            text += ", {} of {} batch normalisations".format(*norms)
         return f"{text}; layout: {self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
+
+    @property
+    def counts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(replaced, all) of the convolutions, and of the batch normalisations."""
+        names = {*self.replaced, *self.left}
+        kinds = (names - self.norms, self.norms)
+        first, second = ((len(kind & self.replaced.keys()), len(kind)) for kind in kinds)
+        return first, second

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._compat import suggests_channels_last
 from ..engine.ab_timer import compare
-from .classes import is_convolution
+from .classes import is_batch_norm, is_convolution
 from .worth import Seen
 
 NO_COPY = "not measured, for the model cannot be copied"
@@ -41,14 +41,14 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
-    """What reaches each convolution, by the name of the layer."""
+    """What reaches each convolution and batch normalisation, by the name of the layer."""
     seen: dict[str, list[Seen]] = {}
     twin = copied(model)
     with _quietly(model if twin is None else twin) as tried:
         handles = [
             module.register_forward_pre_hook(_noting(seen.setdefault(name, [])))
             for name, module in tried.named_modules()
-            if is_convolution(module)
+            if is_convolution(module) or is_batch_norm(module)
         ]
         try:
             _call(tried, inputs)
@@ -61,7 +61,9 @@ def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
 def _noting(seen: list[Seen]) -> Callable[..., None]:
     def hook(module: Any, args: tuple[Any, ...]) -> None:
         if args and isinstance(args[0], Tensor):
-            x = args[0] if args[0].dim() > len(module.kernel_size) + 1 else args[0].unsqueeze(0)
+            x = args[0]
+            if is_convolution(module) and x.dim() < len(module.kernel_size) + 2:
+                x = x.unsqueeze(0)
             seen.append(Seen(tuple(x.shape), suggests_channels_last(x)))
 
     return hook

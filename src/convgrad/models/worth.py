@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from .._compat import channels_last_of, suggests_channels_last
+from ..backends import LEAST_NORM_BYTES, native_norm_takes
 from ..custom import problem_of_module
 from ..engine import get_backend, plan_for
 from ..errors import ConvgradError
@@ -65,6 +67,18 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, device: torch.devi
     aten = get_backend("aten")  # where it is known to be wrong at any size, the layer is replaced for that alone
     small = product(grid((2,), _SMALL), formats)
     return seen is None and any(aten.wrong_here(p, PASSES, device)[0] for p in problems(small))
+
+
+def norm_gains(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a batch normalisation may be faster in training: on a CPU, at some size where it is not known.
+
+    Args:
+        seen: its inputs; None where they are not known.
+        dtype: of its parameters; inputs of 16 bits may come with parameters of float32.
+    """
+    if device.type != "cpu" or not native_norm_takes(dtype):
+        return False
+    return seen is None or any(prod(s.shape) * dtype.itemsize >= LEAST_NORM_BYTES[s.channels_last] for s in seen)
 
 
 def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:

@@ -1,7 +1,8 @@
 """Modules with torch's constructors, repr and state_dict, computed by convgrad; also binary, ternary, shift weights."""
 
 # ruff: noqa: F403
-from . import convert, feedback, modules, quantized_layers, schemes, shift
+from . import batch_norm, convert, feedback, modules, quantized_layers, schemes, shift
+from .batch_norm import *
 from .convert import *
 from .feedback import *
 from .modules import *
@@ -10,6 +11,7 @@ from .schemes import *
 from .shift import *
 
 __all__: list[str] = []
+__all__ += batch_norm.__all__
 __all__ += convert.__all__
 __all__ += feedback.__all__
 __all__ += modules.__all__

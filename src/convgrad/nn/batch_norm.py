@@ -1,0 +1,174 @@
+"""Batch normalisation modules: torch's own, with the training on a CPU exchanged and nothing else.
+
+It is here because it is most of what is left of a convolutional net's training step after the convolutions. All but a
+plain call with the statistics of the batch is torch's: evaluation, compilers, transforms, modes, subclasses of Tensor,
+small inputs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.nn import Parameter
+
+from .._compat import (
+    dispatch_modes,
+    forward_ad_active,
+    function_modes,
+    functorch_active,
+    is_legacy_batched,
+    jit_tracing,
+)
+from ..backends import batch_norm_format, normalization_gradients, normalize
+
+__all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
+
+_KINDS = (Tensor, Parameter)
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
+
+
+def _plain() -> bool:
+    """Whether a call is computed by what it calls: no transform, mode or trace sees it."""
+    return not (
+        functorch_active() or dispatch_modes() or function_modes() or forward_ad_active() or jit_tracing() is not None
+    )
+
+
+def _memory_format(input: Any, *parameters: Any) -> torch.memory_format | None:
+    """The layout in which our kernels compute a call with the statistics of the batch; None where torch does."""
+    if (
+        _is_dynamo_compiling()
+        or input.__class__ not in _KINDS
+        or not input.is_cpu
+        or not _plain()
+        or input.layout is not torch.strided
+        or input.dim() < 2
+        or input.numel() <= input.shape[1]  # torch's error
+        or is_legacy_batched(input)
+    ):
+        return None
+    dtype, size = None, input.shape[1:2]
+    for p in parameters:
+        if p is None:
+            continue
+        if (
+            p.__class__ not in _KINDS
+            or p.dtype is not (dtype or p.dtype)
+            or p.shape != size
+            or not p.is_cpu
+            or not p.is_contiguous()
+        ):
+            return None
+        dtype = p.dtype
+    if dtype is None or dtype is input.dtype or (dtype is torch.float32 and input.itemsize == 2):
+        return batch_norm_format(input)
+    return None
+
+
+class _BatchNorm:
+    """The forward that the three share."""
+
+    def forward(self: Any, input: Any) -> Any:
+        """Apply the module."""
+        if not _is_dynamo_compiling() and isinstance(input, fx.Proxy):  # a leaf, as torch's own is
+            tracer: Any = input.tracer
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), {})
+        weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
+        by_batch = self.training or (mean is None and var is None)
+        memory_format = _memory_format(input, weight, bias, mean, var) if by_batch and self.eps > 0 else None
+        if memory_format is None:
+            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
+        self._check_input_dim(input)
+        momentum = self.momentum
+        if not self.track_running_stats:
+            mean = var = None
+        elif self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        arguments = (input, weight, bias, mean, var, momentum or 0.0, self.eps)
+        if torch.is_grad_enabled() and (
+            input.requires_grad
+            or (weight is not None and weight.requires_grad)
+            or (bias is not None and bias.requires_grad)
+        ):
+            return _Normalization.apply(memory_format, *arguments)
+        return normalize(*arguments)[0]
+
+    def __prepare_scriptable__(self: Any) -> Any:
+        """What ``torch.jit.script`` compiles in its place: torch's module with the same parameters and buffers."""
+        cls = type(self)
+        stock: Any = cls.__dict__.get("_convgrad_stock") or (cls.__bases__[-1] if cls.__module__ == __name__ else None)
+        if stock is None:  # a class of the user's, derived from ours
+            return self
+        twin = stock.__new__(stock)
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+
+class _Normalization(torch.autograd.Function):
+    """Keeps what torch's keeps: input, weight, and mean and inverse standard deviation of each channel."""
+
+    @staticmethod
+    def forward(ctx: Any, memory_format: Any, input: Tensor, weight: Tensor | None, *arguments: Any) -> Tensor:
+        output, statistics = normalize(input, weight, *arguments)
+        ctx.save_for_backward(input, weight, statistics)
+        ctx.memory_format, ctx.epsilon = memory_format, arguments[-1]
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        input, weight, statistics = ctx.saved_tensors
+        needs = ctx.needs_input_grad[1:4]
+        if (
+            _is_dynamo_compiling()
+            or torch.is_grad_enabled()
+            or grad_output.__class__ not in _KINDS
+            or is_legacy_batched(grad_output)
+            or not _plain()
+        ):  # torch's formula has derivatives of its own
+            gradients = torch.ops.aten.native_batch_norm_backward(
+                grad_output,
+                input,
+                None if weight is None else weight.to(statistics.dtype),
+                None,
+                None,
+                *statistics,
+                True,
+                ctx.epsilon,
+                needs,
+            )
+        else:
+            dense = grad_output.contiguous(memory_format=ctx.memory_format)
+            gradients = normalization_gradients(dense, input, weight, statistics, needs)
+        return (None, *gradients, None, None, None, None)
+
+
+_DOCSTRING = """``torch.nn.{name}``, computed by convgrad in training on a CPU.
+
+    Shape:
+        {shape} -> the same
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> ours, theirs = convgrad.nn.{name}(8), torch.nn.{name}(8)
+        >>> x = torch.randn(2, 8{x})
+        >>> torch.allclose(ours(x), theirs(x), atol=1e-5), repr(ours) == repr(theirs)
+        (True, True)
+    """
+
+
+# fmt: off
+class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d): ...
+class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d): ...
+class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d): ...
+# fmt: on
+
+for _module, _shape, _x in (
+    (BatchNorm1d, "(N, C) or (N, C, L)", ", 2048"),
+    (BatchNorm2d, "(N, C, H, W)", ", 32, 64"),
+    (BatchNorm3d, "(N, C, D, H, W)", ", 4, 16, 32"),
+):
+    _module.__doc__ = _DOCSTRING.format(name=_module.__name__, shape=_shape, x=_x)

@@ -1,0 +1,126 @@
+"""The kernels of batch normalisation against its definition in float64, for every instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from convgrad.backends import _native_library as library
+from convgrad.backends import normalization_gradients, normalize
+
+pytestmark = pytest.mark.skipif(library.load() is None, reason=library.why_absent())
+
+EPSILON = {torch.float32: 2**-23, torch.float64: 2**-52, torch.bfloat16: 2**-7, torch.float16: 2**-10}
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+# Planes shorter than a vector, with and without a rest; channels that fill vectors alone or with others; few pixels.
+SHAPES = [(8, 32), (33, 17), (5, 3), (2, 5, 3), (3, 40, 1, 1), (2, 1, 9, 9), (1, 8, 40, 40), (2, 7, 3, 4, 5),
+          (4, 3, 5, 5), (2, 16, 7, 7), (5, 24, 10, 3), (2, 130, 16, 16), (2, 64, 33, 33)]  # fmt: skip
+
+
+@pytest.fixture(params=["baseline", "x86-64-v3", "x86-64-v4"])
+def _set(request: pytest.FixtureRequest) -> Iterator[None]:
+    in_use = library.instruction_set()
+    try:
+        library.select(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield
+    library.select(in_use)
+
+
+def formats(shape: tuple[int, ...]) -> list[torch.memory_format]:
+    return [torch.contiguous_format, *([FORMATS[len(shape)]] if len(shape) in FORMATS else [])]
+
+
+def definition(x: Tensor, weight: Tensor, bias: Tensor, g: Tensor, epsilon: float) -> tuple[Tensor, ...]:
+    """Output, mean, variance, and the gradients of the three, written out (Ioffe and Szegedy, 2015, section 3)."""
+    x, weight, bias, g = (t.double() for t in (x, weight, bias, g))
+    over = [d for d in range(x.dim()) if d != 1]
+    size = (1, -1, *[1] * (x.dim() - 2))
+    mean = x.mean(over, keepdim=True)
+    var = (x - mean).square().mean(over, keepdim=True)
+    invstd = (var + epsilon).rsqrt()
+    xhat, w = (x - mean) * invstd, weight.view(size)
+    moved = g - g.mean(over, keepdim=True) - xhat * (g * xhat).mean(over, keepdim=True)
+    y, gx = xhat * w + bias.view(size), moved * w * invstd
+    return y, mean.flatten(), var.flatten(), gx, (g * xhat).sum(over), g.sum(over)
+
+
+def near(found: Tensor, exact: Tensor, error: float) -> None:
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=error * max(1.0, float(exact.abs().max())))
+
+
+@pytest.mark.usefixtures("_set")
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_definition(dtype: torch.dtype, wide: bool) -> None:
+    if wide and dtype.itemsize != 2:
+        pytest.skip("its parameters have its own dtype")
+    error = 32 * EPSILON[dtype] if dtype.itemsize > 2 else 2 * EPSILON[dtype]
+    for shape in SHAPES:
+        channels, n = shape[1], torch.Size(shape).numel() // shape[1]
+        values = [torch.randn(channels, dtype=torch.float64).to(torch.float32 if wide else dtype) for _ in range(4)]
+        weight, bias, mean, var = values
+        start_mean, start_var = mean.double(), var.double()
+        for memory_format in formats(shape):
+            x, g = (torch.randn(shape).to(dtype).contiguous(memory_format=memory_format) for _ in range(2))
+            running = mean.clone(), var.clone()
+            # with few elements the variance may be anything, and so may its inverse
+            y, statistics = normalize(x, weight, bias, *running, 0.25, 0.5)
+            exact = definition(x, weight, bias, g, 0.5)
+            near(y, exact[0], error)
+            near(statistics[0], exact[1], error)
+            near(statistics[1], (exact[2] + 0.5).rsqrt(), error)
+            near(running[0], 0.25 * exact[1] + 0.75 * start_mean, error)
+            near(running[1], 0.25 * exact[2] * n / (n - 1) + 0.75 * start_var, error)
+            for found, gradient in zip(
+                normalization_gradients(g, x, weight, statistics, (True, True, True)), exact[3:], strict=True
+            ):
+                assert found is not None
+                near(found, gradient, error)
+            assert normalization_gradients(g, x, weight, statistics, (False, False, False)) == (None, None, None)
+
+
+@pytest.mark.usefixtures("_set")
+@pytest.mark.parametrize("memory_format", formats((1, 1, 1, 1)), ids=str)
+def test_a_large_mean_and_a_small_variance(memory_format: torch.memory_format) -> None:
+    """The error of the variance does not grow with the mean; and a first image unlike the others does no harm."""
+    x = torch.randn(6, 20, 50, 50) / 8 + 1000
+    x[0] -= 7
+    x = x.contiguous(memory_format=memory_format)
+    _, statistics = normalize(x, None, None, None, None, 0.0, 1e-5)
+    exact = (x.double().var((0, 2, 3), correction=0) + 1e-5).rsqrt()
+    torch.testing.assert_close(statistics[1].double(), exact, rtol=1e-6, atol=0)
+    torch.testing.assert_close(statistics[0].double(), x.double().mean((0, 2, 3)), rtol=2**-23, atol=0)
+
+
+@pytest.mark.parametrize("memory_format", formats((1, 1, 1, 1)), ids=str)
+def test_infinite_elements_stay_in_their_channel(memory_format: torch.memory_format) -> None:
+    x = torch.randn(3, 5, 6, 7).contiguous(memory_format=memory_format)
+    x[:, 1], x[1, 2, 3, 3], x[0, 3] = float("inf"), float("inf"), float("nan")
+    mean, var = torch.zeros(2, 5), torch.zeros(2, 5)
+    y, _ = normalize(x, None, None, mean[0], var[0], 1.0, 1e-5)
+    want = torch.native_batch_norm(x, None, None, mean[1], var[1], True, 1.0, 1e-5)[0]
+    torch.testing.assert_close(y, want, equal_nan=True)
+    torch.testing.assert_close(mean[0], mean[1], equal_nan=True)
+    torch.testing.assert_close(var[0], var[1], equal_nan=True)
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 64, 64), (2, 3, 150, 150), (9, 40, 31, 33)], ids=str)
+def test_threads_change_no_bit(shape: tuple[int, ...]) -> None:
+    threads = torch.get_num_threads()
+    for memory_format in formats(shape):
+        x, g = (torch.randn(shape).contiguous(memory_format=memory_format) for _ in range(2))
+        results = []
+        try:
+            for count in (1, 2, 3):
+                torch.set_num_threads(count)
+                y, statistics = normalize(x, None, None, None, None, 0.0, 1e-5)
+                results.append((y, statistics, *normalization_gradients(g, x, None, statistics, (True, True, True))))
+        finally:
+            torch.set_num_threads(threads)
+        for other in results[1:]:
+            assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))

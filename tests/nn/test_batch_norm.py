@@ -1,0 +1,345 @@
+"""Batch normalisation modules: torch's semantics to the letter, its results up to rounding, and who computes a call."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import convgrad
+from convgrad.backends import LEAST_NORM_BYTES
+from convgrad.backends import _native_library as library
+
+pytestmark = pytest.mark.skipif(library.load() is None, reason=library.why_absent())
+
+
+@pytest.fixture(autouse=True)
+def _small_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for layout in LEAST_NORM_BYTES:
+        monkeypatch.setitem(LEAST_NORM_BYTES, layout, 0)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which kernels of ours ran."""
+    seen: list[str] = []
+    for name in ("normalize", "normalization_gradients"):
+        module = convgrad.nn.batch_norm
+        function = getattr(module, name)
+
+        def noted(*args: Any, _name: str = name, _function: Any = function) -> Any:
+            seen.append(_name)
+            return _function(*args)
+
+        monkeypatch.setattr(module, name, noted)
+    return seen
+
+
+BOTH = ["normalize", "normalization_gradients"]
+
+
+def pair(d: int = 2, channels: int = 6, **options: Any) -> tuple[Any, Any]:
+    theirs = getattr(nn, f"BatchNorm{d}d")(channels, **options)
+    if theirs.affine:
+        nn.init.normal_(theirs.weight)
+        nn.init.normal_(theirs.bias)
+    ours = getattr(convgrad.nn, f"BatchNorm{d}d")(channels, **options)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def image(*shape: int, last: bool = False, **options: Any) -> Tensor:
+    x = 3 * torch.randn(shape, **options) + 2
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.contiguous(memory_format=formats[len(shape)]) if last else x
+
+
+def agree(ours: Any, theirs: Any, x: Tensor, **near: Any) -> None:
+    """Outputs, gradients, their layouts and the buffers after two steps."""
+    for _ in range(2):
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, want = ours(a), theirs(b)
+        assert (y.stride(), y.dtype) == (want.stride(), want.dtype)
+        torch.testing.assert_close(y, want, **near)
+        g = torch.randn_like(y)
+        y.backward(g)
+        want.backward(g)
+        assert a.grad is not None
+        assert b.grad is not None
+        assert a.grad.stride() == b.grad.stride()
+        torch.testing.assert_close(a.grad, b.grad, **near)
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert one.grad.dtype is other.grad.dtype
+            torch.testing.assert_close(one.grad, other.grad, **(near or {"rtol": 1e-5, "atol": 1e-4}))
+        for one, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+            torch.testing.assert_close(one, other, **near)
+
+
+SHAPES = [(7, 6), (3, 6, 5), (2, 6, 5, 7), (2, 6, 3, 4, 5), (4, 6, 1, 1), (1, 6, 2, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("last", [False, True])
+def test_as_in_torch(shape: tuple[int, ...], last: bool, calls: list[str]) -> None:
+    if last and len(shape) < 4:
+        pytest.skip("it has no channels_last")
+    ours, theirs = pair(max(1, len(shape) - 2))
+    agree(ours, theirs, image(*shape, last=last))
+    assert calls == 2 * BOTH
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"momentum": None}, {"track_running_stats": False}, {"affine": False}, {"momentum": 0.5, "eps": 1e-2}],
+    ids=str,
+)
+def test_options(options: dict[str, Any], calls: list[str]) -> None:
+    ours, theirs = pair(**options)
+    agree(ours, theirs, image(2, 6, 5, 7))
+    assert calls == 2 * BOTH
+    ours.eval()
+    theirs.eval()
+    agree(ours, theirs, image(2, 6, 5, 7))
+    assert calls == (4 if "track_running_stats" in options else 2) * BOTH  # without them the batch's are taken in eval
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("wide", [False, True])
+def test_dtypes(dtype: torch.dtype, wide: bool, calls: list[str]) -> None:
+    """Parameters of the input's dtype, or of float32: where they are not, torch's error is raised."""
+    ours, theirs = (m.to(torch.float32 if wide else dtype) for m in pair())
+    x = image(2, 6, 16, 16).to(dtype)
+    if wide and dtype is torch.float64:
+        with pytest.raises(RuntimeError, match="mixed dtype"):
+            ours(x)
+        return
+    near = {} if dtype is torch.float64 else {"rtol": 2**-6 if dtype is torch.bfloat16 else 2**-9, "atol": 0.06}
+    agree(ours, theirs, x, **near)
+    assert calls == 2 * BOTH
+
+
+@pytest.mark.parametrize("needed", ["input", "weight", "bias"])
+def test_only_the_gradients_that_are_needed(needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    compute = convgrad.nn.batch_norm.normalization_gradients
+
+    def noted(*args: Any) -> Any:
+        asked.append(args[-1])
+        return compute(*args)
+
+    monkeypatch.setattr(convgrad.nn.batch_norm, "normalization_gradients", noted)
+    ours, theirs = pair()
+    x = image(2, 6, 5, 7)
+    found = []
+    for module in (ours, theirs):
+        tensors = {"input": x.clone(), "weight": module.weight, "bias": module.bias}
+        for name, tensor in tensors.items():
+            tensor.requires_grad_(name == needed)
+        module(tensors["input"]).square().sum().backward()
+        found.append(tensors[needed].grad)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+    assert asked == [tuple(name == needed for name in ("input", "weight", "bias"))]
+
+
+def test_gradients_in_float64_to_the_second_order() -> None:
+    module = pair(channels=3)[0].double()
+    x = image(2, 3, 2, 3, dtype=torch.float64).requires_grad_()
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.func.functional_call(module, {"weight": weight, "bias": bias}, (x,))
+
+    operands = (x, module.weight, module.bias)
+    assert torch.autograd.gradcheck(call, operands)
+    assert torch.autograd.gradgradcheck(call, operands)
+
+
+def test_create_graph_with_parameters_of_16_bits() -> None:
+    ours, theirs = pair()
+    start, c = image(2, 6, 5, 7).bfloat16(), torch.randn(2, 6, 5, 7)
+    results = []
+    for module in (ours.bfloat16(), theirs.bfloat16().double()):  # the same numbers
+        x = start.clone().to(module.weight.dtype).requires_grad_()
+        (g,) = torch.autograd.grad((c * module(x) ** 3).sum(), x, create_graph=True)
+        (c * g).square().sum().backward()
+        results.append((x.grad, module.weight.grad))
+    for one, exact in zip(*results, strict=True):
+        assert one.dtype is torch.bfloat16
+        torch.testing.assert_close(one.double(), exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["expanded", "turned"])
+def test_a_gradient_in_another_layout(last: bool, kind: str) -> None:
+    ours, theirs = pair()
+    grads = []
+    for module in (ours, theirs):
+        torch.manual_seed(2)
+        x = image(2, 6, 5, 7, last=last).requires_grad_()
+        y = module(x)
+        g = torch.randn(2, 6, 1, 1).expand_as(y) if kind == "expanded" else torch.randn(2, 5, 7, 6).permute(0, 3, 1, 2)
+        (grad,) = torch.autograd.grad(y, x, g if kind == "expanded" or not last else g.contiguous())
+        grads.append(grad)
+    assert grads[0].stride() == grads[1].stride()
+    torch.testing.assert_close(*grads)
+
+
+def test_what_is_kept_is_what_torch_keeps() -> None:
+    """The input itself, the weight, and two numbers a channel."""
+    module, kept = pair()[0], []
+    x = image(2, 6, 5, 7).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        module(x)
+    assert [t.numel() for t in kept] == [x.numel(), 6, 12]
+    assert [t.data_ptr() for t in kept[:2]] == [x.data_ptr(), module.weight.data_ptr()]
+
+
+def test_without_gradients(calls: list[str]) -> None:
+    ours, theirs = pair()
+    x = image(2, 6, 5, 7)
+    for block in (torch.no_grad, torch.inference_mode):
+        with block():
+            torch.testing.assert_close(ours(x), theirs(x))
+    torch.testing.assert_close(ours.running_var, theirs.running_var)
+    assert calls == ["normalize"] * 2
+
+
+# ---- torch's own computation ---------------------------------------------------------------------
+
+
+class Subclass(Tensor):
+    pass
+
+
+def in_a_mode(module: nn.Module, x: Tensor) -> Tensor:
+    with FlopCounterMode(display=False):
+        return module(x)
+
+
+PLAIN = {
+    "in evaluation": lambda m, x: m.eval()(x),
+    "of a subclass": lambda m, x: m(x.as_subclass(Subclass)).as_subclass(Tensor),
+    "neither layout": lambda m, x: m(x.transpose(0, 1).contiguous().transpose(0, 1)),
+    "forward mode": lambda m, x: torch.func.jvp(m, (x,), (torch.ones_like(x),))[1],
+    "func.grad": lambda m, x: torch.func.grad(lambda x: m(x).square().sum())(x),
+    "vmap": lambda m, x: torch.func.vmap(m)(x[None]),
+    "a mode": in_a_mode,
+}
+
+
+@pytest.mark.parametrize("how", PLAIN)
+def test_by_torch(how: str, calls: list[str]) -> None:
+    ours, theirs = pair(**({"track_running_stats": False} if how in ("vmap", "func.grad", "forward mode") else {}))
+    x = image(2, 6, 5, 7)
+    torch.testing.assert_close(PLAIN[how](ours, x), PLAIN[how](theirs, x), rtol=0, atol=0)
+    assert calls == []
+
+
+def test_small_inputs_by_torch(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
+    x = image(2, 6, 5, 7)
+    for last, run in ((False, x), (True, image(2, 6, 5, 7, last=True))):
+        monkeypatch.setitem(LEAST_NORM_BYTES, last, x.nbytes + 1)
+        pair()[0](run)
+        assert calls == []
+        monkeypatch.setitem(LEAST_NORM_BYTES, last, x.nbytes)
+        pair()[0](run)
+        assert calls.pop() == "normalize"
+
+
+@pytest.mark.parametrize("shape", [(1, 6), (1, 6, 1), (2, 5, 4), (2, 6, 4, 4)], ids=str)
+def test_torchs_errors(shape: tuple[int, ...]) -> None:
+    """One value a channel, another number of channels, another rank."""
+    ours, theirs = pair(1)
+    said = []
+    for module in (ours, theirs):
+        with pytest.raises((ValueError, RuntimeError)) as seen:
+            module(torch.zeros(shape))
+        said.append((seen.type, str(seen.value)))
+    assert said[0] == said[1]
+    assert ours.num_batches_tracked == theirs.num_batches_tracked
+
+
+def test_gradients_in_batches() -> None:
+    results = []
+    for module in pair(channels=2):
+        torch.manual_seed(3)
+        x = image(2, 2, 3, 3).requires_grad_()
+        y = module(x)
+        g = torch.randn(4, *y.shape)
+        results.append(torch.autograd.grad(y, x, g, is_grads_batched=True, retain_graph=True)[0])
+    torch.testing.assert_close(*results)
+
+
+def test_autocast(calls: list[str]) -> None:
+    ours, theirs = pair()
+    x = image(2, 6, 5, 7).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        y, want = ours(x), theirs(x)
+    assert y.dtype is want.dtype
+    torch.testing.assert_close(y, want)
+    assert calls == ["normalize"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled(backend: str, calls: list[str]) -> None:
+    ours, theirs = pair()
+    torch._dynamo.reset()
+    agree(torch.compile(ours, fullgraph=True, backend=backend), theirs, image(2, 6, 5, 7))
+    assert calls == []
+
+
+# ---- a module like any other ---------------------------------------------------------------------
+
+
+def test_copies_and_pickles_and_text() -> None:
+    ours, theirs = pair()
+    x = image(2, 6, 5, 7)
+    want = ours(x)
+    for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(twin) is type(ours)
+        torch.testing.assert_close(twin(x), want)
+    assert repr(ours) == repr(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")  # torch's own, too
+def test_scripted_and_traced_as_torchs(calls: list[str]) -> None:
+    ours, theirs = pair()
+    x = image(2, 6, 5, 7)
+    want = theirs(x)
+    scripted: Any = torch.jit.script(ours)
+    torch.testing.assert_close(scripted(x), want)
+    traced: Any = torch.jit.trace(ours, x, check_trace=False)
+    torch.testing.assert_close(traced(x), want)
+    assert calls == []
+
+
+def test_a_leaf_of_fx(calls: list[str]) -> None:
+    ours, theirs = pair()
+    x = image(2, 6, 5, 7)
+    graph: Any = torch.fx.symbolic_trace(nn.Sequential(ours, nn.ReLU()))
+    torch.testing.assert_close(graph(x), theirs(x).relu())
+    assert [n.op for n in graph.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
+    assert calls == ["normalize"]
+
+
+def test_hooks_see_the_gradients() -> None:
+    ours, seen = pair()[0], []
+    ours.register_full_backward_hook(lambda m, gi, go: seen.append((gi[0].shape, go[0].shape)))
+    x = image(2, 6, 5, 7).requires_grad_()
+    ours(x).sum().backward()
+    assert seen == [(x.shape, x.shape)]
+
+
+def test_checkpointed() -> None:
+    ours, theirs = pair(track_running_stats=False)
+    x = image(2, 6, 5, 7)
+    checkpoint(ours, x, use_reentrant=False).square().sum().backward()
+    theirs(x).square().sum().backward()
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad, rtol=1e-4, atol=1e-4)
