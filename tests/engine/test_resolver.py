@@ -134,11 +134,11 @@ def test_a_warm_call_enters_few_functions() -> None:
     for y in outputs[:2]:
         y.backward(torch.ones_like(y))
     forward = entered(lambda: convgrad.conv2d(x, w, padding=1, groups=8))
-    assert len(forward) <= 8, forward
+    assert len(forward) <= 7, forward
     ones = torch.ones_like(outputs[2])
     backward = entered(lambda: outputs[2].backward(ones))
-    backward = backward[next(i for i, name in enumerate(backward) if name.endswith("apply")) :]
-    assert len(backward) <= 11, backward
+    backward = backward[max(i for i, name in enumerate(backward) if name.endswith("backward")) :]
+    assert len(backward) <= 8, backward
 
 
 def test_a_plan_that_was_made_while_the_default_changed_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
