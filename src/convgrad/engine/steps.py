@@ -38,8 +38,8 @@ def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] 
     wait for nothing else.
 
     Args:
-        like: operands and bias of a pass, where all that come will lie in memory as these do, none lazily negated. Where
-            the backend takes these as they are, nothing is asked.
+        like: operands and bias of a pass, where all that come will lie in memory as these do and none is lazily
+            negated: where the backend takes these as they are, it is called at once.
     """
     backend = step.backend
     kernel = backend.bind(problem, step.outputs)
