@@ -70,8 +70,9 @@ def current() -> Settings:
     )
 
 
-#: Flags without a Python frame: whether deterministic algorithms are demanded, whether oneDNN may be used, and
-#: ``torch.backends.cudnn.benchmark``.
+#: Flags without a Python frame: how many threads there are, whether deterministic algorithms are demanded, whether
+#: oneDNN may be used, and ``torch.backends.cudnn.benchmark``.
+threads = torch.get_num_threads
 deterministic = torch._C._get_deterministic_algorithms
 mkldnn = torch._C._get_mkldnn_enabled
 benchmark = torch._C._get_cudnn_benchmark
@@ -79,9 +80,7 @@ benchmark = torch._C._get_cudnn_benchmark
 
 def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
-    if like.is_cpu:
-        return (torch.get_num_threads(), deterministic(), mkldnn(), benchmark(), measuring[0])
-    return current()
+    return (threads(), deterministic(), mkldnn(), benchmark(), measuring[0]) if like.is_cpu else current()
 
 
 class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is

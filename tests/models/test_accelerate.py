@@ -51,6 +51,7 @@ def test_quantised_and_integer_and_scripted_layers_are_left():
     fp8 = nn.Conv2d(4, 4, 3).to(torch.float8_e4m3fn)
     report = accelerate_(nn.ModuleDict({"q": quantised, "s": script, "f": fp8}), only_gains=False)
     assert report.replaced == {}
+    assert report.left["s"] == "it is scripted; convgrad.takeover() computes it"
     assert report.left["q"] == "it is quantised"
     assert "float8" in report.left["f"]
 

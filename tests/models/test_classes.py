@@ -63,6 +63,24 @@ def test_an_attribute_called_backend_belongs_to_the_user():
     model(image())
 
 
+def test_a_weight_that_a_class_computes_is_what_is_read():
+    class Doubled(torch.nn.Conv2d):
+        @property
+        def weight(self):
+            return 2 * torch.nn.Module.__getattr__(self, "weight")
+
+    class OursDoubled(convgrad.nn.Conv2d):
+        weight = Doubled.weight
+
+    x = torch.randn(1, 4, 6, 6)
+    for cls in (Doubled, OursDoubled):
+        layer = cls(4, 4, 3, groups=4)
+        expected = torch.nn.functional.conv2d(x, 2 * layer._parameters["weight"], layer.bias, groups=4)
+        if cls is Doubled:
+            convgrad.accelerate_(torch.nn.Sequential(layer), only_gains=False)
+        torch.testing.assert_close(layer(x), expected)
+
+
 def test_an_instance_with_a_forward_of_its_own_is_left():
     model = nn.Conv2d(4, 4, 3)
     model.forward = lambda x: x

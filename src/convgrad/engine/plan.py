@@ -44,7 +44,7 @@ class Plan:
         backwards, pytorchs: what `backward` and `autograd_is_pytorchs` answered.
         form: of a plan of a call, the form that its derivatives contract.
         request: the `use_backend` request under which it was made.
-        flags, generation: a plan holds as long as neither has changed.
+        flags, generation: a plan holds as long as neither has changed; no flags: it does not hold for a backward.
     """
 
     #: For `Contraction`, to which a plan is a call as any other.
@@ -93,10 +93,14 @@ class Plan:
 
     # ---- running -------------------------------------------------------------------------------------
 
-    def bind(self) -> list[Callable[..., Any]]:
-        """The kernel of each step; bound when first needed, so that a plan may also be only looked at."""
+    def bind(self, like: tuple[Tensor | None, ...] = ()) -> list[Callable[..., Any]]:
+        """The kernel of each step; bound when first needed, so that a plan may also be only looked at.
+
+        Args:
+            like: operands and bias of a pass, as `bind_step` takes them.
+        """
         if self._kernels is None:
-            self._kernels = [bind_step(self.problem, step) for step in self.steps]
+            self._kernels = [bind_step(self.problem, step, like) for step in self.steps]
             if self._unsettled:
                 self._kernels[0] = look_again(self._kernels[0])
             if self._kernels:

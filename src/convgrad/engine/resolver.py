@@ -71,7 +71,9 @@ def find(
         or not (c is None or c.__class__ is Parameter or c.__class__ is Tensor)
         or a._is_zerotensor()  # zeros without memory, as forward mode makes them
         or b._is_zerotensor()
-        or (c is not None and c._is_zerotensor())
+        or a.is_neg()  # the imaginary part of a conjugate
+        or b.is_neg()
+        or (c is not None and (c._is_zerotensor() or c.is_neg()))
         or functorch_active()
         or dispatch_modes()
         or function_modes()
@@ -85,7 +87,7 @@ def find(
             op, dumps(raw, 2),
             a.shape, a.stride(), a.dtype, a.device,
             b.shape, b.stride(), b.dtype, b.device,
-            None if c is None else (c.shape, c.dtype, c.device, c.layout),
+            None if c is None else (c.shape, c.stride(), c.dtype, c.device),
             memory_format, requested(),
             (_threads(), _deterministic(), _mkldnn(), _benchmark(), _measuring[0]) if a.is_cpu else settings.current(),
         )  # fmt: skip
@@ -165,8 +167,8 @@ def make(
         plan.aten = not reads_odd_strides(problem, a, b)
     if op == "convolution":
         plan.form = Form(a.shape, b.shape, raw, padding_mode=padding_mode)
-    plan.flags = settings.flags(a)
-    plan.bind()
+    plan.flags = None if a.is_complex() else settings.flags(a)
+    plan.bind((a, b, c) if op == "convolution" else ())
     if key is not None:
         remember(key, plan, plan.generation)
     return plan

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..backends import Backend
 from ..problem import OPERANDS, ConvProblem, Output, Slot
-from .operands import operand_format, prepare, prepare_bias
+from .operands import is_prepared, operand_format, prepare, prepare_bias
 
 SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
 
@@ -31,11 +31,15 @@ def slots_of(outputs: tuple[Output, ...]) -> tuple[int, ...]:
     return tuple([SLOTS.index(s) for s in slots])
 
 
-def bind_step(problem: ConvProblem, step: Step) -> Callable[..., Any]:
+def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] = ()) -> Callable[..., Any]:
     """One function that lays out the operands, gives a workspace, adds the bias where the backend does not.
 
     It asks of each operand whether it must be copied (`is_prepared`), in as few steps as it can: small convolutions
     wait for nothing else.
+
+    Args:
+        like: operands and bias of a pass, where all that come will lie in memory as these do and none is lazily
+            negated: where the backend takes these as they are, it is called at once.
     """
     backend = step.backend
     kernel = backend.bind(problem, step.outputs)
@@ -71,7 +75,18 @@ def bind_step(problem: ConvProblem, step: Step) -> Callable[..., Any]:
             return result if bias is None else result.add_(bias.view(channels))
         return kernel(a, b, prepare_bias(bias), scratch(a) if size else None)
 
+    if like and not ask_all and not size and _as_they_are(backend, problem, fused, *like):
+        return kernel
     return run_pass if one_pass else run_sweep
+
+
+def _as_they_are(
+    backend: Backend, problem: ConvProblem, fused: bool, a: Tensor | None, b: Tensor | None, bias: Tensor | None
+) -> bool:
+    """Whether a kernel takes the operands of a pass, and the bias, without more ado."""
+    if bias is not None and not (fused and bias.is_contiguous()):
+        return False
+    return all(t is not None and is_prepared(backend, problem, t) for t in (a, b))
 
 
 def sum_of_bias(problem: ConvProblem, tensor: Tensor) -> Tensor:

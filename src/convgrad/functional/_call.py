@@ -44,11 +44,12 @@ def run(
     if _recording():
         first, second = input.requires_grad, weight.requires_grad
         if first or second or (bias is not None and bias.requires_grad):
-            pytorchs = plan.pytorchs.get((first, second))
-            if pytorchs is None:
-                pytorchs = plan.autograd_is_pytorchs(first, second)
-            if pytorchs and not observers and not profiler_enabled():
-                return _convolution(input, weight, bias, *plan.arguments)
+            if plan.aten:
+                pytorchs = plan.pytorchs.get((first, second))
+                if pytorchs is None:
+                    pytorchs = plan.autograd_is_pytorchs(first, second)
+                if pytorchs and not observers and not profiler_enabled():
+                    return _convolution(input, weight, bias, *plan.arguments)
             return apply(plan, input, weight, bias)
     if observers or profiler_enabled():
         return plan.contract(input, weight, bias)

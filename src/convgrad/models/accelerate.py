@@ -69,6 +69,8 @@ def accelerate_(
             reason = reason_against(module) or (_norm_stays(module, inputs) if only_gains else None)
         elif _is_quantised(module):
             reason = "it is quantised"
+        elif _is_scripted(module):
+            reason = "it is scripted; convgrad.takeover() computes it"
         else:
             continue
         reason = reason or _replace(module, report)
@@ -88,6 +90,12 @@ def _is_quantised(module: nn.Module) -> bool:
     return "Conv" in cls.__name__ and cls.__module__.startswith(
         ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quant")
     )
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    """What ``torch.jit.script`` or ``torch.jit.trace`` made of one of torch's convolutions."""
+    name = getattr(module, "original_name", "") if isinstance(module, torch.jit.ScriptModule) else ""
+    return name.startswith("Conv") and hasattr(nn, name)
 
 
 def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None:

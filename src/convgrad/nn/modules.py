@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,20 +42,17 @@ class _Chosen:
         self.backend = backend
 
     _function: Callable[..., Tensor]
-
-    @property
-    def _layout(self) -> functional.Layout:
-        return "NCL"
+    _layout: Any = "NCL"
 
     def _compute(self, *args: Any) -> Tensor:
-        function = type(self)._function
-        layout: Any = {} if self._layout == "NCL" else {"layout": self._layout}
+        function = self._function if self._layout == "NCL" else partial(self._function, layout=self._layout)
         if self.backend is None:
-            return function(*args, **layout)
+            return function(*args)
         if torch.compiler.is_compiling():
-            return functional.convolution_with_backend(self.backend, isinstance(self, _ConvTranspose), *args, **layout)
+            of_transposed = isinstance(self, _ConvTranspose)
+            return functional.convolution_with_backend(self.backend, of_transposed, *args, layout=self._layout)
         with use_backend(self.backend):
-            return function(*args, **layout)
+            return function(*args)
 
     def _sides(self: Any) -> tuple[tuple[int, int], ...]:
         """Low and high padding of each dimension."""
@@ -103,6 +101,13 @@ class _Conv(_Chosen):
         super().__init__(padding=known, **kwargs)
         if known is not padding:
             self.padding = functional.paddings(padding, self.weight.shape, self.stride, self.dilation)
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        """Torch's; where no subclass can have changed what an attribute is, without `Module.__getattr__`."""
+        own = self._parameters
+        if self.__class__ in _modules and "weight" in own and "bias" in own:
+            return self._conv_forward(input, own["weight"], own["bias"])
+        return self._conv_forward(input, self.weight, self.bias)
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.padding_mode == "zeros":
@@ -197,5 +202,6 @@ class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d): ...
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d): ...
 # fmt: on
 
-for _module in (Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d):
+_modules = {Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d}
+for _module in _modules:
     _as_in_torch(_module)

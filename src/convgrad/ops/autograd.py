@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from .. import settings
 from .._compat import (
     AutoDispatchBelowAutograd,
     after_autograd,
@@ -29,10 +29,13 @@ from .._compat import (
 from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
 from ..engine import Plan, Request, active, generation, layout_of, observers, resume
 from ..padding_modes import fold, pad
+from ..settings import flags
 from ..shapes import conv_geometry, convolution_shape, padding_pairs
 from ..validation import check_backward, refuse_mixed, refuse_nested
 from . import decompositions, flops, lowering
 from .with_backend import traced_overload
+
+_recording = torch.is_grad_enabled
 
 
 class Call(NamedTuple):
@@ -72,16 +75,17 @@ class Contraction(torch.autograd.Function):
             return call.below(first, second, bias)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+    def backward(ctx: Any, cotangent: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One contraction for each gradient that the running backward pass needs."""
-        (cotangent,) = cotangents
         call = ctx.call
         first, second = ctx.saved_tensors
         if call.__class__ is Plan and _holds(call, cotangent):
             needs = _needed(ctx)
             plan = call.backwards.get(needs) or call.backward(needs)
-            return (None, *plan.gradients(cotangent, first, second))
-        needs = ctx.needs_input_grad[1:] if torch.compiler.is_compiling() else _needed(ctx)
+            grad_first, grad_second, grad_bias = plan.gradients(cotangent, first, second)
+            return None, grad_first, grad_second, grad_bias
+        alone = torch.compiler.is_compiling() or functorch_active()  # no engine runs that knows more
+        needs = ctx.needs_input_grad[1:] if alone else _needed(ctx)
         if not any(needs):
             return (None,) * 4
         with resume(call.request):
@@ -102,35 +106,36 @@ class Contraction(torch.autograd.Function):
         return moved
 
 
+#: Without the two functions of PyTorch's that look for this one at each call.
+Contraction._backward_cls.apply = Contraction.backward  # pyright: ignore[reportAttributeAccessIssue]
 apply: Callable[..., Any] = super(torch.autograd.Function, Contraction).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _holds(plan: Plan, cotangent: Tensor) -> bool:
     """Whether a plan may compute the backward pass: nothing has changed, and it is not differentiated."""
     return (
-        not torch.is_grad_enabled()
-        and type(cotangent) is Tensor
+        not is_dynamo_compiling()
+        and cotangent.__class__ is Tensor
         and generation[0] == plan.generation
+        and not _recording()
         and not functorch_active()
         and not dispatch_modes()
-        and not torch.compiler.is_dynamo_compiling()
-        and settings.flags(cotangent) == plan.flags
-        and not cotangent.is_complex()
         and not cotangent._is_zerotensor()
         and not is_legacy_batched(cotangent)
+        and flags(cotangent) == plan.flags
     )
 
 
 def _needed(ctx: Any) -> tuple[bool, bool, bool]:
     """Which of (first, second, bias) the running backward pass needs: also right for ``autograd.grad(y, x)``."""
     _, *needs = ctx.needs_input_grad
-    if needs.count(True) > 1 and not functorch_active():  # a single one is needed, or this would not run
+    if needs.count(True) > 1:  # a single one is needed, or this would not run
         nodes = ctx.next_functions  # one for each tensor argument, in their order
         for i in (0, 1, 2):
             if needs[i]:
                 try:  # noqa: SIM105 - a `with` costs more than the question
                     needs[i] = will_engine_execute(nodes[i][0])
-                except RuntimeError:  # no subset was requested, or a leaf, which is needed then
+                except RuntimeError:  # a leaf that was asked for
                     pass
     return tuple(needs)
 
