@@ -75,7 +75,8 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
     p.segments = most(1, least(ceil_div(4 * p.threads, p.groups), p.vectors / fewest));
     p.chunks = least(p.panels, ceil_div(2 * p.threads, p.segments * p.groups));
   }
-  p.block = least(p.block, ceil_div(p.vectors, p.segments));
+  const int64_t columns = ceil_div(p.vectors, p.segments);  // of a segment, in equal blocks
+  p.block = round_up(ceil_div(columns, most(1, ceil_div(columns, p.block))), kPointwiseColumns);
   return p;
 }
 

@@ -30,6 +30,25 @@ void add_lanes(T* to, const T* rows, int64_t count) {
   }
 }
 
+// to[a * row + b] = the sum of the lanes of sums[a][b], on top of what is there if `add`. Inlined, so that the sums stay
+// in registers until then.
+template <class T, int N, int A, int B>
+__attribute__((always_inline)) inline void store_lanes(T* to, int64_t row, const Vec<T, N> (&sums)[A][B], bool add) {
+  T total[(A * B + N - 1) / N * N];
+#pragma GCC unroll 24
+  for (int first = 0; first < A * B; first += N) {
+    Vec<T, N> rows[N];
+#pragma GCC unroll 16
+    for (int l = 0; l < N; ++l) rows[l] = first + l < A * B ? sums[(first + l) / B][(first + l) % B] : Vec<T, N>{};
+    store<T, N>(total + first, sum_lanes<T, N>(rows));
+  }
+#pragma GCC unroll 4
+  for (int a = 0; a < A; ++a, to += row) {
+#pragma GCC unroll 24
+    for (int b = 0; b < B; ++b) to[b] = add ? to[b] + total[a * B + b] : total[a * B + b];
+  }
+}
+
 // sums += `count` elements that follow one another, in lanes.
 template <class T, int N, class S>
 void sum_elements(T* sums, const S* from, int64_t count) {
