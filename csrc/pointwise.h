@@ -171,47 +171,52 @@ struct Pointwise {
     return {first, first + p.weights()};
   }
 
-  // A segment of the columns, in blocks; the first of them, which may be empty, sets the sums.
+  Operand source_of(int64_t item) const {
+    const int64_t group = p.group_of(item);
+    return {static_cast<const S*>(p.backward ? t.grad_output : t.input), p.groups * p.sources,
+            {group * p.sources, (group + 1) * p.sources}};
+  }
+
+  // A segment of the columns, in blocks; the first of them, which may be empty, sets the sums. Beside the last one,
+  // what this thread takes next if all are equally fast is prefetched.
   void run_item(const Scratch& s, int64_t item) const {
-    const int64_t chunk = item % p.chunks, group = item / p.chunks % p.groups, segment = item / p.chunks / p.groups;
-    const Range columns = share(p.vectors, segment, p.segments), panels = share(p.panels, chunk, p.chunks);
+    const int64_t chunk = item % p.chunks, group = p.group_of(item);
+    const Range panels = share(p.panels, chunk, p.chunks);
     const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
-    const Range sources = {group * p.sources, (group + 1) * p.sources};
     const Range channels = {group * p.results + results.low, group * p.results + results.high};
-    Operand source = {static_cast<const S*>(t.input), p.groups * p.sources, sources};
-    Operand other = {static_cast<const S*>(t.grad_output), p.groups * p.results, channels};
-    if (p.backward) std::swap(source.tensor, other.tensor);
-    int64_t first = columns.low;
-    Block now = {s.columns, 0}, next = {s.columns + p.block, 0};
-    auto list = [&](Block& block) {
-      block.vectors = least(p.block, columns.high - first);
-      for (int64_t v = 0; v < block.vectors; ++v) block.columns[v] = p.column(first++);
+    const Operand source = source_of(item);
+    const Operand other = {static_cast<const S*>(p.backward ? t.input : t.grad_output), p.groups * p.results, channels};
+    const bool sums_weight = p.wants(CONVGRAD_GRAD_WEIGHT);
+    auto list = [&](Block& block, Range columns) {
+      block.vectors = least(p.block, columns.size());
+      for (int64_t v = 0; v < block.vectors; ++v) block.columns[v] = p.column(columns.low + v);
     };
-    list(now);
+    Range columns = p.columns_of(item);
+    Block now = {s.columns, 0}, next = {s.columns + p.block, 0};
+    list(now, columns);
     for (bool add = false;; add = true) {
-      list(next);
+      columns.low += now.vectors;
+      const bool last = columns.size() == 0;
+      list(next, last ? p.columns_of(item + p.threads) : columns);
+      const Ahead<S> ahead = ahead_of(last ? source_of(item + p.threads) : source, next);
       pack(s.source, source, now);
-      const bool sums_weight = p.wants(CONVGRAD_GRAD_WEIGHT);
-      if (p.needs_weight())
-        multiply_block(s, now, group, panels, sums_weight ? ahead_of(other, now) : ahead_of(source, next));
+      if (p.needs_weight()) multiply_block(s, now, group, panels, sums_weight ? ahead_of(other, now) : ahead);
       if (sums_weight) {
-        const Sums sums = sums_of(segment);
+        const Sums sums = sums_of(p.segment_of(item));
         pack(s.other, other, now);
-        sum_block(s, sums.weight + group * p.sources * p.results, results, now.vectors, add, ahead_of(source, next));
-        if (p.sums_source && chunk == 0) sum_channels(sums.bias + sources.low, s.source, p.sources, now.vectors, add);
+        sum_block(s, sums.weight + group * p.sources * p.results, results, now.vectors, add, ahead);
+        if (p.sums_source && chunk == 0)
+          sum_channels(sums.bias + source.channels.low, s.source, p.sources, now.vectors, add);
         if (p.sums_other) sum_channels(sums.bias + channels.low, s.other, results.size(), now.vectors, add);
       }
-      if (next.vectors == 0) return;
+      if (last) return;
       std::swap(now, next);
     }
   }
 
-  // Add the segments' sums, always in the same order.
   void reduce(Range elements) const {
-    for (int64_t i = elements.low; i < elements.high; ++i) {
-      S* to = i < p.weights() ? static_cast<S*>(t.grad_weight) + i : static_cast<S*>(t.grad_bias) + (i - p.weights());
-      store_one<T>(to, add_partials(partial + i, p.sums(), p.segments));
-    }
+    reduce_partials<T, N>(static_cast<S*>(t.grad_weight), p.weights(), static_cast<S*>(t.grad_bias), partial, p.sums(),
+                          p.segments, elements);
   }
 
   // ---- a plan with its scratch memory, and a call ----

@@ -9,7 +9,8 @@ namespace {
 
 // ---- memory of the next block ------------------------------------------------------------------------------------------
 
-// What is packed next: a line of it is prefetched in every so many steps of a loop, so that neither waits for the other.
+// What is packed next: a line of it is prefetched in every so many steps of a loop, so that memory and arithmetic work
+// at the same time.
 template <class S>
 struct Ahead {
   const S* row;  // of the next channel
