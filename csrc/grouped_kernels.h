@@ -149,19 +149,7 @@ void accumulate_planes(T* sums, int64_t channel, const Tap* taps, const PlaneRow
           }
         }
       }
-  T total[(A * B + N - 1) / N * N];
-#pragma GCC unroll 24
-  for (int first = 0; first < A * B; first += N) {
-    Vec<T, N> rows[N];
-#pragma GCC unroll 16
-    for (int l = 0; l < N; ++l) rows[l] = first + l < A * B ? sum[(first + l) / B][(first + l) % B] : Vec<T, N>{};
-    store<T, N>(total + first, sum_lanes<T, N>(rows));
-  }
-#pragma GCC unroll 4
-  for (int a = 0; a < A; ++a) {
-#pragma GCC unroll 24
-    for (int b = 0; b < B; ++b) sums[a * channel + b] += total[a * B + b];
-  }
+  store_lanes<T, N, A, B>(sums, channel, sum, true);
 }
 
 template <class T, int N, int A, int... B>

@@ -226,16 +226,9 @@ struct Planar {
     }
   }
 
-  // Add the items' sums, always in the same order.
   void reduce(Range of, const T* partial) const {
-    const int64_t weights = p.channels * p.multiplier * p.kernel_elements;
-    for (int64_t i = of.low; i < of.high; ++i) {
-      const T total = add_partials(partial + i, p.item_sums(), p.items);
-      if (i < weights)
-        store_one<T>(static_cast<S*>(t.grad_weight) + i, total);
-      else
-        store_one<T>(static_cast<S*>(t.grad_bias) + i - weights, total);
-    }
+    reduce_partials<T, N>(static_cast<S*>(t.grad_weight), p.channels * p.multiplier * p.kernel_elements,
+                          static_cast<S*>(t.grad_bias), partial, p.item_sums(), p.items, of);
   }
 
   // ---- a plan with its scratch memory, and a call ----

@@ -3,14 +3,14 @@
 //
 // The idea: a vector holds neighbouring pixels of one channel; the pixels of all images are one row of such columns
 // (pointwise_plan.h). A block of columns is packed as [vector][channel], in the type of the arithmetic, so that the
-// loops of pointwise_kernels.h read memory in order however far the channels lie apart, and one block serves all:
+// loops of pointwise_kernels.h read memory in order however far the channels lie apart, and one block serves all. While
+// one is computed, the memory of what is packed next is prefetched.
 //   forward:     sums over channels of the input, for some rows of results and some vectors
 //   grad_input:  the same over grad_output, with the weight transposed
 //   grad_weight: sums over the block's vectors, lane by lane, for some channels of grad_output and some of the input;
 //                nothing is transposed, and the lanes are added up once a block
 //
-// What limits it: with many channels on both sides the multiply-adds, with few on one side probably the memory
-// (docs/performance.md has how it compares; its part of the processor's limit was not measured on a quiet machine).
+// What limits it: the multiply-adds. With few channels on one side the memory takes nearly as long, at the same time.
 #pragma once
 
 #include "parallel.h"
@@ -36,6 +36,15 @@ struct Pointwise {
   };
   struct Sums {
     T *weight, *bias;
+  };
+  struct Operand {  // some of a tensor's channels
+    const S* tensor;
+    int64_t all;
+    Range channels;
+  };
+  struct Block {
+    Column* columns;
+    int64_t vectors;
   };
 
   const Plan& p;
@@ -69,13 +78,13 @@ struct Pointwise {
     }
   }
 
-  // Columns of some of a tensor's `all` channels. The next channel's are prefetched: each is a short run of its own.
-  void pack(T* to, const S* from, int64_t all, Range channels, const Column* columns, int64_t vectors) const {
-    const int64_t step = pitch(channels.size()), image = all * p.pixels;
-    for (int64_t c = channels.low; c < channels.high; ++c, to += N) {
-      const S* row = from + c * p.pixels;
-      for (int64_t v = 0; v < vectors; ++v) {
-        const Column& at = columns[v];
+  // A block of an item's channels. The next channel's columns are prefetched: each is a short run of its own.
+  void pack(T* to, const Operand& from, const Block& block) const {
+    const int64_t step = pitch(from.channels.size()), image = from.all * p.pixels;
+    for (int64_t c = from.channels.low; c < from.channels.high; ++c, to += N) {
+      const S* row = from.tensor + c * p.pixels;
+      for (int64_t v = 0; v < block.vectors; ++v) {
+        const Column& at = block.columns[v];
         const S* x = row + at.image * image + at.pixel;
         __builtin_prefetch(x + p.pixels);
         if (at.whole) {
@@ -93,17 +102,24 @@ struct Pointwise {
     }
   }
 
+  Ahead<S> ahead_of(const Operand& x, const Block& block) const {
+    return {x.tensor + x.channels.low * p.pixels, p.pixels, x.all * p.pixels, block.columns, block.vectors,
+            x.channels.size(), 0, 0};
+  }
+
   // ---- a block of columns ----
 
-  void multiply_block(const Scratch& s, int64_t group, Range panels, int64_t vectors) const {
+  void multiply_block(const Scratch& s, const Block& block, int64_t group, Range panels, Ahead<S> ahead) const {
     PointwiseRun<S, T> run = {};
+    const int64_t vectors = block.vectors, tiles = panels.size() * ceil_div(vectors, kPointwiseColumns);
+    run.ahead = &ahead, run.rate = ahead.rate(tiles * p.sources);
     run.pitch = pitch(p.sources), run.sources = p.sources;
     run.pixels = p.pixels, run.image = p.groups * p.results * p.pixels;
     // As many vectors as stay in the cache while all panels use them.
     const int64_t cached = kTileBytes / (run.pitch * int64_t(sizeof(T)));
     const int64_t together = most(1, cached / kPointwiseColumns) * kPointwiseColumns;
     for (int64_t v = 0; v < vectors; v += together) {
-      run.source = s.source + v * run.pitch, run.columns = s.columns + v;
+      run.source = s.source + v * run.pitch, run.columns = block.columns + v;
       for (int64_t i = panels.low; i < panels.high; ++i) {
         const Range r = p.panel(i);
         const int64_t row = group * p.results + r.low;
@@ -116,21 +132,23 @@ struct Pointwise {
   }
 
   // Of one group's weights, those of the results in the range.
-  void sum_block(const Scratch& s, T* to, Range results, int64_t vectors, bool add) const {
+  void sum_block(const Scratch& s, T* to, Range results, int64_t vectors, bool add, Ahead<S> ahead) const {
     const int64_t source = pitch(p.sources), other = pitch(results.size()), count = results.size();
-    PointwiseSums<T> run = {};
+    PointwiseSums<S, T> run = {};
     run.row = p.inputs(), run.vectors = vectors, run.add = add;
     run.grad_pitch = p.backward ? source : other, run.input_pitch = p.backward ? other : source;
     run.input = p.backward ? s.other : s.source;
     // As many channels of grad_output as stay in the cache while all of the input use them.
     const T* grad = p.backward ? s.source : s.other;
     const int64_t rows = p.backward ? p.sources : count, columns = p.backward ? count : p.sources;
+    const int64_t tiles = ceil_div(rows, kPointwiseOutputs) * ceil_div(columns, kPointwiseInputs);
+    run.ahead = &ahead, run.rate = ahead.rate(tiles * vectors);
     const int64_t cached = kTileBytes / (most(1, vectors) * N * int64_t(sizeof(T)));
     const int64_t together = most(1, cached / kPointwiseOutputs) * kPointwiseOutputs;
     to += p.backward ? results.low : results.low * p.sources;
     for (int64_t r = 0; r < rows; r += together) {
       run.grad = grad + r * N, run.to = to + r * run.row;
-      dot_all<T, N>(run, least(together, rows - r), columns, std::make_integer_sequence<int, kPointwiseInputs>());
+      dot_all<S, T, N>(run, least(together, rows - r), columns, std::make_integer_sequence<int, kPointwiseInputs>());
     }
   }
 
@@ -153,38 +171,52 @@ struct Pointwise {
     return {first, first + p.weights()};
   }
 
-  // A segment of the columns, in blocks; the first of them, which may be empty, sets the sums.
-  void run_item(const Scratch& s, int64_t item) const {
-    const int64_t chunk = item % p.chunks, group = item / p.chunks % p.groups, segment = item / p.chunks / p.groups;
-    const Range columns = share(p.vectors, segment, p.segments), panels = share(p.panels, chunk, p.chunks);
-    const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
-    const Range source = {group * p.sources, (group + 1) * p.sources};
-    const Range other = {group * p.results + results.low, group * p.results + results.high};
-    const S *input = static_cast<const S*>(t.input), *grad = static_cast<const S*>(t.grad_output);
-    int64_t first = columns.low;
-    do {
-      const int64_t vectors = least(p.block, columns.high - first);
-      for (int64_t v = 0; v < vectors; ++v) s.columns[v] = p.column(first + v);
-      pack(s.source, p.backward ? grad : input, p.groups * p.sources, source, s.columns, vectors);
-      if (p.needs_weight()) multiply_block(s, group, panels, vectors);
-      if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
-        const Sums sums = sums_of(segment);
-        const bool add = first > columns.low;
-        pack(s.other, p.backward ? input : grad, p.groups * p.results, other, s.columns, vectors);
-        sum_block(s, sums.weight + group * p.sources * p.results, results, vectors, add);
-        if (p.sums_source && chunk == 0) sum_channels(sums.bias + source.low, s.source, p.sources, vectors, add);
-        if (p.sums_other) sum_channels(sums.bias + other.low, s.other, results.size(), vectors, add);
-      }
-      first += vectors;
-    } while (first < columns.high);
+  Operand source_of(int64_t item) const {
+    const int64_t group = p.group_of(item);
+    return {static_cast<const S*>(p.backward ? t.grad_output : t.input), p.groups * p.sources,
+            {group * p.sources, (group + 1) * p.sources}};
   }
 
-  // Add the segments' sums, always in the same order.
-  void reduce(Range elements) const {
-    for (int64_t i = elements.low; i < elements.high; ++i) {
-      S* to = i < p.weights() ? static_cast<S*>(t.grad_weight) + i : static_cast<S*>(t.grad_bias) + (i - p.weights());
-      store_one<T>(to, add_partials(partial + i, p.sums(), p.segments));
+  // A segment of the columns, in blocks; the first of them, which may be empty, sets the sums. Beside the last one,
+  // what this thread takes next if all are equally fast is prefetched.
+  void run_item(const Scratch& s, int64_t item) const {
+    const int64_t chunk = item % p.chunks, group = p.group_of(item);
+    const Range panels = share(p.panels, chunk, p.chunks);
+    const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
+    const Range channels = {group * p.results + results.low, group * p.results + results.high};
+    const Operand source = source_of(item);
+    const Operand other = {static_cast<const S*>(p.backward ? t.input : t.grad_output), p.groups * p.results, channels};
+    const bool sums_weight = p.wants(CONVGRAD_GRAD_WEIGHT);
+    auto list = [&](Block& block, Range columns) {
+      block.vectors = least(p.block, columns.size());
+      for (int64_t v = 0; v < block.vectors; ++v) block.columns[v] = p.column(columns.low + v);
+    };
+    Range columns = p.columns_of(item);
+    Block now = {s.columns, 0}, next = {s.columns + p.block, 0};
+    list(now, columns);
+    for (bool add = false;; add = true) {
+      columns.low += now.vectors;
+      const bool last = columns.size() == 0;
+      list(next, last ? p.columns_of(item + p.threads) : columns);
+      const Ahead<S> ahead = ahead_of(last ? source_of(item + p.threads) : source, next);
+      pack(s.source, source, now);
+      if (p.needs_weight()) multiply_block(s, now, group, panels, sums_weight ? ahead_of(other, now) : ahead);
+      if (sums_weight) {
+        const Sums sums = sums_of(p.segment_of(item));
+        pack(s.other, other, now);
+        sum_block(s, sums.weight + group * p.sources * p.results, results, now.vectors, add, ahead);
+        if (p.sums_source && chunk == 0)
+          sum_channels(sums.bias + source.channels.low, s.source, p.sources, now.vectors, add);
+        if (p.sums_other) sum_channels(sums.bias + channels.low, s.other, results.size(), now.vectors, add);
+      }
+      if (last) return;
+      std::swap(now, next);
     }
+  }
+
+  void reduce(Range elements) const {
+    reduce_partials<T, N>(static_cast<S*>(t.grad_weight), p.weights(), static_cast<S*>(t.grad_bias), partial, p.sums(),
+                          p.segments, elements);
   }
 
   // ---- a plan with its scratch memory, and a call ----
@@ -194,7 +226,7 @@ struct Pointwise {
     static_cast<PointwisePlan&>(p) = make_pointwise_plan(q, N, sizeof(T));
     Layout &each = p.memory.each, &shared = p.memory.shared;
     p.source = each.template add<T>(p.block * pitch(p.sources));
-    p.columns = each.template add<Column>(p.block);
+    p.columns = each.template add<Column>(2 * p.block);
     if (p.needs_weight()) {
       p.weight = shared.template add<T>(p.weights());
       p.start = shared.template add<T>(p.groups * p.results);

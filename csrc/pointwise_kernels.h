@@ -7,6 +7,30 @@
 
 namespace {
 
+// ---- memory of the next block ------------------------------------------------------------------------------------------
+
+// What is packed next: a line of it is prefetched in every so many steps of a loop, so that memory and arithmetic work
+// at the same time.
+template <class S>
+struct Ahead {
+  const S* row;  // of the next channel
+  int64_t pixels, image;
+  const Column* columns;
+  int64_t vectors, channels;  // how much
+  int64_t vector, credit;     // the next one; parts of a line
+  static constexpr int64_t kLine = 1 << 16;
+
+  // Parts of a line in a step, where all takes so many steps.
+  int64_t rate(int64_t steps) const { return least(kLine, channels * vectors * kLine / most(1, steps)); }
+  __attribute__((always_inline)) void step(int64_t rate) {
+    credit += rate;
+    if (credit < kLine) return;
+    credit -= kLine;
+    __builtin_prefetch(row + columns[vector].image * image + columns[vector].pixel);
+    if (++vector == vectors) vector = 0, row += pixels;
+  }
+};
+
 // ---- results: weights times columns -----------------------------------------------------------------------------------
 
 template <class S, class T>
@@ -17,6 +41,8 @@ struct PointwiseRun {
   S* result;
   int64_t pixels, image;  // from row to row, from image to image
   const Column* columns;
+  Ahead<S>* ahead;
+  int64_t rate;  // of `ahead`, in a step
 };
 
 // Whole vectors go where they belong; others by way of memory, a piece for each image.
@@ -31,6 +57,8 @@ void multiply(const PointwiseRun<S, T>& run) {
   }
   const T *weight = run.weight, *source = run.source;
   const int64_t pitch = run.pitch;
+  Ahead<S> ahead = *run.ahead;
+  const int64_t rate = run.rate;
   for (const T* end = source + run.sources * N; source != end; source += N, weight += R) {
     Vec<T, N> x[P];
 #pragma GCC unroll 4
@@ -41,7 +69,9 @@ void multiply(const PointwiseRun<S, T>& run) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
     }
+    ahead.step(rate);
   }
+  *run.ahead = ahead;
   bool whole = true;
   for (int p = 0; p < P; ++p) whole = whole && run.columns[p].whole;
   if (whole) {
@@ -91,19 +121,23 @@ void multiply_rows(const PointwiseRun<S, T>& run, int64_t rows, int64_t vectors,
 
 // ---- grad_weight: sums of products over columns ------------------------------------------------------------------------
 
-template <class T>
+template <class S, class T>
 struct PointwiseSums {
   T* to;
   int64_t row;  // from one channel of grad_output to the next
   const T *grad, *input;
   int64_t grad_pitch, input_pitch, vectors;  // from vector to vector; how many
   bool add;                                  // to what is there
+  Ahead<S>* ahead;
+  int64_t rate;  // of `ahead`, in a step
 };
 
-template <class T, int N, int A, int B>
-void dot(const PointwiseSums<T>& s) {
+template <class S, class T, int N, int A, int B>
+void dot(const PointwiseSums<S, T>& s) {
   Vec<T, N> sum[A][B] = {};
   const T *grad = s.grad, *input = s.input;
+  Ahead<S> ahead = *s.ahead;
+  const int64_t rate = s.rate;
   for (int64_t v = s.vectors; v > 0; --v, grad += s.grad_pitch, input += s.input_pitch) {
     Vec<T, N> x[B];
 #pragma GCC unroll 8
@@ -114,26 +148,15 @@ void dot(const PointwiseSums<T>& s) {
 #pragma GCC unroll 8
       for (int b = 0; b < B; ++b) sum[a][b] += g * x[b];
     }
+    ahead.step(rate);
   }
-  T total[(A * B + N - 1) / N * N];
-#pragma GCC unroll 24
-  for (int first = 0; first < A * B; first += N) {
-    Vec<T, N> rows[N];
-#pragma GCC unroll 16
-    for (int l = 0; l < N; ++l) rows[l] = first + l < A * B ? sum[(first + l) / B][(first + l) % B] : Vec<T, N>{};
-    store<T, N>(total + first, sum_lanes<T, N>(rows));
-  }
-#pragma GCC unroll 4
-  for (int a = 0; a < A; ++a) {
-    T* to = s.to + a * s.row;
-#pragma GCC unroll 8
-    for (int b = 0; b < B; ++b) to[b] = s.add ? to[b] + total[a * B + b] : total[a * B + b];
-  }
+  *s.ahead = ahead;
+  store_lanes<T, N, A, B>(s.to, s.row, sum, s.add);
 }
 
-template <class T, int N, int B, int... A>
-void dot_rows(PointwiseSums<T> s, int64_t rows, std::integer_sequence<int, A...>) {
-  static constexpr void (*kernels[])(const PointwiseSums<T>&) = {dot<T, N, A + 1, B>...};
+template <class S, class T, int N, int B, int... A>
+void dot_rows(PointwiseSums<S, T> s, int64_t rows, std::integer_sequence<int, A...>) {
+  static constexpr void (*kernels[])(const PointwiseSums<S, T>&) = {dot<S, T, N, A + 1, B>...};
   for (int64_t pieces = ceil_div(rows, kPointwiseOutputs); pieces > 0; --pieces) {
     const int64_t now = ceil_div(rows, pieces);
     kernels[now - 1](s);
@@ -141,10 +164,10 @@ void dot_rows(PointwiseSums<T> s, int64_t rows, std::integer_sequence<int, A...>
   }
 }
 // Any numbers of channels: `rows` of grad_output, `columns` of the input.
-template <class T, int N, int... B>
-void dot_all(PointwiseSums<T> s, int64_t rows, int64_t columns, std::integer_sequence<int, B...>) {
+template <class S, class T, int N, int... B>
+void dot_all(PointwiseSums<S, T> s, int64_t rows, int64_t columns, std::integer_sequence<int, B...>) {
   constexpr auto outputs = std::make_integer_sequence<int, kPointwiseOutputs>();
-  static constexpr void (*kernels[])(PointwiseSums<T>, int64_t, decltype(outputs)) = {dot_rows<T, N, B + 1>...};
+  static constexpr void (*kernels[])(PointwiseSums<S, T>, int64_t, decltype(outputs)) = {dot_rows<S, T, N, B + 1>...};
   for (int64_t pieces = ceil_div(columns, kPointwiseInputs); pieces > 0; --pieces) {
     const int64_t now = ceil_div(columns, pieces);
     kernels[now - 1](s, rows, outputs);

@@ -39,6 +39,11 @@ struct PointwisePlan : Request {
 
   int64_t inputs() const { return backward ? results : sources; }
   int64_t items() const { return groups * chunks * segments; }
+  int64_t group_of(int64_t item) const { return item / chunks % groups; }
+  int64_t segment_of(int64_t item) const { return item / chunks / groups; }
+  Range columns_of(int64_t item) const {  // none of an item that there is not
+    return item < items() ? share(vectors, segment_of(item), segments) : Range{0, 0};
+  }
   Range panel(int64_t i) const { return share(results, i, panels); }
   int64_t weights() const { return groups * sources * results; }
   int64_t sums() const { return weights() + groups * (sums_source ? sources : sums_other ? results : 0); }
@@ -75,7 +80,8 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
     p.segments = most(1, least(ceil_div(4 * p.threads, p.groups), p.vectors / fewest));
     p.chunks = least(p.panels, ceil_div(2 * p.threads, p.segments * p.groups));
   }
-  p.block = least(p.block, ceil_div(p.vectors, p.segments));
+  const int64_t columns = ceil_div(p.vectors, p.segments);  // of a segment, in equal blocks
+  p.block = round_up(ceil_div(columns, most(1, ceil_div(columns, p.block))), kPointwiseColumns);
   return p;
 }
 

@@ -1,4 +1,4 @@
-// Sums over pixels and over lanes.
+// Sums over pixels, over lanes, and over the parts that work items have added up.
 #pragma once
 
 #include "plan.h"
@@ -30,6 +30,25 @@ void add_lanes(T* to, const T* rows, int64_t count) {
   }
 }
 
+// to[a * row + b] = the sum of the lanes of sums[a][b], on top of what is there if `add`. Inlined: the sums stay in
+// registers until then.
+template <class T, int N, int A, int B>
+__attribute__((always_inline)) inline void store_lanes(T* to, int64_t row, const Vec<T, N> (&sums)[A][B], bool add) {
+  T total[(A * B + N - 1) / N * N];
+#pragma GCC unroll 24
+  for (int first = 0; first < A * B; first += N) {
+    Vec<T, N> rows[N];
+#pragma GCC unroll 16
+    for (int l = 0; l < N; ++l) rows[l] = first + l < A * B ? sums[(first + l) / B][(first + l) % B] : Vec<T, N>{};
+    store<T, N>(total + first, sum_lanes<T, N>(rows));
+  }
+#pragma GCC unroll 4
+  for (int a = 0; a < A; ++a, to += row) {
+#pragma GCC unroll 24
+    for (int b = 0; b < B; ++b) to[b] = add ? to[b] + total[a * B + b] : total[a * B + b];
+  }
+}
+
 // sums += `count` elements that follow one another, in lanes.
 template <class T, int N, class S>
 void sum_elements(T* sums, const S* from, int64_t count) {
@@ -49,6 +68,18 @@ T add_partials(const T* partial, int64_t step, int64_t count) {
   T total = 0;
   for (; count > 0; --count, partial += step) total += *partial;
   return total;
+}
+
+// Elements of grad_weight, and behind its last one of grad_bias: each the sum of `count` partial sums, `step` elements
+// apart, always in the same order.
+template <class T, int N, class S>
+void reduce_partials(S* weight, int64_t weights, S* bias, const T* partial, int64_t step, int64_t count, Range of) {
+  for (int64_t i = of.low, now = 0; i < of.high; i += now) {
+    now = least(N, (i < weights ? least(weights, of.high) : of.high) - i);
+    Vec<T, N> total = {};
+    for (int64_t c = 0; c < count; ++c) total += load_first<T, N>(partial + c * step + i, now);
+    store_first<T, N>(i < weights ? weight + i : bias + (i - weights), total, now);
+  }
 }
 
 }  // namespace
