@@ -25,7 +25,7 @@ namespace {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Depthwise {
-  static constexpr int64_t kLongPlane = 4096;  // bytes, from which on the processor's own prefetching is better
+  static constexpr int64_t kLongPlane = 2048;  // bytes, from which on the processor's own prefetching is better
   static constexpr int64_t kFewBytes = 16 * 1024, kFewPixels = 100;  // of a tensor: not worth a look at every row
   using Scratch = DepthwiseScratch<T>;
 
@@ -109,9 +109,8 @@ struct Depthwise {
     if (p.needs_grad_output()) planes(t.grad_output, p.output_tensor(0), p.multiplier, false);
     if (p.wants(CONVGRAD_FORWARD)) planes(t.forward, p.output_tensor(0), p.multiplier, true);
     if (p.wants(CONVGRAD_GRAD_INPUT)) planes(t.grad_input, p.input_tensor(), 1, true);
-    const bool small = few && (p.cached || p.input_tensor().pixels() <= kFewPixels);
-    if (small && p.lanes == N) return s.prefetcher.at_once();
-    if (small || !p.cached) s.prefetcher.within(p.work * (p.lanes / N));
+    const bool small = few && p.input_tensor().pixels() <= kFewPixels;
+    small && p.lanes == N ? s.prefetcher.at_once() : s.prefetcher.within(p.work * (p.lanes / N));
   }
 
   // Units that follow one another. `partial` receives an item's sums, of one block or of all.
@@ -185,7 +184,7 @@ struct Depthwise {
 
   static Plan make_plan(const convgrad_problem& q) {
     Plan p = {};
-    static_cast<DepthwiseTiles&>(p) = make_depthwise_tiles(q, N, sizeof(S), sizeof(T), kCheapToLoad<S>);
+    static_cast<DepthwiseTiles&>(p) = make_depthwise_tiles(q, N, sizeof(T), kCheapToLoad<S>);
     const Axis& w = p.axis[2];
     const int64_t row = most(most(w.padded().size(), w.output), kScratchPixels), kept = p.kept_blocks;
     // A border of the source changes the region at most twice a kernel element and phase.

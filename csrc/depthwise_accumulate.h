@@ -136,10 +136,9 @@ struct DepthwiseAccumulate {
       const Region in_w = window.left || window.right ? Region{p.axis[2].forward_reach(), w.size()}
                                                     : region(2, w.low, w.high, input);
       // Strided, the loads alone keep the memory busy.
-      const bool prefetches = p.direct && p.axis[2].stride == 1 && in_w.positions >= 4 &&
-                        (!p.cached || window.columns.size() <= kShortRow) && !prefetches_evenly(window.columns.size());
-      const int64_t piece = most(kPrefetchPixels, window.left);
-      rows.pixels = prefetches && in_w.positions - piece > window.right ? piece : in_w.positions;
+      const bool prefetches =
+          p.direct && p.axis[2].stride == 1 && in_w.positions >= 4 && window.columns.size() <= kShortRow;
+      rows.pixels = in_w.positions;
       rows.left = w.low == window.columns.low ? window.left : 0;
       rows.right = w.low + rows.pixels == w.high ? window.right : 0;
       const int64_t count = p.list_taps(s.taps, kd, kh, in_w.reach, input.step, 1), along = in_w.reach.count;
@@ -150,10 +149,7 @@ struct DepthwiseAccumulate {
       for (int64_t lane = lanes.low; lane < lanes.high; lane += N) {
         const int64_t at = p.vector_at(b, lane);
         rows.grad = grad_at + at * grad.lane, rows.input = input_at + at * input.lane;
-        if (prefetches && window.columns.size() <= kShortRow)
-          prefetch_short_rows(rows, grad_at, input_at + newest, lane, b.live);
-        else if (prefetches)
-          prefetch_long_rows(rows, grad_at, input_at + newest, lane);
+        if (prefetches) prefetch_short_rows(rows, grad_at, input_at + newest, lane, b.live);
         accumulate_all<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows,
                              kTaps);
       }
@@ -163,7 +159,7 @@ struct DepthwiseAccumulate {
   // Whether what the next group of rows will read is prefetched while this one is summed. Larger kernels read a row
   // once for each kernel row, and only one of these times from memory: prefetched evenly, it is busy all the while.
   bool prefetches_evenly(int64_t pixels) const {
-    return p.direct && !p.cached && p.kernel_elements > 9 && pixels > kShortRow && p.axis[0].output == 1;
+    return p.direct && p.kernel_elements > 9 && pixels > kShortRow && p.axis[0].output == 1;
   }
   // The next rows lie behind these, and behind an image's last rows lie the next image's first ones.
   void prefetch_evenly(Scratch& s, const Block& b, Range rows, int64_t m, const Source<X>& grad,
@@ -180,16 +176,8 @@ struct DepthwiseAccumulate {
   }
 
   // Prefetch memory ahead of the pixels that a vector from `lane` on is summed over; `input`: of the row that no row
-  // before has read. Long rows are read from end to end while the lanes of a few of their pixels are taken in turn.
-  static void prefetch_long_rows(const Rows<X>& rows, const X* grad, const X* input, int64_t lane) {
-    const int64_t ahead = kAheadBytes / int64_t(sizeof(X)) + lane * rows.pixels;
-    for (int64_t i = 0; i < rows.rows; ++i) {
-      prefetch<0>(grad + i * rows.grad_row + ahead, N * rows.pixels);
-      prefetch<0>(input + i * rows.input_row + ahead, N * rows.pixels);
-    }
-  }
-  // A group of short rows is most of an image: the next lines of all its pixels are read before any other's. Behind the
-  // last line of the `live` lanes comes the group below.
+  // before has read. A group of short rows is most of an image: the next lines of all its pixels are read before any
+  // other's. Behind the last line of the `live` lanes comes the group below.
   static void prefetch_short_rows(const Rows<X>& rows, const X* grad, const X* input, int64_t lane, int64_t live) {
     constexpr int64_t kLine = 64 / int64_t(sizeof(X)), kLines = 4;
     if (lane % kLine) return;

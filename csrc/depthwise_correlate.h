@@ -183,7 +183,7 @@ struct DepthwiseCorrelate {
   void correlate_along_row(Run<T, X, To>& run, int64_t columns, int64_t live) const {
     run.rows = 1;
     const int64_t newest = run.count ? most(run.taps[0].source, run.taps[run.count - 1].source) : 0;
-    run.newest = !p.cached ? run.source + newest : nullptr;
+    run.newest = run.source + newest;
     correlate_lanes<T, N>(run, columns, live, kRuns);
   }
 

@@ -79,8 +79,6 @@ constexpr int64_t kWideKernel = 6;
 // Pixels of rows that are taken together, in a tensor and in scratch memory: enough to amortise a call, few enough for
 // the first-level cache. Pixels of a tensor are as far apart as it has channels, and take more of the cache.
 constexpr int64_t kTensorPixels = 64, kScratchPixels = 256;
-// Pixels of a row of a tensor that are summed between two prefetches.
-constexpr int64_t kPrefetchPixels = 28;
 
 // A plan for vectors of N lanes: where these lie, in tensors and in scratch memory.
 template <int N>

@@ -26,12 +26,15 @@ struct Run {
   int64_t new_rows, new_row;  // how many such rows, and from one to the one above it
 
   // Pixels of a tensor with many channels lie far apart, and the processor's own prefetching does not see that their
-  // memory is read and written from end to end: prefetch what comes after `pixels`, of some lanes' share.
+  // memory is read from end to end: prefetch what comes after `pixels`, of some lanes' share. In a training step that
+  // is seldom in a near cache.
   void prefetch_ahead(int64_t pixels, int64_t lane, int64_t lanes) const {
     const int64_t ahead = kAheadBytes / int64_t(sizeof(X)), ahead_there = kAheadBytes / int64_t(sizeof(S));
     for (int64_t row = 0; row < new_rows; ++row)
       prefetch<0>(newest - row * new_row + ahead + lane * pixels * source_columns, lanes * pixels * source_columns);
-    prefetch<1>(result + ahead_there + lane * pixels * result_columns, lanes * pixels * result_columns);
+    // Stores wait for nothing, unless a stride gives more results than there are operands.
+    if (result_columns > 1)
+      prefetch<1>(result + ahead_there + lane * pixels * result_columns, lanes * pixels * result_columns);
   }
 };
 

@@ -206,7 +206,6 @@ struct Tiling : Request {
 
 struct DepthwiseTiles : Tiling {
   bool direct;          // kernels read the tensors where they lie; nothing is packed
-  bool cached;          // the tensors are in a cache if they have just been computed
   int64_t kept_blocks;  // whose packed weights are kept: all that units take in turn, if the cache has room for them
   int64_t work;         // multiply-adds of a unit of whole images, for each vector of lanes
   bool channels_inner;  // units take the blocks of an image in turn, as they lie in memory; else all of a block first
@@ -220,14 +219,13 @@ struct DepthwiseTiles : Tiling {
 };
 
 // kTileBytes: scratch memory of a thread for packed tiles, half of a second-level cache of 512 KiB. kSmallTileBytes:
-// a first-level cache. kCachedBytes: tensors that are smaller in sum are in a cache if they have just been
-// computed.
+// a first-level cache.
 #if defined(CONVGRAD_TILE_BYTES)  // tests: small problems are cut into many tiles, and taken for large ones
 constexpr bool kTestsTiles = true;
-constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES, kSmallTileBytes = 4 * kTileBytes, kCachedBytes = 0;
+constexpr int64_t kTileBytes = CONVGRAD_TILE_BYTES, kSmallTileBytes = 4 * kTileBytes;
 #else
 constexpr bool kTestsTiles = false;
-constexpr int64_t kTileBytes = 256 * 1024, kSmallTileBytes = 32 * 1024, kCachedBytes = 16 * 1024 * 1024;
+constexpr int64_t kTileBytes = 256 * 1024, kSmallTileBytes = 32 * 1024;
 #endif
 
 // Elements of the packed tiles if the dimensions were cut into these bands; an estimate from the first full band.
@@ -267,14 +265,7 @@ inline void choose_bands(Tiling& p, int64_t budget, int64_t least_tiles) {
 inline bool reads_directly(const Tiling& p, int64_t vector) {
   if (!p.channels_last || p.multiplier != 1 || p.channels < vector || p.padding_mode) return false;
   const Axis& w = p.axis[2];
-  return p.kernel_elements <= 9 ||
-         (p.kernel_elements <= 49 && w.output >= 4 * ((w.kernel - 1) * w.dilation / w.stride));
-}
-
-inline int64_t tensor_bytes(const Tiling& p, int64_t storage_bytes) {
-  int64_t input = 1, output = p.multiplier;
-  for (const Axis& a : p.axis) input *= a.input, output *= a.output;
-  return p.batch * p.channels * (input + output) * storage_bytes;
+  return p.kernel_elements <= 9 || (p.kernel_elements <= 49 && w.output >= 3 * (w.kernel - 1) * w.dilation);
 }
 
 // See DepthwiseTiles::work.
@@ -289,15 +280,14 @@ inline int64_t work_of(const Tiling& p) {
 constexpr int64_t kKeptWeights = 48 * 1024, kKeptSums = 48 * 1024;
 
 // `cheap_to_load`: the storage may be loaded as often as there are kernel elements (kCheapToLoad in vector.h).
-inline DepthwiseTiles make_depthwise_tiles(const convgrad_problem& q, int64_t vector, int64_t storage_bytes,
-                                           int64_t element_bytes, bool cheap_to_load) {
+inline DepthwiseTiles make_depthwise_tiles(const convgrad_problem& q, int64_t vector, int64_t element_bytes,
+                                           bool cheap_to_load) {
   DepthwiseTiles p = {};
   p.set_axes(q);
   p.channels = q.groups, p.multiplier = q.out_per_group;
 
   const int64_t budget = kTileBytes / element_bytes;
   p.direct = cheap_to_load && reads_directly(p, vector);
-  p.cached = tensor_bytes(p, storage_bytes) <= kCachedBytes;
   if (p.direct) {
     p.images = 1, p.lanes = round_up(p.channels, vector);
   } else if (p.channels_last) {
