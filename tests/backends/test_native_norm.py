@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from convgrad.backends import _native_library as library
 from convgrad.backends import normalization_gradients, normalize
+from convgrad.check.memory_guards import Poison, paged_copy
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason=library.why_absent())
 
@@ -107,6 +109,23 @@ def test_infinite_elements_stay_in_their_channel(memory_format: torch.memory_for
     torch.testing.assert_close(y, want, equal_nan=True)
     torch.testing.assert_close(mean[0], mean[1], equal_nan=True)
     torch.testing.assert_close(var[0], var[1], equal_nan=True)
+
+
+@pytest.mark.usefixtures("_set")
+@pytest.mark.skipif(os.name != "posix", reason="it has no mprotect")
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_nothing_outside_is_touched_and_all_is_written(dtype: torch.dtype, at_end: bool) -> None:
+    for shape in SHAPES:
+        for memory_format in formats(shape):
+            values = (torch.randn(shape).to(dtype).contiguous(memory_format=memory_format) for _ in range(2))
+            x, g = (paged_copy(v, at_end=at_end) for v in values)
+            weight = paged_copy(torch.ones(shape[1], dtype=dtype), at_end=at_end)
+            with Poison() as memory:
+                y, statistics = normalize(x, weight, weight, None, None, 0.0, 1e-5)
+                results = normalization_gradients(g, x, weight, statistics, (True, True, True))
+            assert not memory.overstepped()
+            assert not any(t.isnan().any() for t in (y, statistics, *results) if t is not None)
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 64, 64), (2, 3, 150, 150), (9, 40, 31, 33)], ids=str)
