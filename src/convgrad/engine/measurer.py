@@ -40,13 +40,9 @@ from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
 
 _HOPELESS = 2.0  # times the best
 _SECONDS = 0.1  # for the rounds of one comparison
-_MOST_SECONDS = 1.0  # for them, where one call takes long
-_LOOKS = (
-    _MOST_SECONDS,
-    0.1,
-    0.03,
-    0.01,
-)  # before them: a way is called once more for each that is no less than its time
+_LONGEST = 10  # times as long, where one call takes long
+#: Before them, a way that takes no longer than this is called once more.
+_LOOKS = (1.0, 0.1, 0.03, 0.01)
 _MOST_BYTES = 2 << 30  # of operands and result
 _COLD_BYTES = 64 << 20  # of operands that are used in turn: more than a cache holds
 _MOST_COPIES = 64
@@ -334,7 +330,7 @@ def _times(
 
     def compared(some: dict[str, Callable[[], object]], settled: bool = False) -> dict[str, float]:
         base = first if first in some else fastest
-        rounds = max(1, min(7, int(_MOST_SECONDS / sum(once[way] for way in some))))
+        rounds = max(1, min(7, int(_LONGEST * seconds / sum(once[way] for way in some))))
         seen = compare(some, base, seconds=seconds, device=device, least_rounds=rounds, settled=settled)
         return {way: times[base] / seen.speedup(way).value for way in some}
 
