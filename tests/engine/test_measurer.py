@@ -284,6 +284,21 @@ def test_what_looked_faster_once_is_compared_with_the_first_again(monkeypatch):
     assert asked == [["aten", "native", "im2col"], ["aten", "native"], ["aten", "im2col"]]
 
 
+@pytest.mark.parametrize("worst", [0.5, 2.5])
+@pytest.mark.parametrize("rounds", [3, 9])
+def test_what_is_not_clearly_faster_is_not(monkeypatch, worst: float, rounds: int):
+    """Of few rounds all must be faster, of many most: with nine, the interval leaves one out at each end."""
+
+    def compare(calls: dict[str, Any], baseline: str, **_: Any) -> Comparison:
+        own = (worst, *(0.5,) * (rounds - 1))
+        return Comparison(baseline, {name: own if name == "native" else (1.0,) * rounds for name in calls})
+
+    monkeypatch.setattr(ab_timer, "compare", compare)
+    times, _ = measurer._times({name: lambda: time.sleep(1e-3) for name in ("aten", "native")}, CPU, 0.1)
+    few = rounds < 6 and worst > 1
+    assert times["native"] == pytest.approx(1.0 if few else 0.5)
+
+
 @pytest.mark.parametrize("looks", [4, 6])
 def test_disturbed_looks_do_not_decide(looks: int) -> None:
     """While PyTorch's way was looked at, other processes had the core, so that ours seemed ten times as fast."""

@@ -81,9 +81,16 @@ class Comparison:
 
     def speedup(self, name: str) -> Ratio:
         """How many times faster than the baseline ``name`` is: the median over rounds of baseline / name."""
-        pairs = zip(self.samples[self.baseline], self.samples[name], strict=True)
-        ratios = [base / own for base, own in pairs]
+        ratios = self._ratios(name)
         return Ratio(statistics.median(ratios), *median_interval(ratios, self.confidence))
+
+    def at_least(self, name: str) -> float:
+        """How many times faster ``name`` is for certain: the interval's end, or of too few rounds the worst one."""
+        ratios = self._ratios(name)
+        return max(median_interval(ratios, self.confidence)[0], min(ratios))
+
+    def _ratios(self, name: str) -> list[float]:
+        return [base / own for base, own in zip(self.samples[self.baseline], self.samples[name], strict=True)]
 
     def __str__(self) -> str:
         width = max(map(len, self.samples))

@@ -40,13 +40,9 @@ from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
 
 _HOPELESS = 2.0  # times the best
 _SECONDS = 0.1  # for the rounds of one comparison
-_MOST_SECONDS = 1.0  # for them, where one call takes long
-_LOOKS = (
-    _MOST_SECONDS,
-    0.1,
-    0.03,
-    0.01,
-)  # before them: a way is called once more for each that is no less than its time
+_LONGEST = 10  # times as long, where one call takes long
+#: Before them, a way that takes no longer than this is called once more.
+_LOOKS = (1.0, 0.1, 0.03, 0.01)
 _MOST_BYTES = 2 << 30  # of operands and result
 _COLD_BYTES = 64 << 20  # of operands that are used in turn: more than a cache holds
 _MOST_COPIES = 64
@@ -312,7 +308,7 @@ def _times(
     calls: dict[str, Callable[[], object]], device: torch.device, seconds: float
 ) -> tuple[dict[str, float], dict[str, str]]:
     """The time of each way relative to the first one's, and what those raised that cannot be called."""
-    from .ab_timer import call_seconds, compare
+    from .ab_timer import Comparison, call_seconds, compare
 
     once: dict[str, float] = {}
     raised: dict[str, str] = {}
@@ -332,16 +328,18 @@ def _times(
     hopeful = {way: call for way, call in calls.items() if once.get(way, inf) <= _HOPELESS * once[fastest]}
     times = {way: took / once[first] for way, took in once.items()}
 
-    def compared(some: dict[str, Callable[[], object]], settled: bool = False) -> dict[str, float]:
+    def compared(some: dict[str, Callable[[], object]], settled: bool = False) -> Comparison:
         base = first if first in some else fastest
-        rounds = max(1, min(7, int(_MOST_SECONDS / sum(once[way] for way in some))))
-        seen = compare(some, base, seconds=seconds, device=device, least_rounds=rounds, settled=settled)
-        return {way: times[base] / seen.speedup(way).value for way in some}
+        rounds = max(1, min(7, int(_LONGEST * seconds / sum(once[way] for way in some))))
+        return compare(some, base, seconds=seconds, device=device, least_rounds=rounds, settled=settled)
 
     if len(hopeful) > 1:
-        times |= compared(hopeful)
+        seen = compared(hopeful)
+        times |= {way: times[seen.baseline] / seen.speedup(way).value for way in hopeful}
     confirmed = {first}
     while (best := min(times, key=lambda way: times[way])) not in confirmed:
         confirmed.add(best)  # the choice would leave the first one: once more, by themselves
-        times[best] = max(times[best], compared({first: calls[first], best: calls[best]}, settled=True)[best])
+        seen = compared({first: calls[first], best: calls[best]}, settled=True)
+        clearly = seen.at_least(best) > 1
+        times[best] = max(times[best], 1 / seen.speedup(best).value, 0.0 if clearly else 1.0)
     return times, raised
