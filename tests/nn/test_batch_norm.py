@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
-from convgrad.backends import LEAST_NORM_BYTES
 from convgrad.backends import _native_library as library
+from convgrad.backends import native_norm
+from convgrad.backends.native_norm import LEAST_NORM_BYTES
 
 pytestmark = pytest.mark.skipif(library.load() is None, reason=library.why_absent())
 
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.skipif(library.load() is None, reason=library.why_absen
 def _small_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for layout in LEAST_NORM_BYTES:
         monkeypatch.setitem(LEAST_NORM_BYTES, layout, 0)
+    monkeypatch.setattr(native_norm, "LEAST_NORM_ELEMENTS", 0)
 
 
 @pytest.fixture
@@ -249,6 +251,10 @@ def test_small_inputs_by_torch(monkeypatch: pytest.MonkeyPatch, calls: list[str]
         monkeypatch.setitem(LEAST_NORM_BYTES, last, x.nbytes)
         pair()[0](run)
         assert calls.pop() == "normalize"
+        monkeypatch.setattr(native_norm, "LEAST_NORM_ELEMENTS", 71)  # one more than a channel has
+        pair()[0](run)
+        assert calls == []
+        monkeypatch.setattr(native_norm, "LEAST_NORM_ELEMENTS", 70)
 
 
 @pytest.mark.parametrize("shape", [(1, 6), (1, 6, 1), (2, 5, 4), (2, 6, 4, 4)], ids=str)

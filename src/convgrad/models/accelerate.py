@@ -12,7 +12,7 @@ from .classes import accelerated_class, is_batch_norm, is_convolution, reason_ag
 from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report
 from .trial import NO_COPY, faster_in_channels_last, inputs_seen
-from .worth import Seen, dtype_against, norm_gains, worth_replacing
+from .worth import Seen, dtype_against, norm_may_gain, worth_replacing
 
 
 def accelerate_(
@@ -112,7 +112,7 @@ def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None
 def _norm_stays(module: Any, seen: list[Seen] | None) -> str | None:
     """Why a batch normalisation keeps its class; None where it may gain."""
     tensor = next((t for t in (module.weight, module.running_mean) if t is not None), torch.empty(0))
-    return None if norm_gains(seen, tensor.device, tensor.dtype) else _no_gain(seen)
+    return None if norm_may_gain(seen, tensor.device, tensor.dtype) else _no_gain(seen)
 
 
 def _no_gain(seen: list[Seen] | None) -> str:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
-from math import prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from .._compat import channels_last_of, suggests_channels_last
-from ..backends import LEAST_NORM_BYTES, native_norm_takes
+from ..backends import native_norm_takes, norm_gains
 from ..custom import problem_of_module
 from ..engine import get_backend, plan_for
 from ..errors import ConvgradError
@@ -69,7 +68,7 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, device: torch.devi
     return seen is None and any(aten.wrong_here(p, PASSES, device)[0] for p in problems(small))
 
 
-def norm_gains(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
+def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a batch normalisation may be faster in training: on a CPU, at some size where it is not known.
 
     Args:
@@ -78,7 +77,7 @@ def norm_gains(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.d
     """
     if device.type != "cpu" or not native_norm_takes(dtype):
         return False
-    return seen is None or any(prod(s.shape) * dtype.itemsize >= LEAST_NORM_BYTES[s.channels_last] for s in seen)
+    return seen is None or any(norm_gains(s.shape, dtype.itemsize, s.channels_last) for s in seen)
 
 
 def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:
