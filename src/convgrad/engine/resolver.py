@@ -69,11 +69,6 @@ def find(
         or not (a.__class__ is Tensor or a.__class__ is Parameter)
         or not (b.__class__ is Parameter or b.__class__ is Tensor)
         or not (c is None or c.__class__ is Parameter or c.__class__ is Tensor)
-        or a._is_zerotensor()  # zeros without memory, as forward mode makes them
-        or b._is_zerotensor()
-        or a.is_neg()  # the imaginary part of a conjugate
-        or b.is_neg()
-        or (c is not None and (c._is_zerotensor() or c.is_neg()))
         or functorch_active()
         or dispatch_modes()
         or function_modes()
@@ -94,10 +89,18 @@ def find(
     except (ValueError, RuntimeError):  # an argument that has no bytes, a tensor that has no strides
         return None
     plan = plans.get(key, key)
-    # PyTorch's own operators know such tensors, which have no memory of their own.
-    if not below and not (plan.__class__ is Plan and plan.aten) and (is_legacy_batched(a) or is_legacy_batched(b)):
-        return None
-    return plan
+    if below or (plan.__class__ is Plan and plan.aten):  # PyTorch's own operators know such tensors
+        return plan
+    odd = (
+        is_legacy_batched(a)  # without memory of their own
+        or is_legacy_batched(b)
+        or a._is_zerotensor()  # without memory at all, as forward mode makes them
+        or b._is_zerotensor()
+        or a.is_neg()  # as the imaginary part of a conjugate
+        or b.is_neg()
+        or (c is not None and (c._is_zerotensor() or c.is_neg()))
+    )
+    return None if odd else plan
 
 
 def resolve(
