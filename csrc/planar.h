@@ -28,7 +28,7 @@ struct Planar {
   static constexpr auto kBlocks = std::make_integer_sequence<int, kBlockRows * kBlockColumns>();
   using Columns = PlanarColumns<T, N>;
 
-  static bool takes(const convgrad_problem& q) { return Columns::takes(q); }
+  static bool takes(const convgrad_problem& q) { return Columns::takes(q, sizeof(S)); }
 
   // ---- scratch memory ----
 

@@ -92,11 +92,11 @@ struct PlanarColumns {
   // What these kernels can compute: small kernels with stride 1, and rows of at least a vector. They are faster than
   // packing where a slice is large enough for what a call of the loops costs, which grows with the kernel's rows, and
   // where there are planes enough for all threads.
-  static bool takes(const convgrad_problem& q) {
+  static bool takes(const convgrad_problem& q, int64_t storage_bytes) {
     for (int d = 0; d < 3; ++d)
       if (q.stride[d] != 1) return false;
     if (q.padding_mode) return false;
-    const int64_t fewest = 128 * (q.kernel[1] + (q.kernel[0] > 1));
+    const int64_t fewest = 128 * (q.kernel[1] + (q.kernel[0] > 1)) * (storage_bytes < 4 ? 2 : 1);
     return q.layout == CONVGRAD_CONTIGUOUS && q.kernel[1] <= kBlockRows &&
            q.kernel[2] <= kBlockColumns - (q.kernel[1] > 1) && least(q.input[2], q.output[2]) >= N &&
            (kTestsTiles || (q.output[1] * q.output[2] >= fewest && q.batch * q.groups >= 4 * q.threads));
