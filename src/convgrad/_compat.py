@@ -147,6 +147,17 @@ def single_level() -> Any:
     return enable_single_level_autograd_function()
 
 
+def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` for callers that asked for functorch's transforms themselves.
+
+    PyTorch asks once more in Python at each call, and looks for ``function.backward`` at each backward pass.
+    """
+    node: Any = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.apply = function.backward
+    return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def is_batched(t: Tensor) -> bool:
     """Whether a `torch.func.vmap` maps over a tensor, at any level; under Dynamo, whether any transform is on."""
     if torch.compiler.is_dynamo_compiling():

@@ -218,7 +218,8 @@ def test_kernels_run_at_once_on_several_threads() -> None:
     [
         ("mb32g32ic32ih112oc32kh3ph1", "planar"),
         ("mb32g32ic32ih24oc32kh3ph1", "planar"),
-        ("mb32g32ic32ih20oc32kh3ph1", "packed"),
+        ("mb32g32ic32ih20oc32kh3ph1", "planar"),
+        ("mb32g32ic32ih19oc32kh3ph1", "packed"),
         ("mb32g32ic32iw98oc32kw4pw3", "packed"),
         ("mb32g32ic32ih112oc32kh3ph1 channels_last", "packed"),
         ("mb2g4ic16ih14oc16kh3ph1", "grouped"),

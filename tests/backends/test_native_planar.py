@@ -1,4 +1,4 @@
-"""The compiled CPU kernels that read contiguous rows where they lie: small kernels, stride 1, planes that are large enough."""
+"""The compiled CPU kernels that read contiguous rows where they lie: small kernels, stride 1, large enough planes."""
 
 from __future__ import annotations
 

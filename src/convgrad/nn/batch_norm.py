@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.nn import Parameter
 
 from .._compat import (
+    apply_of,
     dispatch_modes,
     forward_ad_active,
     function_modes,
@@ -94,7 +95,7 @@ class _BatchNorm:
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
         ):
-            return _Normalization.apply(memory_format, *arguments)
+            return _normalization(memory_format, *arguments)
         return normalize(*arguments)[0]
 
     def __prepare_scriptable__(self: Any) -> Any:
@@ -144,6 +145,9 @@ class _Normalization(torch.autograd.Function):
             dense = grad_output.contiguous(memory_format=ctx.memory_format)
             gradients = normalization_gradients(dense, input, weight, statistics, needs)
         return (None, *gradients, None, None, None, None)
+
+
+_normalization = apply_of(_Normalization)
 
 
 _DOCSTRING = """``torch.nn.{name}``, computed by convgrad in training on a CPU.

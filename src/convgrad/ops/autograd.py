@@ -17,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 from .._compat import (
     AutoDispatchBelowAutograd,
     after_autograd,
+    apply_of,
     dispatch_modes,
     forward_ad_active,
     functorch_active,
@@ -106,9 +107,7 @@ class Contraction(torch.autograd.Function):
         return moved
 
 
-#: Without the two functions of PyTorch's that look for this one at each call.
-Contraction._backward_cls.apply = Contraction.backward  # pyright: ignore[reportAttributeAccessIssue]
-apply: Callable[..., Any] = super(torch.autograd.Function, Contraction).apply  # pyright: ignore[reportAttributeAccessIssue]
+apply = apply_of(Contraction)
 
 
 def _holds(plan: Plan, cotangent: Tensor) -> bool:
