@@ -68,21 +68,20 @@ const char *convgrad_plan_name(const convgrad_plan *plan);
  * which keeps it, unless it is large, for its next call. */
 int32_t convgrad_plan_run(const convgrad_plan *plan, const convgrad_tensors *tensors);
 
-/* Batch normalisation by the statistics of the batch; its gradients where there is a grad_output. Every tensor but
- * these three may be null: input, and the mean and the inverse standard deviation of the channels, which forward writes
- * and backward reads. Those two are float32, or float64 where the tensors are. */
+/* Batch normalisation by the statistics of the batch; its gradients where there is a grad_output. Tensors are
+ * contiguous, and all but these three may be null: input, and the mean and the inverse standard deviation of the
+ * channels, which forward writes and backward reads. Those two are float32, or float64 where the tensors are. */
 typedef struct {
   int64_t batch, channels, pixels;
   double epsilon, momentum;
-  int32_t layout, dtype, threads;
-  int32_t wide; /* of the channels' other values: float32 beside tensors of 16 bits; otherwise the tensors' dtype */
+  int32_t dtype, threads, wide; /* wide: the channels' other values are float32 beside tensors of 16 bits */
   const void *input, *weight, *bias, *grad_output;
   void *mean, *invstd, *running_mean, *running_var;
   void *output; /* backward: the gradient of the input; where it is null, only those of weight and bias */
   void *grad_weight, *grad_bias;
 } convgrad_norm;
 
-/* 0 on success, 1 for lack of memory or for an unknown dtype. */
+/* 0 on success, 1 for an unknown dtype. */
 int32_t convgrad_normalize(const convgrad_norm *norm);
 
 #ifdef __cplusplus

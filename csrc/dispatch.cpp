@@ -27,8 +27,7 @@ typedef convgrad_plan* Create(const convgrad_problem&);
 // The functions of variant.cpp for an instruction set.
 #define CONVGRAD_CREATE(set) convgrad_plan_create_##set##_float, convgrad_plan_create_##set##_double
 Create CONVGRAD_CREATE(baseline), CONVGRAD_CREATE(v3), CONVGRAD_CREATE(v4);
-// Without memory, only how many bytes of it are needed.
-typedef int64_t Normalize(const convgrad_norm&, char* memory, int threads);
+typedef void Normalize(const convgrad_norm&, int threads);
 #define CONVGRAD_NORMALIZE(set) convgrad_normalize_##set##_float, convgrad_normalize_##set##_double
 Normalize CONVGRAD_NORMALIZE(baseline), CONVGRAD_NORMALIZE(v3), CONVGRAD_NORMALIZE(v4);
 
@@ -93,24 +92,8 @@ const bool has_key = pthread_key_create(&key, free) == 0;
 
 bool known(int32_t dtype) { return dtype >= CONVGRAD_FLOAT32 && dtype <= CONVGRAD_FLOAT16; }
 
-// `run(memory, threads)` in scratch memory of the calling thread; 1 if there is none.
-template <class Run>
-int32_t in_scratch(int64_t bytes, int threads, const Run& run) {
-  // Taken away while it is used: a call from within this one, as from a signal's handler, finds none and gets its own.
-  Kept* kept = has_key ? static_cast<Kept*>(pthread_getspecific(key)) : nullptr;
-  if (kept) pthread_setspecific(key, nullptr);
-  if (!kept || kept->bytes < bytes) {
-    free(kept);
-    kept = static_cast<Kept*>(aligned_alloc(kLine, static_cast<size_t>(kLine + bytes)));
-    if (!kept) return 1;
-    kept->bytes = bytes;
-  }
-  // A forked child has none of its parent's OpenMP threads; starting new ones there may hang.
-  const bool alone = threads > 1 && getpid() != loaded_in;
-  run(reinterpret_cast<char*>(kept) + kLine, alone ? 1 : threads);
-  if (kept->bytes > kKeptBytes || !has_key || pthread_getspecific(key) || pthread_setspecific(key, kept)) free(kept);
-  return 0;
-}
+// A forked child has none of its parent's OpenMP threads; starting new ones there may hang.
+int threads_here(int threads) { return threads > 1 && getpid() != loaded_in ? 1 : threads; }
 
 }  // namespace
 
@@ -137,13 +120,22 @@ CONVGRAD_EXPORT void convgrad_plan_free(convgrad_plan* plan) { free(plan); }
 CONVGRAD_EXPORT const char* convgrad_plan_name(const convgrad_plan* plan) { return plan->name; }
 
 CONVGRAD_EXPORT int32_t convgrad_plan_run(const convgrad_plan* plan, const convgrad_tensors* tensors) {
-  return in_scratch(plan->bytes, plan->threads,
-                    [&](char* memory, int threads) { plan->run(*plan, *tensors, memory, threads); });
+  // Taken away while it is used: a call from within this one, as from a signal's handler, finds none and gets its own.
+  Kept* kept = has_key ? static_cast<Kept*>(pthread_getspecific(key)) : nullptr;
+  if (kept) pthread_setspecific(key, nullptr);
+  if (!kept || kept->bytes < plan->bytes) {
+    free(kept);
+    kept = static_cast<Kept*>(aligned_alloc(kLine, static_cast<size_t>(kLine + plan->bytes)));
+    if (!kept) return 1;
+    kept->bytes = plan->bytes;
+  }
+  plan->run(*plan, *tensors, reinterpret_cast<char*>(kept) + kLine, threads_here(plan->threads));
+  if (kept->bytes > kKeptBytes || !has_key || pthread_getspecific(key) || pthread_setspecific(key, kept)) free(kept);
+  return 0;
 }
 
 CONVGRAD_EXPORT int32_t convgrad_normalize(const convgrad_norm* norm) {
   if (!known(norm->dtype)) return 1;
-  Normalize* normalize = selected.load()->normalize[norm->dtype == CONVGRAD_FLOAT64];
-  return in_scratch(normalize(*norm, nullptr, norm->threads), norm->threads,
-                    [&](char* memory, int threads) { normalize(*norm, memory, threads); });
+  selected.load()->normalize[norm->dtype == CONVGRAD_FLOAT64](*norm, threads_here(norm->threads));
+  return 0;
 }

@@ -5,14 +5,13 @@
 //   backward  first = sum(g), second = sum(g * d); centre is the mean
 //   result    scale * g + slope * d + offset; forward has no g
 // (Ioffe and Szegedy, 2015, section 3.) An element is read from memory twice, so what counts is that the second time
-// it still lies in a cache. In contiguous layout a thread computes one channel after another, both steps. In
-// channels_last rows are summed in blocks, all threads meet, and the block that was summed last is computed first.
+// it still lies in a cache: a thread computes one channel after another, both steps. In channels_last, where a channel
+// does not lie together, kernels like these gained nothing over PyTorch's in whole training steps.
 //
 // A centre near the mean leaves nothing to cancel, and few terms are added in the arithmetic's type before the sum goes
 // on in double. No result depends on the number of threads.
 #pragma once
 
-#include "memory.h"
 #include "parallel.h"
 #include "reduce.h"
 #include "vector.h"
@@ -29,29 +28,22 @@ class BatchNorm {
         y(static_cast<S*>(q.output)),
         count(q.batch * q.pixels),
         one_of_count(1 / double(count)) {
-    const bool planes = q.layout == CONVGRAD_CONTIGUOUS;
     for (int64_t i = 0; i < kSamples; ++i) {
       const int64_t at = i * count / kSamples, image = at / q.pixels;
-      sample[i] = image * q.channels * q.pixels + (at - image * q.pixels) * (planes ? 1 : q.channels);
+      sample[i] = image * q.channels * q.pixels + at - image * q.pixels;
     }
     const int64_t bytes = count * q.channels * int64_t(sizeof(S));
-    if (planes) {
-      channels_an_item = most(1, kItemBytes * q.channels / most(1, bytes));
-      return;
-    }
-    while (q.channels * copies % N) copies *= 2;
-    width = q.channels * copies, rows = count / copies;
-    blocks = most(1, least(least(kMostBlocks, bytes / kBlockBytes), rows));
-    rows_a_block = ceil_div(rows, blocks), blocks = most(1, ceil_div(rows, most(1, rows_a_block)));
-    for (Array<T>* a : {&centre_, &slope_, &offset_, &scale_}) *a = memory_.shared.template add<T>(width);
-    partial_ = memory_.shared.template add<double>(2 * blocks * q.channels);
-    sums_ = memory_.each.template add<T>(2 * width);
+    channels_an_item = most(1, kItemBytes * q.channels / most(1, bytes));
   }
 
-  int64_t bytes() const { return memory_.bytes(q.threads); }
-
-  void run(char* memory, int64_t threads) const {
-    q.layout == CONVGRAD_CONTIGUOUS ? run_planes(threads) : run_rows(memory, threads);
+  void run(int64_t threads) const {
+    const Run plane(q.pixels);
+    auto item = [&](int, int64_t i) {
+      const int64_t end = least(q.channels, (i + 1) * channels_an_item);
+      for (int64_t c = i * channels_an_item; c < end; ++c) run_channel(plane, c);
+    };
+    const auto scratch = [](int64_t) { return 0; };
+    run_items(threads, 0, nothing, ceil_div(q.channels, channels_an_item), scratch, item, 0, nothing);
   }
 
  private:
@@ -63,8 +55,6 @@ class BatchNorm {
 
   // Work for a thread; less is not worth waking one.
   static constexpr int64_t kItemBytes = 32 << 10;
-  // channels_last: the sums of a block are 2 * channels doubles, so a block has many rows.
-  static constexpr int64_t kBlockBytes = 128 << 10, kMostBlocks = 64;
   // Additions in T in a row.
   static constexpr int64_t kAdditions = 64;
 
@@ -118,7 +108,7 @@ class BatchNorm {
     return Backward ? g * scale + moved : moved;
   }
 
-  // ---- contiguous -------------------------------------------------------------------------------------------------
+  // ---- its elements -------------------------------------------------------------------------------------------------
 
   // The vectors of a run of elements. The last one ends with the run and overlaps the one before; `fresh` are its lanes
   // that do not. A run shorter than a vector is one vector, in part.
@@ -194,115 +184,6 @@ class BatchNorm {
     }
   }
 
-  void run_planes(int64_t threads) const {
-    const Run plane(q.pixels);
-    auto item = [&](int, int64_t i) {
-      const int64_t end = least(q.channels, (i + 1) * channels_an_item);
-      for (int64_t c = i * channels_an_item; c < end; ++c) run_channel(plane, c);
-    };
-    const auto scratch = [](int64_t) { return 0; };
-    run_items(threads, 0, nothing, ceil_div(q.channels, channels_an_item), scratch, item, 0, nothing);
-  }
-
-  // ---- channels_last ----------------------------------------------------------------------------------------------
-
-  // As many pixels as make their channels a multiple of N are one row of `width` elements; the pixels that are left
-  // over at the end belong to the last block.
-  static constexpr int kRows = 4;  // summed at once, so that the sums are loaded and stored less often
-
-  // The R rows behind these, in the order of memory, in which the processor does not see them being read.
-  template <int R>
-  void fetch_next(const S* rows, int64_t e) const {
-    for (int64_t line = 0; R > 1 && line < R * N; line += 64 / int64_t(sizeof(S)))
-      __builtin_prefetch(rows + R * (width + e) + line);
-  }
-
-  template <int R>
-  void add_rows(T* first, T* second, const S* x, const S* g, const T* centre) const {
-    for (int64_t e = 0; e < width; e += N) {
-      V f = load<T, N>(first + e), s = load<T, N>(second + e);
-      const V m = load<T, N>(centre + e);
-      fetch_next<R>(x, e);
-      if (Backward) fetch_next<R>(g, e);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r)
-        add(f, s, load<T, N>(x + r * width + e), Backward ? load<T, N>(g + r * width + e) : V{}, m);
-      store<T, N>(first + e, f), store<T, N>(second + e, s);
-    }
-  }
-
-  void compute_row(S* to, const S* x, const S* g, const T* centre, const T* slope, const T* offset,
-                   const T* scale) const {
-    for (int64_t e = 0; e < width; e += N)
-      store<T, N>(to + e, result(load<T, N>(x + e), Backward ? load<T, N>(g + e) : V{}, load<T, N>(centre + e),
-                                 load<T, N>(slope + e), load<T, N>(offset + e), load<T, N>(scale + e)));
-  }
-
-  void add_block(int64_t block, T* sums, double* totals, const T* centre) const {
-    double *first = totals, *second = totals + q.channels;
-    for (int64_t c = 0; c < 2 * q.channels; ++c) totals[c] = 0;
-    const int64_t end = least(rows, (block + 1) * rows_a_block);
-    for (int64_t row = block * rows_a_block; row < end;) {
-      for (int64_t e = 0; e < 2 * width; ++e) sums[e] = 0;
-      const int64_t stop = least(end, row + kAdditions);
-      for (int64_t at; at = row * width, row + kRows <= stop; row += kRows)
-        add_rows<kRows>(sums, sums + width, x + at, moved(g, at), centre);
-      for (int64_t at; at = row * width, row < stop; ++row)
-        add_rows<1>(sums, sums + width, x + at, moved(g, at), centre);
-      for (int64_t copy = 0; copy < copies; ++copy)
-        for (int64_t c = 0; c < q.channels; ++c)
-          first[c] += sums[copy * q.channels + c], second[c] += sums[width + copy * q.channels + c];
-    }
-    if (block == blocks - 1) each_left_over([&](int64_t at, int64_t c) {
-      const T d = load_one<T>(x + at) - centre[c], a = Backward ? load_one<T>(g + at) : d;
-      first[c] += a, second[c] += double(a) * double(d);
-    });
-  }
-
-  template <class Body>
-  void each_left_over(const Body& body) const {
-    for (int64_t at = rows * width; at < count * q.channels; ++at) body(at, at % q.channels);
-  }
-
-  void run_rows(char* memory, int64_t threads) const {
-    T *centre = centre_.in(memory), *slope = slope_.in(memory);
-    T *offset = offset_.in(memory), *scale = scale_.in(memory);
-    double* partial = partial_.in(memory);
-    const int64_t channels = q.channels;
-    Queue to_add(blocks), to_compute(y ? blocks : 0);
-    const auto work = [&](const Member& me) {
-      const Range mine = me.share_of(channels);
-      for (int64_t c = mine.low; c < mine.high; ++c) {
-        const T value = centre_of(c, c);
-        for (int64_t copy = 0; copy < copies; ++copy) centre[copy * channels + c] = value;
-      }
-      me.wait_for_all();
-      T* sums = sums_.in(memory_.of_thread(memory, me.number));
-      for (int64_t block; to_add.take(&block);) add_block(block, sums, partial + 2 * block * channels, centre);
-      me.wait_for_all();
-      for (int64_t c = mine.low; c < mine.high; ++c) {
-        const double first = add_partials(partial + c, 2 * channels, blocks);
-        const double second = add_partials(partial + channels + c, 2 * channels, blocks);
-        const Coefficients by = finish(c, centre[c], first, second);
-        for (int64_t e = c; e < width; e += channels) slope[e] = by.slope, offset[e] = by.offset, scale[e] = by.scale;
-      }
-      me.wait_for_all();
-      for (int64_t item; to_compute.take(&item);) {
-        const int64_t block = blocks - 1 - item, end = least(rows, (block + 1) * rows_a_block);
-        int64_t row = block * rows_a_block;
-        for (int64_t at; at = row * width, row < end; ++row)
-          compute_row(y + at, x + at, moved(g, at), centre, slope, offset, scale);
-        if (block == blocks - 1) each_left_over([&](int64_t at, int64_t c) {
-          const T moved = (load_one<T>(x + at) - centre[c]) * slope[c] + offset[c];
-          store_one(y + at, Backward ? load_one<T>(g + at) * scale[c] + moved : moved);
-        });
-      }
-    };
-    threads = least(threads, blocks);
-    if (threads <= 1) return work(Member{0, 1});
-    on_threads(static_cast<int>(threads), work);
-  }
-
   const convgrad_norm& q;
   const S *x, *g;
   S* y;
@@ -310,11 +191,7 @@ class BatchNorm {
   double one_of_count;
   static constexpr int kSamples = 8;
   int64_t sample[kSamples];  // where they lie, from the channel's first element on
-  int64_t channels_an_item = 1;
-  int64_t copies = 1, width = 0, rows = 0, rows_a_block = 0, blocks = 0;
-  Memory memory_;
-  Array<T> centre_, slope_, offset_, scale_, sums_;
-  Array<double> partial_;
+  int64_t channels_an_item;
 };
 
 }  // namespace

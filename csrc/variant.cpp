@@ -49,13 +49,9 @@ convgrad_plan* create(const convgrad_problem& q) {
 }
 
 template <class S, class T>
-int64_t normalize(const convgrad_norm& q, char* memory, int threads) {
+void normalize(const convgrad_norm& q, int threads) {
   constexpr int N = kVectorBytes / int(sizeof(T));
-  const auto run = [&](const auto& norm) {
-    if (memory) norm.run(memory, threads);
-    return norm.bytes();
-  };
-  return q.grad_output ? run(BatchNorm<S, T, N, true>(q)) : run(BatchNorm<S, T, N, false>(q));
+  q.grad_output ? BatchNorm<S, T, N, true>(q).run(threads) : BatchNorm<S, T, N, false>(q).run(threads);
 }
 
 // `body(an element of the storage)`.
@@ -75,7 +71,7 @@ convgrad_plan* CONVGRAD_CREATE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const conv
   return with_storage<T>(q.dtype, [&](auto element) { return create<decltype(element), T>(q); });
 }
 
-int64_t CONVGRAD_NORMALIZE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, char* memory, int threads) {
+void CONVGRAD_NORMALIZE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, int threads) {
   typedef CONVGRAD_ARITHMETIC T;
-  return with_storage<T>(q.dtype, [&](auto element) { return normalize<decltype(element), T>(q, memory, threads); });
+  with_storage<T>(q.dtype, [&](auto element) { normalize<decltype(element), T>(q, threads); });
 }

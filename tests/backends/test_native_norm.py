@@ -16,7 +16,6 @@ from convgrad.check.memory_guards import Poison, paged_copy
 pytestmark = pytest.mark.skipif(library.load() is None, reason=library.why_absent())
 
 EPSILON = {torch.float32: 2**-23, torch.float64: 2**-52, torch.bfloat16: 2**-7, torch.float16: 2**-10}
-FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 # Planes shorter than a vector, with and without a rest; channels that fill vectors alone or with others; few pixels.
 SHAPES = [(8, 32), (33, 17), (5, 3), (2, 5, 3), (3, 40, 1, 1), (2, 1, 9, 9), (1, 8, 40, 40), (2, 7, 3, 4, 5),
           (4, 3, 5, 5), (2, 16, 7, 7), (5, 24, 10, 3), (2, 130, 16, 16), (2, 64, 33, 33)]  # fmt: skip
@@ -31,10 +30,6 @@ def _set(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip(str(error))
     yield
     library.select(in_use)
-
-
-def formats(shape: tuple[int, ...]) -> list[torch.memory_format]:
-    return [torch.contiguous_format, *([FORMATS[len(shape)]] if len(shape) in FORMATS else [])]
 
 
 def definition(x: Tensor, weight: Tensor, bias: Tensor, g: Tensor, epsilon: float) -> tuple[Tensor, ...]:
@@ -67,41 +62,37 @@ def test_the_definition(dtype: torch.dtype, wide: bool) -> None:
         values = [torch.randn(channels, dtype=torch.float64).to(torch.float32 if wide else dtype) for _ in range(4)]
         weight, bias, mean, var = values
         start_mean, start_var = mean.double(), var.double()
-        for memory_format in formats(shape):
-            x, g = (torch.randn(shape).to(dtype).contiguous(memory_format=memory_format) for _ in range(2))
-            running = mean.clone(), var.clone()
-            # with few elements the variance may be anything, and so may its inverse
-            y, statistics = normalize(x, weight, bias, *running, 0.25, 0.5)
-            exact = definition(x, weight, bias, g, 0.5)
-            near(y, exact[0], error)
-            near(statistics[0], exact[1], error)
-            near(statistics[1], (exact[2] + 0.5).rsqrt(), error)
-            near(running[0], 0.25 * exact[1] + 0.75 * start_mean, error)
-            near(running[1], 0.25 * exact[2] * n / (n - 1) + 0.75 * start_var, error)
-            for found, gradient in zip(
-                normalization_gradients(g, x, weight, statistics, (True, True, True)), exact[3:], strict=True
-            ):
-                assert found is not None
-                near(found, gradient, error)
-            assert normalization_gradients(g, x, weight, statistics, (False, False, False)) == (None, None, None)
+        x, g = (torch.randn(shape).to(dtype) for _ in range(2))
+        running = mean.clone(), var.clone()
+        # with few elements the variance may be anything, and so may its inverse
+        y, statistics = normalize(x, weight, bias, *running, 0.25, 0.5)
+        exact = definition(x, weight, bias, g, 0.5)
+        near(y, exact[0], error)
+        near(statistics[0], exact[1], error)
+        near(statistics[1], (exact[2] + 0.5).rsqrt(), error)
+        near(running[0], 0.25 * exact[1] + 0.75 * start_mean, error)
+        near(running[1], 0.25 * exact[2] * n / (n - 1) + 0.75 * start_var, error)
+        for found, gradient in zip(
+            normalization_gradients(g, x, weight, statistics, (True, True, True)), exact[3:], strict=True
+        ):
+            assert found is not None
+            near(found, gradient, error)
+        assert normalization_gradients(g, x, weight, statistics, (False, False, False)) == (None, None, None)
 
 
 @pytest.mark.usefixtures("_set")
-@pytest.mark.parametrize("memory_format", formats((1, 1, 1, 1)), ids=str)
-def test_a_large_mean_and_a_small_variance(memory_format: torch.memory_format) -> None:
+def test_a_large_mean_and_a_small_variance() -> None:
     """The error of the variance does not grow with the mean; and a first image unlike the others does no harm."""
     x = torch.randn(6, 20, 50, 50) / 8 + 1000
     x[0] -= 7
-    x = x.contiguous(memory_format=memory_format)
     _, statistics = normalize(x, None, None, None, None, 0.0, 1e-5)
     exact = (x.double().var((0, 2, 3), correction=0) + 1e-5).rsqrt()
     torch.testing.assert_close(statistics[1].double(), exact, rtol=1e-6, atol=0)
     torch.testing.assert_close(statistics[0].double(), x.double().mean((0, 2, 3)), rtol=2**-23, atol=0)
 
 
-@pytest.mark.parametrize("memory_format", formats((1, 1, 1, 1)), ids=str)
-def test_infinite_elements_stay_in_their_channel(memory_format: torch.memory_format) -> None:
-    x = torch.randn(3, 5, 6, 7).contiguous(memory_format=memory_format)
+def test_infinite_elements_stay_in_their_channel() -> None:
+    x = torch.randn(3, 5, 6, 7)
     x[:, 1], x[1, 2, 3, 3], x[0, 3] = float("inf"), float("inf"), float("nan")
     mean, var = torch.zeros(2, 5), torch.zeros(2, 5)
     y, _ = normalize(x, None, None, mean[0], var[0], 1.0, 1e-5)
@@ -117,29 +108,26 @@ def test_infinite_elements_stay_in_their_channel(memory_format: torch.memory_for
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_nothing_outside_is_touched_and_all_is_written(dtype: torch.dtype, at_end: bool) -> None:
     for shape in SHAPES:
-        for memory_format in formats(shape):
-            values = (torch.randn(shape).to(dtype).contiguous(memory_format=memory_format) for _ in range(2))
-            x, g = (paged_copy(v, at_end=at_end) for v in values)
-            weight = paged_copy(torch.ones(shape[1], dtype=dtype), at_end=at_end)
-            with Poison() as memory:
-                y, statistics = normalize(x, weight, weight, None, None, 0.0, 1e-5)
-                results = normalization_gradients(g, x, weight, statistics, (True, True, True))
-            assert not memory.overstepped()
-            assert not any(t.isnan().any() for t in (y, statistics, *results) if t is not None)
+        x, g = (paged_copy(torch.randn(shape).to(dtype), at_end=at_end) for _ in range(2))
+        weight = paged_copy(torch.ones(shape[1], dtype=dtype), at_end=at_end)
+        with Poison() as memory:
+            y, statistics = normalize(x, weight, weight, None, None, 0.0, 1e-5)
+            results = normalization_gradients(g, x, weight, statistics, (True, True, True))
+        assert not memory.overstepped()
+        assert not any(t.isnan().any() for t in (y, statistics, *results) if t is not None)
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 64, 64), (2, 3, 150, 150), (9, 40, 31, 33)], ids=str)
 def test_threads_change_no_bit(shape: tuple[int, ...]) -> None:
     threads = torch.get_num_threads()
-    for memory_format in formats(shape):
-        x, g = (torch.randn(shape).contiguous(memory_format=memory_format) for _ in range(2))
-        results = []
-        try:
-            for count in (1, 2, 3):
-                torch.set_num_threads(count)
-                y, statistics = normalize(x, None, None, None, None, 0.0, 1e-5)
-                results.append((y, statistics, *normalization_gradients(g, x, None, statistics, (True, True, True))))
-        finally:
-            torch.set_num_threads(threads)
-        for other in results[1:]:
-            assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
+    x, g = (torch.randn(shape) for _ in range(2))
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            y, statistics = normalize(x, None, None, None, None, 0.0, 1e-5)
+            results.append((y, statistics, *normalization_gradients(g, x, None, statistics, (True, True, True))))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))

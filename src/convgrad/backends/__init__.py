@@ -11,7 +11,7 @@ from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBacke
 from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
 from .native import NativeAvx2Backend, NativeBackend
-from .native_norm import batch_norm_format, native_norm_takes, norm_gains, normalization_gradients, normalize
+from .native_norm import native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import PaddedCopy, padded
 from .reference import ReferenceBackend, wide_dtype
 from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenPaddedBackend
@@ -20,7 +20,7 @@ from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
 
 __all__ = ["DEFECTS", "Arithmetic", "Backend", "Defect", "Kernel", "Layout", "PaddedCopy", "ReferenceBackend",
-           "aten_backward", "batch_norm_format", "built_in", "described", "found", "learn", "native_norm_takes",
+           "aten_backward", "built_in", "described", "found", "learn", "native_norm_takes",
            "norm_gains", "normalization_gradients", "normalize", "padded", "pytorchs_call", "reads_odd_strides",
            "runs_as_stated", "statable_arguments", "usual_strides", "warn_of", "wide_dtype"]  # fmt: skip
 

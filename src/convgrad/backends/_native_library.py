@@ -43,7 +43,7 @@ class Problem(ctypes.Structure):
 pack_tensors = struct.Struct("8P").pack
 
 #: ``convgrad_norm``.
-pack_norm = struct.Struct("3q2d4i11P").pack
+pack_norm = struct.Struct("3q2d3i11P").pack
 
 
 def library_path() -> Path:

@@ -8,21 +8,16 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .._compat import channels_last_of
 from . import _native_library as library
 from .native import DTYPES
 
-#: Bytes of an input from which on it gains, and in channels_last, where PyTorch's kernels have vectors too. A node of
-#: autograd computed in Python takes 15 to 30 us more a step: with float32 and one thread a layer is 0.97x at 64 KiB and
-#: 1.4x at 200 KiB, in channels_last 0.93x to 1.1x at 500 to 750 KiB and 1.0x to 1.4x above 1 MiB.
-LEAST_NORM_BYTES = {False: 2**17, True: 2**20}
-#: Elements of a channel: what a channel costs at all is more here than there; 0.75x with 32 of them, 1.45x with 128.
-LEAST_NORM_ELEMENTS = 64
+#: What an input has at least where it gains: bytes, for a node of autograd computed in Python takes 15 to 30 us more a
+#: step (with float32 and one thread a layer is 0.97x at 64 KiB and 1.4x at 200 KiB); elements of a channel, which costs
+#: more here (0.75x with 32, 1.45x with 128); and of its part of an image, which is read in vectors.
+LEAST_NORM = {"bytes": 2**17, "elements": 64, "pixels": 16}
 
 #: The dtype of the statistics, where it is not the input's.
 _ARITHMETIC = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
-
-_NO_MEMORY = "there is no memory for the intermediate values of a batch normalisation"
 
 
 def native_norm_takes(dtype: torch.dtype) -> bool:
@@ -30,26 +25,11 @@ def native_norm_takes(dtype: torch.dtype) -> bool:
     return dtype in DTYPES and library.load() is not None
 
 
-def norm_gains(shape: Sequence[int], itemsize: int, channels_last: bool) -> bool:
-    """Whether an input is large enough for a training step to gain."""
-    elements = prod(shape)
-    return elements * itemsize >= LEAST_NORM_BYTES[channels_last] and elements >= LEAST_NORM_ELEMENTS * shape[1]
-
-
-def batch_norm_format(input: Tensor) -> torch.memory_format | None:
-    """The layout in which the kernels read an input; None where they cannot, or where they gain nothing.
-
-    Shape:
-        (N, C, *spatial)
-    """
-    if not native_norm_takes(input.dtype):
-        return None
-    if input.is_contiguous():
-        return torch.contiguous_format if norm_gains(input.shape, input.itemsize, False) else None
-    channels_last = channels_last_of(input.dim() - 2)
-    if not input.is_contiguous(memory_format=channels_last):
-        return None
-    return channels_last if norm_gains(input.shape, input.itemsize, True) else None
+def norm_gains(shape: Sequence[int], itemsize: int) -> bool:
+    """Whether a contiguous input is large enough for a training step to gain."""
+    pixels = prod(shape[2:])
+    sizes = {"bytes": prod(shape) * itemsize, "elements": shape[0] * pixels, "pixels": pixels}
+    return all(sizes[name] >= least for name, least in LEAST_NORM.items())
 
 
 def normalize(
@@ -64,7 +44,7 @@ def normalize(
     """The normalised input, and the mean and inverse standard deviation of each channel; running values are updated.
 
     Args:
-        input: dense, in one of the layouts of `batch_norm_format`.
+        input: contiguous.
         weight, bias, running_mean, running_var: contiguous; all of the input's dtype, or all of float32 beside 16 bits.
 
     Shape:
@@ -87,7 +67,7 @@ def normalization_gradients(
     """The gradients of input, weight and bias that are needed.
 
     Args:
-        grad_output: as the input lies in memory.
+        grad_output: contiguous, as the input.
         statistics: what `normalize` returned.
     """
     like = input if weight is None else weight
@@ -120,11 +100,9 @@ def _run(
     assert loaded is not None
     batch, channels = input.shape[:2]
     pixels = input.numel() // (batch * channels)
-    in_rows = pixels == 1 or not input.is_contiguous()  # (N, C) lies as (N, 1, C)
     mean = statistics.data_ptr()
     invstd = mean + channels * statistics.itemsize
     threads = torch.get_num_threads()
-    sizes = batch, channels, pixels, epsilon, momentum, in_rows, DTYPES[input.dtype], threads, wide
+    sizes = batch, channels, pixels, epsilon, momentum, DTYPES[input.dtype], threads, wide
     tensors = input.data_ptr(), weight, bias, grad_output, mean, invstd, *others
-    if loaded.convgrad_normalize(library.pack_norm(*sizes, *tensors)):
-        raise MemoryError(_NO_MEMORY)
+    loaded.convgrad_normalize(library.pack_norm(*sizes, *tensors))

@@ -22,7 +22,7 @@ from .._compat import (
     is_legacy_batched,
     jit_tracing,
 )
-from ..backends import batch_norm_format, normalization_gradients, normalize
+from ..backends import native_norm_takes, norm_gains, normalization_gradients, normalize
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -37,19 +37,22 @@ def _plain() -> bool:
     )
 
 
-def _memory_format(input: Any, *parameters: Any) -> torch.memory_format | None:
-    """The layout in which our kernels compute a call with the statistics of the batch; None where torch does."""
+def _is_ours(input: Any, *parameters: Any) -> bool:
+    """Whether our kernels compute a call with the statistics of the batch."""
     if (
         _is_dynamo_compiling()
         or input.__class__ not in _KINDS
         or not input.is_cpu
         or not _plain()
         or input.layout is not torch.strided
-        or input.dim() < 2
+        or not input.is_contiguous()
+        or input.dim() < 3
         or input.numel() <= input.shape[1]  # torch's error
         or is_legacy_batched(input)
+        or not native_norm_takes(input.dtype)
+        or not norm_gains(input.shape, input.itemsize)
     ):
-        return None
+        return False
     dtype, size = None, input.shape[1:2]
     for p in parameters:
         if p is None:
@@ -61,11 +64,9 @@ def _memory_format(input: Any, *parameters: Any) -> torch.memory_format | None:
             or not p.is_cpu
             or not p.is_contiguous()
         ):
-            return None
+            return False
         dtype = p.dtype
-    if dtype is None or dtype is input.dtype or (dtype is torch.float32 and input.itemsize == 2):
-        return batch_norm_format(input)
-    return None
+    return dtype is None or dtype is input.dtype or (dtype is torch.float32 and input.itemsize == 2)
 
 
 class _BatchNorm:
@@ -78,8 +79,7 @@ class _BatchNorm:
             return tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), {})
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
         by_batch = self.training or (mean is None and var is None)
-        memory_format = _memory_format(input, weight, bias, mean, var) if by_batch and self.eps > 0 else None
-        if memory_format is None:
+        if not (by_batch and self.eps > 0 and _is_ours(input, weight, bias, mean, var)):
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         self._check_input_dim(input)
         momentum = self.momentum
@@ -95,7 +95,7 @@ class _BatchNorm:
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
         ):
-            return _normalization(memory_format, *arguments)
+            return _normalization(*arguments)
         return normalize(*arguments)[0]
 
     def __prepare_scriptable__(self: Any) -> Any:
@@ -113,16 +113,16 @@ class _Normalization(torch.autograd.Function):
     """Keeps what torch's keeps: input, weight, and mean and inverse standard deviation of each channel."""
 
     @staticmethod
-    def forward(ctx: Any, memory_format: Any, input: Tensor, weight: Tensor | None, *arguments: Any) -> Tensor:
+    def forward(ctx: Any, input: Tensor, weight: Tensor | None, *arguments: Any) -> Tensor:
         output, statistics = normalize(input, weight, *arguments)
         ctx.save_for_backward(input, weight, statistics)
-        ctx.memory_format, ctx.epsilon = memory_format, arguments[-1]
+        ctx.epsilon = arguments[-1]
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         input, weight, statistics = ctx.saved_tensors
-        needs = ctx.needs_input_grad[1:4]
+        needs = ctx.needs_input_grad[:3]
         if (
             _is_dynamo_compiling()
             or torch.is_grad_enabled()
@@ -142,9 +142,8 @@ class _Normalization(torch.autograd.Function):
                 needs,
             )
         else:
-            dense = grad_output.contiguous(memory_format=ctx.memory_format)
-            gradients = normalization_gradients(dense, input, weight, statistics, needs)
-        return (None, *gradients, None, None, None, None)
+            gradients = normalization_gradients(grad_output.contiguous(), input, weight, statistics, needs)
+        return (*gradients, None, None, None, None)
 
 
 _normalization = apply_of(_Normalization)
