@@ -28,53 +28,45 @@ SEPARATE = "separate"
 #: fast as PyTorch's call as given it was in the sweep, on geometric average. The first line counts that fits and whose
 #: backend can compute it.
 TABLE = """
-# By hand: the first layers of MobileNets, of which the sweep has few: `convgrad bench layers` has PyTorch ahead.
-forward  depthwise  channels_last, ndim < 3, itemsize >= 4, itemsize < 8, taps < 10, stride < 2, width >= 40  aten  1x
-# By hand: in whole steps, what wide pointwise layers gain (1.1x) is less than what a call of ours costs more.
-both         dense      taps < 2, smaller >= 128, not channels_last  aten  1x
-forward      dense      taps < 2, smaller >= 128, not channels_last  aten  1x
-grad_input   dense      taps < 2, smaller >= 128, not channels_last  aten  1x
-grad_weight  dense      taps < 2, smaller >= 128, not channels_last  aten  1x
 # begin of the derived lines
-# 3296 measurements. Held out: 9 % slower than the fastest, 4.3 % of rows below 0.9x of PyTorch, 0.12x at worst.
-both         dense      group >= 20                                           native              1.1x
-both         dense      group < 20                                            separate            3.3x
-both         depthwise  always                                                native              12.8x
-both         emulated   Mflop >= 0.335, taps >= 4                             separate            12.4x
-both         emulated   Mflop >= 0.335, taps < 4                              native              8.9x
-both         emulated   Mflop >= 0.335, taps < 4                              aten:float32        8.9x
-both         emulated   Mflop < 0.335                                         native:avx2         3.6x
-both         grouped    always                                                separate            2.6x
-forward      dense      not channels_last, taps < 70                          native              1.6x
-forward      depthwise  always                                                native              5.2x
-forward      emulated   patches                                               native:avx2         3.7x
-forward      emulated   not patches                                           native              11.4x
-forward      emulated   not patches                                           aten:float32        11.4x
-forward      grouped    channels < 400, kB >= 24000                           aten:mkldnn         1.3x
-forward      grouped    channels < 400, kB < 24000                            native              2.5x
-grad_input   dense      channels_last, Mflop < 22                             native:avx2         1.6x
-grad_input   dense      not channels_last                                     native              1.9x
-grad_input   depthwise  always                                                native              6.7x
-grad_input   emulated   patches                                               native:avx2         3.8x
-grad_input   emulated   not patches                                           native              12.1x
-grad_input   emulated   not patches                                           aten:float32        12.1x
-grad_input   grouped    smaller >= 14, channels < 160, kB >= 1300             native              1.5x
-grad_input   grouped    smaller >= 14, channels < 160, kB >= 1300             aten:channels_last  1.5x
-grad_input   grouped    smaller >= 14, channels < 160, kB < 1300              native:avx2         1.4x
-grad_input   grouped    smaller < 14, pixels >= 40, kB < 24000                native              3.4x
-grad_input   grouped    smaller < 14, pixels >= 40, kB < 24000                aten:channels_last  3.4x
-grad_input   grouped    smaller < 14, pixels < 40, Mflop < 2.3                native:avx2         4.6x
-grad_weight  dense      kB >= 1097, dilation >= 2                             native              1.8x
-grad_weight  dense      kB >= 1097, dilation < 2, itemsize >= 6               native              1.3x
-grad_weight  dense      kB >= 1097, dilation < 2, itemsize < 6, Mflop >= 200  native              1.2x
-grad_weight  dense      kB < 1097, taps >= 100                                aten:channels_last  1.2x
-grad_weight  dense      kB < 1097, taps >= 2, taps < 100                      native:avx2         2.1x
-grad_weight  dense      kB < 1097, taps < 2                                   native              1.3x
-grad_weight  depthwise  always                                                native              13.2x
-grad_weight  emulated   group >= 30                                           aten:float32        5.7x
-grad_weight  emulated   group < 30                                            native:avx2         6.0x
-grad_weight  grouped    outputs < 14, kB < 24000                              native:avx2         3.8x
-grad_weight  grouped    outputs < 14, kB < 24000                              aten:channels_last  3.8x
+# 1832 measurements. Held out: 9 % slower than the fastest, 3.4 % of rows below 0.9x of PyTorch, 0.20x at worst.
+both         dense      group < 17                                   separate            2.9x
+both         dense      group >= 17, matrix                          native              1.4x
+both         depthwise  always                                       native              8.4x
+both         emulated   always                                       separate            7.7x
+both         grouped    group < 17                                   separate            2.6x
+forward      dense      group < 17, channels_last, kB < 200          native:avx2         1.8x
+forward      dense      group < 17, not channels_last, Mflop < 10.6  native              3.2x
+forward      dense      group >= 17, matrix                          native              1.3x
+forward      depthwise  always                                       native              3.4x
+forward      emulated   Mflop >= 8, smaller >= 5                     native              9.4x
+forward      emulated   Mflop >= 8, smaller >= 5                     aten:float32        9.4x
+forward      emulated   Mflop >= 8, smaller < 5                      native:avx2         12.4x
+forward      emulated   Mflop < 8, divisor >= 2, batch >= 3          native              5.7x
+forward      emulated   Mflop < 8, divisor >= 2, batch >= 3          aten:channels_last  5.7x
+forward      emulated   Mflop < 8, divisor >= 2, batch < 3           native              6.8x
+forward      emulated   Mflop < 8, divisor >= 2, batch < 3           aten:float32        6.8x
+forward      emulated   Mflop < 8, divisor < 2                       native:avx2         3.5x
+forward      grouped    group < 17                                   native              2.2x
+grad_input   dense      group < 17, not channels_last                native              4.4x
+grad_input   dense      group >= 17, matrix                          native              1.5x
+grad_input   depthwise  always                                       native:avx2         4.7x
+grad_input   emulated   taps >= 26                                   native:avx2         10.9x
+grad_input   emulated   taps < 26, channels_last, group >= 30        aten:float32        8.6x
+grad_input   emulated   taps < 26, channels_last, group < 30         native:avx2         11.8x
+grad_input   emulated   taps < 26, not channels_last                 native              7.6x
+grad_input   emulated   taps < 26, not channels_last                 aten:float32        7.6x
+grad_input   grouped    group < 17, batch >= 10, divisor < 3         native              2.9x
+grad_input   grouped    group < 17, batch < 10                       native              2.7x
+grad_input   grouped    group >= 17, kB >= 2000                      aten:channels_last  1.3x
+grad_weight  dense      group < 17, not channels_last                native              3.5x
+grad_weight  dense      group >= 17, matrix                          native              1.2x
+grad_weight  depthwise  always                                       native              9.3x
+grad_weight  emulated   outputs >= 7                                 native              5.6x
+grad_weight  emulated   outputs >= 7                                 aten:float32        5.6x
+grad_weight  emulated   outputs < 7                                  native:avx2         5.3x
+grad_weight  emulated   outputs < 7                                  aten:channels_last  5.3x
+grad_weight  grouped    group < 17                                   native              2.5x
 # end of the derived lines
 """
 
