@@ -18,7 +18,8 @@ import torch
 from .._compat import cpu_lacks
 from ..problem import ConvProblem, Output, passes_of
 
-#: FLOPs of a dense pass up to which PyTorch's own call is kept: its autograd is faster in such a small one.
+#: FLOPs of a dense pass up to which PyTorch's own call is kept: its autograd is faster in such a small one. So it is
+#: where there is one position, as in squeeze and excitation, of which the sweep has none (ours: 0.68x to 0.94x).
 _SMALL = 200_000
 
 #: Each pass by its own rule, rather than several in one sweep.
@@ -149,7 +150,7 @@ def by_rule(
     if device.type != "cpu" or _mostly_padding(problem):
         return
     what, kind = case_of(problem, outputs, cpu_lacks(problem.dtype))
-    if kind == "dense" and problem.flops < _SMALL:
+    if kind == "dense" and (problem.flops < _SMALL or prod(problem.output_size) == 1):
         return
     for rule in rules_of(TABLE).get((what, kind), ()):
         if rule.holds(problem, threads):
