@@ -40,8 +40,8 @@ ROWS = [
     ("mb1g8ic8ih9oc8kh3ph1", ("grad_input",), ["aten"]),  # no line about it
     ("mb4ic8ih9oc8kh3", ("forward",), ["native"]),
     ("mb1ic8ih9oc8kh3", ("forward",), ["aten"]),  # so few operations that PyTorch's own call is faster
-    ("mb4ic272ih2oc1088", ("grad_input",), ["aten:mkldnn"]),
-    ("mb4ic272ih1oc1088", ("grad_input",), ["aten"]),  # one position
+    ("mb4ic272ih2oc1088kh1", ("grad_input",), ["aten:mkldnn"]),
+    ("mb4ic272ih1oc1088kh1", ("grad_input",), ["aten"]),  # one position
     ("mb1ic8ih9oc32kh3", ("forward",), ["im2col"]),  # native cannot
     ("mb1ic64ih64oc64kh2sh2", ("forward",), ["im2col"]),
     ("mb1ic64ih64oc64kh3sh2", ("forward",), ["aten"]),
