@@ -230,6 +230,8 @@ PLAIN = {
     "func.grad": lambda m, x: torch.func.grad(lambda x: m(x).square().sum())(x),
     "vmap": lambda m, x: torch.func.vmap(m)(x[None]),
     "a mode": in_a_mode,
+    "negated lazily": lambda m, x: m(torch._neg_view(x)),
+    "zeros without memory": lambda m, x: m(torch._efficientzerotensor(x.shape)),
 }
 
 
@@ -239,6 +241,16 @@ def test_by_torch(how: str, calls: list[str]) -> None:
     x = image(2, 6, 5, 7)
     torch.testing.assert_close(PLAIN[how](ours, x), PLAIN[how](theirs, x), rtol=0, atol=0)
     assert calls == []
+
+
+@pytest.mark.parametrize("odd", [torch._neg_view, lambda g: torch._efficientzerotensor(g.shape)])
+def test_gradients_that_lie_in_no_memory(odd: Any) -> None:
+    ours, theirs = pair()
+    x, g = image(2, 6, 5, 7), torch.randn(2, 6, 5, 7)
+    found, expected = ([x.clone().requires_grad_(), *m.parameters()] for m in (ours, theirs))
+    grads = (torch.autograd.grad(m(of[0]), of, odd(g)) for m, of in ((ours, found), (theirs, expected)))
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_small_inputs_by_torch(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:

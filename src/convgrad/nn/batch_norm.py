@@ -37,6 +37,11 @@ def _plain() -> bool:
     )
 
 
+def _is_odd(t: Tensor) -> bool:
+    """Whether a tensor's values are not simply what its memory holds."""
+    return t.is_neg() or t._is_zerotensor() or is_legacy_batched(t)
+
+
 def _is_ours(input: Any, *parameters: Any) -> bool:
     """Whether our kernels compute a call with the statistics of the batch."""
     if (
@@ -48,7 +53,7 @@ def _is_ours(input: Any, *parameters: Any) -> bool:
         or not input.is_contiguous()
         or input.dim() < 3
         or input.numel() <= input.shape[1]  # torch's error
-        or is_legacy_batched(input)
+        or _is_odd(input)
         or not native_norm_takes(input.dtype)
         or not norm_gains(input.shape, input.itemsize)
     ):
@@ -63,6 +68,7 @@ def _is_ours(input: Any, *parameters: Any) -> bool:
             or p.shape != size
             or not p.is_cpu
             or not p.is_contiguous()
+            or _is_odd(p)
         ):
             return False
         dtype = p.dtype
@@ -127,7 +133,7 @@ class _Normalization(torch.autograd.Function):
             _is_dynamo_compiling()
             or torch.is_grad_enabled()
             or grad_output.__class__ not in _KINDS
-            or is_legacy_batched(grad_output)
+            or _is_odd(grad_output)
             or not _plain()
         ):  # torch's formula has derivatives of its own
             gradients = torch.ops.aten.native_batch_norm_backward(
