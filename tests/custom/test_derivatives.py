@@ -28,7 +28,7 @@ def test_derivatives_of_every_order() -> None:
 def test_one_pass_of_three() -> None:
     """A grad_weight alone: forward and grad_input stay with the engine, and the function is called once a backward."""
     mine = Counted(grad_weight)
-    convgrad.register("mine", grad_weight=mine, accepts=accepts, dtypes=WIDE, seconds=0.2)
+    convgrad.register("mine", grad_weight=mine, accepts=accepts, dtypes=WIDE, verify=False)
     x, w = operands()
     for fresh in (True, False):
         mine.calls = 0
@@ -43,9 +43,7 @@ def test_one_pass_of_three() -> None:
 
 def test_all_three_passes() -> None:
     functions = {"forward": Counted(forward), "grad_input": Counted(grad_input), "grad_weight": Counted(grad_weight)}
-    convgrad.register("mine", **functions, accepts=accepts, dtypes=WIDE, seconds=0.5)
-    for f in functions.values():
-        f.calls = 0
+    convgrad.register("mine", **functions, accepts=accepts, dtypes=WIDE, verify=False)
     depthwise(*operands()).sum().backward()
     assert [f.calls for f in functions.values()] == [1, 1, 1]
     chosen = explain_problem(DEPTHWISE).chosen()
@@ -68,8 +66,7 @@ def test_function_transforms() -> None:
 
 def test_a_transposed_convolution_uses_grad_input() -> None:
     mine = Counted(grad_input)
-    convgrad.register("mine", grad_input=mine, accepts=accepts, dtypes=WIDE, seconds=0.2)
-    mine.calls = 0
+    convgrad.register("mine", grad_input=mine, accepts=accepts, dtypes=WIDE, verify=False)
     x, w, b = torch.randn(2, 4, 5, 6), torch.randn(4, 3, 3, 3), torch.randn(3)
     torch.testing.assert_close(
         convgrad.conv_transpose2d(x, w, b, stride=2, output_padding=1),
@@ -96,7 +93,7 @@ def test_the_function_is_not_differentiated_through() -> None:
         with torch.enable_grad():
             return Inner.apply(input, weight, p)  # pyright: ignore[reportReturnType]
 
-    convgrad.register("mine", forward=mine, accepts=accepts, seconds=0.2)
+    convgrad.register("mine", forward=mine, accepts=accepts, verify=False)
     x, w = operands()
     depthwise(x, w).sum().backward()
     torch.func.grad(lambda x: depthwise(x, w).sum())(x)

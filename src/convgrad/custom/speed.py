@@ -6,7 +6,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from ..check import default_problems, real_layers
 from ..engine import Plan, Step, choose, store, without
 from ..engine.ab_timer import Ratio, call_seconds, compare, conditions
 from ..errors import CheckError
-from ..problem import OPERANDS, ConvProblem, Output, Slot
+from ..problem import ConvProblem, Output
 from ..settings import current
 from .backend import CustomBackend, Timing, in_words
 
@@ -27,7 +26,6 @@ _MOST = 3
 _SECONDS, _EACH = 0.5, 0.06
 #: Of a kernel that is preferred and never as fast as this, a warning says so.
 _SLOW = 0.5
-_SLOTS: tuple[Slot, ...] = ("grad_output", "input", "weight")
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -93,7 +91,7 @@ def _problems(
     found = accepted(named)
     yield from found
     small = accepted(sorted(default_problems(), key=lambda p: -p.flops))[:1]
-    per_flop = [_once(_call(p, outputs, (Step(backend, outputs, ""),), device), device) / p.flops for p in small]
+    per_flop = [_once(Plan(p, outputs, device, (Step(backend, outputs, ""),)).trial(), device) / p.flops for p in small]
     layers = real_layers()
     usual, last = ([p for p in layers if p.channels_last == wanted] for wanted in (False, True))
     others = [p.replace(dtype=d) for d in (torch.float64, torch.bfloat16, torch.float16) for p in (*usual, *last)]
@@ -109,7 +107,7 @@ def _timed(backend: CustomBackend, outputs: tuple[Output, ...], problem: ConvPro
     with without(backend.name):  # one that is to be replaced
         others = choose(problem, outputs, device, current(), None)
     steps = {"mine": (Step(backend, outputs, ""),), "theirs": others}
-    calls = {who: _call(problem, outputs, s, device) for who, s in steps.items()}
+    calls = {who: Plan(problem, outputs, device, s).trial() for who, s in steps.items()}
     try:
         once = {"mine": _once(calls["mine"], device)}
     except Exception as error:  # it has accepted it
@@ -129,18 +127,3 @@ def _once(call: Callable[[], Any], device: torch.device) -> float:
     """Seconds of the second call."""
     call()
     return call_seconds(call, device)
-
-
-def _call(
-    problem: ConvProblem, outputs: tuple[Output, ...], steps: tuple[Step, ...], device: torch.device
-) -> Callable[[], Any]:
-    plan = Plan(problem, outputs, device, steps)
-    slots = _SLOTS if len(outputs) > 1 else OPERANDS[outputs[0]]  # pyright: ignore[reportArgumentType, reportGeneralTypeIssues]
-    generator = torch.Generator().manual_seed(0)
-    tensors = [
-        torch.randn(problem.shape_of(s), generator=generator, dtype=torch.float64)
-        .to(device, problem.dtype)
-        .contiguous(memory_format=problem.memory_format)
-        for s in slots
-    ]
-    return partial(plan.gradients if len(outputs) > 1 else plan.contract, *tensors)
