@@ -243,6 +243,18 @@ class Line(NamedTuple):
         return any(inputs[0] <= start + self.dilation * t < inputs[1] for t in range(self.kernel))
 
 
+@lru_cache(maxsize=1024)
+def interior(line: Line, side: str, stays: Range, own: Range) -> Range:
+    """What is left of a range when its ends are cut until it couples with positions of ``own`` alone."""
+    start, stop = stays
+    while start < stop:
+        first, last = line.needs(side, (start, stop))
+        if first == last or (own[0] <= first and last <= own[1]):
+            break
+        start, stop = (start + 1, stop) if first < own[0] else (start, stop - 1)
+    return start, stop
+
+
 def _trim(start: int, stop: int, needed: Callable[[int], bool]) -> Range:
     while start < stop and not needed(start):
         start += 1

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..calculus import Role
-from .geometry import Route, chunks
+from .geometry import Line, Range, Route, chunks, interior
 from .sharding import ROLES, Choice, Work, line_of, nested
 
 
 class Halo(NamedTuple):
-    """A role that is extended along one of its dimensions: what is sent, and to whom."""
+    """A spatial dimension along which a role is extended; ranges are positions of the whole.
+
+    Attributes:
+        role: the one that moves.
+        other: the one that stays, input or output.
+        dim: the dimension of both.
+        way: what is sent.
+        group: to whom.
+        line: the convolution along this dimension.
+        side: which side of the line the moving role is; a transposed convolution reads it from output to input.
+        moved: the extended range.
+        stays: this process's range of the other role.
+    """
 
     role: Role
+    other: Role
     dim: int
     way: Route
     group: ProcessGroup
+    line: Line
+    side: Literal["input", "output"]
+    moved: Range
+    stays: Range
+
+    def needs(self, stays: Range) -> Range:
+        """What a range of the other role couples with."""
+        return self.line.needs(self.side, stays)
+
+    def interior(self) -> Range:
+        """The part of the other role that couples with nothing of another process."""
+        return interior(self.line, self.side, self.stays, self.way.have)
 
 
 class Part(NamedTuple):
@@ -40,31 +65,53 @@ class Part(NamedTuple):
         """Whether there is nothing to compute: results are zero, if they have elements at all."""
         return not all(n for size in self.sizes.values() for n in size)
 
+    def along(self, halo: Halo, moved: Range, stays: Range) -> Part:
+        """The same for other ranges along a dimension."""
+        stride, padding, *rest = self.arguments
+        j, sizes = halo.dim - 2, dict(self.sizes)
+        ranges: dict[Role, Range] = {halo.role: moved, halo.other: stays}
+        for role, (start, stop) in ranges.items():
+            sizes[role] = [*sizes[role][: 2 + j], stop - start, *sizes[role][3 + j :]]
+        sides = halo.line.local(*((moved, stays) if halo.side == "input" else (stays, moved)))
+        return self._replace(sizes=sizes, arguments=(stride, [*padding[: 2 * j], *sides, *padding[2 * j + 2 :]], *rest))
+
 
 def part_of(work: Work, choice: Choice, mesh: DeviceMesh) -> Part:
     """This process's part of a contraction."""
     place = mesh.get_coordinate()
     assert place is not None
-    g, halos = work.geometry, []
+    g = work.geometry
     sizes: dict[Role, list[int]] = {role: _own(work, choice, role, place) for role in ROLES}
+    spatial = [i for i, role in enumerate(choice.moves) if role is not None]
+    padding = [n for pair in g.padding for n in pair]
+    if not spatial and all(low == high for low, high in g.padding):
+        padding = padding[::2]  # as ATen can state it
+    beyond = [0 if 2 + j in _sharded(choice) else n for j, n in enumerate(g.output_padding)]
     groups = g.groups * sizes["output"][1] // work.shape("output")[1] if g.groups > 1 else 1
-    padding, beyond = list(g.padding), list(g.output_padding)
-    for i, (rule, role) in enumerate(zip(choice.rules, choice.moves, strict=True)):
-        if rule is None or rule.spatial is None or role is None:
-            continue
-        j, rank = rule.spatial, place[i]
-        line = line_of(g, work.shapes, j)  # of a transposed convolution: from output to input
-        side = "input" if (role == "input") != g.transposed else "output"
-        plan = line.exchange(side, work.mesh[i])
-        moved, stays = plan.want[rank], chunks(line.output if side == "input" else line.input, work.mesh[i])[rank]
-        padding[j] = line.local(*((moved, stays) if side == "input" else (stays, moved)))
-        beyond[j] = 0
-        sizes[role][2 + j] = moved[1] - moved[0]
-        halos.append(Halo(role, 2 + j, plan.route(rank), mesh.get_group(i)))
-    sides = [n for pair in padding for n in pair]
-    if all(low == high >= 0 for low, high in padding):
-        sides = sides[::2]  # as ATen can state it
-    return Part(sizes, (g.stride, sides, g.dilation, g.transposed, beyond, groups), halos)
+    part = Part(sizes, (g.stride, padding, g.dilation, g.transposed, beyond, groups), [])
+    for i in spatial:
+        halo = _halo(work, choice, mesh, i, place[i])
+        part = part.along(halo, halo.moved, halo.stays)
+        part.halos.append(halo)
+    return part
+
+
+def _halo(work: Work, choice: Choice, mesh: DeviceMesh, i: int, rank: int) -> Halo:
+    rule, role = choice.rules[i], choice.moves[i]
+    assert rule is not None
+    assert rule.spatial is not None
+    assert role is not None
+    line, parts = line_of(work.geometry, work.shapes, rule.spatial), work.mesh[i]
+    side = "input" if (role == "input") != work.geometry.transposed else "output"
+    plan = line.exchange(side, parts)
+    stays = chunks(line.output if side == "input" else line.input, parts)[rank]
+    other = "output" if role == "input" else "input"
+    dim = 2 + rule.spatial
+    return Halo(role, other, dim, plan.route(rank), mesh.get_group(i), line, side, plan.want[rank], stays)
+
+
+def _sharded(choice: Choice) -> set[int | None]:
+    return {rule.input for rule, role in zip(choice.rules, choice.moves, strict=True) if rule is not None and role}
 
 
 def _own(work: Work, choice: Choice, role: Role, place: Sequence[int]) -> list[int]:

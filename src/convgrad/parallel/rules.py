@@ -21,8 +21,9 @@ from ..calculus import Role, sum_of_bias
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 from ..errors import DtypeError
 from ..ops import with_rules
-from .halo import exchange
-from .part import Part, part_of
+from .geometry import Range
+from .halo import collect, exchange, start
+from .part import Halo, Part, part_of
 from .redistribution import local_as
 from .sharding import Choice, Work, choose
 
@@ -153,13 +154,7 @@ def _compute(
     }
     added = _bias(bias, choice, mesh)
     later = "output" in choice.moves or part.empty  # added once, to whole sums
-    for halo in part.halos:
-        if halo.role in here:
-            here[halo.role] = exchange(here[halo.role], halo.dim, halo.way, halo.group)
-    if part.empty:
-        found = [next(iter(here.values())).new_zeros(part.sizes[role]) for role in results]
-    else:
-        found = list(contract(here, part, None if later else added))
+    found = _local(here, part, results, contract, None if later else added)
     for halo in reversed(part.halos):
         if halo.role in results:
             at = results.index(halo.role)
@@ -167,6 +162,65 @@ def _compute(
     if added is not None and later:
         found[0] = _plus(found[0], added)
     return [_wrap(t, mesh, choice, role, work.shape(role), call.layout) for role, t in zip(results, found, strict=True)]
+
+
+def _local(
+    here: dict[Role, Tensor], part: Part, results: tuple[Role, ...], contract: _Contract, bias: Tensor | None
+) -> list[Tensor]:
+    """The results of this process, after its operands have been extended."""
+    waiting = [halo for halo in part.halos if halo.role in here]
+    for halo in waiting[:-1]:
+        here[halo.role] = exchange(here[halo.role], halo.dim, halo.way, halo.group)
+    if waiting and results == (waiting[-1].other,) and _mostly_interior(waiting[-1]):
+        return [_overlapped(here, part, waiting[-1], results, contract, bias)]
+    for halo in waiting[-1:]:
+        here[halo.role] = exchange(here[halo.role], halo.dim, halo.way, halo.group)
+    return _contracted(here, part, results, contract, bias)
+
+
+def _contracted(
+    here: dict[Role, Tensor], part: Part, results: tuple[Role, ...], contract: _Contract, bias: Tensor | None
+) -> list[Tensor]:
+    if not part.empty:
+        return list(contract(here, part, bias))
+    zeros = [next(iter(here.values())).new_zeros(part.sizes[role]) for role in results]
+    return zeros if bias is None else [_plus(zeros[0], bias)]
+
+
+def _mostly_interior(halo: Halo) -> bool:
+    (start, stop), (first, last) = halo.stays, halo.interior()
+    return halo.way.travels and 2 * (last - first) >= stop - start > 0
+
+
+def _overlapped(
+    here: dict[Role, Tensor],
+    part: Part,
+    halo: Halo,
+    results: tuple[Role, ...],
+    contract: _Contract,
+    bias: Tensor | None,
+) -> Tensor:
+    """The interior of the result, while the halo is on its way, and then the strips on both sides of it.
+
+    It copies no more than without: the result is put together in place of the extended operand.
+    """
+    x, way = here[halo.role], halo.way
+    flight = start(x, halo.dim, way, halo.group)
+    inner = halo.interior()
+
+    def piece(stays: Range, moved: Range, t: Tensor) -> Tensor:
+        return _contracted({**here, halo.role: t}, part.along(halo, moved, stays), results, contract, bias)[0]
+
+    needed = halo.needs(inner)
+    first = max(needed[0] - way.have[0], 0)  # it may need nothing
+    middle = piece(inner, needed, x.narrow(halo.dim, first, needed[1] - needed[0]))
+    strips = []
+    for stays in ((halo.stays[0], inner[0]), (inner[1], halo.stays[1])):
+        moved = halo.needs(stays)
+        at = (moved[0] - halo.moved[0], moved[1] - halo.moved[0]) if moved[0] < moved[1] else (0, 0)
+        strip = collect(x, flight, halo.dim, way, halo.group, within=at)  # also where it is empty: it waits
+        strips += [piece(stays, moved, strip)] if stays[0] < stays[1] else [None]
+    return torch.cat([t for t in (strips[0], middle, strips[1]) if t is not None], halo.dim)
 
 
 def _plus(output: Tensor, bias: Tensor) -> Tensor:
