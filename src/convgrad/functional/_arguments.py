@@ -200,6 +200,7 @@ def transpose_arguments(
 
 
 def all_arguments(
+    d: int,
     weight_size: Sequence[int],
     stride: Ints,
     padding: Ints | str,
@@ -210,7 +211,6 @@ def all_arguments(
 ) -> tuple[Any, ...]:
     """Of a plain convolution output_padding has no meaning, as in PyTorch."""
     require_bool("transposed", transposed)
-    d = len(weight_size) - 2
     if transposed:
         return transpose_arguments(d, weight_size, stride, padding, output_padding, groups, dilation)  # pyright: ignore[reportArgumentType]
     return conv_arguments(d, weight_size, stride, padding, dilation, groups)

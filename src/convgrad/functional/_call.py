@@ -15,7 +15,7 @@ from ..errors import ShapeError
 from ..ops import any_subclass, apply, kernels, operator
 from ..shapes import check_rank
 from ..validation import refuse_nested
-from ._arguments import Ints, conv_arguments, require_bool, transpose_arguments
+from ._arguments import all_arguments
 
 #: The functions that people call, by name; each file of them adds its own.
 public_functions: dict[str, Callable[..., Tensor]] = {}
@@ -89,24 +89,9 @@ def _is_plain(raw: Any) -> bool:
     return raw is None or type(raw) in (bool, int, float, str)
 
 
-def run_nd(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Ints,
-    padding: Ints | str,
-    dilation: Ints,
-    transposed: bool,
-    output_padding: Ints,
-    groups: int,
-) -> Tensor:
-    """Compute one call of `convolution`."""
-    require_bool("transposed", transposed)
-    d = weight.dim() - 2
-    if transposed:
-        raw = (stride, padding, output_padding, groups, dilation)
-        return run("convolution", d, transpose_arguments, input, weight, bias, raw)
-    return run("convolution", d, conv_arguments, input, weight, bias, (stride, padding, dilation, groups))
+def run_nd(input: Tensor, weight: Tensor, bias: Tensor | None, *form: Any) -> Tensor:
+    """Compute one call of `convolution`, whose arguments from stride to groups are ``form``."""
+    return run("convolution", weight.dim() - 2, all_arguments, input, weight, bias, form)
 
 
 def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | None = None) -> Any:

@@ -10,7 +10,7 @@ from ..errors import ShapeError
 from ..ops import cast_operands
 from ..shapes import check_rank
 from ..validation import check_operands
-from ._arguments import Ints, conv_arguments, of_tensors, transpose_arguments
+from ._arguments import Ints, all_arguments, of_tensors
 from ._rows import Layout, as_images, in_one_row
 
 
@@ -70,13 +70,9 @@ def feedback_convolution(
             f"but got {list(feedback_weight.shape)}"
         )
     if layout != "NCL":
-        if transposed:
-            normalize, raw = transpose_arguments, (stride, padding, output_padding, groups, dilation)
-        else:
-            normalize, raw = conv_arguments, (stride, padding, dilation, groups)
 
         def call(image: Tensor, kernel: Tensor) -> Tensor:
-            row_form = in_one_row(normalize)(2, kernel.shape, *raw)
+            row_form = in_one_row(all_arguments)(2, kernel.shape, *form)
             return feedback_convolution(image, kernel, feedback_weight.unsqueeze(2), bias, *row_form)
 
         return as_images(call, input, weight, layout)

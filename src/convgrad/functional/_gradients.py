@@ -45,7 +45,8 @@ def grad_input(
         >>> torch.allclose(convgrad.grad_input(x.shape, w, g), want, atol=1e-5)
         True
     """
-    arguments = all_arguments(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
+    form = (stride, padding, dilation, transposed, output_padding, groups)
+    arguments = all_arguments(weight.dim() - 2, weight.shape, *form)
     other = weight.conj() if weight.is_complex() else weight
     rest = (sizes(input_size, "input_size"), *arguments)
     return gradient("grad_input", rest, grad_output, other)
@@ -90,7 +91,8 @@ def grad_weight(
     """
     require_bool("per_sample", per_sample)
     size = sizes(weight_size, "weight_size")
-    arguments = all_arguments(size, stride, padding, dilation, transposed, output_padding, groups)
+    form = (stride, padding, dilation, transposed, output_padding, groups)
+    arguments = all_arguments(len(size) - 2, size, *form)
     other = input.conj() if input.is_complex() else input
     if per_sample:
         return _of_each_sample(grad_output, other, size, arguments)
@@ -163,7 +165,8 @@ def convolution_backward(
         >>> gi.shape, gw, gb.shape
         (torch.Size([2, 4, 9]), None, torch.Size([6]))
     """
-    arguments = all_arguments(weight.shape, stride, padding, dilation, transposed, output_padding, groups)
+    form = (stride, padding, dilation, transposed, output_padding, groups)
+    arguments = all_arguments(weight.dim() - 2, weight.shape, *form)
     if input.is_complex():
         input, weight = input.conj(), weight.conj()
     rest = (None if bias_sizes is None else list(bias_sizes), *arguments, list(output_mask))

@@ -62,7 +62,7 @@ def per_sample_norms(
     form = (stride, padding, dilation, transposed, output_padding, groups)
     require_bool("bias", bias)
     size = sizes(weight_size, "weight_size")
-    arguments = all_arguments(size, *form)
+    arguments = all_arguments(len(size) - 2, size, *form)
     check_grad_weight(grad_output.shape, input.shape, size, conv_geometry(size, *arguments))
     operands: Any = cast_operands(input, grad_output)  # as autocast does for the gradient
     input, grad_output = operands
