@@ -63,20 +63,6 @@ def test_the_layout_asked_for(case: str) -> None:
     assert decompositions.grad_weight(g, x, w.shape, *arguments, memory_format=last).is_contiguous(memory_format=last)
 
 
-def test_the_table_has_every_overload() -> None:
-    packets = [getattr(torch.ops.convgrad, n) for n in ("convolution", "convolution_backward", "grad_input")]
-    packets.append(torch.ops.convgrad.grad_weight)
-    table = decompositions.table()
-    assert set(table) == {getattr(p, overload) for p in packets for overload in p.overloads()}
-    x, w = torch.randn(1, 2, 6), torch.randn(2, 2, 3)
-    rest = ([1], [1, 0], [1], False, [0], 1)
-    traced = torch.fx.experimental.proxy_tensor.make_fx(
-        lambda x, w: torch.ops.convgrad.convolution(x, w, None, *rest), decomposition_table=table
-    )(x, w)
-    assert _namespaces(traced) == {"aten"}
-    torch.testing.assert_close(traced(x, w), torch.ops.convgrad.convolution(x, w, None, *rest))
-
-
 class Net(torch.nn.Module):
     """Each way by which a convolution gets into a program: chosen backends, a requested one, pairs, gradients."""
 

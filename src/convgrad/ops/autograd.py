@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -209,6 +210,26 @@ def _both(form: Form, cotangent: Tensor, input: Tensor, weight: Tensor, bias: bo
 # ---- kernels at the key --------------------------------------------------------------------------
 
 
+def _refuse(**operands: Tensor | None) -> None:
+    """Nested tensors, and fake ones beside real ones."""
+    refuse_nested(*operands.values())
+    refuse_mixed(**operands)
+
+
+def _below(op: Any, keyset: Any, operands: tuple[Tensor | None, ...], rest: Any) -> Callable[..., Any]:
+    """The operator below autograd, or what a graph that is being traced gets in its place."""
+    if dispatch_modes():
+        flops.register()
+    plain = lowering.traced_operator(op, operands, rest) or traced_overload(op, operands[0])
+    call = plain or partial(op.redispatch, keyset & after_autograd)
+
+    def below(*args: Any, **options: Any) -> Any:
+        with AutoDispatchBelowAutograd():
+            return call(*args, **options)
+
+    return below
+
+
 def _through(
     op: Any,
     keyset: Any,
@@ -219,16 +240,11 @@ def _through(
     **options: Any,
 ) -> Tensor:
     """Call the operator below autograd, through `Contraction` where a derivative may be needed."""
-    if dispatch_modes():
-        flops.register()
-    plain = lowering.traced_operator(op, operands, rest) or traced_overload(op, operands[0])
+    call_below = _below(op, keyset, operands, rest)
 
     def below(first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
         args = (first, second, bias) if yields == "output" else (first, second)
-        with AutoDispatchBelowAutograd():
-            if plain is not None:
-                return plain(*args, *rest, **options)
-            return op.redispatch(keyset & after_autograd, *args, *rest, **options)
+        return call_below(*args, *rest, **options)
 
     transformed = functorch_active() or forward_ad_active()
     if not transformed and not _moves(*operands):
@@ -247,8 +263,7 @@ def _moves(*tensors: Tensor | None) -> bool:
 
 def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
     """``convgrad::convolution`` with derivatives."""
-    refuse_nested(input, weight, bias)
-    refuse_mixed(input=input, weight=weight, bias=bias)
+    _refuse(input=input, weight=weight, bias=bias)
     if lowering.any_subclass(input, weight, bias):
         return decompositions.convolution(input, weight, bias, *arguments)
     form = Form(input.shape, weight.shape, arguments)
@@ -260,8 +275,7 @@ def grad_input(
     keyset: Any, grad_output: Tensor, weight: Tensor, input_size: Any, *arguments: Any, **options: Any
 ) -> Tensor:
     """``convgrad::grad_input`` with derivatives."""
-    refuse_nested(grad_output, weight)
-    refuse_mixed(grad_output=grad_output, weight=weight)
+    _refuse(grad_output=grad_output, weight=weight)
     op, form = torch.ops.convgrad.grad_input.default, Form(input_size, weight.shape, arguments)
     return _through(op, keyset, "input", form, (grad_output, weight, None), (input_size, *arguments), **options)
 
@@ -270,8 +284,7 @@ def grad_weight(
     keyset: Any, grad_output: Tensor, input: Tensor, weight_size: Any, *arguments: Any, **options: Any
 ) -> Tensor:
     """``convgrad::grad_weight`` with derivatives."""
-    refuse_nested(grad_output, input)
-    refuse_mixed(grad_output=grad_output, input=input)
+    _refuse(grad_output=grad_output, input=input)
     op, form = torch.ops.convgrad.grad_weight.default, Form(input.shape, weight_size, arguments)
     return _through(op, keyset, "weight", form, (grad_output, input, None), (weight_size, *arguments), **options)
 
@@ -280,21 +293,14 @@ def convolution_backward(
     keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *arguments: Any
 ) -> Any:
     """``convgrad::convolution_backward``: where it is differentiated, its three gradients one by one."""
-    refuse_nested(grad_output, input, weight)
-    refuse_mixed(grad_output=grad_output, input=input, weight=weight)
+    _refuse(grad_output=grad_output, input=input, weight=weight)
     if lowering.any_subclass(grad_output, input, weight):
         return decompositions.convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
-    if dispatch_modes():
-        flops.register()
-    op = torch.ops.convgrad.convolution_backward.default
     *rest, mask = arguments
     tensors = (grad_output, input, weight)
     if not (functorch_active() or forward_ad_active() or _moves(*tensors)):
-        plain = lowering.traced_operator(op, tensors, (bias_sizes, *arguments)) or traced_overload(op, grad_output)
-        with AutoDispatchBelowAutograd():
-            if plain is not None:
-                return plain(*tensors, bias_sizes, *arguments)
-            return op.redispatch(keyset & after_autograd, *tensors, bias_sizes, *arguments)
+        op = torch.ops.convgrad.convolution_backward.default
+        return _below(op, keyset, tensors, (bias_sizes, *arguments))(*tensors, bias_sizes, *arguments)
     geometry = conv_geometry(weight.shape, *rest)
     check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, geometry, mask)
     options = {"memory_format": layout_of(input, weight, geometry)}

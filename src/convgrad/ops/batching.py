@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..calculus import OPERANDS, Form, Role, contract, sum_of_bias
+from ..calculus import OPERANDS, Form, Role, contract
 from ..shapes import conv_geometry, convolution_shape
 
 #: The axis shared by two roles and not by the third.
@@ -71,6 +70,9 @@ def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in
     roles, batch = OPERANDS[yields], info.batch_size
     if batch == 0:
         return operands[0].new_empty((0, *_size(form, yields)))
+    if in_dims[0] is None and in_dims[1] is None:
+        same = contract(form, yields, dict(zip(roles, operands, strict=True)))
+        return same.expand(batch, *same.shape)
     *arguments, groups = form.arguments
     transposed = arguments[3]
     moved = [t if d is None else t.movedim(d, 0) for t, d in zip(operands, in_dims, strict=True)]
@@ -102,15 +104,12 @@ def convolution(
     weight: Tensor,
     bias: Tensor | None,
     *arguments: Any,
-) -> tuple[Tensor, int | None]:
+) -> tuple[Tensor, int]:
     """vmap of convolution: batched input, batched weight, or both; batched bias."""
     dims = in_dims[:2]
     shapes = [_shape(t, d) for t, d in zip((input, weight), dims, strict=True)]
     form = Form(shapes[0], shapes[1], arguments)
-    if dims[0] is None and dims[1] is None:
-        output = contract(form, "output", {"input": input, "weight": weight})[None]
-    else:
-        output = _batched(info, form, "output", (input, weight), dims)
+    output = _batched(info, form, "output", (input, weight), dims)
     if bias is not None:
         rows = bias[None] if in_dims[2] is None else bias.movedim(in_dims[2], 0)
         output = output + rows.view(rows.shape[0], 1, rows.shape[1], *(1,) * (output.dim() - 3))
@@ -144,30 +143,16 @@ def convolution_backward(
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
     """vmap of convolution_backward: each gradient by its own rule."""
     *rest, mask = arguments
-    ops, (g, x, w) = torch.ops.convgrad, in_dims[:3]
-    results: list[Tensor | None] = [None, None, None]
-    dims: list[int | None] = [None, None, None]
+    g, x, w = in_dims[:3]
+    gradients: list[Tensor | None] = [None, None, None]
     if mask[0]:
-        results[0], dims[0] = _maybe(
-            info, ops.grad_input.default, grad_input, (g, w), grad_output, weight, _shape(input, x), rest
-        )
+        gradients[0], _ = grad_input(info, (g, w), grad_output, weight, _shape(input, x), *rest)
     if mask[1]:
-        results[1], dims[1] = _maybe(
-            info, ops.grad_weight.default, grad_weight, (g, x), grad_output, input, _shape(weight, w), rest
-        )
+        gradients[1], _ = grad_weight(info, (g, x), grad_output, input, _shape(weight, w), *rest)
     if mask[2]:
-        dims[2] = None if g is None else 0
-        rows = grad_output if g is None else grad_output.movedim(g, 0).transpose(1, 2)  # [B, C, N, *out]
-        results[2] = sum_of_bias(rows) if g is None else rows.flatten(2).sum(2)
-    return tuple(results), tuple(dims)
-
-
-def _maybe(
-    info: Any, op: Any, rule: Any, dims: tuple[int | None, int | None], a: Tensor, b: Tensor, size: Any, rest: Any
-) -> tuple[Tensor, int | None]:
-    if dims == (None, None):
-        return op(a, b, size, *rest), None
-    return rule(info, dims, a, b, size, *rest)
+        rows = grad_output[None] if g is None else grad_output.movedim(g, 0)  # [B or 1, N, C, *out]
+        gradients[2] = rows.transpose(1, 2).flatten(2).sum(2).expand(info.batch_size, -1)
+    return tuple(gradients), tuple([None if t is None else 0 for t in gradients])
 
 
 def _shape(t: Tensor, dim: int | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""The operators written in ATen's: for exported programs, decomposition tables, and tensors that know aten alone.
+"""The operators written in ATen's: for exported programs, and tensors that know aten alone.
 
 ATen's operators know one padding for both sides, give one gradient only as a part of ``convolution_backward``, and take
 no complex numbers. So other paddings become a pad, the missing operand one without data, complex numbers two real ones.
@@ -92,23 +92,6 @@ def _one_gradient(i: int) -> Callable[..., Tensor]:
 
 
 grad_input, grad_weight = _one_gradient(0), _one_gradient(1)
-
-
-def table() -> dict[Any, Callable[..., Any]]:
-    """The ``decomposition_table`` of every overload, as ``make_fx`` and ``aot_function`` take it.
-
-    They are not in PyTorch's own table: with ``CI`` set, Inductor refuses an operator that it finds there.
-    """
-    packets = {getattr(torch.ops.convgrad, name): function for name, function in _FUNCTIONS.items()}
-    return {getattr(packet, overload): f for packet, f in packets.items() for overload in packet.overloads()}
-
-
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "convolution": convolution,
-    "convolution_backward": convolution_backward,
-    "grad_input": grad_input,
-    "grad_weight": grad_weight,
-}
 
 
 def _sides(

@@ -7,6 +7,7 @@ at the latest when an operator runs under a counter.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -16,36 +17,28 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 _COUNTER = "torch.utils.flop_counter"
 
 
-def _pass_flops(data: Any, weight: Any) -> int:
-    """One pass: each element of the tensor on the weight's dimension 0 meets the rest of the weight.
-
-    ``data`` is the output of a plain convolution, the input of a transposed one.
-    """
-    return 2 * prod(data) * prod(weight[1:])
-
-
-def _convolution(input: Any, weight: Any, _bias: Any, *arguments: Any, out_shape: Any = None, **_: Any) -> int:
-    return _pass_flops(input if arguments[3] else out_shape, weight)
-
-
-def _backward(grad: Any, input: Any, weight: Any, _sizes: Any, *arguments: Any, **_: Any) -> int:
-    return _pass_flops(input if arguments[3] else grad, weight) * sum(map(bool, arguments[-1][:2]))
-
-
-def _grad_input(grad: Any, weight: Any, input_size: Any, *arguments: Any, **_: Any) -> int:
-    return _pass_flops(input_size if arguments[3] else grad, weight)
-
-
-def _grad_weight(grad: Any, input: Any, weight_size: Any, *arguments: Any, **_: Any) -> int:
-    return _pass_flops(input if arguments[3] else grad, weight_size)
-
-
-_FORMULAS = {
-    "convolution": _convolution,
-    "convolution_backward": _backward,
-    "grad_input": _grad_input,
-    "grad_weight": _grad_weight,
+#: Of each operator, which of its arguments are input, weight and output (None: its result), and which is transposed.
+_PLACES = {
+    "convolution": (0, 1, None, 6),
+    "convolution_backward": (1, 2, 0, 7),
+    "grad_input": (2, 1, 0, 6),
+    "grad_weight": (1, 2, 0, 6),
 }
+
+
+def _formula(name: str) -> Callable[..., int]:
+    """In a pass each element of the tensor on the weight's dimension 0 meets the rest of the weight.
+
+    That tensor is the output of a plain convolution, the input of a transposed one.
+    """
+    input, weight, output, transposed = _PLACES[name]
+
+    def flops(*args: Any, out_shape: Any = None, **_: Any) -> int:
+        data = args[input] if args[transposed] else out_shape if output is None else args[output]
+        passes = sum(map(bool, args[-1][:2])) if name == "convolution_backward" else 1
+        return 2 * passes * prod(data) * prod(args[weight][1:])
+
+    return flops
 
 
 def register() -> None:
@@ -53,10 +46,10 @@ def register() -> None:
     module = sys.modules.get(_COUNTER)
     if module is None:
         return
-    packets = {getattr(torch.ops.convgrad, name): formula for name, formula in _FORMULAS.items()}
-    for packet, formula in packets.items():
+    packets = {getattr(torch.ops.convgrad, name): name for name in _PLACES}
+    for packet, name in packets.items():
         if packet not in module.flop_registry:
-            module.register_flop_formula(packet)(formula)
+            module.register_flop_formula(packet)(_formula(name))
     for mode in _get_current_dispatch_mode_stack():
         registry = getattr(getattr(mode, "counter", None), "flop_registry", None)
         if isinstance(registry, dict):  # a counter copies the formulas when it is made
