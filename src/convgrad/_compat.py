@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -251,6 +254,19 @@ def named(what: str) -> Generator[None, None, None]:
         if isinstance(error, CollectiveError):
             raise
         raise CollectiveError(f"{what} failed, as another process died or did not answer in time: {error}") from error
+
+
+# ---- Python ----------------------------------------------------------------------------------------
+
+_NOT_THE_USERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
+
+
+def warn_user(text: str) -> None:
+    """Warn at the line outside of this library and of PyTorch that called (Python 3.12: ``skip_file_prefixes``)."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 # ---- the processor --------------------------------------------------------------------------------

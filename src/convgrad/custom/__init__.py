@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.compiler import config
 
+from .._compat import warn_user
 from ..backends import Arithmetic, Backend, Layout
 from ..engine import registry
 from ..errors import UnknownNameError
@@ -22,7 +22,7 @@ from .arguments import Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel, in_words
 from .loading import foreign_frames, load_kernels, loading
 from .options import check_mapping, check_options, instance, several, static_methods
-from .speed import measure, users_frame
+from .speed import measure
 from .verify import verify as _verify
 
 __all__ = ["CustomBackend", "ModuleBackend", "backend_of", "foreign_frames", "load_kernels", "problem_of_module",
@@ -186,7 +186,7 @@ def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: floa
     backend.note = "not verified: registered with verify=False" if seconds is None else _verify(backend, named, seconds)
     backend.verified = backend.note.startswith("verified")
     if backend.preferred and seconds is not None and not backend.verified:
-        warnings.warn(f"{backend.name!r} runs wherever it is usable, and is {backend.note}", stacklevel=users_frame())
+        warn_user(f"{backend.name!r} runs wherever it is usable, and is {backend.note}")
     here = any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available()))
     backend.timings = measure(backend, named, seconds) if here and seconds is not None else ()
     backend.summary = "; ".join(filter(None, [backend.summary, backend.note, in_words(backend.timings)]))

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from .._compat import warn_user
 from ..check import default_problems, real_layers
 from ..engine import Plan, Step, choose, store, without
 from ..engine.ab_timer import Ratio, call_seconds, compare, conditions
@@ -26,7 +24,6 @@ _MOST = 3
 _SECONDS, _EACH = 0.5, 0.06
 #: Of a kernel that is preferred and never as fast as this, a warning says so.
 _SLOW = 0.5
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float) -> tuple[Timing, ...]:
@@ -49,20 +46,11 @@ def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float
     slow = {t.outputs for t in timings} - {t.outputs for t in timings if t.speed >= _SLOW}
     if backend.preferred and slow:
         worst = [t for t in timings if t.outputs in slow]
-        warnings.warn(
+        warn_user(
             f"{backend.name!r} runs wherever it is usable, and is slower there: {in_words(worst)} "
-            f"({worst[0]}); prefer=False runs it only where it is named",
-            stacklevel=users_frame(),
+            f"({worst[0]}); prefer=False runs it only where it is named"
         )
     return timings
-
-
-def users_frame() -> int:
-    """The ``stacklevel`` at which a warning names the user's code."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def _timings(

@@ -6,10 +6,7 @@ forward mode need no formula of their own, and a backward pass makes a choice of
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +14,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from .._compat import warn_user
 from ..calculus import Role, sum_of_bias
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 from ..errors import DtypeError
@@ -271,19 +269,4 @@ def _warn(name: str, choice: Choice, operands: dict[Role, DTensor]) -> None:
             f"convgrad::{name} gathers {role}: every process receives {size} bytes, as no rule computes with {have} "
             f"for less; {role} as {list(choice.placements(role))} would need no gathering"
         )
-        frame = sys._getframe()
-        while frame is not None and _is_inside(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is None:  # a backward pass in a thread of its own
-            warnings.warn(text, stacklevel=2)
-        else:
-            place = frame.f_code.co_filename, frame.f_lineno
-            known = frame.f_globals.setdefault("__warningregistry__", {})
-            warnings.warn_explicit(text, UserWarning, *place, registry=known)
-
-
-_INSIDE = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
-
-
-def _is_inside(file: str) -> bool:
-    return file.startswith(_INSIDE)
+        warn_user(text)
