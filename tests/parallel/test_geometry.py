@@ -27,7 +27,7 @@ def pairs(line: Line) -> set[tuple[int, int]]:
     for o in range(line.output):
         for t in range(line.kernel):
             i = o * line.stride - line.low + line.dilation * t
-            if 0 <= i < line.input or line.circular:
+            if 0 <= i < line.input:
                 found.add((i, o))
     return found
 
@@ -116,7 +116,6 @@ def test_what_moves_is_stated_by_hand():
     """A 3-wide kernel on 12 positions over 4 shards: one position each way over each of the three borders."""
     line = Line(12, 12, 3, low=1)
     assert line.exchange("input", 4).moved == line.exchange("output", 4).moved == 6
-    assert line._replace(circular=True).exchange("input", 4).moved == 8
     assert Line(12, 6, 2, stride=2).exchange("input", 3).moved == 0
     # A kernel of 9 over shards of 2 positions: each needs four on either side, as far as there are any.
     assert Line(8, 8, 9, low=4).exchange("input", 4).moved == 4 + 6 + 6 + 4
@@ -133,8 +132,3 @@ def test_what_moves_is_stated_by_hand():
 def test_what_cannot_be_is_refused(sizes, before, after, circular, message):
     with pytest.raises(ShapeError, match=message):
         Exchange.of_halo(sizes, before, after, circular)
-
-
-def test_circular_outputs_do_not_move():
-    with pytest.raises(ShapeError, match="the input moves"):
-        Line(4, 4, 3, low=1, circular=True).exchange("output", 2)

@@ -147,11 +147,6 @@ _RULES: dict[Any, Rule] = {
 } | {torch.ops.convgrad.convolution.default: _convolution}
 
 
-def rule_of(func: Any) -> Rule | None:
-    """The rule of a function of PyTorch, None where it has none."""
-    return _RULES.get(func)
-
-
 class Sharded(TorchFunctionMode):
     """While it is active, functions of sharded tensors are computed by their rules.
 

@@ -218,15 +218,10 @@ class Line(NamedTuple):
         Args:
             moves: ``input`` or ``output``: the side that is extended, so that the other one stays where it is.
             parts: the number of shards, of input and output alike.
-
-        Raises:
-            ShapeError: outputs that move where the padding is circular.
         """
         inputs, outputs = chunks(self.input, parts), chunks(self.output, parts)
-        if self.circular and moves == "output":
-            raise ShapeError("with circular padding the input moves, not the output")
         have, stays = (inputs, outputs) if moves == "input" else (outputs, inputs)
-        return Exchange(have, tuple(self.needs(moves, r) for r in stays), self.circular)
+        return Exchange(have, tuple(self.needs(moves, r) for r in stays))
 
     def local(self, inputs: Range, outputs: Range) -> tuple[int, int]:
         """The padding, low and high, of the convolution that has these inputs and yields these outputs."""

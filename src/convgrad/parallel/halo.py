@@ -122,11 +122,6 @@ def exchange(x: Tensor, dim: int, way: Route, group: ProcessGroup, *, back: bool
     return _apply(x, dim, way, group, back)
 
 
-def bytes_moved(shape: Sequence[int], dim: int, plan: Exchange, itemsize: int) -> int:
-    """The formula: how many bytes travel, over all processes, of tensors of this local shape apart from ``dim``."""
-    return plan.moved * itemsize * prod(n for d, n in enumerate(shape) if d != dim)
-
-
 class Flight(NamedTuple):
     """What has been sent to this process and is perhaps still on its way: the positions as rows, by sender."""
 

@@ -94,16 +94,14 @@ class Choice(NamedTuple):
     Attributes:
         rules: the rules.
         moves: for each spatial rule the role that is extended by a halo; None for the others.
-        exchanged: bytes of halo that a process receives, on average.
-        redistributed: bytes that a process receives, on average, when the operands are brought into their placements,
+        bytes: what a process receives, on average: of halos, and when the operands are brought into their placements
             and results where they are wanted.
         gathered: for each role of which whole shards must be gathered, the bytes that a process receives of them.
     """
 
     rules: tuple[Rule | None, ...]
     moves: tuple[Role | None, ...]
-    exchanged: int
-    redistributed: int
+    bytes: int
     gathered: tuple[tuple[Role, int], ...]
 
     def placements(self, role: Role, result: bool = False) -> Placements:
@@ -149,9 +147,7 @@ def choose(c: Work) -> Choice:
     """The cheapest combination of rules; of equal ones, the one that changes the fewest placements."""
     table: list[Rule | None] = [None, *_table(c.geometry, len(c.shapes[0]) - 2)]
     found = [_priced(c, rules) for rules in product(table, repeat=len(c.mesh)) if _possible(c, rules)]
-    return min(
-        found, key=lambda choice: (_idle(c, choice), choice.exchanged + choice.redistributed, _changes(c, choice))
-    )
+    return min(found, key=lambda choice: (_idle(c, choice), choice.bytes, _changes(c, choice)))
 
 
 def _possible(c: Work, rules: tuple[Rule | None, ...]) -> bool:
@@ -204,24 +200,23 @@ def _changes(c: Work, choice: Choice) -> int:
 
 
 def _priced(c: Work, rules: tuple[Rule | None, ...]) -> Choice:
-    plain = Choice(rules, (None,) * len(rules), 0, 0, ())
-    redistributed, gathered = 0, {}
+    plain = Choice(rules, (None,) * len(rules), 0, ())
+    received, gathered = 0, {}
     for role, have in c.operands:
         for step in steps(c.shape(role), c.itemsize, c.mesh, have, plain.placements(role)):
-            redistributed += step.bytes
+            received += step.bytes
             if step.name == "all-gather":
                 gathered[role] = gathered.get(role, 0) + step.bytes
     for role in c.results:
         have, home = plain.placements(role, result=True), c.home(role)
         if home is not None:
-            redistributed += sum(step.bytes for step in steps(c.shape(role), c.itemsize, c.mesh, have, home))
+            received += sum(step.bytes for step in steps(c.shape(role), c.itemsize, c.mesh, have, home))
     moves: list[Role | None] = []
-    exchanged = 0
     for i, rule in enumerate(rules):
         n, role = (0, None) if rule is None or rule.spatial is None else min(_halos(c, plain, i, rule.spatial))
-        exchanged += n
+        received += n
         moves.append(role)
-    return Choice(rules, tuple(moves), exchanged, redistributed, tuple(gathered.items()))
+    return Choice(rules, tuple(moves), received, tuple(gathered.items()))
 
 
 def _halos(c: Work, choice: Choice, i: int, j: int) -> Iterator[tuple[int, Role]]:
