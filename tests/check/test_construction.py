@@ -102,10 +102,10 @@ def test_hints() -> None:
 
 def test_named_ones_come_first() -> None:
     named = [ConvProblem.parse("mb2ic4ih21oc3kh3ph1"), ConvProblem.parse("mb1ic4iw21oc3kw3")]
-    problems = list(construct(accepts, named, most=30))
+    problems = list(islice(construct(accepts, named), 20))
     assert problems[0] == named[0]
     assert named[1] not in problems
-    assert len(problems) == 31
+    assert len(set(problems)) == 20
 
 
 def test_time_is_limited() -> None:

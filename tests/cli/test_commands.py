@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import subprocess
 import sys
@@ -27,6 +26,7 @@ SMALL = "g4mb2ic4ih6oc4kh3ph1"
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("convgrad.diagnostics.roofline._best", lambda call, device, seconds=0.0: 1e-3)
 
 
 def call(capsys, *args: str) -> tuple[int, str, str]:
@@ -71,15 +71,6 @@ def test_info_has_every_reason_and_defect_with_all(capsys) -> None:
         assert words in printed
 
 
-def test_info_as_data(capsys) -> None:
-    _, printed, _ = call(capsys, "info", "--json")
-    data = json.loads(printed)["data"]
-    assert data["versions"]["torch"] == torch.__version__
-    assert data["settings"]["threads"] == torch.get_num_threads()
-    assert data["backends"]["reference"]["layers"]["dense"]["passes"] == ["forward", "grad_input", "grad_weight"]
-    assert data["machine"]["limits"] is None
-
-
 # ---- explain -------------------------------------------------------------------------------------
 
 
@@ -115,12 +106,6 @@ def test_explain_names_the_others_and_shows_them_with_all(capsys) -> None:
     assert status == 0
     assert "it runs on GPUs" in printed
     assert "more cannot" not in printed
-
-
-def test_explain_as_data(capsys) -> None:
-    _, printed, _ = call(capsys, "explain", SMALL, "--json", "-d", "xpu")
-    (data,) = json.loads(printed)["data"]["explanations"]
-    assert {r["output"] for r in data["rows"]} == {"forward", "grad_input", "grad_weight", "grad_bias"}
 
 
 FACTORY = """
@@ -171,16 +156,10 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", "g96ic96zz"), "unrecognized field 'zz'"),
         (("explain", "convnet"), "neither a problem nor a model"),
         (("explain", SMALL, "-d", "h10"), "did you mean 'h100'"),
-        (("explain", SMALL, "-o", "grad"), "unknown output 'grad'"),
-        (("explain", "resnet", "--dtype", "float"), "unknown dtype"),
         (("explain",), "Missing argument"),
-        (("explian",), "No such command"),
-        (("check", "--bad"), "No such option"),
         (("check", SMALL, "-b", "nope"), "no backend is called 'nope'"),
-        (("check", SMALL, "--property", "nope"), "unknown property"),
         (("check", "no/such/file"), "is no file"),
         (("names", "cudnn_convolutoin"), "did you mean 'cudnn_convolution'"),
-        (("check", SMALL, "-b", "im2cl"), "did you mean 'im2col'?"),
         (("check", SMALL, "--seconds", "-1"), "Invalid value for '--seconds'"),
         (("explain", SMALL, "--dtype", "float64"), "--dtype is for a model"),
         (("explain", SMALL, "--layer", "7x7"), "--layer is for a model"),

@@ -87,7 +87,10 @@ def test_what_does_not_belong_there_is_not_valid(capsys: pytest.CaptureFixture[s
 
 
 def test_info(capsys: pytest.CaptureFixture[str]) -> None:
-    assert read(capsys, "info", "--json")["machine"]["limits"] is None
+    data = read(capsys, "info", "--json")
+    assert data["machine"]["limits"] is None
+    assert data["settings"]["threads"] == torch.get_num_threads()
+    assert data["backends"]["reference"]["layers"]["dense"]["passes"] == ["forward", "grad_input", "grad_weight"]
     assert read(capsys, "--kernels", "kernels.py", "info", "--json", "--measure")["machine"]["limits"]
 
 

@@ -21,16 +21,16 @@ _CPU = torch.device("cpu")
 
 
 def search_aten(
-    seconds: float = 60.0, seed: int = 0, progress: Callable[[float, int, int], None] | None = None
+    seconds: float = 60.0, seed: int = 0, progress: Callable[[float, int], None] | None = None
 ) -> Iterator[Found]:
     """Compare PyTorch's kernels with the reference, and yield what is wrong and not known yet, made small.
 
     Args:
         seconds: how long.
         seed: of the problems.
-        progress: called with (share of the time, problems done, findings).
+        progress: called with (share of the time, problems done).
     """
-    r, done, findings, start = random.Random(seed), 0, 0, time.monotonic()
+    r, done, start = random.Random(seed), 0, time.monotonic()
     known = [ConvProblem.parse(d.example[0]) for d in DEFECTS]
     seen: set[Any] = set()
     with Child(_WORKER) as child:
@@ -40,7 +40,7 @@ def search_aten(
                 return
             done += 1
             if progress is not None:
-                progress(passed / seconds, done, findings)
+                progress(passed / seconds, done)
             for pass_ in PASSES:
                 what = "" if _avoided(p, pass_) else _wrong(child, p, pass_, r.randrange(1000))
                 if not what:
@@ -49,7 +49,6 @@ def search_aten(
                 key = (pass_, small.replace(batch=1, dtype=p.dtype))
                 if key not in seen:
                     seen.add(key)
-                    findings += 1
                     yield Found(small, pass_, what, _upstream_command(small, pass_))
 
 

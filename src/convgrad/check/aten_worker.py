@@ -28,11 +28,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Compute one pass with PyTorch's kernels and compare.
 
     Args:
-        request: ``problem`` and ``output``, ``seed`` and ``threads``; ``raw``: without `aten`'s cures;
+        request: ``problem``, ``output`` and ``seed``; ``raw``: without `aten`'s cures;
             ``odd``: which operand (0 or 1) gets unusual strides in its dimensions of size 1.
     """
     p, pass_ = ConvProblem.parse(request["problem"]), request["output"]
-    torch.set_num_threads(request.get("threads", 1))
+    torch.set_num_threads(1)
     operands = integer_operands(p, (pass_,), request.get("seed", 0))
     pair = [_laid_out(operands[slot], p) for slot in OPERANDS[pass_]]
     exact = reference(p, pass_, operands)

@@ -8,7 +8,7 @@ kernels of even size, crops.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
@@ -174,7 +174,7 @@ _KERNELS = {1: (1, 2, 3, 4, 5, 7, 13), 2: (1, 2, 3, 3, 4, 5, 7), 3: (1, 2, 3, 4)
 _SIZES = {1: (1, 2, 3, 5, 8, 17, 33), 2: (1, 2, 3, 4, 5, 8, 14, 17), 3: (1, 2, 3, 4, 7)}
 
 
-def random_problems(seed: int, dtypes: Sequence[torch.dtype] = _DTYPES) -> Iterator[ConvProblem]:
+def random_problems(seed: int) -> Iterator[ConvProblem]:
     """Problems without end, the same for the same seed; all that PyTorch can state.
 
     Equivalent to:
@@ -184,7 +184,7 @@ def random_problems(seed: int, dtypes: Sequence[torch.dtype] = _DTYPES) -> Itera
     """
     r = random.Random(seed)
     while True:
-        problem = _one(r, r.choice(dtypes))
+        problem = _one(r, r.choice(_DTYPES))
         if problem is not None:
             yield problem
 

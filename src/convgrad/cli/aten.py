@@ -15,7 +15,7 @@ def search(seconds: float, seed: int) -> list[dict[str, str]]:
     with progress("searching", 100) as advance:
         before = 0.0
 
-        def look(share: float, problems: int, _found: int) -> None:
+        def look(share: float, problems: int) -> None:
             nonlocal before, done
             advance(100 * (share - before))
             before, done = share, problems

@@ -7,10 +7,15 @@ import re
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..diagnostics import Limits, Point, draw_roofline, svg
 from ..problem import ConvProblem
-from .profile import Change, Profile, Row, Variant, changes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .profile import Change, Profile, Row, Variant
 
 _HERE = Path(__file__).parent
 _FIRST = 20  # rows that are shown until somebody wants all
@@ -18,8 +23,11 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 _MISSING = "the page needs {}; install it with: pip install 'convgrad[report]'"
 
 
-def page_of(profile: Profile) -> str:
+def page_of(profile: Profile, changes: Sequence[Change]) -> str:
     """The page.
+
+    Args:
+        changes: since the run before.
 
     Raises:
         ImportError: what the extra ``[report]`` brings is missing.
@@ -42,7 +50,7 @@ def page_of(profile: Profile) -> str:
         narrow=Markup(_plot(profile, 3.7, 3.7)),
         first=numbered[:_FIRST],
         rest=numbered[_FIRST:],
-        changes=changes(profile)[:_FIRST],
+        changes=changes[:_FIRST],
         finding=profile.finding.partition(". "),
         convolutions=profile.convolutions,
         slowest=max((v.milliseconds for v in profile.variants), default=1.0),

@@ -220,7 +220,7 @@ class Profile:
         """
         from .page import page_of
 
-        return page_of(self)
+        return page_of(self, changes(self))
 
     def save(self, path: str | Path) -> None:
         """Write the page, or the data where the name ends in ``.json``.

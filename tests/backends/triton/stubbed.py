@@ -18,9 +18,8 @@ __all__ = ["StubDriver", "install"]
 class StubDriver:
     """Device 0 of an sm_90, for tensors that may lie anywhere."""
 
-    def __init__(self, started: list[tuple[Any, ...]], keeps: bool) -> None:
+    def __init__(self, started: list[tuple[Any, ...]]) -> None:
         self.started = started
-        self.keeps = keeps
         #: Of the kernels that are loaded next; 0 for all others.
         self.spills: list[int] = []
         self.utils = SimpleNamespace(
@@ -36,9 +35,6 @@ class StubDriver:
         )
 
     def launcher_cls(self, src: Any, metadata: Any) -> Any:
-        if not self.keeps:
-            return lambda *_: None
-
         def launch(x: int, y: int, z: int, stream: int, function: str, *rest: Any) -> None:
             # packed metadata, launch metadata, the two hooks of a profiler, and then the kernel's own arguments
             arguments = tuple(a.data_ptr() if hasattr(a, "data_ptr") else a for a in rest[4:])
@@ -52,22 +48,12 @@ class StubDriver:
     def get_current_stream(self, device: int) -> int:
         return 0
 
-    def get_benchmarker(self) -> Any:
-        """Each candidate is found faster than the one before."""
-        times = iter(range(1000, 0, -1))
-
-        def measure(call: Any, quantiles: tuple[float, ...]) -> list[float]:
-            call()
-            return [float(next(times))] * len(quantiles)
-
-        return measure
-
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
 
 
-def install(patch: pytest.MonkeyPatch, keeps: bool = True) -> list[tuple[Any, ...]]:
-    """Put the driver in; what would have been started is appended to the list that is returned, if it keeps that."""
+def install(patch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Put the driver in; what would have been started is appended to the list that is returned."""
     started: list[tuple[Any, ...]] = []
-    patch.setattr(driver, "_active", StubDriver(started, keeps))
+    patch.setattr(driver, "_active", StubDriver(started))
     return started
