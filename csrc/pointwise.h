@@ -7,14 +7,15 @@
 // one is computed, the memory of what is packed next is prefetched.
 //   forward:     sums over channels of the input, for some rows of results and some vectors
 //   grad_input:  the same over grad_output, with the weight transposed
-//   grad_weight: sums over the block's vectors, lane by lane, for some channels of grad_output and some of the input;
-//                nothing is transposed, and the lanes are added up once a block
+//   grad_weight: sums over the block's pixels, for some channels of grad_output and some vectors of channels of the
+//                input, a block of which is transposed for that while it is packed: a lane is then a sum of its own
 //
 // What limits it: the multiply-adds. With few channels on one side the memory takes nearly as long, at the same time.
 #pragma once
 
 #include "parallel.h"
 #include "pointwise_kernels.h"
+#include "reduce.h"
 
 namespace {
 
@@ -23,7 +24,7 @@ template <class S, class T, int N>
 struct Pointwise {
   struct Plan : PointwisePlan {
     Memory memory;
-    Array<T> source, other;  // of each thread
+    Array<T> source, other, turned;  // of each thread
     Array<Column> columns;
     Array<T> weight, start, partial;
 
@@ -31,7 +32,7 @@ struct Pointwise {
     bool in_place() const { return segments == 1 && std::is_same<S, T>::value; }
   };
   struct Scratch {
-    T *source, *other;
+    T *source, *other, *turned;
     Column* columns;
   };
   struct Sums {
@@ -45,7 +46,10 @@ struct Pointwise {
   struct Block {
     Column* columns;
     int64_t vectors;
+    int64_t pixels() const { return vectors ? (vectors - 1) * N + columns[vectors - 1].live : 0; }
   };
+
+  static constexpr auto kRows = std::make_integer_sequence<int, kPointwiseRows>();
 
   const Plan& p;
   const convgrad_tensors& t;
@@ -78,28 +82,49 @@ struct Pointwise {
     }
   }
 
-  // A block of an item's channels. The next channel's columns are prefetched: each is a short run of its own.
+  // The pixels of a column, of the channel whose plane in the first image begins at `row`.
+  __attribute__((always_inline)) Vec<T, N> load_column(const S* row, int64_t image, const Column& at) const {
+    const S* x = row + at.image * image + at.pixel;
+    if (at.whole) return load<T, N>(x);
+    S buffer[N] = {};
+    for (int64_t lane = 0, pixel = at.pixel; lane < at.live; pixel = 0) {
+      const int64_t now = least(at.live - lane, p.pixels - pixel);
+      memcpy(buffer + lane, x, sizeof(S) * static_cast<size_t>(now));
+      x += image - pixel, lane += now;
+    }
+    return load<T, N>(buffer);
+  }
+
+  // A block of an item's channels, as [vector][channel][pixel]. The next channel's columns are prefetched: each is a
+  // short run of its own.
   void pack(T* to, const Operand& from, const Block& block) const {
     const int64_t step = pitch(from.channels.size()), image = from.all * p.pixels;
-    for (int64_t c = from.channels.low; c < from.channels.high; ++c, to += N) {
-      const S* row = from.tensor + c * p.pixels;
+    const S* row = from.tensor + from.channels.low * p.pixels;
+    for (int64_t c = 0; c < from.channels.size(); ++c, to += N, row += p.pixels)
       for (int64_t v = 0; v < block.vectors; ++v) {
         const Column& at = block.columns[v];
-        const S* x = row + at.image * image + at.pixel;
-        __builtin_prefetch(x + p.pixels);
-        if (at.whole) {
-          store<T, N>(to + v * step, load<T, N>(x));
-          continue;
-        }
-        S buffer[N] = {};
-        for (int64_t lane = 0, pixel = at.pixel; lane < at.live; pixel = 0) {
-          const int64_t now = least(at.live - lane, p.pixels - pixel);
-          memcpy(buffer + lane, x, sizeof(S) * static_cast<size_t>(now));
-          x += image - pixel, lane += now;
-        }
-        store<T, N>(to + v * step, load<T, N>(buffer));
+        __builtin_prefetch(row + p.pixels + at.image * image + at.pixel);
+        store<T, N>(to + v * step, load_column(row, image, at));
       }
-    }
+  }
+
+  // The same as [vector of channels][pixel][channel].
+  void turn(T* to, const Operand& from, const Block& block) const {
+    const int64_t image = from.all * p.pixels;
+    for (int64_t c = from.channels.low; c < from.channels.high; c += N, to += pitch(block.vectors * N))
+      for (int64_t v = 0; v < block.vectors; ++v) {
+        const Column& at = block.columns[v];
+        Vec<T, N> rows[N];
+#pragma GCC unroll 16
+        for (int l = 0; l < N; ++l) {
+          const S* row = from.tensor + least(c + l, from.channels.high - 1) * p.pixels;
+          __builtin_prefetch(row + N * p.pixels + at.image * image + at.pixel);
+          rows[l] = load_column(row, image, at);
+        }
+        transpose<T, N>(rows);
+#pragma GCC unroll 16
+        for (int l = 0; l < N; ++l) store<T, N>(to + (v * N + l) * N, rows[l]);
+      }
   }
 
   Ahead<S> ahead_of(const Operand& x, const Block& block) const {
@@ -110,10 +135,10 @@ struct Pointwise {
   // ---- a block of columns ----
 
   void multiply_block(const Scratch& s, const Block& block, int64_t group, Range panels, Ahead<S> ahead) const {
-    PointwiseRun<S, T> run = {};
+    PointwiseResults<S, T> run = {};
     const int64_t vectors = block.vectors, tiles = panels.size() * ceil_div(vectors, kPointwiseColumns);
     run.ahead = &ahead, run.rate = ahead.rate(tiles * p.sources);
-    run.pitch = pitch(p.sources), run.sources = p.sources;
+    run.pitch = pitch(p.sources), run.terms = p.sources;
     run.pixels = p.pixels, run.image = p.groups * p.results * p.pixels;
     // As many vectors as stay in the cache while all panels use them.
     const int64_t cached = kTileBytes / (run.pitch * int64_t(sizeof(T)));
@@ -125,40 +150,43 @@ struct Pointwise {
         const int64_t row = group * p.results + r.low;
         run.weight = weight + row * p.sources, run.start = start + row;
         run.result = static_cast<S*>(p.backward ? t.grad_input : t.forward) + row * p.pixels;
-        multiply_rows<S, T, N>(run, r.size(), least(together, vectors - v),
-                               std::make_integer_sequence<int, kPointwiseRows>());
+        multiply_rows<N>(run, r.size(), least(together, vectors - v), kRows);
       }
     }
   }
 
   // Of one group's weights, those of the results in the range.
-  void sum_block(const Scratch& s, T* to, Range results, int64_t vectors, bool add, Ahead<S> ahead) const {
-    const int64_t source = pitch(p.sources), other = pitch(results.size()), count = results.size();
+  void sum_block(const Scratch& s, T* to, Range results, const Block& block, bool add, Ahead<S> ahead) const {
     PointwiseSums<S, T> run = {};
-    run.row = p.inputs(), run.vectors = vectors, run.add = add;
-    run.grad_pitch = p.backward ? source : other, run.input_pitch = p.backward ? other : source;
-    run.input = p.backward ? s.other : s.source;
-    // As many channels of grad_output as stay in the cache while all of the input use them.
-    const T* grad = p.backward ? s.source : s.other;
-    const int64_t rows = p.backward ? p.sources : count, columns = p.backward ? count : p.sources;
-    const int64_t tiles = ceil_div(rows, kPointwiseOutputs) * ceil_div(columns, kPointwiseInputs);
-    run.ahead = &ahead, run.rate = ahead.rate(tiles * vectors);
-    const int64_t cached = kTileBytes / (most(1, vectors) * N * int64_t(sizeof(T)));
-    const int64_t together = most(1, cached / kPointwiseOutputs) * kPointwiseOutputs;
-    to += p.backward ? results.low : results.low * p.sources;
-    for (int64_t r = 0; r < rows; r += together) {
-      run.grad = grad + r * N, run.to = to + r * run.row;
-      dot_all<S, T, N>(run, least(together, rows - r), columns, std::make_integer_sequence<int, kPointwiseInputs>());
+    const int64_t rows = p.backward ? p.sources : results.size(), lanes = p.backward ? results.size() : p.sources;
+    run.weight = p.backward ? s.source : s.other, run.weight_pitch = pitch(rows);
+    run.source = s.turned, run.pitch = pitch(block.vectors * N), run.terms = block.pixels();
+    run.row = p.inputs(), run.lanes = lanes, run.add = add;
+    run.to = to + (p.backward ? results.low : results.low * p.sources);
+    const int64_t panels = ceil_div(rows, kPointwiseRows), vectors = ceil_div(lanes, N);
+    run.ahead = &ahead, run.rate = ahead.rate(panels * ceil_div(vectors, kPointwiseColumns) * run.terms);
+    for (int64_t i = 0; i < panels; ++i) {
+      const int64_t now = share(rows, i, panels).size();
+      multiply_rows<N>(run, now, vectors, kRows);
+      run.weight += now * N, run.to += now * run.row;
     }
   }
 
-  void sum_channels(T* to, const T* packed, int64_t channels, int64_t vectors, bool add) const {
-    for (int64_t c = 0; c < channels; ++c) {
+  void sum_grad(T* to, const T* packed, Range channels, const Block& block, bool add) const {
+    const int64_t step = pitch(channels.size());
+    for (int64_t c = channels.low; c < channels.high; ++c, packed += N) {
       Vec<T, N> sum = {};
-      for (int64_t v = 0; v < vectors; ++v) sum += load<T, N>(packed + v * pitch(channels) + c * N);
+      for (int64_t v = 0; v < block.vectors; ++v) sum += load<T, N>(packed + v * step);
       T lanes[N];
       store<T, N>(lanes, sum);
       to[c] = add_partials(lanes, 1, N) + (add ? to[c] : T(0));
+    }
+  }
+  void sum_input(T* to, const T* turned, Range channels, const Block& block, bool add) const {
+    for (int64_t c = channels.low; c < channels.high; c += N, turned += pitch(block.vectors * N)) {
+      Vec<T, N> sum = add ? load_first<T, N>(to + c, channels.high - c) : Vec<T, N>{};
+      for (int64_t i = 0; i < block.pixels(); ++i) sum += load<T, N>(turned + i * N);
+      store_first<T, N>(to + c, sum, channels.high - c);
     }
   }
 
@@ -203,11 +231,13 @@ struct Pointwise {
       if (p.needs_weight()) multiply_block(s, now, group, panels, sums_weight ? ahead_of(other, now) : ahead);
       if (sums_weight) {
         const Sums sums = sums_of(p.segment_of(item));
-        pack(s.other, other, now);
-        sum_block(s, sums.weight + group * p.sources * p.results, results, now.vectors, add, ahead);
-        if (p.sums_source && chunk == 0)
-          sum_channels(sums.bias + source.channels.low, s.source, p.sources, now.vectors, add);
-        if (p.sums_other) sum_channels(sums.bias + channels.low, s.other, results.size(), now.vectors, add);
+        const Operand &grad = p.backward ? source : other, &input = p.backward ? other : source;
+        if (!p.backward) pack(s.other, other, now);
+        turn(s.turned, input, now);
+        sum_block(s, sums.weight + group * p.sources * p.results, results, now, add, ahead);
+        if (p.sums_grad && (chunk == 0 || !p.backward))
+          sum_grad(sums.bias, p.backward ? s.source : s.other, grad.channels, now, add);
+        if (p.sums_input && (chunk == 0 || p.backward)) sum_input(sums.bias, s.turned, input.channels, now, add);
       }
       if (last) return;
       std::swap(now, next);
@@ -232,7 +262,9 @@ struct Pointwise {
       p.start = shared.template add<T>(p.groups * p.results);
     }
     if (!p.wants(CONVGRAD_GRAD_WEIGHT)) return p;
-    p.other = each.template add<T>(p.block * pitch(least(p.results, ceil_div(p.panels, p.chunks) * kPointwiseRows)));
+    const int64_t results = least(p.results, ceil_div(p.panels, p.chunks) * kPointwiseRows);  // of an item
+    if (!p.backward) p.other = each.template add<T>(p.block * pitch(results));
+    p.turned = each.template add<T>(ceil_div(p.backward ? results : p.sources, N) * pitch(p.block * N));
     if (!p.in_place()) p.partial = shared.template add<T>(p.segments * p.sums());
     return p;
   }
@@ -241,7 +273,7 @@ struct Pointwise {
     const Pointwise call = {p, t, p.weight.in(memory), p.start.in(memory), p.partial.in(memory)};
     auto scratch = [&](int64_t thread) {
       char* const at = p.memory.of_thread(memory, thread);
-      return Scratch{p.source.in(at), p.other.in(at), p.columns.in(at)};
+      return Scratch{p.source.in(at), p.other.in(at), p.turned.in(at), p.columns.in(at)};
     };
     run_items(
         threads, p.needs_weight() ? p.groups * p.panels : 0,

@@ -7,9 +7,8 @@
 
 namespace {
 
-// Sums in registers: result rows x vectors of columns, and channels of grad_output x channels of the input.
+// Sums in registers: rows x vectors.
 constexpr int kPointwiseRows = kVectorBytes == 64 ? 8 : 4, kPointwiseColumns = 3;
-constexpr int kPointwiseOutputs = 4, kPointwiseInputs = kVectorBytes == 64 ? 6 : 3;
 
 // A vector of columns: the pixel it begins with, and how many of its lanes there are. Where it is `whole` all are, in
 // one image.
@@ -27,7 +26,7 @@ struct PointwisePlan : Request {
   int64_t vectors, panels;   // of columns; of result rows, a group
   int64_t segments, chunks;  // pieces of these: one of each, and a group, are a work item
   int64_t block;             // vectors that are packed at once
-  bool sums_source, sums_other;  // for grad_bias
+  bool sums_grad, sums_input;  // for grad_bias
 
   static bool takes(const convgrad_problem& q) {
     bool fits = q.layout == CONVGRAD_CONTIGUOUS;
@@ -46,7 +45,8 @@ struct PointwisePlan : Request {
   }
   Range panel(int64_t i) const { return share(results, i, panels); }
   int64_t weights() const { return groups * sources * results; }
-  int64_t sums() const { return weights() + groups * (sums_source ? sources : sums_other ? results : 0); }
+  int64_t biases() const { return !sums_grad && !sums_input ? 0 : sums_grad == backward ? sources : results; }
+  int64_t sums() const { return weights() + groups * biases(); }
 
   Column column(int64_t i) const {
     const int64_t at = i * vector, live = least(vector, batch * pixels - at), pixel = at % pixels;
@@ -61,11 +61,10 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
   p.pixels = q.input[0] * q.input[1] * q.input[2];
   p.backward = !p.wants(CONVGRAD_FORWARD);
   p.sources = p.backward ? q.out_per_group : q.in_per_group, p.results = p.backward ? q.in_per_group : q.out_per_group;
-  const bool sums_output = q.outputs & CONVGRAD_GRAD_BIAS, sums_input = q.outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS;
-  p.sums_source = p.backward ? sums_output : sums_input, p.sums_other = p.backward ? sums_input : sums_output;
+  p.sums_grad = q.outputs & CONVGRAD_GRAD_BIAS, p.sums_input = q.outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS;
   p.vectors = ceil_div(p.batch * p.pixels, vector), p.panels = ceil_div(p.results, kPointwiseRows);
 
-  // A block for grad_weight is long: its sums cost as much as five vectors. Else its source fits into the cache.
+  // A block for grad_weight is long: its sums are loaded and stored. Else its source fits into the cache.
   const int64_t line = vector * element_bytes, shortest = kTestsTiles ? 1 : 24 * 64 / line;
   int64_t fewest = 2 * kPointwiseColumns;  // vectors of a segment
   if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
