@@ -38,7 +38,6 @@ CPU = torch.device("cpu")
 WAYS = ("aten", "native", "native:avx2", "im2col", "aten:float32", "aten:channels_last", "aten:mkldnn", "separate")
 COLUMNS = ("problem", "emulated", "outputs", *WAYS, *CONDITIONS)
 KEY = ("problem", "outputs", "threads")
-_SECONDS = 0.04  # of a comparison: more problems say more than fewer, exactly measured
 _LEAST_FLOPS, _MOST_FLOPS, _MOST_BYTES = 1e4, 2.5e8, 4e7
 
 # ---- problems ----------------------------------------------------------------------------------------
@@ -159,7 +158,7 @@ def rows(problem: ConvProblem) -> Iterator[dict[str, Any]]:
     forward: tuple[Output, ...] = (problem.bias_pass,)
     both = gradient_outputs(problem.transposed, (True, True, False))
     for outputs in (forward, both):
-        if measure_now(problem, outputs, CPU, settings.current(), force=True, seconds=_SECONDS) is None:
+        if measure_now(problem, outputs, CPU, settings.current(), force=True) is None:
             return
     for outputs in (forward, *((output,) for output in both), both):
         found = measurements.find(problem, outputs, CPU, settings.current(), fresh=True)

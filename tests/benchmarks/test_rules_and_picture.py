@@ -44,7 +44,6 @@ def test_problems_of_every_kind_repeat_and_are_no_larger_than_they_may_be() -> N
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "_SECONDS", 0.002)
     monkeypatch.setattr(sweep, "random_problem", lambda n, threads: ConvProblem.parse(f"g4mb{n + 1}ic4ih6oc4kh3"))
     monkeypatch.setattr(sweep, "keep_candidates", lambda: None)
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))

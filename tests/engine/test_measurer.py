@@ -279,7 +279,7 @@ def test_what_looked_faster_once_is_compared_with_the_first_again(monkeypatch):
         return Comparison(baseline, {name: (lucky.get(name, 1.0),) * 7 for name in calls})
 
     monkeypatch.setattr(ab_timer, "compare", compare)
-    times, _ = measurer._times({name: lambda: time.sleep(1e-3) for name in ("aten", "native", "im2col")}, CPU, 0.1)
+    times, _ = measurer._times({name: lambda: time.sleep(1e-3) for name in ("aten", "native", "im2col")}, CPU)
     assert times == pytest.approx({"aten": 1.0, "native": 1.2, "im2col": 0.9})
     assert asked == [["aten", "native", "im2col"], ["aten", "native"], ["aten", "im2col"]]
 
@@ -294,7 +294,7 @@ def test_what_is_not_clearly_faster_is_not(monkeypatch, worst: float, rounds: in
         return Comparison(baseline, {name: own if name == "native" else (1.0,) * rounds for name in calls})
 
     monkeypatch.setattr(ab_timer, "compare", compare)
-    times, _ = measurer._times({name: lambda: time.sleep(1e-3) for name in ("aten", "native")}, CPU, 0.1)
+    times, _ = measurer._times({name: lambda: time.sleep(1e-3) for name in ("aten", "native")}, CPU)
     few = rounds < 6 and worst > 1
     assert times["native"] == pytest.approx(1.0 if few else 0.5)
 
@@ -312,7 +312,7 @@ def test_disturbed_looks_do_not_decide(looks: int) -> None:
 
         return call
 
-    times, _ = measurer._times({"aten": way("aten", 1e-3), "native": way("native", 2e-3)}, CPU, 0.05)
+    times, _ = measurer._times({"aten": way("aten", 1e-3), "native": way("native", 2e-3)}, CPU)
     assert times["native"] > 1.2 > times["aten"]
 
 
@@ -329,15 +329,6 @@ def test_a_sweep_is_compared_with_separate_passes(seconds, expected):
     with everything():
         convgrad.conv2d(x, W.clone().requires_grad_(), padding=1).sum().backward()
     assert chosen(BOTH)[0] == expected
-
-
-@pytest.mark.parametrize(("size", "least"), [(2**10, 2**16), (2**20, 2**26), (2**25, 2**26), (2**27, 2**27)])
-def test_operands_are_cold_when_it_is_their_turn_again(size: int, least: int):
-    """So many copies that a cache does not hold them, unless they are tiny, and none of what is as large itself."""
-    sets = convgrad.engine.operands_in_turn({1: torch.arange(size // 4)[:, None].float()})
-    assert least <= len(sets) * size <= max(size, 2**26 + size)
-    assert len({s[1].data_ptr() for s in sets}) == len(sets)
-    assert all(torch.equal(s[1], sets[0][1]) for s in sets[1:3])
 
 
 def test_the_users_random_state_stays_as_it_is():

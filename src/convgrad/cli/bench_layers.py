@@ -13,18 +13,8 @@ import torch
 from torch import Tensor
 
 from ..diagnostics import Limits, Machine, limits_of
-from ..engine import (
-    Plan,
-    Step,
-    choose,
-    get_backend,
-    measure_now,
-    measurements,
-    operands_in_turn,
-    random_operands,
-    reasons_against,
-)
-from ..engine.ab_timer import Ratio, compare, in_turn
+from ..engine import Step, choose, get_backend, measure_now, measurements, reasons_against, trials
+from ..engine.ab_timer import Ratio, compare
 from ..problem import ConvProblem, Output, gradient_outputs
 from ..settings import current
 from .app import say, say_table
@@ -128,12 +118,10 @@ def _timed(p: ConvProblem, output: str, seconds: float, limits: Limits | None) -
     if not stock:
         return {**chosen, "note": "PyTorch does not compute it"}
     try:
-        sets = operands_in_turn(random_operands(p, (0, 1, 2), CPU))
+        calls = trials({way: (p, steps) for way, steps in ways.items()}, outputs, CPU)
     except (RuntimeError, MemoryError):
         return {**chosen, "note": "no memory for it"}
     with torch.no_grad():
-        plans = {way: Plan(p, outputs, CPU, steps) for way, steps in ways.items()}
-        calls = {way: in_turn([plan.trial(operands) for operands in sets]) for way, plan in plans.items()}
         expected = _results(calls[stock[0]])
         for way, call in calls.items():
             if not all(map(_same, _results(call), expected)):
@@ -157,9 +145,8 @@ def _timed(p: ConvProblem, output: str, seconds: float, limits: Limits | None) -
     return found
 
 
-def _results(call: Callable[[], Any]) -> list[Tensor]:
-    result = call()
-    return [t for t in result if t is not None] if isinstance(result, tuple) else [result]
+def _results(call: Callable[[], list[Any]]) -> list[Tensor]:
+    return [t for result in call() for t in (result if isinstance(result, tuple) else (result,))]
 
 
 def _same(mine: Tensor, theirs: Tensor) -> bool:

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from ..check import check_problem, shrunk
 from ..diagnostics import Machine, limits_of
-from ..engine import Plan, Step, backends, choose, get_backend, random_operands, reasons_against, slots_of
+from ..engine import Step, backends, choose, get_backend, reasons_against, trials
 from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
 from ..problem import PASSES, ConvProblem, Pass, passes_of
 from ..settings import current
@@ -122,13 +121,8 @@ def _lines(
     known = limits_of(Machine.here(device.type), problem.dtype, measured=limit)
     least = known and known.seconds(problem)
     for pass_ in passes:
-        try:
-            operands = random_operands(problem, slots_of((pass_,)), device)
-        except (RuntimeError, MemoryError) as error:
-            why = str(error).splitlines()[0]
-            raise fail(f"there is no memory for {problem}: {why}", "a smaller problem") from None
         for name in _backends(problem, pass_, names, device):
-            yield _line(problem, pass_, name, operands, device, seconds, least)
+            yield _line(problem, pass_, name, device, seconds, least)
 
 
 def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:
@@ -141,7 +135,6 @@ def _line(
     problem: ConvProblem,
     pass_: Pass,
     name: str,
-    operands: dict[int, Tensor],
     device: torch.device,
     seconds: float,
     least: float | None,
@@ -158,7 +151,11 @@ def _line(
     if failed:
         return Line(str(problem), pass_, name, f"wrong: {failed[0].message}", wrong=True)
     ways = {"mine": (Step(backend, (pass_,), "requested by name"),), **stock}
-    calls = {way: Plan(problem, (pass_,), device, steps).trial(operands) for way, steps in ways.items()}
+    try:
+        calls = trials({way: (problem, steps) for way, steps in ways.items()}, (pass_,), device)
+    except (RuntimeError, MemoryError) as error:
+        why = str(error).splitlines()[0]
+        raise fail(f"there is no memory for {problem}: {why}", "a smaller problem") from None
     first = compare(calls, "aten", seconds=seconds / 2, device=device, least_rounds=5)
     best = min(stock, key=first.median)
     seen = compare({way: calls[way] for way in ("mine", best)}, best, seconds=seconds / 2, device=device)

@@ -11,7 +11,7 @@ import torch
 
 from .._compat import warn_user
 from ..check import default_problems, real_layers
-from ..engine import Plan, Step, choose, store, without
+from ..engine import Step, choose, store, trials, without
 from ..engine.ab_timer import Ratio, call_seconds, compare, conditions
 from ..errors import CheckError
 from ..problem import ConvProblem, Output
@@ -79,7 +79,8 @@ def _problems(
     found = accepted(named)
     yield from found
     small = accepted(sorted(default_problems(), key=lambda p: -p.flops))[:1]
-    per_flop = [_once(Plan(p, outputs, device, (Step(backend, outputs, ""),)).trial(), device) / p.flops for p in small]
+    mine = (Step(backend, outputs, ""),)
+    per_flop = [_once(trials({"mine": (p, mine)}, outputs, device)["mine"], device) / p.flops for p in small]
     layers = real_layers()
     usual, last = ([p for p in layers if p.channels_last == wanted] for wanted in (False, True))
     others = [p.replace(dtype=d) for d in (torch.float64, torch.bfloat16, torch.float16) for p in (*usual, *last)]
@@ -94,9 +95,9 @@ def _problems(
 def _timed(backend: CustomBackend, outputs: tuple[Output, ...], problem: ConvProblem, device: torch.device) -> Timing:
     with without(backend.name):  # one that is to be replaced
         others = choose(problem, outputs, device, current(), None)
-    steps = {"mine": (Step(backend, outputs, ""),), "theirs": others}
-    calls = {who: Plan(problem, outputs, device, s).trial() for who, s in steps.items()}
+    ways = {"mine": (problem, (Step(backend, outputs, ""),)), "theirs": (problem, others)}
     try:
+        calls = trials(ways, outputs, device)
         once = {"mine": _once(calls["mine"], device)}
     except Exception as error:  # it has accepted it
         what = f"its {'+'.join(outputs)} raised {type(error).__name__}: {error}"

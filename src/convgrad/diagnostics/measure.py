@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from ..engine import Plan, Step, get_backend, random_operands, slots_of
+from ..engine import Step, get_backend, trials
 from ..engine.ab_timer import call_seconds, compare
 from ..problem import PASSES, ConvProblem
 from .aten_rules import Machine
@@ -36,10 +36,9 @@ def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> 
         rows = [i for i, r in enumerate(found) if r.output == pass_ and (r.chosen or (r.backend == "aten" and r.runs))]
         if not rows:
             continue
-        operands = random_operands(problem, slots_of((pass_,)), device)
         names = [found[i].backend for i in rows]
         steps = {name: Step(get_backend(name), (pass_,), "requested by name") for name in names}
-        calls = {name: Plan(problem, (pass_,), device, (step,)).trial(operands) for name, step in steps.items()}
+        calls = trials({name: (problem, (step,)) for name, step in steps.items()}, (pass_,), device)
         seconds = _seconds(calls, device)
         for i in rows:
             name, runs = found[i].backend, found[i].runs

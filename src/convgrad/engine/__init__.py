@@ -8,7 +8,7 @@ from .cache import generation, invalidate, remember
 from .choice import choose
 from .events import Event, observed, observers, observing, thread
 from .found import Found, record, recorded
-from .measurer import check_with, measure_now, operands_in_turn, random_operands, spent, steps_of
+from .measurer import check_with, measure_now, spent, steps_of
 from .operands import operand_format, prepare
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, unregister, without
@@ -24,14 +24,15 @@ from .resolver import (
     resolve,
 )
 from .steps import SLOTS, Step, slots_of
+from .trials import random_operands, trials
 
 __all__ = [
     "SLOTS", "Event", "Found", "Plan", "Request", "Step", "active", "backends", "check_with", "checked_backward",
     "checked_convolution", "checked_grad_input", "checked_grad_weight", "choose", "find", "generation",
     "get_backend", "invalidate", "layout_of", "make", "measure_now", "measurements", "observed", "observers",
-    "observing", "operand_format", "operands_in_turn", "plan_for", "prepare", "random_operands", "reasons_against",
+    "observing", "operand_format", "plan_for", "prepare", "random_operands", "reasons_against",
     "record", "recorded", "register", "remember", "request_for", "resolve", "resume", "set_default_backend",
-    "slots_of", "spent", "steps_of", "store", "thread", "traced", "unregister", "use_backend", "without",
+    "slots_of", "spent", "steps_of", "store", "thread", "traced", "trials", "unregister", "use_backend", "without",
 ]  # fmt: skip
 
 for _backend in built_in():

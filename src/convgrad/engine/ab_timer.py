@@ -21,11 +21,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import cycle, takewhile
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
+
 _MOST_ROUNDS = 101
 _LEAST_ROUNDS = 7  # six would do for 95 %; the seventh lets one round be disturbed
+_FEWEST_ROUNDS = 3  # where there is no doubt
+_MUCH = 1.25  # times as long
 _LEAST_BLOCK = 2e-4  # seconds; the clock is good to 1e-7
 _CACHE_BYTES = 256 << 20  # larger than the last-level cache of any device so far
 
@@ -89,6 +94,19 @@ class Comparison:
         ratios = self._ratios(name)
         return max(median_interval(ratios, self.confidence)[0], min(ratios))
 
+    def decided(self, tie: float) -> bool:
+        """Whether it is certain which is the fastest, or that what may be as fast takes less than ``tie`` as long.
+
+        Of too few rounds for an interval, those in which all others always take much longer are enough.
+        """
+        best = self.samples[min(self.samples, key=self.median)]
+        for own in self.samples.values():
+            ratios = [mine / least for mine, least in zip(own, best, strict=True)]
+            low, high = median_interval(ratios, self.confidence)
+            if own is not best and not (low > 1 or high < tie or min(ratios) > _MUCH):
+                return False
+        return True
+
     def _ratios(self, name: str) -> list[float]:
         return [base / own for base, own in zip(self.samples[self.baseline], self.samples[name], strict=True)]
 
@@ -129,7 +147,8 @@ def compare(
     device: torch.device | str = "cpu",
     confidence: float = 0.95,
     least_rounds: int = _LEAST_ROUNDS,
-    settled: bool = False,
+    known: Mapping[str, float] | None = None,
+    tie: float = 0.0,
 ) -> Comparison:
     """Time callables alternately, for about ``seconds`` altogether, but for ``least_rounds`` rounds in any case.
 
@@ -138,7 +157,8 @@ def compare(
         baseline: name against which ratios are formed; the last one by default.
         device: where the work runs. On a device each call is timed by events behind a flushed cache, so that
             the time is that of the kernels and not of their launch.
-        settled: they were called a dozen times before, so that their memory is there (`keep_memory`).
+        known: seconds of one call of each, of those that were called a few times before: then none is for warming up.
+        tie: end as soon as it is certain which one is the fastest (`Comparison.decided`); 0 for all rounds.
 
     Raises:
         ValueError: no callable, or a baseline that is not among them.
@@ -154,7 +174,7 @@ def compare(
         raise ValueError(f"baseline={baseline!r} must be one of the callables {list(calls)}")
     device = torch.device(device)
     timers = {name: _timer(call, device) for name, call in calls.items()}
-    single = {name: _warm_up(timer, seconds / (10 * len(calls)), settled) for name, timer in timers.items()}
+    single = known or {name: _warm_up(timer, seconds / (10 * len(calls))) for name, timer in timers.items()}
 
     block = max(_LEAST_BLOCK, seconds / (len(calls) * _MOST_ROUNDS))
     inner = {name: max(1, round(block / took)) for name, took in single.items()}
@@ -164,25 +184,31 @@ def compare(
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for i in range(rounds):
+        if tie and i >= _FEWEST_ROUNDS and Comparison(baseline, samples, confidence).decided(tie):
+            break
         for name in names if i % 2 == 0 else reversed(names):
             samples[name].append(timers[name](inner[name]))
     return Comparison(baseline, {name: tuple(s) for name, s in samples.items()}, confidence)
 
 
-def in_turn(calls: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """One callable for several that do the same with other operands: each in turn, and what a round returns is held.
+def in_turn(ways: Mapping[str, Sequence[Callable[[], T]]]) -> dict[str, Callable[[], T]]:
+    """One callable for the several of each way, which do the same with other operands, the same ones for each way.
 
-    With operands of more bytes than a cache has, each call finds its own in memory, as a layer in a training step does,
-    where other layers run between two calls of it.
+    Whichever way is called takes the next ones: with a turn of its own, each would find in a cache what the way before
+    it has just read. What was returned is held until as many others were, or results would lie in a cache.
     """
-    turns, held = cycle(calls), deque[object](maxlen=len(calls))
+    count = len(next(iter(ways.values())))
+    turns, held = cycle(range(count)), deque[object](maxlen=count)
 
-    def call() -> object:
-        result = next(turns)()
-        held.append(result)
-        return result
+    def one(calls: Sequence[Callable[[], T]]) -> Callable[[], T]:
+        def call() -> T:
+            result = calls[next(turns)]()
+            held.append(result)
+            return result
 
-    return call
+        return call
+
+    return {name: one(calls) for name, calls in ways.items()}
 
 
 def call_seconds(call: Callable[[], object], device: torch.device) -> float:
@@ -216,11 +242,11 @@ def _timer(call: Callable[[], object], device: torch.device) -> Callable[[int], 
     return on_device
 
 
-def _warm_up(timer: Callable[[int], float], seconds: float, settled: bool) -> float:
+def _warm_up(timer: Callable[[int], float], seconds: float) -> float:
     """Seconds per call, roughly, from as many calls as fit into ``seconds``, but at least two."""
     timer(1)  # the first call allocates, compiles, plans: it tells nothing
     best, stop = timer(1), time.perf_counter() + seconds
-    settling = 10 if memory_kept() and best < 0.1 and not settled else 0  # see `keep_memory`
+    settling = 10 if memory_kept() and best < 0.1 else 0  # see `keep_memory`
     while time.perf_counter() < stop or settling > 0:
         best = min(best, timer(1))
         settling -= 1

@@ -16,13 +16,11 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from .. import settings as flags
 from .._compat import dispatch_modes, functorch_active, jit_tracing
@@ -36,16 +34,16 @@ from .events import thread
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
 from .registry import backends, is_capturing, reasons_against
 from .rules import by_rule
-from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
+from .steps import Step
+from .trials import trials
 
 _HOPELESS = 2.0  # times the best
 _SECONDS = 0.1  # for the rounds of one comparison
+_TIE = 1.03  # times as long: not worth finding out which of two is the faster
 _LONGEST = 10  # times as long, where one call takes long
 #: Before them, a way that takes no longer than this is called once more.
 _LOOKS = (1.0, 0.1, 0.03, 0.01)
 _MOST_BYTES = 2 << 30  # of operands and result
-_COLD_BYTES = 64 << 20  # of operands that are used in turn: more than a cache holds
-_MOST_COPIES = 64
 _GRANTED = 0.5  # seconds of measuring before its share of the running time counts
 _AGAIN = 10.0  # seconds until an unsettled choice is measured again
 
@@ -131,13 +129,11 @@ def measure_now(
     settings: Settings,
     *,
     force: bool = False,
-    seconds: float = 0.0,
 ) -> Measurement | None:
     """Measure a problem if there is time for it and nobody else is measuring; None where it was not measured.
 
     Args:
         force: whatever the settings and the time say, and wait for others: somebody asked for it.
-        seconds: for the rounds of one comparison; 0 for the usual time.
     """
     unlimited = force or settings.measuring_share == inf
     if not force and not _affordable(settings, 0.0):
@@ -161,7 +157,7 @@ def measure_now(
                     _state.measured[key] = start
                     return known
             _state.measured[key] = start
-            return _measured(problem, outputs, device, settings, seconds or _SECONDS)
+            return _measured(problem, outputs, device, settings)
     except (RuntimeError, MemoryError):  # no memory for the operands
         return None
     finally:
@@ -196,7 +192,7 @@ def steps_of(
 
 
 def _candidates(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, seconds: float
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
 ) -> dict[str, tuple[Step, ...]]:
     """Way -> its steps, ATen's first where it can."""
     passes = passes_of(outputs)
@@ -204,47 +200,21 @@ def _candidates(
     names = [label(b) for b in backends().values() if b.candidate or b.name in ruled]
     found = {name: steps_of(name, problem, outputs, device, settings) for name in names}
     if len(passes) > 1:
-        each = [_measured(problem, (p,), device, settings, seconds) for p in passes]
+        each = [_measured(problem, (p,), device, settings) for p in passes]
         way = ", ".join(m.ranked()[0][0] for m in each if m is not None)
         found = {**found, way: steps_of(way, problem, outputs, device, settings)}
     return {way: steps for way, steps in found.items() if steps is not None}
-
-
-def random_operands(problem: ConvProblem, slots: tuple[int, ...], device: torch.device) -> dict[int, Tensor]:
-    """Random tensors for some of `SLOTS`, in the problem's layout; the user's random state stays as it is."""
-    generator = torch.Generator(device).manual_seed(0)
-    found = {}
-    for i in slots:
-        shape = problem.shape_of(SLOTS[i])
-        if problem.dtype.is_floating_point or problem.dtype.is_complex:
-            t = torch.empty(shape, dtype=problem.dtype, device=device)
-            (torch.view_as_real(t) if t.is_complex() else t).uniform_(-1, 1, generator=generator)
-        else:
-            t = torch.randint(-3, 4, shape, dtype=problem.dtype, device=device, generator=generator)
-        found[i] = t.contiguous(memory_format=problem.memory_format)
-    return found
-
-
-def operands_in_turn(operands: dict[int, Tensor]) -> list[dict[int, Tensor]]:
-    """Operands and copies of them, so many that none is in a cache still when it is its turn again.
-
-    In a training step other layers run between two calls of one. On a GPU the timer itself flushes the caches.
-    """
-    size = sum(t.numel() * t.element_size() for t in operands.values())
-    on_cpu = next(iter(operands.values())).device.type == "cpu"
-    count = min(_MOST_COPIES, _COLD_BYTES // max(size, 1)) if on_cpu else 0
-    return [operands, *({i: t.clone() for i, t in operands.items()} for _ in range(count))]
 
 
 # ---- measuring -------------------------------------------------------------------------------------
 
 
 def _measured(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, seconds: float
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
 ) -> Measurement | None:
     """Measure the candidates once more, and keep what was found; None where none can be called."""
     known = find(problem, outputs, device, settings) or Measurement()
-    ways = _candidates(problem, outputs, device, settings, seconds)
+    ways = _candidates(problem, outputs, device, settings)
     wrong = {}
     for way, steps in ways.items():
         if way not in known.times or not known.same:
@@ -254,13 +224,11 @@ def _measured(
     ways = {way: steps for way, steps in ways.items() if way not in {**known.wrong, **wrong}}
     if not ways:
         return None
-    slots = slots_of(outputs if len(passes_of(outputs)) > 1 else passes_of(outputs))
     recorded, thread.in_backend = thread.in_backend, True  # PyTorch's convolutions in it are not taken over
     try:
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            sets = operands_in_turn(random_operands(problem, slots, device))
-            calls = {way: _call(problem, outputs, steps, sets) for way, steps in ways.items()}
-            times, raised = _times(calls, device, seconds)
+            calls = trials({way: (problem, steps) for way, steps in ways.items()}, outputs, device)
+            times, raised = _times(calls, device)
     finally:
         thread.in_backend = recorded
     if not times:
@@ -283,30 +251,7 @@ def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) 
     return ""
 
 
-def _call(
-    problem: ConvProblem, outputs: tuple[Output, ...], steps: tuple[Step, ...], sets: Sequence[dict[int, Tensor]]
-) -> Callable[[], object]:
-    """What a plan would do, with each set of operands in turn."""
-    from .ab_timer import in_turn
-
-    kernels: list[tuple[Callable[..., Any], tuple[int, ...], tuple[Tensor, ...]]] = []
-    for step in steps:
-        biased = problem.has_bias and step.outputs == (problem.bias_pass,)
-        bias = (next(iter(sets[0].values())).new_ones(problem.shape_of(problem.bias_slot)[1]),) if biased else ()
-        kernels.append((bind_step(problem, step), slots_of(step.outputs), bias))
-    yielded = {o for step in steps for o in step.outputs}
-    if "grad_bias" in outputs and "grad_bias" not in yielded and len(passes_of(outputs)) > 1:
-        kernels.append((partial(sum_of_bias, problem), (SLOTS.index(problem.bias_slot),), ()))
-    return in_turn([partial(_run, [partial(k, *(s[i] for i in slots), *b) for k, slots, b in kernels]) for s in sets])
-
-
-def _run(kernels: Iterable[Callable[[], Any]]) -> list[Any]:
-    return [kernel() for kernel in kernels]
-
-
-def _times(
-    calls: dict[str, Callable[[], object]], device: torch.device, seconds: float
-) -> tuple[dict[str, float], dict[str, str]]:
+def _times(calls: Mapping[str, Callable[[], object]], device: torch.device) -> tuple[dict[str, float], dict[str, str]]:
     """The time of each way relative to the first one's, and what those raised that cannot be called."""
     from .ab_timer import Comparison, call_seconds, compare
 
@@ -328,10 +273,12 @@ def _times(
     hopeful = {way: call for way, call in calls.items() if once.get(way, inf) <= _HOPELESS * once[fastest]}
     times = {way: took / once[first] for way, took in once.items()}
 
-    def compared(some: dict[str, Callable[[], object]], settled: bool = False) -> Comparison:
+    def compared(some: dict[str, Callable[[], object]]) -> Comparison:
         base = first if first in some else fastest
-        rounds = max(1, min(7, int(_LONGEST * seconds / sum(once[way] for way in some))))
-        return compare(some, base, seconds=seconds, device=device, least_rounds=rounds, settled=settled)
+        rounds = max(1, min(7, int(_LONGEST * _SECONDS / sum(once[way] for way in some))))
+        return compare(
+            some, base, seconds=_SECONDS, device=device, least_rounds=rounds, known={w: once[w] for w in some}, tie=_TIE
+        )
 
     if len(hopeful) > 1:
         seen = compared(hopeful)
@@ -339,7 +286,7 @@ def _times(
     confirmed = {first}
     while (best := min(times, key=lambda way: times[way])) not in confirmed:
         confirmed.add(best)  # the choice would leave the first one: once more, by themselves
-        seen = compared({first: calls[first], best: calls[best]}, settled=True)
+        seen = compared({first: calls[first], best: calls[best]})
         clearly = seen.at_least(best) > 1
         times[best] = max(times[best], 1 / seen.speedup(best).value, 0.0 if clearly else 1.0)
     return times, raised

@@ -5,7 +5,7 @@ Everything that can be decided once a problem is decided here; a call runs the b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..problem import RESULT, ConvProblem, Output, gradient_outputs, in_order
 from .cache import generation
 from .choice import choose
 from .events import observed, observers
-from .measurer import look_again, random_operands
+from .measurer import look_again
 from .operands import is_prepared
 from .request import Request, active, resume
 from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
@@ -183,23 +183,7 @@ class Plan:
         self.pytorchs[input, weight] = found
         return found
 
-    # ---- for those who time it or watch ---------------------------------------------------------------------
-
-    def trial(self, operands: Mapping[int, Tensor] | None = None) -> Callable[[], Any]:
-        """A function that runs the plan, to time it.
-
-        Args:
-            operands: by their place in `SLOTS`; random ones where they are not given. A bias is of ones.
-        """
-        p, slots = self.problem, slots_of(self.outputs)
-        operands = random_operands(p, slots, self.device) if operands is None else operands
-        tensors = [operands[i] for i in slots]
-        if len(slots) == len(SLOTS):
-            grad_output, input, weight = tensors
-            return partial(self.gradients, *((input, grad_output) if p.transposed else (grad_output, input)), weight)
-        biased = p.has_bias and self.outputs == (p.bias_pass,)
-        bias = tensors[0].new_ones(p.shape_of(p.bias_slot)[1]) if biased else None
-        return partial(self.contract, *tensors, bias)
+    # ---- for those who watch --------------------------------------------------------------------------------
 
     def _observed(self, i: int, operands: tuple[Tensor, ...], args: tuple[Any, ...]) -> Any:
         step = self.steps[i]

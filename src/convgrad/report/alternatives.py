@@ -7,7 +7,7 @@ import torch
 from .. import settings
 from .._compat import channels_last_of
 from ..check import first_look
-from ..engine import Plan, Step, backends, measurements, plan_for, steps_of
+from ..engine import Step, active, backends, choose, measurements, steps_of, trials
 from ..engine.ab_timer import Comparison, call_seconds, compare
 from ..problem import ConvProblem, Output, passes_of
 
@@ -39,17 +39,20 @@ def compared(
         way = measurements.label(here[name]) if name in here else name
         return steps_of(way, problem, outputs, device, settings.current()) or ()
 
-    runs = steps(backend)
-    plans = {CHOSEN: Plan(problem, outputs, device, runs) if runs else plan_for(problem, outputs, device)}
+    def chosen(p: ConvProblem) -> tuple[Step, ...]:
+        return choose(p, outputs, device, settings.current(), active())
+
+    ways = {CHOSEN: (problem, steps(backend) or chosen(problem))}
     for name, other in here.items():
         found = steps(name) if other.candidate and name != backend else ()
         if found and not first_look(other, problem, found[0].outputs, device):
-            plans[name] = Plan(problem, outputs, device, found)
+            ways[name] = (problem, found)
     if layout and problem.ndim > 1 and not problem.channels_last:
-        plans[LAST] = plan_for(problem.replace(memory_format=channels_last_of(problem.ndim)), outputs, device)
+        turned = problem.replace(memory_format=channels_last_of(problem.ndim))
+        ways[LAST] = (turned, chosen(turned))
     try:
         with torch.no_grad():
-            calls = {name: plan.trial() for name, plan in plans.items()}
+            calls = trials(ways, outputs, device)
             for call in calls.values():
                 call()  # the first call allocates, compiles, plans
             once = {name: call_seconds(call, device) for name, call in calls.items()}

@@ -1,0 +1,82 @@
+"""Ways to compute the same as functions without arguments, to be timed alternately as a training step would run them.
+
+In a training step other layers run between two calls of one, and little of its operands is in a cache. So each call
+takes other operands than the one before, of more bytes than a cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..problem import ConvProblem, Output, passes_of
+from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
+
+_COLD_BYTES = 64 << 20  # of operands and results, more than a cache holds
+_MOST_SETS = 64
+
+
+def trials(
+    ways: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]], outputs: tuple[Output, ...], device: torch.device
+) -> dict[str, Callable[[], list[Any]]]:
+    """What runs each way as a plan would: operands that must be copied, a bias and the sum of its gradient included.
+
+    Args:
+        ways: name -> the steps, and the problem: the same one, in another layout perhaps.
+
+    Raises:
+        RuntimeError, MemoryError: there is no memory for the operands.
+    """
+    from .ab_timer import in_turn
+
+    slots = slots_of(outputs if len(passes_of(outputs)) > 1 else passes_of(outputs))
+    count = _sets(next(iter(ways.values()))[0], device)
+    sets: dict[ConvProblem, list[dict[int, Tensor]]] = {}
+    for problem, _ in ways.values():
+        if problem not in sets:
+            first = random_operands(problem, slots, device)
+            sets[problem] = [first, *({i: t.clone() for i, t in first.items()} for _ in range(count - 1))]
+    return in_turn({way: _bound(p, outputs, steps, sets[p]) for way, (p, steps) in ways.items()})
+
+
+def _sets(problem: ConvProblem, device: torch.device) -> int:
+    """How many sets of operands; on a GPU one, for there the timer itself flushes the caches."""
+    return 1 + min(_MOST_SETS, _COLD_BYTES // max(problem.least_bytes, 1)) if device.type == "cpu" else 1
+
+
+def _bound(
+    problem: ConvProblem, outputs: tuple[Output, ...], steps: tuple[Step, ...], sets: list[dict[int, Tensor]]
+) -> list[Callable[[], list[Any]]]:
+    """A call for each set of operands."""
+    kernels: list[tuple[Callable[..., Any], tuple[int, ...], tuple[Tensor, ...]]] = []
+    for step in steps:
+        biased = problem.has_bias and step.outputs == (problem.bias_pass,)
+        bias = (next(iter(sets[0].values())).new_ones(problem.shape_of(problem.bias_slot)[1]),) if biased else ()
+        kernels.append((bind_step(problem, step), slots_of(step.outputs), bias))
+    yielded = {o for step in steps for o in step.outputs}
+    if "grad_bias" in outputs and "grad_bias" not in yielded and len(passes_of(outputs)) > 1:
+        kernels.append((partial(sum_of_bias, problem), (SLOTS.index(problem.bias_slot),), ()))
+    return [partial(_run, [partial(k, *(s[i] for i in slots), *bias) for k, slots, bias in kernels]) for s in sets]
+
+
+def _run(kernels: list[Callable[[], Any]]) -> list[Any]:
+    return [kernel() for kernel in kernels]
+
+
+def random_operands(problem: ConvProblem, slots: tuple[int, ...], device: torch.device) -> dict[int, Tensor]:
+    """Random tensors for some of `SLOTS`, in the problem's layout; the user's random state stays as it is."""
+    generator = torch.Generator(device).manual_seed(0)
+    found = {}
+    for i in slots:
+        shape = problem.shape_of(SLOTS[i])
+        if problem.dtype.is_floating_point or problem.dtype.is_complex:
+            t = torch.empty(shape, dtype=problem.dtype, device=device)
+            (torch.view_as_real(t) if t.is_complex() else t).uniform_(-1, 1, generator=generator)
+        else:
+            t = torch.randint(-3, 4, shape, dtype=problem.dtype, device=device, generator=generator)
+        found[i] = t.contiguous(memory_format=problem.memory_format)
+    return found
