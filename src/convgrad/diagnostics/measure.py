@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
@@ -56,7 +56,7 @@ def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
     return row.reasons
 
 
-def _seconds(calls: dict[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
+def _seconds(calls: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
     """Seconds of one call each, timed alternately; a slow one is called twice and no more."""
     for call in calls.values():
         call()  # the first call allocates, compiles, plans
