@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 __all__ = ["Failure", "Processes", "RankError"]
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.fsdp", "convgrad", "pytest"])
+_context.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.fsdp", "convgrad.parallel", "pytest"])
 
 
 class Failure(NamedTuple):
