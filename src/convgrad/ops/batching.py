@@ -26,19 +26,16 @@ _SHARED: dict[frozenset[str], str] = {
 }
 
 
-def _axes(role: Role, transposed: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the first two dimensions of a role consist of, slowest first."""
-    if role == "weight":
-        return (("g", "ci"), ("co",)) if transposed else (("g", "co"), ("ci",))
-    return ("N",), ("g", "ci" if role == "input" else "co")
-
-
 def _position(role: Role, axis: str, transposed: bool) -> tuple[int, bool]:
     """In which dimension an axis lies, and whether the groups come before it there."""
-    for dim, names in enumerate(_axes(role, transposed)):
-        if axis in names:
-            return dim, names.index(axis) == 1
-    raise KeyError((role, axis))
+    if axis == "N":
+        return 0, False
+    if axis == "g":
+        return int(role != "weight"), False
+    if role != "weight":
+        return 1, True
+    leading = "ci" if transposed else "co"  # of a weight [g * leading, the other, *k]
+    return (0, True) if axis == leading else (1, False)
 
 
 def _fold(t: Tensor, role: Role, axis: str, groups: int, transposed: bool) -> Tensor:
