@@ -54,6 +54,9 @@ def test_explanations_and_traces_show_and_write_themselves(tmp_path: Path, monke
     with convgrad.trace() as t:
         convgrad.conv2d(torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3))
     assert "<svg" in t._repr_html_()
+    with convgrad.trace() as other, convgrad.use_backend("aten:channels_last"):
+        convgrad.conv2d(torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3))
+    assert [point.ours for point in other._points()] == [False]  # PyTorch's kernels on another way to them
     for i, one in enumerate((there, t)):
         one.plot(tmp_path / f"{i}.png")
         assert (tmp_path / f"{i}.png").read_bytes().startswith(b"\x89PNG")

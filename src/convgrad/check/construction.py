@@ -20,9 +20,9 @@ import torch
 
 from .._compat import channels_last_of
 from ..problem import ConvProblem
-from ..sizes import effective_kernel, output_length
+from ..sizes import effective_kernel
 from .covering import PLANES, is_large, same_padding, spread
-from .problems import default_problems, real_layers
+from .problems import changed, default_problems, real_layers, smallest
 
 Accepts = Callable[[ConvProblem], bool]
 Changes = dict[str, Any]
@@ -222,8 +222,8 @@ def _drawn(rng: random.Random, search: _Search) -> ConvProblem | None:
     if groups == 1:
         per_in = number(_CHANNELS)
         per_out = rng.choice((per_in, 2 * per_in, number(_CHANNELS)))
-    return _changed(
-        ConvProblem(1, 1, 1, 1, (1,) * d, (1,) * d, (1,) * d, ((0, 0),) * d, (1,) * d, (1,) * d),
+    return changed(
+        smallest(d),
         batch=number((1, 1, 2, 4)),
         in_channels=groups * per_in,
         out_channels=groups * per_out,
@@ -264,15 +264,15 @@ def _explore(search: _Search, base: ConvProblem) -> None:
         ladder = _ladder(search, base, axis)
         for value in ladder:
             for kind, changes in enumerate(axis.move(base, value)):
-                if search.accepted(_changed(base, **changes)) and isinstance(value, int):
+                if search.accepted(changed(base, **changes)) and isinstance(value, int):
                     accepted.setdefault(kind, []).append(value)
         for kind, found in accepted.items() if axis.bounded else ():
             _largest(search, base, axis, kind, found, ladder)
 
 
 def _along(search: _Search, base: ConvProblem, axis: _Axis) -> Iterator[ConvProblem]:
-    changed = (_changed(base, **changes) for v in _ladder(search, base, axis) for changes in axis.move(base, v))
-    return (p for p in changed if p is not None)
+    found = (changed(base, **changes) for v in _ladder(search, base, axis) for changes in axis.move(base, v))
+    return (p for p in found if p is not None)
 
 
 def _ladder(search: _Search, base: ConvProblem, axis: _Axis) -> list[Any]:
@@ -296,7 +296,7 @@ def _largest(search: _Search, base: ConvProblem, axis: _Axis, kind: int, found: 
     while high - low > step:
         middle = low + (high - low) // 2 // step * step
         changes = list(axis.move(base, middle))[kind]
-        low, high = (middle, high) if search.accepted(_changed(base, **changes)) else (low, middle)
+        low, high = (middle, high) if search.accepted(changed(base, **changes)) else (low, middle)
 
 
 def _batch(p: ConvProblem, n: int) -> Iterator[Changes]:
@@ -380,17 +380,6 @@ def _put(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:
     return (*values[:i], value, *values[i + 1 :])
 
 
-def _changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:
-    """The problem with other values; None where they make none."""
-    names = ("input_size", "kernel_size", "stride", "padding", "dilation")
-    dims = zip(*(changes.get(name, getattr(p, name)) for name in names), strict=True)
-    out = tuple([output_length(n, k, s, low, high, d) for n, k, s, (low, high), d in dims])
-    groups = changes.get("groups", p.groups)
-    if min(out) < 1 or any(changes.get(c, getattr(p, c)) % groups for c in ("in_channels", "out_channels")):
-        return None
-    return p.replace(output_size=out, name="", **changes).canonical()
-
-
 # ---- mixtures ------------------------------------------------------------------------------------
 
 
@@ -404,4 +393,4 @@ def _mix(search: _Search) -> None:
         for _ in range(_MIXTURES // len(by_ndim)):
             p, q = rng.choice(found), rng.choice(found)
             parts = rng.sample(_PARTS, rng.randint(2, 6))
-            search.accepted(_changed(p, **{name: getattr(q, name) for part in parts for name in part}))
+            search.accepted(changed(p, **{name: getattr(q, name) for part in parts for name in part}))

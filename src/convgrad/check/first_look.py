@@ -6,7 +6,7 @@ import torch
 
 from ..backends import Backend
 from ..problem import PASSES, ConvProblem, Output
-from ..sizes import effective_kernel, output_length
+from .problems import changed
 from .property_check import Failed, PropertyCheck, Skipped, described
 
 #: The reference takes its time: training waits, so a large problem is looked at in a smaller one of its kind, and at
@@ -97,11 +97,4 @@ def _rows(p: ConvProblem, rows: int) -> ConvProblem:
     for i, out in enumerate(p.output_size):
         cut = min(max(0, out - rows), max(0, (p.input_size[i] - 1) // p.stride[i]))
         sizes.append(p.input_size[i] - cut * p.stride[i])
-    outputs = []
-    for i, size in enumerate(sizes):
-        (low, high), k = p.padding[i], p.kernel_size[i]
-        got = output_length(size, k, p.stride[i], low, high, p.dilation[i])
-        if got < 1 or size + low + high < effective_kernel(k, p.dilation[i]):
-            return p
-        outputs.append(got)
-    return p.replace(input_size=tuple(sizes), output_size=tuple(outputs))
+    return changed(p, input_size=tuple(sizes), name=p.name) or p

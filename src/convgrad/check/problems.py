@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from .._compat import channels_last_of
 from ..problem import ConvProblem
-from ..sizes import effective_kernel, output_length
+from ..sizes import output_length
 
 _ONE = """
 mb1ic1iw1oc1kw1
@@ -86,6 +87,24 @@ mb1g2ic4id5ih6iw6oc2kd3kh3kw3pd2ph2pw2dd1dh1dw1
 mb1g2ic2id7ih9iw8oc2kd5kh5kw5pd2ph2pw2
 mb1ic2id3ih3iw4oc2kd3kh3kw3sd2sh2sw2pd1ph1pw1 transposed
 """
+
+
+def smallest(ndim: int) -> ConvProblem:
+    """One of everything, to be `changed`."""
+    ones = (1,) * ndim
+    return ConvProblem(1, 1, 1, 1, ones, ones, ones, ((0, 0),) * ndim, ones, ones)
+
+
+def changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:
+    """The problem with other values, and the output size that follows from them; None where they make none."""
+    names = ("input_size", "kernel_size", "stride", "padding", "dilation")
+    dims = zip(*(changes.get(name, getattr(p, name)) for name in names), strict=True)
+    out = tuple([output_length(n, k, s, low, high, d) for n, k, s, (low, high), d in dims])
+    groups = changes.get("groups", p.groups)
+    if min(out) < 1 or any(changes.get(c, getattr(p, c)) % groups for c in ("in_channels", "out_channels")):
+        return None
+    return p.replace(output_size=out, **{"name": "", **changes}).canonical()
+
 
 _VARIANTS = ("float64", "bfloat16", "float16")
 
@@ -184,37 +203,33 @@ def random_problems(seed: int) -> Iterator[ConvProblem]:
     """
     r = random.Random(seed)
     while True:
-        problem = _one(r, r.choice(_DTYPES))
+        problem = _one(r)
         if problem is not None:
             yield problem
 
 
-def _one(r: random.Random, dtype: torch.dtype) -> ConvProblem | None:
+def _one(r: random.Random) -> ConvProblem | None:
     d = r.choice((1, 2, 3))
-    kernel = [r.choice(_KERNELS[d]) for _ in range(d)]
-    stride = [r.choice((1, 1, 2, 3)) for _ in range(d)]
-    dilation = [r.choice((1, 1, 1, 2, 3)) for _ in range(d)]
+    kernel = tuple([r.choice(_KERNELS[d]) for _ in range(d)])
+    stride = tuple([r.choice((1, 1, 2, 3)) for _ in range(d)])
+    dilation = tuple([r.choice((1, 1, 1, 2, 3)) for _ in range(d)])
     padding = [r.randint(0, k * s // 2 if r.random() < 0.7 else k * s) for k, s in zip(kernel, dilation, strict=True)]
-    size = [r.choice(_SIZES[d]) for _ in range(d)]
     groups = r.choice((1, 1, 1, 2, 3, 16))
     inputs, outputs = (r.choice((1, 2, 3, 4, 8, 16, 17, 18, 32)) for _ in "io")
     if max(inputs, outputs) * groups > 64:
         inputs, outputs = 1, 2
-    fields = list(zip(size, kernel, stride, padding, dilation, strict=True))
-    if any(n + 2 * p < effective_kernel(k, dil) for n, k, _, p, dil in fields):
-        return None
-    return ConvProblem(
+    return changed(
+        smallest(d),
         batch=r.choice((1, 2, 3, 4)),
         in_channels=inputs * groups,
         out_channels=outputs * groups,
         groups=groups,
-        input_size=tuple(size),
-        kernel_size=tuple(kernel),
-        stride=tuple(stride),
+        input_size=tuple([r.choice(_SIZES[d]) for _ in range(d)]),
+        kernel_size=kernel,
+        stride=stride,
         padding=tuple((p, p) for p in padding),
-        dilation=tuple(dilation),
-        output_size=tuple(output_length(n, k, s, p, p, dil) for n, k, s, p, dil in fields),
-        dtype=dtype,
-        memory_format=channels_last_of(d) if d > 1 and r.random() < 0.5 else torch.contiguous_format,
+        dilation=dilation,
+        dtype=r.choice(_DTYPES),
+        memory_format=channels_last_of(d) if r.random() < 0.5 else torch.contiguous_format,
         origin="transposed" if r.random() < 0.25 else "plain",
-    ).canonical()
+    )

@@ -7,12 +7,13 @@ from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, named, select_con
 from .capture import module_names
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
-from .pictures import Point, draw_roofline, svg
+from .pictures import Point, by_pytorch, draw_roofline, svg
 from .roofline import Limits, least_work, limits_of, measure_limits
 from .trace import Record, Trace, kernel_of_event, trace
 
 __all__ = [
     "MODELLED_VERSIONS", "Answer", "Explanation", "Layer", "Limits", "Machine", "ModelExplanation", "Point",
-    "Record", "Trace", "Transfer", "draw_roofline", "explain", "explain_problem", "kernel_of", "kernel_of_event",
-    "least_work", "limits_of", "measure_limits", "module_names", "named", "select_conv_backend", "svg", "trace",
+    "Record", "Trace", "Transfer", "by_pytorch", "draw_roofline", "explain", "explain_problem", "kernel_of",
+    "kernel_of_event", "least_work", "limits_of", "measure_limits", "module_names", "named", "select_conv_backend",
+    "svg", "trace",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from ..problem import PASSES, ConvProblem, Output
 from ..tables import html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
-from .pictures import Drawn, Point
+from .pictures import Drawn, Point, by_pytorch
 from .roofline import Limits
 
 
@@ -179,7 +179,7 @@ class Explanation(Drawn):
         if not measured:
             return [Point("each pass, at best", p.flops, p.least_bytes)]
         return [
-            Point(f"{r.output}, {r.backend}", p.flops, p.least_bytes, r.seconds, r.backend != "aten", 0.3)
+            Point(f"{r.output}, {r.backend}", p.flops, p.least_bytes, r.seconds, not by_pytorch(r.backend), 0.3)
             for r in measured
         ]
 

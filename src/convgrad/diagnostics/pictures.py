@@ -52,6 +52,11 @@ class Point:
     weight: float = 0.1
 
 
+def by_pytorch(backend: str) -> bool:
+    """Whether a backend, its name with or without a kernel's behind it, runs kernels of PyTorch's."""
+    return re.match(r"aten\b", backend) is not None
+
+
 def draw_roofline(
     points: Sequence[Point], limits: Sequence[Limits], *, width: float = 6.8, height: float = 4.2
 ) -> Figure:

@@ -17,7 +17,7 @@ from ..problem import ConvProblem, shown_outputs
 from ..tables import csv_text, html_table, text_table
 from .aten_rules import Machine
 from .onednn_log import OneDNNLog
-from .pictures import Drawn, Point
+from .pictures import Drawn, Point, by_pytorch
 from .roofline import Limits, least_work, limits_of
 
 _COLUMNS = ("call", "outputs", "backend", "kernel", "layout", "copies", "milliseconds", "device", "problem", "reason")
@@ -141,8 +141,8 @@ class Trace(Drawn):
             found.setdefault((r.problem, r.outputs, r.backend), []).append(r.milliseconds * 1e-3)
         most = max(map(sum, found.values()), default=1.0)
         return [
-            Point("", *least_work(ConvProblem.parse(text), outputs.split("+")), median(seconds), backend != "aten",
-                  sum(seconds) / most)
+            Point("", *least_work(ConvProblem.parse(text), outputs.split("+")), median(seconds),
+                  not by_pytorch(backend), sum(seconds) / most)
             for (text, outputs, backend), seconds in found.items()
         ]  # fmt: skip
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..diagnostics import Limits, Point, draw_roofline, svg
+from ..diagnostics import Limits, Point, by_pytorch, draw_roofline, svg
 from ..problem import ConvProblem
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _plot(profile: Profile, width: float, height: float) -> str:
 
 
 def _side(row: Row) -> str:
-    return "theirs" if row.backend.split(" ")[0].split(":")[0] == "aten" else "ours"
+    return "theirs" if by_pytorch(row.backend) else "ours"
 
 
 def _described(of: Row | Change) -> str:
