@@ -243,7 +243,7 @@ def test_a_described_gpu_has_the_libraries_of_its_own_build() -> None:
     assert set(last.values()) == {"usable; aten goes before it"}  # why is said once, where aten is
     chosen = reasons(f"{text} channels_last", "h100", "aten")
     assert chosen["forward"].startswith("no other backend was ever")
-    assert chosen["grad_input"].endswith("timed on cuda with grad_weight and grad_bias")
+    assert chosen["grad_input"].endswith("timed on cuda, in one call with grad_weight and grad_bias")
     assert "picks CudaDepthwise2d" in reasons(text, "h100", "aten:cudnn")["grad_weight"]
     assert set(reasons(text, "h100", "aten:mkldnn").values()) == {"oneDNN needs the CPU, got cuda"}
     assert reasons(text, "h100", "aten:miopen")["forward"] == "PyTorch has no MIOpen on h100"

@@ -244,7 +244,7 @@ def test_a_read_only_folder_keeps_values_in_memory_and_warns_once(read_only):
 def test_a_folder_that_cannot_be_made(folder, monkeypatch):
     (folder / "file").write_text("no folder")
     monkeypatch.setenv("CONVGRAD_CACHE", str(folder / "file" / "below"))
-    with one_warning("cannot be used"):
+    with one_warning("convgrad's store cannot be used"):
         assert store.read("choice", "k") is None
         store.write("choice", "k", 1)
         store.write("choice", "j", 2)

@@ -156,7 +156,19 @@ def test_a_normalisation_is_left_with_a_reason():
     assert list(accelerate_(model, example_inputs=torch.zeros(8, 4, 64, 64)).replaced) == ["0"]
 
 
+def test_a_lazy_normalisation_is_made_by_the_example():
+    model = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d())
+    accelerate_(model, example_inputs=torch.zeros(4, 3, 64, 64))
+    assert [type(m) for m in model] == [nn.Conv2d, convgrad.nn.BatchNorm2d]
+
+
 # ---- the report, and what is refused -------------------------------------------------------------
+
+
+def test_the_report_says_why_nothing_was_replaced():
+    assert str(accelerate_(nn.Linear(2, 2))).startswith("no layer is a convolution")
+    left = accelerate_(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4)).to("meta")).left
+    assert all("on the meta device" in why for why in left.values())
 
 
 def test_the_report_is_a_table():

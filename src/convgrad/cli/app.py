@@ -68,7 +68,6 @@ app = typer.Typer(
     name="convgrad",
     cls=_Commands,
     help="Every gradient of a convolution: which kernel, why, how fast, and whether it is right.",
-    no_args_is_help=True,
     rich_markup_mode=None,  # rich would take longer to load than everything else that help needs
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -234,7 +233,7 @@ def device_here(text: str) -> torch.device:
 
 def run(args: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status: 0 success, 1 a failed check, 2 a bad request, 130 interrupted."""
-    _given[:] = sys.argv[1:] if args is None else args
+    _given[:] = (sys.argv[1:] if args is None else args) or ["--help"]
     _join_words()
     commands: Any = typer.main.get_command(app)
     try:
@@ -243,9 +242,8 @@ def run(args: Sequence[str] | None = None) -> int:
         return error.exit_code
     except _UsageError as error:
         text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
-        # no command at all: the help stands there already
         extra = "a problem of several words stands in quotes: " if "unexpected extra argument" in text else ""
-        return _refused(f"{text} (hint: {extra}see convgrad --help)") if text else 2
+        return _refused(f"{text} (hint: {extra}see convgrad --help)")
     except (typer.Abort, KeyboardInterrupt):
         return _refused("interrupted", 130)
     except BrokenPipeError:

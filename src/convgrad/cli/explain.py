@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .app import command, fail, say, say_json, width
-from .models import MODELS, example_input, explained
+from .models import MODELS, explained
 from .options import (
     DTYPES,
     AsJson,
@@ -102,8 +102,7 @@ def explain_command(
     else:
         for place in places:
             wanted, last = place.dtype or dtype_of[dtype or "float32"], place.channels_last or channels_last
-            like = example_input(what, shape, wanted, last)
-            models.append(explained(what, place.machine, wanted, last, like, outputs))
+            models.append(explained(what, place.machine, wanted, last, shape, outputs))
         if layer:
             answers = _details([m.select(layer) for m in models], outputs, measure)
             models = []

@@ -8,9 +8,11 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .app import RequestError, fail
+from .options import no_file
 
 if TYPE_CHECKING:
     import torch
@@ -83,6 +85,7 @@ MODELS = {
     "wav2vec2": Model("Wav2Vec2Config", {"num_hidden_layers": 2, "apply_spec_augment": False}, (16000,)),
 }
 
+NOT_ONE_TENSOR = ("--channels-last needs an input that is one tensor", "turn the example inputs in the function")
 _FACTORY = "module:factory, where factory() returns an nn.Module, or (nn.Module, example_inputs)"
 
 
@@ -91,25 +94,36 @@ def explained(
     machine: Machine,
     dtype: torch.dtype,
     channels_last: bool,
-    like: torch.Tensor | None = None,
+    input: torch.Tensor | str = "",
     outputs: tuple[Output, ...] | None = None,
 ) -> ModelExplanation:
     """What would run for each convolution of a model, which is built without memory.
 
     Args:
-        like: an example input; else the model's usual one.
+        input: an example, or its shape; else what the model's function gives, or the model's usual one.
 
     Raises:
         an error for the user: no such model, or its package is not installed.
     """
+    import torch
+
     from .._compat import channels_last_of
     from ..diagnostics import Explanation, Layer, ModelExplanation, explain
 
-    net = build(name, "meta")[0].to(dtype=dtype)
-    x = example_input(name, "", dtype, channels_last) if like is None else like
+    net, given = build(name, "meta")
+    net = net.to(dtype=dtype)
+    if not isinstance(input, str):
+        given = input
+    elif input or given is None:
+        given = example_input(name, input, dtype, channels_last)
     if channels_last:
-        net = net.to(memory_format=channels_last_of(x.dim() - 2))  # pyright: ignore[reportCallIssue]
-    found = explain(net, x, device=machine, outputs=outputs)
+        if not isinstance(given, torch.Tensor):
+            raise fail(*NOT_ONE_TENSOR)
+        last = channels_last_of(given.dim() - 2)
+        net, given = net.to(memory_format=last), given.to(memory_format=last)  # pyright: ignore[reportCallIssue]
+    args = given if isinstance(given, (tuple, list)) else () if isinstance(given, dict) else (given,)
+    args = [a.to(dtype) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+    found = explain(net, *args, **(given if isinstance(given, dict) else {}), device=machine, outputs=outputs)
     if isinstance(found, Explanation):
         return ModelExplanation(found.machine, (Layer((name,), name, found),))
     return found
@@ -126,6 +140,10 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
 
     known = _known(name)
     if known is None and ":" not in name:
+        if Path(name).is_file():
+            raise fail(f"{name!r} is a file, not a model", "check, bench and tune read files of problems")
+        if "/" in name or "." in name:  # a model's name has neither
+            raise fail(*no_file(name))
         raise fail(f"{name!r} is neither a problem nor a model", f"models: {', '.join(MODELS)}, or module:factory")
     factory = _own(name) if known is None else known.build
     try:
@@ -137,7 +155,7 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
         raise fail(f"{name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
-        raise fail(f"{name!r} gave a {type(model).__name__}", _FACTORY)
+        raise fail(f"{name!r} returned {type(model).__name__}, not an nn.Module", _FACTORY)
     return model, inputs
 
 

@@ -49,6 +49,11 @@ def is_problem(text: str) -> bool:
     return re.match(r"(g|mb|ic)\d", text.strip()) is not None
 
 
+def no_file(what: str) -> tuple[str, str]:
+    """The error for what looks like a file and is none."""
+    return f"{what!r} is no file", "a problem such as g32ic32ih14oc32kh3ph1 has neither a point nor a slash"
+
+
 def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
     """The outputs named in an option, in their one order; None where the option was not given."""
     return tuple(o for o in OUTPUTS if o in names) if names else None

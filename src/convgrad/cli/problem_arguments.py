@@ -9,6 +9,7 @@ from pathlib import Path
 from ..problem import PASSES, ConvProblem, Pass
 from ..problem_text import read_problem_file
 from .app import fail
+from .options import is_problem, no_file
 
 #: benchdnn's names of directions, and what a plain problem and a transposed one compute in each.
 _DIRECTIONS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]] = {
@@ -42,8 +43,8 @@ def read_problems(
                         passes.setdefault(found, set()).update(_passes(direction, found))
                 else:
                     unread.append(found)
-        elif "/" in what or Path(what).exists():
-            raise fail(f"{what!r} is no file", "a problem such as g32ic32ih14oc32kh3ph1, or a file of them")
+        elif "/" in what or Path(what).exists() or ("." in what and not is_problem(what)):
+            raise fail(*no_file(what))
         else:
             problems.append(read(what))
     return problems, unread, passes

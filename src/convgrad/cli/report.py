@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .app import command, device_here, fail, say, say_json
-from .models import MODELS, build, example_input
+from .models import MODELS, NOT_ONE_TENSOR, build, example_input
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, problem_or, writable
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def _of_model(
         inputs = torch.randn(like.shape if shape else (_BATCH, *like.shape[1:]), dtype=like.dtype, device=place)
     if channels_last:
         if not isinstance(inputs, torch.Tensor):
-            raise fail("--channels-last needs an input that is one tensor", "turn the example inputs in the function")
+            raise fail(*NOT_ONE_TENSOR)
         last = channels_last_of(inputs.dim() - 2)
         model, inputs = model.to(memory_format=last), inputs.contiguous(memory_format=last)  # pyright: ignore[reportCallIssue]
     options = []

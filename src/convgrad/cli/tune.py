@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from .app import command, device_here, fail, progress, say, say_json, say_table
+from .app import command, device_here, fail, progress, say, say_json, say_table, width
 from .aten import search
-from .models import MODELS, example_input, explained
+from .models import MODELS, explained
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_problem, problem_or
 
 if TYPE_CHECKING:
@@ -117,13 +117,12 @@ def _jobs_of(what: str, args: Sequence[str], shape: str, dtype: str, channels_la
         return
     if args:
         raise fail(f"only a script takes arguments, got {args[0]!r}", "options stand before what is measured")
-    if "/" in what or Path(what).is_file() or is_problem(what):
+    if Path(what).is_file() or is_problem(what):
         problems, unread, _ = read_problems([what])
         for error in unread:
             raise error
     else:
-        like = example_input(what, shape, DTYPES[dtype], channels_last)
-        model = explained(what, Machine.here(), DTYPES[dtype], channels_last, like)
+        model = explained(what, Machine.here(), DTYPES[dtype], channels_last, shape)
         problems = [layer.problem for layer in model]
     yield from jobs_of(problems)
 
@@ -148,7 +147,7 @@ def _of_script(script: str, args: Sequence[str]) -> list[Job]:
     from ..models import Usage, run_script
 
     with Usage() as seen:
-        status = run_script(script, args, measure=False)
+        status = run_script(script, args, measure=False, width=width())
     if not seen.rows:
         raise fail(f"{script} computed no convolution (its exit status is {status})")
     return [
@@ -232,6 +231,10 @@ def _import(path: Path) -> tuple[int, int]:
 
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
-        return measurements.imported(content["choices"])
+        choices = content["choices"]
+    except (ValueError, KeyError, TypeError):
+        raise fail(f"{path} holds no exported choices", "a file that convgrad tune --export wrote") from None
+    try:
+        return measurements.imported(choices)
     except (ValueError, KeyError, TypeError) as error:
         raise fail(f"{path} holds no exported choices: {error}") from None

@@ -197,7 +197,10 @@ def _answers(
                 against = reasons_against(backend, problem, (output,), place, flags)
                 against = _described_library(backend, output, machine, against, aten_runs)
             together_with = [o for o in step.outputs if o != output]
-            why = f"{step.reason} with {' and '.join(together_with)}" if together_with else step.reason
+            why = step.reason
+            if together_with:
+                swept = why.endswith("in one sweep")
+                why += f"{'' if swept else ', in one call'} with {' and '.join(together_with)}"
             reasons = [why] if chosen else against or [f"usable; {step.backend.name} goes before it"]
             usable = chosen or not against
             runs = aten_runs[output] if backend.name == "aten" else backend.kernel_name(problem, of)

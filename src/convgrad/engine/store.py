@@ -221,7 +221,7 @@ def _give_up(where: Path | None, writes: bool, error: Exception) -> None:
     if where is not None:
         _failed.add((where, writes))
     lost = "what is measured is forgotten when this process ends" if writes else "what was measured cannot be read"
-    _warn(f"convgrad's store {where or ''} cannot be used ({error}): {lost}")
+    _warn(f"convgrad's store{f' {where}' if where else ''} cannot be used ({error}): {lost}")
 
 
 def _warn(message: str) -> None:

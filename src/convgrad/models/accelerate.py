@@ -34,7 +34,8 @@ def accelerate_(
             hook on the model, its inputs. ``"auto"`` does so where it is expected to pay; with ``example_inputs`` it is
             measured.
         example_inputs: what the model is called with: a tensor, a tuple of arguments, or a dict of keyword arguments.
-            A copy of the model runs on it once, without gradients.
+            A copy of the model, hooks included, runs on it once, without gradients; a model that cannot be copied
+            (its batch normalisations are lazy, or it has the older weight_norm) runs itself.
         only_gains: False replaces every layer that can be, whatever the engine would choose.
 
     Returns:
@@ -106,16 +107,18 @@ def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None
     reason = dtype_against(module)
     if reason is not None or not only_gains or worth_replacing(module, seen, module.weight.device, module.weight.dtype):
         return reason
-    return _no_gain(seen)
+    return _no_gain(seen, module.weight.device)
 
 
 def _norm_stays(module: Any, seen: list[Seen] | None) -> str | None:
     """Why a batch normalisation keeps its class; None where it may gain."""
     tensor = next((t for t in (module.weight, module.running_mean) if t is not None), torch.empty(0))
-    return None if norm_may_gain(seen, tensor.device, tensor.dtype) else _no_gain(seen)
+    return None if norm_may_gain(seen, tensor.device, tensor.dtype) else _no_gain(seen, tensor.device)
 
 
-def _no_gain(seen: list[Seen] | None) -> str:
+def _no_gain(seen: list[Seen] | None, device: torch.device) -> str:
+    if device.type == "meta":
+        return "it is on the meta device; accelerate the model on the device where it runs, or give only_gains=False"
     if seen == []:
         return "the example inputs never reached it"
     sizes = ", ".join(dict.fromkeys("x".join(map(str, s.shape)) for s in seen or ()))

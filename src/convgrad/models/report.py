@@ -51,14 +51,18 @@ class Report:
         return table
 
     def __str__(self) -> str:
-        return f"{text_table(self._table())}\n{self.summary}"
+        rows = self._table()
+        return f"{text_table(rows)}\n{self.summary}" if rows[1:] else self.summary
 
     def _repr_html_(self) -> str:
-        return f"{html_table(self._table())}<p>{escape(self.summary)}</p>"
+        rows = self._table()
+        return f"{html_table(rows) if rows[1:] else ''}<p>{escape(self.summary)}</p>"
 
     @property
     def summary(self) -> str:
         """One line."""
+        if not self.rows():
+            return "no layer is a convolution or a batch normalisation; convgrad.takeover() reaches functions too"
         convolutions, norms = self.counts
         text = "{} of {} convolutions replaced".format(*convolutions)
         if self.norms:

@@ -20,10 +20,10 @@ NO_COPY = "not measured, for the model cannot be copied"
 
 
 def copied(model: nn.Module) -> nn.Module | None:
-    """A copy; None of a model that has none (a module that keeps a computed tensor, as the older weight_norm does)."""
+    """A copy; None of a model that has none (a computed tensor, as of the older weight_norm, or a lazy buffer)."""
     try:
         return copy.deepcopy(model)
-    except (RuntimeError, TypeError, copy.Error):
+    except (RuntimeError, TypeError, ValueError, copy.Error):
         return None
 
 
@@ -48,7 +48,7 @@ def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
         handles = [
             module.register_forward_pre_hook(_noting(seen.setdefault(name, [])))
             for name, module in tried.named_modules()
-            if is_convolution(module) or is_batch_norm(module)
+            if is_convolution(module) or is_batch_norm(module) or hasattr(module, "cls_to_become")  # lazy
         ]
         try:
             _call(tried, inputs)
