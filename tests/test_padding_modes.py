@@ -49,19 +49,6 @@ def test_a_volume_without_a_batch_that_lies_like_a_channels_last_image() -> None
     assert torch.equal(padded(x, sides, "circular"), pytorchs(x, sides, "circular"))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_derivatives_of_any_order(mode: str) -> None:
-    x, w = torch.randn(1, 2, 4, 3, dtype=torch.double), torch.randn(2, 1, 3, 2, dtype=torch.double)
-
-    def call(x: Tensor, w: Tensor) -> Tensor:
-        layer = convgrad.nn.Conv2d(2, 2, (3, 2), padding=1, groups=2, bias=False, padding_mode=mode, dtype=x.dtype)
-        return torch.func.functional_call(layer, {"weight": w}, (x,)).square()
-
-    leaves = x.requires_grad_(), w.requires_grad_()
-    assert torch.autograd.gradcheck(call, leaves, check_forward_ad=True, check_batched_grad=True)
-    assert torch.autograd.gradgradcheck(call, leaves)
-
-
 @pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
 @pytest.mark.parametrize("mode", MODES)
 def test_transforms_and_compilers(mode: str) -> None:

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <memory>
 #include <random>
@@ -273,6 +274,82 @@ bool check(Case& c, std::mt19937_64& rng) {
   }
 }
 
+// Batch normalisation and its gradients by the definition (Ioffe and Szegedy, 2015), in double precision. P is the type
+// of the channels' values, S that of the statistics.
+template <class T, class P, class S>
+bool check_norm(convgrad_norm n, std::mt19937_64& rng) {
+  const double error = sizeof(T) == 8 ? 1e-12 : sizeof(T) == 4 ? 1e-5 : std::is_same<T, Short<7>>::value ? 1e-2 : 2e-3;
+  auto near = [&](const char* name, double got, double expected, double terms = 1) {
+    if (std::fabs(got - expected) <= error * std::max(terms, std::fabs(expected))) return true;
+    fprintf(stderr, "%s is %g, not %g: batch %d channels %d pixels %d dtype %d wide %d threads %d\n", name, got,
+            expected, int(n.batch), int(n.channels), int(n.pixels), n.dtype, n.wide, n.threads);
+    return false;
+  };
+  auto fill = [&](int64_t size) {
+    Integers v(static_cast<size_t>(size));
+    for (int64_t& e : v) e = int64_t(rng() % 7) - 3;
+    return v;
+  };
+  const size_t channels = size_t(n.channels), all = size_t(n.batch * n.channels * n.pixels);
+  const double count = double(n.batch * n.pixels);
+  const Integers x = fill(int64_t(all)), g = fill(int64_t(all)), w = fill(n.channels), b = fill(n.channels);
+  const bool affine = rng() % 4, whole = rng() % 4;  // without weight and bias; without the gradient of the input
+  const Buffer<T> bx(x), bg(g);
+  const Buffer<P> bw(w), bb(b);
+  Buffer<P> running_mean(b), running_var(w), gw(channels), gb(channels);
+  Buffer<S> mean(channels), invstd(channels);
+  Buffer<T> y(all), gx(all);
+  n.epsilon = 0.5, n.momentum = 0.25, n.input = bx.data.get(), n.output = y.data.get();
+  n.weight = affine ? bw.data.get() : nullptr, n.bias = affine ? bb.data.get() : nullptr;
+  n.mean = mean.data.get(), n.invstd = invstd.data.get();
+  n.running_mean = running_mean.data.get(), n.running_var = running_var.data.get();
+  if (convgrad_normalize(&n)) return false;
+  n.bias = nullptr, n.running_mean = n.running_var = nullptr, n.grad_output = bg.data.get();
+  n.output = whole ? gx.data.get() : nullptr, n.grad_weight = gw.data.get(), n.grad_bias = gb.data.get();
+  if (convgrad_normalize(&n)) return false;
+  for (size_t c = 0; c < channels; ++c) {
+    auto each = [&](auto visit) {
+      for (int64_t i = 0; i < n.batch * n.pixels; ++i)
+        visit(size_t((i / n.pixels * n.channels + int64_t(c)) * n.pixels + i % n.pixels));
+    };
+    double m = 0, var = 0, sum = 0, product = 0, terms = 1;
+    each([&](size_t i) { m += double(x[i]) / count; });
+    each([&](size_t i) { var += (double(x[i]) - m) * (double(x[i]) - m) / count; });
+    const double unbiased = var * count / (count - 1), scale = 1 / std::sqrt(var + n.epsilon);
+    const double weight = affine ? double(w[c]) : 1;
+    each([&](size_t i) {
+      const double term = double(g[i]) * (double(x[i]) - m) * scale;
+      sum += double(g[i]), product += term, terms += std::fabs(term);
+    });
+    bool right = near("mean", double(mean.data[c]), m) && near("invstd", double(invstd.data[c]), scale) &&
+                 near("running_mean", double(running_mean.data[c]), 0.75 * double(b[c]) + 0.25 * m) &&
+                 near("running_var", double(running_var.data[c]), 0.75 * double(w[c]) + 0.25 * unbiased) &&
+                 near("grad_weight", double(gw.data[c]), product, terms) && near("grad_bias", double(gb.data[c]), sum);
+    each([&](size_t i) {
+      const double xhat = (double(x[i]) - m) * scale, moved = double(g[i]) - sum / count - xhat * product / count;
+      right = right && near("output", double(y.data[i]), xhat * weight + (affine ? double(b[c]) : 0)) &&
+              (!whole || near("grad_input", double(gx.data[i]), moved * weight * scale));
+    });
+    if (!right) return false;
+  }
+  return true;
+}
+
+bool check_norm(std::mt19937_64& rng) {
+  auto pick = [&](int64_t low, int64_t high) { return low + int64_t(rng() % uint64_t(high - low + 1)); };
+  convgrad_norm n = {};
+  n.batch = pick(1, 5), n.channels = pick(1, 40), n.pixels = pick(n.batch == 1 ? 2 : 1, pick(0, 1) ? 20 : 400);
+  n.dtype = int32_t(pick(0, 3)), n.threads = int32_t(pick(1, 4)), n.wide = n.dtype > 1 && pick(0, 1);
+  switch (n.dtype) {
+    case CONVGRAD_FLOAT64: return check_norm<double, double, double>(n, rng);
+    case CONVGRAD_BFLOAT16:
+      return n.wide ? check_norm<Short<7>, float, float>(n, rng) : check_norm<Short<7>, Short<7>, float>(n, rng);
+    case CONVGRAD_FLOAT16:
+      return n.wide ? check_norm<Short<10>, float, float>(n, rng) : check_norm<Short<10>, Short<10>, float>(n, rng);
+    default: return check_norm<float, float, float>(n, rng);
+  }
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -293,6 +370,11 @@ int main(int count, char** arguments) {
         return 1;
       }
     }
+    for (int i = 0; i < cases; ++i)
+      if (!check_norm(rng)) {
+        fprintf(stderr, "%s, batch normalisation %d\n", set, i);
+        return 1;
+      }
     printf("%s: %d cases\n", set, cases);
   }
   return 0;

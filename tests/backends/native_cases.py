@@ -10,6 +10,7 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from convgrad.backends import _native_library as library
 from convgrad.backends.native import NativeBackend
 from convgrad.problem import PADDING_MODES, ConvProblem
 from convgrad.sizes import output_length
@@ -79,6 +80,46 @@ def pointwise(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Conv
     return ConvProblem(batch, inputs, outputs, groups, size, one, one, ((0, 0),) * ndim, one, size, dtype=dtype)
 
 
+@st.composite
+def planar(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> ConvProblem:
+    """Small kernels with stride 1 on planes whose rows are read where they lie: borders of every width beside 14 to 130
+    columns, which few or many vectors cover; long sequences."""
+    ndim = draw(st.integers(1, 3))
+    groups, multiplier = draw(st.sampled_from([4, 5, 9, 16])), draw(st.sampled_from([1, 1, 1, 2, 3]))
+
+    def dimension(least: int, longest: int, kernels: int) -> tuple[int, int, tuple[int, int], int, int]:
+        kernel, dilation = draw(st.integers(1, kernels)), draw(st.integers(1, 3))
+        low, high = draw(st.integers(-2, 5)), draw(st.integers(-2, 5))
+        reach = dilation * (kernel - 1)
+        size = draw(st.integers(max(least, least + reach - low - high, 1 + reach - low - high), longest + reach + 4))
+        return size, kernel, (low, high), dilation, output_length(size, kernel, 1, low, high, dilation)
+
+    dims = [dimension(14, 1200, 4) if ndim == 1 else dimension(14, 130, 3)]
+    if ndim > 1:
+        dims.insert(0, dimension(1, 24, 3))
+    if ndim > 2:
+        dims.insert(0, dimension(1, 4, 3))
+    size, kernel, padding, dilation, output = zip(*dims, strict=True)
+    return ConvProblem(
+        draw(st.integers(2, 5)),
+        groups,
+        groups * multiplier,
+        groups,
+        size,
+        kernel,
+        (1,) * ndim,
+        padding,
+        dilation,
+        output,
+        dtype=draw(st.sampled_from(dtypes)),
+    )
+
+
+def any_problem(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[ConvProblem]:
+    """What any of the kernels takes."""
+    return st.one_of(problems(dtypes), planar(dtypes), pointwise(dtypes))
+
+
 def operands(p: ConvProblem, most: int = 3) -> tuple[Tensor, Tensor, Tensor]:
     """Small integers, whose sums every dtype's accumulator holds exactly."""
 
@@ -89,18 +130,23 @@ def operands(p: ConvProblem, most: int = 3) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def reference(
-    p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor, dtype: torch.dtype | None = None
+    p: ConvProblem,
+    input: Tensor,
+    weight: Tensor,
+    grad_output: Tensor,
+    dtype: torch.dtype | None = None,
+    wide: torch.dtype = torch.float64,
 ) -> dict[str, Tensor]:
     """Everything in float64 by PyTorch, with the padding made explicit, and rounded."""
-    x, w = input.double().requires_grad_(), weight.double().requires_grad_()
+    x, w = input.to(wide).requires_grad_(), weight.to(wide).requires_grad_()
     pads = list(itertools.chain.from_iterable(reversed(p.padding)))
     mode = "constant" if p.padding_mode == "zeros" else p.padding_mode
     padded = torch.nn.functional.pad(x, [max(v, 0) for v in pads], mode=mode)
     padded = torch.nn.functional.pad(padded, [min(v, 0) for v in pads])  # PyTorch crops before it pads
     y = torch.convolution(padded, w, None, p.stride, [0] * p.ndim, p.dilation, False, [0] * p.ndim, p.groups)
-    grads = torch.autograd.grad(y, (x, w), grad_output.double())
+    grads = torch.autograd.grad(y, (x, w), grad_output.to(wide))
     exact = {"forward": y.detach(), "grad_input": grads[0], "grad_weight": grads[1]}
-    exact["grad_bias"] = grad_output.double().sum((0, *range(2, p.ndim + 2)))
+    exact["grad_bias"] = grad_output.to(wide).sum((0, *range(2, p.ndim + 2)))
     return {name: value.to(dtype or p.dtype) for name, value in exact.items()}
 
 
@@ -124,3 +170,12 @@ def everything(p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tenso
     for sweep in BACKEND.sweeps:
         results += zip(sweep, BACKEND.bind(p, sweep)(grad_output, input, weight), strict=True)
     return results
+
+
+def assert_exact(p: ConvProblem, wide: torch.dtype = torch.float64) -> None:
+    """Every result for integers, in the problem's layout, whose sums every dtype holds; small ones for 16 bits."""
+    tensors = operands(p, 1 if p.dtype.itemsize == 2 else 3)
+    expected = reference(p, *tensors, wide=wide)
+    for name, result in everything(p, *tensors):
+        assert torch.equal(result, expected[name]), (name, p, library.instruction_set())
+        assert name == "grad_bias" or result.is_contiguous(memory_format=p.memory_format), name

@@ -19,7 +19,6 @@ from convgrad.backends.aten_libraries import (
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.backends.strides import usual_strides
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
-from convgrad.settings import current
 from convgrad.testing import default_problems, problems
 from tests.standins import install
 
@@ -160,11 +159,6 @@ def test_a_complex_problem_is_refused(backend):
     assert any("complex" in r for r in backend.reasons_against(p, ("forward",), CPU))
 
 
-def test_onednn_says_which_dtypes_it_computes():
-    p = ConvProblem.parse("ic1iw3oc1kw1 float64")
-    assert "got torch.float64" in " ".join(AtenMkldnnBackend().reasons_against(p, ("forward",), CPU))
-
-
 def test_onednn_switched_off_leaves_its_forward():
     p, mkldnn = ConvProblem.parse("mb2ic2ih5oc3kh3"), AtenMkldnnBackend()
     torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns where there is no Intel GPU
@@ -199,31 +193,6 @@ def test_a_weight_gradient_that_pytorch_would_give_to_the_library_is_pytorchs_ow
 
 
 # ---- flags -----------------------------------------------------------------------------------------
-
-
-def test_flags_that_are_not_given_are_pytorchs():
-    assert Flags().in_force() == (
-        torch.backends.cudnn.benchmark,
-        torch.backends.cudnn.deterministic,
-        current().cudnn_tf32,
-    )
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True, allow_tf32=False):
-        assert Flags().in_force() == (True, True, False)
-        assert Flags(benchmark=False, allow_tf32=True).in_force() == (False, True, True)
-
-
-def test_flags_are_part_of_the_name_and_of_the_calls(monkeypatch):
-    calls = install(monkeypatch)
-    backend = AtenCudnnBackend(Flags(benchmark=False, deterministic=True, allow_tf32=False))
-    assert backend.name == "aten:cudnn[benchmark=0,deterministic=1,allow_tf32=0]"
-    before = current()
-    for pass_ in PASSES:
-        assert_right(backend, ConvProblem.parse("mb2g2ic4ih6oc6kh3sh2ph1"), pass_)
-    assert current() == before
-    assert [c.name for c in calls] == ["cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution"]
-    for call in calls:
-        flags = [call.arguments[f] for f in ("benchmark", "deterministic", "allow_tf32")]
-        assert flags == [False, True, False]
 
 
 def test_flags_are_stricter_than_pytorchs_only_where_they_forbid_what_it_allows():

@@ -40,13 +40,7 @@ def test_some_of_the_default_problems(name: str, output: Output, ndim: int) -> N
     run(name, output, list(default_problems(ndim))[:: {1: 6, 2: 13, 3: 7}[ndim]])
 
 
-@pytest.mark.parametrize("output", outputs_of(backends()["native"]))
-def test_all_default_problems_native(output: Output) -> None:
-    """The kernels that most calls run, and that only we have."""
-    run("native", output, list(default_problems()))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "output"), [c for c in CASES if c.values[0] != "native"])
+@pytest.mark.parametrize(("name", "output"), CASES)
 def test_all_default_problems(name: str, output: Output) -> None:
     run(name, output, list(default_problems()))

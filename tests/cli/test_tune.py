@@ -174,7 +174,12 @@ def test_interrupted_it_goes_on_where_it_was(folder) -> None:
     many = [f"g8mb2ic8ih{n}oc8kh3ph1" for n in range(10, 60)]
     (folder / "many.txt").write_text("\n".join(many))
     pipe = subprocess.PIPE
-    first = subprocess.Popen([*COMMAND, str(folder / "many.txt")], stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+    # A suite in the background of a shell ignores the signal, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        first = subprocess.Popen([*COMMAND, str(folder / "many.txt")], stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+    finally:
+        signal.signal(signal.SIGINT, before)
     end = time.monotonic() + 120
     while not counts() and first.poll() is None and time.monotonic() < end:
         time.sleep(0.02)

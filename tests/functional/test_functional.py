@@ -12,13 +12,12 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.samples import op_info
 from torch import Tensor
-from torch.testing._internal.common_methods_invocations import op_db
 
 import convgrad
 
 NAMES = [f"{kind}{d}d" for kind in ("conv", "conv_transpose") for d in (1, 2, 3)]
-INFOS = {i.name.rsplit(".", maxsplit=1)[-1]: i for i in op_db if i.name.startswith("nn.functional.conv")}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128, torch.int64)
 
 
@@ -34,10 +33,10 @@ def rounding(like: torch.Tensor) -> dict[str, float]:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_sample_of_pytorch(name: str, dtype: torch.dtype) -> None:
-    if dtype not in INFOS[name].dtypes:
+    if dtype not in op_info(name).dtypes:
         pytest.skip("PyTorch has no samples of this dtype")
     ours, theirs = getattr(convgrad, name), getattr(F, name)
-    for s in INFOS[name].sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point):
+    for s in op_info(name).sample_inputs("cpu", dtype, requires_grad=dtype.is_floating_point):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Using padding='same' with even kernel")
             want = theirs(s.input, *s.args, **s.kwargs)
@@ -61,7 +60,7 @@ def test_every_sample_of_pytorch(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["conv1d", "conv2d", "conv3d"])
 def test_every_error_of_pytorch(name: str) -> None:
     found, d = 0, int(name[4])
-    for e in INFOS[name].error_inputs("cpu"):
+    for e in op_info(name).error_inputs("cpu"):
         s = e.sample_input
         call, args, options = getattr(convgrad, name), s.args, s.kwargs
         if e.error_regex == "negative padding is not supported":  # the functions crop; the operator is as ATen's

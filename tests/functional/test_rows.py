@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.samples import op_info
 from torch import Tensor
 from torch.func import grad, jvp, vmap
-from torch.testing._internal.common_methods_invocations import op_db
 
 import convgrad
 
 NAMES = ("conv1d", "conv_transpose1d")
-INFOS = {i.name.rsplit(".", maxsplit=1)[-1]: i for i in op_db if i.name.startswith("nn.functional.conv")}
 
 
 def turned(t: Tensor) -> Tensor:
@@ -24,7 +23,7 @@ def turned(t: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex128], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_sample_of_pytorch(name: str, dtype: torch.dtype) -> None:
-    for s in INFOS[name].sample_inputs("cpu", dtype, requires_grad=True):
+    for s in op_info(name).sample_inputs("cpu", dtype, requires_grad=True):
         want: Tensor = getattr(F, name)(s.input, *s.args, **s.kwargs)
         got = getattr(convgrad, name)(turned(s.input).contiguous(), *s.args, **s.kwargs, layout="NLC")
         assert got.is_contiguous()

@@ -49,7 +49,7 @@ def started(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
     yield made
     made.clear()
     clear()
-    gc.collect()  # a compiled kernel asks its driver to unload it
+    gc.collect(1)  # a compiled kernel asks its driver to unload it
 
 
 def slot(problem: ConvProblem, name: str, shift: int = 0) -> Tensor:
