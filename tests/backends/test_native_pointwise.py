@@ -33,8 +33,14 @@ def test_other_instruction_sets_are_exact(instruction_set: str) -> None:
     except ValueError as error:
         pytest.skip(str(error))
     try:
-        for text in ("mb3ic67ih9iw11oc35kh1kw1", "mb2g2ic34ih5oc90kh1", "mb40ic20ih1oc19kh1", "mb2ic5ih40oc21kh1"):
-            for dtype in DTYPES:
+        for text in (
+            "mb3ic67ih9iw11oc35kh1kw1",
+            "mb2g2ic34ih5oc90kh1",
+            "mb40ic20ih1oc19kh1",
+            "mb2ic5ih40oc21kh1",
+            "mb3ic67ih9iw11oc35kh1kw1 channels_last",
+        ):
+            for dtype in DTYPES[: 2 if "last" in text else 4]:
                 p = ConvProblem.parse(text).replace(dtype=dtype)
                 tensors = operands(p, 1)
                 expected = reference(p, *tensors)
@@ -46,9 +52,14 @@ def test_other_instruction_sets_are_exact(instruction_set: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("transposed", [False, True])
-def test_biases(dtype: torch.dtype, transposed: bool) -> None:
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_biases(dtype: torch.dtype, transposed: bool, channels_last: bool) -> None:
     """A transposed convolution's is added to what the plain problem calls grad_input, and sums the input."""
     p = ConvProblem.parse("mb3ic35ih7oc21kh1").replace(dtype=dtype, origin="transposed" if transposed else "plain")
+    if channels_last:
+        if dtype.itemsize == 2:
+            pytest.skip("PyTorch's")
+        p = p.replace(memory_format=torch.channels_last)
     x, w, g = operands(p, 1)
     expected = reference(p, x, w, g)
     added_to, from_ = ("grad_input", g) if transposed else ("forward", x)
@@ -80,7 +91,9 @@ def test_sums_are_the_same_bits_every_time() -> None:
         ("mb2ic48iw7oc33kw1", True),
         ("mb2g2ic48id3ih7iw5oc66kd1kh1kw1", True),
         ("mb2ic48ih1oc33kh1sh2", True),  # a single position, whatever the stride
-        ("mb2ic48ih7oc33kh1 channels_last", False),
+        ("mb2ic48ih7oc33kh1 channels_last", True),
+        ("mb2g3ic144id2ih3iw5oc99kd1kh1kw1 channels_last float64", True),
+        ("mb2ic48ih7oc33kh1 channels_last bfloat16", False),
         ("mb2ic48ih7oc33kh1sh2", False),
         ("mb2ic48ih7oc33kh1ph1", False),
         ("mb2ic48ih7oc33kh3ph1", False),
