@@ -1,7 +1,7 @@
-// Pointwise convolution in contiguous layout: a kernel of one element, stride 1, no padding, any number of channels. A
-// matrix product on the tensors as they lie.
+// Pointwise convolution: a kernel of one element, stride 1, no padding, any number of channels. A matrix product on the
+// tensors as they lie.
 //
-// The idea: a vector holds neighbouring pixels of one channel; the pixels of all images are one row of such columns
+// The idea, in contiguous layout: a vector holds neighbouring pixels of one channel; the pixels of all images are one row of such columns
 // (pointwise_plan.h). A block of columns is packed as [vector][channel], in the type of the arithmetic, so that the
 // loops of pointwise_kernels.h read memory in order however far the channels lie apart, and one block serves all. While
 // one is computed, the memory of what is packed next is prefetched.
@@ -9,6 +9,10 @@
 //   grad_input:  the same over grad_output, with the weight transposed
 //   grad_weight: sums over the block's pixels, for some channels of grad_output and some vectors of channels of the
 //                input, a block of which is transposed for that while it is packed: a lane is then a sum of its own
+//
+// In channels_last a vector holds neighbouring channels of one pixel, of the results or, for grad_weight, of the input:
+// weights are packed as such vectors, a block of the input is copied, and everything else is read one number at a time
+// where it lies.
 //
 // What limits it: the multiply-adds. With few channels on one side the memory takes nearly as long, at the same time.
 #pragma once
@@ -70,6 +74,30 @@ struct Pointwise {
     for (int64_t i = 0; i < r.size(); ++i) start[first + i] = bias ? load_one<T>(bias + first + i) : T(0);
     if (r.size() == kPointwiseRows) return pack_rows(to, from, kPointwiseRows);
     pack_rows(to, from, r.size());
+  }
+  // In channels_last as [vector of results][source][result].
+  void pack_weight_lanes(int64_t group, int64_t panel) const {
+    const Range r = p.panel(panel);
+    const int64_t first = group * p.results + r.low, at = group * p.panels + panel;
+    const T *bias = static_cast<const T*>(t.bias), *from = static_cast<const T*>(t.weight);
+    store<T, N>(start + at * N, bias ? load_first<T, N>(bias + first, r.size()) : Vec<T, N>{});
+    T* to = weight + at * p.sources * N;
+    if (p.backward) {
+      from += group * p.sources * p.results + r.low;
+      for (int64_t k = 0; k < p.sources; ++k) store<T, N>(to + k * N, load_first<T, N>(from + k * p.results, r.size()));
+      return;
+    }
+    from += first * p.sources;
+    for (int64_t k = 0; k < p.sources; k += N) {
+      Vec<T, N> rows[N];
+#pragma GCC unroll 16
+      for (int l = 0; l < N; ++l)
+        rows[l] = load_first<T, N>(from + least(l, r.size() - 1) * p.sources + k, p.sources - k);
+      transpose<T, N>(rows);
+#pragma GCC unroll 16
+      for (int l = 0; l < N; ++l)
+        if (k + l < p.sources) store<T, N>(to + (k + l) * N, rows[l]);
+    }
   }
   // Inlined: with as many rows as the loop is compiled for, or any number.
   __attribute__((always_inline)) void pack_rows(T* to, const S* from, int64_t rows) const {
@@ -138,7 +166,7 @@ struct Pointwise {
     PointwiseResults<S, T> run = {};
     const int64_t vectors = block.vectors, tiles = panels.size() * ceil_div(vectors, kPointwiseColumns);
     run.ahead = &ahead, run.rate = ahead.rate(tiles * p.sources);
-    run.pitch = pitch(p.sources), run.terms = p.sources;
+    run.pitch = pitch(p.sources), run.terms = run.together = p.sources;
     run.pixels = p.pixels, run.image = p.groups * p.results * p.pixels;
     // As many vectors as stay in the cache while all panels use them.
     const int64_t cached = kTileBytes / (run.pitch * int64_t(sizeof(T)));
@@ -157,9 +185,9 @@ struct Pointwise {
 
   // Of one group's weights, those of the results in the range.
   void sum_block(const Scratch& s, T* to, Range results, const Block& block, bool add, Ahead<S> ahead) const {
-    PointwiseSums<S, T> run = {};
+    PointwiseSums<S, T, false> run = {};
     const int64_t rows = p.backward ? p.sources : results.size(), lanes = p.backward ? results.size() : p.sources;
-    run.weight = p.backward ? s.source : s.other, run.weight_pitch = pitch(rows);
+    run.weight = p.backward ? s.source : s.other, run.together = N, run.gap = pitch(rows) - N;
     run.source = s.turned, run.pitch = pitch(block.vectors * N), run.terms = block.pixels();
     run.row = p.inputs(), run.lanes = lanes, run.add = add;
     run.to = to + (p.backward ? results.low : results.low * p.sources);
@@ -171,6 +199,82 @@ struct Pointwise {
       run.weight += now * N, run.to += now * run.row;
     }
   }
+
+  // ---- the same in channels_last: pixels are rows, read where they lie ----
+
+  Range pixels_of(Range vectors) const { return {vectors.low * N, least(vectors.high * N, p.batch * p.pixels)}; }
+
+  void multiply_pixels(Range pixels, int64_t group, Range panels) const {
+    PointwiseSums<T, T, true> run = {};
+    Ahead<T> none = {};
+    const int64_t all = p.groups * p.results, sources = p.groups * p.sources;
+    const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
+    run.ahead = &none, run.terms = run.together = p.sources, run.pitch = p.sources * N;
+    run.row_step = sources, run.term_step = 1, run.row = all;
+    T* const to = static_cast<T*>(p.backward ? t.grad_input : t.forward) + group * p.results;
+    const T* const from = static_cast<const T*>(p.backward ? t.grad_output : t.input) + group * p.sources;
+    // As many vectors' weights as stay in the cache while all pixels use them.
+    const int64_t cached = kTileBytes / (run.pitch * int64_t(sizeof(T)));
+    const int64_t together = most(1, cached / kPointwiseColumns) * kPointwiseColumns;
+    for (int64_t v = panels.low; v < panels.high; v += together) {
+      const int64_t now = least(together, panels.high - v), at = group * p.panels + v;
+      run.source = weight + at * p.sources * N, run.start = start + at * N, run.lanes = results.high - v * N;
+      for (int64_t i = pixels.low; i < pixels.high; i += kPointwiseRows) {
+        run.weight = from + i * sources, run.to = to + i * all + v * N;
+        multiply_rows<N>(run, least(kPointwiseRows, pixels.high - i), now, kRows);
+      }
+    }
+  }
+
+  // The input's `lanes` from `from` on, as [vector of channels][pixel][channel].
+  void copy_lanes(T* to, const T* from, int64_t lanes, int64_t pixels, int64_t all) const {
+    for (int64_t c = 0; c < lanes; c += N, to += pixels * N)
+      for (int64_t i = 0; i < pixels; ++i) store<T, N>(to + i * N, load_first<T, N>(from + i * all + c, lanes - c));
+  }
+
+  void sum_pixels(const Scratch& s, const Sums& sums, Range pixels, int64_t group, Range results, bool first,
+                  bool add) const {
+    const Range rows = p.backward ? Range{0, p.sources} : results, lanes = p.backward ? results : Range{0, p.sources};
+    const int64_t inputs = p.groups * p.inputs(), outputs = p.groups * p.outputs_of();
+    const T* const grad = static_cast<const T*>(t.grad_output) + pixels.low * outputs + group * p.outputs_of();
+    const T* const input = static_cast<const T*>(t.input) + pixels.low * inputs + group * p.inputs();
+    PointwiseSums<T, T, true> run = {};
+    Ahead<T> none = {};
+    copy_lanes(s.turned, input + lanes.low, lanes.size(), pixels.size(), inputs);
+    run.ahead = &none, run.terms = run.together = pixels.size(), run.row_step = 1, run.term_step = outputs;
+    run.source = s.turned, run.pitch = pixels.size() * N, run.row = p.inputs(), run.lanes = lanes.size(), run.add = add;
+    T* const to = sums.weight + group * p.sources * p.results + lanes.low;
+    for (int64_t i = rows.low; i < rows.high; i += kPointwiseRows) {
+      run.weight = grad + i, run.to = to + i * run.row;
+      multiply_rows<N>(run, least(kPointwiseRows, rows.high - i), ceil_div(lanes.size(), N), kRows);
+    }
+    auto add_up = [&](const T* from, int64_t all, int64_t base, Range channels) {
+      T* const bias = sums.bias + base;
+      for (int64_t c = channels.low; c < channels.high; c += N) {
+        Vec<T, N> sum = add ? load_first<T, N>(bias + c, channels.high - c) : Vec<T, N>{};
+        for (int64_t i = 0; i < pixels.size(); ++i) sum += load_first<T, N>(from + i * all + c, channels.high - c);
+        store_first<T, N>(bias + c, sum, channels.high - c);
+      }
+    };
+    if (p.sums_grad && (first || !p.backward)) add_up(grad, outputs, group * p.outputs_of(), rows);
+    if (p.sums_input && (first || p.backward)) add_up(input, inputs, group * p.inputs(), lanes);
+  }
+
+  void run_pixels(const Scratch& s, int64_t item) const {
+    const int64_t chunk = item % p.chunks, group = p.group_of(item);
+    const Range panels = share(p.panels, chunk, p.chunks);
+    const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
+    Range vectors = p.columns_of(item);
+    for (bool add = false;; add = true) {
+      const Range now = pixels_of({vectors.low, least(vectors.high, vectors.low + p.block)});
+      if (p.needs_weight()) multiply_pixels(now, group, panels);
+      if (p.wants(CONVGRAD_GRAD_WEIGHT))
+        sum_pixels(s, sums_of(p.segment_of(item)), now, group, results, chunk == 0, add);
+      if ((vectors.low += p.block) >= vectors.high) return;
+    }
+  }
+
+  // ---- sums for grad_bias ----
 
   void sum_grad(T* to, const T* packed, Range channels, const Block& block, bool add) const {
     const int64_t step = pitch(channels.size());
@@ -255,15 +359,16 @@ struct Pointwise {
     Plan p = {};
     static_cast<PointwisePlan&>(p) = make_pointwise_plan(q, N, sizeof(T));
     Layout &each = p.memory.each, &shared = p.memory.shared;
-    p.source = each.template add<T>(p.block * pitch(p.sources));
+    if (!p.channels_last) p.source = each.template add<T>(p.block * pitch(p.sources));
     p.columns = each.template add<Column>(2 * p.block);
     if (p.needs_weight()) {
-      p.weight = shared.template add<T>(p.weights());
-      p.start = shared.template add<T>(p.groups * p.results);
+      const int64_t results = p.channels_last ? p.panels * N : p.results;
+      p.weight = shared.template add<T>(p.groups * p.sources * results);
+      p.start = shared.template add<T>(p.groups * results);
     }
     if (!p.wants(CONVGRAD_GRAD_WEIGHT)) return p;
-    const int64_t results = least(p.results, ceil_div(p.panels, p.chunks) * kPointwiseRows);  // of an item
-    if (!p.backward) p.other = each.template add<T>(p.block * pitch(results));
+    const int64_t results = least(p.results, ceil_div(p.panels, p.chunks) * p.panel_rows());  // of an item
+    if (!p.backward && !p.channels_last) p.other = each.template add<T>(p.block * pitch(results));
     p.turned = each.template add<T>(ceil_div(p.backward ? results : p.sources, N) * pitch(p.block * N));
     if (!p.in_place()) p.partial = shared.template add<T>(p.segments * p.sums());
     return p;
@@ -278,9 +383,12 @@ struct Pointwise {
     run_items(
         threads, p.needs_weight() ? p.groups * p.panels : 0,
         [&](Range panels) {
-          for (int64_t i = panels.low; i < panels.high; ++i) call.pack_weight(i / p.panels, i % p.panels);
+          for (int64_t i = panels.low; i < panels.high; ++i)
+            p.channels_last ? call.pack_weight_lanes(i / p.panels, i % p.panels)
+                            : call.pack_weight(i / p.panels, i % p.panels);
         },
-        p.items(), scratch, [&](Scratch& s, int64_t item) { call.run_item(s, item); },
+        p.items(), scratch,
+        [&](Scratch& s, int64_t item) { p.channels_last ? call.run_pixels(s, item) : call.run_item(s, item); },
         p.partial.bytes ? p.sums() : 0, [&](Range elements) { call.reduce(elements); });
   }
 };

@@ -36,9 +36,9 @@ struct Ahead {
 template <class S, class T>
 struct PointwiseProducts {
   typedef T Arithmetic;
-  const T *weight, *source;      // [term][row] or [vector of terms][row][term]; [vector][term][lane]
-  int64_t weight_pitch, pitch;   // from vector to vector
-  int64_t terms;
+  const T *weight, *source;            // of each row and term; [vector][term][lane]
+  int64_t together, gap;               // so many terms' weights one step apart, and then so much further
+  int64_t pitch, terms;                // from vector to vector of the source; how many
   Ahead<S>* ahead;
   int64_t rate;  // of `ahead`, in a step
 };
@@ -49,29 +49,29 @@ void multiply(const Run& run) {
   Vec<T, N> sum[R][P];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    const Vec<T, N> start = run.start_of(r) - Vec<T, N>{};
 #pragma GCC unroll 4
-    for (int p = 0; p < P; ++p) sum[r][p] = start;
+    for (int p = 0; p < P; ++p) sum[r][p] = run.template start_of<N>(r, p);
   }
-  constexpr int kRow = Run::kByVector ? N : 1, kTerm = Run::kByVector ? 1 : R;
+  const int64_t row_step = run.template row_step_of<N>(), term_step = run.template term_step_of<R>();
   const T *weight = run.weight, *source = run.source;
   const int64_t pitch = run.pitch;
   auto ahead = *run.ahead;
   const int64_t rate = run.rate;
-  for (int64_t left = run.terms, now; left > 0; left -= now, weight += run.weight_pitch - now) {
-    now = Run::kByVector ? least(left, N) : left;
-    for (const T* end = source + now * N; source != end; source += N, weight += kTerm) {
+  for (int64_t left = run.terms, now; left > 0; left -= now) {
+    now = least(left, run.together);
+    for (const T* end = source + now * N; source != end; source += N, weight += term_step) {
       Vec<T, N> x[P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) x[p] = load<T, N>(source + p * pitch);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const T w = weight[r * kRow];
+        const T w = weight[r * row_step];
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
       }
       ahead.step(rate);
     }
+    weight += run.gap;
   }
   *run.ahead = ahead;
   run.template store<N>(sum);
@@ -99,13 +99,23 @@ void multiply_rows(const Run& run, int64_t rows, int64_t vectors, std::integer_s
 
 template <class S, class T>
 struct PointwiseResults : PointwiseProducts<S, T> {
-  static constexpr bool kByVector = false;
   const T* start;  // of each row
   S* result;
   int64_t pixels, image;  // from row to row, from image to image
   const Column* columns;
 
-  T start_of(int row) const { return start[row]; }
+  template <int N>
+  static constexpr int64_t row_step_of() {
+    return 1;
+  }
+  template <int R>
+  static constexpr int64_t term_step_of() {
+    return R;
+  }
+  template <int N>
+  Vec<T, N> start_of(int row, int) const {
+    return start[row] - Vec<T, N>{};
+  }
   template <int N>
   void advance(int64_t vectors) {
     columns += vectors;
@@ -146,17 +156,32 @@ struct PointwiseResults : PointwiseProducts<S, T> {
 
 // ---- grad_weight: a row is a channel of grad_output, a term a pixel, a lane a channel of the input --------------------
 
-template <class S, class T>
+// Or results in channels_last: a row is a pixel, a term a channel of the source, a lane one of the results'.
+
+// InTensor: the weights lie in a tensor in channels_last, else packed as [vector of terms][row][term].
+template <class S, class T, bool InTensor>
 struct PointwiseSums : PointwiseProducts<S, T> {
-  static constexpr bool kByVector = true;
+  int64_t row_step, term_step;  // in a tensor
   T* to;
   int64_t row, lanes;  // from row to row; how many there are
   bool add;            // to what is there
+  const T* start;      // of each lane; null: zeros
 
-  T start_of(int) const { return 0; }
+  template <int N>
+  int64_t row_step_of() const {
+    return InTensor ? row_step : N;
+  }
+  template <int R>
+  int64_t term_step_of() const {
+    return InTensor ? term_step : 1;
+  }
+  template <int N>
+  Vec<T, N> start_of(int, int vector) const {
+    return start ? load<T, N>(start + vector * N) : Vec<T, N>{};
+  }
   template <int N>
   void advance(int64_t vectors) {
-    to += vectors * N, lanes -= vectors * N;
+    to += vectors * N, lanes -= vectors * N, start += start ? vectors * N : 0;
   }
 
   template <int N, int R, int P>

@@ -22,14 +22,16 @@ struct Column {
 struct PointwisePlan : Request {
   int64_t groups, pixels, vector;
   bool backward;             // the source is grad_output
+  bool channels_last;        // where a panel is a vector of results, and pixels are rows
   int64_t sources, results;  // channels a group
   int64_t vectors, panels;   // of columns; of result rows, a group
   int64_t segments, chunks;  // pieces of these: one of each, and a group, are a work item
   int64_t block;             // vectors that are packed at once
   bool sums_grad, sums_input;  // for grad_bias
 
-  static bool takes(const convgrad_problem& q) {
-    bool fits = q.layout == CONVGRAD_CONTIGUOUS;
+  // In channels_last what is stored is computed with, and small groups are those of grouped.h.
+  static bool takes(const convgrad_problem& q, bool converts) {
+    bool fits = q.layout == CONVGRAD_CONTIGUOUS || (!converts && most(q.in_per_group, q.out_per_group) > 16);
     for (int d = 0; d < 3; ++d)  // a single position has any stride
       fits = fits && q.kernel[d] == 1 && q.padding[d] == 0 && q.output[d] == q.input[d] &&
              (q.stride[d] == 1 || q.input[d] == 1);
@@ -43,7 +45,11 @@ struct PointwisePlan : Request {
   Range columns_of(int64_t item) const {  // none of an item that there is not
     return item < items() ? share(vectors, segment_of(item), segments) : Range{0, 0};
   }
-  Range panel(int64_t i) const { return share(results, i, panels); }
+  int64_t outputs_of() const { return backward ? sources : results; }
+  int64_t panel_rows() const { return channels_last ? vector : kPointwiseRows; }
+  Range panel(int64_t i) const {
+    return channels_last ? Range{i * vector, least(results, (i + 1) * vector)} : share(results, i, panels);
+  }
   int64_t weights() const { return groups * sources * results; }
   int64_t biases() const { return !sums_grad && !sums_input ? 0 : sums_grad == backward ? sources : results; }
   int64_t sums() const { return weights() + groups * biases(); }
@@ -62,7 +68,8 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
   p.backward = !p.wants(CONVGRAD_FORWARD);
   p.sources = p.backward ? q.out_per_group : q.in_per_group, p.results = p.backward ? q.in_per_group : q.out_per_group;
   p.sums_grad = q.outputs & CONVGRAD_GRAD_BIAS, p.sums_input = q.outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS;
-  p.vectors = ceil_div(p.batch * p.pixels, vector), p.panels = ceil_div(p.results, kPointwiseRows);
+  p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
+  p.vectors = ceil_div(p.batch * p.pixels, vector), p.panels = ceil_div(p.results, p.panel_rows());
 
   // A block for grad_weight is long: its sums are loaded and stored. Else its source fits into the cache.
   const int64_t line = vector * element_bytes, shortest = kTestsTiles ? 1 : 24 * 64 / line;

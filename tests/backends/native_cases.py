@@ -77,7 +77,9 @@ def pointwise(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Conv
     channels = st.sampled_from([1, 2, 3, 5, 8, 13, 16, 17, 24, 31, 40, 67, 130])
     inputs, outputs, batch = draw(channels) * groups, draw(channels) * groups, draw(st.integers(1, 9))
     dtype = draw(st.sampled_from(dtypes))
-    return ConvProblem(batch, inputs, outputs, groups, size, one, one, ((0, 0),) * ndim, one, size, dtype=dtype)
+    p = ConvProblem(batch, inputs, outputs, groups, size, one, one, ((0, 0),) * ndim, one, size, dtype=dtype)
+    in_both_layouts = ndim > 1 and dtype.itemsize > 2 and max(inputs, outputs) > 16 * groups
+    return p.replace(memory_format=FORMATS[ndim]) if in_both_layouts and draw(st.booleans()) else p
 
 
 @st.composite

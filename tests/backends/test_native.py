@@ -223,7 +223,9 @@ def test_kernels_run_at_once_on_several_threads() -> None:
         ("mb2ic48iw7oc33kw1", "pointwise"),
         ("mb2g2ic48id3ih7iw5oc66kd1kh1kw1", "pointwise"),
         ("mb2ic48ih1oc33kh1sh2", "pointwise"),  # a single position, whatever the stride
-        ("mb2ic48ih7oc33kh1 channels_last", ""),
+        ("mb2ic48ih7oc33kh1 channels_last", "pointwise"),
+        ("mb2g3ic144id2ih3iw5oc99kd1kh1kw1 channels_last float64", "pointwise"),
+        ("mb2ic48ih7oc33kh1 channels_last bfloat16", ""),
         ("mb2ic48ih7oc33kh1sh2", ""),
         ("mb2ic48ih7oc33kh1ph1", ""),
         ("mb2ic48ih7oc33kh3ph1", ""),
