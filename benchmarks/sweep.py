@@ -3,10 +3,10 @@
     python benchmarks/sweep.py benchmarks/results/sweep.csv --threads 1 2 4 --minutes 12
 
 Each problem is measured as `convgrad tune` does it: every way is checked against the reference, then all are timed
-alternately with their conversions. A row holds the times of one set of outputs relative to PyTorch's call as given, and
-the commit that they are of. The numbers of threads take turns, each with problems of its own, always the same ones;
-what the file holds is not measured again. Where a way has changed, ``--again`` removes the rows about it; the others
-stay true.
+alternately with their conversions, twice. A row holds the times of one pass relative to PyTorch's call as given, by how
+much they may be wrong, and the commit that they are of. The numbers of threads take turns, each with problems of its
+own, always the same ones; what the file holds is not measured again. Where a way has changed, ``--again`` removes the
+rows about it; the others stay true.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from convgrad import settings
 from convgrad._compat import cpu_lacks
 from convgrad.cli.bench_results import CONDITIONS, Deadline, Results, conditions_here, prepare
 from convgrad.engine import backends, measure_now, measurements
-from convgrad.engine.measurements import Measurement
-from convgrad.problem import ConvProblem, Output, gradient_outputs
+from convgrad.problem import PASSES, ConvProblem
 from convgrad.sizes import output_length
 
 CPU = torch.device("cpu")
-#: What a rule may take; of several outputs also each pass by its own rule.
-WAYS = ("aten", "native", "native:avx2", "im2col", "aten:float32", "aten:channels_last", "aten:mkldnn", "separate")
-COLUMNS = ("problem", "emulated", "outputs", *WAYS, *CONDITIONS)
-KEY = ("problem", "outputs", "threads")
+#: What is measured.
+WAYS = ("aten", "native", "native:avx2", "im2col", "aten:float32", "aten:channels_last")
+#: ``noise`` is how far two measurements of a way are from their mean, in the logarithm; of the way where it is most.
+COLUMNS = ("problem", "emulated", "pass", *WAYS, "noise", *CONDITIONS)
+KEY = ("problem", "pass", "threads")
 _LEAST_FLOPS, _MOST_FLOPS, _MOST_BYTES = 1e4, 2.5e8, 4e7
 
 # ---- problems ----------------------------------------------------------------------------------------
@@ -154,28 +154,18 @@ def _problem(
 
 
 def rows(problem: ConvProblem) -> Iterator[dict[str, Any]]:
-    """The outputs of a training step, and each gradient alone."""
-    forward: tuple[Output, ...] = (problem.bias_pass,)
-    both = gradient_outputs(problem.transposed, (True, True, False))
-    for outputs in (forward, both):
-        if measure_now(problem, outputs, CPU, settings.current(), force=True) is None:
-            return
-    for outputs in (forward, *((output,) for output in both), both):
-        found = measurements.find(problem, outputs, CPU, settings.current(), fresh=True)
+    """Each pass."""
+    for pass_ in PASSES:
+        found = [measure_now(problem, (pass_,), CPU, settings.current(), force=True) for _ in range(2)][-1]
         if found is not None and "aten" in found.times:
-            yield {"outputs": "+".join(outputs), **_times(found)}
-
-
-def _times(found: Measurement) -> dict[str, float]:
-    times: dict[str, float] = {}
-    for way, took in found.times.items():
-        name = "separate" if ", " in way else way.split("@")[0]
-        times[name] = took[-1]
-    return {name: t for name, t in times.items() if name in WAYS}
+            pairs = [(t[0], t[-1]) for t in found.times.values()]
+            noise = max(abs(math.log(a / b)) / 2 for a, b in pairs)
+            times = {way.split("@")[0]: math.sqrt(a * b) for way, (a, b) in zip(found.times, pairs, strict=True)}
+            yield {"pass": pass_, **times, "noise": noise}
 
 
 def keep_candidates() -> None:
-    """In this process, measure what a rule may take, and nothing else."""
+    """In this process, measure these ways and nothing else."""
     for backend in backends().values():
         backend.candidate = backend.name in WAYS
 
@@ -212,8 +202,7 @@ def main() -> int:
                 break
             torch.set_num_threads(threads)
             problem = random_problem(next(numbers[threads]), threads)
-            backward = "+".join(gradient_outputs(problem.transposed, (True, True, False)))
-            if results.done(problem=problem, outputs=backward, threads=threads):
+            if results.done(problem=problem, threads=threads, **{"pass": PASSES[-1]}):
                 continue
             fixed = {"problem": str(problem), "emulated": int(cpu_lacks(problem.dtype))}
             for row in rows(problem):

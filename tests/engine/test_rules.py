@@ -28,6 +28,7 @@ forward      dense      patches                                  im2col         
 forward      grouped    always                                   native:avx2        1.1x
 forward      emulated   always                                   aten:float32       9.9x
 grad_input   dense      always                                   aten:mkldnn        1.2x
+any          depthwise  dilation >= 2                                    im2col             1.2x
 grad_weight  dense      threads >= 2                             im2col             1.2x
 both         dense      ndim >= 3                                separate           1.2x
 both         dense      ndim < 2                                 aten:channels_last 1.2x
@@ -46,6 +47,8 @@ ROWS = [
     ("mb1ic64ih64oc64kh2sh2", ("forward",), ["im2col"]),
     ("mb1ic64ih64oc64kh3sh2", ("forward",), ["aten"]),
     ("mb1ic64ih64oc64kh3 bfloat16", ("forward",), ["aten:float32"]),
+    ("mb1g8ic8ih9oc8kh2dh1", ("grad_weight",), ["im2col"]),
+    ("mb1g8ic8ih9oc8kh2dh1", BOTH, ["im2col", "im2col"]),  # a line about any output; it has no call for both
     (VOLUME, BOTH, ["aten:mkldnn", "aten"]),
     ("mb1ic64iw64oc64kw3", BOTH, ["aten:channels_last"]),
     ("mb1ic64ih64oc64kh3", BOTH, ["aten"]),

@@ -154,6 +154,8 @@ def _by_rule(
             steps = _by(get_backend(way), f"by rule: {why}", problem, outputs, device, settings)
             if steps:
                 return steps
+            if any(_by(get_backend(way), "", problem, (one,), device, settings) for one in passes if len(passes) > 1):
+                return ()  # it has no sweep, but computes a pass alone
     if len(passes) > 1:
         aten = get_backend("aten")
         return _by(aten, _why_first(aten, backends(), device), problem, outputs, device, settings)

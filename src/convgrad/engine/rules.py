@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from .._compat import cpu_lacks
-from ..problem import ConvProblem, Output, passes_of
+from ..problem import PASSES, ConvProblem, Output, passes_of
 
 #: FLOPs of a dense pass up to which PyTorch's own call is kept: its autograd is faster in such a small one. So it is
 #: where there is one position, as in squeeze and excitation, of which the sweep has none (ours: 0.68x to 0.94x).
@@ -25,49 +25,20 @@ _SMALL = 200_000
 #: Each pass by its own rule, rather than several in one sweep.
 SEPARATE = "separate"
 
+#: Of each pass, and of both gradients.
+ANY = "any"
+
 #: What is computed, of which kind of problem, under which conditions (all of them); what is taken; how many times as
 #: fast as PyTorch's call as given it was in the sweep, on geometric average. The first line counts that fits and whose
 #: backend can compute it.
 TABLE = """
 # begin of the derived lines
-# 1832 measurements. Held out: 9 % slower than the fastest, 3.4 % of rows below 0.9x of PyTorch, 0.20x at worst.
-both         dense      group < 17                                   separate            2.9x
-both         dense      group >= 17, matrix                          native              1.4x
-both         depthwise  always                                       native              8.4x
-both         emulated   always                                       separate            7.7x
-both         grouped    group < 17                                   separate            2.6x
-forward      dense      group < 17, channels_last, kB < 200          native:avx2         1.8x
-forward      dense      group < 17, not channels_last, Mflop < 10.6  native              3.2x
-forward      dense      group >= 17, matrix                          native              1.3x
-forward      depthwise  always                                       native              3.4x
-forward      emulated   Mflop >= 8, smaller >= 5                     native              9.4x
-forward      emulated   Mflop >= 8, smaller >= 5                     aten:float32        9.4x
-forward      emulated   Mflop >= 8, smaller < 5                      native:avx2         12.4x
-forward      emulated   Mflop < 8, divisor >= 2, batch >= 3          native              5.7x
-forward      emulated   Mflop < 8, divisor >= 2, batch >= 3          aten:channels_last  5.7x
-forward      emulated   Mflop < 8, divisor >= 2, batch < 3           native              6.8x
-forward      emulated   Mflop < 8, divisor >= 2, batch < 3           aten:float32        6.8x
-forward      emulated   Mflop < 8, divisor < 2                       native:avx2         3.5x
-forward      grouped    group < 17                                   native              2.2x
-grad_input   dense      group < 17, not channels_last                native              4.4x
-grad_input   dense      group >= 17, matrix                          native              1.5x
-grad_input   depthwise  always                                       native:avx2         4.7x
-grad_input   emulated   taps >= 26                                   native:avx2         10.9x
-grad_input   emulated   taps < 26, channels_last, group >= 30        aten:float32        8.6x
-grad_input   emulated   taps < 26, channels_last, group < 30         native:avx2         11.8x
-grad_input   emulated   taps < 26, not channels_last                 native              7.6x
-grad_input   emulated   taps < 26, not channels_last                 aten:float32        7.6x
-grad_input   grouped    group < 17, batch >= 10, divisor < 3         native              2.9x
-grad_input   grouped    group < 17, batch < 10                       native              2.7x
-grad_input   grouped    group >= 17, kB >= 2000                      aten:channels_last  1.3x
-grad_weight  dense      group < 17, not channels_last                native              3.5x
-grad_weight  dense      group >= 17, matrix                          native              1.2x
-grad_weight  depthwise  always                                       native              9.3x
-grad_weight  emulated   outputs >= 7                                 native              5.6x
-grad_weight  emulated   outputs >= 7                                 aten:float32        5.6x
-grad_weight  emulated   outputs < 7                                  native:avx2         5.3x
-grad_weight  emulated   outputs < 7                                  aten:channels_last  5.3x
-grad_weight  grouped    group < 17                                   native              2.5x
+# 1374 measurements. Held out: 8 % slower than the fastest, 3.1 % of rows below 0.9x of PyTorch, 0.16x at worst.
+any  dense      not channels_last  native        1.7x
+any  depthwise  always             native        5.3x
+any  emulated   always             native        6.7x
+any  emulated   always             aten:float32  6.7x
+any  grouped    always             native        2.1x
 # end of the derived lines
 """
 
@@ -94,6 +65,7 @@ FEATURES: dict[str, Callable[[ConvProblem, int], float]] = {
     "asymmetric": lambda p, _: not p.symmetric,
     "transposed": lambda p, _: p.transposed,
     "matrix": lambda p, _: p.pointwise and p.input_size == p.output_size and not any(map(any, p.padding)),
+    "sliding": lambda p, _: max(p.stride) == 1 and prod(p.kernel_size) > 1,
     "patches": lambda p, _: max(p.stride) > 1 and all(map(le, p.kernel_size, p.stride)),
 }
 
@@ -126,7 +98,8 @@ def rules_of(table: str) -> dict[tuple[str, str], tuple[Rule, ...]]:
         if line and not line.startswith("#"):
             outputs, kind, conditions, way, gain = re.split(r"\s{2,}", line.strip())
             rule = Rule(tuple(c for c in conditions.split(", ") if c != "always"), way, gain)
-            found[outputs, kind] = (*found.get((outputs, kind), ()), rule)
+            for what in (*PASSES, "both") if outputs == ANY else (outputs,):
+                found[what, kind] = (*found.get((what, kind), ()), rule)
     return found
 
 
