@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Raised whenever a struct or a signature changes; the loader refuses another number. */
-#define CONVGRAD_ABI 6
+#define CONVGRAD_ABI 7
 
 #ifdef __cplusplus
 extern "C" {
@@ -19,6 +19,8 @@ enum { CONVGRAD_CONTIGUOUS = 0, CONVGRAD_CHANNELS_LAST = 1 };
 /* What is read outside the input: zeros, or the input itself, at most its size away (reflect: less than that). */
 enum { CONVGRAD_ZEROS = 0, CONVGRAD_CIRCULAR = 1, CONVGRAD_REFLECT = 2, CONVGRAD_REPLICATE = 3 };
 enum { CONVGRAD_FLOAT32 = 0, CONVGRAD_FLOAT64 = 1, CONVGRAD_BFLOAT16 = 2, CONVGRAD_FLOAT16 = 3 };
+
+enum { CONVGRAD_NO_ACTIVATION = 0, CONVGRAD_RELU = 1, CONVGRAD_RELU6 = 2, CONVGRAD_SILU = 3 };
 
 /* What to compute: a sum of these, in which forward and grad_input are not together. */
 enum {
@@ -74,7 +76,7 @@ int32_t convgrad_plan_run(const convgrad_plan *plan, const convgrad_tensors *ten
 typedef struct {
   int64_t batch, channels, pixels;
   double epsilon, momentum;
-  int32_t dtype, threads, wide; /* wide: the channels' other values are float32 beside tensors of 16 bits */
+  int32_t dtype, threads, activation, wide; /* wide: the channels' other values are float32 beside tensors of 16 bits */
   const void *input, *weight, *bias, *grad_output;
   void *mean, *invstd, *running_mean, *running_var;
   void *output; /* backward: the gradient of the input; where it is null, only those of weight and bias */

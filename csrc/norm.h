@@ -1,9 +1,10 @@
-// Batch normalisation by the statistics of the batch, and its gradients.
+// Batch normalisation by the statistics of the batch, with the activation that follows it, and their gradients.
 //
 // Both are two sums over the elements of each channel and then one line for each element. With d = x - centre:
 //   forward   first = sum(d), second = sum(d * d); centre is any value near the mean
-//   backward  first = sum(g), second = sum(g * d); centre is the mean
-//   result    scale * g + slope * d + offset; forward has no g
+//             result = activation(z), z = slope * d + bias; centre is the mean
+//   backward  first = sum(g), second = sum(g * d); g is the activation's gradient at z, computed again from x
+//             result = scale * (g + toward * d + offset); centre is the mean
 // (Ioffe and Szegedy, 2015, section 3.) An element is read from memory twice, so what counts is that the second time
 // it still lies in a cache: a thread computes one channel after another, both steps. In channels_last, where a channel
 // does not lie together, kernels like these gained nothing over PyTorch's in whole training steps.
@@ -12,13 +13,14 @@
 // on in double. No result depends on the number of threads.
 #pragma once
 
+#include "activation.h"
 #include "parallel.h"
 #include "reduce.h"
 #include "vector.h"
 
 namespace {
 
-template <class S, class T, int N, bool Backward>
+template <class S, class T, int N, class Activation, bool Backward>
 class BatchNorm {
  public:
   explicit BatchNorm(const convgrad_norm& problem)
@@ -49,12 +51,15 @@ class BatchNorm {
  private:
   typedef Vec<T, N> V;
 
+  // What the elements of a channel are computed by; the last three only backward.
   struct Coefficients {
-    T centre, slope, offset, scale;
+    V centre, slope, bias, scale, toward, offset;
   };
 
   // Work for a thread; less is not worth waking one.
   static constexpr int64_t kItemBytes = 32 << 10;
+  // Whether the first step leaves the activation's gradient for the second, in the result's memory.
+  static constexpr bool kKept = Backward && Activation::kCostly;
   // Additions in T in a row.
   static constexpr int64_t kAdditions = 64;
 
@@ -71,21 +76,29 @@ class BatchNorm {
     if (running) set(running, c, q.momentum * value + (1 - q.momentum) * double(get(running, c)));
   }
 
+  // By what forward normalises: rounded before it is multiplied, so that backward finds the same z to the bit.
+  Coefficients normalized_by(int64_t c) const {
+    const double weight = q.weight ? double(get(q.weight, c)) : 1, bias = q.bias ? double(get(q.bias, c)) : 0;
+    const T mean = static_cast<const T*>(q.mean)[c];
+    return {V{} + mean, V{} + T(weight * static_cast<const T*>(q.invstd)[c]), V{} + T(bias), V{}, V{}, V{}};
+  }
+
   // Statistics, or the gradients of the parameters, and what the elements are computed by.
-  Coefficients finish(int64_t c, T centre, double first, double second) const {
-    const double weight = q.weight ? double(get(q.weight, c)) : 1;
+  Coefficients finish(int64_t c, Coefficients by, double first, double second) const {
     if constexpr (Backward) {
-      const double invstd = static_cast<const T*>(q.invstd)[c], scale = weight * invstd;
+      const double invstd = static_cast<const T*>(q.invstd)[c];
       set(q.grad_weight, c, second * invstd), set(q.grad_bias, c, first);
-      return {centre, T(-scale * invstd * invstd * second * one_of_count), T(-scale * first * one_of_count), T(scale)};
+      by.scale = by.slope, by.offset = V{} + T(-first * one_of_count);
+      by.toward = V{} + T(-invstd * invstd * second * one_of_count);
+      return by;
     } else {
       const double n = double(count), from_centre = first / n, squares = second - first * from_centre;
       const double deviations = squares < 0 ? 0 : squares;  // a NaN stays one
-      const double mean = double(centre) + from_centre, invstd = 1 / __builtin_sqrt(deviations / n + q.epsilon);
-      static_cast<T*>(q.mean)[c] = T(mean), static_cast<T*>(q.invstd)[c] = T(invstd);
+      const double mean = double(by.centre[0]) + from_centre;
+      static_cast<T*>(q.mean)[c] = T(mean);
+      static_cast<T*>(q.invstd)[c] = T(1 / __builtin_sqrt(deviations / n + q.epsilon));
       track(q.running_mean, c, mean), track(q.running_var, c, deviations / (n - 1));
-      const double slope = weight * invstd, bias = q.bias ? double(get(q.bias, c)) : 0;
-      return {centre, T(slope), T(bias - from_centre * slope), 0};
+      return normalized_by(c);
     }
   }
 
@@ -96,16 +109,16 @@ class BatchNorm {
     const T mean = sum / T(kSamples);
     return mean - mean == 0 ? mean : T(0);  // so that an infinite element gives an infinite mean, as elsewhere
   }
-  T centre_of(int64_t c, int64_t channel) const {
-    if constexpr (Backward) return static_cast<const T*>(q.mean)[c];
-    return near_mean(channel);
+
+  static V load_grad(const S* from) { return Backward ? load<T, N>(from) : V{}; }
+
+  static V term(V d, V g, const Coefficients& by) {
+    return Backward ? Activation::gradient(d * by.slope + by.bias, g) : d;
   }
-
-  static const S* moved(const S* g, int64_t by) { return Backward ? g + by : nullptr; }
-
-  static V result(V v, V g, V centre, V slope, V offset, V scale) {
-    const V moved = (v - centre) * slope + offset;
-    return Backward ? g * scale + moved : moved;
+  static V result(V v, V g, const Coefficients& by) {
+    const V d = v - by.centre;
+    if constexpr (!Backward) return Activation::value(d * by.slope + by.bias);
+    return ((kKept ? g : term(d, g, by)) + (d * by.toward + by.offset)) * by.scale;
   }
 
   // ---- its elements -------------------------------------------------------------------------------------------------
@@ -123,8 +136,9 @@ class BatchNorm {
     void store_last(S* to, V v) const { store_first<T, N>(to + last, v, length); }
   };
 
-  static void add(V& first, V& second, V v, V g, V centre) {
-    const V d = v - centre, a = Backward ? g : d;
+  static void add(V& first, V& second, const S* v, const S* g, S* kept, const Coefficients& by) {
+    const V d = load<T, N>(v) - by.centre, a = term(d, load_grad(g), by);
+    if (kKept && kept) store<T, N>(kept, a);
     first += a, second += a * d;
   }
 
@@ -141,21 +155,23 @@ class BatchNorm {
 
   void run_channel(const Run& plane, int64_t c) const {
     const int64_t step = q.channels * q.pixels, from = c * q.pixels;
-    const T centre = centre_of(c, from);
-    const V m = V{} + centre;
+    Coefficients by = Backward ? normalized_by(c) : Coefficients{V{} + near_mean(from), V{}, V{}, V{}, V{}, V{}};
     V first[4] = {}, second[4] = {};  // enough to hide the latency of an addition
     Doubles all_first = {}, all_second = {};
     int64_t additions = 0;
     for (int64_t b = 0; b < q.batch; ++b) {
-      const S *xs = x + from + b * step, *gs = moved(g, from + b * step);
+      const int64_t at = from + b * step;
+      const S *xs = x + at, *gs = Backward ? g + at : xs;
+      S* kept = y ? y + at : nullptr;
       for (int64_t i = 0, end; (end = least(plane.whole, i + 4 * N * kAdditions)), true;) {
         additions += ceil_div(end - i, 4 * N) + 1;
         for (; i + 4 * N <= end; i += 4 * N)
 #pragma GCC unroll 4
-          for (int u = 0; u < 4; ++u)
-            add(first[u], second[u], load<T, N>(xs + i + u * N), Backward ? load<T, N>(gs + i + u * N) : V{}, m);
-        for (; i < end; i += N)
-          add(first[0], second[0], load<T, N>(xs + i), Backward ? load<T, N>(gs + i) : V{}, m);
+          for (int u = 0; u < 4; ++u) {
+            const int64_t k = i + u * N;
+            add(first[u], second[u], xs + k, gs + k, kept ? kept + k : nullptr, by);
+          }
+        for (; i < end; i += N) add(first[0], second[0], xs + i, gs + i, kept ? kept + i : nullptr, by);
         if (additions >= kAdditions) {
           go_on_in(all_first, first), go_on_in(all_second, second);
           additions = 0;
@@ -163,24 +179,34 @@ class BatchNorm {
         if (i == plane.whole) break;
       }
       if (plane.rest) {
-        const V d = plane.load_last(xs) - m, a = masked<T, N>(Backward ? plane.load_last(gs) : d, plane.fresh);
+        const V d = plane.load_last(xs) - by.centre, all = term(d, plane.load_last(gs), by);
+        if (kKept && kept) plane.store_last(kept, all);
+        const V a = masked<T, N>(all, plane.fresh);
         first[1] += a, second[1] += a * d;
       }
     }
     go_on_in(all_first, first), go_on_in(all_second, second);
-    const Coefficients by = finish(c, centre, sum_of(all_first), sum_of(all_second));
+    double sum = sum_of(all_first), product = sum_of(all_second);
+    if (!Backward && product - product != 0) {  // the squares of very large elements, which only double holds
+      sum = product = 0;
+      for (int64_t b = 0; b < q.batch; ++b)
+        for (int64_t i = 0; i < q.pixels; ++i) {
+          const double d = double(load_one<T>(x + from + b * step + i)) - double(by.centre[0]);
+          sum += d, product += d * d;
+        }
+    }
+    by = finish(c, by, sum, product);
     if (!y) return;
-    const V slope = V{} + by.slope, offset = V{} + by.offset, scale = V{} + by.scale;
     for (int64_t b = q.batch - 1; b >= 0; --b) {
-      const S *xs = x + from + b * step, *gs = moved(g, from + b * step);
-      S* to = y + from + b * step;
+      const int64_t at = from + b * step;
+      S* to = y + at;
+      const S *xs = x + at, *gs = kKept ? to : Backward ? g + at : xs;
+      // Before its lanes that are the last whole vector's, too, are overwritten.
+      const V last = plane.rest ? result(plane.load_last(xs), plane.load_last(gs), by) : V{};
 #pragma GCC unroll 4
       for (int64_t i = 0; i < plane.whole; i += N)
-        store<T, N>(to + i, result(load<T, N>(xs + i), Backward ? load<T, N>(gs + i) : V{}, m, slope, offset, scale));
-      if (plane.rest) {
-        const V last = Backward ? plane.load_last(gs) : V{};
-        plane.store_last(to, result(plane.load_last(xs), last, m, slope, offset, scale));
-      }
+        store<T, N>(to + i, result(load<T, N>(xs + i), load_grad(gs + i), by));
+      if (plane.rest) plane.store_last(to, last);
     }
   }
 

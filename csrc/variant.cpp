@@ -48,10 +48,21 @@ convgrad_plan* create(const convgrad_problem& q) {
   return create_for<Depthwise<S, T, N>>("packed", q);
 }
 
-template <class S, class T>
+template <class S, class T, class Activation>
 void normalize(const convgrad_norm& q, int threads) {
   constexpr int N = kVectorBytes / int(sizeof(T));
-  q.grad_output ? BatchNorm<S, T, N, true>(q).run(threads) : BatchNorm<S, T, N, false>(q).run(threads);
+  if (q.grad_output) return BatchNorm<S, T, N, Activation, true>(q).run(threads);
+  BatchNorm<S, T, N, Activation, false>(q).run(threads);
+}
+
+template <class S, class T>
+void normalize(const convgrad_norm& q, int threads) {
+  switch (q.activation) {
+    case CONVGRAD_RELU: return normalize<S, T, ReLU>(q, threads);
+    case CONVGRAD_RELU6: return normalize<S, T, ReLU6>(q, threads);
+    case CONVGRAD_SILU: return normalize<S, T, SiLU>(q, threads);
+    default: return normalize<S, T, Identity>(q, threads);
+  }
 }
 
 // `body(an element of the storage)`.

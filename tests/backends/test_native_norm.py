@@ -73,11 +73,11 @@ def test_the_definition(dtype: torch.dtype, wide: bool) -> None:
         near(running[0], 0.25 * exact[1] + 0.75 * start_mean, error)
         near(running[1], 0.25 * exact[2] * n / (n - 1) + 0.75 * start_var, error)
         for found, gradient in zip(
-            normalization_gradients(g, x, weight, statistics, (True, True, True)), exact[3:], strict=True
+            normalization_gradients(g, x, weight, bias, statistics, (True, True, True)), exact[3:], strict=True
         ):
             assert found is not None
             near(found, gradient, error)
-        assert normalization_gradients(g, x, weight, statistics, (False, False, False)) == (None, None, None)
+        assert normalization_gradients(g, x, weight, bias, statistics, (False, False, False)) == (None, None, None)
 
 
 @pytest.mark.usefixtures("_set")
@@ -112,7 +112,7 @@ def test_nothing_outside_is_touched_and_all_is_written(dtype: torch.dtype, at_en
         weight = paged_copy(torch.ones(shape[1], dtype=dtype), at_end=at_end)
         with Poison() as memory:
             y, statistics = normalize(x, weight, weight, None, None, 0.0, 1e-5)
-            results = normalization_gradients(g, x, weight, statistics, (True, True, True))
+            results = normalization_gradients(g, x, weight, weight, statistics, (True, True, True))
         assert not memory.overstepped()
         assert not any(t.isnan().any() for t in (y, statistics, *results) if t is not None)
 
@@ -126,8 +126,68 @@ def test_threads_change_no_bit(shape: tuple[int, ...]) -> None:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
             y, statistics = normalize(x, None, None, None, None, 0.0, 1e-5)
-            results.append((y, statistics, *normalization_gradients(g, x, None, statistics, (True, True, True))))
+            results.append((y, statistics, *normalization_gradients(g, x, None, None, statistics, (True, True, True))))
     finally:
         torch.set_num_threads(threads)
     for other in results[1:]:
         assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
+
+
+# ---- with an activation --------------------------------------------------------------------------
+
+FUNCTIONS = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
+
+
+@pytest.mark.usefixtures("_set")
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_activated(activation: str, dtype: torch.dtype) -> None:
+    """As PyTorch in double; where an edge of the activation lies within the rounding, on either side."""
+    error = 32 * EPSILON[dtype] if dtype.itemsize > 2 else 4 * EPSILON[dtype]
+    for shape in SHAPES:
+        x, g = (torch.randn(shape).to(dtype) for _ in range(2))
+        weight, bias = (3 * torch.randn(shape[1]).to(dtype) for _ in range(2))
+        y, statistics = normalize(x, weight, bias, None, None, 0.0, 0.5, activation)
+        exact = [t.double().requires_grad_() for t in (x, weight, bias)]
+        normalized = torch.nn.functional.batch_norm(exact[0], None, None, exact[1], exact[2], True, 0.0, 0.5)
+        want = FUNCTIONS[activation](normalized)
+        near(y, want.detach(), error)
+        edges = {"relu": [0.0], "relu6": [0.0, 6.0], "silu": []}[activation]
+        for edge in edges:
+            g = g.masked_fill((normalized - edge).abs() < 1e-5, 0)
+        found = normalization_gradients(g, x, weight, bias, statistics, (True, True, True), activation)
+        for one, other in zip(found, torch.autograd.grad(want, exact, g.double()), strict=True):
+            assert one is not None
+            near(one, other, error)
+        alone = normalization_gradients(g, x, weight, bias, statistics, (False, True, True), activation)
+        torch.testing.assert_close(alone, (None, *found[1:]), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("_set")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_silu_over_its_whole_range(dtype: torch.dtype) -> None:
+    """To a few units in the last place of what PyTorch gives in double."""
+    most = 88 if dtype is torch.float32 else 708
+    z = torch.linspace(-most, most, 4001, dtype=torch.float64).to(dtype)
+    z = torch.cat([z, z / 64])
+    # a mean of 0 and a weight that undoes the division: what is activated is the input
+    x = torch.cat([z, -z])[None, None]
+    scale = (x.double().square().mean() + 1e-5).sqrt()
+    y, statistics = normalize(x, scale.to(dtype)[None], None, None, None, 0.0, 1e-5, "silu")
+    seen = (x.double() - statistics[0].double()) * statistics[1].double() * scale.to(dtype).double()
+    want = torch.nn.functional.silu(seen)
+    # the slope and the product are rounded before e is raised to the power: so many units more as z is large
+    bound = EPSILON[dtype] * want.abs() * (4 + 2 * seen.abs())
+    assert bool(((y.double() - want).abs() <= bound + torch.finfo(dtype).tiny).all())
+
+
+def test_squares_beyond_float32() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x, g = (1e25 * torch.randn(2, 3, 5, 5)).to(dtype), torch.randn(2, 3, 5, 5).to(dtype)
+        weight = torch.ones(3, dtype=dtype)
+        y, statistics = normalize(x, weight, weight, None, None, 0.0, 1e-5)
+        exact = definition(x, weight, weight, g, 1e-5)
+        near(y, exact[0], 32 * EPSILON[dtype])
+        found = normalization_gradients(g, x, weight, weight, statistics, (True, False, False))[0]
+        assert found is not None
+        near(found * 1e25, exact[3] * 1e25, 32 * EPSILON[dtype])

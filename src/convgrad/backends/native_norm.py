@@ -17,6 +17,9 @@ from .native import DTYPES
 #: with 16).
 LEAST_NORM = {"bytes": 2**17, "elements": 64, "pixels": 16}
 
+#: What may follow a normalisation in the same kernel, by its number in ``csrc/convgrad_native.h``.
+ACTIVATIONS = ("", "relu", "relu6", "silu")
+
 #: The dtype of the statistics, where it is not the input's.
 _ARITHMETIC = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
@@ -41,12 +44,14 @@ def normalize(
     running_var: Tensor | None,
     momentum: float,
     epsilon: float,
+    activation: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """The normalised input, and the mean and inverse standard deviation of each channel; running values are updated.
+    """The normalised input, activated, and each channel's mean and inverse standard deviation; updates running values.
 
     Args:
         input: contiguous.
         weight, bias, running_mean, running_var: contiguous; all of the input's dtype, or all of float32 beside 16 bits.
+        activation: one of `ACTIVATIONS`.
 
     Shape:
         (N, C, *spatial) -> (N, C, *spatial), (2, C)
@@ -56,19 +61,25 @@ def normalize(
     known = weight if weight is not None else bias if bias is not None else running_mean
     wide = known is not None and known.dtype is not input.dtype
     _run(
-        *(input, epsilon, momentum, wide, statistics, _start(weight), _start(bias), 0),
+        *(input, epsilon, momentum, activation, wide, statistics, _start(weight), _start(bias), 0),
         *(_start(running_mean), _start(running_var), output.data_ptr(), 0, 0),
     )
     return output, statistics
 
 
 def normalization_gradients(
-    grad_output: Tensor, input: Tensor, weight: Tensor | None, statistics: Tensor, needs: tuple[bool, bool, bool]
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    statistics: Tensor,
+    needs: tuple[bool, bool, bool],
+    activation: str = "",
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of input, weight and bias that are needed.
 
     Args:
-        grad_output: contiguous, as the input.
+        grad_output: of the activation's result; contiguous, as the input.
         statistics: what `normalize` returned.
     """
     like = input if weight is None else weight
@@ -76,7 +87,8 @@ def normalization_gradients(
     grad_weight = like.new_empty(input.shape[1]) if needs[1] else None
     grad_bias = like.new_empty(input.shape[1]) if needs[2] else None
     _run(
-        *(input, 0.0, 0.0, like.dtype is not input.dtype, statistics, _start(weight), 0, grad_output.data_ptr(), 0, 0),
+        *(input, 0.0, 0.0, activation, like.dtype is not input.dtype, statistics),
+        *(_start(weight), _start(bias), grad_output.data_ptr(), 0, 0),
         *(_start(grad_input), _start(grad_weight), _start(grad_bias)),
     )
     return grad_input, grad_weight, grad_bias
@@ -90,6 +102,7 @@ def _run(
     input: Tensor,
     epsilon: float,
     momentum: float,
+    activation: str,
     wide: bool,
     statistics: Tensor,
     weight: int,
@@ -104,6 +117,16 @@ def _run(
     mean = statistics.data_ptr()
     invstd = mean + channels * statistics.itemsize
     threads = torch.get_num_threads()
-    sizes = batch, channels, pixels, epsilon, momentum, DTYPES[input.dtype], threads, wide
+    sizes = (
+        batch,
+        channels,
+        pixels,
+        epsilon,
+        momentum,
+        DTYPES[input.dtype],
+        threads,
+        ACTIVATIONS.index(activation),
+        wide,
+    )
     tensors = input.data_ptr(), weight, bias, grad_output, mean, invstd, *others
     loaded.convgrad_normalize(library.pack_norm(*sizes, *tensors))

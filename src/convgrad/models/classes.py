@@ -1,4 +1,4 @@
-"""Which class computes a convolution or a batch normalisation with convgrad, and the way back.
+"""Which class computes a layer with convgrad, and the way back.
 
 A module is accelerated by giving it another class: nothing of the instance changes, a call costs nothing more, and the
 old class brings the old module back. A plain ``torch.nn`` module gets its namesake of `convgrad.nn`. A subclass of a
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from types import CodeType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,13 +19,19 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from .. import nn as ours
+from ..nn import joined
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-_OURS: dict[type[nn.Module], type[nn.Module]] = {c: getattr(ours, c.__name__) for c in (*_CONVOLUTIONS, *_NORMS)}
+#: What a batch normalisation may compute, too.
+ACTIVATIONS = {c: getattr(joined, c.__name__) for c in (nn.ReLU, nn.ReLU6, nn.SiLU)}
+_OURS: dict[type[nn.Module], type[nn.Module]] = {
+    **{c: getattr(ours, c.__name__) for c in (*_CONVOLUTIONS, *_NORMS)},
+    **ACTIVATIONS,
+}
 _STOCK = {value: key for key, value in _OURS.items()}
 _LAZY = {getattr(nn, f"Lazy{cls.__name__}") for cls in _CONVOLUTIONS}
-_made: WeakValueDictionary[type, type] = WeakValueDictionary()
+_made: WeakValueDictionary[Any, type] = WeakValueDictionary()
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -35,6 +42,11 @@ def is_convolution(module: nn.Module) -> bool:
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether a module is one of torch's batch normalisations or of a class derived from one."""
     return isinstance(module, _NORMS)
+
+
+def is_plain_norm(module: Any) -> bool:
+    """Whether a module is a batch normalisation of ours, and not of a class of the user's."""
+    return _STOCK.get(type(module)) in _NORMS
 
 
 def is_ours(module: nn.Module) -> bool:
@@ -62,41 +74,60 @@ def accelerated_class(cls: type) -> type:
         return _with_base(cls, accelerated_class(cls.__bases__[0]))
     made = _made.get(cls)
     if made is None:
-        made = _made[cls] = _derive(cls)
+        base: Any = _OURS[_base_of(cls)]
+
+        def compute(self: nn.Module, *args: Any) -> Any:
+            """Without a request: attributes ``backend`` and ``layout`` of a user's class are the user's."""
+            return base._function(*args)
+
+        body: dict[str, Any] = {}
+        if issubclass(cls, _CONVOLUTIONS):
+            body |= {"_compute": compute, "_layout": "NCL"}
+        if cls in _LAZY:  # it turns into this class when it first sees an input
+            body["cls_to_become"] = base
+        made = _made[cls] = _derive(cls, (cls, base), body, accelerated_class)
     return made
 
 
-def _derive(cls: type) -> type:
+def owner_class(cls: type) -> type:
+    """The class of a module that calls a batch normalisation and then its activation (`convgrad.nn.joined`).
+
+    Raises:
+        TypeError: Python cannot build it.
+    """
+    owner = joined.Owner
+    made = _made.get((owner, cls))
+    if made is None:
+
+        @wraps(cls.forward)  # pyright: ignore[reportAttributeAccessIssue]
+        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return owner.forward(self, *args, **kwargs)
+
+        made = _made[owner, cls] = _derive(cls, (owner, cls), {"forward": forward}, owner_class)
+    return made
+
+
+def _derive(cls: type, bases: tuple[type, ...], body: dict[str, Any], maker: Callable[[type], type]) -> type:
     def reduce(self: nn.Module, protocol: int) -> Any:
         """Pickled as "the accelerated class of that class": the class itself has no place that pickle could name."""
         make, args, *rest = super(made, self).__reduce_ex__(protocol)
         if args and args[0] is made:
-            return (_remake, (make, cls, *args[1:]), *rest)
+            return (_remake, (maker, make, cls, *args[1:]), *rest)
         return (make, args, *rest)
 
-    base: Any = _OURS[_base_of(cls)]
-
-    def compute(self: nn.Module, *args: Any) -> Any:
-        """Without a request: attributes ``backend`` and ``layout`` of a user's class are the user's."""
-        return base._function(*args)
-
-    body: dict[str, Any] = {
+    body |= {
         "__module__": cls.__module__,
         "__qualname__": cls.__qualname__,
         "__doc__": cls.__doc__,
         "__reduce_ex__": reduce,
         "_convgrad_stock": cls,
     }
-    if issubclass(cls, _CONVOLUTIONS):
-        body |= {"_compute": compute, "_layout": "NCL"}
-    if cls in _LAZY:  # it turns into this class when it first sees an input
-        body["cls_to_become"] = _OURS[_base_of(cls)]
-    made = types.new_class(cls.__name__, (cls, base), {}, lambda namespace: namespace.update(body))
+    made = types.new_class(cls.__name__, bases, {}, lambda namespace: namespace.update(body))
     return made
 
 
-def _remake(make: Any, stock: type, *args: Any) -> Any:
-    return make(accelerated_class(stock), *args)
+def _remake(maker: Callable[[type], type], make: Any, stock: type, *args: Any) -> Any:
+    return make(maker(stock), *args)
 
 
 # ---- back ----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.nn import Parameter
 
 from .._compat import (
@@ -23,6 +23,7 @@ from .._compat import (
     jit_tracing,
 )
 from ..backends import native_norm_takes, norm_gains, normalization_gradients, normalize
+from .joined import GRADIENTS, leaf_of_fx, now, stock_twin
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -80,9 +81,8 @@ class _BatchNorm:
 
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
-        if not _is_dynamo_compiling() and isinstance(input, fx.Proxy):  # a leaf, as torch's own is
-            tracer: Any = input.tracer
-            return tracer.create_proxy("call_module", tracer.path_of_module(self), (input,), {})
+        if (traced := leaf_of_fx(self, input)) is not None:
+            return traced
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
         by_batch = self.training or (mean is None and var is None)
         if not (by_batch and self.eps > 0 and _is_ours(input, weight, bias, mean, var)):
@@ -95,39 +95,40 @@ class _BatchNorm:
             self.num_batches_tracked.add_(1)
             if momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        arguments = (input, weight, bias, mean, var, momentum or 0.0, self.eps)
+        activation = now.activation.get(self)
+        name = "" if activation is None else activation._name
+        arguments = (input, weight, bias, mean, var, momentum or 0.0, self.eps, name)
         if torch.is_grad_enabled() and (
             input.requires_grad
             or (weight is not None and weight.requires_grad)
             or (bias is not None and bias.requires_grad)
         ):
-            return _normalization(*arguments)
-        return normalize(*arguments)[0]
+            output = _normalization(*arguments)
+        else:
+            output = normalize(*arguments)[0]
+        if activation is not None:
+            now.computed[activation] = output
+        return output
 
-    def __prepare_scriptable__(self: Any) -> Any:
-        """What ``torch.jit.script`` compiles in its place: torch's module with the same parameters and buffers."""
-        cls = type(self)
-        stock: Any = cls.__dict__.get("_convgrad_stock") or (cls.__bases__[-1] if cls.__module__ == __name__ else None)
-        if stock is None:  # a class of the user's, derived from ours
-            return self
-        twin = stock.__new__(stock)
-        twin.__dict__.update(self.__dict__)
-        return twin
+    __prepare_scriptable__ = stock_twin
 
 
 class _Normalization(torch.autograd.Function):
-    """Keeps what torch's keeps: input, weight, and mean and inverse standard deviation of each channel."""
+    """Keeps what torch's keeps: input, weight, and mean and inverse standard deviation of each channel.
+
+    With an activation it keeps the bias, too, but neither the normalised input nor the result, as the activation would.
+    """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor | None, *arguments: Any) -> Tensor:
-        output, statistics = normalize(input, weight, *arguments)
-        ctx.save_for_backward(input, weight, statistics)
-        ctx.epsilon = arguments[-1]
+    def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> Tensor:
+        output, statistics = normalize(input, weight, bias, *arguments)
+        ctx.epsilon, ctx.activation = arguments[-2:]
+        ctx.save_for_backward(input, weight, bias if ctx.activation else None, statistics)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        input, weight, statistics = ctx.saved_tensors
+        input, weight, bias, statistics = ctx.saved_tensors
         needs = ctx.needs_input_grad[:3]
         if (
             _is_dynamo_compiling()
@@ -135,7 +136,10 @@ class _Normalization(torch.autograd.Function):
             or grad_output.__class__ not in _KINDS
             or _is_odd(grad_output)
             or not _plain()
-        ):  # torch's formula has derivatives of its own
+        ):  # torch's formulas have derivatives of their own
+            if ctx.activation:
+                normalized = torch.nn.functional.batch_norm(input, None, None, weight, bias, True, 0.0, ctx.epsilon)
+                grad_output = GRADIENTS[ctx.activation](grad_output, normalized)
             gradients = torch.ops.aten.native_batch_norm_backward(
                 grad_output,
                 input,
@@ -148,8 +152,10 @@ class _Normalization(torch.autograd.Function):
                 needs,
             )
         else:
-            gradients = normalization_gradients(grad_output.contiguous(), input, weight, statistics, needs)
-        return (*gradients, None, None, None, None)
+            gradients = normalization_gradients(
+                grad_output.contiguous(), input, weight, bias, statistics, needs, ctx.activation
+            )
+        return (*gradients, None, None, None, None, None)
 
 
 _normalization = apply_of(_Normalization)

@@ -1,0 +1,95 @@
+"""Which batch normalisations of a model are followed by their activation, and by nothing else."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from .classes import ACTIVATIONS, accelerated_class, is_plain_norm, owner_class, restore_class
+from .report import Report
+
+_Pair = tuple[str, str]
+
+
+def join_activations(model: nn.Module, report: Report) -> None:
+    """Let the accelerated batch normalisations of a model compute the activation behind them, where that is proven."""
+    parents = Counter(id(child) for module in model.modules() for child in module._modules.values())
+    for name, owner in [*model.named_modules()]:
+        norms = {k for k, child in owner._modules.items() if is_plain_norm(child) and parents[id(child)] == 1}
+        activations = {k for k, child in owner._modules.items() if _is_activation(child)}
+        if not (norms and activations) or "forward" in vars(owner) or "_convgrad_joined" in vars(owner):
+            continue
+        pairs = _proven(owner, norms, activations)
+        try:
+            joined = owner_class(type(owner)) if pairs else None
+        except TypeError:  # a metaclass that refuses, bases that cannot be ordered
+            continue
+        if joined is None:
+            continue
+        for norm, activation in pairs:
+            module: Any = owner._modules[activation]
+            if type(module) in ACTIVATIONS:
+                _turn(module, accelerated_class(type(module)), report)
+            full = f"{name}.{norm}".lstrip(".")
+            if full in report.replaced:
+                report.replaced[full] += f", with {module}"
+        _turn(owner, joined, report)
+        owner._convgrad_joined = tuple(pairs)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+        report._undo.append(partial(vars(owner).pop, "_convgrad_joined"))
+
+
+def _is_activation(module: Any) -> bool:
+    return type(module) in (*ACTIVATIONS, *ACTIVATIONS.values()) and "forward" not in vars(module)
+
+
+def _turn(module: nn.Module, after: type, report: Report) -> None:
+    report._undo.append(partial(restore_class, module, type(module), after))
+    module.__class__ = after
+
+
+class _Tracer(fx.Tracer):
+    """Sees which modules a forward calls with what, and nothing inside them."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return True
+
+
+def _proven(owner: nn.Module, norms: set[str], activations: set[str]) -> list[_Pair]:
+    """The pairs that follow one another in training and in evaluation, with no other user between."""
+    if isinstance(owner, (fx.GraphModule, torch.jit.ScriptModule)):
+        return []
+    modes = [(module, module.training) for module in owner.modules()]
+    shared = (*owner._modules.values(), *owner._parameters.values())
+    found: list[list[_Pair]] = []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for mode in (True, False):
+                twin = copy.deepcopy(owner, {id(part): part for part in shared})  # a forward may change its module
+                for module in twin.modules():
+                    module.training = mode
+                found.append(_pairs(_Tracer().trace(twin), norms, activations))
+    except Exception:  # whatever a forward raises where there are no values: nothing is proven
+        return []
+    finally:
+        for module, training in modes:
+            module.training = training
+    return [pair for pair in found[0] if pair in found[1]]
+
+
+def _pairs(graph: fx.Graph, norms: set[str], activations: set[str]) -> list[_Pair]:
+    calls = [node for node in graph.nodes if node.op == "call_module"]
+    times = Counter(node.target for node in calls)
+    return [
+        (node.target, user.target)
+        for node in calls
+        if node.target in norms and times[node.target] == 1 and len(node.users) == 1
+        for user in node.users
+        if user in calls and user.target in activations and user.args == (node,) and not user.kwargs
+    ]

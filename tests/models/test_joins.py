@@ -1,0 +1,255 @@
+"""Batch normalisation joined with its activation: only where nothing else sees what lies between them."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import convgrad
+from convgrad.backends import _native_library as library
+from convgrad.backends.native_norm import LEAST_NORM
+
+pytestmark = pytest.mark.skipif(library.load() is None, reason=library.why_absent())
+
+
+@pytest.fixture(autouse=True)
+def _small_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LEAST_NORM:
+        monkeypatch.setitem(LEAST_NORM, name, 0)
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The activations that a kernel of ours computed, of calls forward."""
+    seen: list[str] = []
+    compute = convgrad.nn.batch_norm.normalize
+
+    def noted(*args: Any) -> Any:
+        seen.append(args[-1])
+        return compute(*args)
+
+    monkeypatch.setattr(convgrad.nn.batch_norm, "normalize", noted)
+    return seen
+
+
+class Block(nn.Module):
+    """Both are called by a forward of the user's; the activation twice."""
+
+    def __init__(self, activation: nn.Module, between: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(6)
+        self.activation = activation
+        self.between = between
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        z = self.norm(self.conv(x))
+        return self.activation(self.activation(z if self.between is None else self.between(z)) - scale)
+
+
+class Both(Block):
+    """The activation is not all that uses the normalisation's output."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        z = self.norm(self.conv(x))
+        return self.activation(z) + z
+
+
+class InTraining(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        z = self.norm(self.conv(x))
+        return self.activation(z) if self.training else z
+
+
+class Twice(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return self.activation(self.norm(self.activation(self.norm(self.conv(x)))))
+
+
+class OfSizes(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        z = self.norm(self.conv(x))
+        return self.activation(z) if x.shape[0] > 1 else z
+
+
+class Own(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+ACTIVATIONS = [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.ReLU6(inplace=True), nn.SiLU(), nn.SiLU(inplace=True)]
+
+
+def layers(activation: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), activation, nn.Conv2d(6, 2, 1))
+
+
+def pair(stock: nn.Module) -> tuple[Any, Any, Any]:
+    for norm in (m for m in stock.modules() if isinstance(m, nn.BatchNorm2d)):
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    ours = copy.deepcopy(stock)
+    return ours, stock, convgrad.accelerate_(ours, only_gains=False)
+
+
+def agree(ours: Any, stock: Any, x: Tensor | None = None, **near: Any) -> None:
+    x = torch.randn(2, 3, 9, 7) if x is None else x
+    results = []
+    for model in (ours, stock):
+        model.zero_grad()
+        a = x.clone().requires_grad_()
+        y = model(a)
+        y.square().sum().backward()
+        results.append((y, a.grad, *(p.grad for p in model.parameters()), *model.buffers()))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, **(near or {"rtol": 1e-4, "atol": 1e-4}))
+
+
+@pytest.mark.parametrize("build", [layers, Block], ids=["sequential", "module"])
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
+def test_nothing_is_different(build: Any, activation: nn.Module, joined: list[str]) -> None:
+    ours, stock, report = pair(build(copy.deepcopy(activation)))
+    agree(ours, stock)
+    assert joined == [type(activation).__name__.lower()]
+    assert sum("with" in what for what in report.replaced.values()) == 1
+    assert list(ours.state_dict()) == list(stock.state_dict())
+    assert repr(ours) == repr(stock)
+    assert inspect.signature(ours.forward) == inspect.signature(stock.forward)
+    ours.eval()
+    stock.eval()
+    agree(ours, stock)
+    report.restore()
+    assert [type(m) for m in ours.modules()] == [type(m) for m in stock.modules()]
+    assert [vars(m).keys() for m in ours.modules()] == [vars(m).keys() for m in stock.modules()]
+
+
+LEFT = {
+    "used twice": lambda: Both(nn.ReLU()),
+    "not in evaluation": lambda: InTraining(nn.ReLU()),
+    "called twice": lambda: Twice(nn.ReLU()),
+    "a branch by sizes": lambda: OfSizes(nn.ReLU()),
+    "something between": lambda: Block(nn.ReLU(), torch.neg),
+    "another activation": lambda: layers(nn.GELU()),
+    "an activation of the user's": lambda: layers(type("Mine", (nn.ReLU,), {})()),
+    "a normalisation of the user's": lambda: nn.Sequential(nn.Conv2d(3, 6, 1), Own(6), nn.ReLU()),
+}
+
+
+@pytest.mark.parametrize("why", LEFT)
+def test_left_alone(why: str, joined: list[str]) -> None:
+    ours, stock, _ = pair(LEFT[why]())
+    agree(ours, stock)
+    assert set(joined) == {""}
+    assert not hasattr(ours, "_convgrad_joined")
+
+
+@pytest.mark.parametrize("which", ["norm", "activation"])
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])
+def test_a_hook_sees_what_it_always_saw(which: str, kind: str, joined: list[str]) -> None:
+    ours, stock, _ = pair(Block(nn.SiLU()))
+    seen: list[list[Tensor]] = []
+    for model in (ours, stock):
+        seen.append([])
+
+        def hook(module: nn.Module, *tensors: Any, to: list[Tensor] = seen[-1]) -> None:
+            to.extend(t for given in tensors for t in (given if isinstance(given, tuple) else (given,)))
+
+        getattr(getattr(model, which), f"register_{kind}_hook")(hook)
+    agree(ours, stock)
+    assert joined == [""]
+    for one, other in zip(*seen, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_by_themselves(joined: list[str]) -> None:
+    """A slice, and modules that are called or replaced by someone else, know nothing of one another."""
+    ours, stock, _ = pair(layers(nn.ReLU()))
+    x = torch.randn(2, 3, 9, 7)
+    torch.testing.assert_close(ours[:2](x), stock[:2](x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours[1](ours[0](x)), stock[1](stock[0](x)), rtol=1e-4, atol=1e-5)
+    ours[2], stock[2] = nn.Tanh(), nn.Tanh()
+    agree(ours, stock)
+    assert set(joined) == {""}
+
+
+def test_a_forward_that_changed_is_an_error() -> None:
+    ours, _, _ = pair(Block(nn.ReLU()))
+    ours.between = torch.neg
+    with pytest.raises(RuntimeError, match="forward of Block has changed"):
+        ours(torch.randn(2, 3, 9, 7))
+    ours.between = None
+    ours(torch.randn(2, 3, 9, 7))
+
+
+@pytest.mark.parametrize("build", [layers, Block], ids=["sequential", "module"])
+def test_copies_and_pickles(build: Any, joined: list[str]) -> None:
+    ours, stock, _ = pair(build(nn.SiLU()))
+    for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        agree(twin, copy.deepcopy(stock))
+        assert joined.pop() == "silu"
+        assert type(twin) is type(ours)
+
+
+@pytest.mark.parametrize("frozen", ["all", "conv", "norm"])
+def test_frozen_parameters(frozen: str, joined: list[str]) -> None:
+    ours, stock, _ = pair(Block(nn.SiLU()))
+    for model in (ours, stock):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(frozen != "all" and not name.startswith(frozen))
+    agree(ours, stock)
+    with torch.no_grad():
+        x = torch.randn(2, 3, 9, 7)
+        torch.testing.assert_close(ours(x), stock(x), rtol=1e-4, atol=1e-5)
+    assert joined == ["silu"] * 2
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU6(), nn.SiLU()], ids=repr)
+def test_second_derivatives(activation: nn.Module, joined: list[str]) -> None:
+    ours, stock, _ = pair(Block(activation).double())
+    x, results = torch.randn(2, 3, 4, 3, dtype=torch.float64), []
+    for model in (ours, stock):
+        a = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(model(a).square().sum(), a, create_graph=True)
+        results.append(torch.autograd.grad(g.square().sum(), (a, *model.parameters())))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+    assert joined == [type(activation).__name__.lower()]
+
+
+def test_autocast_checkpoints_and_transforms(joined: list[str]) -> None:
+    ours, stock, _ = pair(Block(nn.SiLU()))
+    with torch.autocast("cpu", torch.bfloat16):
+        agree(ours, stock, rtol=0.1, atol=0.5)
+    x = torch.randn(2, 3, 9, 7)
+    for model in (ours, stock):
+        model.zero_grad()
+        checkpoint(model, x, use_reentrant=False).square().sum().backward()
+    for one, other in zip(ours.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-3)
+    assert set(joined) == {"silu"}
+    joined.clear()
+    for norm in (ours.norm, stock.norm):
+        norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+    one, other = (torch.func.jvp(model, (x,), (x,)) for model in (ours, stock))
+    torch.testing.assert_close(one, other)
+    one, other = (torch.func.vmap(model)(x[None]) for model in (ours, stock))
+    torch.testing.assert_close(one, other)
+    one, other = (torch.fx.symbolic_trace(model, {"scale": 1.0})(x) for model in (ours, stock))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert set(joined) <= {""}
+
+
+@pytest.mark.slow
+def test_compiled(joined: list[str]) -> None:
+    ours, stock, _ = pair(Block(nn.SiLU()))
+    torch._dynamo.reset()
+    agree(torch.compile(ours, fullgraph=True, backend="aot_eager"), stock)
+    assert joined == []
