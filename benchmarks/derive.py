@@ -40,7 +40,7 @@ CHOICES: tuple[tuple[str, ...], ...] = (
     *((way,) for way in WAYS if way != "im2col"), ("native", "aten:float32"), ("native:avx2", "aten:float32")
 )  # fmt: skip
 #: What a condition may be about: more features fit the problems that are there, and lose more on others.
-FEATURES = ("group", "sliding", "matrix", "channels_last", "pixels")
+FEATURES = ("smaller", "taps", "channels_last", "kB")
 _LEAST_ROWS = 8  # of a line: fewer fit what is said of one problem, not of a kind
 _DEEPEST = 4
 _RISK = 2.0  # what a loss against PyTorch's better layout counts beyond itself
@@ -264,7 +264,7 @@ def _conditions(feature: int, bounds: tuple[float, float]) -> Iterator[str]:
         yield f"{name} < {high:.10g}"
 
 
-_BOOLEAN = ("channels_last", "sliding", "matrix")
+_BOOLEAN = ("channels_last",)
 
 
 def as_text(table: Sequence[Sequence[str]]) -> str:

@@ -22,8 +22,14 @@ _C: Any = torch._C
 functorch_active = _C._are_functorch_transforms_active
 is_wrapped: Callable[[Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor
 profiler_enabled: Callable[[], bool] = _C._autograd._profiler_enabled
+_top_hooks = getattr(_C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 #: Of a tensor that ``autograd.grad(is_grads_batched=True)`` makes: a plain one to Python, without memory of its own.
 is_legacy_batched: Callable[[Tensor], bool] = getattr(_C._functorch, "is_legacy_batchedtensor", lambda _: False)
+
+
+def saved_tensors_hooks() -> Any:
+    """The hooks that see what autograd saves now (`torch.utils.checkpoint` has such), None where there are none."""
+    return _top_hooks(True)
 
 
 def fp32_precision(library: str) -> str:

@@ -17,6 +17,7 @@ from convgrad.engine.rules import by_rule, case_of, rules_of
 from convgrad.problem import ConvProblem, Output
 
 CPU = torch.device("cpu")
+KINDS = ("depthwise", "grouped", "pointwise", "dense")
 BOTH: tuple[Output, ...] = ("grad_input", "grad_weight")
 VOLUME = "mb1ic32id8ih16iw16oc32kd3kh3kw3pd1ph1pw1"
 TABLE = """
@@ -27,6 +28,7 @@ forward      dense      kB < 100                          im2col             3.0
 forward      dense      patches                                  im2col             1.5x
 forward      grouped    always                                   native:avx2        1.1x
 forward      emulated   always                                   aten:float32       9.9x
+grad_input   pointwise  always                                   aten:mkldnn        1.2x
 grad_input   dense      always                                   aten:mkldnn        1.2x
 any          depthwise  dilation >= 2                                    im2col             1.2x
 grad_weight  dense      threads >= 2                             im2col             1.2x
@@ -43,6 +45,8 @@ ROWS = [
     ("mb1ic8ih9oc8kh3", ("forward",), ["aten"]),  # so few operations that PyTorch's own call is faster
     ("mb4ic272ih2oc1088kh1", ("grad_input",), ["aten:mkldnn"]),
     ("mb4ic272ih1oc1088kh1", ("grad_input",), ["aten"]),  # one position
+    ("mb4g2ic272ih2oc272kh1", ("grad_input",), ["aten:mkldnn"]),
+    ("mb4g2ic272ih3oc272kh1sh2", ("grad_input",), ["aten"]),  # with a stride it is one of groups
     ("mb1ic8ih9oc32kh3", ("forward",), ["im2col"]),  # native cannot
     ("mb1ic64ih64oc64kh2sh2", ("forward",), ["im2col"]),
     ("mb1ic64ih64oc64kh3sh2", ("forward",), ["aten"]),
@@ -97,9 +101,9 @@ def test_the_reason_is_the_line() -> None:
 
 @pytest.mark.usefixtures("table")
 def test_the_reason_for_pytorchs_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "TABLE", "both  dense  taps < 2  aten  1x\nboth  dense  always  im2col  2x\n")
-    [step] = chosen("mb1ic64ih64oc64kh1", BOTH)
-    said = "by rule: both gradients of dense problems, taps < 2: nothing is clearly faster than PyTorch's own call"
+    monkeypatch.setattr(rules, "TABLE", "both  dense  taps < 5  aten  1x\nboth  dense  always  im2col  2x\n")
+    [step] = chosen("mb1ic64ih64oc64kh2", BOTH)
+    said = "by rule: both gradients of dense problems, taps < 5: nothing is clearly faster than PyTorch's own call"
     assert (step.backend.name, step.reason) == ("aten", said)
 
 
@@ -171,7 +175,7 @@ def table_in_force() -> str:
 @pytest.mark.parametrize("text", [rules.TABLE, table_in_force()], ids=["of the tests", "in force"])
 def test_the_table_is_a_screenful_of_lines_that_say_something(text: str) -> None:
     found = rules_of(text)
-    kinds = [(outputs, kind) for outputs in ("forward", *BOTH, "both") for kind in ("depthwise", "grouped", "dense")]
+    kinds = [(outputs, kind) for outputs in ("forward", *BOTH, "both") for kind in KINDS]
     assert {*found} <= {*kinds, *((outputs, "emulated") for outputs, _ in kinds)}
     every = [rule for some in found.values() for rule in some]
     assert 0 < len(every) <= 48

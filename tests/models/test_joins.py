@@ -63,6 +63,13 @@ class Both(Block):
         return self.activation(z) + z
 
 
+class Checkpointing(Block):
+    """What is computed again in the backward is so while this forward does not run."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return checkpoint(super().forward, x, scale, use_reentrant=False)  # pyright: ignore[reportReturnType]
+
+
 class InTraining(Block):
     def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
         z = self.norm(self.conv(x))
@@ -222,6 +229,12 @@ def test_second_derivatives(activation: nn.Module, joined: list[str]) -> None:
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
     assert joined == [type(activation).__name__.lower()]
+
+
+def test_a_checkpoint_in_the_forward_itself(joined: list[str]) -> None:
+    """It must save the same tensors when it computes again."""
+    agree(*pair(Checkpointing(nn.SiLU()))[:2])
+    assert set(joined) == {""}
 
 
 def test_autocast_checkpoints_and_transforms(joined: list[str]) -> None:

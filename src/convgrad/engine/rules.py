@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from math import gcd, prod
+from math import prod
 from operator import ge, le, lt
 from typing import NamedTuple
 
@@ -33,12 +33,19 @@ ANY = "any"
 #: backend can compute it.
 TABLE = """
 # begin of the derived lines
-# 1374 measurements. Held out: 8 % slower than the fastest, 3.1 % of rows below 0.9x of PyTorch, 0.16x at worst.
-any  dense      not channels_last  native        1.7x
-any  depthwise  always             native        5.3x
-any  emulated   always             native        6.7x
-any  emulated   always             aten:float32  6.7x
-any  grouped    always             native        2.1x
+# 2316 measurements. Held out: 7 % slower than the fastest, 3.4 % of rows below 0.9x of PyTorch, 0.15x at worst.
+any  dense      channels_last, kB < 240       native:avx2   1.9x
+any  dense      not channels_last             native        1.7x
+any  depthwise  always                        native        6.5x
+any  emulated   kB >= 37                      native        7.9x
+any  emulated   kB >= 37                      aten:float32  7.9x
+any  emulated   kB < 37                       native        4.2x
+any  grouped    smaller >= 14, taps >= 40     native        1.9x
+any  grouped    smaller < 14, kB >= 1050      native        2.6x
+any  grouped    smaller < 14, kB < 1050       native:avx2   3.0x
+any  pointwise  kB >= 2650, smaller >= 10     native        1.4x
+any  pointwise  kB < 2650, channels_last      native:avx2   1.7x
+any  pointwise  kB < 2650, not channels_last  native        1.8x
 # end of the derived lines
 """
 
@@ -51,21 +58,16 @@ FEATURES: dict[str, Callable[[ConvProblem, int], float]] = {
     "outputs": lambda p, _: p.out_channels // p.groups,
     "group": lambda p, _: max(p.in_channels, p.out_channels) // p.groups,
     "smaller": lambda p, _: min(p.in_channels, p.out_channels) // p.groups,
-    "divisor": lambda p, _: gcd(p.in_channels // p.groups, p.out_channels // p.groups, 16),
     "ndim": lambda p, _: p.ndim,
     "taps": lambda p, _: prod(p.kernel_size),
     "stride": lambda p, _: max(p.stride),
     "dilation": lambda p, _: max(p.dilation),
     "pixels": lambda p, _: prod(p.output_size),
-    "width": lambda p, _: p.output_size[-1],
     "Mflop": lambda p, _: p.flops / 1e6,
     "kB": lambda p, _: p.least_bytes / 1e3,
     "itemsize": lambda p, _: p.dtype.itemsize,
     "channels_last": lambda p, _: p.channels_last,
     "asymmetric": lambda p, _: not p.symmetric,
-    "transposed": lambda p, _: p.transposed,
-    "matrix": lambda p, _: p.pointwise and p.input_size == p.output_size and not any(map(any, p.padding)),
-    "sliding": lambda p, _: max(p.stride) == 1 and prod(p.kernel_size) > 1,
     "patches": lambda p, _: max(p.stride) > 1 and all(map(le, p.kernel_size, p.stride)),
 }
 
@@ -111,6 +113,8 @@ def case_of(problem: ConvProblem, outputs: tuple[Output, ...], emulated: bool) -
     """
     passes = passes_of(outputs)
     kind = "depthwise" if problem.depthwise else "dense" if problem.groups == 1 else "grouped"
+    if kind != "depthwise" and _is_matrix_product(problem):
+        kind = "pointwise"
     if emulated and kind != "depthwise":
         kind = "emulated"
     return passes[0] if len(passes) == 1 else "both", kind
@@ -123,7 +127,11 @@ def by_rule(
     if device.type != "cpu" or _mostly_padding(problem):
         return
     what, kind = case_of(problem, outputs, cpu_lacks(problem.dtype))
-    if kind == "dense" and (problem.flops < _SMALL or prod(problem.output_size) == 1):
+    if (
+        problem.groups == 1
+        and kind in ("dense", "pointwise")
+        and (problem.flops < _SMALL or prod(problem.output_size) == 1)
+    ):
         return
     for rule in rules_of(TABLE).get((what, kind), ()):
         if rule.holds(problem, threads):
@@ -136,6 +144,11 @@ def by_rule(
             yield rule.way, why
             if rule.way == "native:avx2":  # which is no other backend on a processor without wider vectors
                 yield "native", why
+
+
+def _is_matrix_product(p: ConvProblem) -> bool:
+    """A pointwise convolution without stride or padding."""
+    return p.pointwise and p.input_size == p.output_size and not any(map(any, p.padding))
 
 
 def _mostly_padding(p: ConvProblem) -> bool:

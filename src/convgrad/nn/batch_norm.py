@@ -95,7 +95,7 @@ class _BatchNorm:
             self.num_batches_tracked.add_(1)
             if momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        activation = now.activation.get(self)
+        activation = now.activation_of(self)
         name = "" if activation is None else activation._name
         arguments = (input, weight, bias, mean, var, momentum or 0.0, self.eps, name)
         if torch.is_grad_enabled() and (

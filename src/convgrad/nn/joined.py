@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as hooks_of_all
 
+from .._compat import saved_tensors_hooks
+
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -25,6 +27,16 @@ class _Now(threading.local):
         self.activation: dict[Any, Any] = {}
         #: activation -> the input that is its result already
         self.computed: dict[Any, Tensor] = {}
+        #: what saw the tensors that autograd saves, when the owner was called
+        self.hooks: Any = None
+
+    def activation_of(self, norm: Any) -> Any:
+        """What a normalisation computes, too; None inside a checkpoint that the owner's forward makes.
+
+        There it is computed again while no owner runs, and must save the same tensors then.
+        """
+        activation = self.activation.get(norm)
+        return activation if activation is None or saved_tensors_hooks() == self.hooks else None
 
 
 now = _Now()
@@ -68,7 +80,7 @@ class Owner:
         if _is_dynamo_compiling() or hooks_of_all._has_any_global_hook():
             return run(*args, **kwargs)
         pairs = ((self._modules.get(norm), self._modules.get(name)) for norm, name in self._convgrad_joined)
-        before = now.activation, now.computed
+        before = now.activation, now.computed, now.hooks
         now.activation = {
             norm: activation
             for norm, activation in pairs
@@ -76,7 +88,7 @@ class Owner:
             and isinstance(activation, _Activation)
             and not (is_hooked(norm) or is_hooked(activation))
         }
-        now.computed = {}
+        now.computed, now.hooks = {}, saved_tensors_hooks()
         try:
             result = run(*args, **kwargs)
             if now.computed:
@@ -86,7 +98,7 @@ class Owner:
                 )
             return result
         finally:
-            now.activation, now.computed = before
+            now.activation, now.computed, now.hooks = before
 
     __prepare_scriptable__ = stock_twin
 
