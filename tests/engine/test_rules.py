@@ -44,7 +44,7 @@ ROWS = [
     ("mb4ic8ih9oc8kh3", ("forward",), ["native"]),
     ("mb1ic8ih9oc8kh3", ("forward",), ["aten"]),  # so few operations that PyTorch's own call is faster
     ("mb4ic272ih2oc1088kh1", ("grad_input",), ["aten:mkldnn"]),
-    ("mb4ic272ih1oc1088kh1", ("grad_input",), ["aten"]),  # one position
+    ("mb4ic272ih1oc1088kh1", ("grad_input",), ["aten:mkldnn"]),  # squeeze and excitation
     ("mb4g2ic272ih2oc272kh1", ("grad_input",), ["aten:mkldnn"]),
     ("mb4g2ic272ih3oc272kh1sh2", ("grad_input",), ["aten"]),  # with a stride it is one of groups
     ("mb1ic8ih9oc32kh3", ("forward",), ["im2col"]),  # native cannot
