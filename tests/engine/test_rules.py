@@ -28,6 +28,7 @@ forward      dense      kB < 100                          im2col             3.0
 forward      dense      patches                                  im2col             1.5x
 forward      grouped    always                                   native:avx2        1.1x
 forward      emulated   always                                   aten:float32       9.9x
+forward      pointwise  always                                   native             1.2x
 grad_input   pointwise  always                                   aten:mkldnn        1.2x
 grad_input   dense      always                                   aten:mkldnn        1.2x
 any          depthwise  dilation >= 2                                    im2col             1.2x
@@ -44,7 +45,7 @@ ROWS = [
     ("mb4ic8ih9oc8kh3", ("forward",), ["native"]),
     ("mb1ic8ih9oc8kh3", ("forward",), ["aten"]),  # so few operations that PyTorch's own call is faster
     ("mb4ic272ih2oc1088kh1", ("grad_input",), ["aten:mkldnn"]),
-    ("mb4ic272ih1oc1088kh1", ("grad_input",), ["aten:mkldnn"]),  # squeeze and excitation
+    ("mb4ic8ih1oc128kh1", ("forward",), ["native"]),  # squeeze and excitation: as few operations, and yet
     ("mb4g2ic272ih2oc272kh1", ("grad_input",), ["aten:mkldnn"]),
     ("mb4g2ic272ih3oc272kh1sh2", ("grad_input",), ["aten"]),  # with a stride it is one of groups
     ("mb1ic8ih9oc32kh3", ("forward",), ["im2col"]),  # native cannot
