@@ -125,11 +125,7 @@ def by_rule(
     if device.type != "cpu" or _mostly_padding(problem):
         return
     what, kind = case_of(problem, outputs, cpu_lacks(problem.dtype))
-    if (
-        problem.groups == 1
-        and kind in ("dense", "pointwise")
-        and (problem.flops < _SMALL or prod(problem.output_size) == 1)
-    ):
+    if kind == "dense" and problem.flops < _SMALL:
         return
     for rule in rules_of(TABLE).get((what, kind), ()):
         if rule.holds(problem, threads):
