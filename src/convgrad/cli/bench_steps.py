@@ -35,8 +35,8 @@ COLUMNS = (
     "high", "note", *CONDITIONS,
 )  # fmt: skip
 _KEY = ("model", "layout", "choice", "threads", "busy")
-#: Batches and sizes of images, until one step takes little enough; of sequences only the batch counts.
-_SCALES = ((4, 224), (2, 224), (4, 128), (2, 128), (2, 64))
+#: Batches and sizes of images, as long as one step takes little enough; of sequences only the batch counts.
+_SCALES = ((2, 64), (2, 128), (4, 128), (2, 224), (4, 224), (8, 224), (16, 224))
 _CALLS = 20  # of a step, in one comparison of stock with ours
 _SAME = 1e-2  # relative difference of losses that are the same
 
@@ -137,16 +137,18 @@ def _measure(stock: nn.Module, x: Tensor, layouts: Sequence[str]) -> None:
 
 def _scaled(stock: nn.Module, model: Model, channels_last: bool, seconds: float) -> tuple[int, int, Tensor]:
     """The largest batch and images of which a comparison takes no more time than there is; the smallest in any case."""
-    *larger, smallest = _SCALES
-    for batch, size in larger:
+    found = None
+    for batch, size in _SCALES:
         x = model.sample(batch, size, channels_last=channels_last)
         step = _step(stock, x)
         step()
         start = time.perf_counter()
         step()
-        if _CALLS * (time.perf_counter() - start) <= seconds:
-            return batch, size, x
-    return *smallest, model.sample(*smallest, channels_last=channels_last)
+        if found and _CALLS * (time.perf_counter() - start) > seconds:
+            break
+        found = batch, size, x
+    assert found
+    return found
 
 
 def _step(net: nn.Module, x: Tensor) -> Callable[[], float]:
