@@ -14,29 +14,21 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
-from convgrad.backends import _native_library as library
-from convgrad.backends.native_norm import LEAST_NORM
+from tests.norms import NEEDS_KERNELS, take_small_inputs, watch
 
-pytestmark = pytest.mark.skipif(library.load() is None, reason=library.why_absent())
+pytestmark = NEEDS_KERNELS
 
 
 @pytest.fixture(autouse=True)
 def _small_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in LEAST_NORM:
-        monkeypatch.setitem(LEAST_NORM, name, 0)
+    take_small_inputs(monkeypatch)
 
 
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The activations that a kernel of ours computed, of calls forward."""
     seen: list[str] = []
-    compute = convgrad.nn.batch_norm.normalize
-
-    def noted(*args: Any) -> Any:
-        seen.append(args[-1])
-        return compute(*args)
-
-    monkeypatch.setattr(convgrad.nn.batch_norm, "normalize", noted)
+    watch(monkeypatch, "normalize", lambda *args: seen.append(args[-1]))
     return seen
 
 
@@ -87,6 +79,44 @@ class OfSizes(Block):
         return self.activation(z) if x.shape[0] > 1 else z
 
 
+def padded(x: Tensor, conv: nn.Module, more: int = 0) -> Tensor:
+    """It needs the sizes, as `apply_tf_padding` of transformers does."""
+    return nn.functional.pad(x, [int(x.shape[-1]) % 2 + more] * 4) if conv.training or x.shape[0] else x
+
+
+class Padded(Block):
+    """What comes before is a function that cannot be traced; another one follows the activation."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return halved(self.activation(self.norm(self.conv(padded(x, self.conv, more=1)))))
+
+
+def halved(x: Tensor) -> Tensor:
+    return x / 2 if int(x.shape[0]) else x
+
+
+class PaddedBetween(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return self.activation(padded(self.norm(self.conv(x)), self.conv))
+
+
+class Given(Block):
+    """A function that cannot be traced gets what could call the normalisation."""
+
+    def __init__(self, activation: nn.Module, given: Callable[[Any], Any]) -> None:
+        super().__init__(activation)
+        self.given = given
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        x = with_call(self.conv(x), self.given(self))
+        return self.activation(self.norm(x))
+
+
+def with_call(x: Tensor, given: Any) -> Tensor:
+    call = given[0] if isinstance(given, tuple) else getattr(given, "norm", given)
+    return call(x) + int(x.shape[0])
+
+
 class Own(nn.BatchNorm2d):
     def forward(self, input: Tensor) -> Tensor:
         return 2 * super().forward(input)
@@ -120,7 +150,7 @@ def agree(ours: Any, stock: Any, x: Tensor | None = None, **near: Any) -> None:
         torch.testing.assert_close(one, other, **(near or {"rtol": 1e-4, "atol": 1e-4}))
 
 
-@pytest.mark.parametrize("build", [layers, Block], ids=["sequential", "module"])
+@pytest.mark.parametrize("build", [layers, Block, Padded], ids=["sequential", "module", "padded"])
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
 def test_nothing_is_different(build: Any, activation: nn.Module, joined: list[str]) -> None:
     ours, stock, report = pair(build(copy.deepcopy(activation)))
@@ -143,6 +173,12 @@ LEFT = {
     "not in evaluation": lambda: InTraining(nn.ReLU()),
     "called twice": lambda: Twice(nn.ReLU()),
     "a branch by sizes": lambda: OfSizes(nn.ReLU()),
+    "given to a function": lambda: Given(nn.ReLU(), lambda block: block.norm),
+    "given in a tuple": lambda: Given(nn.ReLU(), lambda block: (block.norm, 1)),
+    "given as a method": lambda: Given(nn.ReLU(), lambda block: block.norm.forward),
+    "given in a function": lambda: Given(nn.ReLU(), lambda block: lambda x: block.norm(x)),
+    "given with the owner": lambda: Given(nn.ReLU(), lambda block: block),
+    "a function between": lambda: PaddedBetween(nn.ReLU()),
     "something between": lambda: Block(nn.ReLU(), torch.neg),
     "another activation": lambda: layers(nn.GELU()),
     "an activation of the user's": lambda: layers(type("Mine", (nn.ReLU,), {})()),

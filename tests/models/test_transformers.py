@@ -13,6 +13,7 @@ import torch
 import convgrad
 from convgrad.diagnostics import Trace
 from convgrad.models import accelerate_, takeover
+from tests.norms import take_small_inputs
 
 transformers = pytest.importorskip("transformers", reason="the extra [models] brings transformers")
 
@@ -20,6 +21,11 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 OURS = "im2col"
 STEPS = 20
+
+
+@pytest.fixture(autouse=True)
+def _small_inputs_too(monkeypatch):
+    take_small_inputs(monkeypatch)
 
 
 def images(size):
@@ -123,8 +129,8 @@ def test_accelerated_trained_and_restored(case):
     stock, before, text = copy.deepcopy(model), objects(model), repr(model)
     start = {n: t.clone() for n, t in model.state_dict().items()}
     report = accelerate_(model, "channels_last", only_gains=False)
-    convolutions = [n for n, m in model.named_modules() if isinstance(m, torch.nn.modules.conv._ConvNd)]
-    assert sorted(report.replaced) == sorted(convolutions)
+    kinds = (torch.nn.modules.conv._ConvNd, torch.nn.BatchNorm2d)
+    assert sorted(report.replaced) == sorted(n for n, m in model.named_modules() if isinstance(m, kinds))
     assert repr(model) == text
     with Trace() as seen, convgrad.use_backend(OURS):
         losses = train(model, inputs)

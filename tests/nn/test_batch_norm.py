@@ -13,31 +13,23 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
-from convgrad.backends import _native_library as library
 from convgrad.backends.native_norm import LEAST_NORM
+from tests.norms import NEEDS_KERNELS, take_small_inputs, watch
 
-pytestmark = pytest.mark.skipif(library.load() is None, reason=library.why_absent())
+pytestmark = NEEDS_KERNELS
 
 
 @pytest.fixture(autouse=True)
 def _small_inputs_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in LEAST_NORM:
-        monkeypatch.setitem(LEAST_NORM, name, 0)
+    take_small_inputs(monkeypatch)
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which kernels of ours ran."""
     seen: list[str] = []
-    for name in ("normalize", "normalization_gradients"):
-        module = convgrad.nn.batch_norm
-        function = getattr(module, name)
-
-        def noted(*args: Any, _name: str = name, _function: Any = function) -> Any:
-            seen.append(_name)
-            return _function(*args)
-
-        monkeypatch.setattr(module, name, noted)
+    for name in BOTH:
+        watch(monkeypatch, name, lambda *args, name=name: seen.append(name))
     return seen
 
 
@@ -128,13 +120,7 @@ def test_dtypes(dtype: torch.dtype, wide: bool, calls: list[str]) -> None:
 @pytest.mark.parametrize("needed", ["input", "weight", "bias"])
 def test_only_the_gradients_that_are_needed(needed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    compute = convgrad.nn.batch_norm.normalization_gradients
-
-    def noted(*args: Any) -> Any:
-        asked.append(args[-2])
-        return compute(*args)
-
-    monkeypatch.setattr(convgrad.nn.batch_norm, "normalization_gradients", noted)
+    watch(monkeypatch, "normalization_gradients", lambda *args: asked.append(args[-2]))
     ours, theirs = pair()
     x = image(2, 6, 5, 7)
     found = []

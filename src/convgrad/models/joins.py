@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import traceback
 import warnings
 from collections import Counter
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -65,16 +67,10 @@ def _proven(owner: nn.Module, norms: set[str], activations: set[str]) -> list[_P
     if isinstance(owner, (fx.GraphModule, torch.jit.ScriptModule)):
         return []
     modes = [(module, module.training) for module in owner.modules()]
-    shared = (*owner._modules.values(), *owner._parameters.values())
-    found: list[list[_Pair]] = []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for mode in (True, False):
-                twin = copy.deepcopy(owner, {id(part): part for part in shared})  # a forward may change its module
-                for module in twin.modules():
-                    module.training = mode
-                found.append(_pairs(_Tracer().trace(twin), norms, activations))
+            found = [_pairs(_graph(owner, mode), norms, activations) for mode in (True, False)]
     except Exception:  # whatever a forward raises where there are no values: nothing is proven
         return []
     finally:
@@ -83,13 +79,33 @@ def _proven(owner: nn.Module, norms: set[str], activations: set[str]) -> list[_P
     return [pair for pair in found[0] if pair in found[1]]
 
 
+def _graph(owner: nn.Module, mode: bool) -> fx.Graph:
+    """What the forward calls: modules, and functions, but only those opened that need no value of a tensor or size."""
+    shared = (*owner._modules.values(), *owner._parameters.values())
+    opaque: tuple[Any, ...] = ()
+    while True:
+        twin = copy.deepcopy(owner, {id(part): part for part in shared})  # a forward may change its module
+        for module in twin.modules():
+            module.training = mode
+        try:
+            return _Tracer(autowrap_functions=opaque).trace(twin)
+        except Exception as error:
+            named = {f.__code__: f for f in type(twin).forward.__globals__.values() if isinstance(f, FunctionType)}
+            codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
+            failed = next((named[code] for code in codes if code in named), None)
+            if failed is None or failed in opaque:
+                raise
+            opaque += (failed,)
+
+
 def _pairs(graph: fx.Graph, norms: set[str], activations: set[str]) -> list[_Pair]:
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times = Counter(node.target for node in calls)
+    given = {node.target for node in graph.nodes if node.op == "get_attr"}  # to a function, which may call it
     return [
         (node.target, user.target)
         for node in calls
-        if node.target in norms and times[node.target] == 1 and len(node.users) == 1
+        if node.target in norms and times[node.target] == 1 and len(node.users) == 1 and not given & {node.target, ""}
         for user in node.users
         if user in calls and user.target in activations and user.args == (node,) and not user.kwargs
     ]
