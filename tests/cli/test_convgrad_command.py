@@ -40,6 +40,7 @@ for args in {requests!r}:
 REFUSED = {
     ("chek",): "No such command 'chek'",
     ("check", "--bad"): "No such option",
+    ("names",): "Missing argument 'NAME'",
     ("explain", "convnext", "-o", "grad"): "unknown output 'grad'",
     ("check", "-b", "im2cl"): "did you mean 'im2col'?",
     ("check", "--property", "nope"): "unknown property 'nope'",
