@@ -91,6 +91,16 @@ def test_a_transposed_descriptor_is_that_of_what_the_user_calls(
     assert tuple(found.shape) == shape
 
 
+@pytest.mark.parametrize("text", ["ic4iw1oc3kw2pw1", "ic4iw1oc3ow0kw2pw2", "ic4ih1iw5oc3oh0ow4kh2kw2ph1pw1"])
+def test_a_transposed_problem_whose_result_has_size_zero(text: str) -> None:
+    problem = parse(text, transposed=True)
+    assert problem.input_size[0] == 0
+    assert problem.empty
+    assert parse(str(problem)) == problem
+    with pytest.raises(ValueError, match="absent and comes out as"):
+        parse(text.replace("pw", "pw9").replace("ow0", "").replace("ow4", ""), transposed=True)
+
+
 @pytest.mark.parametrize(
     ("short", "long"), [("bf16", "bfloat16"), ("f16", "float16"), ("f64", "float64"), ("f32", "float32")]
 )

@@ -224,7 +224,7 @@ class ConvProblem:
     @property
     def empty(self) -> bool:
         """No element to contract: every result is zero (plus bias)."""
-        return 0 in (self.batch, self.in_channels, self.out_channels)
+        return 0 in (self.batch, self.in_channels, self.out_channels, *self.input_size)
 
     @property
     def flops(self) -> int:

@@ -183,13 +183,13 @@ def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -
     stride, dilation = fields.get("s" + axis, 1), fields.get("d" + axis, 0) + 1
     low, out = fields.get("p" + axis), fields.get("o" + axis, 0)
     span = effective_kernel(kernel, dilation)
-    if not out:
+    if not out and not (transposed and "o" + axis in fields):
         low = low or 0
         if transposed:
             out = (size - 1) * stride + span - 2 * low
         else:
             out = output_length(size, kernel, stride, low, low, dilation)
-        if out < 1:
+        if out < (0 if transposed else 1):
             raise _error(text, text.find("i" + axis), f"field {'o' + axis!r} is absent and comes out as {out}")
     big, small = (out, size) if transposed else (size, out)
     if low is None:  # half of what is needed, rounded towards zero

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -39,6 +40,7 @@ for args in {requests!r}:
 REFUSED = {
     ("chek",): "No such command 'chek'",
     ("check", "--bad"): "No such option",
+    ("names",): "Missing argument 'NAME'",
     ("explain", "convnext", "-o", "grad"): "unknown output 'grad'",
     ("check", "-b", "im2cl"): "did you mean 'im2col'?",
     ("check", "--property", "nope"): "unknown property 'nope'",
@@ -75,6 +77,15 @@ def test_help_is_there_at_once(args: list[str]) -> None:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # 0.2 s of the processor's time; more where it is slow or busy, and 2 s where PyTorch is loaded
     assert after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime < 0.8
+
+
+def test_it_ends_quietly_where_nobody_reads() -> None:
+    reads, writes = os.pipe()
+    os.close(reads)  # as `head` does once it has its lines
+    command = [sys.executable, "-m", "convgrad_command", "--help"]
+    done = subprocess.run(command, cwd=SOURCE, stdout=writes, stderr=subprocess.PIPE, timeout=120, check=False)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_a_kernels_script_finds_the_whole_package(tmp_path: Path) -> None:

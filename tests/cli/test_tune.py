@@ -147,6 +147,8 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
     (folder / "bad.json").write_text(json.dumps(content))
     assert run(["tune", "--import", "bad.json"]) == 2
     assert capsys.readouterr().err.startswith("convgrad: bad.json holds no exported choices")
+    assert run(["tune", "--import", "none.json"]) == 2
+    assert capsys.readouterr().err.startswith("convgrad: 'none.json' is no file (hint: ")
     assert measurements.entries() == {}
 
 

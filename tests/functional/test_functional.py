@@ -108,6 +108,23 @@ def test_gradients_of_transposed_convolutions(d: int, unbatched: bool) -> None:
     torch.testing.assert_close(got, want[1])
 
 
+@pytest.mark.parametrize("d", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_transposed_convolution_whose_result_has_size_zero(d: int, dtype: torch.dtype) -> None:
+    """PyTorch returns an empty one for an empty batch; for a full one some of its kernels do, and some refuse."""
+    x = torch.ones(0, 4, *[1] * d, dtype=dtype, requires_grad=True)
+    w, bias = torch.ones(4, 3, *[2] * d, dtype=dtype, requires_grad=True), torch.ones(6, dtype=dtype).requires_grad_()
+    results = [getattr(m, f"conv_transpose{d}d")(x, w, bias, padding=1, groups=2) for m in (F, convgrad)]
+    found, expected = ([y, *torch.autograd.grad(y.sum(), (x, w, bias))] for y in results)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+    full = torch.ones(2, *x.shape[1:], dtype=dtype, requires_grad=True)
+    y = getattr(convgrad, f"conv_transpose{d}d")(full, w, bias, padding=1, groups=2)
+    assert y.shape == (2, 6, *[0] * d)
+    for t, gradient in zip((full, w, bias), torch.autograd.grad(y.sum(), (full, w, bias)), strict=True):
+        assert torch.equal(gradient, torch.zeros_like(t))
+
+
 def test_the_functions_are_differentiable() -> None:
     x, w = torch.randn(2, 4, 6).double(), torch.randn(4, 2, 3).double()
     g = torch.randn(2, 4, 4).double()

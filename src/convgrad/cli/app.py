@@ -232,7 +232,10 @@ def device_here(text: str) -> torch.device:
 
 
 def run(args: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status: 0 success, 1 a failed check, 2 a bad request, 130 interrupted."""
+    """Run a command and return the exit status.
+
+    That is 0 success, 1 a failed check, 2 a bad request, 130 interrupted, 141 nobody reads the output any more.
+    """
     _given[:] = (sys.argv[1:] if args is None else args) or ["--help"]
     _join_words()
     commands: Any = typer.main.get_command(app)
@@ -246,8 +249,10 @@ def run(args: Sequence[str] | None = None) -> int:
         return _refused(f"{text} (hint: {extra}see convgrad --help)")
     except (typer.Abort, KeyboardInterrupt):
         return _refused("interrupted", 130)
-    except BrokenPipeError:
-        return 0
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer would end with 1, as if a check had failed
+            return 141
+        raise
     except (RequestError, ConvgradError, ValueError, KeyError, OSError) as error:
         plain = isinstance(error, KeyError) and not isinstance(error, ConvgradError) and error.args
         return _refused(error.args[0] if plain else error, 1 if isinstance(error, CheckError) else 2)

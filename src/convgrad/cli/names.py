@@ -18,7 +18,9 @@ _DIRECT = (
 
 @command("names")
 def names(
-    name: Annotated[str, typer.Argument(help="A function of ATen, an old one, a backend, conv2d, finput, ...")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A function of ATen, an old one, a backend, conv2d, finput, ...")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Which function is the backward of another, what it allocates, and what to call today.

@@ -232,6 +232,8 @@ def _import(path: Path) -> tuple[int, int]:
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
         choices = content["choices"]
+    except FileNotFoundError:
+        raise fail(f"'{path}' is no file", "what convgrad tune --export wrote") from None
     except (ValueError, KeyError, TypeError):
         raise fail(f"{path} holds no exported choices", "a file that convgrad tune --export wrote") from None
     try:
