@@ -176,7 +176,7 @@ LEFT = {
     "given to a function": lambda: Given(nn.ReLU(), lambda block: block.norm),
     "given in a tuple": lambda: Given(nn.ReLU(), lambda block: (block.norm, 1)),
     "given as a method": lambda: Given(nn.ReLU(), lambda block: block.norm.forward),
-    "given in a function": lambda: Given(nn.ReLU(), lambda block: lambda x: block.norm(x)),
+    "given in a function": lambda: Given(nn.ReLU(), lambda block: lambda x: block.norm(x) + 0),
     "given with the owner": lambda: Given(nn.ReLU(), lambda block: block),
     "a function between": lambda: PaddedBetween(nn.ReLU()),
     "something between": lambda: Block(nn.ReLU(), torch.neg),
