@@ -1,14 +1,16 @@
-"""The rules from the sweep: for each kind of problem a shallow tree of conditions, written as a table.
+"""The rules from the sweep: for each kind of problem two shallow trees of conditions, written as a table.
 
     python benchmarks/derive.py benchmarks/results/sweep.csv               print the table, and what it loses
     python benchmarks/derive.py benchmarks/results/sweep.csv --write       and put it into src/convgrad/engine/rules.py
 
-One tree serves all passes and all numbers of threads: one for each pass loses as much on problems that were left out. A
-tree grows while a condition saves more than the price of a line. What is saved is time, and above all rows in which the
-rules would be slower than 0.9x of the better of PyTorch as given and through channels_last, by more than the noise of
-the row: where a kind of problem is not certain to gain, PyTorch's own call stays. The price is the one with which trees
-from four fifths of the problems lose least on the other fifth. These held-out problems are what the report is about:
-how much slower than the fastest measured way the rules are, and how often and how far behind PyTorch.
+The first tree says which of the problems that native can compute it takes; the second, in which form PyTorch's call
+takes what is left. Both serve all passes and numbers of threads: a tree for each pass loses as much on problems that
+were left out. A tree grows while a condition saves more than the price of a line. What is saved is time, and above all
+rows in which the rules would be slower than 0.9x of the better of PyTorch as given and through channels_last, by more
+than the noise of the row: where a kind of problem is not certain to gain, PyTorch's own call stays. The price is the
+one with which trees from four fifths of the problems lose least on the other fifth. These held-out problems are what
+the report is about: how much slower than the fastest measured way the rules are, and how often and how far behind
+PyTorch.
 """
 
 from __future__ import annotations
@@ -34,17 +36,15 @@ RULES = Path(rules.__file__)
 BEGIN, END = "# begin of the derived lines\n", "# end of the derived lines\n"
 FOLDS = 5
 PRICES = (4.0, 8.0, 16.0, 32.0)
-MOST_LINES = 48
-#: What a leaf may take: one way, or a second one where native cannot. PyTorch's own is what is left in any case. Which
-#: instruction set is faster is left to measuring: lines about it saved 1 % here, and lost on layers of real models.
-CHOICES = (*((way,) for way in WAYS if way not in ("im2col", "native:avx2")), ("native", "aten:float32"))
-#: What a condition may be about: more features fit the problems that are there, and lose more on others.
-FEATURES = ("smaller", "taps", "channels_last", "kB")
+MOST_LINES = 16
+#: What the leaves of each tree may take. Which instruction set is faster is left to measuring: lines about it saved 1 %
+#: here, and lost on layers of real models.
+TREES = ("aten", "native"), ("aten", "aten:float32", "aten:channels_last")
+FEATURES = tuple(rules.FEATURES)
 _LEAST_ROWS = 8  # of a line: fewer fit what is said of one problem, not of a kind
 _DEEPEST = 4
 _RISK = 2.0  # what a loss against PyTorch's better layout counts beyond itself
 _BELOW, _FEE = math.log(1 / 0.9), 4.0  # and what each row costs in which it is more than this
-_LENGTHS = np.array([len(choice) for choice in CHOICES])
 _CLEAR = 0.03  # a row, in the logarithm: what is gained by less is not worth another way
 
 Bounds = dict[int, tuple[float, float]]
@@ -57,11 +57,11 @@ def penalty(pytorch: np.ndarray, noise: np.ndarray) -> np.ndarray:
 
 @dataclass
 class Rows:
-    """Rows of one kind: each problem's part of `FOLDS` and features, and for each choice the logarithm of its time."""
+    """Rows of one kind: each problem's part of `FOLDS` and features, and for each way the logarithm of its time."""
 
     folds: np.ndarray  # [rows]
     features: np.ndarray  # [rows, features]
-    times: np.ndarray  # [rows, choices], of PyTorch as given 0
+    times: np.ndarray  # [rows, ways], of PyTorch as given 0, of a way that cannot NaN
     fastest: np.ndarray  # [rows], of all ways
     noise: np.ndarray  # [rows], of a logarithm
 
@@ -74,13 +74,16 @@ class Rows:
     @property
     def theirs(self) -> np.ndarray:
         """PyTorch as given or through channels_last, whichever is faster: [rows]."""
-        return np.minimum(self.times[:, 0], self.times[:, CHOICES.index(("aten:channels_last",))])
+        return np.fmin(0, self.times[:, WAYS.index("aten:channels_last")])
 
-    @property
-    def costs(self) -> np.ndarray:
-        """Of each choice: what it loses against the fastest, and the penalty of what it loses against PyTorch."""
-        behind = penalty(self.times - self.theirs[:, None], self.noise[:, None])
-        return self.times - self.fastest[:, None] + behind
+    def of(self, ways: Sequence[str]) -> np.ndarray:
+        """The logarithms of the times of some ways, PyTorch's own where one cannot: [rows, ways]."""
+        return np.nan_to_num(self.times[:, [WAYS.index(way) for way in ways]])
+
+    def costs(self, ways: Sequence[str]) -> np.ndarray:
+        """Of each way: what it loses against the fastest, and the penalty of what it loses against PyTorch."""
+        times = self.of(ways)
+        return times - self.fastest[:, None] + penalty(times - self.theirs[:, None], self.noise[:, None])
 
 
 def read(paths: Sequence[Path]) -> dict[str, Rows]:
@@ -96,24 +99,23 @@ def read(paths: Sequence[Path]) -> dict[str, Rows]:
             if tuple(reader.fieldnames or ()) != COLUMNS:
                 raise SystemExit(f"{path} is no result of benchmarks/sweep.py")
             for row in reader:
-                problem, threads = ConvProblem.parse(row["problem"]), int(row["threads"])
-                features = [float(rules.FEATURES[name](problem, threads)) for name in FEATURES]
-                known = {way: math.log(float(row[way])) for way in WAYS if row[way]}
-                times = [next((known[way] for way in choice if way in known), 0.0) for choice in CHOICES]
-                _, kind = rules.case_of(problem, (row["pass"],), row["emulated"] == "1")  # pyright: ignore[reportArgumentType]
+                problem = ConvProblem.parse(row["problem"])
+                features = [float(rules.FEATURES[name](problem)) for name in FEATURES]
+                times = [math.log(float(row[way] or "nan")) for way in WAYS]
                 fold = crc32(row["problem"].encode()) % FOLDS
-                found[kind].append((fold, features, times, min(known.values()), float(row["noise"])))
+                one = (fold, features, times, np.nanmin(times), float(row["noise"]))
+                found[rules.kind_of(problem, row["emulated"] == "1")].append(one)
     return {kind: Rows(*map(np.array, zip(*some, strict=True))) for kind, some in sorted(found.items())}
 
 
-# ---- a tree ------------------------------------------------------------------------------------------
+# ---- the trees ---------------------------------------------------------------------------------------
 
 
 class Leaf(NamedTuple):
-    """A line to be, or two: the bounds of features, the choice, the gain over PyTorch's own."""
+    """A line to be: the bounds of features, the way, the gain over PyTorch's own."""
 
     bounds: Bounds
-    choice: int
+    way: str
     gain: float
 
     def holds(self, features: np.ndarray) -> np.ndarray:
@@ -123,25 +125,49 @@ class Leaf(NamedTuple):
         return held
 
 
-def grown(rows: Rows, price: float, bounds: Bounds | None = None, depth: int = 0) -> list[Leaf]:
-    """The leaves of the tree that loses least, a leaf costing ``price``, of rows within bounds."""
+def grown(rows: Rows, price: float) -> list[Leaf]:
+    """The lines of both trees, a line costing ``price``."""
+    leaves: list[Leaf] = []
+    for ways in TREES:
+        others = rows.times[:, [WAYS.index(way) for way in ways[1:]]]
+        left = rows[np.isnan(taken(leaves, rows)) & ~np.isnan(others).all(axis=1)]
+        leaves += [leaf for leaf in _grown(left, ways, price) if leaf.way != "aten"] if len(left) else []
+    return leaves
+
+
+def taken(leaves: Sequence[Leaf], rows: Rows) -> np.ndarray:
+    """The times of the first leaves that hold and whose way can; NaN where there is none."""
+    times = np.full(len(rows), np.nan)
+    for leaf in leaves:
+        held = leaf.holds(rows.features) & np.isnan(times)
+        times[held] = rows.times[held, WAYS.index(leaf.way)]
+    return times
+
+
+def _grown(rows: Rows, ways: Sequence[str], price: float, bounds: Bounds | None = None, depth: int = 0) -> list[Leaf]:
+    """The leaves of the tree that loses least, of rows within bounds."""
     bounds = bounds or {}
-    costs = rows.costs + price / len(rows) * (_LENGTHS - 1)
+    costs = rows.costs(ways)
     totals = costs.sum(axis=0)
     best = None
     if depth < _DEEPEST and len(rows) >= 2 * _LEAST_ROWS:
         best = min(_splits(rows.features, costs), default=None)
     if best is None or totals.min() - best[0] <= price:
-        choice = int((totals <= totals.min() + _CLEAR * len(rows)).argmax())  # the first of those that are as good
-        return [Leaf(bounds, choice, -float(rows.times[:, choice].mean()))]
+        way = ways[int((totals <= totals.min() + _CLEAR * len(rows)).argmax())]  # the first of those that are as good
+        return [_leaf(rows, way, bounds)]
     _, feature, threshold = best
     low, high = bounds.get(feature, (-math.inf, math.inf))
     above = rows.features[:, feature] >= threshold
     sides = ((above, (threshold, high)), (~above, (low, threshold)))
-    leaves = [leaf for side, part in sides for leaf in grown(rows[side], price, {**bounds, feature: part}, depth + 1)]
-    if len({leaf.choice for leaf in leaves}) == 1:  # a condition that changes nothing
-        return [Leaf(bounds, leaves[0].choice, -float(rows.times[:, leaves[0].choice].mean()))]
+    parts = [_grown(rows[side], ways, price, {**bounds, feature: part}, depth + 1) for side, part in sides]
+    leaves = [leaf for some in parts for leaf in some]
+    if len({leaf.way for leaf in leaves}) == 1:  # a condition that changes nothing
+        return [_leaf(rows, leaves[0].way, bounds)]
     return leaves
+
+
+def _leaf(rows: Rows, way: str, bounds: Bounds) -> Leaf:
+    return Leaf(bounds, way, -float(rows.of([way]).mean()))
 
 
 def _splits(features: np.ndarray, costs: np.ndarray) -> Iterator[tuple[float, int, float]]:
@@ -176,6 +202,7 @@ class Loss(NamedTuple):
     fastest: np.ndarray
     pytorch: np.ndarray
     noise: np.ndarray
+    own: np.ndarray  # whether the rules leave it to PyTorch's own call
 
     @property
     def badness(self) -> float:
@@ -192,20 +219,20 @@ class Loss(NamedTuple):
 
     @property
     def often(self) -> str:
-        return f"{100 * (self.pytorch - self.noise > _BELOW).mean():.1f} %"
+        below = self.pytorch - self.noise > _BELOW
+        return f"{100 * below.mean():.1f} % ({100 * (below & self.own).mean():.1f} %)"
 
 
 def lost(leaves: Sequence[Leaf], rows: Rows) -> Loss:
-    taken = np.zeros(len(rows))
-    for leaf in leaves:
-        held = leaf.holds(rows.features)
-        taken[held] = rows.times[held, leaf.choice]
-    return Loss(taken - rows.fastest, taken - rows.theirs, rows.noise)
+    times = taken(leaves, rows)
+    own, times = np.isnan(times), np.nan_to_num(times)
+    return Loss(times - rows.fastest, times - rows.theirs, rows.noise, own)
 
 
 def held_out(rows: Rows, price: float) -> Loss:
     """What is lost on problems from which the rules were not derived."""
-    parts = [Loss(*[np.empty(0)] * 3)]
+    none = np.empty(0)
+    parts = [Loss(none, none, none, none.astype(bool))]
     for fold in range(FOLDS):
         out = rows.folds == fold
         if out.any() and not out.all():
@@ -223,10 +250,6 @@ class Fitted(NamedTuple):
     leaves: list[Leaf]
     held_out: Loss
 
-    @property
-    def lines(self) -> int:
-        return sum(way != "aten" for leaf in self.leaves for way in CHOICES[leaf.choice])
-
 
 def fitted(rows: Rows, prices: Sequence[float] = PRICES) -> Fitted:
     """The rules with the price that loses least on held-out problems; the higher one of those that are as good."""
@@ -240,14 +263,12 @@ def fitted(rows: Rows, prices: Sequence[float] = PRICES) -> Fitted:
 
 
 def lines(found: dict[str, Fitted]) -> list[tuple[str, ...]]:
-    """The table: a line for each way but PyTorch's own call."""
+    """The table."""
     table = []
     for kind, one in found.items():
         for leaf in one.leaves:
             conditions = ", ".join(c for part in leaf.bounds.items() for c in _conditions(*part))
-            for way in CHOICES[leaf.choice]:
-                if way != "aten":
-                    table.append((rules.ANY, kind, conditions or "always", way, f"{math.exp(leaf.gain):.1f}x"))
+            table.append((kind, conditions or "always", leaf.way, f"{math.exp(leaf.gain):.1f}x"))
     return table
 
 
@@ -277,14 +298,15 @@ def report(kinds: dict[str, Rows], found: dict[str, Fitted]) -> Iterator[str]:
     yield "| held out | rows | rules: | against PyTorch's best: | below 0.9x | PyTorch's own: | below 0.9x | lines |"
     yield "|---|---:|---:|---:|---:|---:|---:|---:|"
     stock = {kind: lost([], rows) for kind, rows in kinds.items()}
-    every = [(kind, one.held_out, stock[kind], one.lines) for kind, one in found.items()]
-    all_lines = sum(one.lines for one in found.values())
+    every = [(kind, one.held_out, stock[kind], len(one.leaves)) for kind, one in found.items()]
+    all_lines = sum(len(one.leaves) for one in found.values())
     total = ("all", together(one.held_out for one in found.values()), together(stock.values()), all_lines)
     for name, loss, own, count in (*every, total):
         cells = (name, len(loss.fastest), loss.slower, loss.worst, loss.often, own.slower, own.often, count)
         yield f"| {' | '.join(map(str, cells))} |"
     yield "\nA percentage is how much slower than the fastest measured way, on geometric average;"
-    yield "below 0.9x of PyTorch's better layout is what is so by more than the noise of its row."
+    yield "below 0.9x of PyTorch's better layout is what is so by more than the noise of its row,"
+    yield "and in brackets the part of it that the rules leave to PyTorch's call as given."
 
 
 def main() -> int:
@@ -302,9 +324,11 @@ def main() -> int:
         if len(table) > MOST_LINES:
             raise SystemExit(f"{len(table)} lines are more than a screenful of {MOST_LINES}: {PRICES=} are too low")
         loss = together(f.held_out for f in found.values())
-        rows = sum(map(len, kinds.values()))
-        below = f"{loss.often} of rows below 0.9x of PyTorch, {loss.worst} at worst"
-        head = f"# {rows} measurements. Held out: {loss.slower} slower than the fastest, {below}.\n"
+        head = (
+            f"# {len(loss.own)} measurements. Held out: {loss.slower} slower than the fastest way, "
+            f"{loss.often} of the rows below 0.9x\n"
+            f"# of PyTorch's better layout (in brackets: with its own call), {loss.worst} at worst.\n"
+        )
         before, rest = RULES.read_text(encoding="utf-8").split(BEGIN)
         _, after = rest.split(END)
         RULES.write_text(f"{before}{BEGIN}{head}{text}{END}{after}", encoding="utf-8")

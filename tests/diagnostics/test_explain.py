@@ -307,4 +307,4 @@ def test_a_rule_is_not_held_against_a_measurement(monkeypatch) -> None:
     ]
     monkeypatch.setattr("convgrad.diagnostics.measure._seconds", lambda calls, device: dict.fromkeys(calls, 1.0))
     (row,) = (r for r in explain_problem(P, "forward", measure=True).rows if r.chosen)
-    assert row.reasons[0].startswith("by rule: forward of ")
+    assert row.reasons[0].startswith("by rule: depthwise problems")

@@ -57,8 +57,13 @@ def test_the_first_layer_of_a_network_is_pytorchs_own() -> None:
 
 
 @needs_native
-def test_another_number_of_threads_is_another_plan() -> None:
-    """The rules look at it: a plan that was made for one thread does not serve four."""
+def test_another_number_of_threads_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is the fastest may depend on it: a plan that was made for one thread does not serve four."""
+
+    def ruled(*_: Any) -> list[tuple[str, str]]:
+        return [("native", "it has four threads")] if torch.get_num_threads() == 4 else []
+
+    monkeypatch.setattr("convgrad.engine.choice.by_rule", ruled)
     x, w = torch.randn(2, 64, 20, 20), torch.randn(64, 8, 3, 3)
     before, seen = torch.get_num_threads(), []
     try:

@@ -16,7 +16,7 @@ from .measurements import SETTLED, find
 from .measurer import measure_now, steps_of, worth_measuring
 from .registry import backends, get_backend, reasons_against
 from .request import Request
-from .rules import SEPARATE, by_rule
+from .rules import by_rule
 from .steps import Step
 
 
@@ -144,12 +144,7 @@ def _by_rule(
 ) -> tuple[Step, ...]:
     """One call for all of the outputs; empty where no sweep yields them."""
     passes = passes_of(outputs)
-    for way, why in by_rule(problem, passes, device, settings.threads):
-        if way == SEPARATE and len(passes) > 1:
-            apart = (_by_rule(problem, (one,), device, settings) for one in passes)
-            if any(step.backend.name != "aten" for steps in apart for step in steps):
-                return ()
-            continue  # PyTorch's own backward computes both in one call
+    for way, why in by_rule(problem, device):
         if way in backends():
             steps = _by(get_backend(way), f"by rule: {why}", problem, outputs, device, settings)
             if steps:

@@ -33,7 +33,6 @@ from .environment import environment, kind_of_machine
 from .events import thread
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
 from .registry import backends, is_capturing, reasons_against
-from .rules import by_rule
 from .steps import Step
 from .trials import trials
 
@@ -196,8 +195,7 @@ def _candidates(
 ) -> dict[str, tuple[Step, ...]]:
     """Way -> its steps, ATen's first where it can."""
     passes = passes_of(outputs)
-    ruled = {way for way, _ in by_rule(problem, passes, device, settings.threads)}
-    names = [label(b) for b in backends().values() if b.candidate or b.name in ruled]
+    names = [label(b) for b in backends().values() if b.candidate]
     found = {name: steps_of(name, problem, outputs, device, settings) for name in names}
     if len(passes) > 1:
         each = [_measured(problem, (p,), device, settings) for p in passes]

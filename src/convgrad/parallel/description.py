@@ -16,8 +16,7 @@ from ..calculus import Role
 from ..diagnostics import Transfer
 from ..shapes import Geometry, convolution_shape
 from .part import Halo, Part, part_of
-from .redistribution import groups_of
-from .rules import mesh_of
+from .redistribution import groups_of, mesh_of
 from .sharding import Choice, Placements, Step, Work, choose, steps
 
 _WHY = {

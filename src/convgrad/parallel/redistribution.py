@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from .._compat import all_to_all, named, wait
+from ..errors import DtypeError
 from .geometry import chunks
 from .sharding import Step, steps
 
@@ -95,6 +96,25 @@ def _plain(placements: Sequence[Placement]) -> bool:
     dims = [p.dim for p in placements if type(p) is Shard]
     others = [p for p in placements if type(p) is not Shard]
     return len(set(dims)) == len(dims) and all(p.is_replicate() or p == Partial() for p in others)
+
+
+def mesh_of(name: str, tensors: dict[Any, Tensor | None]) -> DeviceMesh:
+    """The mesh on which all of these are.
+
+    Raises:
+        DtypeError: a plain tensor among DTensors, or several meshes.
+    """
+    meshes = {role: t.device_mesh for role, t in tensors.items() if isinstance(t, DTensor)}
+    plain = [role for role, t in tensors.items() if t is not None and role not in meshes]
+    if plain:
+        raise DtypeError(
+            f"convgrad::{name} got DTensors for {' and '.join(meshes)} and a plain tensor for {' and '.join(plain)}; "
+            "make it a DTensor too, with distribute_tensor or DTensor.from_local"
+        )
+    first, *others = meshes.values()
+    if any(mesh != first for mesh in others):
+        raise DtypeError(f"convgrad::{name} got DTensors on several meshes: {meshes}")
+    return first
 
 
 def dimensions_of(mesh: DeviceMesh, over: Sequence[int]) -> str:

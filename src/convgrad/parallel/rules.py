@@ -17,12 +17,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from .._compat import warn_user
 from ..calculus import Role, sum_of_bias
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
-from ..errors import DtypeError
 from ..ops import with_rules
 from .geometry import Range
 from .halo import collect, exchange, start
 from .part import Halo, Part, part_of
-from .redistribution import local_as
+from .redistribution import local_as, mesh_of
 from .sharding import Choice, Work, choose
 
 _ops = torch.ops.convgrad
@@ -223,20 +222,6 @@ def _overlapped(
 
 def _plus(output: Tensor, bias: Tensor) -> Tensor:
     return output + bias.view(-1, *(1,) * (output.dim() - 2))
-
-
-def mesh_of(name: str, tensors: dict[Any, Tensor | None]) -> DeviceMesh:
-    meshes = {role: t.device_mesh for role, t in tensors.items() if isinstance(t, DTensor)}
-    plain = [role for role, t in tensors.items() if t is not None and role not in meshes]
-    if plain:
-        raise DtypeError(
-            f"convgrad::{name} got DTensors for {' and '.join(meshes)} and a plain tensor for {' and '.join(plain)}; "
-            "make it a DTensor too, with distribute_tensor or DTensor.from_local"
-        )
-    first, *others = meshes.values()
-    if any(mesh != first for mesh in others):
-        raise DtypeError(f"convgrad::{name} got DTensors on several meshes: {meshes}")
-    return first
 
 
 def _bias(bias: Tensor | None, choice: Choice, mesh: DeviceMesh) -> Tensor | None:
