@@ -1,7 +1,7 @@
 """The rules from the sweep: for each kind of problem two shallow trees of conditions, written as a table.
 
-    python benchmarks/derive.py benchmarks/results/sweep.csv               print the table, and what it loses
-    python benchmarks/derive.py benchmarks/results/sweep.csv --write       and put it into src/convgrad/engine/rules.py
+    python benchmarks/derive.py benchmarks/results/sweep.csv           print the table, what it loses, what native gains
+    python benchmarks/derive.py benchmarks/results/sweep.csv --write   and put it into rules.py and docs/performance.md
 
 The first tree says which of the problems that native can compute it takes; the second, in which form PyTorch's call
 takes what is left. Both serve all passes and numbers of threads: a tree for each pass loses as much on problems that
@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -30,17 +31,16 @@ import numpy as np
 from sweep import COLUMNS, WAYS
 
 from convgrad.engine import rules
-from convgrad.problem import ConvProblem
+from convgrad.problem import PASSES, ConvProblem
 
-RULES = Path(rules.__file__)
-BEGIN, END = "# begin of the derived lines\n", "# end of the derived lines\n"
+RULES, RULE_LINES = Path(rules.__file__), ("# begin of the derived lines\n", "# end of the derived lines\n")
+DOCS, DOCS_LINES = Path(__file__).parents[1] / "docs" / "performance.md", ("<!-- sweep -->\n", "<!-- end -->\n")
 FOLDS = 5
 PRICES = (4.0, 8.0, 16.0, 32.0)
 MOST_LINES = 16
 #: What the leaves of each tree may take. Which instruction set is faster is left to measuring: lines about it saved 1 %
 #: here, and lost on layers of real models.
 TREES = ("aten", "native"), ("aten", "aten:float32", "aten:channels_last")
-FEATURES = tuple(rules.FEATURES)
 _LEAST_ROWS = 8  # of a line: fewer fit what is said of one problem, not of a kind
 _DEEPEST = 4
 _RISK = 2.0  # what a loss against PyTorch's better layout counts beyond itself
@@ -86,13 +86,25 @@ class Rows:
         return times - self.fastest[:, None] + penalty(times - self.theirs[:, None], self.noise[:, None])
 
 
-def read(paths: Sequence[Path]) -> dict[str, Rows]:
-    """The sweep's rows by kind of problem.
+class Measured(NamedTuple):
+    """A row of a sweep."""
+
+    problem: ConvProblem
+    kind: str
+    row: dict[str, str]
+
+    @property
+    def times(self) -> list[float]:
+        """The logarithms of the times of all ways; NaN of one that cannot."""
+        return [math.log(float(self.row[way] or "nan")) for way in WAYS]
+
+
+def measured(paths: Sequence[Path]) -> Iterator[Measured]:
+    """The rows of sweeps.
 
     Raises:
         SystemExit: a file of another kind.
     """
-    found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
     for path in paths:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -100,11 +112,16 @@ def read(paths: Sequence[Path]) -> dict[str, Rows]:
                 raise SystemExit(f"{path} is no result of benchmarks/sweep.py")
             for row in reader:
                 problem = ConvProblem.parse(row["problem"])
-                features = [float(rules.FEATURES[name](problem)) for name in FEATURES]
-                times = [math.log(float(row[way] or "nan")) for way in WAYS]
-                fold = crc32(row["problem"].encode()) % FOLDS
-                one = (fold, features, times, np.nanmin(times), float(row["noise"]))
-                found[rules.kind_of(problem, row["emulated"] == "1")].append(one)
+                yield Measured(problem, rules.kind_of(problem, row["emulated"] == "1"), row)
+
+
+def read(paths: Sequence[Path]) -> dict[str, Rows]:
+    """The sweep's rows by kind of problem."""
+    found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    for one in measured(paths):
+        features = [float(feature(one.problem)) for feature in rules.FEATURES.values()]
+        fold, noise = crc32(one.row["problem"].encode()) % FOLDS, float(one.row["noise"])
+        found[one.kind].append((fold, features, one.times, np.nanmin(one.times), noise))
     return {kind: Rows(*map(np.array, zip(*some, strict=True))) for kind, some in sorted(found.items())}
 
 
@@ -273,7 +290,7 @@ def lines(found: dict[str, Fitted]) -> list[tuple[str, ...]]:
 
 
 def _conditions(feature: int, bounds: tuple[float, float]) -> Iterator[str]:
-    name = FEATURES[feature]
+    name = tuple(rules.FEATURES)[feature]
     low, high = bounds
     if name in _BOOLEAN:
         yield name if low > 0 else f"not {name}"
@@ -304,22 +321,44 @@ def report(kinds: dict[str, Rows], found: dict[str, Fitted]) -> Iterator[str]:
     for name, loss, own, count in (*every, total):
         cells = (name, len(loss.fastest), loss.slower, loss.worst, loss.often, own.slower, own.often, count)
         yield f"| {' | '.join(map(str, cells))} |"
-    yield "\nA percentage is how much slower than the fastest measured way, on geometric average;"
-    yield "below 0.9x of PyTorch's better layout is what is so by more than the noise of its row,"
-    yield "and in brackets the part of it that the rules leave to PyTorch's call as given."
+
+
+def gains(paths: Sequence[Path]) -> Iterator[str]:
+    """How many times as fast as PyTorch's better layout native is, whether the rules take it or not, as a table."""
+    found: dict[tuple[str, ...], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in measured(paths):
+        if one.row["native"]:
+            p = one.problem
+            layout = "channels_last" if p.channels_last else "contiguous"
+            theirs = min(float(one.row[way]) for way in ("aten", "aten:channels_last") if one.row[way])
+            found[one.kind, str(p.dtype)[6:], layout][one.row["pass"]].append(theirs / float(one.row["native"]))
+    yield f"| native | dtype | layout | problems | {' | '.join(PASSES)} |"
+    yield "|---|---|---|---:|---:|---:|---:|"
+    for key, passes in sorted(found.items()):
+        few = [passes[name] for name in PASSES]
+        if min(map(len, few)) >= _LEAST_ROWS:
+            cells = (f"{geometric_mean(some):.1f}x / {min(some):.2f}x" for some in few)
+            yield f"| {' | '.join((*key, str(len(few[0])), *cells))} |"
+
+
+def put(path: Path, between: tuple[str, str], text: str) -> None:
+    """Replace what is between two lines of a file."""
+    begin, end = between
+    before, rest = path.read_text(encoding="utf-8").split(begin)
+    _, after = rest.split(end, 1)
+    path.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", type=Path, nargs="+", help="of benchmarks/sweep.py")
-    parser.add_argument("--write", action="store_true", help=f"put the table into {RULES.name}")
+    parser.add_argument("--write", action="store_true", help=f"put the results into {RULES.name} and {DOCS.name}")
     options = parser.parse_args()
     kinds = read(options.csv)
     found = {kind: fitted(rows) for kind, rows in kinds.items()}
-    print("\n".join(report(kinds, found)))
     table = lines(found)
-    text = as_text(table)
-    print(f"\n{text}")
+    text, said = as_text(table), "\n".join([*report(kinds, found), "", *gains(options.csv), ""])
+    print(f"{said}\n{text}")
     if options.write:
         if len(table) > MOST_LINES:
             raise SystemExit(f"{len(table)} lines are more than a screenful of {MOST_LINES}: {PRICES=} are too low")
@@ -329,9 +368,8 @@ def main() -> int:
             f"{loss.often} of the rows below 0.9x\n"
             f"# of PyTorch's better layout (in brackets: with its own call), {loss.worst} at worst.\n"
         )
-        before, rest = RULES.read_text(encoding="utf-8").split(BEGIN)
-        _, after = rest.split(END)
-        RULES.write_text(f"{before}{BEGIN}{head}{text}{END}{after}", encoding="utf-8")
+        put(RULES, RULE_LINES, head + text)
+        put(DOCS, DOCS_LINES, said)
     return 0
 
 

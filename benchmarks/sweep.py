@@ -5,20 +5,18 @@
 Each problem is measured as `convgrad tune` does it: every way is checked against the reference, then all are timed
 alternately with their conversions, twice. A row holds the times of one pass relative to PyTorch's call as given, by how
 much they may be wrong, and the commit that they are of. The numbers of threads take turns, each with problems of its
-own, always the same ones; what the file holds is not measured again. Where a way has changed, ``--again`` removes the
-rows about it; the others stay true.
+own, always the same ones; what the file holds is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import count, cycle
 from pathlib import Path
 from typing import Any
@@ -170,26 +168,13 @@ def keep_candidates() -> None:
         backend.candidate = backend.name in WAYS
 
 
-def remove(path: Path, kinds: Sequence[str]) -> None:
-    """The rows about these kinds of problems."""
-    with path.open(encoding="utf-8", newline="") as file:
-        kept = [r for r in csv.DictReader(file) if not any(getattr(ConvProblem.parse(r["problem"]), k) for k in kinds)]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer: csv.DictWriter[str] = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(kept)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", type=Path, help="where the rows go; what it holds already is not measured again")
     parser.add_argument("--threads", type=int, default=[1], nargs="+", help="in turn; one named twice gets more time")
     parser.add_argument("--minutes", type=float, default=5.0, help="then stop; 0 for no end")
     parser.add_argument("--problems", type=int, default=0, help="stop after so many; 0 for no end")
-    parser.add_argument("--again", nargs="+", choices=("depthwise", "pointwise"), help="measure these kinds again")
     options = parser.parse_args()
-    if options.again:
-        remove(options.csv, options.again)
     prepare(options.threads[0])
     results, deadline = Results(options.csv, COLUMNS, KEY, resume=True), Deadline(options.minutes)
     keep_candidates()

@@ -68,8 +68,6 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     both = run(3, "--threads", "1", "2")
     assert both[:6] == two
     assert [r["threads"] for r in both[6:]] == ["2"] * 3  # of two turns of one thread both are there
-    assert [r["threads"] for r in run(1, "--again", "pointwise")] == ["1"] * 6 + ["2"] * 3
-    assert len(run(1, "--again", "depthwise")) == 3
     assert set(sweep.WAYS) <= {*backends()}
 
 
@@ -103,17 +101,23 @@ def test_the_table_is_written_and_read(tmp_path: Path, monkeypatch: pytest.Monke
     copy = tmp_path / "rules.py"
     copy.write_text(Path(rules.__file__).read_text(encoding="utf-8"), encoding="utf-8")
     monkeypatch.setattr(derive, "RULES", copy)
+    page = tmp_path / "performance.md"
+    page.write_text("before\n<!-- sweep -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
+    monkeypatch.setattr(derive, "DOCS", page)
     monkeypatch.setattr(sys, "argv", ["derive.py", str(made_up(tmp_path / "sweep.csv")), "--write"])
     assert derive.main() == 0
     printed = capsys.readouterr().out
     text = copy.read_text(encoding="utf-8")
     compile(text, str(copy), "exec")
-    assert rules.rules_of(text.split(derive.BEGIN)[1].split(derive.END)[0]) == {
+    assert rules.rules_of(text.split(derive.RULE_LINES[0])[1].split(derive.RULE_LINES[1])[0]) == {
         "depthwise": (rules.Rule(("not channels_last",), "native", "2.0x"),)
     }
     assert "depthwise  not channels_last  native  2.0x" in printed
+    said = page.read_text(encoding="utf-8")
+    assert said.startswith("before\n<!-- sweep -->\n| held out |")
+    assert said.endswith("|\n<!-- end -->\nafter\n")
     assert derive.main() == 0  # again, over what it wrote
-    assert copy.read_text(encoding="utf-8") == text
+    assert (copy.read_text(encoding="utf-8"), page.read_text(encoding="utf-8")) == (text, said)
 
 
 def rows_of(noise: float = 0.0, **times: Any) -> derive.Rows:
@@ -122,7 +126,7 @@ def rows_of(noise: float = 0.0, **times: Any) -> derive.Rows:
     every = np.full((n, len(sweep.WAYS)), np.nan)
     for way, values in {"aten": np.zeros(n), **times}.items():
         every[:, sweep.WAYS.index(way)] = values
-    features = np.ones((n, len(derive.FEATURES)))
+    features = np.ones((n, len(rules.FEATURES)))
     return derive.Rows(np.arange(n), features, every, np.nanmin(every, axis=1), np.full(n, noise))
 
 

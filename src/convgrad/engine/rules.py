@@ -46,6 +46,7 @@ FEATURES: dict[str, Callable[[ConvProblem], float]] = {
     "taps": lambda p: prod(p.kernel_size),
     "channels_last": lambda p: p.channels_last,
     "kB": lambda p: p.least_bytes / 1e3,
+    "itemsize": lambda p: p.dtype.itemsize,
 }
 
 
