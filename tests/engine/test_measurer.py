@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -80,6 +81,14 @@ def folder(tmp_path, monkeypatch) -> Iterator[Any]:
     cache.invalidate()
 
 
+@pytest.fixture
+def quick() -> Fake:
+    """The fastest of all, registered."""
+    fake = Fake("quick", cheats=True)
+    register(fake)
+    return fake
+
+
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new process begins."""
     state = measurer._State()
@@ -89,8 +98,14 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     cache.invalidate()
 
 
-def known(outputs: tuple[str, ...] = ("forward",), problem: ConvProblem = P) -> Measurement | None:
-    return measurements.find(problem, outputs, CPU, current(), fresh=True)  # pyright: ignore[reportArgumentType]
+def known() -> Measurement | None:
+    return measurements.find(P, ("forward",), CPU, current(), fresh=True)
+
+
+def certainly_known() -> Measurement:
+    found = known()
+    assert found is not None
+    return found
 
 
 def forward(x: torch.Tensor = X) -> torch.Tensor:
@@ -107,19 +122,38 @@ def everything() -> measure:
     return measure(share=float("inf"))
 
 
+@contextmanager
+def deterministic() -> Generator[None, None, None]:
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 # ---- who decides -----------------------------------------------------------------------------------
 
 
-def test_nothing_is_measured_unless_somebody_asks_for_it():
-    quick = Fake("quick", cheats=True)
-    register(quick)
-    forward()
+@pytest.mark.parametrize("how", ["nobody asks for it", "by name", "deterministic", "fake"])
+def test_where_nothing_is_measured(how: str, quick: Fake) -> None:
+    x, w = X, W
+    with ExitStack() as stack:
+        if how != "nobody asks for it":
+            stack.enter_context(everything())
+        if how == "by name":
+            stack.enter_context(convgrad.use_backend("reference"))
+        if how == "deterministic":
+            stack.enter_context(deterministic())
+        if how == "fake":
+            mode = stack.enter_context(torch._subclasses.FakeTensorMode())
+            x, w = mode.from_tensor(x), mode.from_tensor(w)
+        convgrad.conv2d(x, w, padding=1)
     assert (quick.calls, measurements.entries()) == ([], {})
     assert chosen() == ("aten", "no rule prefers another backend")
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_measurement_decides_and_is_remembered(monkeypatch):
-    register(Fake("quick", cheats=True))
     register(Fake("slow", 0.01))
     with everything():
         forward()
@@ -127,23 +161,15 @@ def test_a_measurement_decides_and_is_remembered(monkeypatch):
     assert name == "quick"
     assert "measured once on this machine" in reason
     assert reason.endswith("x as fast as aten")
-    found = known()
-    assert found is not None
+    found = certainly_known()
     assert found.times["quick"][0] < 1 == found.times["aten"][0] < found.times["slow"][0]
     fresh(monkeypatch)  # a later process, which measures nothing
     assert chosen()[0] == "quick"
     assert "quick" in str(convgrad.explain(P, outputs="forward")).split("measured once")[0]
 
 
-def test_a_request_goes_before_a_measurement():
-    register(Fake("quick", cheats=True))
-    with everything(), convgrad.use_backend("reference"):
-        assert forward().abs().sum() > 0
-    assert measurements.entries() == {}
-
-
+@pytest.mark.usefixtures("quick")
 def test_cudnn_benchmark_is_the_same_wish():
-    register(Fake("quick", cheats=True))
     forward()  # a plan under other flags
     with torch.backends.cudnn.flags(benchmark=True):
         forward()
@@ -151,8 +177,8 @@ def test_cudnn_benchmark_is_the_same_wish():
         assert chosen()[0] == "quick"
 
 
+@pytest.mark.usefixtures("quick")
 def test_frozen_uses_what_is_known_and_measures_nothing():
-    register(Fake("quick", cheats=True))
     with everything():
         forward()
     with torch.backends.cudnn.flags(benchmark=True), measure(False):
@@ -160,23 +186,6 @@ def test_frozen_uses_what_is_known_and_measures_nothing():
         forward(X[:, :, :9])
     assert len(measurements.entries()) == 2  # of the problem and of those like it
     assert measurer._state.spent > 0
-
-
-@pytest.mark.parametrize("how", ["deterministic", "fake"])
-def test_where_nothing_may_be_measured(how):
-    quick = Fake("quick", cheats=True)
-    register(quick)
-    with everything():
-        if how == "deterministic":
-            torch.use_deterministic_algorithms(True)
-            try:
-                forward()
-            finally:
-                torch.use_deterministic_algorithms(False)
-        else:
-            with torch._subclasses.FakeTensorMode() as mode:
-                convgrad.conv2d(mode.from_tensor(X), mode.from_tensor(W), padding=1)
-    assert (quick.calls, measurements.entries()) == ([], {})
 
 
 def test_who_records_a_call_sees_nothing_of_the_measuring():
@@ -193,15 +202,12 @@ def test_who_records_a_call_sees_nothing_of_the_measuring():
     assert len(measurements.entries()) == 6
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_deterministic_run_does_not_depend_on_what_was_measured():
-    register(Fake("quick", cheats=True))
     with everything():
         forward()
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         assert chosen() == ("aten", "no rule prefers another backend")
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_as_a_setting_it_lasts_and_as_a_block_it_ends():
@@ -239,14 +245,13 @@ def test_a_wrong_candidate_is_banned_and_reported():
         with pytest.warns(RuntimeWarning, match="'wrong' is not used for g1mb2ic24.* it is wrong there: forward of"):
             assert forward().abs().sum() > 0
         forward()  # said once
-    found = known()
-    assert found is not None
+    found = certainly_known()
     assert list(found.wrong) == ["wrong"]
     assert "wrong" not in found.times
     assert chosen()[0] == "aten"
 
 
-def test_a_candidate_that_raises_is_left_out(monkeypatch):
+def test_a_candidate_that_raises_is_left_out():
     class Raises(Fake):
         def bind(self, problem: ConvProblem, outputs: Any) -> Callable[..., Any]:
             kernel = super().bind(problem, outputs)
@@ -255,9 +260,7 @@ def test_a_candidate_that_raises_is_left_out(monkeypatch):
     register(Raises("raises"))
     with everything():
         forward()
-    found = known()
-    assert found is not None
-    assert found.wrong == {"raises": "it raised ZeroDivisionError: integer division or modulo by zero"}
+    assert certainly_known().wrong == {"raises": "it raised ZeroDivisionError: integer division or modulo by zero"}
 
 
 def test_a_hopeless_candidate_is_called_a_few_times_and_no_more():
@@ -340,8 +343,8 @@ def test_the_users_random_state_stays_as_it_is():
     assert torch.equal(torch.rand(4), expected)
 
 
+@pytest.mark.usefixtures("quick")
 def test_it_measures_in_a_process_that_is_taken_over():
-    register(Fake("quick", cheats=True))
     with convgrad.takeover(), everything():
         torch.nn.functional.conv2d(X, W, padding=1)
     assert known() is not None
@@ -357,34 +360,29 @@ def test_what_is_larger_than_the_limit_is_not_measured(monkeypatch):
 # ---- repeated --------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_choice_that_lost_once_does_not_stay():
     """The first measurement was taken while something else ran; the median of three decides."""
     forwards = ("forward",)
-    register(Fake("quick", cheats=True))
     measurements.add(P, forwards, CPU, current(), Measurement({"aten": [1.0], "quick": [5.0]}))
     assert chosen()[0] == "aten"
     for _ in range(2):
         convgrad.engine.measure_now(P, forwards, CPU, current(), force=True)
-    found = known()
-    assert found is not None
-    assert found.count == measurements.SETTLED
+    assert certainly_known().count == measurements.SETTLED
     assert chosen()[0] == "quick"
 
 
+@pytest.mark.usefixtures("quick")
 def test_an_unsettled_choice_is_looked_at_again_and_a_settled_one_is_not(monkeypatch):
     monkeypatch.setattr(measurer, "_AGAIN", 0.02)
-    register(Fake("quick", cheats=True))
     with everything():
-        counts = []
         for _ in range(40):
             forward()
             measurer._state.next_look = 0.0
-            found = known()
-            counts.append(found.count if found else 0)
             time.sleep(0.03)
-            if counts[-1] == measurements.SETTLED:
+            if certainly_known().count == measurements.SETTLED:
                 break
-        assert counts[-1] == measurements.SETTLED
+        assert certainly_known().count == measurements.SETTLED
         spent = measurer._state.spent
         for _ in range(5):
             measurer._state.next_look = 0.0
@@ -397,27 +395,21 @@ def test_an_unsettled_choice_is_looked_at_again_and_a_settled_one_is_not(monkeyp
 # ---- what is known of other kernels and problems ---------------------------------------------------
 
 
-def test_a_kernel_whose_source_changed_is_another_kernel():
-    mine = Fake("mine", cheats=True)
-    mine.version = "1"
-    register(mine)
+@pytest.mark.parametrize("what", ["its source changed", "it is gone"])
+def test_another_kernel_is_not_what_was_measured(what: str, quick: Fake) -> None:
+    quick.version = "1"
     with everything():
         forward()
-    assert chosen()[0] == "mine"
-    mine.version = "2"
+    assert chosen()[0] == "quick"
+    if what == "it is gone":
+        unregister("quick")
+    else:
+        quick.version = "2"
     assert chosen()[0] == "aten"
 
 
-def test_a_backend_that_is_gone_is_not_chosen():
-    register(Fake("quick", cheats=True))
-    with everything():
-        forward()
-    unregister("quick")
-    assert chosen()[0] == "aten"
-
-
+@pytest.mark.usefixtures("quick")
 def test_similar_problems_share_a_choice_that_nobody_measured_for_them():
-    register(Fake("quick", cheats=True))
     with everything():
         forward()
         assert "a similar problem" in chosen(problem=ConvProblem.parse("g1mb2ic24ih21oc24oh21kh3ph1"))[1]
@@ -441,9 +433,9 @@ def test_a_thousand_shapes_cost_no_more_than_a_share_of_the_time(monkeypatch):
     assert len(measurer._state.measured) <= 72  # 6 heights, 6 widths and 2 batches that are not similar
 
 
+@pytest.mark.usefixtures("quick")
 def test_without_time_the_rules_decide_and_it_is_measured_later(monkeypatch):
     monkeypatch.setattr(measurer, "_GRANTED", 0.05)
-    register(Fake("quick", cheats=True))
     with measure(share=0.5):
         measurer._state.since, measurer._state.spent = time.perf_counter(), 0.15  # a debt
         assert forward().abs().sum() > 0
