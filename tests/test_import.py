@@ -18,7 +18,7 @@ print(json.dumps({"seconds": seconds, "cuda": cuda, "modules": sorted(set(sys.mo
 """
 # numpy and sympy are torch's own guests: no fault of ours where it brings them itself.
 UNWANTED = {
-    "IPython", "hypothesis", "matplotlib", "numpy", "platformdirs", "pytest", "rich", "scipy", "sympy",
+    "IPython", "click", "hypothesis", "matplotlib", "numpy", "platformdirs", "pytest", "rich", "scipy", "sympy",
     "transformers", "triton", "typer",
 }  # fmt: skip
 

@@ -63,6 +63,7 @@ def test_help_and_refusals_load_no_pytorch() -> None:
         assert heavy == [], args
         if args in helps:
             assert (status, printed[:15], error) == (0, "Usage: convgrad", "")
+            assert ("Examples:" in printed) == (args not in (["--help"], ["bench", "--help"]))
         else:
             assert (status, printed, error[:10]) == (2, "", "convgrad: ")
             assert REFUSED[args] in " ".join(error.split())
