@@ -44,7 +44,7 @@ TREES = ("aten", "native"), ("aten", "aten:float32", "aten:channels_last")
 _LEAST_ROWS = 8  # of a line: fewer fit what is said of one problem, not of a kind
 _DEEPEST = 4
 _RISK = 2.0  # what a loss against PyTorch's better layout counts beyond itself
-_BELOW, _FEE = math.log(1 / 0.9), 4.0  # and what each row costs in which it is more than this
+_BELOW, _FEE = math.log(1 / 0.9), 8.0  # and what each row costs in which it is more than this: more than any gains
 _CLEAR = 0.03  # a row, in the logarithm: what is gained by less is not worth another way
 
 Bounds = dict[int, tuple[float, float]]
@@ -100,7 +100,7 @@ class Measured(NamedTuple):
 
 
 def measured(paths: Sequence[Path]) -> Iterator[Measured]:
-    """The rows of sweeps.
+    """The rows of sweeps but those that are PyTorch's whatever the table says.
 
     Raises:
         SystemExit: a file of another kind.
@@ -112,7 +112,9 @@ def measured(paths: Sequence[Path]) -> Iterator[Measured]:
                 raise SystemExit(f"{path} is no result of benchmarks/sweep.py")
             for row in reader:
                 problem = ConvProblem.parse(row["problem"])
-                yield Measured(problem, rules.kind_of(problem, row["emulated"] == "1"), row)
+                kind = rules.kind_of(problem, row["emulated"] == "1")
+                if kind is not None:
+                    yield Measured(problem, kind, row)
 
 
 def read(paths: Sequence[Path]) -> dict[str, Rows]:

@@ -137,13 +137,13 @@ def test_the_table_is_a_screenful_of_lines_that_say_something(text: str) -> None
     [
         ("g8ic8ih9oc16kh3", "depthwise"),
         ("g2ic8ih9oc16kh3", "grouped"),
-        ("ic8ih9oc16kh3 transposed", "dense"),
-        ("ic1ih9oc1kh3", "dense"),
+        ("mb9ic8ih9oc16kh3 transposed", "dense"),
+        ("ic1ih9oc1kh3", None),  # so few operations that PyTorch's own call is faster
         ("g2ic8ih9oc16kh1", "pointwise"),
-        ("ic8ih9oc16kh1ph1", "dense"),
+        ("mb9ic8ih9oc16kh1ph1", "dense"),
     ],
 )
-def test_kinds(text: str, kind: str) -> None:
+def test_kinds(text: str, kind: str | None) -> None:
     problem = ConvProblem.parse(text)
     assert kind_of(problem, emulated=False) == kind
     assert kind_of(problem, emulated=True) == ("depthwise" if kind == "depthwise" else "emulated")

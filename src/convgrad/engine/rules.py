@@ -26,17 +26,19 @@ _SMALL = 200_000
 #: in the sweep, on geometric average. The first line counts that fits and whose backend can compute it.
 TABLE = """
 # begin of the derived lines
-# 2316 measurements. Held out: 8 % slower than the fastest way, 3.5 % (1.3 %) of the rows below 0.9x
+# 2241 measurements. Held out: 8 % slower than the fastest way, 2.9 % (1.2 %) of the rows below 0.9x
 # of PyTorch's better layout (in brackets: with its own call), 0.15x at worst.
-dense      channels_last, kB < 250    native        2.5x
-dense      not channels_last          native        3.5x
-depthwise  always                     native        6.5x
-emulated   always                     native        8.3x
-emulated   always                     aten:float32  5.5x
-grouped    smaller >= 14, taps >= 40  native        2.5x
-grouped    smaller < 14               native        2.9x
-pointwise  kB >= 2650, smaller >= 10  native        1.4x
-pointwise  kB < 2650                  native        1.8x
+dense      channels_last, kB < 250                    native        2.4x
+dense      not channels_last, smaller >= 7, taps < 7  native        3.0x
+dense      not channels_last, smaller < 7             native        3.6x
+depthwise  always                                     native        6.5x
+emulated   always                                     native        8.3x
+emulated   always                                     aten:float32  5.5x
+grouped    smaller >= 14, taps >= 40                  native        2.5x
+grouped    smaller < 14                               native        2.9x
+pointwise  kB >= 2650, smaller >= 20                  native        1.3x
+pointwise  kB < 2650, itemsize >= 3                   native        1.8x
+pointwise  kB < 426, itemsize < 3                     native        2.0x
 # end of the derived lines
 """
 
@@ -82,27 +84,29 @@ def rules_of(table: str) -> dict[str, tuple[Rule, ...]]:
     return found
 
 
-def kind_of(problem: ConvProblem, emulated: bool) -> str:
-    """The first column of the lines about a problem.
+def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
+    """The first column of the lines about a problem; None of one that is PyTorch's in any case.
 
     Args:
         emulated: the processor has no arithmetic for its 16 bits, with which PyTorch is slow unless it is depthwise.
     """
+    if _mostly_padding(problem):
+        return None
     if problem.depthwise:
         return "depthwise"
     if emulated:
         return "emulated"
     if _is_matrix_product(problem):
         return "pointwise"
-    return "dense" if problem.groups == 1 else "grouped"
+    if problem.groups > 1:
+        return "grouped"
+    return "dense" if problem.flops >= _SMALL else None
 
 
 def by_rule(problem: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
-    if device.type != "cpu" or _mostly_padding(problem):
-        return
-    kind = kind_of(problem, cpu_lacks(problem.dtype))
-    if kind == "dense" and problem.flops < _SMALL:
+    kind = kind_of(problem, cpu_lacks(problem.dtype)) if device.type == "cpu" else None
+    if kind is None:
         return
     for rule in rules_of(TABLE).get(kind, ()):
         if rule.holds(problem):
