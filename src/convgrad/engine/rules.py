@@ -26,8 +26,8 @@ _SMALL = 200_000
 #: in the sweep, on geometric average. The first line counts that fits and whose backend can compute it.
 TABLE = """
 # begin of the derived lines
-# 2241 measurements. Held out: 8 % slower than the fastest way, 2.9 % (1.2 %) of the rows below 0.9x
-# of PyTorch's better layout (in brackets: with its own call), 0.15x at worst.
+# 2241 measurements. Held out: 8 % slower than the fastest way, 2.9 % of the rows below 0.9x
+# of PyTorch's better layout (1.2 % by PyTorch's call as given), 0.15x at worst.
 dense      channels_last, kB < 250                    native        2.4x
 dense      not channels_last, smaller >= 7, taps < 7  native        3.0x
 dense      not channels_last, smaller < 7             native        3.6x
