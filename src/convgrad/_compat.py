@@ -1,4 +1,4 @@
-"""Every private or version-dependent PyTorch call, with its fallback. Nothing else in the library touches one."""
+"""Every private or version-dependent PyTorch call. Nothing else in the library touches one."""
 
 from __future__ import annotations
 
@@ -22,20 +22,18 @@ _C: Any = torch._C
 functorch_active = _C._are_functorch_transforms_active
 is_wrapped: Callable[[Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor
 profiler_enabled: Callable[[], bool] = _C._autograd._profiler_enabled
-_top_hooks = getattr(_C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 #: Of a tensor that ``autograd.grad(is_grads_batched=True)`` makes: a plain one to Python, without memory of its own.
-is_legacy_batched: Callable[[Tensor], bool] = getattr(_C._functorch, "is_legacy_batchedtensor", lambda _: False)
+is_legacy_batched: Callable[[Tensor], bool] = _C._functorch.is_legacy_batchedtensor
 
 
 def saved_tensors_hooks() -> Any:
     """The hooks that see what autograd saves now (`torch.utils.checkpoint` has such), None where there are none."""
-    return _top_hooks(True)
+    return _C._autograd._top_saved_tensors_default_hooks(True)
 
 
 def fp32_precision(library: str) -> str:
     """In which precision a library computes float32 convolutions, as its ``fp32_precision`` says."""
-    ask = getattr(_C, "_get_fp32_precision_getter", None)
-    return "none" if ask is None else ask(library, "conv")
+    return _C._get_fp32_precision_getter(library, "conv")
 
 
 def cuda_driver() -> int:
@@ -123,7 +121,7 @@ AutoDispatchBelowAutograd = _C._AutoDispatchBelowAutograd
 after_autograd = _C._after_autograd_keyset
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = _C._len_torch_function_stack
-any_autocast: Callable[[], bool] = getattr(_C, "_is_any_autocast_enabled", torch.is_autocast_enabled)
+any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
 #: ``torch.set_grad_enabled`` without a block of its own: whether operators are recorded for autograd.
 record: Callable[[bool], None] = _C._set_grad_enabled
 jit_tracing: Callable[[], Any] = _C._get_tracing_state
@@ -202,8 +200,7 @@ def is_fake(t: Tensor) -> bool:
 
 def fake_mode() -> Any:
     """The mode of fake tensors that is active here, or None."""
-    key = getattr(_C, "_TorchDispatchModeKey", None)
-    return None if key is None else _C._get_dispatch_mode(key.FAKE)
+    return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FAKE)
 
 
 def hint_of(n: Any) -> int | None:
@@ -277,6 +274,6 @@ def warn_user(text: str) -> None:
 
 # ---- the processor --------------------------------------------------------------------------------
 
-#: Whether this processor has AVX-512, and AMX; assumed where this PyTorch does not say.
-avx512_here: Callable[[], bool] = getattr(torch.cpu, "_is_avx512_supported", lambda: True)
-amx_here: Callable[[], bool] = getattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+#: Whether this processor has AVX-512, and AMX.
+avx512_here: Callable[[], bool] = torch.cpu._is_avx512_supported
+amx_here: Callable[[], bool] = torch.cpu._is_amx_tile_supported
