@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from convgrad.engine.registry import backends
 from convgrad.problem import ConvProblem, Output
 from convgrad.testing import check_problem, default_problems, outputs_of
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """These problems are small: on a busy machine, waiting for a second thread costs far more than it saves."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
 
 CASES = [
     pytest.param(name, output, id=f"{name}-{output}") for name, b in backends().items() for output in outputs_of(b)
