@@ -329,9 +329,11 @@ def test_interrupted_with_a_partial_summary(capsys, tmp_path: Path, monkeypatch)
     assert printed.startswith("interrupted after 1 of 2 problems: 6 checks passed")
 
 
-def test_an_empty_problem_is_not_checked(capsys) -> None:
-    status, printed, _ = call(capsys, "check", "mb0ic2iw9oc2kw3")
+@pytest.mark.parametrize("problem", ["mb0ic2iw9oc2kw3", "mb9000ic9000ih9000oc9000kh3"])
+def test_a_problem_that_is_empty_or_too_large_is_not_checked(capsys, problem: str) -> None:
+    status, printed, _ = call(capsys, "check", problem)
     assert status == 1
+    assert "0 failed" in printed
     assert "nothing could be checked" in printed
 
 

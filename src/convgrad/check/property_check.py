@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -97,10 +97,19 @@ class PropertyCheck:
         if self.problem.empty:
             return ["backends are never given an empty problem"]
         if self.usable_sweeps():
-            return []
+            return self._no_memory()
         if self.output in self.backend.passes:
-            return self.backend.against(self.problem, (self.output,), self.device)
+            return self.backend.against(self.problem, (self.output,), self.device) or self._no_memory()
         return [f"it does not compute {self.output} of this problem"]
+
+    def _no_memory(self) -> list[str]:
+        """A reason where its operands cannot even be allocated: that is no failure of a backend."""
+        try:
+            for slot in get_args(Slot):
+                torch.empty(self.problem.shape_of(slot), dtype=self.problem.dtype, device=self.device)
+        except (RuntimeError, MemoryError):
+            return [f"there is no memory for {self.problem.least_bytes:,} bytes of operands"]
+        return []
 
     def usable_sweeps(self) -> list[tuple[Output, ...]]:
         """The sweeps that compute this output."""
