@@ -1,18 +1,18 @@
 // Pointwise convolution: a kernel of one element, stride 1, no padding, any number of channels. A matrix product on the
 // tensors as they lie.
 //
-// The idea, in contiguous layout: a vector holds neighbouring pixels of one channel; the pixels of all images are one row of such columns
-// (pointwise_plan.h). A block of columns is packed as [vector][channel], in the type of the arithmetic, so that the
-// loops of pointwise_kernels.h read memory in order however far the channels lie apart, and one block serves all. While
-// one is computed, the memory of what is packed next is prefetched.
+// The idea, in contiguous layout: a vector holds neighbouring pixels of one channel; the pixels of all images are one
+// row of such columns (pointwise_plan.h). A block of columns is packed as [vector][channel], in the type of the
+// arithmetic, so that the loops of pointwise_kernels.h read memory in order however far the channels lie apart, and one
+// block serves all. While one is computed, the memory of what is packed next is prefetched.
 //   forward:     sums over channels of the input, for some rows of results and some vectors
 //   grad_input:  the same over grad_output, with the weight transposed
 //   grad_weight: sums over the block's pixels, for some channels of grad_output and some vectors of channels of the
 //                input, a block of which is transposed for that while it is packed: a lane is then a sum of its own
 //
 // In channels_last a vector holds neighbouring channels of one pixel, of the results or, for grad_weight, of the input:
-// weights are packed as such vectors, a block of the input is copied, and everything else is read one number at a time
-// where it lies.
+// weights are packed as such vectors, and the tensors are read where they lie, the other operand one number at a time.
+// 16 bits are converted, a block at a time.
 //
 // What limits it: the multiply-adds. With few channels on one side the memory takes nearly as long, at the same time.
 #pragma once
@@ -79,7 +79,7 @@ struct Pointwise {
   void pack_weight_lanes(int64_t group, int64_t panel) const {
     const Range r = p.panel(panel);
     const int64_t first = group * p.results + r.low, at = group * p.panels + panel;
-    const T *bias = static_cast<const T*>(t.bias), *from = static_cast<const T*>(t.weight);
+    const S *bias = static_cast<const S*>(t.bias), *from = static_cast<const S*>(t.weight);
     store<T, N>(start + at * N, bias ? load_first<T, N>(bias + first, r.size()) : Vec<T, N>{});
     T* to = weight + at * p.sources * N;
     if (p.backward) {
@@ -200,76 +200,95 @@ struct Pointwise {
     }
   }
 
-  // ---- the same in channels_last: pixels are rows, read where they lie ----
+  // ---- the same in channels_last: pixels are rows ----
 
-  Range pixels_of(Range vectors) const { return {vectors.low * N, least(vectors.high * N, p.batch * p.pixels)}; }
+  // Of some pixels, channels that follow one another; from pixel to pixel.
+  struct Pixels {
+    const T* at;
+    int64_t step;
+  };
+  static int64_t padded(int64_t channels) { return (ceil_div(channels, N) | 1) * N; }
 
-  void multiply_pixels(Range pixels, int64_t group, Range panels) const {
-    PointwiseSums<T, T, true> run = {};
-    Ahead<T> none = {};
-    const int64_t all = p.groups * p.results, sources = p.groups * p.sources;
-    const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
-    run.ahead = &none, run.terms = run.together = p.sources, run.pitch = p.sources * N;
-    run.row_step = sources, run.term_step = 1, run.row = all;
-    T* const to = static_cast<T*>(p.backward ? t.grad_input : t.forward) + group * p.results;
-    const T* const from = static_cast<const T*>(p.backward ? t.grad_output : t.input) + group * p.sources;
+  // Where they lie, if that is asked for and what is stored is computed with; else in scratch memory.
+  Pixels pixels_of(T* to, const S* from, int64_t all, int64_t channels, int64_t pixels, bool where_they_lie) const {
+    if constexpr (std::is_same<S, T>::value)
+      if (where_they_lie) return {from, all};
+    const int64_t step = padded(channels);
+    for (int64_t i = 0; i < pixels; ++i)
+      for (int64_t c = 0; c < channels; c += N)
+        store<T, N>(to + i * step + c, load_first<T, N>(from + i * all + c, channels - c));
+    return {to, step};
+  }
+
+  void multiply_pixels(const Pixels& source, Range pixels, int64_t group, Range panels) const {
+    PointwiseSums<S, T, true> run = {};
+    const int64_t all = p.groups * p.results;
+    run.terms = run.together = p.sources, run.pitch = p.sources * N, run.source_step = N;
+    run.row_step = source.step, run.term_step = 1, run.row = all;
+    S* const to = static_cast<S*>(p.backward ? t.grad_input : t.forward) + pixels.low * all + group * p.results;
     // As many vectors' weights as stay in the cache while all pixels use them.
     const int64_t cached = kTileBytes / (run.pitch * int64_t(sizeof(T)));
     const int64_t together = most(1, cached / kPointwiseColumns) * kPointwiseColumns;
     for (int64_t v = panels.low; v < panels.high; v += together) {
       const int64_t now = least(together, panels.high - v), at = group * p.panels + v;
-      run.source = weight + at * p.sources * N, run.start = start + at * N, run.lanes = results.high - v * N;
-      for (int64_t i = pixels.low; i < pixels.high; i += kPointwiseRows) {
-        run.weight = from + i * sources, run.to = to + i * all + v * N;
-        multiply_rows<N>(run, least(kPointwiseRows, pixels.high - i), now, kRows);
+      run.source = weight + at * p.sources * N, run.start = start + at * N;
+      run.lanes = p.panel(panels.high - 1).high - v * N;
+      for (int64_t i = 0; i < pixels.size(); i += kPointwiseRows) {
+        run.weight = source.at + i * source.step, run.to = to + i * all + v * N;
+        multiply_rows<N>(run, least(kPointwiseRows, pixels.size() - i), now, kRows);
       }
     }
   }
 
-  // The input's `lanes` from `from` on, as [vector of channels][pixel][channel].
-  void copy_lanes(T* to, const T* from, int64_t lanes, int64_t pixels, int64_t all) const {
-    for (int64_t c = 0; c < lanes; c += N, to += pixels * N)
-      for (int64_t i = 0; i < pixels; ++i) store<T, N>(to + i * N, load_first<T, N>(from + i * all + c, lanes - c));
-  }
-
-  void sum_pixels(const Scratch& s, const Sums& sums, Range pixels, int64_t group, Range results, bool first,
-                  bool add) const {
+  void sum_pixels(const Sums& sums, const Pixels& grad, const Pixels& input, int64_t pixels, int64_t group,
+                  Range results, bool add) const {
     const Range rows = p.backward ? Range{0, p.sources} : results, lanes = p.backward ? results : Range{0, p.sources};
-    const int64_t inputs = p.groups * p.inputs(), outputs = p.groups * p.outputs_of();
-    const T* const grad = static_cast<const T*>(t.grad_output) + pixels.low * outputs + group * p.outputs_of();
-    const T* const input = static_cast<const T*>(t.input) + pixels.low * inputs + group * p.inputs();
     PointwiseSums<T, T, true> run = {};
-    Ahead<T> none = {};
-    copy_lanes(s.turned, input + lanes.low, lanes.size(), pixels.size(), inputs);
-    run.ahead = &none, run.terms = run.together = pixels.size(), run.row_step = 1, run.term_step = outputs;
-    run.source = s.turned, run.pitch = pixels.size() * N, run.row = p.inputs(), run.lanes = lanes.size(), run.add = add;
-    T* const to = sums.weight + group * p.sources * p.results + lanes.low;
-    for (int64_t i = rows.low; i < rows.high; i += kPointwiseRows) {
-      run.weight = grad + i, run.to = to + i * run.row;
-      multiply_rows<N>(run, least(kPointwiseRows, rows.high - i), ceil_div(lanes.size(), N), kRows);
+    run.terms = run.together = pixels, run.row_step = 1, run.term_step = grad.step;
+    run.source = input.at, run.source_step = input.step, run.pitch = N, run.row = p.inputs(), run.lanes = lanes.size();
+    run.add = add;
+    T* const to = sums.weight + group * p.sources * p.results + rows.low * run.row + lanes.low;
+    for (int64_t i = 0; i < rows.size(); i += kPointwiseRows) {
+      run.weight = grad.at + i, run.to = to + i * run.row;
+      multiply_rows<N>(run, least(kPointwiseRows, rows.size() - i), ceil_div(lanes.size(), N), kRows);
     }
-    auto add_up = [&](const T* from, int64_t all, int64_t base, Range channels) {
-      T* const bias = sums.bias + base;
-      for (int64_t c = channels.low; c < channels.high; c += N) {
-        Vec<T, N> sum = add ? load_first<T, N>(bias + c, channels.high - c) : Vec<T, N>{};
-        for (int64_t i = 0; i < pixels.size(); ++i) sum += load_first<T, N>(from + i * all + c, channels.high - c);
-        store_first<T, N>(bias + c, sum, channels.high - c);
+    auto add_up = [&](const Pixels& from, T* to, int64_t channels) {
+      for (int64_t c = 0; c < channels; c += N) {
+        Vec<T, N> sum = add ? load_first<T, N>(to + c, channels - c) : Vec<T, N>{};
+        for (int64_t i = 0; i < pixels; ++i) sum += load_first<T, N>(from.at + i * from.step + c, channels - c);
+        store_first<T, N>(to + c, sum, channels - c);
       }
     };
-    if (p.sums_grad && (first || !p.backward)) add_up(grad, outputs, group * p.outputs_of(), rows);
-    if (p.sums_input && (first || p.backward)) add_up(input, inputs, group * p.inputs(), lanes);
+    const bool first = results.low == 0;
+    if (p.sums_grad && (first || !p.backward)) add_up(grad, sums.bias + group * p.outputs_of() + rows.low, rows.size());
+    if (p.sums_input && (first || p.backward)) add_up(input, sums.bias + group * p.inputs() + lanes.low, lanes.size());
   }
 
+  // A block's pixels for all groups before the next: they lie together.
   void run_pixels(const Scratch& s, int64_t item) const {
-    const int64_t chunk = item % p.chunks, group = p.group_of(item);
-    const Range panels = share(p.panels, chunk, p.chunks);
-    const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
+    const Range all = share(p.groups * p.panels, item % p.chunks, p.chunks);
+    const bool sums_weight = p.wants(CONVGRAD_GRAD_WEIGHT);
+    const int64_t sources = p.groups * p.sources, others = p.groups * p.results;
+    const S *source_at = static_cast<const S*>(p.backward ? t.grad_output : t.input);
+    const S *other_at = static_cast<const S*>(p.backward ? t.input : t.grad_output);
     Range vectors = p.columns_of(item);
     for (bool add = false;; add = true) {
-      const Range now = pixels_of({vectors.low, least(vectors.high, vectors.low + p.block)});
-      if (p.needs_weight()) multiply_pixels(now, group, panels);
-      if (p.wants(CONVGRAD_GRAD_WEIGHT))
-        sum_pixels(s, sums_of(p.segment_of(item)), now, group, results, chunk == 0, add);
+      const Range now = {vectors.low * N, least(least(vectors.high, vectors.low + p.block) * N, p.batch * p.pixels)};
+      // Where a whole vector of the input's last channels would end behind it.
+      const bool last = (p.batch * p.pixels - now.high) * p.groups * p.inputs() < N;
+      for (int64_t i = all.low, group; i < all.high; i = (group + 1) * p.panels) {
+        group = i / p.panels;
+        const Range panels = {i - group * p.panels, least(p.panels, all.high - group * p.panels)};
+        const Range results = {p.panel(panels.low).low, p.panel(panels.high - 1).high};
+        const Pixels source = pixels_of(s.source, source_at + now.low * sources + group * p.sources, sources,
+                                        p.sources, now.size(), p.backward || !(sums_weight && last));
+        if (p.needs_weight()) multiply_pixels(source, now, group, panels);
+        if (!sums_weight) continue;
+        const Pixels other = pixels_of(s.other, other_at + now.low * others + group * p.results + results.low, others,
+                                       results.size(), now.size(), !p.backward || !last);
+        sum_pixels(sums_of(p.segment_of(item)), p.backward ? source : other, p.backward ? other : source, now.size(),
+                   group, results, add);
+      }
       if ((vectors.low += p.block) >= vectors.high) return;
     }
   }
@@ -359,17 +378,20 @@ struct Pointwise {
     Plan p = {};
     static_cast<PointwisePlan&>(p) = make_pointwise_plan(q, N, sizeof(T));
     Layout &each = p.memory.each, &shared = p.memory.shared;
-    if (!p.channels_last) p.source = each.template add<T>(p.block * pitch(p.sources));
-    p.columns = each.template add<Column>(2 * p.block);
+    // Of so many channels, the pixels of a block.
+    auto room = [&](int64_t channels) { return p.block * (p.channels_last ? N * padded(channels) : pitch(channels)); };
+    p.source = each.template add<T>(room(p.sources));
+    if (!p.channels_last) p.columns = each.template add<Column>(2 * p.block);
     if (p.needs_weight()) {
       const int64_t results = p.channels_last ? p.panels * N : p.results;
       p.weight = shared.template add<T>(p.groups * p.sources * results);
       p.start = shared.template add<T>(p.groups * results);
     }
     if (!p.wants(CONVGRAD_GRAD_WEIGHT)) return p;
-    const int64_t results = least(p.results, ceil_div(p.panels, p.chunks) * p.panel_rows());  // of an item
-    if (!p.backward && !p.channels_last) p.other = each.template add<T>(p.block * pitch(results));
-    p.turned = each.template add<T>(ceil_div(p.backward ? results : p.sources, N) * pitch(p.block * N));
+    const int64_t results = least(p.results, ceil_div(p.together * p.panels, p.chunks) * p.panel_rows());  // of an item
+    if (p.channels_last || !p.backward) p.other = each.template add<T>(room(results));
+    if (!p.channels_last)
+      p.turned = each.template add<T>(ceil_div(p.backward ? results : p.sources, N) * pitch(p.block * N));
     if (!p.in_place()) p.partial = shared.template add<T>(p.segments * p.sums());
     return p;
   }

@@ -6,7 +6,7 @@
 
 namespace {
 
-// ---- memory of the next block -----------------------------------------------------------------------------------------
+// ---- memory of the next block ---------------------------------------------------------------------------------------
 
 // What is packed next: a line of it is prefetched in every so many steps of a loop, so that memory and arithmetic work
 // at the same time.
@@ -30,12 +30,15 @@ struct Ahead {
   }
 };
 
-// ---- sums of products in registers ------------------------------------------------------------------------------------
+// ---- sums of products in registers ----------------------------------------------------------------------------------
 
-// For some rows and some vectors, the sum over terms of weight[row, term] * source[vector, term].
+// For some rows and some vectors, the sum over terms of weight[row, term] * source[vector, term]. The weights are
+// packed, or lie in a tensor, where nothing is prefetched.
 template <class S, class T>
 struct PointwiseProducts {
+  typedef S Storage;
   typedef T Arithmetic;
+  static constexpr bool kInTensor = false;
   const T *weight, *source;            // of each row and term; [vector][term][lane]
   int64_t together, gap;               // so many terms' weights one step apart, and then so much further
   int64_t pitch, terms;                // from vector to vector of the source; how many
@@ -53,27 +56,31 @@ void multiply(const Run& run) {
     for (int p = 0; p < P; ++p) sum[r][p] = run.template start_of<N>(r, p);
   }
   const int64_t row_step = run.template row_step_of<N>(), term_step = run.template term_step_of<R>();
+  const int64_t source_step = run.template source_step_of<N>(), pitch = run.pitch;
   const T *weight = run.weight, *source = run.source;
-  const int64_t pitch = run.pitch;
-  auto ahead = *run.ahead;
+  Ahead<typename Run::Storage> ahead = {};
+  if constexpr (!Run::kInTensor) ahead = *run.ahead;
   const int64_t rate = run.rate;
   for (int64_t left = run.terms, now; left > 0; left -= now) {
     now = least(left, run.together);
-    for (const T* end = source + now * N; source != end; source += N, weight += term_step) {
+    for (const T* end = source + now * source_step; source != end; source += source_step, weight += term_step) {
+      // The addresses of eight rows that lie anywhere would take as many registers.
+      const T* half = weight;
+      if constexpr (Run::kInTensor && R > 4) half = opaque(weight + 4 * row_step);
       Vec<T, N> x[P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) x[p] = load<T, N>(source + p * pitch);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const T w = weight[r * row_step];
+        const T w = Run::kInTensor && r >= 4 ? half[(r - 4) * row_step] : weight[r * row_step];
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
       }
-      ahead.step(rate);
+      if constexpr (!Run::kInTensor) ahead.step(rate);
     }
     weight += run.gap;
   }
-  *run.ahead = ahead;
+  if constexpr (!Run::kInTensor) *run.ahead = ahead;
   run.template store<N>(sum);
 }
 
@@ -95,7 +102,7 @@ void multiply_rows(const Run& run, int64_t rows, int64_t vectors, std::integer_s
   kernels[rows - 1](run, vectors, columns);
 }
 
-// ---- results: a row is one of their channels, a term one of the source's, a vector a column ---------------------------
+// ---- results: a row is one of their channels, a term one of the source's, a vector a column -------------------------
 
 template <class S, class T>
 struct PointwiseResults : PointwiseProducts<S, T> {
@@ -111,6 +118,10 @@ struct PointwiseResults : PointwiseProducts<S, T> {
   template <int R>
   static constexpr int64_t term_step_of() {
     return R;
+  }
+  template <int N>
+  static constexpr int64_t source_step_of() {
+    return N;
   }
   template <int N>
   Vec<T, N> start_of(int row, int) const {
@@ -154,15 +165,16 @@ struct PointwiseResults : PointwiseProducts<S, T> {
   }
 };
 
-// ---- grad_weight: a row is a channel of grad_output, a term a pixel, a lane a channel of the input --------------------
+// ---- grad_weight: a row is a channel of grad_output, a term a pixel, a lane a channel of the input ------------------
 
 // Or results in channels_last: a row is a pixel, a term a channel of the source, a lane one of the results'.
 
 // InTensor: the weights lie in a tensor in channels_last, else packed as [vector of terms][row][term].
 template <class S, class T, bool InTensor>
 struct PointwiseSums : PointwiseProducts<S, T> {
-  int64_t row_step, term_step;  // in a tensor
-  T* to;
+  static constexpr bool kInTensor = InTensor;
+  int64_t row_step, term_step, source_step;  // in a tensor
+  typename std::conditional<InTensor, S, T>::type* to;
   int64_t row, lanes;  // from row to row; how many there are
   bool add;            // to what is there
   const T* start;      // of each lane; null: zeros
@@ -174,6 +186,10 @@ struct PointwiseSums : PointwiseProducts<S, T> {
   template <int R>
   int64_t term_step_of() const {
     return InTensor ? term_step : 1;
+  }
+  template <int N>
+  int64_t source_step_of() const {
+    return InTensor ? source_step : N;
   }
   template <int N>
   Vec<T, N> start_of(int, int vector) const {
@@ -191,20 +207,28 @@ struct PointwiseSums : PointwiseProducts<S, T> {
       for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) {
-          T* const at = to + r * row + p * N;
+          auto* const at = to + r * row + p * N;
           ::store<T, N>(at, add ? sum[r][p] + load<T, N>(at) : sum[r][p]);
         }
       }
       return;
     }
-    T sums[R][P * N];
+    T sums[R][P * N];  // of all before the first call, as above
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) ::store<T, N>(sums[r] + p * N, sum[r][p]);
     }
-    for (int r = 0; r < R; ++r)
-      for (int64_t l = 0; l < lanes; ++l) to[r * row + l] = add ? to[r * row + l] + sums[r][l] : sums[r][l];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) {
+        auto* const at = to + r * row + p * N;
+        const auto now = load<T, N>(sums[r] + p * N);
+        const int64_t live = lanes - p * N;
+        store_first<T, N>(at, add ? now + load_first<T, N>(at, live) : now, live);
+      }
+    }
   }
 };
 

@@ -25,13 +25,17 @@ struct PointwisePlan : Request {
   bool channels_last;        // where a panel is a vector of results, and pixels are rows
   int64_t sources, results;  // channels a group
   int64_t vectors, panels;   // of columns; of result rows, a group
-  int64_t segments, chunks;  // pieces of these: one of each, and a group, are a work item
+  int64_t together;          // groups whose panels a work item takes in turn: 1, or in channels_last, where they lie
+                             // together, all
+  int64_t segments, chunks;  // pieces of the columns and of such groups' panels: one of each, and groups, are an item
   int64_t block;             // vectors that are packed at once
   bool sums_grad, sums_input;  // for grad_bias
 
-  // In channels_last what is stored is computed with, and small groups are those of grouped.h.
-  static bool takes(const convgrad_problem& q, bool converts) {
-    bool fits = q.layout == CONVGRAD_CONTIGUOUS || (!converts && most(q.in_per_group, q.out_per_group) > 16);
+  // In channels_last, results of small groups would fill few of a vector's lanes; in grouped.h lanes are pixels.
+  static bool takes(const convgrad_problem& q) {
+    const bool results = q.outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
+    const bool few = q.groups > 1 && most(q.in_per_group, q.out_per_group) <= 16;
+    bool fits = q.layout == CONVGRAD_CONTIGUOUS || !few || !results;
     for (int d = 0; d < 3; ++d)  // a single position has any stride
       fits = fits && q.kernel[d] == 1 && q.padding[d] == 0 && q.output[d] == q.input[d] &&
              (q.stride[d] == 1 || q.input[d] == 1);
@@ -39,9 +43,9 @@ struct PointwisePlan : Request {
   }
 
   int64_t inputs() const { return backward ? results : sources; }
-  int64_t items() const { return groups * chunks * segments; }
+  int64_t items() const { return groups / together * chunks * segments; }
   int64_t group_of(int64_t item) const { return item / chunks % groups; }
-  int64_t segment_of(int64_t item) const { return item / chunks / groups; }
+  int64_t segment_of(int64_t item) const { return item / chunks / (groups / together); }
   Range columns_of(int64_t item) const {  // none of an item that there is not
     return item < items() ? share(vectors, segment_of(item), segments) : Range{0, 0};
   }
@@ -68,7 +72,7 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
   p.backward = !p.wants(CONVGRAD_FORWARD);
   p.sources = p.backward ? q.out_per_group : q.in_per_group, p.results = p.backward ? q.in_per_group : q.out_per_group;
   p.sums_grad = q.outputs & CONVGRAD_GRAD_BIAS, p.sums_input = q.outputs & CONVGRAD_TRANSPOSED_GRAD_BIAS;
-  p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST;
+  p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST, p.together = p.channels_last ? p.groups : 1;
   p.vectors = ceil_div(p.batch * p.pixels, vector), p.panels = ceil_div(p.results, p.panel_rows());
 
   // A block for grad_weight is long: its sums are loaded and stored. Else its source fits into the cache.
@@ -76,15 +80,15 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
   int64_t fewest = 2 * kPointwiseColumns;  // vectors of a segment
   if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
     fewest = shortest;
-    p.block = most(shortest, least(4 * shortest, 2 * kTileBytes / ((p.sources + p.results) * line)));
+    p.block = most(shortest, least(4 * shortest, 2 * kTileBytes / (p.together * (p.sources + p.results) * line)));
   } else {
-    p.block = most(1, kTileBytes / (p.sources * line) / kPointwiseColumns) * kPointwiseColumns;
+    p.block = most(1, kTileBytes / (p.together * p.sources * line) / kPointwiseColumns) * kPointwiseColumns;
   }
   if (p.threads == 1) {
     p.segments = p.chunks = 1;
   } else {  // where there are too few columns for all threads, they share out the channels
-    p.segments = most(1, least(ceil_div(4 * p.threads, p.groups), p.vectors / fewest));
-    p.chunks = least(p.panels, ceil_div(2 * p.threads, p.segments * p.groups));
+    p.segments = most(1, least(ceil_div(4 * p.threads * p.together, p.groups), p.vectors / fewest));
+    p.chunks = least(p.together * p.panels, ceil_div(2 * p.threads * p.together, p.segments * p.groups));
   }
   const int64_t columns = ceil_div(p.vectors, p.segments);  // of a segment, in equal blocks
   p.block = round_up(ceil_div(columns, most(1, ceil_div(columns, p.block))), kPointwiseColumns);

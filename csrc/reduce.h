@@ -6,7 +6,8 @@
 
 namespace {
 
-// The sums of the lanes of the vectors [0, N), which are spoilt: those of two vectors meet in one, half of its lanes each.
+// The sums of the lanes of the vectors [0, N), which are spoilt: those of two vectors meet in one, half of its lanes
+// each.
 template <class T, int N, int B = N / 2>
 inline Vec<T, N> sum_lanes(Vec<T, N>* rows) {
   constexpr auto lanes = std::make_integer_sequence<int, N>();

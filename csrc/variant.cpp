@@ -1,5 +1,5 @@
-// The kernels for one instruction set and one type of arithmetic, which several dtypes share. This file is compiled once
-// for each pair, with its own -march and name; all at the same time, if there are processors enough.
+// The kernels for one instruction set and one type of arithmetic, which several dtypes share. This file is compiled
+// once for each pair, with its own -march and name; all at the same time, if there are processors enough.
 #include <stdlib.h>
 
 #include <new>
@@ -42,7 +42,7 @@ template <class S, class T>
 convgrad_plan* create(const convgrad_problem& q) {
   constexpr int N = kVectorBytes / int(sizeof(T));
   const bool depthwise = q.in_per_group == 1 && q.groups > 1;
-  if (!depthwise && PointwisePlan::takes(q, !std::is_same<S, T>::value)) return create_for<Pointwise<S, T, N>>("pointwise", q);
+  if (!depthwise && PointwisePlan::takes(q)) return create_for<Pointwise<S, T, N>>("pointwise", q);
   if (!depthwise) return create_for<Grouped<S, T, N>>("grouped", q);
   if (Planar<S, T, N>::takes(q)) return create_for<Planar<S, T, N>>("planar", q);
   return create_for<Depthwise<S, T, N>>("packed", q);

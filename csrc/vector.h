@@ -195,6 +195,13 @@ inline void store(S* to, Vec<T, N> v) {
 template <class T, int N, class S>
 inline Vec<T, N> load_first(const S* from, int64_t live) {
   if (live >= N) return load<T, N>(from);
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const uint32_t mask = (1u << live) - 1;
+  if constexpr (sizeof(S) == 8 && N == 8) return (Vec<T, N>)_mm512_maskz_loadu_pd(mask, from);
+  if constexpr (sizeof(S) == 4 && N == 16) return (Vec<T, N>)_mm512_maskz_loadu_ps(mask, from);
+  if constexpr (sizeof(S) == 2 && N == 16)
+    return widen<N>(bit_cast<Vec<uint16_t, N>>(_mm256_maskz_loadu_epi16(mask, from)), S{});
+#endif
   S buffer[N] = {};
   memcpy(buffer, from, sizeof(S) * static_cast<size_t>(live));
   return load<T, N>(buffer);
@@ -203,6 +210,13 @@ inline Vec<T, N> load_first(const S* from, int64_t live) {
 template <class T, int N, class S>
 inline void store_first(S* to, Vec<T, N> v, int64_t live) {
   if (live >= N) return store<T, N>(to, v);
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const uint32_t mask = (1u << live) - 1;
+  if constexpr (sizeof(S) == 8 && N == 8) return _mm512_mask_storeu_pd(to, mask, (__m512d)v);
+  if constexpr (sizeof(S) == 4 && N == 16) return _mm512_mask_storeu_ps(to, mask, (__m512)v);
+  if constexpr (sizeof(S) == 2 && N == 16)
+    return _mm256_mask_storeu_epi16(to, mask, bit_cast<__m256i>(narrow<N>(v, S{})));
+#endif
   S buffer[N];
   store<T, N>(buffer, v);
   memcpy(to, buffer, sizeof(S) * static_cast<size_t>(live));

@@ -362,8 +362,8 @@ int main(int count, char** arguments) {
       if (!check(c, rng)) {
         const convgrad_problem& p = c.p;
         fprintf(stderr, "%s, case %d: batch %d groups %d x %d to %d layout %d dtype %d outputs %d threads %d mode %d\n",
-                set, i, int(p.batch), int(p.groups), int(p.in_per_group), int(p.out_per_group), p.layout, p.dtype, p.outputs,
-                p.threads, p.padding_mode);
+                set, i, int(p.batch), int(p.groups), int(p.in_per_group), int(p.out_per_group), p.layout, p.dtype,
+                p.outputs, p.threads, p.padding_mode);
         for (int d = 0; d < 3; ++d)
           fprintf(stderr, "  input %d kernel %d stride %d padding %d dilation %d output %d\n", int(p.input[d]),
                   int(p.kernel[d]), int(p.stride[d]), int(p.padding[d]), int(p.dilation[d]), int(p.output[d]));

@@ -78,8 +78,7 @@ def pointwise(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Conv
     inputs, outputs, batch = draw(channels) * groups, draw(channels) * groups, draw(st.integers(1, 9))
     dtype = draw(st.sampled_from(dtypes))
     p = ConvProblem(batch, inputs, outputs, groups, size, one, one, ((0, 0),) * ndim, one, size, dtype=dtype)
-    in_both_layouts = ndim > 1 and dtype.itemsize > 2 and max(inputs, outputs) > 16 * groups
-    return p.replace(memory_format=FORMATS[ndim]) if in_both_layouts and draw(st.booleans()) else p
+    return p.replace(memory_format=FORMATS[ndim]) if ndim > 1 and draw(st.booleans()) else p
 
 
 @st.composite

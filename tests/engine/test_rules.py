@@ -74,6 +74,15 @@ def test_the_first_line_that_fits_and_can(text: str, outputs: tuple[Output, ...]
     assert [step.backend.name for step in chosen(text, outputs)] == expected
 
 
+@pytest.mark.parametrize(("lacks", "expected"), [(True, "native"), (False, "aten")])
+def test_the_processors_own_products_of_16_bits_are_pytorchs(
+    lacks: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "cpu_lacks", lambda dtype: lacks)
+    problem = ConvProblem.parse("mb2ic48ih7oc33kh1 channels_last bfloat16")
+    assert next((way for way, _ in rules.by_rule(problem, CPU)), "aten") == expected
+
+
 @pytest.mark.usefixtures("table")
 def test_the_reason_is_the_line() -> None:
     [step] = chosen("mb1g8ic8ih9oc8kh3ph1", ("forward",))

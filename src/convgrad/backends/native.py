@@ -40,8 +40,7 @@ Run = Callable[[int, bytes], int]
 class NativeBackend(Backend):
     """Convolutions on the CPU that are depthwise or have few channels a group, and pointwise ones as they lie.
 
-    Every pass, dtype, kernel and stride; a pointwise one with more channels unstrided, unpadded, and in channels_last
-    without conversions.
+    Every pass, dtype, kernel and stride; a pointwise one with more channels unstrided and unpadded.
     """
 
     name = "native"
@@ -63,7 +62,7 @@ class NativeBackend(Backend):
             inputs, outputs_ = _group(problem)
             reasons.append(
                 f"it computes depthwise convolutions, those with at most {MOST_A_GROUP} channels a group, and "
-                "pointwise ones of stride 1 without padding, in channels_last of 32 and 64 bits only; "
+                "pointwise ones of stride 1 without padding; "
                 f"here a group has {inputs} input and {outputs_} output channels"
             )
         if problem.dtype not in DTYPES:
@@ -123,8 +122,7 @@ def _group(p: ConvProblem) -> tuple[int, int]:
 
 
 def _is_matrix_product(p: ConvProblem) -> bool:
-    fits = p.pointwise and p.input_size == p.output_size and not any(map(any, p.padding))
-    return fits and not (p.channels_last and p.dtype.itemsize < 4)
+    return p.pointwise and p.input_size == p.output_size and not any(map(any, p.padding))
 
 
 # ---- kernels: one Python function each, and one call of the library ------------------------------

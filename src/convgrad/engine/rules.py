@@ -96,8 +96,8 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
         return "depthwise"
     if emulated:
         return "emulated"
-    if _is_matrix_product(problem):
-        return "pointwise"
+    if _is_matrix_product(problem):  # products of 16 bits are PyTorch's, which has to lay contiguous operands out anew
+        return None if problem.channels_last and problem.dtype.itemsize < 4 else "pointwise"
     if problem.groups > 1:
         return "grouped"
     return "dense" if problem.flops >= _SMALL else None
