@@ -189,37 +189,3 @@ def test_what_is_refused() -> None:
         convgrad.feedback_convolution(x, w, wrong)
     with pytest.raises(ShapeError):
         convgrad.feedback_convolution(x[0, 0], w, b)
-
-
-@pytest.mark.parametrize("teaches", [False, True])
-@pytest.mark.parametrize("compiled", [False, True])
-def test_the_old_keywords_still_work(teaches: bool, compiled: bool) -> None:
-    x, w, b = tensors((2, 4, 9), (6, 4, 3), torch.float64)
-
-    def call(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return convgrad.convolution(x, w, backward_weight=b, backward_weight_grad=teaches)
-
-    if compiled:
-        y = torch.compile(call, backend="aot_eager", fullgraph=True)(x, w, b)
-    else:
-        with pytest.warns(DeprecationWarning, match="call convgrad.feedback_convolution"):
-            y = call(x, w, b)
-    g = torch.randn_like(y)
-    got = torch.autograd.grad(y, (x, w, b), g, allow_unused=True)
-    of_weight = torch.nn.grad.conv1d_weight(x, w.shape, g)
-    torch.testing.assert_close(got[0], torch.nn.grad.conv1d_input(x.shape, b, g))
-    torch.testing.assert_close(got[1], of_weight)
-    assert (got[2] is not None) is teaches
-    if teaches:
-        torch.testing.assert_close(got[2], of_weight)
-
-
-def test_the_old_keywords_refuse_what_they_refused() -> None:
-    x, w, b = tensors((2, 3, 8), (4, 3, 3), torch.float64)
-    wrong: Any = 3
-    with pytest.raises(ValueError, match="backward_weight_grad=True needs a backward_weight"):
-        convgrad.convolution(x, w, backward_weight_grad=True)
-    with pytest.raises(TypeError, match="argument 'backward_weight' must be Tensor, not int"):
-        convgrad.convolution(x, w, backward_weight=wrong)
-    with pytest.raises(TypeError, match="backward_weight_grad is True or False, got 3"):
-        convgrad.convolution(x, w, backward_weight=b, backward_weight_grad=wrong)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from typing import Any
-from warnings import warn
 
 import torch
 from torch import Tensor
 
 from ..shapes import check_rank
 from ..validation import refuse_nested
-from ._arguments import Ints, conv_arguments, require_bool, require_tensors, transpose_arguments
+from ._arguments import Ints, conv_arguments, transpose_arguments
 from ._call import run_nd
-from ._feedback import feedback_convolution
 from ._rows import Layout, as_images, in_one_row
 
 
@@ -26,16 +24,12 @@ def convolution(
     transposed: bool = False,
     output_padding: Ints = 0,
     groups: int = 1,
-    *,
-    backward_weight: Tensor | None = None,
-    backward_weight_grad: bool = False,
 ) -> Tensor:
     """An N-d convolution, or with ``transposed=True`` an N-d transposed convolution.
 
     Args:
         padding: integers, ``"same"``, ``"valid"`` or, in 1-D, ``"causal"`` (all of it on the low side), or low and
             high of each dimension: ``(1, 0, 2, 1)`` or ``((1, 0), (2, 1))``. A negative one crops.
-        backward_weight, backward_weight_grad: deprecated; call `feedback_convolution`.
 
     Shape:
         - input: (N, C_in, *in) with D = 1, 2 or 3 spatial dimensions
@@ -47,7 +41,6 @@ def convolution(
         ShapeError: sizes that do not belong together (a RuntimeError, worded as PyTorch's).
         DtypeError: operands of different dtypes or devices (a RuntimeError).
         BackendError: a backend that was requested cannot compute it (a RuntimeError).
-        ValueError: backward_weight_grad without a backward_weight.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -59,16 +52,6 @@ def convolution(
     if input.dim() != d + 2 or d < 1:
         refuse_nested(input, weight)
         check_rank(input.shape, weight.shape)
-    if backward_weight is not None:
-        require_tensors("convolution", backward_weight=backward_weight)
-        require_bool("backward_weight_grad", backward_weight_grad)
-        if not torch.compiler.is_compiling():  # a graph has no words for a warning
-            warn("backward_weight= is deprecated: call convgrad.feedback_convolution", DeprecationWarning, stacklevel=2)
-        feedback = backward_weight if backward_weight_grad else backward_weight.detach()
-        form = (stride, padding, dilation, transposed, output_padding, groups)
-        return feedback_convolution(input, weight, feedback, bias, *form)
-    if backward_weight_grad is not False:
-        raise ValueError("backward_weight_grad=True needs a backward_weight to give the gradient to")
     return run_nd(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
 
 
