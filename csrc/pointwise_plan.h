@@ -31,11 +31,13 @@ struct PointwisePlan : Request {
   int64_t block;             // vectors that are packed at once
   bool sums_grad, sums_input;  // for grad_bias
 
-  // In channels_last, results of small groups would fill few of a vector's lanes; in grouped.h lanes are pixels.
+  // Small groups are those of grouped.h, whose lanes are pixels, where channels would fill few lanes here: for results
+  // in channels_last, if there are several groups, and for grad_weight of contiguous tensors.
   static bool takes(const convgrad_problem& q) {
     const bool results = q.outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
-    const bool few = q.groups > 1 && most(q.in_per_group, q.out_per_group) <= 16;
-    bool fits = q.layout == CONVGRAD_CONTIGUOUS || !few || !results;
+    const bool few = q.layout == CONVGRAD_CHANNELS_LAST ? q.groups > 1 && results
+                                                        : q.in_per_group < 8 && q.outputs & CONVGRAD_GRAD_WEIGHT;
+    bool fits = !few || most(q.in_per_group, q.out_per_group) > 16;
     for (int d = 0; d < 3; ++d)  // a single position has any stride
       fits = fits && q.kernel[d] == 1 && q.padding[d] == 0 && q.output[d] == q.input[d] &&
              (q.stride[d] == 1 || q.input[d] == 1);

@@ -241,6 +241,14 @@ def test_the_kernels_that_run_have_a_name(text: str, name: str) -> None:
         assert "here a group has 48 input and 33 output channels" in reasons[0]
 
 
+@pytest.mark.parametrize(
+    ("layout", "names"), [("", ("pointwise", "grouped")), (" channels_last", ("grouped", "pointwise"))]
+)
+def test_channels_of_small_pointwise_groups_are_no_lanes(layout: str, names: tuple[str, str]) -> None:
+    p = ConvProblem.parse("mb2g4ic16ih7oc24kh1" + layout)
+    assert (BACKEND.kernel_name(p, ("forward",)), BACKEND.kernel_name(p, ("grad_weight",))) == names
+
+
 def test_sums_of_several_threads_are_the_same_bits_every_time() -> None:
     p = ConvProblem.parse("mb4ic48ih28oc33kh1")
     g, x, w = torch.randn(p.output_shape), torch.randn(p.input_shape), torch.randn(p.weight_shape)
