@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Raised whenever a struct or a signature changes; the loader refuses another number. */
-#define CONVGRAD_ABI 7
+#define CONVGRAD_ABI 8
 
 #ifdef __cplusplus
 extern "C" {
@@ -70,20 +70,22 @@ const char *convgrad_plan_name(const convgrad_plan *plan);
  * which keeps it, unless it is large, for its next call. */
 int32_t convgrad_plan_run(const convgrad_plan *plan, const convgrad_tensors *tensors);
 
-/* Batch normalisation by the statistics of the batch; its gradients where there is a grad_output. Tensors are
- * contiguous, and all but these three may be null: input, and the mean and the inverse standard deviation of the
- * channels, which forward writes and backward reads. Those two are float32, or float64 where the tensors are. */
+/* Batch normalisation by the statistics of the batch; its gradients where there is a grad_output. All tensors but
+ * these three may be null: input, and the mean and the inverse standard deviation of the channels, which forward writes
+ * and backward reads. Those two are float32, or float64 where the tensors are. In channels_last there are at least 16
+ * channels. */
 typedef struct {
   int64_t batch, channels, pixels;
   double epsilon, momentum;
-  int32_t dtype, threads, activation, wide; /* wide: the channels' other values are float32 beside tensors of 16 bits */
+  int32_t layout, dtype, threads, activation;
+  int32_t wide; /* the channels' other values are float32 beside tensors of 16 bits */
   const void *input, *weight, *bias, *grad_output;
   void *mean, *invstd, *running_mean, *running_var;
   void *output; /* backward: the gradient of the input; where it is null, only those of weight and bias */
   void *grad_weight, *grad_bias;
 } convgrad_norm;
 
-/* 0 on success, 1 for an unknown dtype. */
+/* 0 on success, 1 for an unknown dtype or lack of memory. */
 int32_t convgrad_normalize(const convgrad_norm *norm);
 
 #ifdef __cplusplus

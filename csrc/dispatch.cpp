@@ -27,7 +27,7 @@ typedef convgrad_plan* Create(const convgrad_problem&);
 // The functions of variant.cpp for an instruction set.
 #define CONVGRAD_CREATE(set) convgrad_plan_create_##set##_float, convgrad_plan_create_##set##_double
 Create CONVGRAD_CREATE(baseline), CONVGRAD_CREATE(v3), CONVGRAD_CREATE(v4);
-typedef void Normalize(const convgrad_norm&, int threads);
+typedef bool Normalize(const convgrad_norm&, int threads);
 #define CONVGRAD_NORMALIZE(set) convgrad_normalize_##set##_float, convgrad_normalize_##set##_double
 Normalize CONVGRAD_NORMALIZE(baseline), CONVGRAD_NORMALIZE(v3), CONVGRAD_NORMALIZE(v4);
 
@@ -136,6 +136,5 @@ CONVGRAD_EXPORT int32_t convgrad_plan_run(const convgrad_plan* plan, const convg
 
 CONVGRAD_EXPORT int32_t convgrad_normalize(const convgrad_norm* norm) {
   if (!known(norm->dtype)) return 1;
-  selected.load()->normalize[norm->dtype == CONVGRAD_FLOAT64](*norm, threads_here(norm->threads));
-  return 0;
+  return !selected.load()->normalize[norm->dtype == CONVGRAD_FLOAT64](*norm, threads_here(norm->threads));
 }

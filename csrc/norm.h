@@ -7,7 +7,7 @@
 //             result = scale * (g + toward * d + offset); centre is the mean
 // (Ioffe and Szegedy, 2015, section 3.) An element is read from memory twice, so what counts is that the second time
 // it still lies in a cache: a thread computes one channel after another, both steps. In channels_last, where a channel
-// does not lie together, kernels like these gained nothing over PyTorch's in whole training steps.
+// does not lie together (norm_channels_last.h), only the activation gains: it costs no reading and writing of its own.
 //
 // A centre near the mean leaves nothing to cancel, and few terms are added in the arithmetic's type before the sum goes
 // on in double. No result depends on the number of threads.
@@ -20,21 +20,128 @@
 
 namespace {
 
+// What does not depend on how the elements lie.
 template <class S, class T, int N, class Activation, bool Backward>
-class BatchNorm {
- public:
-  explicit BatchNorm(const convgrad_norm& problem)
+class Norm {
+ protected:
+  explicit Norm(const convgrad_norm& problem)
       : q(problem),
         x(static_cast<const S*>(q.input)),
         g(static_cast<const S*>(q.grad_output)),
         y(static_cast<S*>(q.output)),
+        pixel_step(q.layout == CONVGRAD_CHANNELS_LAST ? q.channels : 1),
+        channel_step(q.layout == CONVGRAD_CHANNELS_LAST ? 1 : q.pixels),
         count(q.batch * q.pixels),
         one_of_count(1 / double(count)) {
-    for (int64_t i = 0; i < kSamples; ++i) {
-      const int64_t at = i * count / kSamples, image = at / q.pixels;
-      sample[i] = image * q.channels * q.pixels + at - image * q.pixels;
+    for (int64_t i = 0; i < kSamples; ++i) sample[i] = position(i * count / kSamples);
+  }
+
+  typedef Vec<T, N> V;
+  typedef Vec<double, N> Doubles;
+
+  // What the elements of a channel, or of a vector of them, are computed by; the last three only backward.
+  template <class E>
+  struct CoefficientsOf {
+    E centre, slope, bias, scale, toward, offset;
+  };
+  typedef CoefficientsOf<V> Coefficients;
+
+  // Where an element of the first channel lies.
+  int64_t position(int64_t of_channel) const {
+    const int64_t image = of_channel / q.pixels;
+    return image * q.channels * q.pixels + (of_channel - image * q.pixels) * pixel_step;
+  }
+
+  T get(const void* parameters, int64_t c) const {
+    return q.wide ? static_cast<const T*>(parameters)[c] : load_one<T>(static_cast<const S*>(parameters) + c);
+  }
+  void set(void* parameters, int64_t c, double value) const {
+    if (!parameters) return;
+    q.wide ? void(static_cast<T*>(parameters)[c] = T(value)) : store_one(static_cast<S*>(parameters) + c, T(value));
+  }
+  void track(void* running, int64_t c, double value) const {
+    if (running) set(running, c, q.momentum * value + (1 - q.momentum) * double(get(running, c)));
+  }
+
+  // By what forward normalises: rounded before it is multiplied, so that backward finds the same z to the bit.
+  CoefficientsOf<T> normalized_by(int64_t c) const {
+    const double weight = q.weight ? double(get(q.weight, c)) : 1, bias = q.bias ? double(get(q.bias, c)) : 0;
+    const T mean = static_cast<const T*>(q.mean)[c];
+    return {mean, T(weight * static_cast<const T*>(q.invstd)[c]), T(bias), 0, 0, 0};
+  }
+
+  // Statistics, or the gradients of the parameters, and what the elements are computed by.
+  CoefficientsOf<T> finish(int64_t c, T centre, double first, double second) const {
+    if constexpr (Backward) {
+      const double invstd = static_cast<const T*>(q.invstd)[c];
+      set(q.grad_weight, c, second * invstd), set(q.grad_bias, c, first);
+      CoefficientsOf<T> by = normalized_by(c);
+      by.scale = by.slope, by.offset = T(-first * one_of_count);
+      by.toward = T(-invstd * invstd * second * one_of_count);
+      return by;
+    } else {
+      if (second - second != 0) {  // the squares of very large elements, which only double holds
+        first = second = 0;
+        for (int64_t i = 0; i < count; ++i) {
+          const double d = double(load_one<T>(x + c * channel_step + position(i))) - double(centre);
+          first += d, second += d * d;
+        }
+      }
+      const double n = double(count), from_centre = first / n, squares = second - first * from_centre;
+      const double deviations = squares < 0 ? 0 : squares;  // a NaN stays one
+      const double mean = double(centre) + from_centre;
+      static_cast<T*>(q.mean)[c] = T(mean);
+      static_cast<T*>(q.invstd)[c] = T(1 / __builtin_sqrt(deviations / n + q.epsilon));
+      track(q.running_mean, c, mean), track(q.running_var, c, deviations / (n - 1));
+      return normalized_by(c);
     }
-    const int64_t bytes = count * q.channels * int64_t(sizeof(S));
+  }
+
+  static Coefficients spread(const CoefficientsOf<T>& by) {
+    return {V{} + by.centre, V{} + by.slope, V{} + by.bias, V{} + by.scale, V{} + by.toward, V{} + by.offset};
+  }
+
+  // A value near the mean: that of some pixels, spread over the batch, each given by `load(where it lies)`.
+  template <class Load>
+  auto near_mean(int64_t c, const Load& load) const {
+    auto sum = load(x + c * channel_step + sample[0]);
+    for (int i = 1; i < kSamples; ++i) sum += load(x + c * channel_step + sample[i]);
+    const auto mean = sum / T(kSamples);
+    return mean - mean == 0 ? mean : decltype(sum){};  // so that an infinite element gives an infinite mean
+  }
+
+  static V load_grad(const S* from) { return Backward ? load<T, N>(from) : V{}; }
+
+  static V term(V d, V g, const Coefficients& by) {
+    return Backward ? Activation::gradient(d * by.slope + by.bias, g) : d;
+  }
+  template <bool Kept = false>  // whether g is the activation's gradient
+  static V result(V v, V g, const Coefficients& by) {
+    const V d = v - by.centre;
+    if constexpr (!Backward) return Activation::value(d * by.slope + by.bias);
+    return ((Kept ? g : term(d, g, by)) + (d * by.toward + by.offset)) * by.scale;
+  }
+
+  const convgrad_norm& q;
+  const S *x, *g;
+  S* y;
+  int64_t pixel_step, channel_step;
+  int64_t count;  // elements of a channel
+  double one_of_count;
+  static constexpr int kSamples = 8;
+  int64_t sample[kSamples];  // where they lie, from the channel's first element on
+};
+
+// A channel's elements lie together, but for the other images.
+template <class S, class T, int N, class Activation, bool Backward>
+class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
+  typedef Norm<S, T, N, Activation, Backward> Base;
+  using typename Base::Coefficients, typename Base::Doubles, typename Base::V;
+  using Base::q, Base::x, Base::g, Base::y, Base::load_grad, Base::term;
+
+ public:
+  explicit ContiguousNorm(const convgrad_norm& problem) : Base(problem) {
+    const int64_t bytes = this->count * q.channels * int64_t(sizeof(S));
     channels_an_item = most(1, kItemBytes * q.channels / most(1, bytes));
   }
 
@@ -49,79 +156,12 @@ class BatchNorm {
   }
 
  private:
-  typedef Vec<T, N> V;
-
-  // What the elements of a channel are computed by; the last three only backward.
-  struct Coefficients {
-    V centre, slope, bias, scale, toward, offset;
-  };
-
   // Work for a thread; less is not worth waking one.
   static constexpr int64_t kItemBytes = 32 << 10;
   // Whether the first step leaves the activation's gradient for the second, in the result's memory.
   static constexpr bool kKept = Backward && Activation::kCostly;
   // Additions in T in a row.
   static constexpr int64_t kAdditions = 64;
-
-  // ---- a channel --------------------------------------------------------------------------------------------------
-
-  T get(const void* parameters, int64_t c) const {
-    return q.wide ? static_cast<const T*>(parameters)[c] : load_one<T>(static_cast<const S*>(parameters) + c);
-  }
-  void set(void* parameters, int64_t c, double value) const {
-    if (!parameters) return;
-    q.wide ? void(static_cast<T*>(parameters)[c] = T(value)) : store_one(static_cast<S*>(parameters) + c, T(value));
-  }
-  void track(void* running, int64_t c, double value) const {
-    if (running) set(running, c, q.momentum * value + (1 - q.momentum) * double(get(running, c)));
-  }
-
-  // By what forward normalises: rounded before it is multiplied, so that backward finds the same z to the bit.
-  Coefficients normalized_by(int64_t c) const {
-    const double weight = q.weight ? double(get(q.weight, c)) : 1, bias = q.bias ? double(get(q.bias, c)) : 0;
-    const T mean = static_cast<const T*>(q.mean)[c];
-    return {V{} + mean, V{} + T(weight * static_cast<const T*>(q.invstd)[c]), V{} + T(bias), V{}, V{}, V{}};
-  }
-
-  // Statistics, or the gradients of the parameters, and what the elements are computed by.
-  Coefficients finish(int64_t c, Coefficients by, double first, double second) const {
-    if constexpr (Backward) {
-      const double invstd = static_cast<const T*>(q.invstd)[c];
-      set(q.grad_weight, c, second * invstd), set(q.grad_bias, c, first);
-      by.scale = by.slope, by.offset = V{} + T(-first * one_of_count);
-      by.toward = V{} + T(-invstd * invstd * second * one_of_count);
-      return by;
-    } else {
-      const double n = double(count), from_centre = first / n, squares = second - first * from_centre;
-      const double deviations = squares < 0 ? 0 : squares;  // a NaN stays one
-      const double mean = double(by.centre[0]) + from_centre;
-      static_cast<T*>(q.mean)[c] = T(mean);
-      static_cast<T*>(q.invstd)[c] = T(1 / __builtin_sqrt(deviations / n + q.epsilon));
-      track(q.running_mean, c, mean), track(q.running_var, c, deviations / (n - 1));
-      return normalized_by(c);
-    }
-  }
-
-  // A value near the mean: that of some pixels, spread over the batch.
-  T near_mean(int64_t channel) const {
-    T sum = 0;
-    for (int i = 0; i < kSamples; ++i) sum += load_one<T>(x + channel + sample[i]);
-    const T mean = sum / T(kSamples);
-    return mean - mean == 0 ? mean : T(0);  // so that an infinite element gives an infinite mean, as elsewhere
-  }
-
-  static V load_grad(const S* from) { return Backward ? load<T, N>(from) : V{}; }
-
-  static V term(V d, V g, const Coefficients& by) {
-    return Backward ? Activation::gradient(d * by.slope + by.bias, g) : d;
-  }
-  static V result(V v, V g, const Coefficients& by) {
-    const V d = v - by.centre;
-    if constexpr (!Backward) return Activation::value(d * by.slope + by.bias);
-    return ((kKept ? g : term(d, g, by)) + (d * by.toward + by.offset)) * by.scale;
-  }
-
-  // ---- its elements -------------------------------------------------------------------------------------------------
 
   // The vectors of a run of elements. The last one ends with the run and overlaps the one before; `fresh` are its lanes
   // that do not. A run shorter than a vector is one vector, in part.
@@ -142,7 +182,6 @@ class BatchNorm {
     first += a, second += a * d;
   }
 
-  typedef Vec<double, N> Doubles;
   static void go_on_in(Doubles& sum, V (&v)[4]) {
     sum += __builtin_convertvector((v[0] + v[1]) + (v[2] + v[3]), Doubles);
     for (V& part : v) part = V{};
@@ -155,7 +194,9 @@ class BatchNorm {
 
   void run_channel(const Run& plane, int64_t c) const {
     const int64_t step = q.channels * q.pixels, from = c * q.pixels;
-    Coefficients by = Backward ? normalized_by(c) : Coefficients{V{} + near_mean(from), V{}, V{}, V{}, V{}, V{}};
+    const auto one = [](const S* from) { return load_one<T>(from); };
+    Coefficients by = {};
+    Backward ? void(by = this->spread(this->normalized_by(c))) : void(by.centre += this->near_mean(c, one));
     V first[4] = {}, second[4] = {};  // enough to hide the latency of an addition
     Doubles all_first = {}, all_second = {};
     int64_t additions = 0;
@@ -186,37 +227,21 @@ class BatchNorm {
       }
     }
     go_on_in(all_first, first), go_on_in(all_second, second);
-    double sum = sum_of(all_first), product = sum_of(all_second);
-    if (!Backward && product - product != 0) {  // the squares of very large elements, which only double holds
-      sum = product = 0;
-      for (int64_t b = 0; b < q.batch; ++b)
-        for (int64_t i = 0; i < q.pixels; ++i) {
-          const double d = double(load_one<T>(x + from + b * step + i)) - double(by.centre[0]);
-          sum += d, product += d * d;
-        }
-    }
-    by = finish(c, by, sum, product);
+    by = this->spread(this->finish(c, by.centre[0], sum_of(all_first), sum_of(all_second)));
     if (!y) return;
     for (int64_t b = q.batch - 1; b >= 0; --b) {
       const int64_t at = from + b * step;
       S* to = y + at;
       const S *xs = x + at, *gs = kKept ? to : Backward ? g + at : xs;
       // Before its lanes that are the last whole vector's, too, are overwritten.
-      const V last = plane.rest ? result(plane.load_last(xs), plane.load_last(gs), by) : V{};
+      const V last = plane.rest ? Base::template result<kKept>(plane.load_last(xs), plane.load_last(gs), by) : V{};
 #pragma GCC unroll 4
       for (int64_t i = 0; i < plane.whole; i += N)
-        store<T, N>(to + i, result(load<T, N>(xs + i), load_grad(gs + i), by));
+        store<T, N>(to + i, Base::template result<kKept>(load<T, N>(xs + i), load_grad(gs + i), by));
       if (plane.rest) plane.store_last(to, last);
     }
   }
 
-  const convgrad_norm& q;
-  const S *x, *g;
-  S* y;
-  int64_t count;  // elements of a channel
-  double one_of_count;
-  static constexpr int kSamples = 8;
-  int64_t sample[kSamples];  // where they lie, from the channel's first element on
   int64_t channels_an_item;
 };
 

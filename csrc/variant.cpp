@@ -7,7 +7,7 @@
 #include "depthwise.h"
 #include "grouped.h"
 #include "kept_plan.h"
-#include "norm.h"
+#include "norm_channels_last.h"
 #include "planar.h"
 #include "pointwise.h"
 
@@ -48,15 +48,21 @@ convgrad_plan* create(const convgrad_problem& q) {
   return create_for<Depthwise<S, T, N>>("packed", q);
 }
 
-template <class S, class T, class Activation>
-void normalize(const convgrad_norm& q, int threads) {
+template <class S, class T, class Activation, bool Backward>
+bool normalize(const convgrad_norm& q, int threads) {
   constexpr int N = kVectorBytes / int(sizeof(T));
-  if (q.grad_output) return BatchNorm<S, T, N, Activation, true>(q).run(threads);
-  BatchNorm<S, T, N, Activation, false>(q).run(threads);
+  if (q.layout == CONVGRAD_CHANNELS_LAST) return ChannelsLastNorm<S, T, N, Activation, Backward>(q).run(threads);
+  ContiguousNorm<S, T, N, Activation, Backward>(q).run(threads);
+  return true;
+}
+
+template <class S, class T, class Activation>
+bool normalize(const convgrad_norm& q, int threads) {
+  return q.grad_output ? normalize<S, T, Activation, true>(q, threads) : normalize<S, T, Activation, false>(q, threads);
 }
 
 template <class S, class T>
-void normalize(const convgrad_norm& q, int threads) {
+bool normalize(const convgrad_norm& q, int threads) {
   switch (q.activation) {
     case CONVGRAD_RELU: return normalize<S, T, ReLU>(q, threads);
     case CONVGRAD_RELU6: return normalize<S, T, ReLU6>(q, threads);
@@ -82,7 +88,7 @@ convgrad_plan* CONVGRAD_CREATE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const conv
   return with_storage<T>(q.dtype, [&](auto element) { return create<decltype(element), T>(q); });
 }
 
-void CONVGRAD_NORMALIZE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, int threads) {
+bool CONVGRAD_NORMALIZE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, int threads) {
   typedef CONVGRAD_ARITHMETIC T;
-  with_storage<T>(q.dtype, [&](auto element) { normalize<decltype(element), T>(q, threads); });
+  return with_storage<T>(q.dtype, [&](auto element) { return normalize<decltype(element), T>(q, threads); });
 }

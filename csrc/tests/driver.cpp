@@ -281,8 +281,8 @@ bool check_norm(convgrad_norm n, std::mt19937_64& rng) {
   const double error = sizeof(T) == 8 ? 1e-12 : sizeof(T) == 4 ? 1e-5 : std::is_same<T, Short<7>>::value ? 1e-2 : 2e-3;
   auto near = [&](const char* name, double got, double expected, double terms = 1) {
     if (std::fabs(got - expected) <= error * std::max(terms, std::fabs(expected))) return true;
-    fprintf(stderr, "%s is %g, not %g: batch %d channels %d pixels %d dtype %d wide %d threads %d\n", name, got,
-            expected, int(n.batch), int(n.channels), int(n.pixels), n.dtype, n.wide, n.threads);
+    fprintf(stderr, "%s is %g, not %g: batch %d channels %d pixels %d layout %d dtype %d wide %d threads %d\n", name,
+            got, expected, int(n.batch), int(n.channels), int(n.pixels), n.layout, n.dtype, n.wide, n.threads);
     return false;
   };
   auto fill = [&](int64_t size) {
@@ -310,7 +310,9 @@ bool check_norm(convgrad_norm n, std::mt19937_64& rng) {
   for (size_t c = 0; c < channels; ++c) {
     auto each = [&](auto visit) {
       for (int64_t i = 0; i < n.batch * n.pixels; ++i)
-        visit(size_t((i / n.pixels * n.channels + int64_t(c)) * n.pixels + i % n.pixels));
+        visit(size_t(n.layout == CONVGRAD_CHANNELS_LAST
+                         ? i * n.channels + int64_t(c)
+                         : (i / n.pixels * n.channels + int64_t(c)) * n.pixels + i % n.pixels));
     };
     double m = 0, var = 0, sum = 0, product = 0, terms = 1;
     each([&](size_t i) { m += double(x[i]) / count; });
@@ -338,7 +340,9 @@ bool check_norm(convgrad_norm n, std::mt19937_64& rng) {
 bool check_norm(std::mt19937_64& rng) {
   auto pick = [&](int64_t low, int64_t high) { return low + int64_t(rng() % uint64_t(high - low + 1)); };
   convgrad_norm n = {};
-  n.batch = pick(1, 5), n.channels = pick(1, 40), n.pixels = pick(n.batch == 1 ? 2 : 1, pick(0, 1) ? 20 : 400);
+  n.layout = int32_t(pick(0, 1)), n.batch = pick(1, 5);
+  n.channels = pick(n.layout == CONVGRAD_CHANNELS_LAST ? 16 : 1, 40);
+  n.pixels = pick(n.batch == 1 ? 2 : 1, pick(0, 1) ? 20 : 400);
   n.dtype = int32_t(pick(0, 3)), n.threads = int32_t(pick(1, 4)), n.wide = n.dtype > 1 && pick(0, 1);
   switch (n.dtype) {
     case CONVGRAD_FLOAT64: return check_norm<double, double, double>(n, rng);

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from convgrad._compat import channels_last_of
 from convgrad.backends import _native_library as library
 from convgrad.backends import normalization_gradients, normalize
 from convgrad.check.memory_guards import Poison, paged_copy
@@ -19,6 +20,9 @@ EPSILON = {torch.float32: 2**-23, torch.float64: 2**-52, torch.bfloat16: 2**-7, 
 # Planes shorter than a vector, with and without a rest; channels that fill vectors alone or with others; few pixels.
 SHAPES = [(8, 32), (33, 17), (5, 3), (2, 5, 3), (3, 40, 1, 1), (2, 1, 9, 9), (1, 8, 40, 40), (2, 7, 3, 4, 5),
           (4, 3, 5, 5), (2, 16, 7, 7), (5, 24, 10, 3), (2, 130, 16, 16), (2, 64, 33, 33)]  # fmt: skip
+#: In channels_last: rows of a vector and more, with and without a rest; more and fewer rows than a part has.
+LAST_SHAPES = [(2, 16, 7, 7), (5, 24, 10, 3), (3, 37, 9, 8), (2, 33, 3, 4, 5), (1, 131, 2, 1), (2, 64, 33, 33)]
+CASES = [*((shape, False) for shape in SHAPES), *((shape, True) for shape in LAST_SHAPES)]
 
 
 @pytest.fixture(params=["baseline", "x86-64-v3", "x86-64-v4"])
@@ -30,6 +34,11 @@ def _set(request: pytest.FixtureRequest) -> Iterator[None]:
         pytest.skip(str(error))
     yield
     library.select(in_use)
+
+
+def drawn(shape: tuple[int, ...], last: bool = False) -> Tensor:
+    x = torch.randn(shape)
+    return x.contiguous(memory_format=channels_last_of(len(shape) - 2)) if last else x
 
 
 def definition(x: Tensor, weight: Tensor, bias: Tensor, g: Tensor, epsilon: float) -> tuple[Tensor, ...]:
@@ -57,12 +66,12 @@ def test_the_definition(dtype: torch.dtype, wide: bool) -> None:
     if wide and dtype.itemsize != 2:
         pytest.skip("its parameters have its own dtype")
     error = 32 * EPSILON[dtype] if dtype.itemsize > 2 else 2 * EPSILON[dtype]
-    for shape in SHAPES:
+    for shape, last in CASES:
         channels, n = shape[1], torch.Size(shape).numel() // shape[1]
         values = [torch.randn(channels, dtype=torch.float64).to(torch.float32 if wide else dtype) for _ in range(4)]
         weight, bias, mean, var = values
         start_mean, start_var = mean.double(), var.double()
-        x, g = (torch.randn(shape).to(dtype) for _ in range(2))
+        x, g = (drawn(shape, last).to(dtype) for _ in range(2))
         running = mean.clone(), var.clone()
         # with few elements the variance may be anything, and so may its inverse
         y, statistics = normalize(x, weight, bias, *running, 0.25, 0.5)
@@ -81,9 +90,10 @@ def test_the_definition(dtype: torch.dtype, wide: bool) -> None:
 
 
 @pytest.mark.usefixtures("_set")
-def test_a_large_mean_and_a_small_variance() -> None:
+@pytest.mark.parametrize("last", [False, True])
+def test_a_large_mean_and_a_small_variance(last: bool) -> None:
     """The error of the variance does not grow with the mean; and a first image unlike the others does no harm."""
-    x = torch.randn(6, 20, 50, 50) / 8 + 1000
+    x = drawn((6, 20, 50, 50), last) / 8 + 1000
     x[0] -= 7
     _, statistics = normalize(x, None, None, None, None, 0.0, 1e-5)
     exact = (x.double().var((0, 2, 3), correction=0) + 1e-5).rsqrt()
@@ -91,10 +101,11 @@ def test_a_large_mean_and_a_small_variance() -> None:
     torch.testing.assert_close(statistics[0].double(), x.double().mean((0, 2, 3)), rtol=2**-23, atol=0)
 
 
-def test_infinite_elements_stay_in_their_channel() -> None:
-    x = torch.randn(3, 5, 6, 7)
+@pytest.mark.parametrize("last", [False, True])
+def test_infinite_elements_stay_in_their_channel(last: bool) -> None:
+    x = drawn((3, 19, 6, 7), last)
     x[:, 1], x[1, 2, 3, 3], x[0, 3] = float("inf"), float("inf"), float("nan")
-    mean, var = torch.zeros(2, 5), torch.zeros(2, 5)
+    mean, var = torch.zeros(2, 19), torch.zeros(2, 19)
     y, _ = normalize(x, None, None, mean[0], var[0], 1.0, 1e-5)
     want = torch.native_batch_norm(x, None, None, mean[1], var[1], True, 1.0, 1e-5)[0]
     torch.testing.assert_close(y, want, equal_nan=True)
@@ -107,8 +118,8 @@ def test_infinite_elements_stay_in_their_channel() -> None:
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_nothing_outside_is_touched_and_all_is_written(dtype: torch.dtype, at_end: bool) -> None:
-    for shape in SHAPES:
-        x, g = (paged_copy(torch.randn(shape).to(dtype), at_end=at_end) for _ in range(2))
+    for shape, last in CASES:
+        x, g = (paged_copy(drawn(shape, last).to(dtype), at_end=at_end) for _ in range(2))
         weight = paged_copy(torch.ones(shape[1], dtype=dtype), at_end=at_end)
         with Poison() as memory:
             y, statistics = normalize(x, weight, weight, None, None, 0.0, 1e-5)
@@ -117,10 +128,11 @@ def test_nothing_outside_is_touched_and_all_is_written(dtype: torch.dtype, at_en
         assert not any(t.isnan().any() for t in (y, statistics, *results) if t is not None)
 
 
+@pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("shape", [(4, 5, 64, 64), (2, 3, 150, 150), (9, 40, 31, 33)], ids=str)
-def test_threads_change_no_bit(shape: tuple[int, ...]) -> None:
+def test_threads_change_no_bit(shape: tuple[int, ...], last: bool) -> None:
     threads = torch.get_num_threads()
-    x, g = (torch.randn(shape) for _ in range(2))
+    x, g = (drawn((shape[0], shape[1] + 16 * last, *shape[2:]), last) for _ in range(2))
     results = []
     try:
         for count in (1, 2, 3):
@@ -144,8 +156,8 @@ FUNCTIONS = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": tor
 def test_activated(activation: str, dtype: torch.dtype) -> None:
     """As PyTorch in double; where an edge of the activation lies within the rounding, on either side."""
     error = 32 * EPSILON[dtype] if dtype.itemsize > 2 else 4 * EPSILON[dtype]
-    for shape in SHAPES:
-        x, g = (torch.randn(shape).to(dtype) for _ in range(2))
+    for shape, last in CASES:
+        x, g = (drawn(shape, last).to(dtype) for _ in range(2))
         weight, bias = (3 * torch.randn(shape[1]).to(dtype) for _ in range(2))
         y, statistics = normalize(x, weight, bias, None, None, 0.0, 0.5, activation)
         exact = [t.double().requires_grad_() for t in (x, weight, bias)]
@@ -154,7 +166,7 @@ def test_activated(activation: str, dtype: torch.dtype) -> None:
         near(y, want.detach(), error)
         edges = {"relu": [0.0], "relu6": [0.0, 6.0], "silu": []}[activation]
         for edge in edges:
-            g = g.masked_fill((normalized - edge).abs() < 1e-5, 0)
+            g.masked_fill_((normalized - edge).abs() < 1e-5, 0)
         found = normalization_gradients(g, x, weight, bias, statistics, (True, True, True), activation)
         for one, other in zip(found, torch.autograd.grad(want, exact, g.double()), strict=True):
             assert one is not None
@@ -181,10 +193,11 @@ def test_silu_over_its_whole_range(dtype: torch.dtype) -> None:
     assert bool(((y.double() - want).abs() <= bound + torch.finfo(dtype).tiny).all())
 
 
-def test_squares_beyond_float32() -> None:
+@pytest.mark.parametrize("last", [False, True])
+def test_squares_beyond_float32(last: bool) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        x, g = (1e25 * torch.randn(2, 3, 5, 5)).to(dtype), torch.randn(2, 3, 5, 5).to(dtype)
-        weight = torch.ones(3, dtype=dtype)
+        x, g = (1e25 * drawn((2, 18, 5, 5), last)).to(dtype), drawn((2, 18, 5, 5), last).to(dtype)
+        weight = torch.ones(18, dtype=dtype)
         y, statistics = normalize(x, weight, weight, None, None, 0.0, 1e-5)
         exact = definition(x, weight, weight, g, 1e-5)
         near(y, exact[0], 32 * EPSILON[dtype])

@@ -87,6 +87,41 @@ def test_as_in_torch(shape: tuple[int, ...], last: bool, calls: list[str]) -> No
     assert calls == (2 * BOTH if x.is_contiguous() and x.dim() > 2 else [])
 
 
+# ---- in channels_last, with the activation behind it ---------------------------------------------
+
+
+def activated(shape: tuple[int, ...], activation: nn.Module, **options: Any) -> tuple[Any, Any, Tensor]:
+    theirs = nn.Sequential(pair(len(shape) - 2, shape[1], **options)[1], activation)
+    ours = copy.deepcopy(theirs)
+    x = image(*shape, last=True)
+    convgrad.accelerate_(ours, example_inputs=x)
+    return ours, theirs, x
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 5, 7), (3, 37, 9, 8), (2, 24, 3, 4, 5), (70, 33, 1, 2)], ids=str)
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU()], ids=repr)
+def test_channels_last(shape: tuple[int, ...], activation: nn.Module, calls: list[str]) -> None:
+    ours, theirs, x = activated(shape, activation)
+    agree(ours, theirs, x)
+    assert calls == 2 * BOTH
+
+
+@pytest.mark.parametrize("options", [{"momentum": None}, {"track_running_stats": False}, {"affine": False}], ids=str)
+def test_options_in_channels_last(options: dict[str, Any], calls: list[str]) -> None:
+    ours, theirs, x = activated((2, 20, 5, 7), nn.ReLU(), **options)
+    agree(ours, theirs, x)
+    assert calls == 2 * BOTH
+
+
+@pytest.mark.parametrize("why", ["no activation", "few channels"])
+def test_channels_last_by_torch(why: str, calls: list[str]) -> None:
+    ours, theirs, x = activated((2, 15 if why == "few channels" else 16, 5, 7), nn.ReLU())
+    if why == "no activation":
+        ours, theirs = ours[0], theirs[0]
+    agree(ours, theirs, x)
+    assert calls == []
+
+
 @pytest.mark.parametrize(
     "options",
     [{"momentum": None}, {"track_running_stats": False}, {"affine": False}, {"momentum": 0.5, "eps": 1e-2}],

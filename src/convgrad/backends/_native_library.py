@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 7
+ABI = 8
 
 _SIZES = ctypes.c_int64 * 3
 
@@ -43,7 +43,7 @@ class Problem(ctypes.Structure):
 pack_tensors = struct.Struct("8P").pack
 
 #: ``convgrad_norm``.
-pack_norm = struct.Struct("3q2d4i11P").pack
+pack_norm = struct.Struct("3q2d5i11P").pack
 
 
 def library_path() -> Path:

@@ -17,6 +17,9 @@ from .native import DTYPES
 #: with 16).
 LEAST_NORM = {"bytes": 2**17, "elements": 64, "pixels": 16}
 
+#: What an input in channels_last has at least: a vector.
+LEAST_CHANNELS = 16
+
 #: What may follow a normalisation in the same kernel, by its number in ``csrc/convgrad_native.h``.
 ACTIVATIONS = ("", "relu", "relu6", "silu")
 
@@ -29,8 +32,10 @@ def native_norm_takes(dtype: torch.dtype) -> bool:
     return dtype in DTYPES and library.load() is not None
 
 
-def norm_gains(shape: Sequence[int], itemsize: int) -> bool:
-    """Whether a contiguous input is large enough for a training step to gain."""
+def norm_gains(shape: Sequence[int], itemsize: int, channels_last: bool) -> bool:
+    """Whether an input is large enough for a training step to gain; in channels_last for there to be a kernel, too."""
+    if channels_last and shape[1] < LEAST_CHANNELS:
+        return False
     pixels = prod(shape[2:])
     sizes = {"bytes": prod(shape) * itemsize, "elements": shape[0] * pixels, "pixels": pixels}
     return all(sizes[name] >= least for name, least in LEAST_NORM.items())
@@ -49,7 +54,7 @@ def normalize(
     """The normalised input, activated, and each channel's mean and inverse standard deviation; updates running values.
 
     Args:
-        input: contiguous.
+        input: contiguous; or in channels_last, with `LEAST_CHANNELS` or more.
         weight, bias, running_mean, running_var: contiguous; all of the input's dtype, or all of float32 beside 16 bits.
         activation: one of `ACTIVATIONS`.
 
@@ -79,7 +84,7 @@ def normalization_gradients(
     """The gradients of input, weight and bias that are needed.
 
     Args:
-        grad_output: of the activation's result; contiguous, as the input.
+        grad_output: of the activation's result; with the input's strides.
         statistics: what `normalize` returned.
     """
     like = input if weight is None else weight
@@ -123,10 +128,12 @@ def _run(
         pixels,
         epsilon,
         momentum,
+        not input.is_contiguous(),
         DTYPES[input.dtype],
         threads,
         ACTIVATIONS.index(activation),
         wide,
     )
     tensors = input.data_ptr(), weight, bias, grad_output, mean, invstd, *others
-    loaded.convgrad_normalize(library.pack_norm(*sizes, *tensors))
+    if loaded.convgrad_normalize(library.pack_norm(*sizes, *tensors)):
+        raise MemoryError("no memory for the sums of a batch normalisation")

@@ -77,7 +77,7 @@ def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torc
     """
     if device.type != "cpu" or not native_norm_takes(dtype):
         return False
-    return seen is None or any(not s.channels_last and norm_gains(s.shape, dtype.itemsize) for s in seen)
+    return seen is None or any(norm_gains(s.shape, dtype.itemsize, s.channels_last) for s in seen)
 
 
 def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:

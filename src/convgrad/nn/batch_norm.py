@@ -15,6 +15,7 @@ from torch.nn import Parameter
 
 from .._compat import (
     apply_of,
+    channels_last_of,
     dispatch_modes,
     forward_ad_active,
     function_modes,
@@ -43,6 +44,11 @@ def _is_odd(t: Tensor) -> bool:
     return t.is_neg() or t._is_zerotensor() or is_legacy_batched(t)
 
 
+def _format(input: Tensor) -> torch.memory_format:
+    """How a dense input lies, if it does so in one of the layouts that have kernels."""
+    return torch.contiguous_format if input.is_contiguous() else channels_last_of(input.dim() - 2)
+
+
 def _is_ours(input: Any, *parameters: Any) -> bool:
     """Whether our kernels compute a call with the statistics of the batch."""
     if (
@@ -51,12 +57,12 @@ def _is_ours(input: Any, *parameters: Any) -> bool:
         or not input.is_cpu
         or not _plain()
         or input.layout is not torch.strided
-        or not input.is_contiguous()
         or input.dim() < 3
+        or not input.is_contiguous(memory_format=(layout := _format(input)))
         or input.numel() <= input.shape[1]  # torch's error
         or _is_odd(input)
         or not native_norm_takes(input.dtype)
-        or not norm_gains(input.shape, input.itemsize)
+        or not norm_gains(input.shape, input.itemsize, layout is not torch.contiguous_format)
     ):
         return False
     dtype, size = None, input.shape[1:2]
@@ -85,7 +91,9 @@ class _BatchNorm:
             return traced
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
         by_batch = self.training or (mean is None and var is None)
-        if not (by_batch and self.eps > 0 and _is_ours(input, weight, bias, mean, var)):
+        ours = by_batch and self.eps > 0 and _is_ours(input, weight, bias, mean, var)
+        activation = now.activation_of(self) if ours else None
+        if not ours or (activation is None and not input.is_contiguous()):  # by itself it gains in no whole step
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         self._check_input_dim(input)
         momentum = self.momentum
@@ -95,7 +103,6 @@ class _BatchNorm:
             self.num_batches_tracked.add_(1)
             if momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        activation = now.activation_of(self)
         name = "" if activation is None else activation._name
         arguments = (input, weight, bias, mean, var, momentum or 0.0, self.eps, name)
         if torch.is_grad_enabled() and (
@@ -152,9 +159,8 @@ class _Normalization(torch.autograd.Function):
                 needs,
             )
         else:
-            gradients = normalization_gradients(
-                grad_output.contiguous(), input, weight, bias, statistics, needs, ctx.activation
-            )
+            grad_output = grad_output.contiguous(memory_format=_format(input))
+            gradients = normalization_gradients(grad_output, input, weight, bias, statistics, needs, ctx.activation)
         return (*gradients, None, None, None, None, None)
 
 
