@@ -31,6 +31,7 @@ template <class S, class T, int N>
 struct Grouped {
   using Scratch = GroupedScratch<T>;
   using Block = GroupedBlock;
+  static constexpr bool kConverts = !std::is_same<S, T>::value;
 
   const GroupedPlan& p;
   const convgrad_tensors& t;
@@ -55,12 +56,13 @@ struct Grouped {
     const bool again = s.tile == unit % p.tiles && s.images == b.images && s.groups == b.groups.size();
     s.tile = unit % p.tiles, s.images = b.images, s.groups = b.groups.size();
     if (p.needs_input() && !empty)
-      Planes<S, T, N>::pack(s.input, x, static_cast<const S*>(t.input), p.input_tensor(), b.groups.low * p.in_per_group,
-                            b.image, input, p.channels_last, again, b.ahead(x.channels));
+      Planes<S, T, N>::pack(s.input, s.input_places, x, static_cast<const S*>(t.input), p.batch, p.input_tensor(),
+                            b.groups.low * p.in_per_group, b.image, input, p.transposes(p.input_tensor()), again,
+                            b.ahead(x.channels));
     if (p.needs_grad_output())
-      Planes<S, T, N>::pack(s.grad_output, g, static_cast<const S*>(t.grad_output), p.output_tensor(),
-                            b.groups.low * p.out_per_group, b.image, grad_output, p.channels_last, again,
-                            b.ahead(g.channels));
+      Planes<S, T, N>::pack(s.grad_output, s.grad_places, g, static_cast<const S*>(t.grad_output), p.batch,
+                            p.output_tensor(), b.groups.low * p.out_per_group, b.image, grad_output,
+                            p.transposes(p.output_tensor()), again, b.ahead(g.channels));
     if (p.wants(CONVGRAD_FORWARD) && !empty) correlate.forward_tile(s, b, output, x);
     if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate.tile(s, sums, b, output, grad_output, x, g);
     if (p.sums_input) accumulate.sum_input(sums, static_cast<const S*>(t.input), b.groups, place.images, summed);
@@ -94,32 +96,23 @@ struct Grouped {
       GroupedExact<S, T>{p, t}.correct_sums(partial, groups, units);
   }
 
-  // Add a block's partial sums, always in the same order, and write them in the weight's layout.
+  // Add a block's partial sums, always in the same order.
   void reduce(int64_t block, const T* partial) const {
-    S *weight = static_cast<S*>(t.grad_weight), *bias = static_cast<S*>(t.grad_bias);
-    const Range groups = p.block(block);
-    auto sum = [&](int64_t g, int64_t element) {
-      return add_partials(partial + g * p.group_sums() + element, p.groups * p.group_sums(), p.segments);
-    };
-    const int64_t biases = bias ? p.group_biases() : 0;
-    for (int64_t g = groups.low; g < groups.high; ++g) {
-      for (int64_t o = 0; o < p.out_per_group; ++o)
-        for (int64_t i = 0; i < p.in_per_group; ++i)
-          for (int64_t k = 0; k < p.kernel_elements; ++k)
-            store_one<T>(weight + p.weight_element(g, o, i, k),
-                         sum(g, (o * p.in_per_group + i) * p.kernel_elements + k));
-      for (int64_t c = 0; c < biases; ++c)
-        store_one<T>(bias + g * biases + c, sum(g, p.group_weights() + c));
-    }
+    S *const weight = static_cast<S*>(t.grad_weight), *const bias = static_cast<S*>(t.grad_bias);
+    const int64_t weights = p.group_weights(), biases = bias ? p.group_biases() : 0;
+    for (int64_t g = p.block(block).low; g < p.block(block).high; ++g)
+      reduce_partials<T, N>(weight + g * weights, weights, bias + g * biases, partial + g * p.group_sums(),
+                            p.groups * p.group_sums(), p.segments, {0, weights + biases});
   }
 
   // ---- a plan with its scratch memory, and a call ----
 
   struct Plan : GroupedPlan {
     Memory memory;
-    Array<T> input, grad_output, result, row, folded;  // of each thread
+    Array<T> input, grad_output, result, folded;  // of each thread
     Array<Tap> taps;
-    Array<T> forward_weight, backward_weight, start, partial;
+    Array<int64_t> input_places, grad_places, result_places;
+    Array<T> weight, start, partial;
     Array<bool> infinite;
   };
 
@@ -129,24 +122,29 @@ struct Grouped {
     Layout &each = p.memory.each, &shared = p.memory.shared;
     const Axis &h = p.axis[1], &w = p.axis[2];
     const int64_t inputs = p.block_groups * p.in_per_group, outputs = p.block_groups * p.out_per_group;
-    const int64_t widest = most(p.in_per_group, p.out_per_group), weights = p.groups * p.group_weights();
+    const int64_t widest = most(p.in_per_group, p.out_per_group);
     const bool forward = p.wants(CONVGRAD_FORWARD), backward = p.wants(CONVGRAD_GRAD_INPUT);
-    const int64_t forward_result = outputs * round_up(p.plane[1] * p.plane[2], N);
+    const int64_t forward_result = round_up(p.plane[1] * p.plane[2], N);
     const int64_t height = p.folds() ? h.padded().size() : h.input, width = p.folds() ? w.padded().size() : w.input;
     const int64_t phase_rows = ceil_div(ceil_div(height, p.bands[1]), h.stride) + 1;
     const int64_t phase_width = ceil_div(ceil_div(width, p.bands[2]), w.stride) + 1;
-    const int64_t backward_result = inputs * least(w.stride, width) *
+    const int64_t backward_result = least(w.stride, width) *
                                     round_up(phase_rows * p.output_extent[2] + phase_width, N);
     // Rows are read and written up to a vector beyond their end.
     if (p.needs_input()) p.input = each.template add<T>(inputs * p.input_tile(1, p.images).channel() + N);
     if (p.needs_grad_output()) p.grad_output = each.template add<T>(outputs * p.output_tile(1, p.images).channel() + N);
-    if (backward && w.stride > 1 && !p.channels_last) p.row = each.template add<T>(inputs * w.input + N);
-    if (p.folds()) p.folded = each.template add<T>(inputs * p.folded_pixels() + N);
+    if (p.folds()) p.folded = each.template add<T>(inputs * p.images * p.folded_pixels() + N);
     p.taps = each.template add<Tap>(widest * p.kernel_elements);
-    if (forward) p.forward_weight = shared.template add<T>(weights);
-    if (backward) p.backward_weight = shared.template add<T>(weights);
+    if (p.channels_last) {
+      if (p.needs_input()) p.input_places = each.template add<int64_t>(p.input_tile(1, 1).places());
+      if (p.needs_grad_output()) p.grad_places = each.template add<int64_t>(p.output_tile(1, 1).places());
+    }
     if (p.needs_weight()) {
-      p.result = each.template add<T>(most(forward ? forward_result : 0, backward ? backward_result : 0) + N);
+      const int64_t places = most(forward * forward_result, backward * backward_result);
+      p.result = each.template add<T>(most(forward * outputs * forward_result, backward * inputs * backward_result) +
+                                      N);
+      if (p.channels_last) p.result_places = each.template add<int64_t>(most(places, p.folded_pixels()) + N);
+      if (kConverts) p.weight = shared.template add<T>(p.groups * p.group_weights());
       p.start = shared.template add<T>(p.groups * widest);
       p.infinite = shared.template add<bool>(p.lane_blocks);
     }
@@ -155,17 +153,26 @@ struct Grouped {
   }
 
   static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
-    const GroupedWeights<T> weights = {p.forward_weight.in(memory), p.backward_weight.in(memory), p.start.in(memory),
-                                       p.infinite.in(memory)};
+    GroupedWeights<T> weights = {p.weight.in(memory), p.start.in(memory), p.infinite.in(memory)};
+    if constexpr (!kConverts) weights.weight = static_cast<const T*>(t.weight);
     const Grouped call = {p, t, weights};
     T* const partial = p.partial.in(memory);
     auto pack = [&](Range blocks) {
-      for (int64_t i = blocks.low; i < blocks.high; ++i) call.operands.pack_weight(weights, i);
+      for (int64_t i = blocks.low; i < blocks.high; ++i) call.operands.pack_weight(weights, p.weight.in(memory), i);
     };
     auto scratch = [&](int64_t thread) {
       char* const at = p.memory.of_thread(memory, thread);
-      return Scratch{p.input.in(at),  p.grad_output.in(at), p.result.in(at), p.row.in(at),
-                     p.folded.in(at), p.taps.in(at),        -1,              0,           0};
+      return Scratch{p.input.in(at),
+                     p.grad_output.in(at),
+                     p.result.in(at),
+                     p.folded.in(at),
+                     p.taps.in(at),
+                     p.input_places.in(at),
+                     p.grad_places.in(at),
+                     p.result_places.in(at),
+                     -1,
+                     0,
+                     0};
     };
     run_items(
         threads, p.needs_weight() ? p.lane_blocks : 0, pack, p.items(), scratch,

@@ -16,7 +16,7 @@ struct GroupedAccumulate {
 
   void tile(const Scratch& s, T* sums, const Block& b, const Range o[3], const Range source[3], const PlaneTile& input,
             const PlaneTile& grad) const {
-    const int64_t count = operands.list_input_taps(s.taps, input);
+    const int64_t count = operands.list_input_taps(s.taps, input, {0, p.axis[0].kernel});
     PlaneRows<T> rows;
     rows.images = b.images, rows.depth = o[0].size(), rows.rows = o[1].size(), rows.pixels = o[2].size();
     rows.grad_channel = grad.channel(), rows.grad_image = grad.image();

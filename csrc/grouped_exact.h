@@ -100,7 +100,7 @@ struct GroupedExact {
 
   // ---- grad_weight ----
 
-  // The same for the sums over some units, [group][output][input][kernel element].
+  // The same for the sums over some units, of each group as its weights lie.
   __attribute__((noinline)) void correct_sums(T* sums, Range groups, Range units) const {
     for (int64_t group = groups.low; group < groups.high; ++group, sums += p.group_sums())
       for (int64_t weight = 0; weight < p.group_weights(); ++weight)
@@ -108,8 +108,9 @@ struct GroupedExact {
   }
 
   T corrected(int64_t group, int64_t weight, Range units) const {
-    const int64_t k = weight % p.kernel_elements, in = weight / p.kernel_elements % p.in_per_group;
-    const int64_t out = weight / p.kernel_elements / p.in_per_group;
+    const int64_t ni = p.in_per_group, nk = p.kernel_elements, out = weight / nk / ni;
+    const int64_t k = p.channels_last ? weight / ni % nk : weight % nk;
+    const int64_t in = p.channels_last ? weight % ni : weight / nk % ni;
     const int64_t kernel[3] = {k / (p.axis[1].kernel * p.axis[2].kernel), k / p.axis[2].kernel % p.axis[1].kernel,
                                k % p.axis[2].kernel};
     double total = 0;

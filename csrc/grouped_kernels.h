@@ -23,12 +23,14 @@ struct PlaneRun {
   T* result;
   int64_t result_channel;  // step
   const T* source;
-  const T *weight, *start;  // of the first result channel; those of the others follow
+  const T* weight;         // of the first result channel
+  int64_t weight_channel;  // step
+  const T* start;          // of the first result channel; those of the others follow
   const Tap* taps;
   int64_t count;
 };
 
-// result[r][pixel] = start[r] + sum over taps of source[pixel + tap] * weight[tap][r], for R channels and P vectors.
+// result[r][pixel] = start[r] + sum over taps of source[pixel + tap] * weight[r][tap], for R channels and P vectors.
 template <class T, int N, int R, int P>
 void correlate_planes(const PlaneRun<T>& run) {
   Vec<T, N> sum[R][P];
@@ -45,7 +47,7 @@ void correlate_planes(const PlaneRun<T>& run) {
     for (int p = 0; p < P; ++p) x[p] = load<T, N>(from + p * N);
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const T w = weight[r];
+      const T w = weight[r * run.weight_channel];
 #pragma GCC unroll 24
       for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
     }
@@ -87,7 +89,7 @@ void correlate_channels(const PlaneRun<T>& run, int64_t channels, int64_t vector
       const int64_t now = ceil_div(channels - first, pieces);
       PlaneRun<T> part = run;
       part.result += first * run.result_channel + at * N, part.source += at * N;
-      part.weight += first, part.start += first;
+      part.weight += first * run.weight_channel, part.start += first;
       kernels[now - 1](part, least(most_vectors, vectors - at));
       first += now;
     }
@@ -103,13 +105,6 @@ struct PlaneRows {
   int64_t grad_channel, grad_image, grad_slice, grad_row;  // steps
   int64_t input_image, input_slice, input_row;
 };
-
-template <class T, int N>
-inline Mask<T, N> first_lanes(int64_t count) {
-  Mask<T, N> mask = {};
-  for (int l = 0; l < N; ++l) mask[l] = l < count ? -1 : 0;
-  return mask;
-}
 
 // sums[a][b] += sum over pixels of grad[a] * input[tap b], for A channels and B taps. In the last vector of a row both
 // are masked: a zero would not hide an infinity beyond the row.

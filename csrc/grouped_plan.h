@@ -13,6 +13,9 @@ struct PlaneTile {
 
   // Whole vectors, and room for a last row that is written in whole vectors.
   int64_t plane() const { return round_up(extent[0] * extent[1] * extent[2] + vector - 1, vector); }
+  int64_t positions() const { return round_up(extent[0] * extent[1] * extent[2], vector); }
+  // Of all phases of an image, and of a row.
+  int64_t places() const { return phases[0] * phases[1] * phases[2] * positions() + extent[2]; }
   int64_t image() const { return phases[0] * phases[1] * phases[2] * plane(); }
   // A vector more is read, and channels an even number of lines apart would share a few places of the cache.
   int64_t channel() const { return (ceil_div(images * image() + vector, 2 * vector) | 1) * 2 * vector; }
@@ -45,13 +48,16 @@ struct GroupedPlan : Tiling {
     return {group_count * out_per_group, image_count, {1, 1, 1}, {1, 1, 1}, {1, 1, 1}, {e[0], e[1], e[2]}, vector};
   }
   int64_t group_weights() const { return in_per_group * out_per_group * kernel_elements; }
-  // A group's sums: its weights [output][input][kernel element], then its bias.
+  // A group's sums: its weights as they lie in the tensor, then its bias.
   int64_t group_biases() const { return sums_input ? in_per_group : out_per_group; }
   int64_t group_sums() const { return group_weights() + group_biases(); }
 
   Tensor output_tensor() const {
     return {{axis[0].output, axis[1].output, axis[2].output}, groups * out_per_group, 0, 1};
   }
+
+  // Whether the channels of a pixel lie together; of a single one, all pixels do.
+  bool transposes(const Tensor& x) const { return channels_last && x.width > 1; }
 
   // A work item: some blocks of groups, and some of their units.
   struct Item {

@@ -207,6 +207,20 @@ inline Vec<T, N> load_first(const S* from, int64_t live) {
   return load<T, N>(buffer);
 }
 
+// Fewer than N lanes: halves, quarters ... of the vector.
+template <class U, int N>
+inline void store_part(void* to, Vec<U, N> v, int64_t live) {
+  if constexpr (N > 1) {
+    Vec<U, N / 2> half;
+    memcpy(&half, &v, sizeof(half));
+    if (live >= N / 2) {
+      memcpy(to, &half, sizeof(half));
+      memcpy(&half, reinterpret_cast<char*>(&v) + sizeof(half), sizeof(half));
+      to = static_cast<char*>(to) + sizeof(half), live -= N / 2;
+    }
+    store_part<U, N / 2>(to, half, live);
+  }
+}
 template <class T, int N, class S>
 inline void store_first(S* to, Vec<T, N> v, int64_t live) {
   if (live >= N) return store<T, N>(to, v);
@@ -217,9 +231,10 @@ inline void store_first(S* to, Vec<T, N> v, int64_t live) {
   if constexpr (sizeof(S) == 2 && N == 16)
     return _mm256_mask_storeu_epi16(to, mask, bit_cast<__m256i>(narrow<N>(v, S{})));
 #endif
-  S buffer[N];
-  store<T, N>(buffer, v);
-  memcpy(to, buffer, sizeof(S) * static_cast<size_t>(live));
+  if constexpr (sizeof(S) == sizeof(T))
+    store_part<T, N>(to, v, live);
+  else
+    store_part<uint16_t, N>(to, narrow<N>(v, S{}), live);
 }
 
 // One element, through the same conversions as a vector's lanes.
@@ -244,6 +259,13 @@ inline void store_one(S* to, T value) {
 template <class T, int N>
 inline Vec<T, N> masked(Vec<T, N> v, Mask<T, N> mask) {
   return bit_cast<Vec<T, N>>(bit_cast<Mask<T, N>>(v) & mask);
+}
+
+template <class T, int N>
+inline Mask<T, N> first_lanes(int64_t count) {
+  Mask<T, N> lane = {};
+  for (int l = 0; l < N; ++l) lane[l] = l;
+  return lane < static_cast<LaneInteger<T>>(count);
 }
 
 // Whether none of `count` elements is an infinity or NaN.
