@@ -79,7 +79,7 @@ def made_up(path: Path) -> Path:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, sweep.COLUMNS, restval="")
         writer.writeheader()
-        for number in range(60):
+        for number in range(240):
             layout = " channels_last" if number % 4 == 0 else ""
             p = ConvProblem.parse(f"g8mb{1 + number}ic8ih{8 + number % 11}oc8kh3{layout}")
             row = {"problem": p, "emulated": 0, "pass": "forward", "aten": 1, "noise": 0.02}
@@ -94,7 +94,7 @@ def test_a_condition_is_found_and_holds_where_it_was_not_seen(tmp_path: Path) ->
     [fitted] = found.values()
     assert (fitted.held_out.slower, fitted.held_out.worst, fitted.held_out.often) == ("0 %", "1.00x", "0.0 %")
     report = list(derive.report(kinds, found))
-    assert "| depthwise | 60 | 0 % | 1.00x | 0.0 % (0.0 %) | 68 % | 0.0 % | 1 |" in report  # 2 ** 0.75
+    assert "| depthwise | 240 | 0 % | 1.00x | 0.0 % (0.0 %) | 68 % | 0.0 % | 1 |" in report  # 2 ** 0.75
 
 
 def test_the_table_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -26,19 +26,14 @@ _SMALL = 200_000
 #: in the sweep, on geometric average. The first line counts that fits and whose backend can compute it.
 TABLE = """
 # begin of the derived lines
-# 2241 measurements. Held out: 8 % slower than the fastest way, 2.9 % of the rows below 0.9x
-# of PyTorch's better layout (1.2 % by PyTorch's call as given), 0.15x at worst.
-dense      channels_last, kB < 250                    native        2.4x
-dense      not channels_last, smaller >= 7, taps < 7  native        3.0x
-dense      not channels_last, smaller < 7             native        3.6x
-depthwise  always                                     native        6.5x
-emulated   always                                     native        8.3x
-emulated   always                                     aten:float32  5.5x
-grouped    smaller >= 14, taps >= 40                  native        2.5x
-grouped    smaller < 14                               native        2.9x
-pointwise  kB >= 2650, smaller >= 20                  native        1.3x
-pointwise  kB < 2650, itemsize >= 3                   native        1.8x
-pointwise  kB < 426, itemsize < 3                     native        2.0x
+# 2373 measurements. Held out: 4 % slower than the fastest way, 3.9 % of the rows below 0.9x
+# of PyTorch's better layout (1.2 % by PyTorch's call as given), 0.16x at worst.
+dense      always  native        2.6x
+depthwise  always  native        6.0x
+emulated   always  native        9.7x
+emulated   always  aten:float32  4.6x
+grouped    always  native        2.7x
+pointwise  always  native        1.6x
 # end of the derived lines
 """
 
@@ -96,10 +91,10 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
         return "depthwise"
     if emulated:
         return "emulated"
-    if _is_matrix_product(problem):  # products of 16 bits are PyTorch's, which has to lay contiguous operands out anew
-        return None if problem.channels_last and problem.dtype.itemsize < 4 else "pointwise"
     if problem.groups > 1:
         return "grouped"
+    if _is_matrix_product(problem):  # products of 16 bits are PyTorch's, which has to lay contiguous operands out anew
+        return None if problem.channels_last and problem.dtype.itemsize < 4 else "pointwise"
     return "dense" if problem.flops >= _SMALL else None
 
 
