@@ -36,7 +36,8 @@ from convgrad.problem import PASSES, ConvProblem
 RULES, RULE_LINES = Path(rules.__file__), ("# begin of the derived lines\n", "# end of the derived lines\n")
 DOCS, DOCS_LINES = Path(__file__).parents[1] / "docs" / "performance.md", ("<!-- sweep -->\n", "<!-- end -->\n")
 FOLDS = 5
-PRICES = (32.0, 64.0, 128.0)  # lower ones: conditions that fit the problems that are there, and lose twice as much on others
+#: Lower ones give conditions that fit the problems that are there, and lose twice as much on others.
+PRICES = (32.0, 64.0, 128.0)
 MOST_LINES = 16
 #: What the leaves of each tree may take. Which instruction set is faster is left to measuring: lines about it saved 1 %
 #: here, and lost on layers of real models.
