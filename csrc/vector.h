@@ -231,10 +231,13 @@ inline void store_first(S* to, Vec<T, N> v, int64_t live) {
   if constexpr (sizeof(S) == 2 && N == 16)
     return _mm256_mask_storeu_epi16(to, mask, bit_cast<__m256i>(narrow<N>(v, S{})));
 #endif
-  if constexpr (sizeof(S) == sizeof(T))
+  if constexpr (sizeof(S) == sizeof(T)) {
     store_part<T, N>(to, v, live);
-  else
-    store_part<uint16_t, N>(to, narrow<N>(v, S{}), live);
+  } else {  // in halves, GCC would not keep the sums of depthwise kernels in registers
+    S buffer[N];
+    store<T, N>(buffer, v);
+    memcpy(to, buffer, sizeof(S) * static_cast<size_t>(live));
+  }
 }
 
 // One element, through the same conversions as a vector's lanes.
