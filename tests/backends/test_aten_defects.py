@@ -10,6 +10,7 @@ import torch
 
 import convgrad
 from convgrad.backends import DEFECTS, Defect
+from convgrad.check.aten_worker import answer
 from convgrad.check.child import Child
 from convgrad.engine import choose, get_backend
 from convgrad.problem import ConvProblem
@@ -24,7 +25,7 @@ ROWS = [pytest.param(d, id=d.name) for d in DEFECTS]
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[Child]:
-    with Child("convgrad.check.aten_worker") as one:
+    with Child(answer) as one:
         yield one
 
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-from convgrad.check.child import serve
-
 
 def answer(request: str) -> dict[str, Any]:
     if request == "die":
@@ -18,7 +16,3 @@ def answer(request: str) -> dict[str, Any]:
     if request == "sleep":
         time.sleep(60)
     return {"got": request, "poisoned": bool((torch.empty(1000) > 1e30).all())}
-
-
-if __name__ == "__main__":
-    serve(answer)

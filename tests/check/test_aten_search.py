@@ -14,6 +14,7 @@ from convgrad.check.child import Child
 from convgrad.engine import Found, choose, record, recorded, store
 from convgrad.problem import ConvProblem
 from convgrad.settings import current
+from tests.check.dying import answer
 
 CPU = torch.device("cpu")
 SHALLOW = DEFECTS[0]
@@ -54,14 +55,14 @@ def test_what_was_found_is_kept_and_avoided() -> None:
 
 
 def test_a_child_that_dies_is_an_answer() -> None:
-    with Child("tests.check.dying") as child:
+    with Child(answer) as child:
         assert child.ask("die") == (None, "the process died (SIGSEGV)")
         assert child.ask("answer") == ({"got": "answer", "poisoned": True}, "")
 
 
 @pytest.mark.slow
 def test_a_child_that_ends_or_thinks_for_too_long() -> None:
-    with Child("tests.check.dying") as child:
+    with Child(answer) as child:
         assert child.ask("exit") == (None, "the process ended with 3")
-    with Child("tests.check.dying", seconds=5) as child:
+    with Child(answer, seconds=5) as child:
         assert child.ask("sleep") == (None, "no answer in 5 s")

@@ -11,7 +11,6 @@ from torch import Tensor
 
 import convgrad
 from convgrad.check.bounds import error_bound, reduction_length
-from convgrad.check.child import serve
 from convgrad.check.operands import integer_operands, magnitude, reference
 from convgrad.check.problems import random_problems
 from convgrad.problem import ConvProblem, Slot
@@ -177,7 +176,3 @@ def _compared(p: ConvProblem, pass_: Any, got: Tensor, operands: dict[str, Tenso
         return f"{pass_} has shape {tuple(got.shape)}, expected {tuple(exact.shape)}"
     error = (got.double() - exact).abs().nan_to_num(float("inf"), float("inf"))
     return "" if bool((error <= bound).all()) else f"{pass_} is off by {float(error.amax()):.3g}"
-
-
-if __name__ == "__main__":
-    serve(answer)

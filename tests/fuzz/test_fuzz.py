@@ -16,7 +16,7 @@ import pytest
 
 from convgrad.backends import DEFECTS
 from convgrad.check.child import Child
-from tests.fuzz.calls import random_call, smaller_calls
+from tests.fuzz.calls import answer, random_call, smaller_calls
 
 _SECONDS = float(os.environ.get("CONVGRAD_FUZZ", "0"))
 
@@ -39,7 +39,7 @@ def shrunk(child: Child, call: dict[str, Any]) -> dict[str, Any]:
 def search(seconds: float, seed: int) -> list[str]:
     """One line for each failure."""
     r, end, lines = random.Random(seed), time.monotonic() + seconds, []
-    with Child("tests.fuzz.calls") as child:
+    with Child(answer) as child:
         child.ask(random_call(r))  # starting takes longer than many calls
         end = max(end, time.monotonic() + seconds / 2)
         while time.monotonic() < end and len(lines) < 20:
@@ -62,7 +62,7 @@ def test_it_can_fail() -> None:
     """PyTorch's own kernel, requested where it is wrong; and shrinking keeps what makes it wrong."""
     call = random_call(random.Random(0))
     call |= {"problem": DEFECTS[0].example[0], "backend": "aten", "mask": [True] * 3, "spoiled": None}
-    with Child("tests.fuzz.calls") as child:
+    with Child(answer) as child:
         assert "grad_weight is off by" in wrong(child, call)
         small = shrunk(child, call)
         assert wrong(child, small)

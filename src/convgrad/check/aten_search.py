@@ -13,10 +13,10 @@ import torch
 from ..backends import DEFECTS, statable_arguments
 from ..engine import Found, get_backend
 from ..problem import PASSES, ConvProblem, Output, Pass
+from .aten_worker import answer
 from .child import POISON, Child
 from .problems import random_problems
 
-_WORKER = "convgrad.check.aten_worker"
 _CPU = torch.device("cpu")
 
 
@@ -33,7 +33,7 @@ def search_aten(
     r, done, start = random.Random(seed), 0, time.monotonic()
     known = [ConvProblem.parse(d.example[0]) for d in DEFECTS]
     seen: set[Any] = set()
-    with Child(_WORKER) as child:
+    with Child(answer) as child:
         for p in chain(known, random_problems(seed)):
             passed = time.monotonic() - start
             if passed > seconds:

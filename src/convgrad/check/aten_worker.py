@@ -14,7 +14,6 @@ from ..backends import pytorchs_call, usual_strides
 from ..engine import get_backend
 from ..problem import OPERANDS, ConvProblem
 from .bounds import error_bound, reduction_length
-from .child import serve
 from .operands import integer_operands, magnitude, reference
 
 
@@ -53,7 +52,3 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     if bool((error <= allowed).all()):
         return {"status": "right"}
     return {"status": "wrong", "error": float(error.amax()), "largest": float(exact.abs().amax())}
-
-
-if __name__ == "__main__":
-    serve(answer)

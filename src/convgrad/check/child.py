@@ -7,18 +7,17 @@ child fills what it hands out: every tensor, and every buffer inside of PyTorch'
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import signal
-import subprocess
 import sys
-import threading
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 #: glibc writes the complement of this number into what it hands out, and the number itself into what is freed.
 POISON = 0x7E ^ 0xFF
+_spawned = multiprocessing.get_context("spawn")  # memory is poisoned from a process's beginning, or not at all
 
 
 def poisoned_environment() -> dict[str, str]:
@@ -33,68 +32,54 @@ class Child:
     """A child process that answers requests; it is started when first needed, and again when it has died.
 
     Args:
-        module: what it runs, a module that calls `serve`.
+        answer: the function of a request, at the top of a module; what it prints is not shown.
         seconds: how long it may think about one request.
     """
 
-    def __init__(self, module: str, seconds: float = 60.0) -> None:
-        self._command = [sys.executable, "-W", "ignore", "-m", module]
-        self._seconds = seconds
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, answer: Callable[[Any], Any], seconds: float = 60.0) -> None:
+        self._answer, self._seconds = answer, seconds
+        self._running: tuple[Any, Connection] | None = None
 
     def ask(self, request: Any) -> tuple[Any, str]:
-        """The answer, and how the child died where it did (the answer is None then).
-
-        Args:
-            request: anything that JSON can say.
-        """
-        if self._process is None:
-            self._process = subprocess.Popen(
-                self._command,
-                env=poisoned_environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        late = threading.Timer(self._seconds, process.kill)
-        late.start()
+        """The answer, and how the child died where it did (the answer is None then)."""
+        self._running = self._running or self._started()
+        process, pipe = self._running
         try:
-            process.stdin.write(json.dumps(request) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        timed_out = not late.is_alive()
-        late.cancel()
-        if line:
-            return json.loads(line), ""
+            pipe.send(request)
+            if pipe.poll(self._seconds):
+                return pipe.recv(), ""
+            death = f"no answer in {self._seconds:g} s"
+        except (EOFError, OSError):
+            process.join()
+            death = _death(process.exitcode)
         self.close()
-        return None, f"no answer in {self._seconds:g} s" if timed_out else _death(process.returncode)
+        return None, death
+
+    def _started(self) -> tuple[Any, Connection]:
+        pipe, its_own = _spawned.Pipe()
+        process = _spawned.Process(target=_serve, args=(self._answer, its_own), daemon=True)
+        before = dict(os.environ)
+        os.environ.update(poisoned_environment())
+        try:
+            process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        its_own.close()
+        return process, pipe
 
     def close(self) -> None:
         """End the child."""
-        if self._process is not None:
-            process, self._process = self._process, None
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(BrokenPipeError):
-                        pipe.close()
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        if self._running is not None:
+            (process, pipe), self._running = self._running, None
+            process.kill()
+            process.join()
+            pipe.close()
 
     def __enter__(self) -> Child:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -102,13 +87,10 @@ def _death(status: int) -> str:
     return f"the process died ({signal.Signals(-status).name})" if status < 0 else f"the process ended with {status}"
 
 
-def serve(answer: Any) -> None:
-    """In the child: read requests, one JSON text a line, and answer each.
-
-    Args:
-        answer: the function of a request; what it prints goes to standard error.
-    """
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), file=out, flush=True)
+def _serve(answer: Callable[[Any], Any], pipe: Connection) -> None:
+    """In the child: answer request after request, quietly."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):
+        os.dup2(nowhere, stream)
+    while True:
+        pipe.send(answer(pipe.recv()))
