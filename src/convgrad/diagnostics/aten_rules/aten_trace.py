@@ -7,7 +7,6 @@ after ``_convolution``, ``convolution_backward`` and ``subtensor`` of ATen's ``C
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import prod
 from typing import Any
 
 import torch
@@ -44,7 +43,6 @@ class KernelRun:
     calls: int
     copies: tuple[Copy, ...]
     temporaries: tuple[str, ...]
-    temporary_bytes: int | None
 
 
 @dataclass(frozen=True)
@@ -131,10 +129,9 @@ def _run(call: ConvCall, backend: Decision, *, backward: bool) -> tuple[Decision
     groups = c.groups if name in _ONE_GROUP else 1
     if groups > 1:
         copies += _group_copies(c, layout.value, backward)
-    function, temporaries = (
-        (kernel.backward, kernel.backward_temporaries) if backward else (kernel.forward, kernel.forward_temporaries)
-    )
-    return layout, KernelRun(function, groups, tuple(copies), temporaries, _temporary_bytes(name, c, backward))
+    forward, gradients = (kernel.forward, kernel.forward_temporaries), (kernel.backward, kernel.backward_temporaries)
+    function, temporaries = gradients if backward else forward
+    return layout, KernelRun(function, groups, tuple(copies), temporaries)
 
 
 def _group_copies(c: ConvCall, fmt: torch.memory_format, backward: bool) -> list[Copy]:
@@ -149,24 +146,3 @@ def _group_copies(c: ConvCall, fmt: torch.memory_format, backward: bool) -> list
     result = "the gradients of the groups" if backward else "the outputs of the groups"
     nbytes = c.input.nbytes + c.weight.nbytes if backward else out.nbytes
     return [*copies, Copy(result, "they are concatenated", nbytes)]
-
-
-def _temporary_bytes(backend: str, c: ConvCall, backward: bool) -> int | None:
-    """Bytes of the largest scratch tensor of one call of PyTorch's own CPU kernels; None where a library decides."""
-    if backend not in (*_ONE_GROUP, "Slow3d"):
-        return 0 if backend in ("Empty", "MkldnnEmpty", "CudaDepthwise2d", "CudaDepthwise3d") else None
-    if backend == "NnpackSpatial" and not backward:
-        return None
-    n, taps = c.input.shape[0], prod(c.weight.shape[2:])
-    spatial_in, spatial_out = prod(c.input.shape[2:]), prod(c.output_shape[2:])
-    groups = 1 if backend == "Slow3d" else c.groups  # Slow3d takes all groups in one call
-    channels_in, channels_out = c.input.shape[1] // groups, c.output_shape[1] // groups
-    size = c.input.dtype.itemsize
-    if backend.startswith("SlowTranspose"):
-        whole_batch = backend == "SlowTranspose2d" and not backward
-        return (n if whole_batch else 1) * channels_out * taps * spatial_in * size
-    if backend in ("SlowDilated2d", "SlowDilated3d", "NnpackSpatial"):
-        return channels_in * taps * spatial_out * size
-    if backend == "Slow2d" and taps == 1 and not c.strided and not any(map(any, c.padding)):
-        return 0
-    return n * channels_in * taps * spatial_out * size

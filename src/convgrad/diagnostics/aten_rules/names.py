@@ -17,7 +17,8 @@ _BACKWARD = "torch.ops.aten.convolution_backward(grad_output, input, weight, bia
 #: Scratch tensors, by what they hold. k is the product of the kernel sizes, in and out of the spatial sizes.
 _FINPUT = "finput: (N, C_in/groups * k, out), the unfolded input of the whole batch; none for 1x1, stride 1, no padding"
 _FGRAD2 = "fgrad_input: (C_in/groups * k, out), one batch item, per thread"
-_FGRAD3 = "fgrad_input: (N, C_in/groups * k, out), the whole batch"
+_FINPUT3 = "finput: (N, C_in * k, out), the unfolded input of the whole batch; none for 1x1x1, stride 1, no padding"
+_FGRAD3 = "fgrad_input: (N, C_in * k, out), the whole batch"
 _COLUMNS_IN = "columns: (C_in/groups * k, out), one batch item"
 _COLUMNS_OUT_BATCH = "columns: (N, C_out/groups * k, in), the whole batch"
 _COLUMNS_OUT = "columns: (C_out/groups * k, in), one batch item"
@@ -86,7 +87,7 @@ KERNELS: tuple[Kernel, ...] = (
            note="thnn_conv2d still exists as a thin name over _slow_conv2d_forward. finput and fgrad_input were "
                 "results passed from forward to backward until 1.10; now each pass makes its own."),
     Kernel(("Slow3d",), "slow_conv3d_forward", "slow_conv3d_backward",
-           forward_temporaries=(_FINPUT,), backward_temporaries=(f"grad_weight: {_FINPUT}", f"grad_input: {_FGRAD3}"),
+           forward_temporaries=(_FINPUT3,), backward_temporaries=(f"grad_weight: {_FINPUT3}", f"grad_input: {_FGRAD3}"),
            old_names=("slow_conv3d", "thnn_conv3d", "thnn_conv3d_forward", "thnn_conv3d_backward",
                       "VolumetricConvolutionMM"),
            note="slow_conv3d still exists as a thin name over slow_conv3d_forward. CPU only; it takes groups itself."),
