@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ._compat import fp32_precision
+
 #: What `measure` has set: the share of the running time that measuring may take, 0 for none at all; None leaves it to
 #: ``torch.backends.cudnn.benchmark``. A list of one item, which a call reads without a function.
 measuring: list[float | None] = [None]
@@ -42,18 +44,8 @@ class Settings(NamedTuple):
 
 
 def cudnn_allows_tf32() -> bool:
-    """Whether float32 convolutions may round their operands to TF32, by the new switches or the old one.
-
-    ``torch.backends.cudnn.allow_tf32`` cannot be read once the new ``fp32_precision`` has been set, hence the order.
-    """
-    conv = getattr(torch.backends.cudnn, "conv", None)
-    precision = getattr(conv, "fp32_precision", None)
-    if precision not in (None, "none"):
-        return precision == "tf32"
-    try:
-        return torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        return False
+    """Whether float32 convolutions may round their operands to TF32, by the old switch and the new ones."""
+    return fp32_precision("cuda") == "tf32"
 
 
 def current() -> Settings:

@@ -169,31 +169,22 @@ def _bind_grad_weight(run: Run, plan: int, problem: ConvProblem, outputs: tuple[
 def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
     """One of ``BOTH_GRADIENTS``: forward or grad_input, grad_weight, and perhaps grad_bias."""
     (shape, strides), (weight_shape, weight_strides) = _result(problem, outputs[0]), _result(problem, "grad_weight")
-    forward, channels = outputs[0] == "forward", problem.shape_of(problem.bias_slot)[1]
+    forward, bias = outputs[0] == "forward", "grad_bias" in outputs
+    channels = problem.shape_of(problem.bias_slot)[1]
 
     def gradients(
         grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         first = weight.new_empty_strided(shape, strides)
         grad_weight = weight.new_empty_strided(weight_shape, weight_strides)
+        grad_bias = weight.new_empty(channels) if bias else None
         x, w, g, y = input.data_ptr(), weight.data_ptr(), grad_output.data_ptr(), first.data_ptr()
-        if run(plan, pack(x, w, g, 0, y if forward else 0, 0 if forward else y, grad_weight.data_ptr(), 0)):
-            raise MemoryError(_NO_MEMORY)
-        return first, grad_weight
-
-    def gradients_and_bias(
-        grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        first = weight.new_empty_strided(shape, strides)
-        grad_weight = weight.new_empty_strided(weight_shape, weight_strides)
-        grad_bias = weight.new_empty(channels)
-        x, w, g, y = input.data_ptr(), weight.data_ptr(), grad_output.data_ptr(), first.data_ptr()
-        sums = grad_weight.data_ptr(), grad_bias.data_ptr()
+        sums = grad_weight.data_ptr(), 0 if grad_bias is None else grad_bias.data_ptr()
         if run(plan, pack(x, w, g, 0, y if forward else 0, 0 if forward else y, *sums)):
             raise MemoryError(_NO_MEMORY)
-        return first, grad_weight, grad_bias
+        return (first, grad_weight) if grad_bias is None else (first, grad_weight, grad_bias)
 
-    return gradients_and_bias if "grad_bias" in outputs else gradients
+    return gradients
 
 
 _BINDERS: dict[Output, Callable[..., Kernel]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -152,8 +151,7 @@ class Trace(Drawn):
         return [*dict.fromkeys(filter(None, found))]
 
 
-@contextmanager
-def trace(*, onednn: bool = False) -> Iterator[Trace]:
+def trace(*, onednn: bool = False) -> Trace:
     """Record every call of a backend inside this block, in every thread: backend, kernel, layout, copies made, time.
 
     A backward pass inside the block is seen if its forward ran there too, or if another kernel than ATen's was chosen
@@ -173,5 +171,4 @@ def trace(*, onednn: bool = False) -> Iterator[Trace]:
         >>> [r.outputs for r in t]
         ['forward']
     """
-    with Trace(onednn=onednn) as t:
-        yield t
+    return Trace(onednn=onednn)
