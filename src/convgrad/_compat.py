@@ -228,8 +228,7 @@ def wait(t: Tensor, what: str | None = None) -> Tensor:
     """The result of a functional collective that has ended; any other tensor as it is.
 
     Args:
-        t: the result.
-        what: it is, for the error; None where another one names it.
+        what: what it is, for the error; None where another one names it.
 
     Raises:
         CollectiveError: ``what`` failed, since another process died or did not answer in time.

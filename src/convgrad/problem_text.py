@@ -57,9 +57,7 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
     """Read one descriptor and the words after it: what `ConvProblem.parse` does.
 
     Args:
-        text: a descriptor of benchdnn, optionally followed by words.
         make: makes the problem of its fields.
-        transposed: read the descriptor as that of a transposed convolution, as the word ``transposed`` does.
 
     Raises:
         ValueError: a text that is no problem; it names the field, the position and an example.

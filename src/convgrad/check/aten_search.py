@@ -26,8 +26,6 @@ def search_aten(
     """Compare PyTorch's kernels with the reference, and yield what is wrong and not known yet, made small.
 
     Args:
-        seconds: how long.
-        seed: of the problems.
         progress: called with (share of the time, problems done).
     """
     r, done, start = random.Random(seed), 0, time.monotonic()

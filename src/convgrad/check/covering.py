@@ -37,8 +37,6 @@ def spread(problems: list[ConvProblem], most: int, before: Sequence[ConvProblem]
     """At most so many: next is always the one that brings the most new pairs of properties for what it costs.
 
     Args:
-        problems: to choose from.
-        most: how many.
         before: some of them that were chosen before; they count as met and are not chosen again.
     """
     if not problems:

@@ -82,11 +82,9 @@ def _quoted(source: str) -> str:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Every result of a check.
+    """Every result of a check, in the order in which they were found.
 
     Attributes:
-        backend: its name.
-        results: in the order in which they were found.
         finished: whether every problem was reached in the time given.
     """
 

@@ -104,10 +104,7 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...], method: Met
 def values(
     args: Sequence[Any], problem: ConvProblem, method: Method, outputs: Sequence[Output] = gradient_outputs(False)
 ) -> list[Any]:
-    """What each argument is for a problem; None for a tensor.
-
-    Args:
-        outputs: what a mask asks for.
+    """What each argument is for a problem; None for a tensor. A mask asks for ``outputs``.
 
     Raises:
         LookupError: the problem has no such value; the message is a reason against it.

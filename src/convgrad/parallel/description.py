@@ -47,11 +47,6 @@ def described(
 ) -> Description:
     """This process's part of a convolution of DTensors, and what it receives in the forward and the backward pass.
 
-    Args:
-        geometry: the arguments.
-        input, weight, bias: the operands.
-        outputs: of which of the forward pass and the gradients.
-
     Raises:
         DtypeError: a plain tensor among DTensors, or several meshes.
     """

@@ -73,8 +73,6 @@ def joined_like(x: DTensor, local: Tensor, moved: dict[int, int] | None = None) 
     """A result whose sharded dimensions are those of ``x``, at other places perhaps.
 
     Args:
-        x: the operand.
-        local: this process's part of the result.
         moved: where a dimension of ``x`` is in the result; all others stay.
     """
     where = {d: (moved or {}).get(d, d) for d in shards(x)}

@@ -91,10 +91,7 @@ class Exchange(NamedTuple):
         """Shards of these sizes, each extended by so many positions; by less than none, it is cut.
 
         Args:
-            sizes: the length of each shard.
-            before: how many positions more at the beginning: one number, or one for each shard.
-            after: the same for the end.
-            circular: whether the ends of the whole touch.
+            before, after: how many positions more at its beginning and its end: one number, or one for each shard.
 
         Raises:
             ShapeError: a size below zero, lists of another length, or a shard cut by more than it has.

@@ -108,11 +108,8 @@ def exchange(x: Tensor, dim: int, way: Route, group: ProcessGroup, *, back: bool
     Each is the derivative of the other.
 
     Args:
-        x: this process's own range along ``dim``; back: its extended range.
-        dim: the dimension, not negative.
-        way: this process's part in the exchange.
+        x: this process's own range along ``dim``, which is not negative; back: its extended range.
         group: the processes, in the order of the shards.
-        back: the other direction.
 
     Shape:
         (..., have, ...) -> (..., want, ...), without positions beyond the ends of the whole; back the other way round.

@@ -63,7 +63,6 @@ def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], use
 
     Args:
         value: a DTensor, or a tensor that every process has whole.
-        mesh: the mesh of the other operands.
         placements: how the operand must lie.
         used: the mesh dimensions whose processes use it for different parts of the result; where it is replicated
             there, its gradient is the sum of theirs.
@@ -217,10 +216,6 @@ def want(
     """The range of positions of the whole that this process needs, of which it has its shard.
 
     Args:
-        local: its shard.
-        dim: the sharded dimension.
-        mesh: the mesh.
-        m: the mesh dimension.
         length: how many positions the whole has, shared out as DTensor does it; or the range that each process has.
         ranges: what every process along it needs; beyond the ends there are zeros.
         circular: beyond the ends there is the other end.
@@ -243,12 +238,8 @@ def take(
     """This process's part of a tensor that consists of positions of another one along a sharded dimension.
 
     Args:
-        local: this process's shard of the other one.
-        dim: the dimension, of ``length`` positions in all.
-        mesh: the mesh.
-        m: the mesh dimension.
-        positions: which positions the ``start`` to ``stop`` of the result are.
-        out: the number of positions of the result.
+        local: this process's shard of the other one, which has ``length`` positions in all.
+        positions: which positions the ``start`` to ``stop`` of the result are, which has ``out``.
     """
     lists = [positions(start, stop) for start, stop in chunks(out, mesh.size(m))]
     ranges = [(min(p), max(p) + 1) if p else (0, 0) for p in lists]

@@ -29,13 +29,8 @@ from .sharding import Step, steps
 def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTensor:
     """The same tensor in other placements, as `DTensor.redistribute`; its derivative returns the same way.
 
-    Args:
-        x: the tensor.
-        placements: those wanted.
-        what: it is, for an error.
-
     Raises:
-        CollectiveError: another process died or did not answer in time; it names the collective.
+        CollectiveError: another process died or did not answer in time; it names the collective, and ``what`` it is of.
     """
     return _Redistribute.apply(x, tuple(placements), what)
 

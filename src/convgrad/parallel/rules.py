@@ -120,16 +120,7 @@ def _compute(
     contract: _Contract,
     bias: Tensor | None = None,
 ) -> list[DTensor]:
-    """The results of a contraction of DTensors.
-
-    Args:
-        name: the operator's.
-        call: what was validated.
-        given: the operands by their roles.
-        results: the roles to compute.
-        contract: computes them from local tensors.
-        bias: what is added to the output.
-    """
+    """The results of a contraction of DTensors: ``given`` are its operands, ``call`` is what was validated."""
     mesh = mesh_of(name, {**given, "bias": bias})
     operands: dict[Role, DTensor] = {role: t for role, t in given.items() if isinstance(t, DTensor)}
     work = Work(

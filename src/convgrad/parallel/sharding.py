@@ -92,7 +92,6 @@ class Choice(NamedTuple):
     """A rule for each dimension of the mesh; None where every process computes the same.
 
     Attributes:
-        rules: the rules.
         moves: for each spatial rule the role that is extended by a halo; None for the others.
         bytes: what a process receives, on average: of halos, and when the operands are brought into their placements
             and results where they are wanted.

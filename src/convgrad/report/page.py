@@ -24,10 +24,7 @@ _MISSING = "the page needs {}; install it with: pip install 'convgrad[report]'"
 
 
 def page_of(profile: Profile, changes: Sequence[Change]) -> str:
-    """The page.
-
-    Args:
-        changes: since the run before.
+    """The page of a profile, with the changes since the run before.
 
     Raises:
         ImportError: what the extra ``[report]`` brings is missing.
