@@ -140,7 +140,7 @@ def _group_copies(c: ConvCall, fmt: torch.memory_format, backward: bool) -> list
     out = TensorSpec(c.output_shape, dtype=c.input.dtype)
     sliced = [("input", c.input.contiguous(fmt), 1), ("weight", c.weight.contiguous(fmt), 0)]
     for what, spec, dim in [*sliced, ("grad_output", out, 1)] if backward else sliced:
-        part = spec.narrowed(dim, spec.shape[dim] // c.groups)
+        part = replace(spec, shape=(*spec.shape[:dim], spec.shape[dim] // c.groups, *spec.shape[dim + 1 :]))
         if not part.is_contiguous(spec.suggest_memory_format()):
             copies.append(Copy(f"{c.groups} slices of {what}", "the kernel knows one group only", spec.nbytes))
     result = "the gradients of the groups" if backward else "the outputs of the groups"

@@ -92,10 +92,6 @@ class TensorSpec:
         """What ``Tensor.contiguous(memory_format=...)`` returns: itself where it already is."""
         return replace(self, strides=tuple(self._meta().contiguous(memory_format=memory_format).stride()))
 
-    def narrowed(self, dim: int, length: int) -> TensorSpec:
-        """What ``Tensor.narrow`` returns: the same strides, one size smaller."""
-        return replace(self, shape=(*self.shape[:dim], length, *self.shape[dim + 1 :]))
-
     def view_1d_as_2d(self) -> TensorSpec:
         """(N, C, L) as (N, C, 1, L), which is how PyTorch runs 1-D convolutions (``unsqueeze(2)``)."""
         view = self._meta().unsqueeze(2)
@@ -197,10 +193,6 @@ class ConvCall:
     @property
     def dilated(self) -> bool:
         return any(d != 1 for d in self.dilation)
-
-    @property
-    def output_padding_big(self) -> bool:
-        return any(p >= s for p, s in zip(self.output_padding, self.stride, strict=True))
 
     def on(self, device_type: str) -> ConvCall:
         """The same call with its operands on another kind of device."""

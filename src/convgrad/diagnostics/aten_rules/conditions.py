@@ -80,7 +80,7 @@ def use_cudnn(log: DecisionLog, c: ConvCall, m: Machine) -> bool:
 def _output_padding_small(log: DecisionLog, c: ConvCall) -> bool:
     return log.record(
         "output_padding is smaller than the stride",
-        not c.output_padding_big,
+        all(p < s for p, s in zip(c.output_padding, c.stride, strict=True)),
         f"output_padding={c.output_padding}, stride={c.stride}",
     )
 
