@@ -71,7 +71,8 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
     [
         (("other.csv",), "was not written by convgrad run --csv, trace or bench --csv"),
         (("nothing.csv",), "No such file"),
-        (("nothing.py",), "'nothing.py' is no file"),
+        (("nothing.py",), "'nothing.py' is no file (hint: it was looked for in "),
+        (("--stock", "nothing.py", "--epochs", "1"), "'nothing.py' is no file (hint: it was looked for in "),
         (("--against", "other.json", "script.py"), "'other.json': this is no data of a convgrad report"),
         (("-o", "no/such/folder.html", "script.py"), "cannot be written"),
         (("-o", ".", "script.py"), "cannot be written"),

@@ -157,6 +157,7 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
     [
         ([], "there is nothing to do"),
         (["no/such/file"], "'no/such/file' is no file"),
+        (["nothing.py", "--epochs", "1"], "'nothing.py' is no file (hint: it was looked for in "),
         (["nothing"], "neither a problem nor a model"),
         ([SMALL, "--epochs"], "only a script takes arguments"),
         (["mb2ic3"], "no spatial dimension"),

@@ -51,7 +51,15 @@ def is_problem(text: str) -> bool:
 
 def no_file(what: str) -> tuple[str, str]:
     """The error for what looks like a file and is none."""
-    return f"{what!r} is no file", "a problem such as g32ic32ih14oc32kh3ph1 has neither a point nor a slash"
+    named = "a problem such as g32ic32ih14oc32kh3ph1 has neither a point nor a slash"
+    return f"{what!r} is no file", f"it was looked for in {os.getcwd()}" if what.endswith(".py") else named
+
+
+def is_script(what: str) -> bool:
+    """Whether a script is meant, which has to be there."""
+    if what.endswith(".py") and not Path(what).is_file():
+        raise fail(*no_file(what))
+    return what.endswith(".py")
 
 
 def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:

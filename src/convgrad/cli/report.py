@@ -14,7 +14,7 @@ import typer
 
 from .app import command, device_here, fail, say, say_json
 from .models import MODELS, NOT_ONE_TENSOR, build, example_input
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, problem_or, writable
+from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, problem_or, writable
 
 if TYPE_CHECKING:
     import torch
@@ -63,17 +63,17 @@ def report(
     if page is not None:
         _ready(page)
     before = None if against is None else Profile.read(against)
-    is_script, is_table, status = what.endswith(".py") and Path(what).exists(), what.endswith(".csv"), 0
+    of_script, is_table, status = is_script(what), what.endswith(".csv"), 0
     for_a_model = {"--input": shape, "--dtype": dtype, "--channels-last": channels_last, "--device": device != "cpu"}
     for_a_script = {"--stock": stock, f"the argument {(args or [''])[0]!r}": args}
     for kind, wrong, options in (
-        ("model", is_script or is_table, for_a_model),
-        ("script", not is_script, for_a_script),
+        ("model", of_script or is_table, for_a_model),
+        ("script", not of_script, for_a_script),
     ):
         for option in (name for name, given in options.items() if given and wrong):
             raise fail(f"{option} is for a {kind}, and {what!r} is none", "options stand before what is reported")
     with _stages() as stage:
-        if is_script:
+        if of_script:
             profile, status = profile_script(what, args or (), stock=stock, seconds=seconds, stage=stage)
         elif is_table:
             profile = profile_table(what)

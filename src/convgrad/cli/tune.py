@@ -13,7 +13,7 @@ import typer
 from .app import command, device_here, fail, progress, say, say_json, say_table, width
 from .aten import search
 from .models import MODELS, explained
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_problem, problem_or
+from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_problem, is_script, problem_or
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +112,7 @@ def _jobs_of(what: str, args: Sequence[str], shape: str, dtype: str, channels_la
     from ..problem_text import DTYPES
     from .problem_arguments import read_problems
 
-    if what.endswith(".py") and Path(what).exists():
+    if is_script(what):
         yield from _of_script(what, args)
         return
     if args:
