@@ -70,10 +70,6 @@ ORDER = {
     "miopen_convolution_transpose_backward": "x y w p o s d g f m",
     "miopen_convolution_transpose_backward_input": "y w p s d g f",
     "miopen_convolution_transpose_backward_weight": "W y x p s d g f",
-    "miopen_depthwise_convolution": "x w b p s d g f",
-    "miopen_depthwise_convolution_backward": "x y w p s d g f m",
-    "miopen_depthwise_convolution_backward_input": "X y w p s d g f",
-    "miopen_depthwise_convolution_backward_weight": "W y x p s d g f",
     "mkldnn_convolution": "x w b p s d g",
     "mkldnn_convolution_backward": "x y w p s d g m",
     "mkldnn_convolution_backward_input": "X y w p s d g B",
@@ -81,9 +77,6 @@ ORDER = {
     "thnn_conv2d": "x w k b s p",
     "thnn_conv2d_forward": "x w k b s p",
     "thnn_conv2d_backward": "y x w k s p e e m",
-    "slow_conv2d": "x w k b s p",
-    "slow_conv2d_forward": "x w k b s p",
-    "slow_conv2d_backward": "y x w k s p e e m",
     "convolution": "x w s p d g F",
     "convolution_backward_input": "X w y s p d g F",
     "convolution_backward_weight": "x W y s p d g F",
@@ -91,6 +84,9 @@ ORDER = {
     "convolution_transpose_backward_input": "X w y s p d g F",
     "convolution_transpose_backward_weight": "x W y s p d g F",
 }
+#: Of the names on the left, those on the right take the same: another name of the kernel, and another kernel.
+SAME = {"thnn": "slow", "miopen": "miopen_depthwise"}
+ORDER |= {n.replace(a, b): ORDER[n] for a, b in SAME.items() for n in ORDER if a in n and "transpose" not in n}
 FLAGS = ("benchmark", "deterministic", "allow_tf32")
 GPU = [name for name, order in ORDER.items() if "F" in order or "f" in order]
 

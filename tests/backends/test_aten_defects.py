@@ -12,6 +12,7 @@ import convgrad
 from convgrad.backends import DEFECTS, Defect
 from convgrad.check.aten_worker import answer
 from convgrad.check.child import Child
+from convgrad.diagnostics import explain_problem
 from convgrad.engine import choose, get_backend
 from convgrad.problem import ConvProblem
 from convgrad.settings import current
@@ -56,13 +57,13 @@ def test_aten_is_not_chosen_where_it_is_wrong(defect: Defect) -> None:
     (step,) = choose(problem, (output,), CPU, current(), None)
     if defect.instead and defect.here:
         assert step.backend.name in defect.instead
-        aten = next(r for r in convgrad.explain(problem, outputs=output).rows if r.backend == "aten")
+        aten = next(r for r in explain_problem(problem, output).rows if r.backend == "aten")
         assert aten.reasons[0].startswith(f"PyTorch's kernel is wrong here: {defect.happens}")
     results = check_problem(step.backend, problem, output, repeats=3)
     assert not [str(r) for r in results if r.status == "failed"]
 
 
-@pytest.mark.parametrize("defect", [p for p in ROWS if p.values[0].instead and p.values[0].here])
+@pytest.mark.parametrize("defect", [pytest.param(d, id=d.name) for d in DEFECTS if d.instead and d.here])
 def test_on_request_pytorchs_result_is_one_line_away(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convgrad.backends.aten_defects._warned", set())
     problem, output = ConvProblem.parse(defect.example[0]), defect.example[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -26,7 +27,7 @@ class Broken(Im2colBackend):
     def __init__(self, damage: Break) -> None:
         self.damage = damage
 
-    def bind(self, problem, outputs):
+    def bind(self, problem: ConvProblem, outputs: Any) -> Any:
         kernel = super().bind(problem, outputs)
         return lambda a, b, *rest: self.damage(problem, outputs[0], a, b, kernel(a, b, *rest))
 

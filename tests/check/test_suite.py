@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import convgrad
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.check import (
     PROPERTIES,
@@ -19,6 +18,7 @@ from convgrad.check import (
     outputs_of,
 )
 from convgrad.check.operands import structural
+from convgrad.diagnostics import explain_problem
 from convgrad.problem import PASSES, ConvProblem, Output
 
 from .broken import TEXT, Broken, wrong_if
@@ -117,4 +117,4 @@ def test_a_default_device_of_the_users_changes_nothing() -> None:
     with torch.device("meta"):
         for name in ("im2col", "aten", "reference"):
             assert check_backend(name, ["mb1g4ic4ih5oc4kh3", "mb1g4ic4ih5oc4kh3 bfloat16 channels_last"], repeats=2).ok
-        assert convgrad.explain("mb1g4ic4ih5oc4kh3", measure=True).chosen()
+        assert explain_problem(ConvProblem.parse("mb1g4ic4ih5oc4kh3"), measure=True).chosen()

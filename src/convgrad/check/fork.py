@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
@@ -49,7 +49,7 @@ def why_not_in_child() -> str:
     return ""
 
 
-def in_child(work: Callable[[Send], None], patience: Callable[[], float]) -> Iterator[Any]:
+def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> Generator[Any, None, None]:
     """What ``work`` sends, from a forked child.
 
     Args:
@@ -85,7 +85,7 @@ def in_child(work: Callable[[Send], None], patience: Callable[[], float]) -> Ite
                 _end(pid)
 
 
-def _started(work: Callable[[Send], None], trace: IO[str]) -> tuple[Connection, int]:
+def _started(work: Callable[[Send], object], trace: IO[str]) -> tuple[Connection, int]:
     """A child that computes: one that inherits a lock in the hands of a thread that is not there is replaced."""
     for _ in range(_ATTEMPTS):
         receiver, pid = _fork(work, trace)
@@ -103,7 +103,7 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _fork(work: Callable[[Send], None], trace: IO[str]) -> tuple[Connection, int]:
+def _fork(work: Callable[[Send], object], trace: IO[str]) -> tuple[Connection, int]:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     for stream in (sys.stdout, sys.stderr):  # what is in their buffers belongs to the parent
         with contextlib.suppress(Exception):
@@ -117,7 +117,7 @@ def _fork(work: Callable[[Send], None], trace: IO[str]) -> tuple[Connection, int
     return receiver, pid
 
 
-def _be_the_child(work: Callable[[Send], None], sender: Connection, trace: IO[str]) -> None:
+def _be_the_child(work: Callable[[Send], object], sender: Connection, trace: IO[str]) -> None:
     status = 1
     try:
         with contextlib.suppress(ValueError, OSError):

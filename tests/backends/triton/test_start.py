@@ -183,9 +183,10 @@ def test_a_new_kernel_is_checked_once(started: list[tuple[Any, ...]]) -> None:
         def _verifier(self, problem: ConvProblem) -> Any:
             return lambda kernel, outputs, *_: checked.append(outputs)
 
-    for outputs in (("forward",), SWEEP):
+    alone: tuple[Output, ...] = ("forward",)
+    for outputs in (alone, SWEEP):
         kernel = Counting().bind(PROBLEM, outputs)
-        slots = ("input", "weight") if outputs == ("forward",) else ("grad_output", "input", "weight")
+        slots = ("input", "weight") if outputs is alone else ("grad_output", "input", "weight")
         for shift in (0, 0, 1, 1):
             kernel(*(slot(PROBLEM, name, shift) for name in slots))
         assert checked == [outputs] * 2
