@@ -143,6 +143,8 @@ class ConvProblem:
                 f"in_channels={self.in_channels} and out_channels={self.out_channels} "
                 f"must be multiples of groups={self.groups}"
             )
+        if min(*self.kernel_size, *self.stride, *self.dilation) < 1:
+            raise ValueError(f"kernel_size, stride and dilation are positive integers; got {self!r}")
         if self.padding_mode != "zeros":
             self._check_padding_mode()
         for i, (low, high) in enumerate(self.padding):

@@ -109,6 +109,8 @@ def test_outputs_and_properties() -> None:
     chosen = ("bound", "exact")
     assert [r.property_name for r in check_problem("reference", TEXT, "forward", properties=chosen)] == list(chosen)
     assert {r.property_name for r in check_backend("reference", [TEXT], properties=chosen).results} == set(chosen)
+    with pytest.raises(ValueError, match="unknown property 'exac'; properties are exact, again"):
+        check_problem("reference", TEXT, "forward", properties=["exac"])
     assert isinstance(CheckReport("x", tuple(results)).results[0], CheckResult)
 
 

@@ -192,6 +192,7 @@ def test_one_problem_may_be_named_alone(named: Any) -> None:
         ({"layouts": ("nhwc",)}, ValueError, "layouts are among"),
         ({"layouts": ()}, ValueError, "layouts are among"),
         ({"seconds": 0}, ValueError, "seconds is a positive number"),
+        ({"seconds": "1"}, ValueError, "seconds is a positive number"),
         ({"forward": 3}, TypeError, "forward= takes a function, got 3"),
         ({"args": "input"}, TypeError, "args of forward is a sequence, got the text 'input'"),
         ({"args": {"weight": ()}}, ValueError, "args is for forward, .* there is no 'weight'"),

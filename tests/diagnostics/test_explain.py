@@ -262,6 +262,11 @@ def test_what_cannot_be_explained_is_refused_in_words(what: Any) -> None:
         explain(what)
 
 
+def test_a_weight_that_is_none_is_refused_in_words() -> None:
+    with pytest.raises(TypeError, match="expected a Tensor or a TensorSpec, got str"):
+        explain(torch.ones(1, 2, 3), "weight")
+
+
 @pytest.mark.parametrize(("outputs", "unknown"), [("gw", "gw"), (["forward", "bias"], "bias")])
 def test_outputs_are_checked_and_one_may_stand_alone(outputs: Any, unknown: str) -> None:
     text = "g8mb1ic8ih8oc8kh3ph1"

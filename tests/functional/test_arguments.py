@@ -138,8 +138,9 @@ def test_a_size_that_is_none_is_refused_in_a_short_line(size: Any) -> None:
 def test_what_is_no_tensor_is_refused_as_in_pytorch(operands: tuple[Any, ...]) -> None:
     real = [torch.randn(1, 2, 5, 5), torch.randn(2, 2, 3, 3), torch.randn(2)]
     mixed = [t if o == 1 else o for o, t in zip(operands, real, strict=False)]
-    with pytest.raises(TypeError, match="must be Tensor, not"):
-        convgrad.conv2d(*mixed)
+    for function in (convgrad.conv2d, convgrad.convolution):
+        with pytest.raises(TypeError, match="must be Tensor, not"):
+            function(*mixed)
 
 
 def test_a_gradient_of_no_tensor_is_refused_by_name() -> None:
@@ -154,6 +155,21 @@ def test_a_gradient_of_no_tensor_is_refused_by_name() -> None:
     for argument, call in calls.items():
         with pytest.raises(TypeError, match=f"argument '{argument.rstrip(chr(39))}' must be Tensor, not NoneType"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"output_mask": None}, "output_mask is a sequence of three booleans, got None"),
+        ({"output_mask": "abc"}, "output_mask is a sequence of three booleans, got 'abc'"),
+        ({"bias_sizes": 2}, "bias_sizes is a sequence of integers"),
+        ({"bias_sizes": "2"}, "bias_sizes is a sequence of integers"),
+    ],
+)
+def test_what_is_no_mask_and_no_size_is_refused_by_name(wrong: dict[str, Any], words: str) -> None:
+    x, w, g = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3), torch.randn(1, 2, 4, 4)
+    with pytest.raises(TypeError, match=words):
+        convgrad.convolution_backward(g, x, w, **wrong)
 
 
 @pytest.mark.parametrize("padding", [((1, 0), (2, -1)), [(1, 0), (2, -1)]])

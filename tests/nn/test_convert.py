@@ -85,6 +85,8 @@ def test_layers_that_stay_in_float() -> None:
         nn.convert_(net, nn.Binary(), skip=["conv9", "2.7", "0"])
     with pytest.raises(TypeError, match="a scheme is an instance such as"):
         nn.convert_(net, nn.Binary)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match=r"the layers of a torch.nn.Module are converted, got NoneType"):
+        nn.convert_(None)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_pruned_layer_stays_pruned() -> None:

@@ -68,7 +68,7 @@ def check_problem(
         One result for each property; a single skipped one where the backend has reasons against the problem.
 
     Raises:
-        ValueError: a problem or an output that is none.
+        ValueError: a problem, an output or a property that is none.
         KeyError: no backend has this name.
 
     Equivalent to:
@@ -78,13 +78,16 @@ def check_problem(
     """
     if output not in OUTPUTS:
         raise ValueError(f"unknown output {output!r}; outputs are {', '.join(OUTPUTS)}")
+    names = list(PROPERTIES if properties is None else properties)
+    if unknown := [name for name in names if name not in ALL_PROPERTIES]:
+        raise ValueError(f"unknown property {unknown[0]!r}; properties are {', '.join(ALL_PROPERTIES)}")
     backend, problem = _backend(backend), _problem(problem)
     check = PropertyCheck(backend, problem, output, torch.device(device), seed, repeats, threads)
     reasons = check.reasons_against()
     if reasons:
         return [_result(check, "usable", "skipped", "; ".join(reasons))]
     results = []
-    for name in PROPERTIES if properties is None else properties:
+    for name in names:
         if progress is not None:
             progress(name)
         results.append(_check_property(check, name))

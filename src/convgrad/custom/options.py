@@ -37,7 +37,7 @@ def check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, sec
     if options["arithmetic"] not in get_args(Arithmetic):
         known = ", ".join(map(repr, get_args(Arithmetic)))
         raise ValueError(f"arithmetic is one of {known}, got {options['arithmetic']!r}")
-    if isinstance(seconds, bool) or not seconds > 0:
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
         raise ValueError(f"seconds is a positive number, got {seconds!r}")
 
 

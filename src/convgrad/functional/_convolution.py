@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..shapes import check_rank
 from ..validation import refuse_nested
-from ._arguments import Ints, conv_arguments, transpose_arguments
+from ._arguments import Ints, conv_arguments, require_tensors, transpose_arguments
 from ._call import run_nd
 from ._rows import Layout, as_images, in_one_row
 
@@ -48,6 +48,7 @@ def convolution(
         >>> torch.equal(convgrad.convolution(x, w), torch.nn.functional.conv1d(x, w))
         True
     """
+    require_tensors("convolution", input=input, weight=weight)
     d = weight.dim() - 2
     if input.dim() != d + 2 or d < 1:
         refuse_nested(input, weight)

@@ -169,5 +169,7 @@ def convolution_backward(
     arguments = all_arguments(weight.dim() - 2, weight.shape, *form)
     if input.is_complex():
         input, weight = input.conj(), weight.conj()
-    rest = (None if bias_sizes is None else list(bias_sizes), *arguments, list(output_mask))
+    if not isinstance(output_mask, (tuple, list)) or not all(isinstance(wanted, bool) for wanted in output_mask):
+        raise TypeError(f"output_mask is a sequence of three booleans, got {output_mask!r}")
+    rest = (None if bias_sizes is None else sizes(bias_sizes, "bias_sizes"), *arguments, list(output_mask))
     return gradient("convolution_backward", rest, grad_output, input, weight)

@@ -89,6 +89,8 @@ def new_classes(
     Raises:
         ValueError: skip names what is not there.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"the layers of a torch.nn.Module are converted, got {type(model).__name__}")
     modules, skipped = dict(model.named_modules()), {skip} if isinstance(skip, str) else set(skip)
     if unknown := sorted(skipped - set(modules)):
         raise ValueError(f"skip names what is not in the model: {', '.join(unknown)}")

@@ -60,6 +60,8 @@ class TensorSpec:
         """Describe a tensor; its memory is not touched."""
         if isinstance(tensor, TensorSpec):
             return tensor
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"expected a Tensor or a TensorSpec, got {type(tensor).__name__}")
         mkldnn = tensor.layout == torch._mkldnn  # pyright: ignore[reportAttributeAccessIssue]
         strides = () if mkldnn else tuple(tensor.stride())
         return cls(tuple(tensor.shape), strides, tensor.dtype, tensor.device.type, tensor.requires_grad, mkldnn)
