@@ -21,7 +21,7 @@ LAYOUTS = ("contiguous", "channels_last")
 STEPS = (*LAYOUTS, "auto")  # the layouts of training steps
 OUTPUTS = ("forward", "backward")
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
-_COLOURS = {"contiguous": "#3b6ea5", "channels_last": "#d08a3c", "auto": "#4a9a5b"}
+_COLOURS: dict[str, str] = {"contiguous": "#3b6ea5", "channels_last": "#d08a3c", "auto": "#4a9a5b"}
 
 
 def read(paths: Sequence[Path]) -> tuple[list[Row], list[Row]]:
@@ -109,7 +109,7 @@ def draw(layers: Sequence[Row], steps: Sequence[Row], path: Path) -> None:
     mpl.rcParams.update({"svg.hashsalt": "convgrad", "svg.fonttype": "none", "font.size": 9})
     models = models_of(layers, steps)[::-1]
     figure, panels = plt.subplots(1, 2, sharey=True, figsize=(9, 0.32 * len(models) + 1.2), layout="constrained")
-    offsets = dict(zip(STEPS, (0.15, -0.15, 0), strict=True))
+    offsets: dict[str, float] = dict(zip(STEPS, (0.15, -0.15, 0), strict=True))
     for row in layers:
         for model in row["models"].split():
             at = models.index(model) + offsets[row["layout"]]

@@ -175,7 +175,7 @@ def measure(text: str, what: str, backend_name: str, device: str, seconds: float
                 del calls[key]  # PyTorch has no kernel for it, or no memory
                 row["refused"] = f"{key}: {short(error)}"
     del expected
-    rounds = {"least_rounds": 2} if slow > 0.02 else {}
+    rounds: dict[str, Any] = {"least_rounds": 2} if slow > 0.02 else {}
     baseline = next((key for key in calls if key.startswith("pytorch")), "ours NCHW")
     seen = compare(calls, baseline, device=device, seconds=seconds, **rounds)
     row["times"] = {key: seen.median(key) for key in calls}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,8 @@ PROBLEMS = (
 
 def ways(n: int, c_in: int, c_out: int, groups: int, size: int, kernel: int) -> dict[str, Callable[[], Tensor]]:
     x, g = torch.randn(n, c_in, size, size), torch.randn(n, c_out, size, size)
-    w, form = torch.randn(c_out, c_in // groups, kernel, kernel), {"padding": kernel // 2, "groups": groups}
+    w = torch.randn(c_out, c_in // groups, kernel, kernel)
+    form: dict[str, Any] = {"padding": kernel // 2, "groups": groups}
 
     def loss(weight: Tensor, image: Tensor, grad_output: Tensor, conv: Callable[..., Tensor]) -> Tensor:
         return (conv(image[None], weight, **form)[0] * grad_output).sum()
@@ -56,7 +58,9 @@ def peak(call: Callable[[], object]) -> float:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
     assert profiled.profiler is not None
-    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    assert profiled.profiler.kineto_results is not None
+    every: list[Any] = profiled.profiler.kineto_results.events()
+    events = [e for e in every if e.name() == "[memory]"]
     held = most = 0
     for event in sorted(events, key=lambda e: e.start_ns()):
         held += event.nbytes()

@@ -186,6 +186,11 @@ class ConvProblem:
         return all(k == 1 for k in self.kernel_size)
 
     @property
+    def matrix_product(self) -> bool:
+        """Pointwise, without stride or padding: a matrix product, or one for each group."""
+        return self.pointwise and self.input_size == self.output_size and not any(map(any, self.padding))
+
+    @property
     def symmetric(self) -> bool:
         """Low and high padding agree in every dimension, and none is a crop."""
         return all(low == high and low >= 0 for low, high in self.padding)

@@ -169,7 +169,7 @@ def test_memory_kept_reads_the_environment(monkeypatch):
 def test_conditions_name_what_matters():
     line = conditions()
     assert torch.__version__ in line
-    assert f"{torch.get_num_threads()} threads" in line
+    assert f"{torch.get_num_threads()} thread" in line
     assert "memory" in line
 
 

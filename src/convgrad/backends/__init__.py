@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from .aten import AtenBackend, aten_backward, pytorchs_call, runs_as_stated, statable_arguments
 from .aten_defects import DEFECTS, Defect, found, learn, reads_odd_strides, warn_of
+from .aten_direct import aten_choice
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
 from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
@@ -20,7 +21,7 @@ from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
 
 __all__ = ["DEFECTS", "Arithmetic", "Backend", "Defect", "Kernel", "Layout", "PaddedCopy", "ReferenceBackend",
-           "aten_backward", "built_in", "described", "found", "learn", "native_norm_takes",
+           "aten_backward", "aten_choice", "built_in", "described", "found", "learn", "native_norm_takes",
            "norm_gains", "normalization_gradients", "normalize", "padded", "pytorchs_call", "reads_odd_strides",
            "runs_as_stated", "statable_arguments", "usual_strides", "warn_of", "wide_dtype"]  # fmt: skip
 

@@ -38,13 +38,13 @@ def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
 
     The device must be here. The tensors that PyTorch looks at have sizes and no memory.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.utils._python_dispatch import _disable_current_modes
 
-    p = statable(problem)
-    with _disable_current_modes(), FakeTensorMode():
+    p, mode = statable(problem), FakeTensorMode()
+    with _disable_current_modes():
         first, weight = (
-            torch.empty(shape, dtype=p.dtype, device=device, memory_format=p.memory_format)
+            FakeTensor(mode, torch.empty(shape, dtype=p.dtype, device="meta", memory_format=p.memory_format), device)
             for shape in (p.output_shape if p.transposed else p.input_shape, p.weight_shape)
         )
         return torch._C._select_conv_backend(first, weight, None, *statable_arguments(p))

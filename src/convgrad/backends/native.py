@@ -58,7 +58,7 @@ class NativeBackend(Backend):
         reasons = []
         if device.type != "cpu":
             reasons.append(f"it runs on the CPU, the tensors are on {device.type}")
-        if not problem.depthwise and not _is_matrix_product(problem) and max(_group(problem)) > MOST_A_GROUP:
+        if not problem.depthwise and not problem.matrix_product and max(_group(problem)) > MOST_A_GROUP:
             inputs, outputs_ = _group(problem)
             reasons.append(
                 f"it computes depthwise convolutions, those with at most {MOST_A_GROUP} channels a group, and "
@@ -119,10 +119,6 @@ def _padded_elements(p: ConvProblem) -> int:
 def _group(p: ConvProblem) -> tuple[int, int]:
     """Input and output channels of a group."""
     return p.in_channels // p.groups, p.out_channels // p.groups
-
-
-def _is_matrix_product(p: ConvProblem) -> bool:
-    return p.pointwise and p.input_size == p.output_size and not any(map(any, p.padding))
 
 
 # ---- kernels: one Python function each, and one call of the library ------------------------------

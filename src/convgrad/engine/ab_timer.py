@@ -296,10 +296,10 @@ def memory_kept() -> bool:
 def surroundings(device: torch.device | str = "cpu") -> dict[str, str]:
     """What a time depends on beside the code: machine, threads, versions, memory setting."""
     device = torch.device(device)
-    on_gpu = device.type == "cuda"
+    on_gpu, threads = device.type == "cuda", torch.get_num_threads()
     return {
         "processor": torch.cuda.get_device_name(device) if on_gpu else processor()[0],
-        "threads": f"CUDA {torch.version.cuda}" if on_gpu else f"{torch.get_num_threads()} threads",
+        "threads": f"CUDA {torch.version.cuda}" if on_gpu else f"{threads} thread{'s' * (threads > 1)}",
         "torch": f"torch {torch.__version__}",
         "python": f"Python {platform.python_version()}",
         "memory": "freed memory kept" if memory_kept() else "freed memory returned to the system",

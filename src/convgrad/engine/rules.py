@@ -1,86 +1,41 @@
 """The rules: what is taken where nobody requested a backend, no kernel of the user's is there and nothing was measured.
 
-PyTorch's own kernels are, except where a line of the table below says otherwise. ``benchmarks/derive.py`` writes the
-table from what ``benchmarks/sweep.py`` measured. There is none for a GPU: nobody has measured our kernels on one yet.
+PyTorch's own kernels are, except for the kinds of problem in the table below. ``benchmarks/derive.py`` writes it from
+what ``benchmarks/sweep.py`` measured; `kind_of` is written by hand, from what is known of the kernels on both sides.
+There is no table for a GPU: nobody has measured our kernels on one yet.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from math import prod
-from operator import ge, lt
-from typing import NamedTuple
 
 import torch
 
 from .._compat import cpu_lacks
+from ..backends import aten_choice
 from ..problem import ConvProblem
 
-#: FLOPs of a dense pass up to which PyTorch's own call is kept: its autograd is faster in such a small one. A pointwise
-#: one is no exception to the rules: in squeeze and excitation ours is several times as fast.
-_SMALL = 200_000
-
-#: A kind of problem; conditions, all of them; what is taken; how many times as fast as PyTorch's call as given it was
-#: in the sweep, on geometric average. The first line counts that fits and whose backend can compute it.
-TABLE = """
+#: Kind of problem -> what is taken, the first that can, and how many times as fast as PyTorch's call as given it was in
+#: the sweep, on geometric average.
 # begin of the derived lines
-# 2373 measurements. Held out: 4 % slower than the fastest way, 3.9 % of the rows below 0.9x
-# of PyTorch's better layout (1.2 % by PyTorch's call as given), 0.16x at worst.
-dense      always  native        2.6x
-depthwise  always  native        6.0x
-emulated   always  native        9.7x
-emulated   always  aten:float32  4.6x
-grouped    always  native        2.7x
-pointwise  always  native        1.6x
-# end of the derived lines
-"""
-
-#: What a condition may be about: more features fit the problems of the sweep, and lose as much or more on others.
-FEATURES: dict[str, Callable[[ConvProblem], float]] = {
-    "smaller": lambda p: min(p.in_channels, p.out_channels) // p.groups,
-    "taps": lambda p: prod(p.kernel_size),
-    "channels_last": lambda p: p.channels_last,
-    "kB": lambda p: p.least_bytes / 1e3,
-    "itemsize": lambda p: p.dtype.itemsize,
+TABLE: dict[str, dict[str, float]] = {
+    "dense": {"native": 3.3},
+    "depthwise": {"native": 6.0},
+    "emulated": {"native": 9.7, "aten:float32": 4.6},
+    "grouped": {"native": 2.9},
+    "pointwise": {"native": 1.6},
 }
+# end of the derived lines
 
-
-class Rule(NamedTuple):
-    """A line of the table."""
-
-    conditions: tuple[str, ...]
-    way: str
-    gain: str
-
-    def holds(self, problem: ConvProblem) -> bool:
-        return all(_holds(condition, problem) for condition in self.conditions)
-
-
-def _holds(condition: str, problem: ConvProblem) -> bool:
-    """``taps >= 16``, ``taps < 16``, ``channels_last`` or ``not channels_last``."""
-    name, *rest = condition.removeprefix("not ").split()
-    value = FEATURES[name](problem)
-    if rest:
-        return {">=": ge, "<": lt}[rest[0]](value, float(rest[1]))
-    return bool(value) != condition.startswith("not ")
-
-
-@lru_cache
-def rules_of(table: str) -> dict[str, tuple[Rule, ...]]:
-    """Kind -> the lines about it, in order."""
-    found: dict[str, tuple[Rule, ...]] = {}
-    for line in table.splitlines():
-        if line and not line.startswith("#"):
-            kind, conditions, way, gain = re.split(r"\s{2,}", line.strip())
-            rule = Rule(tuple(c for c in conditions.split(", ") if c != "always"), way, gain)
-            found[kind] = (*found.get(kind, ()), rule)
-    return found
+#: FLOPs of a pass up to which PyTorch's autograd, whose calls take 45 us less than ours, gains more than a kernel can.
+_SMALL = 1e6
+#: And from which arithmetic takes longer than a call of oneDNN, 40 us or more.
+_LARGE = 1e7
 
 
 def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
-    """The first column of the lines about a problem; None of one that is PyTorch's in any case.
+    """What the table calls a problem on a CPU; None of one that is PyTorch's in any case.
 
     Args:
         emulated: the processor has no arithmetic for its 16 bits, with which PyTorch is slow unless it is depthwise.
@@ -91,30 +46,52 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
         return "depthwise"
     if emulated:
         return "emulated"
+    if _half_the_products(problem) or (problem.flops < _SMALL and _cheap_call(problem)):
+        return None
     if problem.groups > 1:
         return "grouped"
-    if _is_matrix_product(problem):  # products of 16 bits are PyTorch's, which has to lay contiguous operands out anew
-        return None if problem.channels_last and problem.dtype.itemsize < 4 else "pointwise"
-    return "dense" if problem.flops >= _SMALL else None
+    return "pointwise" if problem.matrix_product else "dense"
 
 
 def by_rule(problem: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
     kind = kind_of(problem, cpu_lacks(problem.dtype)) if device.type == "cpu" else None
-    if kind is None:
-        return
-    for rule in rules_of(TABLE).get(kind, ()):
-        if rule.holds(problem):
-            where = f", {', '.join(rule.conditions)}" if rule.conditions else ""
-            yield rule.way, f"{kind} problems{where}: {rule.gain} as fast as PyTorch when it was measured"
-
-
-def _is_matrix_product(p: ConvProblem) -> bool:
-    """A pointwise convolution without stride or padding."""
-    return p.pointwise and p.input_size == p.output_size and not any(map(any, p.padding))
+    for way, gain in TABLE.get(kind or "", {}).items():
+        yield way, f"{kind} problems: {gain}x as fast as PyTorch when it was measured"
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
-    """Nearly all of the image is padding, which our tiles write out; the sweep has no such problem."""
+    """Our tiles, which hold the padding, would have more of it than there are products to compute."""
     padded = prod(n + max(low, 0) + max(high, 0) for n, (low, high) in zip(p.input_size, p.padding, strict=True))
-    return padded > max(2**18, 16 * prod(p.input_size), 16 * prod(p.output_size))
+    return padded - prod(p.input_size) > prod(p.output_size) * prod(p.kernel_size)
+
+
+def _half_the_products(p: ConvProblem) -> bool:
+    """A large problem that takes oneDNN at most half as many instructions as our kernels.
+
+    It multiplies two numbers of 16 bits at a time, which ours convert, and leaves out products with the padding of
+    images. Groups must fill half a vector of its, and contiguous matrix products are ours: it lays them out anew.
+    """
+    if p.flops < _LARGE or p.dtype.itemsize > 4:
+        return False
+    wide = min(p.in_channels, p.out_channels) >= 8 * p.groups
+    if p.dtype.itemsize == 2:
+        return p.channels_last or (wide and not p.matrix_product)
+    return wide and p.ndim > 1 and _part_inside(p) <= 0.5
+
+
+def _part_inside(p: ConvProblem) -> float:
+    """The part of the products whose input lies inside the image and not in its padding."""
+    part = 1.0
+    sizes = zip(p.input_size, p.kernel_size, p.output_size, p.stride, p.dilation, p.padding, strict=True)
+    for n, k, out, stride, dilation, (low, _) in sizes:
+        starts = (low - i * dilation for i in range(k))  # in the padded image, where this kernel element's input begins
+        part *= sum(max(0, min(out, -(-(s + n) // stride)) - max(0, -(-s // stride))) for s in starts) / (k * out)
+    return part
+
+
+def _cheap_call(p: ConvProblem) -> bool:
+    """Whether PyTorch calls a matrix product instead of oneDNN, once for each image, as it does with a small one."""
+    if p.groups > 1 or p.dtype.itemsize == 2:
+        return False
+    return aten_choice(p, torch.device("cpu")).name.startswith("Slow")
