@@ -23,16 +23,17 @@ from .resolver import (
     make,
     resolve,
 )
+from .rules import linear_gains
 from .steps import SLOTS, Step, slots_of
 from .trials import random_operands, trials
 
 __all__ = [
     "SLOTS", "Event", "Found", "Plan", "Request", "Step", "active", "backends", "check_with", "checked_backward",
     "checked_convolution", "checked_grad_input", "checked_grad_weight", "choose", "find", "generation",
-    "get_backend", "invalidate", "layout_of", "make", "measure_now", "measurements", "observed", "observers",
-    "observing", "operand_format", "plan_for", "prepare", "random_operands", "reasons_against",
-    "record", "recorded", "register", "remember", "request_for", "resolve", "resume", "set_default_backend",
-    "slots_of", "spent", "steps_of", "store", "thread", "traced", "trials", "unregister", "use_backend", "without",
+    "get_backend", "invalidate", "layout_of", "linear_gains", "make", "measure_now", "measurements", "observed",
+    "observers", "observing", "operand_format", "plan_for", "prepare", "random_operands", "reasons_against", "record",
+    "recorded", "register", "remember", "request_for", "resolve", "resume", "set_default_backend", "slots_of", "spent",
+    "steps_of", "store", "thread", "traced", "trials", "unregister", "use_backend", "without",
 ]  # fmt: skip
 
 for _backend in built_in():
