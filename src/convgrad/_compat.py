@@ -31,9 +31,9 @@ def saved_tensors_hooks() -> Any:
     return _C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def fp32_precision(library: str) -> str:
-    """In which precision a library computes float32 convolutions, as its ``fp32_precision`` says."""
-    return _C._get_fp32_precision_getter(library, "conv")
+def fp32_precision(library: str, operation: str = "conv") -> str:
+    """In which precision a library computes float32 convolutions, or a ``matmul``, as its ``fp32_precision`` says."""
+    return _C._get_fp32_precision_getter(library, operation)
 
 
 def cuda_driver() -> int:

@@ -126,8 +126,8 @@ def test_a_net_trained_for_some_steps_is_stocks():
     theirs = net()
     ours = copy.deepcopy(theirs)
     report = accelerate_(ours, only_gains=False)
-    assert report.counts == ((2, 2), (3, 3))
-    assert report.summary.startswith("2 of 2 convolutions replaced, 3 of 3 batch normalisations;")
+    assert report.counts == ((2, 2), (3, 3), (1, 1))
+    assert report.summary.startswith("2 of 2 convolutions replaced, 3 of 3 batch normalisations, 1 of 1 linear layers;")
     losses = []
     for model in (theirs, ours):
         torch.manual_seed(5)
@@ -166,8 +166,9 @@ def test_a_lazy_normalisation_is_made_by_the_example():
 
 
 def test_the_report_says_why_nothing_was_replaced():
-    assert str(accelerate_(nn.Linear(2, 2))).startswith("no layer is a convolution")
-    left = accelerate_(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4)).to("meta")).left
+    assert str(accelerate_(nn.LayerNorm(2))).startswith("no layer is of a kind that convgrad computes")
+    net = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.BatchNorm2d(4), nn.Linear(512, 512))
+    left = accelerate_(net.to("meta")).left
     assert all("on the meta device" in why for why in left.values())
 
 

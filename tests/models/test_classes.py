@@ -7,12 +7,14 @@ import pickle
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import convgrad
 from convgrad.models import accelerate_
+from tests.linears import take_small_rows
 
 from .modules import (
+    OURS,
     CallsConvForward,
     CallsSuper,
     ComputesItself,
@@ -184,3 +186,82 @@ def test_a_lazy_module_restored_before_its_first_input():
     assert type(model) is nn.LazyConv2d
     model(image())
     assert type(model) is nn.Conv2d
+
+
+# ---- linear layers -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _small_rows(monkeypatch):
+    take_small_rows(monkeypatch)
+
+
+class Projects(nn.Linear):
+    def forward(self, input):
+        return super().forward(2 * input)
+
+
+class ProjectsItself(nn.Linear):
+    def forward(self, input):
+        return nn.functional.linear(input, self.weight.tanh(), self.bias)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("change", [
+    lambda layer: layer, parametrizations.weight_norm, nn.utils.spectral_norm,
+    lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
+], ids=["plain", "weight_norm", "spectral_norm", "pruned"])  # fmt: skip
+@pytest.mark.parametrize("cls", [nn.Linear, Projects], ids=["plain", "subclass"])
+@pytest.mark.usefixtures("_small_rows")
+def test_linear_layers(cls, change):
+    model, x = nn.Sequential(change(cls(4, 6)), nn.ReLU(inplace=True)).eval(), torch.randn(8, 4)
+    before, text, want = fingerprint(model), repr(model), model(x)
+    report = accelerate_(model, only_gains=False)
+    assert (list(report.replaced), report.counts) == (["0"], ((0, 0), (0, 0), (1, 1)))
+    assert repr(model) == text
+    torch.testing.assert_close(model(x), want)
+    assert runs_ours(model, x) == ["forward", "grad_weight"]
+    if type(model[0].weight) is not torch.Tensor or parametrize.is_parametrized(model[0]):  # PyTorch cannot copy others
+        torch.testing.assert_close(copy.deepcopy(model)(x), want)
+    model.zero_grad()
+    report.restore()
+    assert same(fingerprint(model), before)
+
+
+@pytest.mark.usefixtures("_small_rows")
+def test_linear_layers_lazy_shared_saved_and_of_a_class_that_computes_itself():
+    model, x = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 4), ProjectsItself(4, 4)), torch.randn(8, 3)
+    model[2].weight = model[1].weight
+    report = accelerate_(model, only_gains=False)
+    assert list(report.replaced) == ["0", "1"]
+    assert report.left == {"2": "its class computes it itself in ProjectsItself.forward"}
+    assert runs_ours(model, x) == ["forward"] * 2 + ["grad_input", "grad_weight", "grad_weight"]
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    torch.testing.assert_close(torch.load(saved, weights_only=False)(x), model(x))
+    report.restore()
+    assert [type(m) for m in model] == [nn.Linear, nn.Linear, ProjectsItself]
+
+
+@pytest.mark.usefixtures("_small_rows")
+def test_linear_layers_of_a_transformer():
+    """In training its feed-forward layers are called; what reads their parameters in evaluation still does."""
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)
+    stock, x = copy.deepcopy(model), torch.randn(2, 5, 8)
+    with convgrad.use_backend(OURS):
+        report = accelerate_(model, example_inputs=x)
+    assert sorted(report.replaced) == ["layers.0.linear1", "layers.0.linear2"]
+    assert report.left == {}
+    assert len(runs_ours(model, x)) == 6
+    torch.testing.assert_close(model(x), stock(x))
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), stock.eval()(x))
+
+
+def test_quantised_linear_layers_keep_their_class():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    convgrad.nn.convert_(model, skip="0")
+    report = accelerate_(model, only_gains=False)
+    assert list(report.replaced) == ["0"]
+    assert "QuantizedLinear" in report.left["1"]

@@ -1,4 +1,4 @@
-"""`accelerate_`: the convolutions and batch normalisations of a model computed by convgrad, in place."""
+"""`accelerate_`: a model's convolutions, linear layers and batch normalisations computed by convgrad, in place."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from .classes import accelerated_class, is_batch_norm, is_convolution, reason_against, restore_class
+from .classes import accelerated_class, is_batch_norm, is_convolution, is_linear, reason_against, restore_class
 from .joins import join_activations
 from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report
 from .trial import NO_COPY, faster_in_channels_last, inputs_seen
-from .worth import Seen, dtype_against, norm_may_gain, worth_replacing
+from .worth import Seen, dtype_against, linear_may_gain, norm_may_gain, worth_replacing
 
 
 def accelerate_(
@@ -23,15 +23,16 @@ def accelerate_(
     example_inputs: Any = None,
     only_gains: bool = True,
 ) -> Report:
-    """Let convgrad compute the convolutions of a model and, in training on a CPU, its batch normalisations, in place.
+    """Let convgrad compute a model's convolutions and, on a CPU, its linear layers and batch normalisations, in place.
 
     Each layer stays the same object with the same parameters, hooks and name; only its class changes. Which kernel runs
     is decided at each call from the sizes that come, and is PyTorch's own wherever that is expected to be the fastest.
     A layer that would never gain keeps its class, so that it costs nothing: with ``example_inputs`` this is decided by
     the sizes that its layers see, otherwise over a grid of usual sizes.
 
-    A batch normalisation and the ReLU, ReLU6 or SiLU behind it are computed together where tracing the module that
-    calls both, with `torch.fx` and on a copy, shows that nothing else uses what lies between them.
+    A batch normalisation, which is computed in training only, and the ReLU, ReLU6 or SiLU behind it are computed
+    together where tracing the module that calls both, with `torch.fx` and on a copy, shows that nothing else uses what
+    lies between them.
 
     Args:
         memory_format: None leaves the layout alone. ``"channels_last"`` turns the weights of the convolutions and, by a
@@ -67,8 +68,10 @@ def accelerate_(
     _turn(model, wanted, example_inputs, report)
     for name, module in model.named_modules():
         inputs = None if seen is None else seen.get(name, [])
-        if is_convolution(module):
+        if is_convolution(module) or is_linear(module):
             reason = _stays(module, inputs, only_gains)
+            if is_linear(module):
+                report.linears.add(name)
         elif is_batch_norm(module):
             report.norms.add(name)
             reason = reason_against(module) or (_norm_stays(module, inputs) if only_gains else None)
@@ -105,14 +108,15 @@ def _is_scripted(module: nn.Module) -> bool:
 
 
 def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None:
-    """Why a convolution keeps its class; None where it may gain."""
+    """Why a convolution or a linear layer keeps its class; None where it may gain."""
     reason = reason_against(module)
     if reason is not None or nn.parameter.is_lazy(module.weight):  # of a lazy one the sizes are not known yet
         return reason
     reason = dtype_against(module)
-    if reason is not None or not only_gains or worth_replacing(module, seen, module.weight.device, module.weight.dtype):
+    if reason is not None or not only_gains:
         return reason
-    return _no_gain(seen, module.weight.device)
+    device, gains = module.weight.device, linear_may_gain if is_linear(module) else worth_replacing
+    return None if gains(module, seen, device, module.weight.dtype) else _no_gain(seen, device)
 
 
 def _norm_stays(module: Any, seen: list[Seen] | None) -> str | None:
@@ -179,6 +183,7 @@ def _prepare(model: nn.Module, memory_format: str | None) -> None:
     report = Report()
     _turn(model, memory_format, None, report)
     for module in model.modules():
-        if (is_convolution(module) or is_batch_norm(module)) and reason_against(module) is None:
+        known = is_convolution(module) or is_batch_norm(module) or is_linear(module)
+        if known and reason_against(module) is None:
             _replace(module, report)
     join_activations(model, report)

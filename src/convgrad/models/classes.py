@@ -16,6 +16,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
 from .. import nn as ours
@@ -26,11 +27,11 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 #: What a batch normalisation may compute, too.
 ACTIVATIONS = {c: getattr(joined, c.__name__) for c in (nn.ReLU, nn.ReLU6, nn.SiLU)}
 _OURS: dict[type[nn.Module], type[nn.Module]] = {
-    **{c: getattr(ours, c.__name__) for c in (*_CONVOLUTIONS, *_NORMS)},
+    **{c: getattr(ours, c.__name__) for c in (*_CONVOLUTIONS, *_NORMS, nn.Linear)},
     **ACTIVATIONS,
 }
 _STOCK = {value: key for key, value in _OURS.items()}
-_LAZY = {getattr(nn, f"Lazy{cls.__name__}") for cls in _CONVOLUTIONS}
+_LAZY = {getattr(nn, f"Lazy{cls.__name__}") for cls in (*_CONVOLUTIONS, nn.Linear)}
 _made: WeakValueDictionary[Any, type] = WeakValueDictionary()
 
 
@@ -42,6 +43,14 @@ def is_convolution(module: nn.Module) -> bool:
 def is_batch_norm(module: nn.Module) -> bool:
     """Whether a module is one of torch's batch normalisations or of a class derived from one."""
     return isinstance(module, _NORMS)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is torch's linear layer or of a class derived from it.
+
+    That of `torch.nn.MultiheadAttention` is none, which reads its parameters and never calls it.
+    """
+    return isinstance(module, nn.Linear) and type(module) is not NonDynamicallyQuantizableLinear
 
 
 def is_plain_norm(module: Any) -> bool:

@@ -16,7 +16,8 @@ class Report:
     Attributes:
         replaced: name of the layer -> what it is.
         left: name of the layer -> why it stays as it is.
-        norms: the names of those among both that are batch normalisations; the others are convolutions.
+        norms, linears: the names of those among both that are batch normalisations, or linear layers; the others are
+            convolutions.
         memory_format: the layout into which the model was turned, or None.
         layout: why it was, or was not.
     """
@@ -24,6 +25,7 @@ class Report:
     replaced: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     norms: set[str] = field(default_factory=set)
+    linears: set[str] = field(default_factory=set)
     memory_format: str | None = None
     layout: str = ""
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
@@ -34,7 +36,7 @@ class Report:
             self._undo.pop()()
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(layer, computed by, what it is or why it stays) for each convolution and batch normalisation."""
+        """(layer, computed by, what it is or why it stays) for each layer of a kind that convgrad computes."""
         rows = [(name or "(the model)", "convgrad", what) for name, what in self.replaced.items()]
         return rows + [(name or "(the model)", "as it was", why) for name, why in self.left.items()]
 
@@ -62,17 +64,17 @@ class Report:
     def summary(self) -> str:
         """One line."""
         if not self.rows():
-            return "no layer is a convolution or a batch normalisation; convgrad.takeover() reaches functions too"
-        convolutions, norms = self.counts
+            return "no layer is of a kind that convgrad computes; convgrad.takeover() reaches functions too"
+        convolutions, norms, linears = self.counts
         text = "{} of {} convolutions replaced".format(*convolutions)
         if self.norms:
             text += ", {} of {} batch normalisations".format(*norms)
+        if self.linears:
+            text += ", {} of {} linear layers".format(*linears)
         return f"{text}; layout: {self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"
 
     @property
-    def counts(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(replaced, all) of the convolutions, and of the batch normalisations."""
-        names = {*self.replaced, *self.left}
-        kinds = (names - self.norms, self.norms)
-        first, second = ((len(kind & self.replaced.keys()), len(kind)) for kind in kinds)
-        return first, second
+    def counts(self) -> tuple[tuple[int, int], ...]:
+        """(replaced, all) of the convolutions, of the batch normalisations, and of the linear layers."""
+        kinds = ({*self.replaced, *self.left} - self.norms - self.linears, self.norms, self.linears)
+        return tuple([(len(kind & self.replaced.keys()), len(kind)) for kind in kinds])

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._compat import suggests_channels_last
 from ..engine.ab_timer import compare
-from .classes import is_batch_norm, is_convolution
+from .classes import is_batch_norm, is_convolution, is_linear
 from .worth import Seen
 
 NO_COPY = "not measured, for the model cannot be copied"
@@ -41,14 +41,14 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
-    """What reaches each convolution and batch normalisation, by the name of the layer."""
+    """What reaches each convolution, batch normalisation and linear layer, by the name of the layer."""
     seen: dict[str, list[Seen]] = {}
     twin = copied(model)
     with _quietly(model if twin is None else twin) as tried:
         handles = [
             module.register_forward_pre_hook(_noting(seen.setdefault(name, [])))
             for name, module in tried.named_modules()
-            if is_convolution(module) or is_batch_norm(module) or hasattr(module, "cls_to_become")  # lazy
+            if is_convolution(module) or is_batch_norm(module) or is_linear(module) or hasattr(module, "cls_to_become")
         ]
         try:
             _call(tried, inputs)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
+from math import prod
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from torch import nn
 from .._compat import channels_last_of, suggests_channels_last
 from ..backends import native_norm_takes, norm_gains
 from ..custom import problem_of_module
-from ..engine import get_backend, plan_for
+from ..engine import get_backend, linear_gains, plan_for
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output
 
@@ -36,6 +37,8 @@ _BATCHES = (1, 32)
 _SIZES = {1: (64, 1024, 16384), 2: (7, 14, 56, 224), 3: (7, 28, 112)}
 #: Sizes of which PyTorch's kernels are wrong at some, where they are at any: about as large as a kernel.
 _SMALL = (1, 2, 3, 4)
+#: Of a linear layer's input, where they are not known.
+_MOST_ROWS = 2**16
 
 
 def worth_replacing(module: Any, seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
@@ -66,6 +69,18 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, device: torch.devi
     aten = get_backend("aten")  # where it is known to be wrong at any size, the layer is replaced for that alone
     small = product(grid((2,), _SMALL), formats)
     return seen is None and any(aten.wrong_here(p, PASSES, device)[0] for p in problems(small))
+
+
+def linear_may_gain(module: Any, seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a linear layer may be faster as a pointwise convolution: on a CPU, at some size where it is not known."""
+    n, c = module.weight.shape
+    rows = (_MOST_ROWS,) if seen is None else {prod(s.shape[:-1]) for s in seen}
+    problems = (
+        ConvProblem.parse(f"mb1ic{c}ih1iw{m}oc{n}kh1kw1").replace(dtype=dtype, memory_format=torch.channels_last)
+        for m in rows
+        if linear_gains(m * c, n, c)
+    )
+    return device.type == "cpu" and any(_any_but_aten(p, device) for p in problems)
 
 
 def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:

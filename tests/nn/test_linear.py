@@ -1,0 +1,221 @@
+"""The linear layer: torch's results, gradients and errors, and who computes a call."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import convgrad
+from convgrad.diagnostics import Trace
+from convgrad.engine import linear_gains
+from tests.linears import take_small_rows
+from tests.norms import NEEDS_KERNELS
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_small_rows(monkeypatch)
+
+
+def pair(*sizes: int, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:
+    theirs = nn.Linear(*sizes, **options).to(dtype)
+    ours = convgrad.nn.Linear(*sizes, **options).to(dtype)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def derivatives(layer: nn.Module, x: Tensor, g: Tensor) -> list[Tensor]:
+    """The result, its gradients, and the gradients of theirs."""
+    x, g = x.detach().clone().requires_grad_(x.requires_grad), g.clone().requires_grad_()
+    operands = [t for t in (x, *layer.parameters()) if t.requires_grad]
+    y = layer(x)
+    first = torch.autograd.grad(y, operands, g, create_graph=True)
+    total = torch.stack([t.square().sum() for t in first]).sum()
+    second = torch.autograd.grad(total, [*operands, g], allow_unused=True, materialize_grads=True)
+    return [y, *first, *second]
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 4), (1, 5, 4), (2, 3, 4), (2, 1, 3, 4), (2, 3, 1, 2, 4)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("backend", [pytest.param("native", marks=NEEDS_KERNELS), "im2col", "reference"])
+def test_as_torch_to_the_second_order(shape: tuple[int, ...], bias: bool, backend: str, small: None) -> None:
+    ours, theirs = pair(4, 3, bias=bias)
+    x, g = torch.randn(shape, dtype=torch.float64).requires_grad_(), torch.randn(*shape[:-1], 3, dtype=torch.float64)
+    with Trace() as seen, convgrad.use_backend(backend):
+        found = derivatives(ours, x, g)
+    assert {r.backend for r in seen} == {backend}
+    for one, other in zip(found, derivatives(theirs, x, g), strict=True):
+        assert (one.shape, one.stride()) == (other.shape, other.stride())
+        torch.testing.assert_close(one, other)
+
+
+@NEEDS_KERNELS
+@pytest.mark.parametrize("needed", ["input", "weight", "bias"])
+def test_only_the_gradients_that_are_needed(needed: str, small: None) -> None:
+    ours, theirs = pair(8, 16, dtype=torch.float32)
+    found, x = [], torch.randn(2, 6, 8)
+    with Trace() as seen, convgrad.use_backend("native"):
+        for layer in (ours, theirs):
+            operands = {"input": x.clone(), "weight": layer.weight, "bias": layer.bias}
+            for name, t in operands.items():
+                t.requires_grad_(name == needed)
+            layer(operands["input"]).square().mean().backward()
+            found.append(operands[needed].grad)
+    torch.testing.assert_close(*found)
+    backends = [(r.outputs, r.backend) for r in seen]
+    assert backends == [("forward", "native"), *([] if needed == "bias" else [(f"grad_{needed}", "native")])]
+
+
+def test_an_activation_in_place_changes_no_view(small: None) -> None:
+    for layer in pair(4, 3):
+        y = layer(torch.randn(8, 4, dtype=torch.float64))
+        assert not y._is_view()
+        y.relu_().sum().backward()
+        assert layer.weight.grad is not None
+
+
+def test_without_gradients(small: None) -> None:
+    ours, theirs = pair(4, 3)
+    x = torch.randn(8, 4, dtype=torch.float64)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with Trace() as seen, mode, convgrad.use_backend("im2col"):
+            torch.testing.assert_close(ours(x), theirs(x))
+        assert [r.outputs for r in seen] == ["forward"]
+
+
+# ---- torch's own ---------------------------------------------------------------------------------
+
+
+def turned(layer: nn.Linear) -> None:
+    layer.weight = nn.Parameter(layer.weight.detach().t().contiguous().t())
+
+
+class Sub(Tensor):
+    pass
+
+
+X = torch.randn(12, 8)
+
+
+def flops(layer: nn.Linear) -> int:
+    with FlopCounterMode(display=False) as counter:
+        layer(X)
+    return counter.get_total_flops()
+
+
+def with_backend(layer: nn.Linear, name: str) -> Tensor:
+    with convgrad.use_backend(name):
+        return layer(X)
+
+
+def traced(layer: nn.Linear) -> Tensor:
+    graph: Any = torch.jit.trace(layer, X)
+    return graph(X)
+
+
+CALLS: dict[str, Any] = {
+    "no rows": lambda layer: layer(X[:0]),
+    "not contiguous": lambda layer: layer(X.t().contiguous().t()),
+    "turned weight": lambda layer: (turned(layer), layer(X))[1],
+    "bfloat16": lambda layer: layer.bfloat16()(X.bfloat16()),
+    "complex": lambda layer: layer.to(torch.complex64)(X.to(torch.complex64)),
+    "subclass": lambda layer: layer(X.as_subclass(Sub)),
+    "subclass of weights": lambda layer: torch.func.functional_call(
+        layer, {"weight": layer.weight.detach().as_subclass(Sub), "bias": layer.bias}, (X,)
+    ),
+    "meta": lambda layer: layer.to("meta")(X.to("meta")).shape,
+    "sparse": lambda layer: layer(X.to_sparse_csr()),
+    "nested": lambda layer: layer(torch.nested.nested_tensor([X, X])).to_padded_tensor(0.0),
+    "negative": lambda layer: layer(torch.complex(X, X).conj().imag),
+    "vmap": lambda layer: torch.vmap(layer)(X.view(2, 6, 8)),
+    "grad": lambda layer: torch.func.grad(lambda x: layer(x).square().sum())(X),
+    "jvp": lambda layer: torch.func.jvp(layer, (X,), (X,)),
+    "flops": flops,
+    "jit.trace": traced,
+    "jit.script": lambda layer: torch.jit.script(layer)(X),
+    "a backend that cannot": lambda layer: with_backend(layer, "triton"),
+    "aten": lambda layer: with_backend(layer, "aten"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(nested|Sparse CSR|Complex modules)", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", CALLS)
+def test_torchs_own_to_the_bit(name: str, small: None) -> None:
+    ours, theirs = pair(8, 16, dtype=torch.float32)
+    with Trace() as seen:
+        found = CALLS[name](ours)
+    assert len(seen) == 0
+    wanted = CALLS[name](theirs)
+    for one, other in zip(*([t] if not isinstance(t, tuple) else t for t in (found, wanted)), strict=True):
+        assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@pytest.mark.parametrize("sizes", [(100, 96, 384), (512, 96, 1), (512, 16, 16)])
+def test_small_or_narrow_is_torchs(sizes: tuple[int, int, int]) -> None:
+    rows, c, n = sizes
+    assert not linear_gains(rows * c, n, c)
+    assert linear_gains(100 * rows * c, 8 * n, c)
+
+
+def test_autocast(small: None) -> None:
+    ours, theirs = pair(8, 16, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(ours(X), theirs(X))
+
+
+def test_matrix_products_in_16_bits_are_torchs(small: None) -> None:
+    ours, theirs = pair(8, 16, dtype=torch.float32)
+    try:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # pyright: ignore[reportAttributeAccessIssue]
+        assert torch.equal(ours(X), theirs(X))
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_leaf_of_fx() -> None:
+    graph = torch.fx.symbolic_trace(nn.Sequential(convgrad.nn.Linear(8, 16), nn.ReLU()))
+    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_module", "call_module", "output"]
+
+
+@pytest.mark.slow
+def test_compiled(small: None) -> None:
+    ours, theirs = pair(8, 16, dtype=torch.float32)
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True)
+    for rows in (12, 6, 1):
+        torch.testing.assert_close(compiled(X[:rows]), theirs(X[:rows]))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [lambda x: x[:, :7].contiguous(), lambda x: x.double(), lambda x: x.to("meta"), lambda x: x.tolist(),
+     lambda x: torch.tensor(1.0), lambda x: None, lambda x: x.int()],
+)  # fmt: skip
+def test_torchs_errors(bad: Any, small: None) -> None:
+    raised = []
+    for layer in pair(8, 16, dtype=torch.float32):
+        with pytest.raises((RuntimeError, TypeError)) as error:
+            layer(bad(X))
+        raised.append((error.type, str(error.value)))
+    assert raised[0] == raised[1]
+
+
+# ---- the module ----------------------------------------------------------------------------------
+
+
+def test_constructor_state_and_copies(small: None) -> None:
+    ours, theirs = pair(4, 3)
+    assert repr(ours) == repr(theirs)
+    assert convgrad.nn.Linear(4, 3, bias=False, device="meta", dtype=torch.float64).weight.is_meta
+    x = torch.randn(8, 4, dtype=torch.float64)
+    for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        assert type(twin) is convgrad.nn.Linear
+        assert twin.state_dict().keys() == theirs.state_dict().keys()
+        with Trace() as seen, convgrad.use_backend("im2col"):
+            torch.testing.assert_close(twin(x), theirs(x))
+        assert len(seen) == 1
