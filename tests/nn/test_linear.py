@@ -23,9 +23,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     take_small_rows(monkeypatch)
 
 
-def pair(*sizes: int, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:
-    theirs = nn.Linear(*sizes, **options).to(dtype)
-    ours = convgrad.nn.Linear(*sizes, **options).to(dtype)
+def pair(c: int, n: int, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:
+    theirs = nn.Linear(c, n, **options).to(dtype)
+    ours = convgrad.nn.Linear(c, n, **options).to(dtype)
     ours.load_state_dict(theirs.state_dict())
     return ours, theirs
 
