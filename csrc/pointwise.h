@@ -62,6 +62,11 @@ struct Pointwise {
   // From vector to vector, an odd number of lines: an even one would use a few places of the cache.
   static int64_t pitch(int64_t channels) { return (channels | 1) * N; }
 
+  // So many vectors, of so many elements each, stay in the cache.
+  static int64_t cached(int64_t elements) {
+    return most(1, kTileBytes / (elements * int64_t(sizeof(T))) / kPointwiseColumns) * kPointwiseColumns;
+  }
+
   // ---- operands ----
 
   // The weights of some rows of results as [source][row].
@@ -157,7 +162,7 @@ struct Pointwise {
 
   Ahead<S> ahead_of(const Operand& x, const Block& block) const {
     return {x.tensor + x.channels.low * p.pixels, p.pixels, x.all * p.pixels, block.columns, block.vectors,
-            x.channels.size(), 0, 0};
+            x.channels.size(), 0, 0, 0};
   }
 
   // ---- a block of columns ----
@@ -165,12 +170,10 @@ struct Pointwise {
   void multiply_block(const Scratch& s, const Block& block, int64_t group, Range panels, Ahead<S> ahead) const {
     PointwiseResults<S, T> run = {};
     const int64_t vectors = block.vectors, tiles = panels.size() * ceil_div(vectors, kPointwiseColumns);
-    run.ahead = &ahead, run.rate = ahead.rate(tiles * p.sources);
+    ahead.spread_over(tiles * p.sources), run.ahead = &ahead;
     run.pitch = pitch(p.sources), run.terms = run.together = p.sources;
     run.pixels = p.pixels, run.image = p.groups * p.results * p.pixels;
-    // As many vectors as stay in the cache while all panels use them.
-    const int64_t cached = kTileBytes / (run.pitch * int64_t(sizeof(T)));
-    const int64_t together = most(1, cached / kPointwiseColumns) * kPointwiseColumns;
+    const int64_t together = cached(run.pitch);  // vectors, which all panels use
     for (int64_t v = 0; v < vectors; v += together) {
       run.source = s.source + v * run.pitch, run.columns = block.columns + v;
       for (int64_t i = panels.low; i < panels.high; ++i) {
@@ -192,7 +195,7 @@ struct Pointwise {
     run.row = p.inputs(), run.lanes = lanes, run.add = add;
     run.to = to + (p.backward ? results.low : results.low * p.sources);
     const int64_t panels = ceil_div(rows, kPointwiseRows), vectors = ceil_div(lanes, N);
-    run.ahead = &ahead, run.rate = ahead.rate(panels * ceil_div(vectors, kPointwiseColumns) * run.terms);
+    ahead.spread_over(panels * ceil_div(vectors, kPointwiseColumns) * run.terms), run.ahead = &ahead;
     for (int64_t i = 0; i < panels; ++i) {
       const int64_t now = share(rows, i, panels).size();
       multiply_rows<N>(run, now, vectors, kRows);
@@ -220,21 +223,22 @@ struct Pointwise {
     return {to, step};
   }
 
+  // Meanwhile the next pixels are prefetched.
   void multiply_pixels(const Pixels& source, Range pixels, int64_t group, Range panels) const {
     PointwiseSums<S, T, true> run = {};
     const int64_t all = p.groups * p.results;
     run.terms = run.together = p.sources, run.pitch = p.sources * N, run.source_step = N;
     run.row_step = source.step, run.term_step = 1, run.row = all;
     S* const to = static_cast<S*>(p.backward ? t.grad_input : t.forward) + pixels.low * all + group * p.results;
-    // As many vectors' weights as stay in the cache while all pixels use them.
-    const int64_t cached = kTileBytes / (run.pitch * int64_t(sizeof(T)));
-    const int64_t together = most(1, cached / kPointwiseColumns) * kPointwiseColumns;
+    const int64_t together = cached(run.pitch);  // vectors' weights, which all pixels use
     for (int64_t v = panels.low; v < panels.high; v += together) {
       const int64_t now = least(together, panels.high - v), at = group * p.panels + v;
       run.source = weight + at * p.sources * N, run.start = start + at * N;
       run.lanes = p.panel(panels.high - 1).high - v * N;
       for (int64_t i = 0; i < pixels.size(); i += kPointwiseRows) {
         run.weight = source.at + i * source.step, run.to = to + i * all + v * N;
+        const AheadInTensor<T> ahead = {run.weight + kPointwiseRows * source.step, kPointwiseRows};
+        run.ahead = &ahead;
         multiply_rows<N>(run, least(kPointwiseRows, pixels.size() - i), now, kRows);
       }
     }
@@ -245,12 +249,17 @@ struct Pointwise {
     const Range rows = p.backward ? Range{0, p.sources} : results, lanes = p.backward ? results : Range{0, p.sources};
     PointwiseSums<T, T, true> run = {};
     run.terms = run.together = pixels, run.row_step = 1, run.term_step = grad.step;
-    run.source = input.at, run.source_step = input.step, run.pitch = N, run.row = p.inputs(), run.lanes = lanes.size();
-    run.add = add;
+    run.source_step = input.step, run.pitch = N, run.row = p.inputs(), run.add = add;
     T* const to = sums.weight + group * p.sources * p.results + rows.low * run.row + lanes.low;
-    for (int64_t i = 0; i < rows.size(); i += kPointwiseRows) {
-      run.weight = grad.at + i, run.to = to + i * run.row;
-      multiply_rows<N>(run, least(kPointwiseRows, rows.size() - i), ceil_div(lanes.size(), N), kRows);
+    const int64_t vectors = ceil_div(lanes.size(), N), together = cached(pixels * N);  // of the input, which all rows use
+    for (int64_t v = 0; v < vectors; v += together) {
+      run.source = input.at + v * N, run.lanes = lanes.size() - v * N;
+      for (int64_t i = 0; i < rows.size(); i += kPointwiseRows) {
+        run.weight = grad.at + i, run.to = to + i * run.row + v * N;
+        const AheadInTensor<T> ahead = {run.weight + N, grad.step};
+        run.ahead = &ahead;
+        multiply_rows<N>(run, least(kPointwiseRows, rows.size() - i), least(together, vectors - v), kRows);
+      }
     }
     auto add_up = [&](const Pixels& from, T* to, int64_t channels) {
       for (int64_t c = 0; c < channels; c += N) {

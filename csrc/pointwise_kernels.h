@@ -1,27 +1,26 @@
 // The loop of pointwise convolutions. Its sums stay in registers; 24 (12 without AVX-512) need 11 (7) loads for as many
-// multiply-adds, so that these are the limit.
+// multiply-adds, so that these are the limit, if memory is prefetched meanwhile and all addresses are in registers, too.
 #pragma once
 
 #include "pointwise_plan.h"
 
 namespace {
 
-// ---- memory of the next block ---------------------------------------------------------------------------------------
+// ---- memory that is needed next, prefetched so that memory and arithmetic work at the same time -----------------------
 
-// What is packed next: a line of it is prefetched in every so many steps of a loop, so that memory and arithmetic work
-// at the same time.
+// What is packed next: a line of it in every so many steps of a loop.
 template <class S>
 struct Ahead {
   const S* row;  // of the next channel
   int64_t pixels, image;
   const Column* columns;
-  int64_t vectors, channels;  // how much
-  int64_t vector, credit;     // the next one; parts of a line
+  int64_t vectors, channels;     // how much
+  int64_t vector, credit, rate;  // the next one; parts of a line, and so many more in a step
   static constexpr int64_t kLine = 1 << 16;
 
-  // Parts of a line in a step, where all takes so many steps.
-  int64_t rate(int64_t steps) const { return least(kLine, channels * vectors * kLine / most(1, steps)); }
-  __attribute__((always_inline)) void step(int64_t rate) {
+  // All of it in so many steps.
+  void spread_over(int64_t steps) { rate = least(kLine, channels * vectors * kLine / most(1, steps)); }
+  __attribute__((always_inline)) void step() {
     credit += rate;
     if (credit < kLine) return;
     credit -= kLine;
@@ -30,20 +29,29 @@ struct Ahead {
   }
 };
 
+// What is read where it lies.
+template <class T>
+struct AheadInTensor {
+  const T* at;
+  int64_t distance;  // from one step's to the next one's
+  __attribute__((always_inline)) void step() {
+    __builtin_prefetch(at);
+    at += distance;
+  }
+};
+
 // ---- sums of products in registers ----------------------------------------------------------------------------------
 
 // For some rows and some vectors, the sum over terms of weight[row, term] * source[vector, term]. The weights are
-// packed, or lie in a tensor, where nothing is prefetched.
-template <class S, class T>
+// packed, or lie in a tensor.
+template <class S, class T, bool InTensor>
 struct PointwiseProducts {
-  typedef S Storage;
   typedef T Arithmetic;
-  static constexpr bool kInTensor = false;
-  const T *weight, *source;            // of each row and term; [vector][term][lane]
-  int64_t together, gap;               // so many terms' weights one step apart, and then so much further
-  int64_t pitch, terms;                // from vector to vector of the source; how many
-  Ahead<S>* ahead;
-  int64_t rate;  // of `ahead`, in a step
+  static constexpr bool kInTensor = InTensor;
+  const T *weight, *source;  // of each row and term; [vector][term][lane]
+  int64_t together, gap;     // so many terms' weights one step apart, and then so much further
+  int64_t pitch, terms;      // from vector to vector of the source; how many
+  typename std::conditional<InTensor, const AheadInTensor<T>, Ahead<S>>::type* ahead;
 };
 
 template <int N, int R, int P, class Run>
@@ -58,25 +66,33 @@ void multiply(const Run& run) {
   const int64_t row_step = run.template row_step_of<N>(), term_step = run.template term_step_of<R>();
   const int64_t source_step = run.template source_step_of<N>(), pitch = run.pitch;
   const T *weight = run.weight, *source = run.source;
-  Ahead<typename Run::Storage> ahead = {};
-  if constexpr (!Run::kInTensor) ahead = *run.ahead;
-  const int64_t rate = run.rate;
+  auto ahead = *run.ahead;
+  if constexpr (Run::kInTensor) {  // the results, which are written behind the loop, or added to
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) __builtin_prefetch(run.to + r * run.row + p * N, 1);
+    }
+  }
   for (int64_t left = run.terms, now; left > 0; left -= now) {
     now = least(left, run.together);
     for (const T* end = source + now * source_step; source != end; source += source_step, weight += term_step) {
-      // The addresses of eight rows that lie anywhere would take as many registers.
-      const T* half = weight;
-      if constexpr (Run::kInTensor && R > 4) half = opaque(weight + 4 * row_step);
+      // The addresses of eight rows that lie anywhere would take as many registers: those of every third, and one step
+      // and two from there.
+      const T* third[] = {weight, weight, weight};
+#pragma GCC unroll 2
+      for (int i = 1; i < 3; ++i)
+        if (Run::kInTensor && R > 3 * i) third[i] = opaque(third[i - 1] + 3 * row_step);
       Vec<T, N> x[P];
 #pragma GCC unroll 4
       for (int p = 0; p < P; ++p) x[p] = load<T, N>(source + p * pitch);
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) {
-        const T w = Run::kInTensor && r >= 4 ? half[(r - 4) * row_step] : weight[r * row_step];
+        const T w = Run::kInTensor ? third[r / 3][r % 3 * row_step] : weight[r * row_step];
 #pragma GCC unroll 4
         for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
       }
-      if constexpr (!Run::kInTensor) ahead.step(rate);
+      ahead.step();
     }
     weight += run.gap;
   }
@@ -105,7 +121,7 @@ void multiply_rows(const Run& run, int64_t rows, int64_t vectors, std::integer_s
 // ---- results: a row is one of their channels, a term one of the source's, a vector a column -------------------------
 
 template <class S, class T>
-struct PointwiseResults : PointwiseProducts<S, T> {
+struct PointwiseResults : PointwiseProducts<S, T, false> {
   const T* start;  // of each row
   S* result;
   int64_t pixels, image;  // from row to row, from image to image
@@ -171,8 +187,7 @@ struct PointwiseResults : PointwiseProducts<S, T> {
 
 // InTensor: the weights lie in a tensor in channels_last, else packed as [vector of terms][row][term].
 template <class S, class T, bool InTensor>
-struct PointwiseSums : PointwiseProducts<S, T> {
-  static constexpr bool kInTensor = InTensor;
+struct PointwiseSums : PointwiseProducts<S, T, InTensor> {
   int64_t row_step, term_step, source_step;  // in a tensor
   typename std::conditional<InTensor, S, T>::type* to;
   int64_t row, lanes;  // from row to row; how many there are
