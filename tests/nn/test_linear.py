@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,14 +14,19 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
 from convgrad.diagnostics import Trace
-from convgrad.engine import linear_gains
+from convgrad.engine import cache, linear_gains, rules
 from tests.linears import take_small_rows
 from tests.norms import NEEDS_KERNELS
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """By rule every plain call is ours."""
     take_small_rows(monkeypatch)
+    monkeypatch.setattr(rules, "TABLE", "pointwise  always  native  1.6x")
+    cache.invalidate()
+    yield
+    cache.invalidate()
 
 
 def pair(c: int, n: int, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[Any, Any]:
@@ -115,7 +121,7 @@ def with_backend(layer: nn.Linear, name: str) -> Tensor:
 
 
 def traced(layer: nn.Linear) -> Tensor:
-    graph: Any = torch.jit.trace(layer, X)
+    graph: Any = torch.jit.trace(layer, X, check_trace=False)
     return graph(X)
 
 
@@ -142,6 +148,15 @@ CALLS: dict[str, Any] = {
     "a backend that cannot": lambda layer: with_backend(layer, "triton"),
     "aten": lambda layer: with_backend(layer, "aten"),
 }
+
+
+@NEEDS_KERNELS
+def test_a_plain_call_is_ours(small: None) -> None:
+    ours, theirs = pair(8, 16, dtype=torch.float32)
+    for x in (X, X[:1], nn.Parameter(X)):
+        with Trace() as seen:
+            torch.testing.assert_close(ours(x), theirs(x))
+        assert [r.backend for r in seen] == ["native"]
 
 
 @pytest.mark.filterwarnings("ignore:.*(nested|Sparse CSR|Complex modules)", "ignore::DeprecationWarning")

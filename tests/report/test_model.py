@@ -17,6 +17,7 @@ from convgrad.report import Profile, profile_model, profile_script
 from convgrad.report.alternatives import CHOSEN, LAST, compared
 from convgrad.report.costs import costs_of_layout, costs_of_rows
 from convgrad.report.model import _finding, _ways
+from tests.linears import take_small_rows
 
 from .example import row
 
@@ -38,6 +39,14 @@ class Net(nn.Module):
 
     def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
         return self.norm(self.mix(self.stem(x))) * scale
+
+
+def test_linear_layers_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_small_rows(monkeypatch)
+    with use_backend("im2col"):
+        profile = profile_model(nn.Sequential(nn.Conv1d(4, 8, 3), nn.Linear(10, 3)), torch.randn(2, 4, 12), seconds=0.1)
+    assert {r.layers for r in profile.rows} == {("0",), ("1",)}
+    assert {r.pytorch for r in profile.rows if r.layers == ("1",)} == {None}  # there it is no convolution
 
 
 def test_a_step_of_a_model() -> None:

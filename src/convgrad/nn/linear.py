@@ -67,7 +67,7 @@ class Linear(torch.nn.Linear):
 
 def _image(rows: Tensor) -> Tensor:
     """As [1, in_features, 1, rows]."""
-    return rows.view(1, -1, 1, rows.shape[-1]).permute(0, 3, 1, 2)
+    return rows.view(1, 1, -1, rows.shape[-1]).permute(0, 3, 1, 2)
 
 
 def _kernel(weight: Tensor) -> Tensor:

@@ -78,6 +78,7 @@ def profile_model(
         began = time.perf_counter()
         names = _layers(models["PyTorch"], steps["PyTorch"])
         first = time.perf_counter() - began
+        names = _layers(models["convgrad"], steps["convgrad"]) | names  # of linear layers, too
         stage("timing a training step, PyTorch's and convgrad's alternately")
         seen = _compared(steps, 0.4 * seconds, first, device)
         stage("timing each convolution")
