@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from .problem import PaddingMode
+from .shapes import conv_geometry, convolution_shape
 
 Role = Literal["input", "weight", "output"]
 
@@ -61,6 +62,13 @@ class Form(NamedTuple):
     arguments: tuple[Any, ...]
     memory_format: torch.memory_format | None = None
     padding_mode: PaddingMode = "zeros"
+
+    @property
+    def output_size(self) -> tuple[int, ...]:
+        """Full shape of the role output."""
+        return convolution_shape(
+            self.input_size, self.weight_size, None, conv_geometry(self.weight_size, *self.arguments)
+        )
 
 
 def contract(form: Form, yields: Role, operands: Mapping[Role, Tensor]) -> Tensor:
@@ -99,6 +107,11 @@ def sum_of_bias(cotangent: Tensor) -> Tensor:
         (N, C, *out) -> (C,)
     """
     return cotangent.sum((0, *range(2, cotangent.dim())))
+
+
+def add_bias(t: Tensor, bias: Tensor | None) -> Tensor:
+    """(N, C, *out) with one number a channel added, (C,); the same where there is none."""
+    return t if bias is None else t + bias.view(-1, *(1,) * (t.dim() - 2))
 
 
 def _conj(t: Tensor) -> Tensor:

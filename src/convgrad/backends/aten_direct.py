@@ -50,10 +50,6 @@ def aten_choice(problem: ConvProblem, device: torch.device) -> Any:
         return torch._C._select_conv_backend(first, weight, None, *statable_arguments(p))
 
 
-def add_bias(result: Tensor, bias: Tensor | None) -> Tensor:
-    return result if bias is None else result + bias.view(-1, *(1,) * (result.dim() - 2))
-
-
 class AtenDirect(Backend):
     """One of ATen's libraries, by name."""
 

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..calculus import add_bias
 from ..problem import ConvProblem, Output, Pass
 from ..settings import cudnn_allows_tf32, current
 from .aten import AtenBackend, aten_backward, output_padding
-from .aten_direct import AtenDirect, Contract, add_bias, aten_choice, grad_weight_as_convolution
+from .aten_direct import AtenDirect, Contract, aten_choice, grad_weight_as_convolution
 from .base import Arithmetic
 
 _ops: Any = torch.ops.aten

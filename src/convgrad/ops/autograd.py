@@ -32,7 +32,7 @@ from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
 from ..engine import Plan, Request, active, generation, layout_of, observers, resume
 from ..padding_modes import fold, pad
 from ..settings import flags
-from ..shapes import conv_geometry, convolution_shape, padding_pairs
+from ..shapes import conv_geometry, padding_pairs
 from ..validation import check_backward, refuse_mixed, refuse_nested
 from . import decompositions, flops, lowering
 from .with_backend import traced_overload
@@ -103,7 +103,7 @@ class Contraction(torch.autograd.Function):
         moved = tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
         if bias is not None:
             column = bias.view(-1, *(1,) * (tensors[0].dim() - 2))
-            return column.expand(_output_shape(form)).clone() if moved is None else moved + column
+            return column.expand(form.output_size).clone() if moved is None else moved + column
         assert moved is not None
         return moved
 
@@ -143,10 +143,6 @@ def _needed(ctx: Any) -> tuple[bool, bool, bool]:
 def _with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
     geometry = conv_geometry(weight.shape, *form.arguments)
     return form._replace(memory_format=layout_of(input, weight, geometry))
-
-
-def _output_shape(form: Form) -> tuple[int, ...]:
-    return convolution_shape(form.input_size, form.weight_size, None, conv_geometry(form.weight_size, *form.arguments))
 
 
 def _of_copy(

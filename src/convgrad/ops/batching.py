@@ -16,7 +16,6 @@ from typing import Any
 from torch import Tensor
 
 from ..calculus import OPERANDS, Form, Role, contract
-from ..shapes import conv_geometry, convolution_shape
 
 #: The axis shared by two roles and not by the third.
 _SHARED: dict[frozenset[str], str] = {
@@ -66,7 +65,7 @@ def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in
     """The contraction with B folded away and back; B comes first in the result."""
     roles, batch = OPERANDS[yields], info.batch_size
     if batch == 0:
-        return operands[0].new_empty((0, *_size(form, yields)))
+        return operands[0].new_empty((0, *getattr(form, f"{yields}_size")))
     if in_dims[0] is None and in_dims[1] is None:
         same = contract(form, yields, dict(zip(roles, operands, strict=True)))
         return same.expand(batch, *same.shape)
@@ -83,15 +82,6 @@ def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in
         sizes[yields] = _folded_size(sizes[yields], yields, axis, transposed, batch)
     wide = Form(sizes["input"], sizes["weight"], (*arguments, groups * batch if axis == "g" else groups))
     return _unfold(contract(wide, yields, folded), yields, axis, groups, transposed, batch)
-
-
-def _size(form: Form, role: Role) -> Sequence[int]:
-    """The shape of a role."""
-    if role == "output":
-        return convolution_shape(
-            form.input_size, form.weight_size, None, conv_geometry(form.weight_size, *form.arguments)
-        )
-    return form.input_size if role == "input" else form.weight_size
 
 
 def convolution(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..calculus import sum_of_bias
+from ..calculus import add_bias, sum_of_bias
 from ..shapes import padding_pairs
 
 _aten = torch.ops.aten
@@ -35,14 +35,14 @@ def convolution(
     """``convgrad::convolution``."""
     rest = (stride, padding, dilation, transposed, output_padding, groups)
     if input.is_complex():
-        return _with_bias(_complex(lambda a, b: convolution(a, b, None, *rest), input, weight), bias)
+        return add_bias(_complex(lambda a, b: convolution(a, b, None, *rest), input, weight), bias)
     sides, known = _sides(weight.dim() - 2, *rest)
     if sides is None:
         return _aten.convolution.default(input, weight, bias, *known)
     if not transposed:
         return _aten.convolution.default(_pad(input, sides), weight, bias, *known)
     whole = _aten.convolution.default(input, weight, None, *known)
-    return _with_bias(_crop(whole, sides), bias)
+    return add_bias(_crop(whole, sides), bias)
 
 
 def convolution_backward(
@@ -116,10 +116,6 @@ def _pad(t: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
 
 def _crop(t: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
     return _pad(t, [(-low, -high) for low, high in sides])
-
-
-def _with_bias(t: Tensor, bias: Tensor | None) -> Tensor:
-    return t if bias is None else t + bias.view(-1, *(1,) * (t.dim() - 2))
 
 
 def _complex(contract: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .._compat import warn_user
-from ..calculus import Role, sum_of_bias
+from ..calculus import Role, add_bias, sum_of_bias
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 from ..ops import with_rules
 from .geometry import Range
@@ -148,7 +148,7 @@ def _compute(
             at = results.index(halo.role)
             found[at] = exchange(found[at], halo.dim, halo.way, halo.group, back=True)
     if added is not None and later:
-        found[0] = _plus(found[0], added)
+        found[0] = add_bias(found[0], added)
     return [_wrap(t, mesh, choice, role, work.shape(role), call.layout) for role, t in zip(results, found, strict=True)]
 
 
@@ -172,7 +172,7 @@ def _contracted(
     if not part.empty:
         return list(contract(here, part, bias))
     zeros = [next(iter(here.values())).new_zeros(part.sizes[role]) for role in results]
-    return zeros if bias is None else [_plus(zeros[0], bias)]
+    return zeros if bias is None else [add_bias(zeros[0], bias)]
 
 
 def _mostly_interior(halo: Halo) -> bool:
@@ -209,10 +209,6 @@ def _overlapped(
         strip = collect(x, flight, halo.dim, way, halo.group, within=at)  # also where it is empty: it waits
         strips += [piece(stays, moved, strip)] if stays[0] < stays[1] else [None]
     return torch.cat([t for t in (strips[0], middle, strips[1]) if t is not None], halo.dim)
-
-
-def _plus(output: Tensor, bias: Tensor) -> Tensor:
-    return output + bias.view(-1, *(1,) * (output.dim() - 2))
 
 
 def _bias(bias: Tensor | None, choice: Choice, mesh: DeviceMesh) -> Tensor | None:
