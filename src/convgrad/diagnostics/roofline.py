@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from ..engine import store
-from ..engine.ab_timer import conditions
+from ..engine.ab_timer import call_seconds, conditions
 from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
 from .aten_rules import Machine
 
@@ -156,18 +156,10 @@ def _arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
 
 def _best(call: Callable[[], object], device: torch.device, seconds: float = 0.4) -> float:
     """The shortest time of one call, of as many as fit into ``seconds`` and at least three."""
-
-    def once() -> float:
-        start = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.perf_counter() - start
-
-    once()
-    stop, times = time.perf_counter() + seconds, [once(), once(), once()]
+    call()
+    stop, times = time.perf_counter() + seconds, [call_seconds(call, device) for _ in range(3)]
     while time.perf_counter() < stop:
-        times.append(once())
+        times.append(call_seconds(call, device))
     return min(times)
 
 
