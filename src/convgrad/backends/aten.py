@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..problem import OPERANDS, ConvProblem, Output, Pass, Slot
+from ..problem import PASSES, ConvProblem, Output, Pass
 from ..sizes import effective_kernel
 from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, without_slack
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
@@ -36,13 +36,16 @@ class AtenBackend(Backend):
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         wanted = {o for o in outputs if o != "grad_bias"}
-        if wanted == {"forward", "grad_weight"} and not problem.transposed:
-            return ["PyTorch has no operator that gives forward and grad_weight of a plain convolution at once"]
-        if wanted == {"grad_input", "grad_weight"} and problem.transposed:
-            return [
-                "PyTorch has no operator that gives grad_input and grad_weight of this role-exchanged problem at once"
-            ]
-        dtype = problem.dtype
+        dtype, transposed, as_stated = problem.dtype, problem.transposed, statable(problem) is problem
+        both = len(wanted) > 1
+        not_at_once = {
+            "forward and grad_weight of a plain convolution": not transposed and wanted == {"forward", "grad_weight"},
+            "grad_input and grad_weight of this role-exchanged problem": transposed and wanted == {*PASSES[1:]},
+            "both gradients of complex numbers": both and dtype.is_complex,
+            "both gradients of a transposed convolution with this padding": both and transposed and not as_stated,
+        }
+        if missing := [what for what, holds in not_at_once.items() if holds]:
+            return [f"PyTorch has no operator that gives {missing[0]} at once"]
         if dtype.is_floating_point and dtype.itemsize == 1:
             return [f"PyTorch has no convolution for {dtype}"]
         if dtype.is_floating_point or dtype.is_complex:
@@ -51,11 +54,11 @@ class AtenBackend(Backend):
             return [f"PyTorch has no integer convolution on {device.type}"]
         if dtype is torch.bool:
             return ["PyTorch has no convolution for torch.bool"]
-        if statable(problem) is not problem and problem.transposed:
+        if transposed and not as_stated:
             return ["PyTorch cannot state this padding of a transposed convolution, and has no gradients for integers"]
         if wanted - {problem.bias_pass}:
             return ["PyTorch's CPU convolution has no gradients for integers"]
-        if dtype is not torch.int64 and (problem.transposed or any(d > 1 for d in problem.dilation)):
+        if dtype is not torch.int64 and (transposed or any(d > 1 for d in problem.dilation)):
             return ["PyTorch's transposed and dilated CPU convolutions know no integers but int64"]
         return []
 
@@ -78,12 +81,10 @@ class AtenBackend(Backend):
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         real, several = problem.dtype.to_real(), len(outputs) > 1
-        if real != problem.dtype and not several:
+        if real != problem.dtype:
             return partial(_complex, self.bind(problem.replace(dtype=real), outputs))
         problem = without_slack(problem)
         p = statable(problem)
-        if several and (real != problem.dtype or (problem.transposed and p is not problem)):
-            return partial(self._one_by_one, problem, outputs)
         if p is not problem:
             return over_copy(problem, outputs, self.bind(p, outputs))
         if several:
@@ -92,25 +93,6 @@ class AtenBackend(Backend):
         call = pytorchs_call(p, pass_)
         reads = reads_batch_stride if pass_ == "grad_weight" else reads_every_stride
         return (lambda a, b, *rest: call(a, tidy(b), *rest)) if reads(p) else call
-
-    def _one_by_one(
-        self,
-        problem: ConvProblem,
-        outputs: tuple[Output, ...],
-        grad_output: Tensor,
-        input: Tensor,
-        weight: Tensor,
-        workspace: Tensor | None = None,
-    ) -> tuple[Tensor, ...]:
-        """A sweep for which PyTorch has no one call."""
-        slots: dict[Slot, Tensor] = {"input": input, "weight": weight, "grad_output": grad_output}
-        dims = (0, *range(2, problem.ndim + 2))
-        return tuple(
-            slots[problem.bias_slot].sum(dims)
-            if o == "grad_bias"
-            else self.bind(problem, (o,))(*(slots[s] for s in OPERANDS[o]))
-            for o in outputs
-        )
 
 
 def output_padding(problem: ConvProblem) -> tuple[int, ...]:
