@@ -6,8 +6,8 @@
 
 namespace {
 
-// e^v to within 2 units in the last place: 2^n e^r with |r| <= ln(2) / 2, where the Taylor series needs few terms. Below
-// the smallest normal number it is that; within ln(2) / 2 of the largest number, and above, infinity.
+// e^v to within 2 units in the last place: 2^n e^r with |r| <= ln(2) / 2, where the Taylor series needs few terms.
+// Below the smallest normal number it is that; within ln(2) / 2 of the largest number, and above, infinity.
 template <class T, int N>
 inline Vec<T, N> exponential(Vec<T, N> v) {
   typedef Vec<T, N> V;

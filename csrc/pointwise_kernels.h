@@ -1,12 +1,12 @@
 // The loop of pointwise convolutions. Its sums stay in registers; 24 (12 without AVX-512) need 11 (7) loads for as many
-// multiply-adds, so that these are the limit, if memory is prefetched meanwhile and all addresses are in registers, too.
+// multiply-adds, so that these are the limit, if memory is prefetched meanwhile and all addresses are in registers.
 #pragma once
 
 #include "pointwise_plan.h"
 
 namespace {
 
-// ---- memory that is needed next, prefetched so that memory and arithmetic work at the same time -----------------------
+// ---- memory that is needed next, prefetched so that memory and arithmetic work at the same time ---------------------
 
 // What is packed next: a line of it in every so many steps of a loop.
 template <class S>

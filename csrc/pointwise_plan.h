@@ -56,6 +56,7 @@ struct PointwisePlan : Request {
   Range panel(int64_t i) const {
     return channels_last ? Range{i * vector, least(results, (i + 1) * vector)} : share(results, i, panels);
   }
+  int64_t item_results() const { return least(results, ceil_div(together * panels, chunks) * panel_rows()); }
   int64_t weights() const { return groups * sources * results; }
   int64_t biases() const { return !sums_grad && !sums_input ? 0 : sums_grad == backward ? sources : results; }
   int64_t sums() const { return weights() + groups * biases(); }

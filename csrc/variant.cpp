@@ -9,7 +9,8 @@
 #include "kept_plan.h"
 #include "norm_channels_last.h"
 #include "planar.h"
-#include "pointwise.h"
+#include "pointwise_channels_last.h"
+#include "pointwise_contiguous.h"
 
 #if !defined(CONVGRAD_VARIANT) || !defined(CONVGRAD_ARITHMETIC)
 #error "compile with -DCONVGRAD_VARIANT=<name> and -DCONVGRAD_ARITHMETIC=<float or double>"
@@ -42,7 +43,9 @@ template <class S, class T>
 convgrad_plan* create(const convgrad_problem& q) {
   constexpr int N = kVectorBytes / int(sizeof(T));
   const bool depthwise = q.in_per_group == 1 && q.groups > 1;
-  if (!depthwise && PointwisePlan::takes(q)) return create_for<Pointwise<S, T, N>>("pointwise", q);
+  if (!depthwise && PointwisePlan::takes(q))
+    return q.layout == CONVGRAD_CHANNELS_LAST ? create_for<ChannelsLastPointwise<S, T, N>>("pointwise", q)
+                                              : create_for<ContiguousPointwise<S, T, N>>("pointwise", q);
   if (!depthwise) return create_for<Grouped<S, T, N>>("grouped", q);
   if (Planar<S, T, N>::takes(q)) return create_for<Planar<S, T, N>>("planar", q);
   return create_for<Depthwise<S, T, N>>("packed", q);
