@@ -35,9 +35,9 @@ struct PointwisePlan : Request {
   // in channels_last, if there are several groups, and for grad_weight of contiguous tensors.
   static bool takes(const convgrad_problem& q) {
     const bool results = q.outputs & (CONVGRAD_FORWARD | CONVGRAD_GRAD_INPUT);
-    const bool few = q.layout == CONVGRAD_CHANNELS_LAST ? q.groups > 1 && results
-                                                        : q.in_per_group < 8 && q.outputs & CONVGRAD_GRAD_WEIGHT;
-    bool fits = !few || most(q.in_per_group, q.out_per_group) > 16;
+    bool fits = q.layout == CONVGRAD_CHANNELS_LAST
+                    ? q.groups == 1 || !results || most(q.in_per_group, q.out_per_group) > 16
+                    : q.in_per_group > 8 || !(q.outputs & CONVGRAD_GRAD_WEIGHT);
     for (int d = 0; d < 3; ++d)  // a single position has any stride
       fits = fits && q.kernel[d] == 1 && q.padding[d] == 0 && q.output[d] == q.input[d] &&
              (q.stride[d] == 1 || q.input[d] == 1);
@@ -82,7 +82,7 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
   const int64_t line = vector * element_bytes, shortest = kTestsTiles ? 1 : 24 * 64 / line;
   int64_t fewest = 2 * kPointwiseColumns;  // vectors of a segment
   if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
-    fewest = shortest;
+    fewest = p.channels_last ? shortest : most(1, shortest / 2);
     p.block = most(shortest, least(4 * shortest, 2 * kTileBytes / (p.together * (p.sources + p.results) * line)));
   } else {
     p.block = most(1, kTileBytes / (p.together * p.sources * line) / kPointwiseColumns) * kPointwiseColumns;
@@ -91,7 +91,10 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
     p.segments = p.chunks = 1;
   } else {  // where there are too few columns for all threads, they share out the channels
     p.segments = most(1, least(ceil_div(4 * p.threads * p.together, p.groups), p.vectors / fewest));
-    p.chunks = least(p.together * p.panels, ceil_div(2 * p.threads * p.together, p.segments * p.groups));
+    if (p.segments > p.threads) p.segments -= p.segments % p.threads;
+    // Not in channels_last, every chunk packs the segment's sources: as few as there are threads.
+    const int64_t items = (p.channels_last ? 2 : 1) * p.threads;
+    p.chunks = least(p.together * p.panels, ceil_div(items * p.together, p.segments * p.groups));
   }
   const int64_t columns = ceil_div(p.vectors, p.segments);  // of a segment, in equal blocks
   p.block = round_up(ceil_div(columns, most(1, ceil_div(columns, p.block))), kPointwiseColumns);

@@ -243,11 +243,18 @@ def test_the_kernels_that_run_have_a_name(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "names"), [("", ("pointwise", "grouped")), (" channels_last", ("grouped", "pointwise"))]
+    ("text", "forward", "grad_weight"),
+    [
+        ("mb2g4ic16ih7oc24kh1", "pointwise", "grouped"),
+        ("mb2g4ic16ih7oc24kh1 channels_last", "grouped", "pointwise"),
+        ("mb2ic8ih7oc130kh1", "pointwise", "grouped"),
+        ("mb2ic9ih7oc130kh1", "pointwise", "pointwise"),
+    ],
 )
-def test_channels_of_small_pointwise_groups_are_no_lanes(layout: str, names: tuple[str, str]) -> None:
-    p = ConvProblem.parse("mb2g4ic16ih7oc24kh1" + layout)
-    assert (BACKEND.kernel_name(p, ("forward",)), BACKEND.kernel_name(p, ("grad_weight",))) == names
+def test_few_channels_of_pointwise_groups_are_no_lanes(text: str, forward: str, grad_weight: str) -> None:
+    p = ConvProblem.parse(text)
+    assert BACKEND.kernel_name(p, ("forward",)) == forward
+    assert BACKEND.kernel_name(p, ("grad_weight",)) == grad_weight
 
 
 def test_sums_of_several_threads_are_the_same_bits_every_time() -> None:
