@@ -274,8 +274,9 @@ bool check(Case& c, std::mt19937_64& rng) {
   }
 }
 
-// Batch normalisation and its gradients by the definition (Ioffe and Szegedy, 2015), in double precision. P is the type
-// of the channels' values, S that of the statistics.
+// Batch normalisation and its gradients by the definition (Ioffe and Szegedy, 2015), in double precision, with SiLU
+// behind it or nothing: the edge of another activation may lie on either side of a rounding. P is the type of the
+// channels' values, S that of the statistics.
 template <class T, class P, class S>
 bool check_norm(convgrad_norm n, std::mt19937_64& rng) {
   const double error = sizeof(T) == 8 ? 1e-12 : sizeof(T) == 4 ? 1e-5 : std::is_same<T, Short<7>>::value ? 1e-2 : 2e-3;
@@ -304,7 +305,8 @@ bool check_norm(convgrad_norm n, std::mt19937_64& rng) {
   n.mean = mean.data.get(), n.invstd = invstd.data.get();
   n.running_mean = running_mean.data.get(), n.running_var = running_var.data.get();
   if (convgrad_normalize(&n)) return false;
-  n.bias = nullptr, n.running_mean = n.running_var = nullptr, n.grad_output = bg.data.get();
+  if (!n.activation) n.bias = nullptr;
+  n.running_mean = n.running_var = nullptr, n.grad_output = bg.data.get();
   n.output = whole ? gx.data.get() : nullptr, n.grad_weight = gw.data.get(), n.grad_bias = gb.data.get();
   if (convgrad_normalize(&n)) return false;
   for (size_t c = 0; c < channels; ++c) {
@@ -318,18 +320,25 @@ bool check_norm(convgrad_norm n, std::mt19937_64& rng) {
     each([&](size_t i) { m += double(x[i]) / count; });
     each([&](size_t i) { var += (double(x[i]) - m) * (double(x[i]) - m) / count; });
     const double unbiased = var * count / (count - 1), scale = 1 / std::sqrt(var + n.epsilon);
-    const double weight = affine ? double(w[c]) : 1;
+    const double weight = affine ? double(w[c]) : 1, bias = affine ? double(b[c]) : 0;
+    auto sigmoid = [](double z) { return 1 / (1 + std::exp(-z)); };
+    auto grad = [&](size_t i) {  // of what the activation takes
+      const double z = (double(x[i]) - m) * scale * weight + bias, s = sigmoid(z);
+      return double(g[i]) * (n.activation ? s * (1 + z * (1 - s)) : 1);
+    };
     each([&](size_t i) {
-      const double term = double(g[i]) * (double(x[i]) - m) * scale;
-      sum += double(g[i]), product += term, terms += std::fabs(term);
+      const double term = grad(i) * (double(x[i]) - m) * scale;
+      sum += grad(i), product += term, terms += std::fabs(term);
     });
     bool right = near("mean", double(mean.data[c]), m) && near("invstd", double(invstd.data[c]), scale) &&
                  near("running_mean", double(running_mean.data[c]), 0.75 * double(b[c]) + 0.25 * m) &&
                  near("running_var", double(running_var.data[c]), 0.75 * double(w[c]) + 0.25 * unbiased) &&
-                 near("grad_weight", double(gw.data[c]), product, terms) && near("grad_bias", double(gb.data[c]), sum);
+                 near("grad_weight", double(gw.data[c]), product, terms) &&
+                 near("grad_bias", double(gb.data[c]), sum, terms);
     each([&](size_t i) {
-      const double xhat = (double(x[i]) - m) * scale, moved = double(g[i]) - sum / count - xhat * product / count;
-      right = right && near("output", double(y.data[i]), xhat * weight + (affine ? double(b[c]) : 0)) &&
+      const double xhat = (double(x[i]) - m) * scale, moved = grad(i) - sum / count - xhat * product / count;
+      const double z = xhat * weight + bias;
+      right = right && near("output", double(y.data[i]), n.activation ? z * sigmoid(z) : z) &&
               (!whole || near("grad_input", double(gx.data[i]), moved * weight * scale));
     });
     if (!right) return false;
@@ -344,6 +353,7 @@ bool check_norm(std::mt19937_64& rng) {
   n.channels = pick(n.layout == CONVGRAD_CHANNELS_LAST ? 16 : 1, 40);
   n.pixels = pick(n.batch == 1 ? 2 : 1, pick(0, 1) ? 20 : 400);
   n.dtype = int32_t(pick(0, 3)), n.threads = int32_t(pick(1, 4)), n.wide = n.dtype > 1 && pick(0, 1);
+  n.activation = pick(0, 1) ? CONVGRAD_SILU : CONVGRAD_NO_ACTIVATION;
   switch (n.dtype) {
     case CONVGRAD_FLOAT64: return check_norm<double, double, double>(n, rng);
     case CONVGRAD_BFLOAT16:
