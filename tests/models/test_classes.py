@@ -77,6 +77,7 @@ def test_a_weight_that_a_class_computes_is_what_is_read():
     x = torch.randn(1, 4, 6, 6, dtype=torch.float64)
     for cls in (Doubled, OursDoubled):
         layer = cls(4, 4, 3, groups=4).double()
+        torch.nn.init.normal_(layer._parameters["weight"])  # the constructor initialised what the property returned
         expected = torch.nn.functional.conv2d(x, 2 * layer._parameters["weight"], layer.bias, groups=4)
         if cls is Doubled:
             convgrad.accelerate_(torch.nn.Sequential(layer), only_gains=False)
