@@ -8,7 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from .classes import accelerated_class, is_batch_norm, is_convolution, is_linear, reason_against, restore_class
+from .classes import (
+    accelerated_class,
+    is_batch_norm,
+    is_convolution,
+    is_known,
+    is_linear,
+    reason_against,
+    restore_class,
+)
 from .joins import join_activations
 from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report
@@ -183,7 +191,6 @@ def _prepare(model: nn.Module, memory_format: str | None) -> None:
     report = Report()
     _turn(model, memory_format, None, report)
     for module in model.modules():
-        known = is_convolution(module) or is_batch_norm(module) or is_linear(module)
-        if known and reason_against(module) is None:
+        if is_known(module) and reason_against(module) is None:
             _replace(module, report)
     join_activations(model, report)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._compat import suggests_channels_last
 from ..engine.ab_timer import compare
-from .classes import is_batch_norm, is_convolution, is_linear
+from .classes import is_convolution, is_known
 from .worth import Seen
 
 NO_COPY = "not measured, for the model cannot be copied"
@@ -48,7 +48,7 @@ def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
         handles = [
             module.register_forward_pre_hook(_noting(seen.setdefault(name, [])))
             for name, module in tried.named_modules()
-            if is_convolution(module) or is_batch_norm(module) or is_linear(module) or hasattr(module, "cls_to_become")
+            if is_known(module) or hasattr(module, "cls_to_become")  # lazy
         ]
         try:
             _call(tried, inputs)
