@@ -163,14 +163,26 @@ def test_steps_with_every_convolution_measured(tmp_path: Path, capsys: Any) -> N
     assert measurements.entries() == known
 
 
-def test_a_step_whose_loss_differs_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_both", [False, True])
+def test_a_step_whose_loss_differs_or_vanishes_is_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_both: bool
+) -> None:
     def broken(model: nn.Sequential, layout: str | None, example_inputs: Tensor) -> Any:
         assert isinstance(model[1].weight, Tensor)
         model[1].weight.data *= 2
         return accelerate(model, layout, example_inputs=example_inputs)
 
+    def build(self: Model) -> nn.Module:
+        net = nn.Conv2d(3, 8, 3)
+        nn.init.zeros_(net.weight)
+        nn.init.zeros_(net.bias)  # pyright: ignore[reportArgumentType]
+        return net
+
     accelerate = bench_steps.accelerate_
-    monkeypatch.setattr(bench_steps, "accelerate_", broken)
+    if in_both:
+        monkeypatch.setattr(Tiny, "build", build)
+    else:
+        monkeypatch.setattr(bench_steps, "accelerate_", broken)
     file = tmp_path / "steps.csv"
     assert run(["bench", "steps", "--layout", "contiguous", "--seconds", "0.02", "--csv", str(file)]) == 1
     [row] = rows(file)
@@ -218,6 +230,12 @@ def layers_of_written(name: str, channels_last: bool) -> list[ConvProblem]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bench_models, "WRITTEN", WRITTEN)
         return layers_of(name, 1, 32, channels_last)
+
+
+def test_efficientnet_has_signals_as_a_trained_one_has() -> None:
+    pytest.importorskip("transformers")
+    model = MODELS["efficientnet_b0"]
+    assert 0.1 < model.build().train()(model.sample(2, 32)).last_hidden_state.std() < 10
 
 
 @pytest.mark.slow
