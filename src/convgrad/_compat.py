@@ -105,7 +105,8 @@ def cpu_lacks(dtype: torch.dtype) -> bool:
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return False
     if dtype is torch.float16:
-        return not torch.ops.mkldnn._is_mkldnn_fp16_supported()
+        # With AVX512-FP16 alone oneDNN has no kernel for grad_weight: its reference takes 100 times as long.
+        return not (torch.ops.mkldnn._is_mkldnn_fp16_supported() and torch.cpu._is_amx_fp16_supported())
     if dtype is torch.bfloat16:
         widest = torch.backends.cpu.get_cpu_capability() == "AVX512" and not torch.cpu._is_avx512_bf16_supported()
         return widest or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
