@@ -198,6 +198,8 @@ def test_what_a_library_cannot_compute_is_refused_with_what_can():
 def test_something_else_in_a_tensors_place_is_one_clear_error():
     with pytest.raises(TypeError, match=r"direct.slow_conv2d: expected a Tensor, but got list"):
         direct.slow_conv2d([1.0], leaf(1, 1, 3, 3), 3)
+    with pytest.raises(TypeError, match=r"direct.thnn_conv2d: kernel_size is one or two numbers, got None"):
+        direct.thnn_conv2d(leaf(1, 1, 4, 4), leaf(1, 1, 3, 3), None)
 
 
 # ---- derivatives -------------------------------------------------------------------------------------

@@ -148,6 +148,11 @@ def test_an_error_names_the_field_and_the_position(text: str, words: list[str]) 
         assert word in str(caught.value)
 
 
+def test_what_is_no_text_is_refused() -> None:
+    with pytest.raises(TypeError, match="reads a text, got NoneType"):
+        parse(None)  # pyright: ignore[reportArgumentType]
+
+
 def test_reading_a_file_of_shapes(tmp_path: Path) -> None:
     (tmp_path / "inner").write_text('# a comment\n\nic1iw5oc1kw3n"one"\n')
     (tmp_path / "outer").write_text(

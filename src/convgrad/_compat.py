@@ -194,16 +194,6 @@ def is_subclass(t: Tensor) -> bool:
     return dispatch is not _C._disabled_torch_dispatch_impl and not kind.__module__.startswith("torch._subclasses")
 
 
-def is_fake(t: Tensor) -> bool:
-    """Whether a tensor is fake: it has a shape and a device, and no data."""
-    return type(t).__name__ == "FakeTensor"
-
-
-def fake_mode() -> Any:
-    """The mode of fake tensors that is active here, or None."""
-    return _C._get_dispatch_mode(_C._TorchDispatchModeKey.FAKE)
-
-
 def hint_of(n: Any) -> int | None:
     """The value that a symbolic integer has in this trace; a plain integer itself; None where none is known."""
     if isinstance(n, torch.SymInt):

@@ -281,6 +281,7 @@ class ConvProblem:
             transposed: read the descriptor as that of a transposed convolution, as the word ``transposed`` does.
 
         Raises:
+            TypeError: no text.
             ValueError: a text that is no problem; it names the field, the position and an example.
 
         Equivalent to:
@@ -289,6 +290,8 @@ class ConvProblem:
             >>> print(ConvProblem.parse("ic3ih8oc4kh3 f16 bias"))
             g1mb2ic3ih8oc4oh6kh3sh1ph0dh0 float16 bias
         """
+        if not isinstance(text, str):
+            raise TypeError(f"ConvProblem.parse reads a text, got {type(text).__name__}")
         return problem_text.parse(text, cls, transposed=transposed).canonical()
 
     def __str__(self) -> str:

@@ -89,7 +89,7 @@ class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_
             again. ``float("inf")``: measure every problem when it is first met, however long that takes.
 
     Raises:
-        TypeError: something else than True, False and None.
+        TypeError: something else than True, False and None, or a share that is no number.
         ValueError: a share that is not positive.
 
     Equivalent to:
@@ -102,6 +102,8 @@ class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_
     def __init__(self, on: bool | None = True, *, share: float = _USUAL_SHARE) -> None:
         if on is not None and not isinstance(on, bool):
             raise TypeError(f"measure takes True, False or None, got {on!r}")
+        if isinstance(share, bool) or not isinstance(share, (int, float)):
+            raise TypeError(f"share is a number, got {share!r}")
         if not share > 0:
             raise ValueError(f"share={share} must be positive; measure(False) measures nothing")
         self._before = measuring[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
@@ -71,32 +70,6 @@ def wrapped(text: str, width: int, indent: str | None = None) -> str:
             replace_whitespace=False, tabsize=4,
         ) if len(line) > width else [line]  # fmt: skip
     return "\n".join(lines)
-
-
-def command_lines(command: str, width: int) -> str:
-    r"""A shell command in lines of at most ``width``, each but the last ended by a backslash, so that it can be copied.
-
-    It is broken at spaces outside of double quotes; a quoted text that is too long for a line is broken too, which the
-    shell undoes.
-
-    Equivalent to:
-        >>> print(command_lines('convgrad check "ic2ih5 float64" --backend mine', 20))
-        convgrad check \
-          "ic2ih5 float64" \
-          --backend mine
-    """
-    first, *words = re.findall(r'(?:[^\s"]|"[^"]*")+', command)
-    lines, line = [], first
-    for word in words:
-        if len(line) + len(word) + 3 <= width:
-            line += " " + word
-            continue
-        lines.append(line + " \\")
-        line = "  " + word
-        while len(line) > width - 2:  # continued at the margin, or a quoted text would change
-            lines.append(line[: width - 1] + "\\")
-            line = line[width - 1 :]
-    return "\n".join([*lines, line])
 
 
 def csv_text(rows: Iterable[Sequence[str]]) -> str:

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from ._compat import fake_mode, is_fake, is_wrapped
 from .errors import DtypeError, UnsupportedError
 from .problem import RESULT, ConvProblem, Output, passes_of
 from .shapes import Geometry, Shape, check_rank, convolution_shape, given, require
@@ -126,27 +124,6 @@ _CUSTOM_BACKWARD = (
     "; in an autograd.Function of your own, decorate forward and backward with torch.amp.custom_fwd and custom_bwd, "
     "so that the backward runs under the forward's autocast"
 )
-
-
-def refuse_mixed(**operands: Tensor | None) -> None:
-    """Refuse fake tensors (shapes without data) beside real ones, as PyTorch does, and say which is which.
-
-    A tensor that a functorch transform wraps is judged where it is unwrapped, inside of that transform.
-
-    Raises:
-        DtypeError: some are fake and some are not.
-    """
-    given = {name: t for name, t in operands.items() if t is not None}
-    fake = [name for name, t in given.items() if is_fake(t)]
-    real = [name for name, t in given.items() if type(t) in (Tensor, Parameter) and not is_wrapped(t)]
-    mode = fake_mode() or (given[fake[0]].fake_mode if fake else None)  # pyright: ignore[reportAttributeAccessIssue]
-    if mode is not None and real and not mode.allow_non_fake_inputs:
-        inside = "others" if fake else "the mode that is active"
-        raise DtypeError(
-            f"Expected all tensors to be fake or none, but {' and '.join(real)} {'is' if len(real) == 1 else 'are'} "
-            f"real and {' and '.join(fake) or inside} {'is' if len(fake) < 2 else 'are'} fake; convert with "
-            "FakeTensorMode.from_tensor, or make the mode with allow_non_fake_inputs=True"
-        )
 
 
 def check_memory(problem: ConvProblem, outputs: Sequence[Output], operands: Sequence[Tensor | None]) -> None:

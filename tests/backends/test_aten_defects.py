@@ -55,7 +55,7 @@ def test_aten_is_not_chosen_where_it_is_wrong(defect: Defect) -> None:
     problem, output = ConvProblem.parse(defect.example[0]), defect.example[1]
     assert defect.condition(problem)
     (step,) = choose(problem, (output,), CPU, current(), None)
-    if defect.instead and defect.here:
+    if defect.instead and defect.here():
         assert step.backend.name in defect.instead
         aten = next(r for r in explain_problem(problem, output).rows if r.backend == "aten")
         assert aten.reasons[0].startswith(f"PyTorch's kernel is wrong here: {defect.happens}")
@@ -63,7 +63,7 @@ def test_aten_is_not_chosen_where_it_is_wrong(defect: Defect) -> None:
     assert not [str(r) for r in results if r.status == "failed"]
 
 
-@pytest.mark.parametrize("defect", [pytest.param(d, id=d.name) for d in DEFECTS if d.instead and d.here])
+@pytest.mark.parametrize("defect", [pytest.param(d, id=d.name) for d in DEFECTS if d.instead and d.here()])
 def test_on_request_pytorchs_result_is_one_line_away(defect: Defect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("convgrad.backends.aten_defects._warned", set())
     problem, output = ConvProblem.parse(defect.example[0]), defect.example[1]

@@ -235,7 +235,7 @@ def test_a_failure_prints_the_command_that_repeats_it(capsys, tmp_path, device: 
         assert status == 1
         assert printed.count("repeat: ") == 1
         shown = printed.split("repeat: ")[1].split("\n0 of")[0].split("\n1 of")[0]
-        program, *args = shlex.split(shown.replace("\\\n", ""))
+        program, *args = shlex.split(shown)
         assert program == "convgrad"
         assert args[:2] == ["--kernels", f"'{script}' --by 2"]
         assert args[-2:] == ["--seed", "3"] if device else "--seed" not in args
@@ -250,7 +250,7 @@ def test_a_failure_prints_the_command_that_repeats_it(capsys, tmp_path, device: 
 def test_what_no_command_can_name_is_repeated_by_a_call(capsys) -> None:
     status, printed, _ = call(capsys, "check", SMALL, "-b", "wrong", "-o", "grad_weight", "--property", "exact")
     assert status == 1
-    (result,) = eval(printed.split("repeat: ")[1].split("\n1 of")[0].replace("\\\n", ""))
+    (result,) = eval(printed.split("repeat: ")[1].split("\n1 of")[0])
     assert result.status == "failed"
 
 

@@ -43,9 +43,30 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @cache
 def validator(command: str) -> Any:
+    """By the schemas as they are, but closed: what is printed has a description."""
     files = {path.name: json.loads(path.read_text()) for path in SCHEMAS.glob("*.json")}
-    registry = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in files.items())
-    return jsonschema.Draft202012Validator(files[f"{command}.json"], registry=registry)
+    closed = {name: closed_schema(schema, extended=name == "envelope.json") for name, schema in files.items()}
+    registry = Registry().with_resources((name, Resource.from_contents(schema)) for name, schema in closed.items())
+    return jsonschema.Draft202012Validator(closed[f"{command}.json"], registry=registry)
+
+
+def closed_schema(schema: Any, *, extended: bool = False) -> Any:
+    """A schema without room for more fields.
+
+    Args:
+        extended: others refer to it and may add some.
+    """
+    if not isinstance(schema, dict):
+        return [closed_schema(part) for part in schema] if isinstance(schema, list) else schema
+    found: dict[str, Any] = {}
+    for key, part in schema.items():
+        if key in ("properties", "$defs"):
+            found[key] = {name: closed_schema(one, extended=key == "$defs") for name, one in part.items()}
+        else:
+            found[key] = closed_schema(part)
+    if not extended and ("properties" in schema or "$ref" in schema):
+        found["unevaluatedProperties"] = False
+    return found
 
 
 def valid(command: str, text: str) -> dict[str, Any]:

@@ -234,6 +234,8 @@ def test_a_share_must_be_positive():
             measure(share=share)
     with pytest.raises(TypeError, match="True, False or None"):
         measure("yes")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(TypeError, match="share is a number, got '1'"):
+        measure(share="1")  # pyright: ignore[reportArgumentType]
 
 
 # ---- candidates ------------------------------------------------------------------------------------

@@ -67,10 +67,7 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 def test_a_fake_tensor_beside_a_real_one(name: str, within: bool) -> None:
     with FakeTensorMode() as mode:
         fake = torch.empty(X)
-    with (
-        mode if within else nullcontext(),
-        pytest.raises(convgrad.DtypeError, match=r"but weight is real and (input|grad_output)( and input)? (is|are)"),
-    ):
+    with mode if within else nullcontext(), pytest.raises(AssertionError, match="convert all Tensors to FakeTensors"):
         CALLS[name](fake, REAL)
 
 
@@ -80,7 +77,7 @@ REAL = torch.randn(W)
 def test_real_tensors_where_the_mode_takes_them() -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         assert convgrad.conv2d(torch.empty(X), REAL, groups=4).shape == G
-    with FakeTensorMode(), pytest.raises(convgrad.DtypeError, match="the mode that is active is fake"):
+    with FakeTensorMode(), pytest.raises(AssertionError, match="FakeTensors"):
         convgrad.conv2d(REAL, REAL)
 
 

@@ -81,6 +81,8 @@ def test_the_other_layout_is_tried_where_there_is_one() -> None:
 
 
 def test_a_model_without_a_convolution_or_a_copy() -> None:
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, got NoneType"):
+        profile_model(None, torch.ones(1, 3))  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="no convolution ran"):
         profile_model(nn.Linear(3, 3), torch.ones(1, 3), seconds=0.1)
     net = nn.Conv1d(2, 2, 3)

@@ -46,8 +46,7 @@ class Defect:
         reference: where it is reported, or which kernel of which version does it.
         example: a problem that shows it, and the output that does.
         instead: backends that compute it right, the fastest first; none where `aten` itself avoids it.
-        processor: whether this machine's kernels have it.
-        fixed: the first release of PyTorch without it, where there is one.
+        here: whether this machine's kernels have it.
     """
 
     name: str
@@ -59,19 +58,12 @@ class Defect:
     reference: str
     example: tuple[str, Output]
     instead: tuple[str, ...] = ()
-    processor: Callable[[], bool] = _avx512
-    fixed: tuple[int, int] | None = None
-
-    @property
-    def here(self) -> bool:
-        """Whether this processor and this PyTorch have it."""
-        version = tuple(int(n) for n in torch.__version__.split(".")[:2])
-        return (self.fixed is None or version < self.fixed) and self.processor()
+    here: Callable[[], bool] = _avx512
 
     def concerns(self, problem: ConvProblem, output: Output) -> bool:
         """Whether PyTorch gets this output of this problem wrong on this machine."""
         # in the order of what it costs
-        return problem.dtype in self.dtypes and output in self.outputs and self.condition(problem) and self.here
+        return problem.dtype in self.dtypes and output in self.outputs and self.condition(problem) and self.here()
 
 
 # ---- problems and operands that `aten` changes ---------------------------------------------------
@@ -161,7 +153,7 @@ DEFECTS: tuple[Defect, ...] = (
            example=("g16mb3ic16ih17iw5oc32kh3kw5sh1sw3ph1pw1 bfloat16 channels_last", "forward")),
     Defect("strided row", ("forward",), _BF16, instead=_INSIDE,
            condition=lambda p: p.ndim == 3 and p.output_size[-1] == 1 and p.stride[-1] > 1,
-           processor=lambda: _avx512() and amx_here(),
+           here=lambda: _avx512() and amx_here(),
            when="3-D on a processor with AMX, a width of 1 reached by a stride of 2 or more",
            happens="the output is wrong by more than its size",
            reference="https://github.com/pytorch/pytorch/issues/169688",
@@ -174,19 +166,19 @@ DEFECTS: tuple[Defect, ...] = (
            reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16",
            example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 bfloat16 channels_last", "forward")),
     Defect("rows left over", ("grad_input", "grad_weight"), _FLOATS, lambda p: without_slack(p) is not p,
-           processor=lambda: True,
+           here=lambda: True,
            when="channels_last, a strided 1x1 kernel, rows or columns behind the last stride, channels that fill no "
                 "vector",
            happens="the backward writes past the end of its workspace: the process dies, sooner or later",
            reference="https://github.com/uxlfoundation/oneDNN/issues/6035",
            example=("mb2ic4ih10oc3kh1sh2 channels_last", "grad_weight")),
     Defect("strides of size 1", ("forward", "grad_input", "grad_weight"), _SIXTEEN_AND_32, reads_every_stride,
-           processor=lambda: True,
+           here=lambda: True,
            when="groups, and a channels_last weight with an unusual stride in a dimension of size 1",
            happens="the results are wrong",
            reference="oneDNN 3.12",
            example=("g2mb2ic4ih3iw3oc2kh1kw2 channels_last", "forward")),
-    Defect("batch stride of one image", ("grad_weight",), _FLOATS, reads_batch_stride, processor=lambda: True,
+    Defect("batch stride of one image", ("grad_weight",), _FLOATS, reads_batch_stride, here=lambda: True,
            when="2-D with groups in PyTorch's own kernel (float64, or oneDNN switched off), channels_last, one image "
                 "with an unusual batch stride",
            happens="the weight gradient takes it for the size of an image",

@@ -82,7 +82,7 @@ class NativeBackend(Backend):
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         loaded, plan = library.create_plan(_fill(problem, outputs), self.instruction_set)
-        make = _BINDERS[outputs[0]] if len(outputs) == 1 else _bind_gradients
+        make = _bind_pass if len(outputs) == 1 else _bind_gradients
         kernel = make(loaded.convgrad_plan_run, plan, problem, outputs)
         weakref.finalize(kernel, loaded.convgrad_plan_free, plan).atexit = False
         return kernel
@@ -121,45 +121,28 @@ def _group(p: ConvProblem) -> tuple[int, int]:
     return p.in_channels // p.groups, p.out_channels // p.groups
 
 
-# ---- kernels: one Python function each, and one call of the library ------------------------------
+# ---- kernels: one call of the library each -------------------------------------------------------
 
 
-def _bind_forward(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-    shape, strides = _result(problem, "forward")
+#: The addresses of a pass's operands, of a bias and of its result, as the library takes them.
+_PACKED: dict[Output, Callable[[int, int, int, int], bytes]] = {
+    "forward": lambda a, b, bias, result: pack(a, b, 0, bias, result, 0, 0, 0),
+    "grad_input": lambda a, b, bias, result: pack(0, b, a, bias, 0, result, 0, 0),
+    "grad_weight": lambda a, b, bias, result: pack(b, 0, a, bias, 0, 0, result, 0),
+}
 
-    def forward(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
+
+def _bind_pass(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    (shape, strides), packed = _result(problem, outputs[0]), _PACKED[outputs[0]]
+
+    def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
         result = a.new_empty_strided(shape, strides)
         start = 0 if bias is None else bias.data_ptr()
-        if run(plan, pack(a.data_ptr(), b.data_ptr(), 0, start, result.data_ptr(), 0, 0, 0)):
+        if run(plan, packed(a.data_ptr(), b.data_ptr(), start, result.data_ptr())):
             raise MemoryError(_NO_MEMORY)
         return result
 
-    return forward
-
-
-def _bind_grad_input(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-    shape, strides = _result(problem, "grad_input")
-
-    def grad_input(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        result = a.new_empty_strided(shape, strides)
-        start = 0 if bias is None else bias.data_ptr()
-        if run(plan, pack(0, b.data_ptr(), a.data_ptr(), start, 0, result.data_ptr(), 0, 0)):
-            raise MemoryError(_NO_MEMORY)
-        return result
-
-    return grad_input
-
-
-def _bind_grad_weight(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-    shape, strides = _result(problem, "grad_weight")
-
-    def grad_weight(a: Tensor, b: Tensor, bias: None = None, workspace: Tensor | None = None) -> Tensor:
-        result = a.new_empty_strided(shape, strides)
-        if run(plan, pack(b.data_ptr(), 0, a.data_ptr(), 0, 0, 0, result.data_ptr(), 0)):
-            raise MemoryError(_NO_MEMORY)
-        return result
-
-    return grad_weight
+    return one_pass
 
 
 def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
@@ -181,13 +164,6 @@ def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Ou
         return (first, grad_weight) if grad_bias is None else (first, grad_weight, grad_bias)
 
     return gradients
-
-
-_BINDERS: dict[Output, Callable[..., Kernel]] = {
-    "forward": _bind_forward,
-    "grad_input": _bind_grad_input,
-    "grad_weight": _bind_grad_weight,
-}
 
 
 def _fill(problem: ConvProblem, outputs: tuple[Output, ...]) -> library.Problem:

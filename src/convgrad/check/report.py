@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections import Counter
 from dataclasses import dataclass
@@ -53,17 +52,16 @@ class CheckResult:
 
     def repeat(self, source: str | None) -> str:
         """What repeats it: the call; a command, where ``--kernels`` loads the backend from here (empty: built in)."""
-        text = str(self.problem.replace(name="")).replace('"', '\\"')
+        text, elsewhere = str(self.problem.replace(name="")), self.device != "cpu"
         if source is None:
-            device = "" if self.device == "cpu" else f', device="{self.device}"'
+            device = f', device="{self.device}"' if elsewhere else ""
             seed = f", seed={self.seed}" if self.seed else ""
             only = f', properties=["{self.property_name}"]'
             return f'convgrad.testing.check_problem("{self.backend}", "{text}", "{self.output}"{device}{seed}{only})'
-        kernels = f" --kernels {_quoted(source)}" if source else ""
-        device = "" if self.device == "cpu" else f" --device {self.device}"
-        seed = f" --seed {self.seed}" if self.seed else ""
-        options = f"--backend {self.backend} --output {self.output} --property {self.property_name}{device}{seed}"
-        return f'convgrad{kernels} check "{text}" {options}'
+        words = ["--kernels", source] if source else []
+        words += ["check", text, "--backend", self.backend, "--output", self.output, "--property", self.property_name]
+        words += ["--device", self.device] if elsewhere else []
+        return shlex.join(["convgrad", *words, *(["--seed", str(self.seed)] if self.seed else [])])
 
     def __str__(self) -> str:
         line = f"{self.status}: {self.backend} {self.output} of {self.problem}: {self.property_name}"
@@ -72,12 +70,6 @@ class CheckResult:
         if self.status in ("failed", "differs"):
             line += f"\n  worst {self.worst:.6g}, allowed {self.bound:.6g}, seed {self.seed}\n  repeat: {self.command}"
         return line
-
-
-def _quoted(source: str) -> str:
-    """For a shell: a script with its arguments is one argument of ``--kernels``."""
-    plain = shlex.quote(source)
-    return plain if plain == source else '"' + re.sub(r'(["\\\\$`])', r"\\\1", source) + '"'
 
 
 @dataclass(frozen=True)

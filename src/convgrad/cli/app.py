@@ -24,7 +24,7 @@ from typer.core import TyperGroup
 
 from .._version import __version__
 from ..errors import CheckError, ConvgradError
-from ..tables import command_lines, text_table, wrapped
+from ..tables import text_table, wrapped
 
 if TYPE_CHECKING:
     import torch
@@ -155,10 +155,9 @@ def width() -> int:
 
 
 def say(text: object, file: TextIO | None = None) -> None:
-    """Print a text; lines that are wider than the terminal are broken at spaces, a command so that it can be copied."""
+    """Print a text; lines that are wider than the terminal are broken at spaces, but for a command, to be copied."""
     for line in str(text).splitlines():
-        broken = command_lines if "repeat: " in line else wrapped
-        print(broken(line, width()), file=file, flush=True)
+        print(line if "repeat: " in line else wrapped(line, width()), file=file, flush=True)
 
 
 def say_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:

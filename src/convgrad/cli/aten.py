@@ -38,5 +38,5 @@ def defects_here() -> list[dict[str, str]]:
     from ..backends import DEFECTS
     from ..engine import recorded
 
-    known = [{"name": d.name, "what": d.happens, "when": d.when} for d in DEFECTS if d.here]
+    known = [{"name": d.name, "what": d.happens, "when": d.when} for d in DEFECTS if d.here()]
     return known + [{"name": f"{f.output} of {f.problem}", "what": f.what, "when": "found here"} for f in recorded()]

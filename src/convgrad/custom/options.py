@@ -16,6 +16,8 @@ from .arguments import METHODS, Method
 
 def several(option: Any) -> tuple[Any, ...]:
     """What may be given alone or as a sequence."""
+    if option is None:
+        raise TypeError("layouts, devices, dtypes and problems are one or a sequence of them, got None")
     return (option,) if isinstance(option, (str, torch.dtype, ConvProblem)) else tuple(option)
 
 

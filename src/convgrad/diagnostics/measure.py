@@ -12,7 +12,7 @@ from ..engine.ab_timer import call_seconds, compare
 from ..problem import PASSES, ConvProblem
 from .aten_rules import Machine
 from .explanation import Answer
-from .onednn_log import OneDNNLog
+from .onednn_log import onednn_log
 
 _MOST_BYTES = 4 << 30
 _SLOW = 0.2  # seconds
@@ -69,10 +69,6 @@ def _seconds(calls: Mapping[str, Callable[[], object]], device: torch.device) ->
 
 def _onednn_primitive(call: Callable[[], object]) -> str:
     """oneDNN's names of the primitives behind one call on the CPU."""
-    log = OneDNNLog()
-    log.start()
-    try:
+    with onednn_log() as take:
         call()
-        return " + ".join(dict.fromkeys(log.take()))
-    finally:
-        log.stop()
+        return " + ".join(dict.fromkeys(take()))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ from ..engine import Event, backends, observers
 from ..problem import ConvProblem, shown_outputs
 from ..tables import csv_text, html_table, text_table
 from .aten_rules import Machine
-from .onednn_log import OneDNNLog
+from .onednn_log import onednn_log
 from .pictures import Drawn, Point, by_pytorch
 from .roofline import Limits, least_work, limits_of
 
@@ -78,11 +79,12 @@ class Trace(Drawn):
     def __init__(self, *, onednn: bool = False) -> None:
         self.records: list[Record] = []
         self.synchronize = True
-        self._log = OneDNNLog() if onednn else None
+        self._onednn, self._log = onednn, ExitStack()
+        self._take: Callable[[], tuple[str, ...]] = tuple
 
     def __call__(self, event: Event) -> None:
         """Take note of one call; the engine calls this."""
-        kernels = self._log.take() if self._log is not None and event.device.startswith("cpu") else ()
+        kernels = self._take() if event.device.startswith("cpu") else ()
         p = event.problem
         layout = str(p.memory_format).removeprefix("torch.").removesuffix("_format")
         self.records.append(Record(
@@ -97,15 +99,14 @@ class Trace(Drawn):
         return iter(self.records)
 
     def __enter__(self) -> Trace:
-        if self._log is not None:
-            self._log.start()
+        if self._onednn:
+            self._take = self._log.enter_context(onednn_log())
         observers.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
         observers.remove(self)
-        if self._log is not None:
-            self._log.stop()
+        self._log.close()
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [_COLUMNS, *(r.cells() for r in self.records)]

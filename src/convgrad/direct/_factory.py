@@ -242,6 +242,8 @@ def unread_scratch(function: str, given: Given) -> None:
 def kernel_size(function: str, given: Given) -> Change:
     """The weight may be a matrix of C_out rows, and the operands may lack the batch dimension."""
     weight, size = given["weight"], given.pop("kernel_size")
+    if size is None:
+        raise TypeError(f"convgrad.direct.{function}: kernel_size is one or two numbers, got None")
     kernel = (size,) * 2 if isinstance(size, int) else tuple(size)
     kernel = kernel * 2 if len(kernel) == 1 else kernel
     if weight.dim() == 2 and len(kernel) == 2 and prod(kernel) > 0 and weight.shape[1] % prod(kernel) == 0:

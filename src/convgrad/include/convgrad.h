@@ -14,6 +14,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/convolution_backward_ops.h>
+#include <ATen/ops/convolution_ops.h>
 #include <c10/core/SymIntArrayRef.h>
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
@@ -49,17 +51,7 @@ inline at::Tensor convolution(
     bool transposed,
     c10::IntArrayRef output_padding,
     int64_t groups) {
-  using Signature = at::Tensor(
-      const at::Tensor&,
-      const at::Tensor&,
-      const std::optional<at::Tensor>&,
-      c10::SymIntArrayRef,
-      c10::SymIntArrayRef,
-      c10::SymIntArrayRef,
-      bool,
-      c10::SymIntArrayRef,
-      c10::SymInt);
-  static const auto op = detail::find("convgrad::convolution").typed<Signature>();
+  static const auto op = detail::find("convgrad::convolution").typed<at::_ops::convolution::schema>();
   return op.call(
       input,
       weight,
@@ -88,19 +80,7 @@ inline std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
     c10::IntArrayRef output_padding,
     int64_t groups,
     std::array<bool, 3> output_mask) {
-  using Signature = std::tuple<at::Tensor, at::Tensor, at::Tensor>(
-      const at::Tensor&,
-      const at::Tensor&,
-      const at::Tensor&,
-      at::OptionalSymIntArrayRef,
-      c10::SymIntArrayRef,
-      c10::SymIntArrayRef,
-      c10::SymIntArrayRef,
-      bool,
-      c10::SymIntArrayRef,
-      c10::SymInt,
-      std::array<bool, 3>);
-  static const auto op = detail::find("convgrad::convolution_backward").typed<Signature>();
+  static const auto op = detail::find("convgrad::convolution_backward").typed<at::_ops::convolution_backward::schema>();
   return op.call(
       grad_output,
       input,

@@ -8,6 +8,7 @@ calls, transposed convolutions, double backward, scripted models, compiled code.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +22,6 @@ from ..engine import Plan, active, find, generation, make, observed, observers, 
 from ..errors import BackendError, ConvgradError
 from ..shapes import conv_geometry
 from ..validation import check_backward, check_operands
-from .dispatch import Override, original_kernel
 
 Ints = Sequence[int]
 Original = Callable[..., Any]
@@ -33,7 +33,7 @@ class _Router:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open = {"ours": 0, "stock": 0}
-        self._override: Override | None = None
+        self._override: torch.library.Library | None = None
         self.taking = False
 
     @contextmanager
@@ -51,22 +51,27 @@ class _Router:
             if self._override is None:
                 self._override = self._put()
             elif not any(self._open.values()):
-                self._override.undo()
+                self._override._destroy()
                 self._override = None
 
-    def _put(self) -> Override:
-        override = Override()
+    def _put(self) -> torch.library.Library:
+        """The kernels in place of PyTorch's, until what is returned is destroyed."""
+        library = torch.library.Library("aten", "IMPL")
         try:
             for key in _keys():
-                short = cpu_convolution() if key == "CPU" else None
-                forward = _forward_kernel(self, original_kernel("convolution", key), short)
-                backward = _backward_kernel(self, original_kernel("convolution_backward", key))
-                override.put("convolution", key, forward)
-                override.put("convolution_backward", key, backward)
+                for op, kernel_of in (("convolution", _forward_kernel), ("convolution_backward", _backward_kernel)):
+                    kernel = kernel_of(self, torch.library.get_kernel(f"aten::{op}", key).call_boxed)
+                    library.impl(op, kernel, key, with_keyset=True)
+                    _retired.append((torch.library.get_kernel(f"aten::{op}", key), kernel))
         except BaseException:
-            override.undo()
+            library._destroy()
             raise
-        return override
+        return library
+
+
+#: A thread without the interpreter lock may stand in front of a kernel that is being taken away, and PyTorch keeps one
+#: alive only while it is registered; so the last ones are kept here.
+_retired: deque[Any] = deque(maxlen=4096)
 
 
 def _keys() -> tuple[str, ...]:
@@ -94,8 +99,9 @@ class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator woul
         thread.in_backend = False
 
 
-def _forward_kernel(router: _Router, original: Original, short: Original | None) -> Callable[..., Tensor]:
-    """The kernel for aten::convolution; ``short`` computes what ``original`` does, and starts faster."""
+def _forward_kernel(router: _Router, original: Original) -> Callable[..., Tensor]:
+    """The kernel for aten::convolution."""
+    short = cpu_convolution()  # computes what the original does on a CPU, and starts faster
 
     def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *raw: Any) -> Tensor:
         watched = observers or profiler_enabled()

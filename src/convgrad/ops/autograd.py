@@ -33,7 +33,7 @@ from ..engine import Plan, Request, active, generation, layout_of, observers, re
 from ..padding_modes import fold, pad
 from ..settings import flags
 from ..shapes import conv_geometry, padding_pairs
-from ..validation import check_backward, refuse_mixed, refuse_nested
+from ..validation import check_backward, refuse_nested
 from . import decompositions, flops, lowering
 from .with_backend import traced_overload
 
@@ -206,12 +206,6 @@ def _both(form: Form, cotangent: Tensor, input: Tensor, weight: Tensor, bias: bo
 # ---- kernels at the key --------------------------------------------------------------------------
 
 
-def _refuse(**operands: Tensor | None) -> None:
-    """Nested tensors, and fake ones beside real ones."""
-    refuse_nested(*operands.values())
-    refuse_mixed(**operands)
-
-
 def _below(op: Any, keyset: Any, operands: tuple[Tensor | None, ...], rest: Any) -> Callable[..., Any]:
     """The operator below autograd, or what a graph that is being traced gets in its place."""
     if dispatch_modes():
@@ -259,7 +253,7 @@ def _moves(*tensors: Tensor | None) -> bool:
 
 def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
     """``convgrad::convolution`` with derivatives."""
-    _refuse(input=input, weight=weight, bias=bias)
+    refuse_nested(input, weight, bias)
     if lowering.any_subclass(input, weight, bias):
         return decompositions.convolution(input, weight, bias, *arguments)
     form = Form(input.shape, weight.shape, arguments)
@@ -271,7 +265,7 @@ def grad_input(
     keyset: Any, grad_output: Tensor, weight: Tensor, input_size: Any, *arguments: Any, **options: Any
 ) -> Tensor:
     """``convgrad::grad_input`` with derivatives."""
-    _refuse(grad_output=grad_output, weight=weight)
+    refuse_nested(grad_output, weight)
     op, form = torch.ops.convgrad.grad_input.default, Form(input_size, weight.shape, arguments)
     return _through(op, keyset, "input", form, (grad_output, weight, None), (input_size, *arguments), **options)
 
@@ -280,7 +274,7 @@ def grad_weight(
     keyset: Any, grad_output: Tensor, input: Tensor, weight_size: Any, *arguments: Any, **options: Any
 ) -> Tensor:
     """``convgrad::grad_weight`` with derivatives."""
-    _refuse(grad_output=grad_output, input=input)
+    refuse_nested(grad_output, input)
     op, form = torch.ops.convgrad.grad_weight.default, Form(input.shape, weight_size, arguments)
     return _through(op, keyset, "weight", form, (grad_output, input, None), (weight_size, *arguments), **options)
 
@@ -289,7 +283,7 @@ def convolution_backward(
     keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *arguments: Any
 ) -> Any:
     """``convgrad::convolution_backward``: where it is differentiated, its three gradients one by one."""
-    _refuse(grad_output=grad_output, input=input, weight=weight)
+    refuse_nested(grad_output, input, weight)
     if lowering.any_subclass(grad_output, input, weight):
         return decompositions.convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
     *rest, mask = arguments

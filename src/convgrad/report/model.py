@@ -60,6 +60,7 @@ def profile_model(
         stage: told what is being done.
 
     Raises:
+        TypeError: the model is no module.
         ValueError: the model has no convolution, or cannot be copied.
 
     Equivalent to:
@@ -69,6 +70,8 @@ def profile_model(
         >>> [v.name for v in profile.variants][:2], {row.direction for row in profile.rows} >= {"forward", "backward"}
         (['PyTorch', 'convgrad'], True)
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"profile_model takes a torch.nn.Module, got {type(model).__name__}")
     start = time.perf_counter()
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     stage("preparing copies of the model")

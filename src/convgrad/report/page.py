@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ..diagnostics import Limits, Point, by_pytorch, draw_roofline, svg
 from ..problem import ConvProblem
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .profile import Change, Profile, Row, Variant
+#: A `Profile`, or a part of it, as plain data.
+Data = dict[str, Any]
 
 _HERE = Path(__file__).parent
 _FIRST = 20  # rows that are shown until somebody wants all
@@ -23,7 +22,7 @@ _TIMES = "\N{MULTIPLICATION SIGN}"
 _MISSING = "the page needs {}; install it with: pip install 'convgrad[report]'"
 
 
-def page_of(profile: Profile, changes: Sequence[Change]) -> str:
+def page_of(profile: Data, changes: Sequence[Data]) -> str:
     """The page of a profile, with the changes since the run before.
 
     Raises:
@@ -37,8 +36,9 @@ def page_of(profile: Profile, changes: Sequence[Change]) -> str:
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"times": _times, "day": _day, "breaks": lambda name: Markup(_breaks(str(escape(name))))}
     text = {name: Markup((_HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
-    data = json.dumps(profile.to_dict(), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    numbered = list(enumerate(profile.rows))
+    data = json.dumps(profile, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    rows, variants = profile["rows"], profile["variants"]
+    numbered = list(enumerate(rows))
     return environment.get_template("page.html").render(
         **text,
         p=profile,
@@ -48,13 +48,13 @@ def page_of(profile: Profile, changes: Sequence[Change]) -> str:
         first=numbered[:_FIRST],
         rest=numbered[_FIRST:],
         changes=changes[:_FIRST],
-        finding=profile.finding.partition(". "),
-        convolutions=profile.convolutions,
-        slowest=max((v.milliseconds for v in profile.variants), default=1.0),
-        pytorch=any(r.pytorch is not None for r in profile.rows),
-        limit=any(r.of_limit is not None for r in profile.rows),
-        ms_title={"step": "ms a step", "run": "ms in all"}.get(profile.kind, "ms"),
-        ms=partial(_milliseconds, decimals=_decimals(profile)),
+        finding=profile["finding"].partition(". "),
+        convolutions=sum(r["total"] for r in rows),
+        slowest=max((v["milliseconds"] for v in variants), default=1.0),
+        pytorch=any(r["pytorch"] is not None for r in rows),
+        limit=any(r["of_limit"] is not None for r in rows),
+        ms_title={"step": "ms a step", "run": "ms in all"}.get(profile["kind"], "ms"),
+        ms=partial(_milliseconds, decimals=_decimals(rows)),
         time=_time,
         described=_described,
         side=_side,
@@ -63,14 +63,15 @@ def page_of(profile: Profile, changes: Sequence[Change]) -> str:
     )
 
 
-def _plot(profile: Profile, width: float, height: float) -> str:
+def _plot(profile: Data, width: float, height: float) -> str:
     points = [
-        Point("", r.flops, r.bytes, r.milliseconds * 1e-3, _side(r) == "ours", r.total / profile.rows[0].total)
-        for r in profile.rows
-    ]
+        Point("", r["flops"], r["bytes"], r["milliseconds"] * 1e-3, _side(r["backend"]) == "ours",
+              r["total"] / profile["rows"][0]["total"])
+        for r in profile["rows"]
+    ]  # fmt: skip
     label = f"Roofline of {len(points)} rows: operations per second against operations per byte"
     try:
-        figure = draw_roofline(points, [Limits(**limits) for limits in profile.limits], width=width, height=height)
+        figure = draw_roofline(points, [Limits(**limits) for limits in profile["limits"]], width=width, height=height)
     except ImportError as error:
         raise ImportError(_MISSING.format(error.name)) from None
     except ValueError:
@@ -81,13 +82,13 @@ def _plot(profile: Profile, width: float, height: float) -> str:
 # ---- words ------------------------------------------------------------------------------------------
 
 
-def _side(row: Row) -> str:
-    return "theirs" if by_pytorch(row.backend) else "ours"
+def _side(backend: str) -> str:
+    return "theirs" if by_pytorch(backend) else "ours"
 
 
-def _described(of: Row | Change) -> str:
+def _described(problem: str) -> str:
     """A convolution in words, as short as they go."""
-    p = ConvProblem.parse(of.problem)
+    p = ConvProblem.parse(problem)
     kind = "depthwise" if p.depthwise else "dense" if p.groups == 1 else f"{p.groups} groups"
     words = [f"{'transposed ' if p.transposed else ''}{kind} {_sizes(p.kernel_size)}"]
     ends = (p.out_channels, p.in_channels) if p.transposed else (p.in_channels, p.out_channels)
@@ -125,9 +126,9 @@ def _day(text: str) -> str:
     return datetime.fromisoformat(text).strftime("%d %B %Y, %H:%M %Z").strip()
 
 
-def _decimals(profile: Profile) -> int:
+def _decimals(rows: Sequence[Data]) -> int:
     """As many for all rows, so that their digits stand below each other."""
-    most = max((r.total for r in profile.rows), default=0.0)
+    most = max((r["total"] for r in rows), default=0.0)
     return 0 if most >= 10_000 else 1 if most >= 1000 else 2 if most >= 10 else 3
 
 
@@ -139,12 +140,13 @@ def _time(milliseconds: float) -> str:
     return f"{milliseconds:,.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:,.3g} s"
 
 
-def _ratio(variant: Variant) -> tuple[str, str]:
+def _ratio(variant: Data) -> tuple[str, str]:
     """The ratio, and its interval."""
-    if variant.speedup is None or variant.low is None or variant.high is None:
+    speed, low, high = (variant[name] for name in ("speedup", "low", "high"))
+    if speed is None:
         return "", ""
-    said = "" if variant.low > 1 or variant.high < 1 else ", no difference"
-    return f"{variant.speedup:.2f}{_TIMES}", f"[{variant.low:.2f}, {variant.high:.2f}]{said}"
+    said = "" if low > 1 or high < 1 else ", no difference"
+    return f"{speed:.2f}{_TIMES}", f"[{low:.2f}, {high:.2f}]{said}"
 
 
 def _change(before: float | None, after: float | None) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from ..problem import ConvProblem
 from ..tables import html_table, text_table
+from .page import page_of
 
 #: The number of the data's form; it changes whenever a field changes its meaning or goes.
 SCHEMA = 1
@@ -218,9 +219,7 @@ class Profile:
         Raises:
             ImportError: what the extra ``[report]`` brings is missing.
         """
-        from .page import page_of
-
-        return page_of(self, changes(self))
+        return page_of(self.to_dict(), [asdict(change) for change in changes(self)])
 
     def save(self, path: str | Path) -> None:
         """Write the page, or the data where the name ends in ``.json``.

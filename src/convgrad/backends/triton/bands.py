@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Literal, NamedTuple
 
 from ...problem import ConvProblem
@@ -89,7 +90,4 @@ def partial_values(problem: ConvProblem) -> int:
 
 def align(length: int, itemsize: int) -> int:
     """Elements, 16 bytes at most, of which a length is a multiple."""
-    elements = 16 // itemsize
-    while length % elements:
-        elements //= 2
-    return elements
+    return gcd(length, 16 // itemsize)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..._compat import channels_last_of, suggests_channels_last
+from ...backends import usual_strides
 from ...errors import DtypeError
 from ...problem import INT32_MAX, ConvProblem
 from ...shapes import Geometry, conv_geometry, convolution_shape
@@ -51,7 +52,7 @@ class TensorSpec:
 
     def __post_init__(self) -> None:
         if not self.strides:
-            object.__setattr__(self, "strides", dense_strides(self.shape))
+            object.__setattr__(self, "strides", usual_strides(self.shape, False))
         if len(self.strides) != len(self.shape):
             raise ValueError(f"a tensor of shape {self.shape} has {len(self.shape)} strides, got {self.strides}")
 
@@ -108,7 +109,7 @@ class TensorSpec:
         fmt = channels_last_of(self.ndim - 2)
         if self.mkldnn or not suggests_channels_last(self._meta()):
             return torch.contiguous_format
-        if exact_strides and self.strides != dense_strides(self.shape, fmt):
+        if exact_strides and self.strides != usual_strides(self.shape, True):
             return torch.contiguous_format
         return fmt
 
@@ -125,13 +126,6 @@ class TensorSpec:
         dense = self.mkldnn or self.is_contiguous(fmt)
         shape = "x".join(map(str, self.shape))
         return f"{shape} {short(self.dtype)} {layout}{'' if dense else f' strides {self.strides}'}"
-
-
-def dense_strides(
-    shape: tuple[int, ...], memory_format: torch.memory_format = torch.contiguous_format
-) -> tuple[int, ...]:
-    """Strides of a new tensor of this shape, as PyTorch writes them (size-1 dimensions included)."""
-    return tuple(torch.empty(shape, device="meta", memory_format=memory_format).stride())
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +209,8 @@ class ConvCall:
             return replace(self, padding=both), (note,)
         sizes = zip(self.input.shape[2:], self.padding, both, strict=True)
         shape = (*self.input.shape[:2], *(n + sum(pair) - sum(rest) for n, pair, rest in sizes))
-        padded = replace(self.input, shape=shape, strides=dense_strides(shape, self.input.suggest_memory_format()))
+        channels_last = self.input.suggest_memory_format() is not torch.contiguous_format
+        padded = replace(self.input, shape=shape, strides=usual_strides(shape, channels_last))
         note = f"PyTorch pads symmetrically: it first makes a padded copy of the input, {padded}"
         return replace(self, input=padded, padding=both), (note,)
 
@@ -241,8 +236,7 @@ def call_of_problem(p: ConvProblem, device_type: str, need_backward: bool) -> Co
     """The call that a PyTorch user writes for a problem."""
 
     def spec(shape: tuple[int, ...]) -> TensorSpec:
-        fmt = p.memory_format if len(shape) > 3 else torch.contiguous_format
-        return TensorSpec(shape, dense_strides(shape, fmt), p.dtype, device_type)
+        return TensorSpec(shape, usual_strides(shape, p.channels_last and len(shape) > 3), p.dtype, device_type)
 
     output_padding = (0,) * p.ndim
     if p.transposed:  # the input positions behind the last one that the kernel reaches
