@@ -80,8 +80,9 @@ def test_wrong_kernel(kind: str) -> None:
     kernel, concerned = WRONG[kind]
 
     def takes(p: ConvProblem) -> bool:
-        """What a MobileNet needs."""
-        return p.depthwise and p.kernel_size in {(3, 3), (5, 5)} and p.stride in {(1, 1), (2, 2)} and accepts(p)
+        """What a MobileNet needs; not bfloat16, in which PyTorch, that computes it here, may spread NaN."""
+        usual = p.dtype is not torch.bfloat16 and p.stride in {(1, 1), (2, 2)}
+        return p.depthwise and p.kernel_size in {(3, 3), (5, 5)} and usual and accepts(p)
 
     with pytest.raises(CheckError) as caught:
         convgrad.register("wrong", forward=kernel, accepts=takes, seconds=100)
