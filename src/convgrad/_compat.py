@@ -95,6 +95,15 @@ def cpu_convolution() -> Callable[..., Tensor] | None:
     return getattr(torch, "_convolution", None)
 
 
+def onednn_has(dtype: torch.dtype) -> bool:
+    """Whether oneDNN has instructions of this CPU for float16 or bfloat16; False where PyTorch has no oneDNN."""
+    question = {torch.float16: "_is_mkldnn_fp16_supported", torch.bfloat16: "_is_mkldnn_bf16_supported"}[dtype]
+    try:
+        return bool(getattr(torch.ops.mkldnn, question)())
+    except (AttributeError, RuntimeError):
+        return False
+
+
 @cache
 def cpu_lacks(dtype: torch.dtype) -> bool:
     """Whether this x86 processor has no arithmetic for a 16-bit dtype with which PyTorch's convolutions would compute.
@@ -106,10 +115,10 @@ def cpu_lacks(dtype: torch.dtype) -> bool:
         return False
     if dtype is torch.float16:
         # With AVX512-FP16 alone oneDNN has no kernel for grad_weight: its reference takes 100 times as long.
-        return not (torch.ops.mkldnn._is_mkldnn_fp16_supported() and torch.cpu._is_amx_fp16_supported())
+        return not (onednn_has(dtype) and torch.cpu._is_amx_fp16_supported())
     if dtype is torch.bfloat16:
         widest = torch.backends.cpu.get_cpu_capability() == "AVX512" and not torch.cpu._is_avx512_bf16_supported()
-        return widest or not torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return widest or not onednn_has(dtype)
     return False
 
 

@@ -32,7 +32,7 @@ def pad(input: Tensor, sides: Sides, mode: str) -> Tensor:
     """
     if mode == "circular" and is_plain(input) and input.dim() - len(sides) in (1, 2) and fits(input, sides, mode):
         return _Moved.apply(input, False, sides, mode)  # pyright: ignore[reportReturnType]
-    return _by_pytorch(input, sides, mode)
+    return by_pytorch(input, sides, mode)
 
 
 def fold(gradient: Tensor, sides: Sides, mode: str) -> Tensor:
@@ -51,7 +51,8 @@ def fits(input: Tensor, sides: Sides, mode: str) -> bool:
     return all(min(pair) >= 0 for pair in sides) and readable(input.shape[-len(sides) :], sides, mode)
 
 
-def _by_pytorch(input: Tensor, sides: Sides, mode: str) -> Tensor:
+def by_pytorch(input: Tensor, sides: Sides, mode: str = "constant") -> Tensor:
+    """``torch.nn.functional.pad``, told the sides in the order of the dimensions; a negative one crops."""
     return F.pad(input, [side for pair in reversed(sides) for side in pair], mode=mode)
 
 
@@ -86,7 +87,7 @@ class _Moved(torch.autograd.Function):
 def _pad(input: Tensor, sides: Sides, mode: str) -> Tensor:
     """In the input's layout."""
     if mode != "circular" or input.dim() != len(sides) + 2 or not suggests_channels_last(input):
-        return _by_pytorch(input, sides, mode)  # a volume without N may look like one in channels_last
+        return by_pytorch(input, sides, mode)  # a volume without N may look like one in channels_last
     sizes = [low + n + high for n, (low, high) in zip(input.shape[2:], sides, strict=True)]
     layout = channels_last_of(len(sides))
     result = torch.empty([*input.shape[:2], *sizes], dtype=input.dtype, device=input.device, memory_format=layout)

@@ -79,7 +79,8 @@ def test_the_key_tells_everything_apart_that_changes_the_answer():
     where = environment(CPU, current())
     others = ["g1mb3ic24ih20oc24oh20kh3ph1", f"{P} float64", f"{P} channels_last", f"{P} bias", f"{P} transposed"]
     problems = [P, *map(ConvProblem.parse, others)]
-    keys = {measurements.key_of(p, o, where) for p in problems for o in (("forward",), ("grad_input",), BOTH)}
+    asked: list[tuple[Output, ...]] = [("forward",), ("grad_input",), BOTH]
+    keys = {measurements.key_of(p, o, where) for p in problems for o in asked}
     assert len(keys) == 3 * len(problems)
     settings = current()
     assert environment(CPU, settings._replace(threads=settings.threads + 1)) != where

@@ -145,9 +145,10 @@ def test_a_warm_call_enters_few_functions() -> None:
 def test_operands_that_lie_otherwise_than_those_of_the_first_call() -> None:
     """A plan asks nothing of operands that lie in memory as those for which it was made."""
     bias = torch.randn(16)[::2]
-    negated = torch._neg_view(X)
-    for x, b in ((X, bias.clone()), (X, bias), (negated, bias), (negated, bias.clone()), (X, torch._neg_view(bias))):
-        for w in (W, W.to(memory_format=torch.channels_last), torch._neg_view(W)):
+    negative: Any = torch._neg_view  # pyright: ignore[reportPrivateImportUsage]
+    negated = negative(X)
+    for x, b in ((X, bias.clone()), (X, bias), (negated, bias), (negated, bias.clone()), (X, negative(bias))):
+        for w in (W, W.to(memory_format=torch.channels_last), negative(W)):
             expected = torch.nn.functional.conv2d(x.double(), w.double(), b.double(), padding=1, groups=8)
             torch.testing.assert_close(
                 convgrad.conv2d(x, w, b, padding=1, groups=8).double(), expected, atol=1e-5, rtol=1e-5

@@ -28,15 +28,7 @@ __all__ = ["DEFECTS", "Arithmetic", "Backend", "Defect", "Kernel", "Layout", "Pa
 
 def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
-    gpu, rest = [TritonBackend(), TritonBandedBackend()], [*_routes(), NativeAvx2Backend(), *_aten_by_name()]
-    return [AtenBackend(), NativeBackend(), *gpu, Im2colBackend(), ReferenceBackend(), *rest]
-
-
-def _routes() -> list[Backend]:
-    """ATen by another way than the call as given."""
-    return [AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend()]
-
-
-def _aten_by_name() -> list[Backend]:
-    """ATen's own libraries, used only where they are requested."""
-    return [AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend()]
+    gpu = [TritonBackend(), TritonBandedBackend()]
+    routes = [AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend()]
+    by_name = [NativeAvx2Backend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend()]
+    return [AtenBackend(), NativeBackend(), *gpu, Im2colBackend(), ReferenceBackend(), *routes, *by_name]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._compat import onednn_has
 from ..calculus import add_bias
 from ..problem import ConvProblem, Output, Pass
 from ..settings import cudnn_allows_tf32, current
@@ -184,9 +185,7 @@ class AtenMkldnnBackend(AtenDirect):
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         reasons = super().reasons_against(problem, outputs, device)
-        questions = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
-        question = None if reasons else questions.get(problem.dtype)
-        if question is not None and not getattr(torch.ops.mkldnn, question, lambda: True)():
+        if not reasons and problem.dtype is not torch.float32 and not onednn_has(problem.dtype):
             reasons.append(f"this CPU lacks the instructions with which oneDNN computes {problem.dtype}")
         if set(outputs) - {"forward", "grad_bias"} and not torch._C._get_mkldnn_enabled():
             reasons.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from math import prod
+from struct import Struct
 
 import torch
 from torch import Tensor
@@ -124,21 +125,22 @@ def _group(p: ConvProblem) -> tuple[int, int]:
 # ---- kernels: one call of the library each -------------------------------------------------------
 
 
-#: The addresses of a pass's operands, of a bias and of its result, as the library takes them.
+#: `library.pack_tensors` where only a pass's operands, a bias and its result are not 0, in the order of their places.
 _PACKED: dict[Output, Callable[[int, int, int, int], bytes]] = {
-    "forward": lambda a, b, bias, result: pack(a, b, 0, bias, result, 0, 0, 0),
-    "grad_input": lambda a, b, bias, result: pack(0, b, a, bias, 0, result, 0, 0),
-    "grad_weight": lambda a, b, bias, result: pack(b, 0, a, bias, 0, 0, result, 0),
+    "forward": Struct("2P8x2P24x").pack,  # input, weight, bias, forward
+    "grad_input": Struct("8x3P8xP16x").pack,  # weight, grad_output, bias, grad_input
+    "grad_weight": Struct("P8x2P16xP8x").pack,  # input, grad_output, bias, grad_weight
 }
 
 
 def _bind_pass(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-    (shape, strides), packed = _result(problem, outputs[0]), _PACKED[outputs[0]]
+    (shape, strides), packed, backward = _result(problem, outputs[0]), _PACKED[outputs[0]], outputs != ("forward",)
 
     def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
         result = a.new_empty_strided(shape, strides)
+        first, second = (b, a) if backward else (a, b)
         start = 0 if bias is None else bias.data_ptr()
-        if run(plan, packed(a.data_ptr(), b.data_ptr(), start, result.data_ptr())):
+        if run(plan, packed(first.data_ptr(), second.data_ptr(), start, result.data_ptr())):
             raise MemoryError(_NO_MEMORY)
         return result
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .. import padding_modes
+from ..padding_modes import by_pytorch
 from ..problem import PADDING_MODES, ConvProblem, Output, Pass
 from .base import Arithmetic, Backend, Kernel
 
@@ -26,10 +26,10 @@ def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
         (N, C_in, *in) -> (N, C_in, *(in + low + high))
     """
     if problem.padding_mode != "zeros":
-        return _shift(padding_modes.pad(input, _added(problem), problem.padding_mode), _cropped(problem))
+        return by_pytorch(padding_modes.pad(input, _added(problem), problem.padding_mode), _cropped(problem))
     if _misses(problem):
         return input.new_zeros(padded(problem).input_shape)
-    return _shift(input, problem.padding)
+    return by_pytorch(input, problem.padding)
 
 
 def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
@@ -39,12 +39,12 @@ def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
         (N, C_in, *(in + low + high)) -> (N, C_in, *in)
     """
     if problem.padding_mode != "zeros":
-        grad_input = _shift(grad_input, tuple((-low, -high) for low, high in _cropped(problem)))
+        grad_input = by_pytorch(grad_input, tuple((-low, -high) for low, high in _cropped(problem)))
         grad_input = padding_modes.fold(grad_input, _added(problem), problem.padding_mode)
     elif _misses(problem):
         return grad_input.new_zeros(problem.input_shape)
     else:
-        grad_input = _shift(grad_input, tuple((-low, -high) for low, high in problem.padding))
+        grad_input = by_pytorch(grad_input, tuple((-low, -high) for low, high in problem.padding))
     return grad_input.contiguous(memory_format=problem.memory_format)
 
 
@@ -54,10 +54,6 @@ def _added(problem: ConvProblem) -> padding_modes.Sides:
 
 def _cropped(problem: ConvProblem) -> padding_modes.Sides:
     return tuple((min(low, 0), min(high, 0)) for low, high in problem.padding)
-
-
-def _shift(t: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
-    return pad(t, [p for pair in reversed(padding) for p in pair])
 
 
 def _misses(problem: ConvProblem) -> bool:

@@ -99,49 +99,32 @@ def _split(p: ConvProblem, tensor: Tensor, dim: int) -> Tensor:
 
 def _pad(p: ConvProblem, input: Tensor) -> Tensor:
     """What its padding mode reads around the input, or a crop where the padding is negative."""
-    if p.padding_mode != "zeros":
-        for d, positions in enumerate(_read(p), start=2):
-            input = input.index_select(d, positions.to(input.device))
-        return input
-    padded = input.new_zeros((p.batch, p.in_channels, *_padded_size(p)))
-    ours, theirs = _overlap(p)
-    padded[(..., *theirs)] = input[(..., *ours)]
-    return padded
-
-
-def _unpad(p: ConvProblem, padded: Tensor) -> Tensor:
-    """What `_pad` is the transpose of: drop the padding, put zeros where the input was cropped."""
-    if p.padding_mode != "zeros":
-        for d, positions in enumerate(_read(p), start=2):
-            size = (*padded.shape[:d], p.input_size[d - 2], *padded.shape[d + 1 :])
-            padded = padded.new_zeros(size).index_add(d, positions.to(padded.device), padded)
-        return padded
-    input = padded.new_zeros(p.input_shape)
-    ours, theirs = _overlap(p)
-    input[(..., *ours)] = padded[(..., *theirs)]
+    for d, (positions, outside) in enumerate(_read(p, input.device), start=2):
+        input = input.index_select(d, positions).index_fill_(d, outside, 0)
     return input
 
 
-def _read(p: ConvProblem) -> list[Tensor]:
-    """For each dimension, the positions of the input that the padded input has."""
-    ranges = [torch.arange(-low, n + high) for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
-    read = {
-        "circular": lambda i, n: i % n,
-        "reflect": lambda i, n: (n - 1) - ((n - 1) - i.abs()).abs(),
-        "replicate": lambda i, n: i.clamp(0, n - 1),
-    }[p.padding_mode]
-    return [read(i, n) for i, n in zip(ranges, p.input_size, strict=True)]
+def _unpad(p: ConvProblem, padded: Tensor) -> Tensor:
+    """What `_pad` is the transpose of: add up what was read several times, drop what was a zero; spoils its operand."""
+    for d, (positions, outside) in enumerate(_read(p, padded.device), start=2):
+        size = (*padded.shape[:d], p.input_size[d - 2], *padded.shape[d + 1 :])
+        padded = padded.new_zeros(size).index_add_(d, positions, padded.index_fill_(d, outside, 0))
+    return padded
+
+
+def _read(p: ConvProblem, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each dimension, which positions of the input the padded input has, and at which of its own it has zeros."""
+    for n, (low, high) in zip(p.input_size, p.padding, strict=True):
+        i = torch.arange(-low, n + high, device=device)
+        read = {
+            "zeros": i.clamp(0, n - 1),
+            "circular": i % n,
+            "reflect": (n - 1) - ((n - 1) - i.abs()).abs(),
+            "replicate": i.clamp(0, n - 1),
+        }[p.padding_mode]
+        outside = (i != read).nonzero().flatten() if p.padding_mode == "zeros" else i[:0]
+        yield read, outside
 
 
 def _padded_size(p: ConvProblem) -> list[int]:
     return [size + low + high for size, (low, high) in zip(p.input_size, p.padding, strict=True)]
-
-
-def _overlap(p: ConvProblem) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
-    """The part of the input that is not cropped, and where it lies in the padded input."""
-    ours, theirs = [], []
-    for size, padded, (low, _) in zip(p.input_size, _padded_size(p), p.padding, strict=True):
-        first, last = max(0, -low), max(0, -low, min(size, padded - low))
-        ours.append(slice(first, last))
-        theirs.append(slice(first + low, last + low))
-    return tuple(ours), tuple(theirs)

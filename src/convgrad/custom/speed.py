@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import torch
 
 from .._compat import warn_user
 from ..check import default_problems, real_layers
 from ..engine import Step, choose, store, trials, without
-from ..engine.ab_timer import Ratio, call_seconds, compare, conditions
+from ..engine.ab_timer import Ratio, compare, conditions, second_call
 from ..errors import CheckError
 from ..problem import ConvProblem, Output
 from ..settings import current
@@ -80,7 +79,7 @@ def _problems(
     yield from found
     small = accepted(sorted(default_problems(), key=lambda p: -p.flops))[:1]
     mine = (Step(backend, outputs, ""),)
-    per_flop = [_once(trials({"mine": (p, mine)}, outputs, device)["mine"], device) / p.flops for p in small]
+    per_flop = [second_call(trials({"mine": (p, mine)}, outputs, device)["mine"], device) / p.flops for p in small]
     layers = real_layers()
     usual, last = ([p for p in layers if p.channels_last == wanted] for wanted in (False, True))
     others = [p.replace(dtype=d) for d in (torch.float64, torch.bfloat16, torch.float16) for p in (*usual, *last)]
@@ -98,21 +97,15 @@ def _timed(backend: CustomBackend, outputs: tuple[Output, ...], problem: ConvPro
     ways = {"mine": (problem, (Step(backend, outputs, ""),)), "theirs": (problem, others)}
     try:
         calls = trials(ways, outputs, device)
-        once = {"mine": _once(calls["mine"], device)}
+        once = {"mine": second_call(calls["mine"], device)}
     except Exception as error:  # it has accepted it
         what = f"its {'+'.join(outputs)} raised {type(error).__name__}: {error}"
         raise CheckError(f"{backend.name!r} is refused: {what}\n  problem: {problem}") from error
-    once["theirs"] = _once(calls["theirs"], device)
+    once["theirs"] = second_call(calls["theirs"], device)
     if max(once.values()) > _EACH / 4:
-        least = {who: min(once[who], _once(call, device)) for who, call in calls.items()}
+        least = {who: min(once[who], second_call(call, device)) for who, call in calls.items()}
         ratio = Ratio(*[least["theirs"] / least["mine"]] * 3)
     else:
         ratio = compare(calls, "theirs", seconds=_EACH, device=device).speedup("mine")
     name = " and ".join(dict.fromkeys(s.backend.name for s in others))
     return Timing(str(problem), outputs, name, ratio.value, ratio.low, ratio.high)
-
-
-def _once(call: Callable[[], Any], device: torch.device) -> float:
-    """Seconds of the second call."""
-    call()
-    return call_seconds(call, device)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..engine import Step, get_backend, trials
-from ..engine.ab_timer import call_seconds, compare
+from ..engine.ab_timer import compare, second_call
 from ..problem import PASSES, ConvProblem
 from .aten_rules import Machine
 from .explanation import Answer
@@ -58,9 +58,7 @@ def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
 
 def _seconds(calls: Mapping[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
     """Seconds of one call each, timed alternately; a slow one is called twice and no more."""
-    for call in calls.values():
-        call()  # the first call allocates, compiles, plans
-    once = {name: call_seconds(call, device) for name, call in calls.items()}
+    once = {name: second_call(call, device) for name, call in calls.items()}
     if max(once.values()) > _SLOW:
         return once
     seen = compare(calls, seconds=0.3, device=device, least_rounds=3)

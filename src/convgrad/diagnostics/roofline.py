@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
+from .._compat import onednn_has
 from ..engine import store
 from ..engine.ab_timer import call_seconds, conditions
 from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
@@ -149,9 +150,8 @@ def _arithmetic(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """
     if not dtype.is_floating_point:
         return torch.float32
-    here = Machine.here("cpu")
-    widened = {torch.bfloat16: not here.mkldnn_bf16, torch.float16: not here.mkldnn_fp16}
-    return torch.float32 if device.type == "cpu" and widened.get(dtype, False) else dtype
+    widened = device.type == "cpu" and dtype.itemsize == 2 and not onednn_has(dtype)
+    return torch.float32 if widened else dtype
 
 
 def _best(call: Callable[[], object], device: torch.device, seconds: float = 0.4) -> float:

@@ -212,7 +212,7 @@ def in_turn(ways: Mapping[str, Sequence[Callable[[], T]]]) -> dict[str, Callable
 
 
 def call_seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call, work on the device included; a first call allocates, compiles and plans."""
+    """Seconds of one call, work on the device included."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()
@@ -220,6 +220,12 @@ def call_seconds(call: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return max(time.perf_counter() - start, 1e-9)
+
+
+def second_call(call: Callable[[], object], device: torch.device) -> float:
+    """Seconds of the second call, for the first one allocates, compiles and plans."""
+    call()
+    return call_seconds(call, device)
 
 
 def _timer(call: Callable[[], object], device: torch.device) -> Callable[[int], float]:

@@ -251,14 +251,13 @@ def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) 
 
 def _times(calls: Mapping[str, Callable[[], object]], device: torch.device) -> tuple[dict[str, float], dict[str, str]]:
     """The time of each way relative to the first one's, and what those raised that cannot be called."""
-    from .ab_timer import Comparison, call_seconds, compare
+    from .ab_timer import Comparison, call_seconds, compare, second_call
 
     once: dict[str, float] = {}
     raised: dict[str, str] = {}
     for way, call in calls.items():
         try:
-            call_seconds(call, device)  # it allocates, compiles, plans
-            once[way] = call_seconds(call, device)
+            once[way] = second_call(call, device)
         except Exception as error:  # whatever a user's function raises
             raised[way] = f"it raised {type(error).__name__}: {str(error)[:200]}"
     if not once:

@@ -67,7 +67,7 @@ class Plan:
         self.problem = problem
         self.outputs = outputs
         self.device = device
-        self.steps = () if problem.empty else steps
+        self.steps: tuple[Step, ...] = () if problem.empty else steps
         one_call = len(self.steps) == 1 and self.steps[0].backend.name == "aten"
         #: PyTorch's own call would not come by here, where an unsettled choice is looked at again.
         self._unsettled = any(step.unsettled for step in self.steps)

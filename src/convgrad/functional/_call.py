@@ -15,7 +15,7 @@ from ..errors import ShapeError
 from ..ops import any_subclass, apply, kernels, operator
 from ..shapes import check_rank
 from ..validation import refuse_nested
-from ._arguments import all_arguments
+from ._arguments import all_arguments, require_tensors
 
 #: The functions that people call, by name; each file of them adds its own.
 public_functions: dict[str, Callable[..., Tensor]] = {}
@@ -110,10 +110,7 @@ def _not_tensors(name: str, input: object, weight: object, bias: object, raw: tu
         public = public_functions.get(name)
         if public is not None:
             return handle_torch_function(public, tuple(operands.values()), input, weight, bias, *raw)
-    for position, (argument, value) in enumerate(operands.items(), start=1):
-        if not isinstance(value, Tensor) and not (argument == "bias" and value is None):
-            kind = type(value).__name__
-            raise TypeError(f"{name}(): argument '{argument}' (position {position}) must be Tensor, not {kind}")
+    require_tensors(name, **{n: t for n, t in operands.items() if n != "bias" or t is not None})
     raise TypeError(f"{name}() takes tensors")
 
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..calculus import add_bias, sum_of_bias
+from ..padding_modes import Sides
+from ..padding_modes import by_pytorch as pad
 from ..shapes import padding_pairs
 
 _aten = torch.ops.aten
@@ -40,7 +41,7 @@ def convolution(
     if sides is None:
         return _aten.convolution.default(input, weight, bias, *known)
     if not transposed:
-        return _aten.convolution.default(_pad(input, sides), weight, bias, *known)
+        return _aten.convolution.default(pad(input, sides), weight, bias, *known)
     whole = _aten.convolution.default(input, weight, None, *known)
     return add_bias(_crop(whole, sides), bias)
 
@@ -63,7 +64,7 @@ def convolution_backward(
         return _aten.convolution_backward.default(grad_output, input, weight, bias_sizes, *known, mask)
     grad_bias = sum_of_bias(grad_output) if bias else None
     transposed = known[3]
-    grad_output, input = (_pad(grad_output, sides), input) if transposed else (grad_output, _pad(input, sides))
+    grad_output, input = (pad(grad_output, sides), input) if transposed else (grad_output, pad(input, sides))
     mask = [first, second, False]
     one, two, _none = _aten.convolution_backward.default(grad_output, input, weight, None, *known, mask)
     return _crop(one, sides) if first and not transposed else one, two, grad_bias
@@ -96,7 +97,7 @@ grad_input, grad_weight = _one_gradient(0), _one_gradient(1)
 
 def _sides(
     d: int, stride: Ints, padding: Ints, dilation: Ints, transposed: bool, output_padding: Ints, groups: int
-) -> tuple[list[tuple[int, int]] | None, tuple[Any, ...]]:
+) -> tuple[Sides | None, tuple[Any, ...]]:
     """What to pad the input with (of a transposed convolution: its grad_output), and the arguments that are left.
 
     The first is None where ATen's own padding says it all.
@@ -106,16 +107,12 @@ def _sides(
         return None, (stride, [low for low, _ in pairs], dilation, transposed, output_padding, groups)
     if transposed:
         extra = [*output_padding] * (d if len(output_padding) == 1 else 1)
-        pairs = [(low, high - more) for (low, high), more in zip(pairs, extra, strict=True)]
-    return list(pairs), (stride, [0] * d, dilation, transposed, [0] * d, groups)
+        pairs = tuple((low, high - more) for (low, high), more in zip(pairs, extra, strict=True))
+    return pairs, (stride, [0] * d, dilation, transposed, [0] * d, groups)
 
 
-def _pad(t: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
-    return pad(t, [p for pair in reversed(sides) for p in pair])
-
-
-def _crop(t: Tensor, sides: Sequence[tuple[int, int]]) -> Tensor:
-    return _pad(t, [(-low, -high) for low, high in sides])
+def _crop(t: Tensor, sides: Sides) -> Tensor:
+    return pad(t, tuple((-low, -high) for low, high in sides))
 
 
 def _complex(contract: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from .. import settings
 from .._compat import channels_last_of
 from ..check import first_look
 from ..engine import Step, active, backends, choose, measurements, steps_of, trials
-from ..engine.ab_timer import Comparison, call_seconds, compare
+from ..engine.ab_timer import Comparison, compare, second_call
 from ..problem import ConvProblem, Output, passes_of
 
 CHOSEN, LAST = "chosen", "channels_last"
@@ -53,9 +53,7 @@ def compared(
     try:
         with torch.no_grad():
             calls = trials(ways, outputs, device)
-            for call in calls.values():
-                call()  # the first call allocates, compiles, plans
-            once = {name: call_seconds(call, device) for name, call in calls.items()}
+            once = {name: second_call(call, device) for name, call in calls.items()}
             most = min(_MOST_SECONDS, _HOPELESS * once[CHOSEN])
             calls = {name: call for name, call in calls.items() if once[name] <= most}
             if len(calls) < 2 or CHOSEN not in calls:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..diagnostics import Limits, module_names
 from ..engine import Event, observing
-from ..engine.ab_timer import Comparison, Ratio, call_seconds, compare
+from ..engine.ab_timer import Comparison, Ratio, compare, second_call
 from ..models import (
     NO_COPY,
     Usage,
@@ -172,13 +172,7 @@ def _compared(steps: dict[str, Call], seconds: float, first: float, device: torc
     Args:
         first: seconds of the very first step, which is slower than those that follow.
     """
-    if first > seconds / _CALLS:
-        return compare(dict(list(steps.items())[:2]), "PyTorch", seconds=seconds, device=device)
-    once: dict[str, float] = {}
-    for name, step in steps.items():
-        step()  # the first call allocates, compiles, plans
-        once[name] = call_seconds(step, device)
-    if _CALLS * sum(once.values()) > seconds:
+    if first > seconds / _CALLS or _CALLS * sum(second_call(step, device) for step in steps.values()) > seconds:
         steps = dict(list(steps.items())[:2])
     return compare(steps, "PyTorch", seconds=seconds, device=device)
 

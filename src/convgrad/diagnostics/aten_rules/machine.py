@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..._compat import onednn_has
+
 #: The releases of PyTorch whose rules were read and are modelled.
 MODELLED_VERSIONS: tuple[str, ...] = ("2.11", "2.12", "2.13", "2.14", "2.15")
 
@@ -128,8 +130,8 @@ class Machine:
             device_type=device.type,
             threads=torch.get_num_threads(),
             mkldnn=torch.backends.mkldnn.is_available(),
-            mkldnn_bf16=_cpu_flag("_is_mkldnn_bf16_supported"),
-            mkldnn_fp16=_cpu_flag("_is_mkldnn_fp16_supported"),
+            mkldnn_bf16=onednn_has(torch.bfloat16),
+            mkldnn_fp16=onednn_has(torch.float16),
             nnpack=bool(torch._nnpack_available()),  # pyright: ignore[reportPrivateImportUsage]
             winograd=platform.machine() == "arm64" or platform.machine().startswith("riscv"),
             cudnn_enabled=torch._C._get_cudnn_enabled(),
@@ -166,14 +168,6 @@ class Machine:
         elif machine.device_type == "cpu":
             machine = _with_instructions(machine, arch, found, assumed)
         return machine.replace(assumed=tuple(assumed))
-
-
-def _cpu_flag(name: str) -> bool:
-    """What oneDNN's operators say of this CPU; no where this build has no such operator."""
-    try:
-        return bool(getattr(torch.ops.mkldnn, name)())
-    except (AttributeError, RuntimeError):
-        return False
 
 
 # ---- descriptions --------------------------------------------------------------------------------

@@ -1,0 +1,36 @@
+"""A store of its own for the tests that measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import convgrad
+from convgrad.engine import cache, get_backend, register, store, unregister
+
+from .measuring import Fake, fresh
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store of its own, nothing measured so far, only fakes beside ATen, and all flags as they were."""
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
+    monkeypatch.setattr(store, "_unwritten", {})
+    fresh(monkeypatch)
+    for name in ("im2col", "aten:channels_last", "aten:padded"):
+        monkeypatch.setattr(type(get_backend(name)), "candidate", False)
+    before = list(convgrad.list_backends())
+    yield tmp_path
+    for name in set(convgrad.list_backends()) - set(before):
+        unregister(name)
+    cache.invalidate()
+
+
+@pytest.fixture
+def quick(folder: Path) -> Fake:
+    """The fastest of all, registered."""
+    fake = Fake("quick", cheats=True)
+    register(fake)
+    return fake
