@@ -15,7 +15,7 @@ from .native import NativeAvx2Backend, NativeBackend
 from .native_norm import native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import PaddedCopy, padded
 from .reference import ReferenceBackend, wide_dtype
-from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenPaddedBackend
+from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenMatmulBackend, AtenPaddedBackend
 from .strides import usual_strides
 from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
@@ -34,7 +34,7 @@ def built_in() -> list[Backend]:
 
 def _routes() -> list[Backend]:
     """ATen by another way than the call as given."""
-    return [AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend()]
+    return [AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend(), AtenMatmulBackend()]
 
 
 def _aten_by_name() -> list[Backend]:
