@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import DispatchMode
-from ..engine import linear_gains
-from ..nn import linear
+from ..engine import POINTWISE, as_pointwise, linear_gains
 from ..ops import rules_of
 from ..problem import OUTPUTS, ConvProblem, Output
 from ..shapes import problem_of
@@ -86,7 +85,7 @@ class _Recorder(DispatchMode):
             rows, weight = args[-2], module.weight
             device = self.machine.device_type if self.machine is not None else rows.device.type
             if device == "cpu" and linear_gains(rows.numel(), *weight.shape):
-                self._note(linear.image_of(rows), linear.kernel_of(weight), module.bias, *linear.POINTWISE)
+                self._note(*as_pointwise(rows, weight), module.bias, *POINTWISE)
         if func._schema.name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
             call = self._note(*args[:9])
             if self.machine is not None:

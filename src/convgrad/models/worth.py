@@ -18,9 +18,8 @@ from torch import nn
 from .._compat import channels_last_of, suggests_channels_last
 from ..backends import native_norm_takes, norm_gains
 from ..custom import problem_of_module
-from ..engine import get_backend, linear_gains, plan_for
+from ..engine import beats_matmul, get_backend, linear_gains, plan_for
 from ..errors import ConvgradError
-from ..nn import linear
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output
 from ..settings import current
 
@@ -88,7 +87,7 @@ def linear_may_gain(module: Any, seen: Iterable[Seen] | None, device: torch.devi
     measuring = current().measuring_share > 0
     for problem in problems:
         with suppress(ConvgradError):  # a requested backend cannot
-            if measuring or linear.goes_before_torch(plan_for(problem, ("forward",), device)):
+            if measuring or beats_matmul(plan_for(problem, ("forward",), device)):
                 return True
     return False
 

@@ -14,14 +14,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._compat import fp32_precision, jit_tracing
-from ..engine import Plan, Step, find, generation, linear_gains, make, remember
+from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
 from ..errors import ConvgradError
 from ..ops import apply
 from .joined import leaf_of_fx, stock_twin
 
 __all__ = ["Linear"]
 
-POINTWISE = ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)  # stride, padding, ... of the operator
 _is_dynamo_compiling, _recording = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
@@ -57,21 +56,11 @@ class Linear(torch.nn.Linear):
         if plan is None:
             return super().forward(input)
         compute = apply if _recording() else Plan.contract
-        output = compute(plan, image_of(input), kernel_of(weight), bias)  # [1, out_features, 1, rows]
+        output = compute(plan, *as_pointwise(input, weight), bias)  # [1, out_features, 1, rows]
         # No view, since autograd would record what changes it in place, such as a ReLU, as a change of all of `output`.
         return _unsafe_view(output.permute(0, 2, 3, 1), (*input.shape[:-1], weight.shape[0]))
 
     __prepare_scriptable__ = stock_twin
-
-
-def image_of(rows: Tensor) -> Tensor:
-    """As [1, in_features, 1, rows]."""
-    return rows.view(1, 1, -1, rows.shape[-1]).permute(0, 3, 1, 2)
-
-
-def kernel_of(weight: Tensor) -> Tensor:
-    """As [out_features, in_features, 1, 1]."""
-    return weight.view(*weight.shape, 1, 1)
 
 
 def _plan(key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
@@ -80,27 +69,10 @@ def _plan(key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | No
     exact = fp32_precision("mkldnn", "matmul") in ("none", "ieee")  # else oneDNN may use 16 bits, at twice the speed
     if exact and input.dim() > 0 and input.is_contiguous() and weight.is_contiguous():
         try:
-            plan = make(None, "convolution", POINTWISE, image_of(input), kernel_of(weight), bias)
-            if not goes_before_torch(plan):
+            plan = make(None, "convolution", POINTWISE, *as_pointwise(input, weight), bias)
+            if not beats_matmul(plan):
                 plan = None
         except ConvgradError:  # operands that do not belong together, or a requested backend that cannot
             plan = None
     remember(key, plan, since)
     return plan
-
-
-def goes_before_torch(plan: Plan) -> bool:
-    """Whether a plan leaves any part to a faster backend than torch's matrix product, or is yet to be measured.
-
-    PyTorch's convolutions are one only where they were measured beside it.
-    """
-    steps = (*plan.steps, *plan.backward((True, True, plan.problem.has_bias)).steps)
-    steps = [s for s in steps if s.unsettled or s.backend.name != "aten:matmul"]
-    return bool(steps) and all(s.unsettled or _is_faster(s, plan.request is not None) for s in steps)
-
-
-def _is_faster(step: Step, requested: bool) -> bool:
-    if step.reason.startswith("measured"):
-        return True
-    backend = step.backend
-    return not backend.from_pytorch and (requested or backend.preferred or backend.name.startswith("native"))
