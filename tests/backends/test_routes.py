@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convgrad.backends import Backend
 from convgrad.engine.registry import get_backend
-from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
+from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Pass, Slot
 from convgrad.testing import check_problem, default_problems, outputs_of, problems
 
 CPU = torch.device("cpu")
@@ -32,12 +33,29 @@ class Called(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def called(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...]) -> list[list[Tensor]]:
-    slots = OPERANDS[outputs[0]] if len(outputs) == 1 else ("grad_output", "input", "weight")  # pyright: ignore
-    operands = [
+class Copies(TorchDispatchMode):
+    """What copies or converts a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__.split(".")[0] in ("clone", "copy_", "_to_copy", "_unsafe_view"):
+            self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def operands_of(problem: ConvProblem, slots: Iterable[Slot]) -> list[Tensor]:
+    return [
         torch.ones(problem.shape_of(s), dtype=problem.dtype).contiguous(memory_format=problem.memory_format)
         for s in slots
     ]
+
+
+def called(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...]) -> list[list[Tensor]]:
+    slots: Any = OPERANDS[outputs[0]] if len(outputs) == 1 else ("grad_output", "input", "weight")  # pyright: ignore
+    operands = operands_of(problem, slots)
     kernel = backend.bind(problem, outputs)
     with Called() as seen:
         kernel(*operands)
@@ -85,6 +103,29 @@ def test_any_problem_as_the_reference_computes_it(problem: ConvProblem) -> None:
         assert result.status in ("passed", "skipped"), result
 
 
+@pytest.mark.parametrize("dtype", ["", " float64", " bfloat16"])
+@pytest.mark.parametrize("layout", ["", " channels_last"])
+@pytest.mark.parametrize("pass_", PASSES)
+def test_matmul_copies_nothing(pass_: Pass, layout: str, dtype: str) -> None:
+    """Its one product, or one for each image, reads the tensors as they lie."""
+    problem = ConvProblem.parse(f"mb3ic4ih5oc6kh1{layout}{dtype}")
+    [result] = check_problem("aten:matmul", problem, pass_, properties=["exact"])
+    assert result.status == "passed", result
+    backend, a, b = get_backend("aten:matmul"), *operands_of(problem, OPERANDS[pass_])
+    with Copies() as copies:
+        backend.bind(problem, (pass_,))(a, b)
+    assert copies.names == []
+
+
+def test_matmul_in_16_bits_is_refused_for_float32() -> None:
+    try:
+        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # pyright: ignore[reportAttributeAccessIssue]
+        [reason] = get_backend("aten:matmul").reasons_against(ConvProblem.parse("ic2ih4oc2kh1"), ("forward",), CPU)
+        assert "in 16 bits" in reason
+    finally:
+        torch.backends.mkldnn.matmul.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_float32_sums_in_float32() -> None:
     """ATen's own 16-bit grad_weight may keep partial sums in 16 bits; this one is the exact sum, rounded once."""
     problem = ConvProblem.parse("mb8ic2ih24oc2kh1 float16")
@@ -100,6 +141,9 @@ def test_float32_sums_in_float32() -> None:
         ("aten:float32", "ic2ih4oc2kh3", "torch.float16 and torch.bfloat16 in torch.float32, got torch.float32"),
         ("aten:channels_last", "ic2ih4oc2kh3 channels_last", "layout is channels_last as it is"),
         ("aten:channels_last", "ic2ih4oc2kh3 bool", "no convolution for torch.bool"),
+        ("aten:matmul", "ic2ih4oc2kh3", "pointwise convolutions without groups, stride and padding"),
+        ("aten:matmul", "g2ic2ih4oc2kh1", "pointwise convolutions without groups, stride and padding"),
+        ("aten:matmul", "ic2ih4oc2kh1 complex64", "floating-point numbers on a CPU, got torch.complex64"),
     ],
 )
 def test_reasons(name: str, text: str, why: str) -> None:

@@ -38,8 +38,8 @@ OFFERED = {
     "convgrad|explain|--no-m": "--no-measure",
     "convgrad|check|-b|na": "native native:avx2",
     "convgrad|check|-b|aten|:|c": "channels_last cudnn",  # bash keeps "aten:"
-    "convgrad|check|-b|aten|:": "float32 channels_last padded cudnn miopen mkldnn native",
-    "convgrad|check|--backend|=|aten|:|m": "miopen mkldnn",
+    "convgrad|check|-b|aten|:": "float32 channels_last padded matmul cudnn miopen mkldnn native",
+    "convgrad|check|--backend|=|aten|:|m": "matmul miopen mkldnn",
     "convgrad|check|--property|b": "bound bias",
     "convgrad|explain|-o|grad_": "grad_input grad_weight grad_bias",
     "convgrad|explain|resnet|-d|h": "here h100 h200",

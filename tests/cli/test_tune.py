@@ -15,6 +15,8 @@ import torch
 
 pytest.importorskip("typer")
 
+from tests.linears import take_small_rows
+
 from convgrad.cli.app import run
 from convgrad.engine import cache, measurements, measurer
 from convgrad.engine.environment import environment
@@ -96,6 +98,14 @@ def test_a_models_convolutions(folder) -> None:
     first = "g1mb2ic3ih12oc8oh12kh3sh1ph1dh0"
     expected = {f"forward {p} bias": 3 for p in (first, SMALL)}
     assert counts() == expected | {k: 3 for p in (first, SMALL) for k in each(p) if not k.startswith("forward")}
+
+
+def test_a_models_linear_layers(folder, monkeypatch) -> None:
+    take_small_rows(monkeypatch)
+    (folder / "rows.py").write_text("import torch.nn as nn\ndef net(): return nn.Linear(8, 4)\n")
+    assert run(["tune", "--input", "2x3x8", "rows:net"]) == 0
+    problem = "g1mb1ic8ih1iw6oc4oh1ow6kh1kw1sh1sw1ph0pw0dh0dw0 channels_last"
+    assert counts() == {k + " bias" * k.startswith("forward"): 3 for k in each(problem)}
 
 
 def test_a_scripts_convolutions_with_its_arguments(folder, capsys) -> None:

@@ -175,6 +175,18 @@ def test_a_model() -> None:
     assert json.loads(json.dumps(e.to_dict()))["layers"][1]["names"] == ["blocks.0", "blocks.1", "blocks.2"]
 
 
+def test_large_linear_layers_are_convolutions_on_a_cpu() -> None:
+    net = nn.Sequential(nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 512, bias=False), nn.Linear(512, 4))
+    rows = 128 * torch.get_num_threads()
+    x = torch.empty(2, rows // 2, 512, device="meta")
+    texts = (f"mb1ic512ih1iw{rows}oc1024kh1kw1 channels_last bias", f"mb1ic1024ih1iw{rows}oc512kh1kw1 channels_last")
+    e = explain(net, x)
+    assert isinstance(e, ModelExplanation)
+    assert [(layer.kind, layer.problem) for layer in e] == [("Linear", ConvProblem.parse(text)) for text in texts]
+    with pytest.raises(ValueError, match="no convolution ran"):
+        explain(net, x, device="h100")
+
+
 def test_a_layer() -> None:
     e = explain(nn.Conv2d(8, 8, 7, padding=3, groups=8), torch.randn(2, 8, 9, 9))
     assert isinstance(e, Explanation)

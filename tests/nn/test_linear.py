@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
 from convgrad.diagnostics import Trace
-from convgrad.engine import cache, linear_gains, rules
+from convgrad.engine import cache, linear_gains, measurements, rules
+from convgrad.engine.measurements import Measurement
+from convgrad.models import accelerate_
+from convgrad.problem import ConvProblem
+from convgrad.settings import current
 from tests.linears import take_small_rows
 from tests.norms import NEEDS_KERNELS
 
@@ -171,7 +176,31 @@ def test_torchs_own_to_the_bit(name: str, small: None) -> None:
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
-@pytest.mark.parametrize("sizes", [(100, 96, 384), (512, 96, 1), (512, 16, 16)])
+def test_where_mkl_is_at_its_best_it_is_torchs_unless_measured(
+    small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(rules, "mkl_at_its_best", lambda: True)
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
+    measurements.reload()
+    ours, theirs = pair(64, 128, dtype=torch.float32)
+
+    def backends(x: Tensor) -> list[str]:
+        with Trace() as seen:
+            torch.testing.assert_close(ours(x), theirs(x))
+        assert accelerate_(nn.Sequential(copy.deepcopy(theirs)), example_inputs=x).counts[2] == (len(seen), 1)
+        return [r.backend for r in seen]
+
+    assert backends(X) == []
+    problem = ConvProblem.parse("mb1ic64ih1iw1024oc128kh1kw1 bias channels_last")
+    for way, time, ran in (("aten:matmul", 0.6, []), ("im2col", 0.5, ["im2col"])):
+        found = Measurement({"aten": [1.0], way: [time]})
+        measurements.add(problem, ("forward",), torch.device("cpu"), current(), found)
+        cache.invalidate()
+        assert backends(X) == ran
+    measurements.reload()
+
+
+@pytest.mark.parametrize("sizes", [(100, 96, 384), (1024, 96, 1), (512, 16, 16)])
 def test_small_or_narrow_is_torchs(sizes: tuple[int, int, int]) -> None:
     rows, c, n = sizes
     assert not linear_gains(rows * c, n, c)

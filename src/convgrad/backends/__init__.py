@@ -15,7 +15,7 @@ from .native import NativeAvx2Backend, NativeBackend
 from .native_norm import native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import PaddedCopy, padded
 from .reference import ReferenceBackend, wide_dtype
-from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenPaddedBackend
+from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenMatmulBackend, AtenPaddedBackend
 from .strides import usual_strides
 from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
@@ -29,6 +29,6 @@ __all__ = ["DEFECTS", "Arithmetic", "Backend", "Defect", "Kernel", "Layout", "Pa
 def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
     gpu = [TritonBackend(), TritonBandedBackend()]
-    routes = [AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend()]
+    routes = [AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend(), AtenMatmulBackend()]
     by_name = [NativeAvx2Backend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend()]
     return [AtenBackend(), NativeBackend(), *gpu, Im2colBackend(), ReferenceBackend(), *routes, *by_name]

@@ -58,9 +58,9 @@ def tune(
 ) -> None:
     """Measure ahead of time which backend is fastest for each convolution, and remember it on this machine.
 
-    A model's or a script's convolutions, a file of problems, or one problem, each forward and backward, three times. It
-    can be interrupted; the same command goes on from there. A script runs as it is, to its end or until it is
-    interrupted; then what it computed is measured. Options stand before what is measured.
+    A model's convolutions and large linear layers, a script's convolutions, a file of problems, or one problem, each
+    forward and backward, three times. It can be interrupted; the same command goes on from there. A script runs as it
+    is, to its end or until it is interrupted; then what it computed is measured. Options stand before what is measured.
 
     Examples:
 

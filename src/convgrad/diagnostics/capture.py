@@ -1,4 +1,4 @@
-"""The convolutions of a module or a model, without computing anything.
+"""The convolutions of a module or a model, and its large linear layers, without computing anything.
 
 A model runs on the meta device: its parameters and inputs are replaced by tensors without memory, so that even a
 large one is read in a moment and its state is not touched. Where something in it cannot run there, it runs once for
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import DispatchMode
+from ..engine import POINTWISE, as_pointwise, linear_gains
 from ..ops import rules_of
 from ..problem import OUTPUTS, ConvProblem, Output
 from ..shapes import problem_of
@@ -67,7 +68,8 @@ def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:
 class _Recorder(DispatchMode):
     """Notes every convolution under the name of the module that is running.
 
-    With a machine, the result gets the layout that this machine gives it: the next layer depends on it.
+    On a CPU a linear layer that is large enough is one, too. With a machine, the result gets the layout that this
+    machine gives it: the next layer depends on it.
     """
 
     def __init__(self, machine: Machine | None, outputs: Sequence[Output]) -> None:
@@ -78,14 +80,24 @@ class _Recorder(DispatchMode):
         self.found: list[Captured] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        module = self.stack[-1][1] if self.stack else None
+        if func._schema.name in ("aten::mm", "aten::addmm") and isinstance(module, nn.Linear):
+            rows, weight = args[-2], module.weight
+            device = self.machine.device_type if self.machine is not None else rows.device.type
+            if device == "cpu" and linear_gains(rows.numel(), *weight.shape):
+                self._note(*as_pointwise(rows, weight), module.bias, *POINTWISE)
         if func._schema.name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
-            name, kind = (self.stack[-1][0], type(self.stack[-1][1]).__name__) if self.stack else ("", "")
-            call = ConvCall.of(*args[:9])
-            self.found.append(Captured(name, kind, *part_of_call(call, args[:3], self.outputs)))
+            call = self._note(*args[:9])
             if self.machine is not None:
                 p = problem_on(self.machine, call)
                 return torch.empty(p.shape_of(p.bias_slot), dtype=p.dtype, device="meta", memory_format=p.memory_format)
         return func(*args, **(kwargs or {}))
+
+    def _note(self, *arguments: Any) -> ConvCall:
+        name, kind = (self.stack[-1][0], type(self.stack[-1][1]).__name__) if self.stack else ("", "")
+        call = ConvCall.of(*arguments)
+        self.found.append(Captured(name, kind, *part_of_call(call, arguments[:3], self.outputs)))
+        return call
 
 
 def capture(
@@ -95,7 +107,7 @@ def capture(
     machine: Machine,
     outputs: Sequence[Output] = OUTPUTS,
 ) -> list[Captured]:
-    """Every convolution of one forward pass, in order.
+    """Every convolution of one forward pass, in order, and every linear layer that may be computed as one.
 
     Args:
         model: any module; neither its parameters nor its buffers nor the random state change.

@@ -282,7 +282,8 @@ class ModelExplanation(Drawn):
     def text(self, width: int | None = None) -> str:
         """The table under what it is about, no wider than ``width``."""
         count = sum(len(layer.names) for layer in self.layers)
-        title = f"{count} convolutions, {len(self.layers)} different, on {self.machine}"
+        kinds = "convolutions" + " and linear layers" * any(layer.kind == "Linear" for layer in self.layers)
+        title = f"{count} {kinds}, {len(self.layers)} different, on {self.machine}"
         text = f"{title if width is None else wrapped(title, width)}\n{text_table(self._table(), width=width)}"
         rows = [(name, *t.cells()) for name, t in self.transfers]
         return f"{text}\n{_exchanged(rows, width, 'layer')}" if rows else text

@@ -8,6 +8,7 @@ from .cache import generation, invalidate, remember
 from .choice import choose
 from .events import Event, observed, observers, observing, thread
 from .found import Found, record, recorded
+from .linear import POINTWISE, as_pointwise, beats_matmul
 from .measurer import check_with, measure_now, spent, steps_of
 from .operands import operand_format, prepare
 from .plan import Plan, plan_for
@@ -28,7 +29,8 @@ from .steps import SLOTS, Step, slots_of
 from .trials import random_operands, trials
 
 __all__ = [
-    "SLOTS", "Event", "Found", "Plan", "Request", "Step", "active", "backends", "check_with", "checked_backward",
+    "POINTWISE", "SLOTS", "Event", "Found", "Plan", "Request", "Step", "active", "as_pointwise", "backends",
+    "beats_matmul", "check_with", "checked_backward",
     "checked_convolution", "checked_grad_input", "checked_grad_weight", "choose", "find", "generation",
     "get_backend", "invalidate", "layout_of", "linear_gains", "make", "measure_now", "measurements", "observed",
     "observers", "observing", "operand_format", "plan_for", "prepare", "random_operands", "reasons_against", "record",

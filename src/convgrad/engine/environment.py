@@ -66,6 +66,15 @@ def _versions(device_type: str) -> str:
     return ", ".join(parts)
 
 
+@lru_cache
+def mkl_at_its_best() -> bool:
+    """Whether PyTorch's matrix products are MKL's on a processor of Intel's, for which it is made."""
+    from .ab_timer import processor
+
+    name, facts = processor()
+    return torch.backends.mkl.is_available() and "Intel" in facts.get("vendor_id", name)
+
+
 def _processor() -> str:
     """Vendor's name, family and model: the name alone may be no more than "AMD EPYC"."""
     from .ab_timer import processor

@@ -16,6 +16,7 @@ from .._compat import cpu_lacks
 from ..backends import aten_choice
 from ..problem import ConvProblem
 from ..settings import threads
+from .environment import mkl_at_its_best
 
 #: Kind of problem -> what is taken, the first that can, and how many times as fast as PyTorch's call as given it was in
 #: the sweep, on geometric average.
@@ -56,24 +57,33 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
 
 def by_rule(problem: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
+    if device.type == "cpu" and _of_linear_layer(problem) and mkl_at_its_best():
+        yield "aten:matmul", "a linear layer, and MKL is made for this processor"
     kind = kind_of(problem, cpu_lacks(problem.dtype)) if device.type == "cpu" else None
     for way, gain in TABLE.get(kind or "", {}).items():
         yield way, f"{kind} problems: {gain}x as fast as PyTorch when it was measured"
 
 
 def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
-    """Whether a linear layer may gain as a pointwise convolution: as such it costs 80 us more, forward and backward.
+    """Whether a linear layer is large enough to gain as a pointwise convolution: as such it costs 50 to 80 us more.
 
     On one and two threads of a Zen 4, with 64 to 46000 rows and 2 to 4096 features that lie in no cache, 449 layers of
     4 to 70 million FLOPs a pass and thread were 1.42x to 1.76x as fast as PyTorch's on geometric average, the least
-    0.80x below 16 million and 0.95x above. With few rows reading the weight is most of the work, and one output feature
-    is no product of matrices (0.6x to 0.8x).
+    0.80x below 16 million and 0.95x above. Where MKL is at its best little can be gained, so that layers are taken only
+    if they were measured, and must be larger: on a loaded Xeon (Granite Rapids, one thread) 103 layers were 1.16x as
+    fast, those with 256 features and more on both sides 0.88x, the least 0.72x. With few rows reading the weight is
+    most of the work, and one output feature is no product of matrices (0.6x to 0.8x).
 
     Args:
         elements: of the input.
     """
-    enough = 2 * elements * out_features >= 2**24 * threads() and out_features > 1
-    return enough and elements >= 128 * in_features
+    least = (2**26 if mkl_at_its_best() else 2**24) * threads()
+    return 2 * elements * out_features >= least and out_features > 1 and elements >= 128 * in_features
+
+
+def _of_linear_layer(p: ConvProblem) -> bool:
+    """An image of one row in channels_last: the rows of a linear layer's input (`nn/linear.py`)."""
+    return p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1
 
 
 def _mostly_padding(p: ConvProblem) -> bool:

@@ -18,9 +18,10 @@ from torch import nn
 from .._compat import channels_last_of, suggests_channels_last
 from ..backends import native_norm_takes, norm_gains
 from ..custom import problem_of_module
-from ..engine import get_backend, linear_gains, plan_for
+from ..engine import beats_matmul, get_backend, linear_gains, plan_for
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output
+from ..settings import current
 
 Shape = Sequence[int]
 
@@ -37,8 +38,8 @@ _BATCHES = (1, 32)
 _SIZES = {1: (64, 1024, 16384), 2: (7, 14, 56, 224), 3: (7, 28, 112)}
 #: Sizes of which PyTorch's kernels are wrong at some, where they are at any: about as large as a kernel.
 _SMALL = (1, 2, 3, 4)
-#: Of a linear layer's input, where they are not known.
-_MOST_ROWS = 2**16
+#: Of a linear layer's input, where they are not known: the most first, which the rules need, and what was measured.
+_ROWS = tuple(round(2 ** (i / 2)) for i in range(32, 13, -1))
 
 
 def worth_replacing(module: Any, seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
@@ -72,15 +73,23 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, device: torch.devi
 
 
 def linear_may_gain(module: Any, seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a linear layer may be faster as a pointwise convolution: on a CPU, at some size where it is not known."""
-    n, c = module.weight.shape
-    rows = (_MOST_ROWS,) if seen is None else {prod(s.shape[:-1]) for s in seen}
+    """Whether a linear layer may be faster as a pointwise convolution: on a CPU, at some size where it is not known.
+
+    Where measuring is on, it is found out when the layer runs.
+    """
+    (n, c), has_bias = module.weight.shape, module.bias is not None
+    rows = _ROWS if seen is None else {prod(s.shape[:-1]) for s in seen}
     problems = (
-        ConvProblem.parse(f"mb1ic{c}ih1iw{m}oc{n}kh1kw1").replace(dtype=dtype, memory_format=torch.channels_last)
+        ConvProblem.parse(f"mb1ic{c}ih1iw{m}oc{n}kh1kw1 channels_last").replace(dtype=dtype, has_bias=has_bias)
         for m in rows
-        if linear_gains(m * c, n, c)
+        if device.type == "cpu" and linear_gains(m * c, n, c)
     )
-    return device.type == "cpu" and any(_any_but_aten(p, device) for p in problems)
+    measuring = current().measuring_share > 0
+    for problem in problems:
+        with suppress(ConvgradError):  # a requested backend cannot
+            if measuring or beats_matmul(plan_for(problem, ("forward",), device)):
+                return True
+    return False
 
 
 def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:

@@ -14,15 +14,13 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from .._compat import fp32_precision, jit_tracing
-from ..backends import Backend
-from ..engine import Plan, find, generation, linear_gains, make, remember
+from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
 from ..errors import ConvgradError
 from ..ops import apply
 from .joined import leaf_of_fx, stock_twin
 
 __all__ = ["Linear"]
 
-_POINTWISE = ((1, 1), (0, 0), (1, 1), False, (0, 0), 1)  # stride, padding, ... of the operator
 _is_dynamo_compiling, _recording = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
@@ -58,21 +56,11 @@ class Linear(torch.nn.Linear):
         if plan is None:
             return super().forward(input)
         compute = apply if _recording() else Plan.contract
-        output = compute(plan, _image(input), _kernel(weight), bias)  # [1, out_features, 1, rows]
+        output = compute(plan, *as_pointwise(input, weight), bias)  # [1, out_features, 1, rows]
         # No view, since autograd would record what changes it in place, such as a ReLU, as a change of all of `output`.
         return _unsafe_view(output.permute(0, 2, 3, 1), (*input.shape[:-1], weight.shape[0]))
 
     __prepare_scriptable__ = stock_twin
-
-
-def _image(rows: Tensor) -> Tensor:
-    """As [1, in_features, 1, rows]."""
-    return rows.view(1, 1, -1, rows.shape[-1]).permute(0, 3, 1, 2)
-
-
-def _kernel(weight: Tensor) -> Tensor:
-    """As [out_features, in_features, 1, 1]."""
-    return weight.view(*weight.shape, 1, 1)
 
 
 def _plan(key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
@@ -81,16 +69,10 @@ def _plan(key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | No
     exact = fp32_precision("mkldnn", "matmul") in ("none", "ieee")  # else oneDNN may use 16 bits, at twice the speed
     if exact and input.dim() > 0 and input.is_contiguous() and weight.is_contiguous():
         try:
-            plan = make(None, "convolution", _POINTWISE, _image(input), _kernel(weight), bias)
-            steps = (*plan.steps, *plan.backward((True, True, bias is not None)).steps)
-            if not all(_goes_before_torch(step.backend, plan.request is not None) for step in steps):
+            plan = make(None, "convolution", POINTWISE, *as_pointwise(input, weight), bias)
+            if not beats_matmul(plan):
                 plan = None
         except ConvgradError:  # operands that do not belong together, or a requested backend that cannot
             plan = None
     remember(key, plan, since)
     return plan
-
-
-def _goes_before_torch(backend: Backend, requested: bool) -> bool:
-    """Whether torch's matrix product gives way to a backend: not to what replaces a wrong convolution of PyTorch's."""
-    return not backend.from_pytorch and (requested or backend.preferred or backend.name.startswith("native"))
