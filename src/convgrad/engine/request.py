@@ -56,9 +56,9 @@ def _request(name: str | None, forward: str | None, grad_input: str | None, grad
     for n in (name, forward, grad_input, grad_weight):
         if n is not None:
             registry.get_backend(n)
-    names = (forward or _having(name, "forward"), grad_input or _having(name, "grad_input"))
-    names += (grad_weight or _having(name, "grad_weight"),)
-    return Request(*names) if any(names) else None
+    given: dict[Pass, str | None] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
+    names = [own or _having(name, pass_) for pass_, own in given.items()]
+    return Request._make((*names, False)) if any(names) else None
 
 
 def _having(name: str | None, pass_: Pass) -> str | None:
@@ -102,11 +102,8 @@ def use_backend(
         finally:
             traced.pop()
         return
-    token = _task.set(request)
-    try:
+    with resume(request):
         yield
-    finally:
-        _task.reset(token)
 
 
 @contextmanager

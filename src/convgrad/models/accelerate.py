@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ from .classes import (
     is_known,
     is_linear,
     reason_against,
-    restore_class,
 )
-from .joins import join_activations
+from .joins import give_class, join_activations
 from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report
 from .trial import NO_COPY, faster_in_channels_last, inputs_seen
@@ -145,13 +143,10 @@ def _no_gain(seen: list[Seen] | None, device: torch.device) -> str:
 
 def _replace(module: nn.Module, report: Report) -> str | None:
     """Give a module its accelerated class; the reason where that is not possible."""
-    before = type(module)
     try:
-        after = accelerated_class(before)
-        module.__class__ = after
+        give_class(module, accelerated_class(type(module)), report)
     except TypeError as error:
         return f"Python cannot give it another class: {error}"
-    report._undo.append(partial(restore_class, module, before, after))
     return None
 
 

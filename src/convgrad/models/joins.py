@@ -37,11 +37,11 @@ def join_activations(model: nn.Module, report: Report) -> None:
         for norm, activation in pairs:
             module: Any = owner._modules[activation]
             if type(module) in ACTIVATIONS:
-                _turn(module, accelerated_class(type(module)), report)
+                give_class(module, accelerated_class(type(module)), report)
             full = f"{name}.{norm}".lstrip(".")
             if full in report.replaced:
                 report.replaced[full] += f", with {module}"
-        _turn(owner, joined, report)
+        give_class(owner, joined, report)
         owner._convgrad_joined = tuple(pairs)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
         report._undo.append(partial(vars(owner).pop, "_convgrad_joined"))
 
@@ -50,9 +50,14 @@ def _is_activation(module: Any) -> bool:
     return type(module) in (*ACTIVATIONS, *ACTIVATIONS.values()) and "forward" not in vars(module)
 
 
-def _turn(module: nn.Module, after: type, report: Report) -> None:
-    report._undo.append(partial(restore_class, module, type(module), after))
-    module.__class__ = after
+def give_class(module: nn.Module, after: type, report: Report) -> None:
+    """Give a module another class, until the report is restored.
+
+    Raises:
+        TypeError: Python cannot.
+    """
+    before, module.__class__ = type(module), after
+    report._undo.append(partial(restore_class, module, before, after))
 
 
 class _Tracer(fx.Tracer):

@@ -35,8 +35,7 @@ def max_pool(
         raise UnsupportedError("max pooling with return_indices counts positions of the whole, which no shard has")
     shape = func(_meta(x), kernel_size, stride, padding, dilation, ceil_mode).shape
     d = _spatial(func)
-    lowest = torch.finfo(x.dtype).min if x.is_floating_point() else torch.iinfo(x.dtype).min
-    lowest = -torch.inf if x.is_floating_point() else lowest
+    lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     kernel, dilations = _each(kernel_size, d), _each(dilation, d)
     window = _each(kernel_size if stride is None or stride == [] else stride, d)
     local, own = windows(x, shape, kernel, window, _each(padding, d), dilations, lowest)
