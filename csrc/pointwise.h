@@ -20,7 +20,7 @@ class Pointwise {
  public:
   struct Plan : PointwisePlan {
     Memory memory;
-    Array<T> source, other, turned;  // of each thread
+    Array<T> source, other, turned, packed, late;  // of each thread
     Array<Column> columns;
     Array<T> weight, start, partial;
 
@@ -30,7 +30,7 @@ class Pointwise {
 
  protected:
   struct Scratch {
-    T *source, *other, *turned;
+    T *source, *other, *turned, *packed, *late;
     Column* columns;
   };
   struct Sums {
@@ -61,8 +61,8 @@ class Pointwise {
   }
 
   // So many vectors, of so many elements each, stay in the cache.
-  static int64_t cached(int64_t elements) {
-    return most(1, kTileBytes / most(1, elements * int64_t(sizeof(T))) / kPointwiseColumns) * kPointwiseColumns;
+  static int64_t cached(int64_t elements, int64_t bytes = kTileBytes) {
+    return most(1, bytes / most(1, elements * int64_t(sizeof(T))) / kPointwiseColumns) * kPointwiseColumns;
   }
 
   // What all threads share.
@@ -70,7 +70,7 @@ class Pointwise {
     Plan p = {};
     static_cast<PointwisePlan&>(p) = make_pointwise_plan(q, N, sizeof(T));
     Layout& shared = p.memory.shared;
-    if (p.needs_weight()) {
+    if (p.packs_early()) {
       const int64_t results = p.channels_last ? p.panels * N : p.results;
       p.weight = shared.template add<T>(p.groups * p.sources * results);
       p.start = shared.template add<T>(p.groups * results);
@@ -79,23 +79,27 @@ class Pointwise {
     return p;
   }
 
-  // The layout's own call packs a panel of weights, and runs an item.
+  // The layout's own call packs panels of a group's weights, and runs an item.
   template <class Call>
   static void run_call(const Call& call, char* memory, int threads) {
     const Plan& p = call.p;
-    auto pack = [&](Range panels) {
-      for (int64_t i = panels.low; i < panels.high; ++i) call.pack_weight(i / p.panels, i % p.panels);
+    auto pack = [&](Range all) {
+      for (int64_t i = all.low, group; i < all.high; i = (group + 1) * p.panels) {
+        group = i / p.panels;
+        call.pack_weights(group, {i - group * p.panels, least(p.panels, all.high - group * p.panels)});
+      }
     };
     auto scratch = [&](int64_t thread) {
       char* const at = p.memory.of_thread(memory, thread);
-      return Scratch{p.source.in(at), p.other.in(at), p.turned.in(at), p.columns.in(at)};
+      return Scratch{p.source.in(at), p.other.in(at), p.turned.in(at),
+                     p.packed.in(at), p.late.in(at),  p.columns.in(at)};
     };
     auto reduce = [&](Range elements) {
       reduce_partials<T, N>(static_cast<S*>(call.t.grad_weight), p.weights(), static_cast<S*>(call.t.grad_bias),
                             call.partial, p.sums(), p.segments, elements);
     };
     run_items(
-        threads, p.needs_weight() ? p.groups * p.panels : 0, pack, p.items(), scratch,
+        threads, p.packs_early() ? p.groups * p.panels : 0, pack, p.items(), scratch,
         [&](Scratch& s, int64_t item) { call.run_item(s, item); }, p.partial.bytes ? p.sums() : 0, reduce);
   }
 };

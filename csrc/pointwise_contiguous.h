@@ -39,7 +39,10 @@ class ContiguousPointwise : Pointwise<S, T, N> {
   // ---- operands ----
 
   // The weights of some rows of results as [source][row].
-  void pack_weight(int64_t group, int64_t panel) const {
+  void pack_weights(int64_t group, Range panels) const {
+    for (int64_t i = panels.low; i < panels.high; ++i) pack_panel(group, i);
+  }
+  void pack_panel(int64_t group, int64_t panel) const {
     const Range r = p.panel(panel);
     const int64_t first = group * p.results + r.low;
     const S *bias = static_cast<const S*>(t.bias), *from = static_cast<const S*>(t.weight);

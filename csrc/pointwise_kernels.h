@@ -29,11 +29,16 @@ struct Ahead {
   }
 };
 
-// What is read where it lies.
-template <class T>
+// Lines at equal distances: one in every step of the loop, and so much further on for the next vectors.
 struct AheadInTensor {
-  const T* at;
-  int64_t distance;  // from one step's to the next one's
+  const char* at;
+  int64_t distance, further;
+
+  // The same ones for all vectors.
+  template <class T>
+  static AheadInTensor of(const T* at, int64_t distance) {
+    return {reinterpret_cast<const char*>(at), distance * int64_t(sizeof(T)), 0};
+  }
   __attribute__((always_inline)) void step() {
     __builtin_prefetch(at);
     at += distance;
@@ -51,7 +56,7 @@ struct PointwiseProducts {
   const T *weight, *source;  // of each row and term; [vector][term][lane]
   int64_t together, gap;     // so many terms' weights one step apart, and then so much further
   int64_t pitch, terms;      // from vector to vector of the source; how many
-  typename std::conditional<InTensor, const AheadInTensor<T>, Ahead<S>>::type* ahead;
+  typename std::conditional<InTensor, AheadInTensor, Ahead<S>>::type* ahead;
 };
 
 template <int N, int R, int P, class Run>
@@ -96,7 +101,11 @@ void multiply(const Run& run) {
     }
     weight += run.gap;
   }
-  if constexpr (!Run::kInTensor) *run.ahead = ahead;
+  if constexpr (Run::kInTensor) {
+    run.ahead->at += run.ahead->further;
+  } else {
+    *run.ahead = ahead;
+  }
   run.template store<N>(sum);
 }
 

@@ -46,6 +46,9 @@ struct PointwisePlan : Request {
 
   int64_t inputs() const { return backward ? results : sources; }
   int64_t items() const { return groups / together * chunks * segments; }
+  // Weights that few pixels use are packed by the item that needs them, some at a time, which then stay in the cache.
+  bool packs_late() const { return channels_last && segments == 1 && vectors <= 2 * block; }
+  bool packs_early() const { return needs_weight() && !packs_late(); }
   int64_t group_of(int64_t item) const { return item / chunks % groups; }
   int64_t segment_of(int64_t item) const { return item / chunks / (groups / together); }
   Range columns_of(int64_t item) const {  // none of an item that there is not
@@ -78,7 +81,8 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
   p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST, p.together = p.channels_last ? p.groups : 1;
   p.vectors = ceil_div(p.batch * p.pixels, vector), p.panels = ceil_div(p.results, p.panel_rows());
 
-  // A block for grad_weight is long: its sums are loaded and stored. Else its source fits into the cache.
+  // A block for grad_weight is long: its sums are loaded and stored. Else its source fits into the cache; in
+  // channels_last it is not packed, and with fewer pixels all weights would be read more often.
   const int64_t line = vector * element_bytes, shortest = kTestsTiles ? 1 : 24 * 64 / line;
   int64_t fewest = 2 * kPointwiseColumns;  // vectors of a segment
   if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
@@ -86,14 +90,15 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
     p.block = most(shortest, least(4 * shortest, 2 * kTileBytes / (p.together * (p.sources + p.results) * line)));
   } else {
     p.block = most(1, kTileBytes / (p.together * p.sources * line) / kPointwiseColumns) * kPointwiseColumns;
+    if (p.channels_last) p.block = most(p.block, shortest);
   }
   if (p.threads == 1) {
     p.segments = p.chunks = 1;
   } else {  // where there are too few columns for all threads, they share out the channels
     p.segments = most(1, least(ceil_div(4 * p.threads * p.together, p.groups), p.vectors / fewest));
     if (p.segments > p.threads) p.segments -= p.segments % p.threads;
-    // Not in channels_last, every chunk packs the segment's sources: as few as there are threads.
-    const int64_t items = (p.channels_last ? 2 : 1) * p.threads;
+    // As few as there are threads where every chunk packs what it reads: only results in channels_last do not.
+    const int64_t items = (p.channels_last && !p.wants(CONVGRAD_GRAD_WEIGHT) ? 2 : 1) * p.threads;
     p.chunks = least(p.together * p.panels, ceil_div(items * p.together, p.segments * p.groups));
   }
   const int64_t columns = ceil_div(p.vectors, p.segments);  // of a segment, in equal blocks
