@@ -11,6 +11,9 @@ namespace {
 template <class S, class T, class X, int N>
 struct DepthwiseCorrelate {
   static constexpr auto kRuns = std::make_integer_sequence<int, kMostSums>();
+  // Rows of a tensor whose pieces are computed one after the other, a vector of lanes at a time: what they read of the
+  // rows between them is in the first-level cache then, with 7x7 kernels 10 rows for 4 instead of 28.
+  static constexpr int64_t kRowsTogether = 4;
   using Scratch = DepthwiseScratch<T>;
 
   const DepthwisePlan<N>& p;
@@ -129,10 +132,11 @@ struct DepthwiseCorrelate {
     const int64_t source_step = slice.backward ? 1 : p.axis[2].stride;  // in columns
     Run<T, X, To> run = {};
     run.prefetcher = &s.prefetcher;
-    run.new_rows = slice.backward ? 1 : least(p.axis[1].stride, p.axis[1].kernel), run.new_row = slice.source.step[1];
+    run.row_step = slice.backward ? 1 : p.axis[1].stride;
+    run.new_rows = least(run.row_step, p.axis[1].kernel), run.new_row = slice.source.step[1];
     run.result_step = slice.step, run.source_step = source_step * slice.source.step[2];
     run.result_columns = slice.backward ? p.axis[2].stride : 1, run.source_columns = source_step;
-    run.result_row = slice.row, run.source_row = (slice.backward ? 1 : p.axis[1].stride) * slice.source.step[1];
+    run.result_row = slice.row, run.source_row = run.row_step * slice.source.step[1];
     run.weight = s.weight + slice.m * p.kernel_elements * p.pitch(), run.start = s.start + slice.m * p.lanes;
     run.source_lane = slice.source.lane, run.weight_lane = p.direct ? 1 : p.multiplier * p.kernel_elements;
     Listed& listed = s.listed;
@@ -152,9 +156,10 @@ struct DepthwiseCorrelate {
           high = least(l->rows, low + kMostSums);
           for (const Columns* c = listed.columns; c != last_column; ++c)
             if (few(*c, high - low)) set(*l, *c, low), correlate_along_columns(run, high - low, c->pixels, live);
-          for (int64_t row = low; row < high; ++row)
+          for (int64_t row = low; row < high; row += kRowsTogether)
             for (const Columns* c = listed.columns; c != last_column; ++c)
-              if (!few(*c, high - low)) set(*l, *c, row), correlate_along_row(run, c->pixels, live);
+              if (!few(*c, high - low))
+                set(*l, *c, row), correlate_along_rows(run, least(kRowsTogether, high - row), c->pixels, live);
         }
       return;
     }
@@ -180,10 +185,10 @@ struct DepthwiseCorrelate {
     correlate_lanes<T, N>(run, rows, live, kRuns);
   }
   template <class To>
-  void correlate_along_row(Run<T, X, To>& run, int64_t columns, int64_t live) const {
-    run.rows = 1;
+  void correlate_along_rows(Run<T, X, To>& run, int64_t rows, int64_t columns, int64_t live) const {
+    run.rows = rows;
     const int64_t newest = run.count ? most(run.taps[0].source, run.taps[run.count - 1].source) : 0;
-    run.newest = run.source + newest;
+    run.newest = run.source + (rows - 1) * run.source_row + newest;
     correlate_lanes<T, N>(run, columns, live, kRuns);
   }
 

@@ -22,19 +22,21 @@ struct Run {
   int64_t along;  // as many taps, and then the next as many, lie one source step apart; 1 where none do
   int64_t rows;
   Prefetcher* prefetcher;
-  const X* newest;  // the first pixel's last row, which no row of results before has read; null: nothing is prefetched
+  const X* newest;  // the first pixel's last row, which no results before have read; null: nothing is prefetched
   int64_t new_rows, new_row;  // how many such rows, and from one to the one above it
+  int64_t row_step;           // how many more the next row of results has
 
   // Pixels of a tensor with many channels lie far apart, and the processor's own prefetching does not see that their
   // memory is read from end to end: prefetch what comes after `pixels`, of some lanes' share. In a training step that
   // is seldom in a near cache.
   void prefetch_ahead(int64_t pixels, int64_t lane, int64_t lanes) const {
     const int64_t ahead = kAheadBytes / int64_t(sizeof(X)), ahead_there = kAheadBytes / int64_t(sizeof(S));
-    for (int64_t row = 0; row < new_rows; ++row)
+    for (int64_t row = 0; row < new_rows + (rows - 1) * row_step; ++row)
       prefetch<0>(newest - row * new_row + ahead + lane * pixels * source_columns, lanes * pixels * source_columns);
     // Stores wait for nothing, unless a stride gives more results than there are operands.
-    if (result_columns > 1)
-      prefetch<1>(result + ahead_there + lane * pixels * result_columns, lanes * pixels * result_columns);
+    for (int64_t row = 0; row < rows && result_columns > 1; ++row)
+      prefetch<1>(result + row * result_row + ahead_there + lane * pixels * result_columns,
+                  lanes * pixels * result_columns);
   }
 };
 
@@ -48,7 +50,8 @@ inline void add_taps(Vec<T, N>* sum, const X* source, int64_t step, const T* wei
   source += taps->source;
 #pragma GCC unroll 16
   for (int i = 0; i < P + G - 1; ++i) {
-    const Vec<T, N> x = load<T, N>(source + i * step);
+    Vec<T, N> x = load<T, N>(source + i * step);
+    if constexpr (G > 1) x = opaque(x);
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g)
       if (i >= g && i - g < P) sum[i - g] += w[g] * x;
