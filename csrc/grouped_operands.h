@@ -14,8 +14,8 @@ struct GroupedScratch {
   Tap *taps, *output_taps;
   int64_t *input_places, *grad_places, *result_places;  // in channels_last: where pixels lie
   int64_t tile, images, groups;  // of the unit whose operands are packed
-  // That the taps belong to; high or count -1: nothing is listed yet, nor the places of results. They are kept from unit
-  // to unit: small images would spend their time on them.
+  // That the taps belong to; high or count -1: nothing is listed yet, nor the places of results. They are kept from
+  // unit to unit: small images would spend their time on them.
   Range slices;
   TapRange depth;
 };
