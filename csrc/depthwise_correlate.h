@@ -18,11 +18,6 @@ struct DepthwiseCorrelate {
 
   const DepthwisePlan<N>& p;
 
-  static bool same(const TapRange& a, const TapRange& b) {
-    return a.first == b.first && a.step == b.step && a.offset == b.offset && a.count == b.count;
-  }
-  static bool same(const Range& a, const Range& b) { return a.low == b.low && a.high == b.high; }
-
   // The regions of a row, in pieces of nearly equal size: for grad_input, each remainder of the column by the stride
   // has its own.
   void list_columns(Listed& listed, Range result, const Source<X>& source, bool backward) const {

@@ -55,6 +55,7 @@ struct Grouped {
     const PlaneTile x = p.input_tile(b.groups.size(), b.images), g = p.output_tile(b.groups.size(), b.images);
     const bool again = s.tile == unit % p.tiles && s.images == b.images && s.groups == b.groups.size();
     s.tile = unit % p.tiles, s.images = b.images, s.groups = b.groups.size();
+    if (!again) s.slices.high = s.depth.count = -1;
     if (p.needs_input() && !empty)
       Planes<S, T, N>::pack(s.input, s.input_places, x, static_cast<const S*>(t.input), p.batch, p.input_tensor(),
                             b.groups.low * p.in_per_group, b.image, input, p.transposes(p.input_tensor()), again,
@@ -110,7 +111,7 @@ struct Grouped {
   struct Plan : GroupedPlan {
     Memory memory;
     Array<T> input, grad_output, result, folded;  // of each thread
-    Array<Tap> taps;
+    Array<Tap> taps, output_taps;
     Array<int64_t> input_places, grad_places, result_places;
     Array<T> weight, start, partial;
     Array<bool> infinite;
@@ -134,13 +135,14 @@ struct Grouped {
     if (p.needs_input()) p.input = each.template add<T>(inputs * p.input_tile(1, p.images).channel() + N);
     if (p.needs_grad_output()) p.grad_output = each.template add<T>(outputs * p.output_tile(1, p.images).channel() + N);
     if (p.folds()) p.folded = each.template add<T>(inputs * p.images * p.folded_pixels() + N);
-    p.taps = each.template add<Tap>(widest * p.kernel_elements);
+    if (p.needs_input()) p.taps = each.template add<Tap>(p.in_per_group * p.kernel_elements);
+    if (backward) p.output_taps = each.template add<Tap>(p.out_per_group * p.kernel_elements);
     if (p.channels_last) {
       if (p.needs_input()) p.input_places = each.template add<int64_t>(p.input_tile(1, 1).places());
       if (p.needs_grad_output()) p.grad_places = each.template add<int64_t>(p.output_tile(1, 1).places());
     }
     if (p.needs_weight()) {
-      const int64_t places = most(forward * forward_result, backward * backward_result);
+      const int64_t places = most(forward * forward_result, backward * least(h.stride, height) * backward_result);
       p.result = each.template add<T>(most(forward * outputs * forward_result, backward * inputs * backward_result) +
                                       N);
       if (p.channels_last) p.result_places = each.template add<int64_t>(most(places, p.folded_pixels()) + N);
@@ -167,12 +169,15 @@ struct Grouped {
                      p.result.in(at),
                      p.folded.in(at),
                      p.taps.in(at),
+                     p.output_taps.in(at),
                      p.input_places.in(at),
                      p.grad_places.in(at),
                      p.result_places.in(at),
                      -1,
                      0,
-                     0};
+                     0,
+                     {},
+                     {}};
     };
     run_items(
         threads, p.needs_weight() ? p.lane_blocks : 0, pack, p.items(), scratch,

@@ -14,9 +14,9 @@ struct GroupedAccumulate {
   const GroupedPlan& p;
   GroupedOperands<S, T, N> operands;
 
-  void tile(const Scratch& s, T* sums, const Block& b, const Range o[3], const Range source[3], const PlaneTile& input,
+  void tile(Scratch& s, T* sums, const Block& b, const Range o[3], const Range source[3], const PlaneTile& input,
             const PlaneTile& grad) const {
-    const int64_t count = operands.list_input_taps(s.taps, input, {0, p.axis[0].kernel});
+    const int64_t count = operands.list_input_taps(s, input, {0, p.axis[0].kernel});
     PlaneRows<T> rows;
     rows.images = b.images, rows.depth = o[0].size(), rows.rows = o[1].size(), rows.pixels = o[2].size();
     rows.grad_channel = grad.channel(), rows.grad_image = grad.image();

@@ -19,18 +19,19 @@ struct GroupedCorrelate {
 
   // ---- forward ----
 
-  void forward_tile(const Scratch& s, const Block& b, const Range o[3], const PlaneTile& tile) const {
+  void forward_tile(Scratch& s, const Block& b, const Range o[3], const PlaneTile& tile) const {
     const Tensor x = p.output_tensor();
     S* const results = static_cast<S*>(t.forward);
     const int64_t first = b.groups.low * p.out_per_group, channels = b.groups.size() * p.out_per_group;
     const int64_t pitch = tile.extent[2];
     const int64_t vectors = ceil_div((o[1].size() - 1) * pitch + o[2].size(), N);
-    if (p.transposes(x)) Pack::list_results(s.result_places, x, o[1].size(), 1, o[2].size(), 1, pitch);
+    if (p.transposes(x) && s.slices.high < 0)
+      Pack::list_results(s.result_places, x, o[1].size(), 1, o[2].size(), 1, pitch);
     for (int64_t d = o[0].low; d < o[0].high; ++d) {
       const Axis& a = p.axis[0];
       const TapRange all = a.forward_reach();
       const TapRange r = p.padding_mode ? all : region_at(all, d * a.stride, 1, 0, a.input, 1).reach;
-      const int64_t count = operands.list_input_taps(s.taps, tile, {r.first, r.first + r.count});
+      const int64_t count = operands.list_input_taps(s, tile, {r.first, r.first + r.count});
       for (int64_t n = 0; n < b.images; ++n) {
         for (int64_t g = 0; g < b.groups.size(); ++g) {
           const T* from = s.input + g * p.in_per_group * tile.channel() + n * tile.image() +
@@ -65,27 +66,31 @@ struct GroupedCorrelate {
     return {first, ceil_div(r.size() - i, a.stride), a.quotient(first) - low, a.backward_reach(a.remainder(first))};
   }
 
-  void grad_input_tile(const Scratch& s, const Block& b, const Range r[3], const Range source[3],
+  void grad_input_tile(Scratch& s, const Block& b, const Range r[3], const Range source[3],
                        const PlaneTile& tile) const {
     if (r[0].size() == 0 || r[1].size() == 0 || r[2].size() == 0) return;
     const Tensor x = p.input_tensor();
     const bool transposes = p.transposes(x) && !p.folds();
     const int64_t phases[2] = {least(p.axis[1].stride, r[1].size()), least(p.axis[2].stride, r[2].size())};
-    for (int64_t d = r[0].low; d < r[0].high; ++d)
+    for (int64_t d = r[0].low; d < r[0].high; ++d) {
+      Phase in_d = phase(0, {d, d + 1}, 0, source[0].low);
+      in_d.reach = region_at(in_d.reach, in_d.source + source[0].low, 1, 0, p.axis[0].output, 1).reach;
+      const bool new_taps = !same(s.depth, in_d.reach), new_places = transposes && s.depth.count < 0;
+      s.depth = in_d.reach;
+      Tap *of_rows = s.output_taps, *taps;
+      int64_t* places = s.result_places;
       for (int64_t i = 0; i < phases[0]; ++i) {
-        Phase in_d = phase(0, {d, d + 1}, 0, source[0].low);
         const Phase in_h = phase(1, r[1], i, source[1].low);
-        in_d.reach = region_at(in_d.reach, in_d.source + source[0].low, 1, 0, p.axis[0].output, 1).reach;
         const int64_t plane = round_up((in_h.count - 1) * tile.extent[2] + ceil_div(r[2].size(), phases[1]), N);
         for (int64_t n = 0; n < b.images; ++n) {
-          Tap* taps = s.taps;  // of each phase of the width, listed with the first image
+          taps = of_rows;  // of each phase of the width, listed with the first image
           for (int64_t j = 0; j < phases[1]; ++j) {
             const Phase in_w = phase(2, r[2], j, source[2].low);
             const TapRange reach[3] = {in_d.reach, in_h.reach, in_w.reach};
             const int64_t count = p.out_per_group * reach[0].count * reach[1].count * reach[2].count;
-            int64_t* const place = s.result_places + j * plane;
-            if (n == 0) operands.list_output_taps(taps, tile, reach);
-            if (n == 0 && transposes)
+            int64_t* const place = places + j * plane;
+            if (n == 0 && new_taps) operands.list_output_taps(taps, tile, reach);
+            if (n == 0 && new_places)
               Pack::list_results(place, x, in_h.count, p.axis[1].stride, in_w.count, phases[1], tile.extent[2]);
             const int64_t first = (in_d.source * tile.extent[1] + in_h.source) * tile.extent[2] + in_w.source;
             const int64_t vectors = ceil_div((in_h.count - 1) * tile.extent[2] + in_w.count, N);
@@ -100,7 +105,9 @@ struct GroupedCorrelate {
           }
           if (!transposes) store_phases(s, b, n, d, in_h, r, phases[1], tile.extent[2], plane);
         }
+        of_rows = taps, places += phases[1] * plane;
       }
+    }
     for (int64_t n = 0; n < b.images && p.folds(); ++n) store_folded(s, b, n, r);
   }
 
@@ -153,10 +160,9 @@ struct GroupedCorrelate {
   template <class To>
   static void join_phases(To* to, const T* from, int64_t step, int64_t phases, int64_t count) {
     if (phases == 1) return Pack::copy_row(to, from, count);
-    if (phases == 2) Pack::join_two(to, from, from + step, count / 2);
-    const int64_t done = phases == 2 ? count / 2 : 0;
+    if (phases == 2) return Pack::join_two(to, from, from + step, count);
     for (int64_t phase = 0; phase < phases; ++phase, from += step)
-      for (int64_t i = done; phase + i * phases < count; ++i) store_one<T>(to + phase + i * phases, from[i]);
+      for (int64_t i = 0; phase + i * phases < count; ++i) store_one<T>(to + phase + i * phases, from[i]);
   }
 };
 

@@ -11,9 +11,13 @@ namespace {
 template <class T>
 struct GroupedScratch {
   T *input, *grad_output, *result, *folded;
-  Tap* taps;
+  Tap *taps, *output_taps;
   int64_t *input_places, *grad_places, *result_places;  // in channels_last: where pixels lie
   int64_t tile, images, groups;  // of the unit whose operands are packed
+  // That the taps belong to; high or count -1: nothing is listed yet, nor the places of results. They are kept from
+  // unit to unit: small images would spend their time on them.
+  Range slices;
+  TapRange depth;
 };
 
 // The weights, in the arithmetic type, and what sums start from, of all channels.
@@ -55,7 +59,7 @@ struct GroupedOperands {
   }
 
   // The taps of all inputs of a group, in the packed input, of some slices of the kernel; as their weights lie.
-  int64_t list_input_taps(Tap* taps, const PlaneTile& tile, Range slices) const {
+  int64_t list_input_taps(GroupedScratch<T>& s, const PlaneTile& tile, Range slices) const {
     const int64_t plane = tile.plane(), rows = p.axis[1].kernel, columns = p.axis[2].kernel;
     // Of an element of one dimension: its phase, and its position there. Divisions only where there is a stride.
     auto source = [&](int d, int64_t k, int64_t phase_step, int64_t position_step) {
@@ -64,9 +68,11 @@ struct GroupedOperands {
       return k % tile.phases[d] * phase_step * plane + k * a.dilation / a.stride * position_step;
     };
     const int64_t each = slices.size() * rows * columns;
+    if (same(s.slices, slices)) return each * p.in_per_group;
+    s.slices = slices;
     // From a tap to the next channel's, and to the next kernel element's.
     const int64_t next = p.channels_last ? 1 : each, along = p.channels_last ? p.in_per_group : 1;
-    Tap* to = taps;
+    Tap* to = s.taps;
     for (int64_t d = slices.low; d < slices.high; ++d) {
       const int64_t slice = source(0, d, tile.phases[1] * tile.phases[2], tile.extent[1] * tile.extent[2]);
       for (int64_t h = 0; h < rows; ++h) {

@@ -35,6 +35,7 @@ struct Planes {
       return;
     }
     if constexpr (N >= 4) {
+      if (kMasks) return store_first<T, N>(to, load_first<T, N>(from, count), count);
       if (count >= N / 2) return copy<N / 2>(to, from), copy<N / 2>(to + count - N / 2, from + count - N / 2);
     }
     copy_few(to, from, 1, count);
@@ -74,19 +75,14 @@ struct Planes {
     }
   }
   // Back.
-  template <int M = N, class To>
-  static void join_two(To* to, const T* even, const T* odd, int64_t pairs) {
-    constexpr auto lanes = std::make_integer_sequence<int, M>();
-    for (int64_t i = 0; pairs >= M; i = least(i + M, pairs - M)) {  // the last vector overlaps the one before
-      const Vec<T, M> a = load<T, M>(even + i), b = load<T, M>(odd + i);
-      store<T, M>(to + 2 * i, mix<T, M, false>(a, b, lanes));
-      store<T, M>(to + 2 * i + M, mix<T, M, true>(a, b, lanes));
-      if (i == pairs - M) return;
+  template <class To>
+  static void join_two(To* to, const T* even, const T* odd, int64_t count) {
+    constexpr auto lanes = std::make_integer_sequence<int, N>();
+    for (; count > 0; count -= 2 * N, to += 2 * N, even += N, odd += N) {
+      const Vec<T, N> a = load<T, N>(even), b = load<T, N>(odd);
+      store_first<T, N>(to, mix<T, N, false>(a, b, lanes), count);
+      if (count > N) store_first<T, N>(to + N, mix<T, N, true>(a, b, lanes), count - N);
     }
-    if constexpr (M > 2)
-      join_two<M / 2>(to, even, odd, pairs);
-    else if (pairs)
-      store_one<T>(to, *even), store_one<T>(to + 1, *odd);
   }
 
   // ---- channels_last ----
@@ -237,6 +233,9 @@ struct Planes {
         for (int64_t phase = 0; phase < tile.image() / tile.plane(); ++phase)
           to_rows(to + n * tile.image() + phase * tile.plane(), tile.channel(), from, end,
                   place + phase * tile.positions(), tile.positions(), tile.channels, ahead);
+      for (int64_t c = 0; c < tile.channels && !again; ++c)
+        for (int64_t plane = 0; plane < tile.images * tile.image(); plane += tile.plane())
+          zero(to + c * tile.channel() + plane + tile.positions(), tile.plane() - tile.positions());
       return;
     }
     const Split split(tile, x, end, r[2].low, !again);
@@ -246,7 +245,9 @@ struct Planes {
         pack_slices(to + c * tile.channel() + n * tile.image(), split, from + (n * x.width + c) * x.pixels(), x, r);
   }
 
-  // One image, of one channel.
+  // One image, of one channel. What no row fills becomes zeros, too: the last vectors of results read it, if for lanes
+  // that are dropped, and memory as it was may hold subnormal numbers, with which Intel's processors take a hundred
+  // cycles for a multiply-add.
   static void pack_slices(T* to, const Split& split, const S* from, const Tensor& x, const Range r[3]) {
     const PlaneTile& tile = split.tile;
     const int64_t* s = tile.stride;
@@ -254,25 +255,33 @@ struct Planes {
     const bool whole = s[1] == 1 && s[2] == 1 && split.low == 0 && tile.extent[2] == x.size[2];
     const bool together = whole && r[1].low >= 0 && r[1].high <= x.size[1];
     // Rows are written in the order in which they lie here: what goes beyond the end of one is overwritten by the next.
+    const int64_t slice = tile.extent[1] * tile.extent[2], last = split.plane - tile.extent[0] * slice;
     for (int64_t pd = 0; pd < tile.phases[0]; ++pd)
-      for (int64_t ph = 0; ph < tile.phases[1]; ++ph)
-        for (int64_t d = r[0].low + tile.remainder(0, pd), i = 0; d < r[0].high; d += s[0], ++i) {
-          T* at = to + (pd * tile.phases[1] + ph) * tile.phases[2] * split.plane + i * tile.extent[1] * tile.extent[2];
-          const int64_t in_d = x.inside(0, d);
-          if (together && in_d >= 0 && in_d < x.size[0]) {
+      for (int64_t ph = 0; ph < tile.phases[1]; ++ph) {
+        T* at = to + (pd * tile.phases[1] + ph) * tile.phases[2] * split.plane;
+        for (int64_t i = 0; i < tile.extent[0]; ++i) {
+          const int64_t d = r[0].low + tile.remainder(0, pd) + i * s[0], in_d = x.inside(0, d);
+          T* const end = at + slice + (i + 1 == tile.extent[0] ? last : 0);
+          if (d >= r[0].high) {
+          } else if (together && in_d >= 0 && in_d < x.size[0]) {
             copy_row(at, from + (in_d * x.size[1] + r[1].low) * x.size[2], r[1].size() * x.size[2]);
-            continue;
+            at += r[1].size() * x.size[2];
+          } else {
+            for (int64_t h = r[1].low + tile.remainder(1, ph); h < r[1].high; h += s[1], at += tile.extent[2]) {
+              const int64_t in_h = x.inside(1, h), pixel = (in_d * x.size[1] + in_h) * x.size[2];
+              const bool outside = in_d < 0 || in_d >= x.size[0] || in_h < 0 || in_h >= x.size[1];
+              if (!outside)
+                split.row(at, from + pixel);
+              else if (split.borders)
+                for (int64_t phase = 0; phase < tile.phases[2]; ++phase)
+                  zero(at + phase * split.plane, tile.extent[2]);
+            }
           }
-          for (int64_t h = r[1].low + tile.remainder(1, ph); h < r[1].high; h += s[1], at += tile.extent[2]) {
-            const int64_t in_h = x.inside(1, h), pixel = (in_d * x.size[1] + in_h) * x.size[2];
-            const bool outside = in_d < 0 || in_d >= x.size[0] || in_h < 0 || in_h >= x.size[1];
-            if (!outside)
-              split.row(at, from + pixel);
-            else if (split.borders)
-              for (int64_t phase = 0; phase < tile.phases[2]; ++phase)
-                zero(at + phase * split.plane, tile.extent[2]);
-          }
+          for (int64_t phase = 0; phase < tile.phases[2] && split.borders; ++phase)
+            zero(at + phase * split.plane, end - at);
+          at = end;
         }
+      }
   }
 
   // `count` pixels of `channels` channels of a contiguous tensor, from rows `row` elements apart.

@@ -34,7 +34,8 @@ inline void add_pixels(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X* 
     if constexpr (Sliding && W > 1) {
 #pragma GCC unroll 18
       for (int i = 0; i < V + W - 1; ++i) {
-        const Vec<T, N> x = opaque(load<T, N>(row + i * step));
+        Vec<T, N> x = load<T, N>(row + i * step);
+        if constexpr (kVectorBytes == 64 || U * R * W + V < 14) x = opaque(x);  // else GCC would keep sums on the stack
 #pragma GCC unroll 10
         for (int k = 0; k < W; ++k)
           if (i >= k && i - k < V) sum[(i - k) % U][j * W + k] += g[i - k] * x;

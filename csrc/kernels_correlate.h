@@ -51,7 +51,7 @@ inline void add_taps(Vec<T, N>* sum, const X* source, int64_t step, const T* wei
 #pragma GCC unroll 16
   for (int i = 0; i < P + G - 1; ++i) {
     Vec<T, N> x = load<T, N>(source + i * step);
-    if constexpr (G > 1) x = opaque(x);
+    if constexpr (G > 1 && kVectorBytes == 64) x = opaque(x);  // with fewer registers, GCC would keep sums on the stack
 #pragma GCC unroll 4
     for (int g = 0; g < G; ++g)
       if (i >= g && i - g < P) sum[i - g] += w[g] * x;

@@ -19,6 +19,7 @@ struct Range {
   int64_t low, high;  // [low, high)
   int64_t size() const { return most(high - low, 0); }
 };
+inline bool same(Range a, Range b) { return a.low == b.low && a.high == b.high; }
 inline Range join(Range a, Range b) {
   if (a.size() == 0) return b;
   if (b.size() == 0) return a;
@@ -30,6 +31,9 @@ inline Range join(Range a, Range b) {
 struct TapRange {
   int64_t first, step, offset, offset_step, count;
 };
+inline bool same(const TapRange& a, const TapRange& b) {
+  return a.first == b.first && a.step == b.step && a.offset == b.offset && a.count == b.count;
+}
 
 // One spatial dimension.
 struct Axis {

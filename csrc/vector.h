@@ -191,6 +191,13 @@ inline void store(S* to, Vec<T, N> v) {
   }
 }
 
+// Whether some lanes are loaded and stored in an instruction.
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+constexpr bool kMasks = true;
+#else
+constexpr bool kMasks = false;
+#endif
+
 // The first `live` lanes only; the others read as zero and are not written.
 template <class T, int N, class S>
 inline Vec<T, N> load_first(const S* from, int64_t live) {
