@@ -176,7 +176,8 @@ def test_torchs_own_to_the_bit(name: str, small: None) -> None:
         assert torch.equal(one, other) if isinstance(one, Tensor) else one == other
 
 
-def test_where_mkl_is_at_its_best_it_is_torchs_unless_measured(
+@NEEDS_KERNELS
+def test_where_mkl_is_at_its_best_few_rows_are_torchs_unless_measured(
     small: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(rules, "mkl_at_its_best", lambda: True)
@@ -190,14 +191,18 @@ def test_where_mkl_is_at_its_best_it_is_torchs_unless_measured(
         assert accelerate_(nn.Sequential(copy.deepcopy(theirs)), example_inputs=x).counts[2] == (len(seen), 1)
         return [r.backend for r in seen]
 
-    assert backends(X) == []
-    problem = ConvProblem.parse("mb1ic64ih1iw1024oc128kh1kw1 bias channels_last")
+    assert backends(X[:960]) == []
+    problem = ConvProblem.parse("mb1ic64ih1iw960oc128kh1kw1 bias channels_last")
     for way, time, ran in (("aten:matmul", 0.6, []), ("im2col", 0.5, ["im2col"])):
         found = Measurement({"aten": [1.0], way: [time]})
         measurements.add(problem, ("forward",), torch.device("cpu"), current(), found)
         cache.invalidate()
-        assert backends(X) == ran
+        assert backends(X[:960]) == ran
     measurements.reload()
+    for wide, ran in ((False, []), (True, ["native"])):
+        monkeypatch.setattr(rules, "avx512_here", lambda wide=wide: wide)
+        cache.invalidate()
+        assert backends(X.repeat(4, 1)) == ran
 
 
 @pytest.mark.parametrize("sizes", [(100, 96, 384), (1024, 96, 1), (512, 16, 16)])

@@ -12,7 +12,7 @@ from math import prod
 
 import torch
 
-from .._compat import cpu_lacks
+from .._compat import avx512_here, cpu_lacks
 from ..backends import aten_choice
 from ..problem import ConvProblem
 from ..settings import threads
@@ -57,7 +57,7 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
 
 def by_rule(problem: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
-    if device.type == "cpu" and _of_linear_layer(problem) and mkl_at_its_best():
+    if device.type == "cpu" and mkl_at_its_best() and _linear_for_mkl(problem):
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
     kind = kind_of(problem, cpu_lacks(problem.dtype)) if device.type == "cpu" else None
     for way, gain in TABLE.get(kind or "", {}).items():
@@ -69,10 +69,9 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
 
     On one and two threads of a Zen 4, with 64 to 46000 rows and 2 to 4096 features that lie in no cache, 449 layers of
     4 to 70 million FLOPs a pass and thread were 1.42x to 1.76x as fast as PyTorch's on geometric average, the least
-    0.80x below 16 million and 0.95x above. Where MKL is at its best little can be gained, so that layers are taken only
-    if they were measured, and must be larger: on a loaded Xeon (Granite Rapids, one thread) 103 layers were 1.16x as
-    fast, those with 256 features and more on both sides 0.88x, the least 0.72x. With few rows reading the weight is
-    most of the work, and one output feature is no product of matrices (0.6x to 0.8x).
+    0.80x below 16 million and 0.95x above. Where MKL is at its best less can be gained (`_linear_for_mkl`), so that
+    layers must be larger. With few rows reading the weight is most of the work, and one output feature is no product of
+    matrices (0.6x to 0.8x).
 
     Args:
         elements: of the input.
@@ -81,9 +80,15 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
     return 2 * elements * out_features >= least and out_features > 1 and elements >= 128 * in_features
 
 
-def _of_linear_layer(p: ConvProblem) -> bool:
-    """An image of one row in channels_last: the rows of a linear layer's input (`nn/linear.py`)."""
-    return p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1
+def _linear_for_mkl(p: ConvProblem) -> bool:
+    """A linear layer, which is an image of one row in channels_last, where MKL at its best is not slower than ours.
+
+    Of 1024 rows and more, with 128 output features and more, MKL reads and writes more than it must: on one thread of a
+    Xeon with AVX-512 those were 1.6x as fast by ours, the least 0.98x. Without AVX-512 nothing was measured.
+    """
+    if not (p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1):
+        return False
+    return p.input_size[1] < 1024 or p.out_channels < 128 or not avx512_here()
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
