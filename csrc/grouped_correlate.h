@@ -77,7 +77,7 @@ struct GroupedCorrelate {
       in_d.reach = region_at(in_d.reach, in_d.source + source[0].low, 1, 0, p.axis[0].output, 1).reach;
       const bool new_taps = !same(s.depth, in_d.reach), new_places = transposes && s.depth.count < 0;
       s.depth = in_d.reach;
-      Tap *of_rows = s.output_taps, *taps;
+      Tap *of_rows = s.output_taps, *taps = of_rows;
       int64_t* places = s.result_places;
       for (int64_t i = 0; i < phases[0]; ++i) {
         const Phase in_h = phase(1, r[1], i, source[1].low);
