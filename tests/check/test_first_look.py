@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
 import pytest
+import torch
 from hypothesis import given
 
-from convgrad.check import shrunk
+from convgrad.backends import ReferenceBackend
+from convgrad.check import first_look, shrunk
 from convgrad.problem import ConvProblem
 from convgrad.testing import problems
 
@@ -50,3 +54,16 @@ def test_any_problem_stays_a_problem(p: ConvProblem, most: int) -> None:
     assert q.flops <= p.flops
     assert q.kernel_size == p.kernel_size
     assert shrunk(p, p.flops) == p
+
+
+def test_what_is_known_to_be_wrong_in_the_smaller_one_does_not_run() -> None:
+    """As PyTorch's depthwise float16, which for 16 channels may never return."""
+
+    class WrongWhereSmall(ReferenceBackend):
+        def wrong_here(self, problem: ConvProblem, outputs: Any, device: torch.device) -> tuple[str, tuple[str, ...]]:
+            return ("it hangs" if problem.batch < 256 else ""), ()
+
+        def bind(self, problem: ConvProblem, outputs: Any) -> Any:
+            raise AssertionError(f"{problem} is computed")
+
+    assert first_look(WrongWhereSmall(), ConvProblem.parse(LARGE[0]), ("forward",), torch.device("cpu")) == ""

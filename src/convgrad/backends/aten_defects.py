@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import amx_here, avx512_here
+from .._compat import amx_here, avx512_here, onednn_has
 from ..problem import ConvProblem, Output
 from .strides import tidy
 
@@ -165,6 +165,14 @@ DEFECTS: tuple[Defect, ...] = (
            happens="the process dies (segmentation fault)",
            reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16",
            example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 bfloat16 channels_last", "forward")),
+    Defect("few channels in a wide row", ("forward",), (torch.float16,), instead=_INSIDE,
+           condition=lambda p: p.depthwise and p.in_channels == p.out_channels <= 16 and p.stride[-1] == 1
+           and p.dilation[-1] == 1 and p.kernel_size[-1] >= 15 and p.output_size[-1] > 30,
+           here=lambda: _avx512() and onednn_has(torch.float16),
+           when="depthwise with AVX512-FP16, up to 16 channels, 15 or more kernel elements and 31 results in a row",
+           happens="the call never returns",
+           reference="oneDNN 3.12, brdgmm_dw_convolution_fwd_t, while it generates its kernel",
+           example=("g16ic16iw92oc16kw15 float16", "forward")),
     Defect("rows left over", ("grad_input", "grad_weight"), _FLOATS, lambda p: without_slack(p) is not p,
            here=lambda: True,
            when="channels_last, a strided 1x1 kernel, rows or columns behind the last stride, channels that fill no "

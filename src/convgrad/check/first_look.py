@@ -26,7 +26,8 @@ def first_look(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ..
         ''
     """
     for candidate in dict.fromkeys((shrunk(problem, _FLOPS), problem)):
-        if candidate.flops <= _MOST_FLOPS and not backend.reasons_against(candidate, outputs, device):
+        wrong, _ = backend.wrong_here(candidate, outputs, device)
+        if candidate.flops <= _MOST_FLOPS and not (wrong or backend.reasons_against(candidate, outputs, device)):
             for output in outputs:
                 why = _wrong(PropertyCheck(backend, candidate, output, device), outputs)
                 if why:
