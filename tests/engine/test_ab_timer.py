@@ -146,7 +146,7 @@ def faults():
 assert not memory_kept()
 returned = faults()
 assert keep_memory() and memory_kept()
-print(returned, faults())
+print(returned, min(faults() for _ in range(4)))  # a virtual machine may take pages back at any time
 """
 
 

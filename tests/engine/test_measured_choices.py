@@ -193,6 +193,18 @@ def test_another_kernel_is_not_what_was_measured(what: str, quick: Fake) -> None
     assert chosen()[0] == "aten"
 
 
+def test_a_kernel_that_changed_is_measured_anew_however_often_it_was(quick: Fake) -> None:
+    quick.version = "1"
+    for _ in range(measurements.SETTLED):
+        measurer.measure_now(P, ("forward",), CPU, current(), force=True)
+    quick.version = "2"
+    measurer._state.measured.clear()  # some time later
+    with everything():
+        forward()
+    assert chosen()[0] == "quick"
+    assert certainly_known().count == 1
+
+
 @pytest.mark.usefixtures("quick")
 def test_similar_problems_share_a_choice_that_nobody_measured_for_them():
     with everything():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from ..settings import Settings
 from ..sizes import output_length
 from . import store
 from .environment import environment, kind_of_machine
+from .registry import backends
 
 #: So many measurements, taken at different times, make a choice for good.
 SETTLED = 3
@@ -66,8 +67,9 @@ class Measurement:
         return {"times": times, **({"wrong": self.wrong} if self.wrong else {})}
 
     def merged(self, newer: Measurement) -> Measurement:
-        """Both, and of each way's times the newest."""
-        if next(iter(self.times), "") != next(iter(newer.times), ""):  # relative to something else
+        """Both, and of each way's times the newest; only the newer one where a kernel has changed since."""
+        other_base = next(iter(self.times), "") != next(iter(newer.times), "")  # relative to something else
+        if other_base or _differ(self.times, _versions(newer.times)):
             return newer
         ways = dict.fromkeys((*self.times, *newer.times))
         times = {way: [*self.times.get(way, ()), *newer.times.get(way, ())][-_KEPT:] for way in ways}
@@ -114,6 +116,16 @@ def label(backend: Backend) -> str:
     return f"{backend.name}@{backend.version}" if backend.version else backend.name
 
 
+def _versions(ways: Iterable[str]) -> dict[str, str]:
+    """Names of backends -> what their labels say of their versions."""
+    return dict(part.split("@", 1) for way in ways for part in way.split(", ") if "@" in part)
+
+
+def _differ(ways: Iterable[str], versions: Mapping[str, str]) -> bool:
+    """Whether a way names another version of a backend that is there: what was slower may be the fastest now."""
+    return any(versions.get(name, version) != version for name, version in _versions(ways).items())
+
+
 def key_of(problem: ConvProblem, outputs: Iterable[Output], where: str, about: bool = False) -> str:
     """Everything that changes the answer, as text."""
     # A gradient of the bias beside them costs every way about the same.
@@ -142,7 +154,7 @@ def similar(problem: ConvProblem) -> ConvProblem:
 def find(
     problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, fresh: bool = False
 ) -> Measurement | None:
-    """What is known of a problem here; where there is nothing, of one like it.
+    """What is known of a problem here, with the kernels that are there; where there is nothing, of one like it.
 
     Args:
         fresh: also what other processes have found since this one first looked.
@@ -159,6 +171,8 @@ def find(
             try:
                 found = Measurement.of(value)
             except ValueError:  # another version's
+                continue
+            if _differ(found.times, {b.name: b.version for b in backends().values()}):
                 continue
             found.same = not about
             return found
