@@ -151,6 +151,7 @@ def test_small_problems_are_pytorchs_where_it_does_not_call_onednn(text: str, th
         ("mb1g4ic32ih8oc32kh3ph1 bfloat16 channels_last", "grouped"),  # small: its call takes longer
         ("mb8ic64ih56oc64kh1 bfloat16 channels_last", None),
         ("mb8ic64ih56oc64kh1 bfloat16", "pointwise"),
+        ("mb8ic192ih28oc192kh1 bfloat16", None),  # many channels: their products outweigh the layout
         ("mb16ic8id4oc16kd7pd3", None),
         ("mb16ic4id4oc16kd7pd3", "dense"),
         ("mb16ic8id4oc16kd7pd3 float64", "dense"),  # not oneDNN's

@@ -101,13 +101,15 @@ def _half_the_products(p: ConvProblem) -> bool:
     """A large problem that takes oneDNN at most half as many instructions as our kernels.
 
     It multiplies two numbers of 16 bits at a time, which ours convert, and leaves out products with the padding of
-    images. Groups must fill half a vector of its, and contiguous matrix products are ours: it lays them out anew.
+    images. Groups must fill half a vector of its, and contiguous matrix products of up to 128 channels are ours: it
+    lays them out anew, which takes longer than their arithmetic.
     """
     if p.flops < _LARGE or p.dtype.itemsize > 4:
         return False
-    wide = min(p.in_channels, p.out_channels) >= 8 * p.groups
+    narrower = min(p.in_channels, p.out_channels) / p.groups
+    wide = narrower >= 8
     if p.dtype.itemsize == 2:
-        return p.channels_last or (wide and not p.matrix_product)
+        return p.channels_last or (wide and not (p.matrix_product and narrower <= 128))
     return wide and p.ndim > 1 and _part_inside(p) <= 0.5
 
 
