@@ -262,11 +262,11 @@ struct Planes {
         for (int64_t i = 0; i < tile.extent[0]; ++i) {
           const int64_t d = r[0].low + tile.remainder(0, pd) + i * s[0], in_d = x.inside(0, d);
           T* const end = at + slice + (i + 1 == tile.extent[0] ? last : 0);
-          if (d >= r[0].high) {
-          } else if (together && in_d >= 0 && in_d < x.size[0]) {
+          const bool there = d < r[0].high;
+          if (there && together && in_d >= 0 && in_d < x.size[0]) {
             copy_row(at, from + (in_d * x.size[1] + r[1].low) * x.size[2], r[1].size() * x.size[2]);
             at += r[1].size() * x.size[2];
-          } else {
+          } else if (there) {
             for (int64_t h = r[1].low + tile.remainder(1, ph); h < r[1].high; h += s[1], at += tile.extent[2]) {
               const int64_t in_h = x.inside(1, h), pixel = (in_d * x.size[1] + in_h) * x.size[2];
               const bool outside = in_d < 0 || in_d >= x.size[0] || in_h < 0 || in_h >= x.size[1];

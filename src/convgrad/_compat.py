@@ -36,6 +36,11 @@ def fp32_precision(library: str, operation: str = "conv") -> str:
     return _C._get_fp32_precision_getter(library, operation)
 
 
+def exact_matmul() -> bool:
+    """Whether a CPU computes matrix products of float32 in float32; else oneDNN may use 16 bits, at twice the speed."""
+    return fp32_precision("mkldnn", "matmul") in ("none", "ieee")
+
+
 def cuda_driver() -> int:
     """Version of the CUDA driver; 0 where it cannot be asked."""
     ask = getattr(_C, "_cuda_getDriverVersion", None)

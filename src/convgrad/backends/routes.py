@@ -12,7 +12,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from .._compat import channels_last_of, fp32_precision
+from .._compat import channels_last_of, exact_matmul
 from ..problem import RESULT, ConvProblem, Output, Pass
 from .aten import AtenBackend
 from .aten_direct import with_height
@@ -148,8 +148,7 @@ class AtenMatmulBackend(Backend):
             return ["it computes pointwise convolutions without groups, stride and padding"]
         if device.type != "cpu" or not problem.dtype.is_floating_point or problem.dtype.itemsize == 1:
             return [f"it computes floating-point numbers on a CPU, got {problem.dtype} on {device.type}"]
-        exact = fp32_precision("mkldnn", "matmul") in ("none", "ieee")
-        return [] if exact else ["PyTorch may compute its matrix products in 16 bits here"]
+        return [] if exact_matmul() else ["PyTorch may compute its matrix products in 16 bits here"]
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         return "low-precision accumulation" if problem.dtype.itemsize == 2 else "direct"

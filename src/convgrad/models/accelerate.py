@@ -7,14 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .classes import (
-    accelerated_class,
-    is_batch_norm,
-    is_convolution,
-    is_known,
-    is_linear,
-    reason_against,
-)
+from .classes import accelerated_class, is_batch_norm, is_convolution, is_known, is_linear, reason_against
 from .joins import give_class, join_activations
 from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._compat import fp32_precision, jit_tracing
+from .._compat import exact_matmul, jit_tracing
 from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
 from ..errors import ConvgradError
 from ..ops import apply
@@ -50,7 +50,7 @@ class Linear(torch.nn.Linear):
         weight, bias = self.weight, self.bias
         plan: Any = None
         if input.is_cpu and weight.dim() == 2 and linear_gains(input.numel(), *weight.shape):
-            plan = find("linear", (fp32_precision("mkldnn", "matmul"),), input, weight, bias)
+            plan = find("linear", (exact_matmul(),), input, weight, bias)
             if plan.__class__ is tuple:
                 plan = _plan(plan, input, weight, bias)
         if plan is None:
@@ -66,8 +66,7 @@ class Linear(torch.nn.Linear):
 def _plan(key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
     """The plan of a call, remembered under its key; None where it is torch's."""
     plan, since = None, generation[0]
-    exact = fp32_precision("mkldnn", "matmul") in ("none", "ieee")  # else oneDNN may use 16 bits, at twice the speed
-    if exact and input.dim() > 0 and input.is_contiguous() and weight.is_contiguous():
+    if exact_matmul() and input.dim() > 0 and input.is_contiguous() and weight.is_contiguous():
         try:
             plan = make(None, "convolution", POINTWISE, *as_pointwise(input, weight), bias)
             if not beats_matmul(plan):
