@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from convgrad import settings
 from convgrad._compat import cpu_lacks
 from convgrad.cli.bench_results import CONDITIONS, Deadline, Results, conditions_here, prepare
 from convgrad.engine import backends, measure_now, measurements
@@ -154,7 +153,7 @@ def _problem(
 def rows(problem: ConvProblem) -> Iterator[dict[str, Any]]:
     """Each pass."""
     for pass_ in PASSES:
-        found = [measure_now(problem, (pass_,), CPU, settings.current(), force=True) for _ in range(2)][-1]
+        found = [measure_now(problem, (pass_,), CPU, force=True) for _ in range(2)][-1]
         if found is not None and "aten" in found.times:
             pairs = [(t[0], t[-1]) for t in found.times.values()]
             noise = max(abs(math.log(a / b)) / 2 for a, b in pairs)

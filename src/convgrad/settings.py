@@ -70,6 +70,11 @@ mkldnn = torch._C._get_mkldnn_enabled
 benchmark = torch._C._get_cudnn_benchmark
 
 
+def determinism_demanded(device: torch.device) -> bool:
+    """Whether a backend that does not repeat its bits may not run on a device; cuDNN's flag says nothing of a CPU."""
+    return deterministic() or (device.type != "cpu" and torch.backends.cudnn.deterministic)
+
+
 def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
     return (threads(), deterministic(), mkldnn(), benchmark(), measuring[0]) if like.is_cpu else current()

@@ -15,7 +15,6 @@ from convgrad.check.child import Child
 from convgrad.diagnostics import explain_problem
 from convgrad.engine import choose, get_backend
 from convgrad.problem import ConvProblem
-from convgrad.settings import current
 from convgrad.testing import check_problem
 
 CPU = torch.device("cpu")
@@ -54,7 +53,7 @@ def test_pytorch_still_has_it(child: Child, defect: Defect) -> None:
 def test_aten_is_not_chosen_where_it_is_wrong(defect: Defect) -> None:
     problem, output = ConvProblem.parse(defect.example[0]), defect.example[1]
     assert defect.condition(problem)
-    (step,) = choose(problem, (output,), CPU, current(), None)
+    (step,) = choose(problem, (output,), CPU)
     if defect.instead and defect.here():
         assert step.backend.name in defect.instead
         aten = next(r for r in explain_problem(problem, output).rows if r.backend == "aten")
@@ -70,6 +69,6 @@ def test_on_request_pytorchs_result_is_one_line_away(defect: Defect, monkeypatch
     with convgrad.use_backend("aten"):
         request = convgrad.engine.active()
         with pytest.warns(RuntimeWarning, match="requested by name, PyTorch's kernel is wrong here"):
-            (step,) = choose(problem, (output,), CPU, current(), request)
+            (step,) = choose(problem, (output,), CPU, request)
         assert step.backend is get_backend("aten")
-        choose(problem, (output,), CPU, current(), request)  # a second warning would be an error
+        choose(problem, (output,), CPU, request)  # a second warning would be an error

@@ -13,7 +13,6 @@ from convgrad.check import search_aten
 from convgrad.check.child import Child
 from convgrad.engine import Found, choose, record, recorded, store
 from convgrad.problem import ConvProblem
-from convgrad.settings import current
 from tests.check.dying import answer
 
 CPU = torch.device("cpu")
@@ -48,10 +47,10 @@ def test_what_was_found_is_kept_and_avoided() -> None:
     record(found)
     assert recorded() == [found]
     for p, avoided in ((problem, True), (problem.replace(batch=5), True), (ConvProblem.parse("ic64ih8oc64kh3"), False)):
-        (step,) = choose(p, ("grad_weight",), CPU, current(), None)
+        (step,) = choose(p, ("grad_weight",), CPU)
         assert (step.backend.name != "aten") == avoided
         assert step.reason.startswith("PyTorch's kernel is wrong here: off by 7, as convgrad check --aten") == avoided
-    (step,) = choose(problem, ("forward",), CPU, current(), None)
+    (step,) = choose(problem, ("forward",), CPU)
     assert step.backend.name == "aten"
 
 

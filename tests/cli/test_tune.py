@@ -20,7 +20,6 @@ from tests.linears import take_small_rows
 from convgrad.cli.app import run
 from convgrad.engine import cache, measurements, measurer
 from convgrad.engine.environment import environment
-from convgrad.settings import current
 
 SMALL, OTHER = "g8mb2ic8ih12oc8oh12kh3sh1ph1dh0", "g1mb2ic8ih12oc4oh12kh1sh1ph0dh0"
 ROOT = Path(__file__).parents[2]
@@ -79,7 +78,7 @@ def test_info_says_what_is_there(capsys) -> None:
     capsys.readouterr()
     assert run(["info", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["data"]["store"]
-    assert found["measured"] == {environment(torch.device("cpu"), current()): 4}
+    assert found["measured"] == {environment(torch.device("cpu")): 4}
     assert found["folder"].endswith("store")
 
 
@@ -122,7 +121,7 @@ def test_a_scripts_convolutions_with_its_arguments(folder, capsys) -> None:
 def test_choices_move_to_another_machine_of_the_same_kind(folder, capsys) -> None:
     assert run(["tune", "--export", "choices.json", SMALL]) == 0
     content = json.loads((folder / "choices.json").read_text())
-    here = environment(torch.device("cpu"), current())
+    here = environment(torch.device("cpu"))
     assert {c["machine"] for c in content["choices"]} == {here}
     assert {c["problem"] for c in content["choices"]} >= {SMALL}
     before = measurements.entries()

@@ -15,7 +15,7 @@ from convgrad.backends import Backend
 from convgrad.engine import cache, get_backend, measurements, measurer
 from convgrad.engine.measurements import Measurement
 from convgrad.problem import ConvProblem, Output
-from convgrad.settings import current, measure
+from convgrad.settings import measure
 
 P = ConvProblem.parse("g1mb2ic24ih20oc24oh20kh3ph1")
 CPU = torch.device("cpu")
@@ -70,7 +70,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def known() -> Measurement | None:
-    return measurements.find(P, ("forward",), CPU, current(), fresh=True)
+    return measurements.find(P, ("forward",), CPU, fresh=True)
 
 
 def certainly_known() -> Measurement:
@@ -85,7 +85,7 @@ def forward(x: torch.Tensor = X) -> torch.Tensor:
 
 def chosen(outputs: Any = ("forward",), problem: ConvProblem = P) -> tuple[str, str]:
     """Backends and the reason of the first."""
-    steps = convgrad.engine.choose(problem, outputs, CPU, current(), None)
+    steps = convgrad.engine.choose(problem, outputs, CPU)
     return "+".join(s.backend.name for s in steps), steps[0].reason
 
 

@@ -14,7 +14,6 @@ from convgrad.engine import ab_timer, cache, measurements, measurer, register, u
 from convgrad.engine.ab_timer import Comparison
 from convgrad.engine.measurements import Measurement
 from convgrad.problem import ConvProblem
-from convgrad.settings import current
 
 from .measuring import BOTH, CPU, Fake, P, W, X, certainly_known, chosen, everything, forward, known
 
@@ -149,10 +148,10 @@ def test_what_is_larger_than_the_limit_is_not_measured(monkeypatch):
 def test_a_choice_that_lost_once_does_not_stay():
     """The first measurement was taken while something else ran; the median of three decides."""
     forwards = ("forward",)
-    measurements.add(P, forwards, CPU, current(), Measurement({"aten": [1.0], "quick": [5.0]}))
+    measurements.add(P, forwards, CPU, Measurement({"aten": [1.0], "quick": [5.0]}))
     assert chosen()[0] == "aten"
     for _ in range(2):
-        convgrad.engine.measure_now(P, forwards, CPU, current(), force=True)
+        convgrad.engine.measure_now(P, forwards, CPU, force=True)
     assert certainly_known().count == measurements.SETTLED
     assert chosen()[0] == "quick"
 
@@ -196,7 +195,7 @@ def test_another_kernel_is_not_what_was_measured(what: str, quick: Fake) -> None
 def test_a_kernel_that_changed_is_measured_anew_however_often_it_was(quick: Fake) -> None:
     quick.version = "1"
     for _ in range(measurements.SETTLED):
-        measurer.measure_now(P, ("forward",), CPU, current(), force=True)
+        measurer.measure_now(P, ("forward",), CPU, force=True)
     quick.version = "2"
     measurer._state.measured.clear()  # some time later
     with everything():

@@ -51,9 +51,9 @@ def test_a_value_that_is_no_measurement_is_not_one(value: Any, tmp_path: Path, m
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
     measurements.reload()
     try:
-        store.write("choice", measurements.key_of(P, ("forward",), environment(CPU, current())), value)
-        assert measurements.find(P, ("forward",), CPU, current(), fresh=True) is None
-        [step] = convgrad.engine.choose(P, ("forward",), CPU, current(), None)
+        store.write("choice", measurements.key_of(P, ("forward",), environment(CPU)), value)
+        assert measurements.find(P, ("forward",), CPU, fresh=True) is None
+        [step] = convgrad.engine.choose(P, ("forward",), CPU)
         assert step.backend.name == "aten"
     finally:
         measurements.reload()
@@ -75,25 +75,27 @@ def test_what_a_reason_says(times: dict[str, float], way: str, said: str) -> Non
 # ---- the key ---------------------------------------------------------------------------------------
 
 
-def test_the_key_tells_everything_apart_that_changes_the_answer():
-    where = environment(CPU, current())
+def test_the_key_tells_everything_apart_that_changes_the_answer(monkeypatch):
+    where = environment(CPU)
     others = ["g1mb3ic24ih20oc24oh20kh3ph1", f"{P} float64", f"{P} channels_last", f"{P} bias", f"{P} transposed"]
     problems = [P, *map(ConvProblem.parse, others)]
     asked: list[tuple[Output, ...]] = [("forward",), ("grad_input",), BOTH]
     keys = {measurements.key_of(p, o, where) for p in problems for o in asked}
     assert len(keys) == 3 * len(problems)
     settings = current()
-    assert environment(CPU, settings._replace(threads=settings.threads + 1)) != where
-    assert environment(CPU, settings._replace(mkldnn_enabled=not settings.mkldnn_enabled)) != where
+    for flag, value in (("threads", settings.threads + 1), ("mkldnn_enabled", not settings.mkldnn_enabled)):
+        with monkeypatch.context() as patched:
+            patched.setattr("convgrad.engine.environment.current", lambda f=flag, v=value: settings._replace(**{f: v}))
+            assert environment(CPU) != where
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     try:
-        assert environment(CPU, settings) != where
+        assert environment(CPU) != where
     finally:
         torch.set_float32_matmul_precision(before)
     assert f"torch {torch.__version__}" in where
     assert f"convgrad {convgrad.__version__}" in where
-    assert environment(torch.device("meta"), settings) == ""
+    assert environment(torch.device("meta")) == ""
 
 
 @pytest.mark.parametrize("text", [

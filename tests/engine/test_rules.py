@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import convgrad
-from convgrad import settings
 from convgrad.engine import cache, choose, rules
 from convgrad.engine.registry import backends
 from convgrad.engine.rules import by_rule, kind_of
@@ -52,7 +51,7 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def chosen(text: str, outputs: tuple[Output, ...]) -> Any:
     problem = ConvProblem.parse(text)
-    return choose(problem, outputs, CPU, settings.current(), None, stored=False)
+    return choose(problem, outputs, CPU, stored=False)
 
 
 @pytest.mark.usefixtures("table")

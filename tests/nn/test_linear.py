@@ -19,7 +19,6 @@ from convgrad.engine import cache, linear_gains, measurements, rules
 from convgrad.engine.measurements import Measurement
 from convgrad.models import accelerate_
 from convgrad.problem import ConvProblem
-from convgrad.settings import current
 from tests.linears import take_small_rows
 from tests.norms import NEEDS_KERNELS
 
@@ -195,7 +194,7 @@ def test_where_mkl_is_at_its_best_few_rows_are_torchs_unless_measured(
     problem = ConvProblem.parse("mb1ic64ih1iw960oc128kh1kw1 bias channels_last")
     for way, time, ran in (("aten:matmul", 0.6, []), ("im2col", 0.5, ["im2col"])):
         found = Measurement({"aten": [1.0], way: [time]})
-        measurements.add(problem, ("forward",), torch.device("cpu"), current(), found)
+        measurements.add(problem, ("forward",), torch.device("cpu"), found)
         cache.invalidate()
         assert backends(X[:960]) == ran
     measurements.reload()

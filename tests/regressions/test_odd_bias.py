@@ -10,7 +10,6 @@ from torch import Tensor
 import convgrad
 from convgrad import ConvProblem
 from convgrad.engine.registry import backends, reasons_against
-from convgrad.settings import current
 
 CPU = torch.device("cpu")
 BIASES = {
@@ -24,7 +23,7 @@ BIASES = {
 def usable(transposed: bool) -> list[str]:
     problem = ConvProblem.parse("g6mb2ic6ih7oc6oh7kh3ph1")
     passes = ("grad_input",) if transposed else ("forward",)
-    return [n for n, b in backends().items() if not reasons_against(b, problem, passes, CPU, current())]
+    return [n for n, b in backends().items() if not reasons_against(b, problem, passes, CPU)]
 
 
 @pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)

@@ -16,7 +16,6 @@ from ..diagnostics import Limits, Machine, limits_of
 from ..engine import Step, choose, get_backend, measure_now, measurements, reasons_against, trials
 from ..engine.ab_timer import Ratio, compare
 from ..problem import ConvProblem, Output, gradient_outputs
-from ..settings import current
 from .app import say, say_table
 from .bench_models import WRITTEN, layers_of, models_named
 from .bench_results import CONDITIONS, Given, Job, run_rows
@@ -88,7 +87,7 @@ def pytorchs(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.de
         backend = get_backend(name)
         each: tuple[tuple[Output, ...], ...] = tuple((o,) for o in outputs)
         for sets in ((outputs,), each):
-            if not any(reasons_against(backend, problem, o, device, current(), requested=True) for o in sets):
+            if not any(reasons_against(backend, problem, o, device, requested=True) for o in sets):
                 found[name] = tuple(Step(backend, o, "requested by name") for o in sets)
                 break
     return found
@@ -104,14 +103,14 @@ def _timed(p: ConvProblem, output: str, seconds: float, limits: Limits | None) -
     if output == "backward":
         outputs = gradient_outputs(p.transposed, (True, True, False))
         p = p.replace(has_bias=False)  # the engine sums its gradient, whatever computes the others
-    known = measurements.find(p, outputs, CPU, current(), fresh=True)
+    known = measurements.find(p, outputs, CPU, fresh=True)
     if known is None or not known.same:
-        measure_now(p, outputs, CPU, current(), force=True)
+        measure_now(p, outputs, CPU, force=True)
     ways = pytorchs(p, outputs)
     stock = [*ways]
     chosen: dict[str, str] = {}
     for who, stored in (("rules", False), ("measured", True)):
-        steps = choose(p, outputs, CPU, current(), None, stored=stored)
+        steps = choose(p, outputs, CPU, stored=stored)
         # One sweep and the same backend's single passes are two ways.
         chosen[who] = _named(steps) + (" apart" if len(steps) > 1 and len({s.backend.name for s in steps}) == 1 else "")
         ways.setdefault(chosen[who], steps)

@@ -16,7 +16,6 @@ from ..diagnostics import Machine, limits_of
 from ..engine import Step, backends, choose, get_backend, reasons_against, trials
 from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
 from ..problem import PASSES, ConvProblem, Pass, passes_of
-from ..settings import current
 from .app import fail, say, say_table
 from .bench_layers import pytorchs
 from .problem_arguments import read_problems
@@ -127,8 +126,8 @@ def _lines(
 
 def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:
     if names == ["all"]:
-        return [n for n, b in backends().items() if not reasons_against(b, problem, (pass_,), device, current())]
-    return names or [choose(problem, (pass_,), device, current(), None)[0].backend.name]
+        return [n for n, b in backends().items() if not reasons_against(b, problem, (pass_,), device)]
+    return names or [choose(problem, (pass_,), device)[0].backend.name]
 
 
 def _line(
@@ -140,7 +139,7 @@ def _line(
     least: float | None,
 ) -> Line:
     backend, stock = get_backend(name), pytorchs(problem, (pass_,), device)
-    against = reasons_against(backend, problem, (pass_,), device, current())
+    against = reasons_against(backend, problem, (pass_,), device)
     if not against and "aten" not in stock:
         against = ["PyTorch does not compute it: there is nothing to compare with"]
     if against:

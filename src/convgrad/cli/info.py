@@ -108,15 +108,13 @@ def gather() -> dict[str, Any]:
 def _backend(name: str, device: str) -> dict[str, Any]:
     import torch
 
-    from .. import settings
     from ..engine import backends, reasons_against
     from ..problem import PASSES, ConvProblem
 
-    backend, flags = backends()[name], settings.current()
-    layers = {}
+    backend, layers = backends()[name], {}
     for kind, text in _SAMPLES.items():
         problem = ConvProblem.parse(text)
-        reasons = {p: reasons_against(backend, problem, (p,), torch.device(device), flags) for p in PASSES}
+        reasons = {p: reasons_against(backend, problem, (p,), torch.device(device)) for p in PASSES}
         usable = [p for p, against in reasons.items() if not against]
         layers[kind] = {"passes": usable, "reasons_against": next((r for r in reasons.values() if r), [])}
     return {"summary": backend.summary, "device": device, "layers": layers}

@@ -30,9 +30,8 @@ class Job(NamedTuple):
     def count(self, device: torch.device) -> int:
         """How often exactly this was measured here."""
         from ..engine import measurements
-        from ..settings import current
 
-        found = measurements.find(self.problem, self.outputs, device, current(), fresh=True)
+        found = measurements.find(self.problem, self.outputs, device, fresh=True)
         return found.count if found is not None and found.same else 0
 
 
@@ -171,7 +170,6 @@ def measure_all(
         advance: is told of measurements that are done.
     """
     from ..engine import measure_now, measurements
-    from ..settings import current
 
     before = {job: min(job.count(device), measurements.SETTLED) for job in jobs}
     advance(sum(before.values()))
@@ -179,7 +177,7 @@ def measure_all(
         for job in jobs:
             if before[job] > done or job in failed:
                 continue
-            if measure_now(job.problem, job.outputs, device, current(), force=True) is None:
+            if measure_now(job.problem, job.outputs, device, force=True) is None:
                 failed.add(job)
             advance(1)
 
@@ -211,9 +209,8 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
 
 def _choice(job: Job, device: torch.device) -> dict[str, Any]:
     from ..engine import choose
-    from ..settings import current
 
-    steps = choose(job.problem, job.outputs, device, current(), None)
+    steps = choose(job.problem, job.outputs, device)
     return {
         "outputs": list(job.outputs),
         "backends": [step.backend.name for step in steps],

@@ -14,7 +14,6 @@ from ..engine import Step, choose, store, trials, without
 from ..engine.ab_timer import Ratio, compare, conditions, second_call
 from ..errors import CheckError
 from ..problem import ConvProblem, Output
-from ..settings import current
 from .backend import CustomBackend, Timing, in_words
 
 #: How many problems are timed for each way in which a kernel is called.
@@ -93,7 +92,7 @@ def _problems(
 
 def _timed(backend: CustomBackend, outputs: tuple[Output, ...], problem: ConvProblem, device: torch.device) -> Timing:
     with without(backend.name):  # one that is to be replaced
-        others = choose(problem, outputs, device, current(), None)
+        others = choose(problem, outputs, device)
     ways = {"mine": (problem, (Step(backend, outputs, ""),)), "theirs": (problem, others)}
     try:
         calls = trials(ways, outputs, device)

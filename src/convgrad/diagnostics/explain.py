@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from .. import settings
 from ..backends import Backend, described, padded
 from ..engine import active, backends, choose, reasons_against
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
@@ -178,8 +177,8 @@ def _answers(
     problem: ConvProblem, together: tuple[Output, ...], machine: Machine, aten_runs: dict[Output, str], here: bool
 ) -> list[Answer]:
     """Every backend's answer for the outputs of one call, the chosen one first."""
-    place, flags = torch.device(machine.device_type), settings.current()
-    steps = () if problem.empty else choose(problem, together, place, flags, active(), stored=here)
+    place = torch.device(machine.device_type)
+    steps = () if problem.empty else choose(problem, together, place, active(), stored=here)
     layout = "channels_last" if problem.channels_last else "contiguous"
     answers: list[Answer] = []
     for output in together:
@@ -194,7 +193,7 @@ def _answers(
             of: tuple[Output, ...] = step.outputs if chosen else (output,)
             against: list[str] = []
             if output != "grad_bias":
-                against = reasons_against(backend, problem, (output,), place, flags)
+                against = reasons_against(backend, problem, (output,), place)
                 against = _described_library(backend, output, machine, against, aten_runs)
             together_with = [o for o in step.outputs if o != output]
             why = step.reason

@@ -11,7 +11,7 @@ import torch
 from ..backends import Backend, PaddedCopy, padded, warn_of
 from ..errors import BackendError
 from ..problem import ConvProblem, Output, Pass, passes_of
-from ..settings import Settings
+from ..settings import determinism_demanded
 from .measurements import SETTLED, find
 from .measurer import measure_now, steps_of, worth_measuring
 from .registry import backends, get_backend, reasons_against
@@ -24,8 +24,7 @@ def choose(
     problem: ConvProblem,
     outputs: tuple[Output, ...],
     device: torch.device,
-    settings: Settings,
-    request: Request | None,
+    request: Request | None = None,
     *,
     now: bool = False,
     stored: bool = True,
@@ -42,28 +41,28 @@ def choose(
         BackendError: a requested backend cannot, or none can; the message holds every backend's reasons.
     """
     if problem.padding_mode != "zeros":  # what is best for the padded copy, and no copy where it can do without
-        steps = choose(padded(problem), outputs, device, settings, request, now=now, stored=stored)
+        steps = choose(padded(problem), outputs, device, request, now=now, stored=stored)
         return tuple(s._replace(backend=_of_copy(s.backend, problem, s.outputs, device)) for s in steps)
     passes = passes_of(outputs)
     names = {_name_for(p, request, alone=len(passes) == 1) for p in passes}
     steps: tuple[Step, ...] = ()
     if len(names) == 1:
-        name, mine = names.pop(), _preferred(problem, passes, device, settings)
+        name, mine = names.pop(), _preferred(problem, passes, device)
         if name is not None:
-            steps = _by(get_backend(name), "requested by name", problem, outputs, device, settings, requested=True)
+            steps = _by(get_backend(name), "requested by name", problem, outputs, device, requested=True)
             if not steps and len(passes) == 1:
-                raise BackendError(_refusal(f"backend {name!r}", problem, passes[0], device, settings))
+                raise BackendError(_refusal(f"backend {name!r}", problem, passes[0], device))
         elif mine is not None:
-            steps = _by(mine, "registered by the user", problem, outputs, device, settings)
+            steps = _by(mine, "registered by the user", problem, outputs, device)
         else:
             unsettled = False
-            if stored and not (settings.deterministic or (settings.cudnn_deterministic and device.type != "cpu")):
-                steps, unsettled = _measured(problem, outputs, device, settings, now)
+            if stored and not determinism_demanded(device):
+                steps, unsettled = _measured(problem, outputs, device, now)
             if not steps:
-                steps = _by_rule(problem, outputs, device, settings)
+                steps = _by_rule(problem, outputs, device)
             steps = tuple(step._replace(unsettled=unsettled) for step in steps)
     return steps or tuple(
-        step for p in passes for step in choose(problem, (p,), device, settings, request, now=now, stored=stored)
+        step for p in passes for step in choose(problem, (p,), device, request, now=now, stored=stored)
     )
 
 
@@ -85,13 +84,11 @@ def _name_for(pass_: Pass, request: Request | None, alone: bool) -> str | None:
     return None if any(pass_ in sweep for sweep in get_backend(name).sweeps) else name
 
 
-def _preferred(
-    problem: ConvProblem, passes: tuple[Pass, ...], device: torch.device, settings: Settings
-) -> Backend | None:
+def _preferred(problem: ConvProblem, passes: tuple[Pass, ...], device: torch.device) -> Backend | None:
     """The kernel that the user registered last, of those that compute any of these passes or all at once."""
     wanted: set[tuple[Output, ...]] = {passes, *((p,) for p in passes)}
     for backend in reversed(backends().values()):
-        if backend.preferred and any(not reasons_against(backend, problem, o, device, settings) for o in wanted):
+        if backend.preferred and any(not reasons_against(backend, problem, o, device) for o in wanted):
             return backend
     return None
 
@@ -102,13 +99,12 @@ def _by(
     problem: ConvProblem,
     outputs: tuple[Output, ...],
     device: torch.device,
-    settings: Settings,
     requested: bool = False,
 ) -> tuple[Step, ...]:
     """One call of this backend for all of the outputs, with the gradient of the bias where it can; empty: none such."""
     passes = passes_of(outputs)
     for wanted in dict.fromkeys((outputs, passes)) if len(passes) > 1 else (passes,):
-        if not reasons_against(backend, problem, wanted, device, settings, requested=requested):
+        if not reasons_against(backend, problem, wanted, device, requested=requested):
             if requested:
                 warn_of(backend.wrong_here(problem, wanted, device)[0])
             swept = ", in one sweep" if len(passes) > 1 and backend.name != "aten" else ""
@@ -121,16 +117,16 @@ def _by(
 
 
 def _measured(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, now: bool
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, now: bool
 ) -> tuple[tuple[Step, ...], bool]:
     """The fastest way of those that can, by what is known or is measured now; and whether that is to be repeated."""
-    known = find(problem, outputs, device, settings)
-    unsettled = now and worth_measuring(problem, device, settings, known)
+    known = find(problem, outputs, device)
+    unsettled = now and worth_measuring(problem, device, known)
     if unsettled:
-        known = measure_now(problem, outputs, device, settings) or known
+        known = measure_now(problem, outputs, device) or known
         unsettled = known is None or known.count < SETTLED
     for way, _ in known.ranked() if known else ():
-        steps = steps_of(way, problem, outputs, device, settings)
+        steps = steps_of(way, problem, outputs, device)
         if known and steps:
             return tuple(s._replace(reason=known.reason(way), unsettled=unsettled) for s in steps), unsettled
     return (), unsettled
@@ -139,28 +135,26 @@ def _measured(
 # ---- by rule -------------------------------------------------------------------------------------
 
 
-def _by_rule(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
-) -> tuple[Step, ...]:
+def _by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> tuple[Step, ...]:
     """One call for all of the outputs; empty where no sweep yields them."""
     passes = passes_of(outputs)
     for way, why in by_rule(problem, device):
         if way in backends():
-            steps = _by(get_backend(way), f"by rule: {why}", problem, outputs, device, settings)
+            steps = _by(get_backend(way), f"by rule: {why}", problem, outputs, device)
             if steps:
                 return steps
-            if any(_by(get_backend(way), "", problem, (one,), device, settings) for one in passes if len(passes) > 1):
+            if any(_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1):
                 return ()  # it has no sweep, but computes a pass alone
     if len(passes) > 1:
         aten = get_backend("aten")
-        return _by(aten, _why_first(aten, backends(), device), problem, outputs, device, settings)
-    usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, passes, device, settings)}
+        return _by(aten, _why_first(aten, backends(), device), problem, outputs, device)
+    usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, passes, device)}
     if not usable:
-        raise BackendError(_refusal("no backend", problem, "+".join(passes), device, settings))
+        raise BackendError(_refusal("no backend", problem, "+".join(passes), device))
     wrong, instead = get_backend("aten").wrong_here(problem, passes, device)
     first = next((usable[n] for n in instead if n in usable), next(iter(usable.values())))
     why = f"PyTorch's kernel is wrong here: {wrong}" if wrong else _why_first(first, usable, device)
-    return _by(first, why, problem, passes, device, settings)
+    return _by(first, why, problem, passes, device)
 
 
 def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.device) -> str:
@@ -172,12 +166,12 @@ def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.devic
     return "no rule prefers another backend" if measured else f"no other backend was ever timed on {device.type}"
 
 
-def _refusal(who: str, problem: ConvProblem, pass_: str, device: torch.device, settings: Settings) -> str:
+def _refusal(who: str, problem: ConvProblem, pass_: str, device: torch.device) -> str:
     """The backend that was requested, with its reasons, before all others."""
     can: list[str] = []
     lines: list[str] = []
     for b in backends().values():
-        against = reasons_against(b, problem, (pass_,), device, settings)  # pyright: ignore[reportArgumentType]
+        against = reasons_against(b, problem, (pass_,), device)  # pyright: ignore[reportArgumentType]
         if not against:
             can.append(b.name)
         else:

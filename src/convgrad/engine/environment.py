@@ -7,20 +7,20 @@ from functools import lru_cache
 import torch
 
 from .._compat import cuda_driver, fp32_precision
-from ..settings import Settings
+from ..settings import current
 
 
-def environment(device: torch.device, settings: Settings) -> str:
-    """The machine, the versions and the flags; empty for a device that is not here.
+def environment(device: torch.device) -> str:
+    """The machine, the versions and the flags in force; empty for a device that is not here.
 
     What changes with one backend alone (a compiled library, the source of a user's function) belongs to the
     backend (``Backend.version``).
 
     Equivalent to:
-        >>> from convgrad.settings import current
-        >>> environment(torch.device("cpu"), current()).startswith("cpu ")
+        >>> environment(torch.device("cpu")).startswith("cpu ")
         True
     """
+    settings = current()
     if device.type == "cpu":
         from .ab_timer import memory_kept
 

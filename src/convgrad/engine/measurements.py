@@ -19,7 +19,6 @@ import torch
 
 from ..backends import Backend
 from ..problem import ConvProblem, Output, passes_of
-from ..settings import Settings
 from ..sizes import output_length
 from . import store
 from .environment import environment, kind_of_machine
@@ -152,14 +151,14 @@ def similar(problem: ConvProblem) -> ConvProblem:
 
 
 def find(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, fresh: bool = False
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, fresh: bool = False
 ) -> Measurement | None:
     """What is known of a problem here, with the kernels that are there; where there is nothing, of one like it.
 
     Args:
         fresh: also what other processes have found since this one first looked.
     """
-    where = environment(device, settings)
+    where = environment(device)
     known = _snapshot(where) if where else {}
     if not known and not fresh:
         return None
@@ -179,11 +178,9 @@ def find(
     return None
 
 
-def add(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings, new: Measurement
-) -> Measurement:
+def add(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, new: Measurement) -> Measurement:
     """Keep a further measurement, of the problem and of those like it; what is known now."""
-    where = environment(device, settings)
+    where = environment(device)
     found = _merge(key_of(problem, outputs, where), new, where)
     _merge(key_of(similar(problem), outputs, where, about=True), new, where)
     return found

@@ -22,11 +22,10 @@ from typing import Any
 
 import torch
 
-from .. import settings as flags
 from .._compat import dispatch_modes, functorch_active, jit_tracing
 from ..backends import Backend
 from ..problem import ConvProblem, Output, passes_of
-from ..settings import Settings
+from ..settings import current
 from . import store
 from .cache import invalidate
 from .environment import environment, kind_of_machine
@@ -85,23 +84,24 @@ def spent() -> float:
 # ---- whether to measure ----------------------------------------------------------------------------
 
 
-def worth_measuring(problem: ConvProblem, device: torch.device, settings: Settings, known: Measurement | None) -> bool:
+def worth_measuring(problem: ConvProblem, device: torch.device, known: Measurement | None) -> bool:
     """Whether a choice that is about to run is unsettled and may be measured here, now or a little later."""
-    if settings.measuring_share == 0 or problem.least_bytes > _MOST_BYTES or (known and known.count >= SETTLED):
+    if current().measuring_share == 0 or problem.least_bytes > _MOST_BYTES or (known and known.count >= SETTLED):
         return False
     if not kind_of_machine(device):
         return False
     return not (jit_tracing() is not None or dispatch_modes() or functorch_active() or torch.compiler.is_compiling())
 
 
-def _affordable(settings: Settings, amount: float) -> bool:
+def _affordable(amount: float) -> bool:
     """Whether measuring may take so many seconds now."""
-    if settings.measuring_share == inf:
+    share = current().measuring_share
+    if share == inf:
         return True
     now = time.perf_counter()
     if _state.since is None:
         _state.since = now
-    return _GRANTED + settings.measuring_share * (now - _state.since) - _state.spent > amount
+    return _GRANTED + share * (now - _state.since) - _state.spent > amount
 
 
 def look_again(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,7 +112,7 @@ def look_again(kernel: Callable[..., Any]) -> Callable[..., Any]:
         now = time.perf_counter()
         if now > _state.next_look:
             _state.next_look = now + _AGAIN / 10
-            if _affordable(flags.current(), _GRANTED):
+            if _affordable(_GRANTED):
                 _state.next_look = now + _AGAIN
                 reload()
                 invalidate()
@@ -122,22 +122,17 @@ def look_again(kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def measure_now(
-    problem: ConvProblem,
-    outputs: tuple[Output, ...],
-    device: torch.device,
-    settings: Settings,
-    *,
-    force: bool = False,
+    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, *, force: bool = False
 ) -> Measurement | None:
     """Measure a problem if there is time for it and nobody else is measuring; None where it was not measured.
 
     Args:
         force: whatever the settings and the time say, and wait for others: somebody asked for it.
     """
-    unlimited = force or settings.measuring_share == inf
-    if not force and not _affordable(settings, 0.0):
+    unlimited = force or current().measuring_share == inf
+    if not force and not _affordable(0.0):
         return None
-    key = key_of(similar(problem), outputs, environment(device, settings))
+    key = key_of(similar(problem), outputs, environment(device))
     if not force and time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN:
         return None
     if (device.type == "cuda" and is_capturing()) or not _state.lock.acquire(blocking=unlimited):
@@ -151,12 +146,12 @@ def measure_now(
             if not alone:
                 return None
             if not force and key not in _state.measured:  # somebody else may have measured it a moment ago
-                known = find(problem, outputs, device, settings, fresh=True)
+                known = find(problem, outputs, device, fresh=True)
                 if known is not None:
                     _state.measured[key] = start
                     return known
             _state.measured[key] = start
-            return _measured(problem, outputs, device, settings)
+            return _measured(problem, outputs, device)
     except (RuntimeError, MemoryError):  # no memory for the operands
         return None
     finally:
@@ -169,7 +164,7 @@ def measure_now(
 
 
 def steps_of(
-    way: str, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
+    way: str, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
 ) -> tuple[Step, ...] | None:
     """The steps of a way; None where one of its backends is not there, is another version, or cannot."""
     passes, names = passes_of(outputs), way.split(", ")
@@ -183,36 +178,32 @@ def steps_of(
     steps = []
     for name, wanted in zip(names, of, strict=True):
         backend = known.get(name)
-        able = [w for w in wanted if backend and not reasons_against(backend, problem, w, device, settings)]
+        able = [w for w in wanted if backend and not reasons_against(backend, problem, w, device)]
         if backend is None or not able:
             return None
         steps.append(Step(backend, able[0], ""))
     return tuple(steps)
 
 
-def _candidates(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
-) -> dict[str, tuple[Step, ...]]:
+def _candidates(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> dict[str, tuple[Step, ...]]:
     """Way -> its steps, ATen's first where it can."""
     passes = passes_of(outputs)
     names = [label(b) for b in backends().values() if b.candidate]
-    found = {name: steps_of(name, problem, outputs, device, settings) for name in names}
+    found = {name: steps_of(name, problem, outputs, device) for name in names}
     if len(passes) > 1:
-        each = [_measured(problem, (p,), device, settings) for p in passes]
+        each = [_measured(problem, (p,), device) for p in passes]
         way = ", ".join(m.ranked()[0][0] for m in each if m is not None)
-        found = {**found, way: steps_of(way, problem, outputs, device, settings)}
+        found = {**found, way: steps_of(way, problem, outputs, device)}
     return {way: steps for way, steps in found.items() if steps is not None}
 
 
 # ---- measuring -------------------------------------------------------------------------------------
 
 
-def _measured(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, settings: Settings
-) -> Measurement | None:
+def _measured(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Measurement | None:
     """Measure the candidates once more, and keep what was found; None where none can be called."""
-    known = find(problem, outputs, device, settings) or Measurement()
-    ways = _candidates(problem, outputs, device, settings)
+    known = find(problem, outputs, device) or Measurement()
+    ways = _candidates(problem, outputs, device)
     wrong = {}
     for way, steps in ways.items():
         if way not in known.times or not known.same:
@@ -231,7 +222,7 @@ def _measured(
         thread.in_backend = recorded
     if not times:
         return None
-    return add(problem, outputs, device, settings, Measurement({w: [t] for w, t in times.items()}, wrong | raised))
+    return add(problem, outputs, device, Measurement({w: [t] for w, t in times.items()}, wrong | raised))
 
 
 def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import settings
 from .._compat import profiler_enabled
 from ..backends import runs_as_stated, statable_arguments
 from ..calculus import Role
@@ -215,5 +214,5 @@ def plan_for(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.de
         BackendError: a requested backend cannot compute the outputs, or none can.
     """
     outputs, since = in_order(outputs), generation[0]
-    steps = () if problem.empty else choose(problem, outputs, device, settings.current(), active(), now=now)
+    steps = () if problem.empty else choose(problem, outputs, device, active(), now=now)
     return Plan(problem, outputs, device, steps, since)

@@ -11,7 +11,7 @@ import torch
 from ..backends import Backend
 from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output
-from ..settings import Settings
+from ..settings import determinism_demanded
 from .cache import invalidate
 from .found import load
 
@@ -72,7 +72,6 @@ def reasons_against(
     problem: ConvProblem,
     outputs: tuple[Output, ...],
     device: torch.device,
-    settings: Settings,
     *,
     requested: bool = False,
 ) -> list[str]:
@@ -89,8 +88,7 @@ def reasons_against(
         if len(passes) > 1:
             return [f"it does not compute {' and '.join(outputs)} in one sweep"]
     reasons: list[str] = []
-    demanded = settings.deterministic or (settings.cudnn_deterministic and device.type != "cpu")
-    if demanded and not backend.deterministic:
+    if not backend.deterministic and determinism_demanded(device):
         reasons.append("deterministic algorithms are demanded and it does not repeat its bits")
     if device.type == "cuda" and not backend.capture_safe and is_capturing():
         reasons.append("a CUDA graph is being captured and it may not be called then")

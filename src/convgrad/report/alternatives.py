@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from .. import settings
 from .._compat import channels_last_of
 from ..check import first_look
 from ..engine import Step, active, backends, choose, measurements, steps_of, trials
@@ -37,10 +36,10 @@ def compared(
 
     def steps(name: str) -> tuple[Step, ...]:
         way = measurements.label(here[name]) if name in here else name
-        return steps_of(way, problem, outputs, device, settings.current()) or ()
+        return steps_of(way, problem, outputs, device) or ()
 
     def chosen(p: ConvProblem) -> tuple[Step, ...]:
-        return choose(p, outputs, device, settings.current(), active())
+        return choose(p, outputs, device, active())
 
     ways = {CHOSEN: (problem, steps(backend) or chosen(problem))}
     for name, other in here.items():

@@ -14,7 +14,6 @@ from ..diagnostics import Limits, measure_limits
 from ..engine import active, choose
 from ..engine.ab_timer import conditions
 from ..models import UsageRow, known_limits
-from ..settings import current
 from .profile import Cost, Profile, Row
 
 Stage = Callable[[str], object]
@@ -49,7 +48,7 @@ def limits_for(rows: Sequence[UsageRow]) -> list[Limits | None]:
 def reasoned(row: UsageRow) -> UsageRow:
     """With the reason for which the engine leaves a call to PyTorch, in place of the plain fact."""
     if row.backend.split(" ")[0] == "aten":
-        steps = choose(row.problem, row.outputs, torch.device(row.device), current(), active())
+        steps = choose(row.problem, row.outputs, torch.device(row.device), active())
         if [step.backend.name for step in steps] == ["aten"]:
             return replace(row, reason=steps[0].reason)
     return row
