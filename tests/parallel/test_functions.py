@@ -146,3 +146,65 @@ def test_every_rule_is_pytorch_in_one_process(processes: Processes, dims, sizes,
     expected = [f"{name} is refused" for name in along_channels] if 1 in dims else []
     wrong = processes(torch.Size(sizes).numel(), compare, dims, sizes, w, seconds=240)
     assert wrong == [expected] * len(wrong)
+
+
+# ---- the same call in other words ----------------------------------------------------------------------
+
+_WEIGHTS = torch.rand(3, 4, 9, 7)
+SPELLINGS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda x: x.flip(1, 2),
+    lambda x: x.flip(1),
+    lambda x: torch.flip(x, [1, -2]),
+    lambda x: x.flip(dims=(1,)),
+    lambda x: x.sum(axis=1),  # pyright: ignore[reportCallIssue]
+    lambda x: x.mean(axis=(2, 3), keepdims=True),  # pyright: ignore[reportCallIssue]
+    lambda x: torch.cat(torch.chunk(x, 2, axis=1)[::-1], axis=1),  # pyright: ignore[reportCallIssue]
+    lambda x: torch.stack(tensors=[x, x], dim=1),
+    lambda x: F.pixel_shuffle(x, upscale_factor=2),
+    lambda x: F.mse_loss(x, x * 2, weight=_WEIGHTS),  # pyright: ignore[reportCallIssue]
+    lambda x: F.huber_loss(x, x * 2, weight=x.abs()),  # pyright: ignore[reportCallIssue]
+    lambda x: F.binary_cross_entropy(x.sigmoid(), x.sigmoid(), weight=_WEIGHTS),
+    lambda x: (x * 0 + 60000).half().mean(),
+    lambda x: (x * 0 + 60000).half().mean((2, 3)),
+    lambda x: F.adaptive_avg_pool2d((x * 0 + 60000).half(), 1),
+    lambda x: F.mse_loss((x * 0).half(), (x * 0 + 200).half()),
+    lambda x: (x > 0).sum(1),
+    lambda x: (x > 0).to(torch.int32).mean(),
+    lambda x: F.mse_loss(x, x, reduction="avg"),
+    lambda x: F.cross_entropy(x, x.softmax(1), reduction="avg"),
+)
+
+
+def outcomes() -> list[tuple[object, object]]:
+    """What each gives in one process and on shards: a tensor, or the kind of error."""
+    mesh = init_device_mesh("cpu", (2,))
+    x = torch.randn(3, 4, 9, 7)
+    found = []
+    for function in SPELLINGS:
+        both: list[object] = []
+        for model, given in ((function, x), (shard_(Applied(function), mesh, Shard(3)), x)):
+            try:
+                y = model(given)
+                both.append(y.full_tensor() if isinstance(y, DTensor) else y)
+            except (RuntimeError, ValueError) as error:
+                both.append(type(error))
+        found.append(tuple(both))
+    return found
+
+
+def test_other_words_for_a_call_mean_the_same(processes: Processes) -> None:
+    for number, (expected, got) in enumerate(processes(2, outcomes)[0]):
+        if isinstance(expected, Tensor):
+            assert isinstance(got, Tensor), number
+            torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5, msg=lambda m, n=number: f"{n}: {m}")
+        else:
+            assert got is expected, number
+
+
+def flip_a_shard() -> None:
+    shard_(Applied(lambda x: x.flip(1, 3)), init_device_mesh("cpu", (2,)), Shard(3))(torch.randn(3, 4, 9, 7))
+
+
+def test_a_flip_over_shards_is_refused(processes: Processes) -> None:
+    with pytest.raises(AssertionError, match="flip works along dimension 3, which is sharded"):
+        processes(2, flip_a_shard)

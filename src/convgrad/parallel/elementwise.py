@@ -94,7 +94,7 @@ def along(default: int | None = None, position: int = 1, shift: int = 0) -> Func
 
     def rule(func: Function, *args: Any, **kwargs: Any) -> Any:
         dim = kwargs.get("dim", args[position] if len(args) > position else default)
-        x = first(args)
+        x = first((*args, *kwargs.values()))
         assert x is not None
         if dim is None:
             raise UnsupportedError(f"{func.__name__} needs its argument dim where tensors are sharded")
@@ -115,6 +115,17 @@ def along(default: int | None = None, position: int = 1, shift: int = 0) -> Func
         return tree_map(lambda t: joined_like(whole, t, moved) if isinstance(t, Tensor) else t, result)
 
     return rule
+
+
+_flip_one = along()
+
+
+def flipped(func: Function, x: DTensor, *dims: Any, **kwargs: Any) -> DTensor:
+    """`torch.flip`, one dimension after another."""
+    (given,) = kwargs.values() if kwargs else dims if len(dims) == 1 else (dims,)
+    for dim in (given,) if isinstance(given, int) else given:
+        x = _flip_one(Tensor.flip, x, dim)
+    return x
 
 
 def concatenated(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> DTensor:
@@ -151,18 +162,21 @@ def divided(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> tuple[DTen
 
 def summed(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> Any:
     """A sum or a mean: of each shard, then over the shards."""
+    whole = func(torch.empty(x.shape, dtype=x.dtype, device="meta"), *args, **kwargs)  # with PyTorch's own checks
     dim = args[0] if args else kwargs.get("dim")
     keep = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
     dims = sorted(d % x.dim() for d in ((dim,) if isinstance(dim, int) else dim or range(x.dim())))
-    local = local_of(x).sum(dims, keep, dtype=kwargs.get("dtype"))
+    local = local_of(x)
     if func.__name__ == "mean":
-        local = local / torch.Size([x.shape[d] for d in dims]).numel()
+        sums = local.sum(dims, keep, dtype=torch.promote_types(whole.dtype, torch.float32))
+        local = (sums / torch.Size([x.shape[d] for d in dims]).numel()).to(whole.dtype)
+    else:
+        local = local.sum(dims, keep, dtype=whole.dtype)
     placements = [
         p if not isinstance(p, Shard) else Partial() if p.dim in dims
         else p if keep else Shard(p.dim - sum(d < p.dim for d in dims)) for p in x.placements
     ]  # fmt: skip
-    shape = [1 if d in dims else n for d, n in enumerate(x.shape) if keep or d not in dims]
-    return reduced(local, x.device_mesh, placements, shape)
+    return reduced(local, x.device_mesh, placements, whole.shape)
 
 
 def prelu(func: Function, x: DTensor, weight: Tensor) -> DTensor:
@@ -264,8 +278,9 @@ def _mirrored(mode: str, size: int, low: int, start: int, stop: int) -> list[int
     return [size - 1 - abs(size - 1 - abs(i - low)) for i in range(start, stop)]
 
 
-def shuffled(func: Function, x: DTensor, factor: int) -> DTensor:
+def shuffled(func: Function, x: DTensor, *args: int, **kwargs: int) -> DTensor:
     """`torch.nn.functional.pixel_shuffle` and `pixel_unshuffle`: channels become positions, or the reverse."""
+    (factor,) = (*args, *kwargs.values())
     local, mesh, up = local_of(x), x.device_mesh, func.__name__ == "pixel_shuffle"
     shape = func(torch.empty(x.shape, device="meta"), factor).shape
     for d, m in shards(x).items():

@@ -116,7 +116,8 @@ _OTHERS: dict[str, Rule] = {
     "__getitem__": elementwise.indexed,
     "flatten reshape view unflatten": elementwise.reshaped,
     "pixel_shuffle pixel_unshuffle": elementwise.shuffled,
-    "softmax log_softmax softmin cumsum cumprod flip": elementwise.along(),
+    "softmax log_softmax softmin cumsum cumprod": elementwise.along(),
+    "flip": elementwise.flipped,
     "chunk split": elementwise.divided,
     "cat concat concatenate": elementwise.concatenated,
     "narrow": elementwise.along(0),
@@ -147,6 +148,10 @@ _RULES: dict[Any, Rule] = {
 } | {torch.ops.convgrad.convolution.default: _convolution}
 
 
+#: numpy's words for arguments, which PyTorch takes too -> PyTorch's own, which the rules know.
+_NUMPYS = {"axis": "dim", "keepdims": "keepdim"}
+
+
 class Sharded(TorchFunctionMode):
     """While it is active, functions of sharded tensors are computed by their rules.
 
@@ -155,7 +160,7 @@ class Sharded(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        kwargs = {_NUMPYS.get(name, name): value for name, value in (kwargs or {}).items()}
         x = first((*args, *kwargs.values()))
         if x is None or func.__name__ in _own_rules:
             return func(*args, **kwargs)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ..errors import UnsupportedError
-from .placed import joined, local_of, of_channels, on_some, shards, spread, total
+from .placed import joined, local_of, of_channels, on_some, shards, spread, total, widened
 from .redistribution import redistribute
 
 Function = Callable[..., Any]
@@ -41,7 +41,7 @@ def batch_norm(
         mean, var, *affine = (of_channels(x, v, [1, -1, *[1] * (x.dim() - 2)]) for v in vectors)
         assert mean is not None
         assert var is not None
-        return _like(x, _applied(_wide(local_of(x)), mean, torch.rsqrt(var + eps), *affine))
+        return _like(x, _applied(widened(local_of(x)), mean, torch.rsqrt(var + eps), *affine))
     return _per_channel(
         x, [d for d in range(x.dim()) if d != 1], (running_mean, running_var), weight, bias, momentum, eps
     )
@@ -74,7 +74,7 @@ def group_norm(
 ) -> DTensor:
     """`torch.nn.functional.group_norm`: the statistics of each sample and group of channels."""
     func(torch.empty(x.shape, device="meta"), num_groups)  # with PyTorch's own checks
-    local, width = _wide(local_of(x)), x.shape[1] // num_groups
+    local, width = widened(local_of(x)), x.shape[1] // num_groups
     m = shards(x).get(1)
     if m is not None and -(-x.shape[1] // x.device_mesh.size(m)) % width:
         raise UnsupportedError(f"a shard of the {x.shape[1]} channels would end inside one of the {num_groups} groups")
@@ -96,7 +96,7 @@ def layer_norm(
     """`torch.nn.functional.layer_norm`: the statistics of the last dimensions."""
     func(torch.empty(x.shape, device="meta"), normalized_shape)
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
-    local = _wide(local_of(x))
+    local = widened(local_of(x))
     mean, var = _statistics(x, local, dims, 1, dims)
     return _by_position(x, _applied(local, mean, torch.rsqrt(var + eps), None, None), dims, weight, bias)
 
@@ -107,7 +107,7 @@ def rms_norm(
     """`torch.nn.functional.rms_norm`: the mean square of the last dimensions."""
     func(torch.empty(x.shape, device="meta"), normalized_shape)
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
-    local = _wide(local_of(x))
+    local = widened(local_of(x))
     over = {m for d, m in shards(x).items() if d in dims}
     square = total(local.square().sum(dims, keepdim=True), x.device_mesh, over) / prod(normalized_shape)
     eps = torch.finfo(x.dtype).eps if eps is None else eps
@@ -134,7 +134,7 @@ def _per_channel(
     count = prod(x.shape[d] for d in dims)
     if count == 1:
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
-    local = _wide(local_of(x))
+    local = widened(local_of(x))
     mean, var = _statistics(x, local, dims, 1, dims)
     with torch.no_grad():
         for kept, seen in zip(running, (mean, var * (count / (count - 1))), strict=True):
@@ -193,11 +193,6 @@ def _whole(x: DTensor, statistic: Tensor, dims: list[int]) -> Tensor:
     places = [Shard(0) if n == own[1] else Replicate() for n in range(mesh.ndim)]
     everywhere = [Replicate()] * mesh.ndim
     return redistribute(joined(mean, mesh, places, x.shape[1:2]), everywhere, "running statistics").to_local()
-
-
-def _wide(local: Tensor) -> Tensor:
-    """In float32 at least: statistics of 16-bit numbers need more digits."""
-    return local.float() if local.dtype in (torch.float16, torch.bfloat16) else local
 
 
 def _like(x: DTensor, local: Tensor) -> DTensor:

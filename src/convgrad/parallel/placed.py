@@ -103,6 +103,11 @@ def local_of(x: DTensor) -> Tensor:
     return _Solid.apply(x.to_local())
 
 
+def widened(local: Tensor) -> Tensor:
+    """In float32 at least: sums of 16-bit numbers need more digits, and means of them less range than the sums."""
+    return local.float() if local.dtype in (torch.float16, torch.bfloat16) else local
+
+
 def on_some(function: Callable[[Tensor], Tensor], local: Tensor) -> Tensor:
     """A function of a part; of an empty one, of a position of zeros, which is cut off afterwards.
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..errors import UnsupportedError
 from .geometry import Line, chunks
-from .placed import joined, local_of, local_range, mine, on_some, reduced, shards, want
+from .placed import joined, local_of, local_range, mine, on_some, reduced, shards, want, widened
 
 Function = Callable[..., Any]
 Size = int | Sequence[int]
@@ -134,7 +134,7 @@ def _adaptive(func: Function, x: DTensor, output_size: Any, reduce: Callable[...
     any more; otherwise a process gets what the windows of its results lack.
     """
     shape = func(_meta(x), output_size).shape
-    mesh, placements, local = x.device_mesh, list(x.placements), local_of(x)
+    mesh, placements, local = x.device_mesh, list(x.placements), widened(local_of(x))
     for d in reversed(range(x.dim() - _spatial(func), x.dim())):
         n, out, m = x.shape[d], shape[d], shards(x).get(d)
         bins = [(o * n // out, -(-(o + 1) * n // out)) for o in range(out)]
@@ -151,7 +151,7 @@ def _adaptive(func: Function, x: DTensor, output_size: Any, reduce: Callable[...
         local = reduce(parts, d, bins) if parts else local.narrow(d, 0, 0)
         if m is not None and out < mesh.size(m):
             local, placements[m] = _over_processes(local, mesh, m, reduce)
-    return reduced(local, mesh, placements, shape)
+    return reduced(local.to(x.dtype), mesh, placements, shape)
 
 
 def _mean(parts: list[Tensor], d: int, bins: list[tuple[int, int]]) -> Tensor:
