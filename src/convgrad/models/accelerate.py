@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from .classes import accelerated_class, is_batch_norm, is_convolution, is_known, is_linear, reason_against
-from .joins import give_class, join_activations
+from .joins import give_class, join_layers
 from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report
 from .trial import NO_COPY, faster_in_channels_last, inputs_seen
@@ -31,7 +31,7 @@ def accelerate_(
 
     A batch normalisation, which is computed in training only, and the ReLU, ReLU6 or SiLU behind it are computed
     together where tracing the module that calls both, with `torch.fx` and on a copy, shows that nothing else uses what
-    lies between them.
+    lies between them. So are a convolution and the ``torch.nn.ZeroPad1d`` to ``3d`` in front of it, in evaluation, too.
 
     Args:
         memory_format: None leaves the layout alone. ``"channels_last"`` turns the weights of the convolutions and, by a
@@ -85,7 +85,7 @@ def accelerate_(
             report.replaced[name] = f"{type(module).__name__}({module.extra_repr()})"
         else:
             report.left[name] = reason
-    join_activations(model, report)
+    join_layers(model, report)
     return report
 
 
@@ -181,4 +181,4 @@ def _prepare(model: nn.Module, memory_format: str | None) -> None:
     for module in model.modules():
         if is_known(module) and reason_against(module) is None:
             _replace(module, report)
-    join_activations(model, report)
+    join_layers(model, report)

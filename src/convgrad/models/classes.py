@@ -26,9 +26,12 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTra
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 #: What a batch normalisation may compute, too.
 ACTIVATIONS = {c: getattr(joined, c.__name__) for c in (nn.ReLU, nn.ReLU6, nn.SiLU)}
+#: What a convolution may do itself.
+PADS = {c: getattr(joined, c.__name__) for c in (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)}
 _OURS: dict[type[nn.Module], type[nn.Module]] = {
     **{c: getattr(ours, c.__name__) for c in (*_CONVOLUTIONS, *_NORMS, nn.Linear)},
     **ACTIVATIONS,
+    **PADS,
 }
 _STOCK = {value: key for key, value in _OURS.items()}
 _LAZY = {getattr(nn, f"Lazy{cls.__name__}") for cls in (*_CONVOLUTIONS, nn.Linear)}
@@ -61,6 +64,14 @@ def is_known(module: nn.Module) -> bool:
 def is_plain_norm(module: Any) -> bool:
     """Whether a module is a batch normalisation of ours, and not of a class of the user's."""
     return _STOCK.get(type(module)) in _NORMS
+
+
+def pads_in_place(module: Any) -> bool:
+    """Whether a module is a convolution of ours whose calls no class of the user's changes."""
+    cls, conv = type(module), ours.Conv2d
+    if getattr(module, "padding_mode", "") != "zeros" or "forward" in vars(module) or "_conv_forward" in vars(module):
+        return False
+    return all(getattr(cls, f, None) is getattr(conv, f) for f in ("forward", "_conv_forward"))
 
 
 def is_ours(module: nn.Module) -> bool:
@@ -104,7 +115,7 @@ def accelerated_class(cls: type) -> type:
 
 
 def owner_class(cls: type) -> type:
-    """The class of a module that calls a batch normalisation and then its activation (`convgrad.nn.joined`).
+    """The class of a module that calls two modules that are computed together (`convgrad.nn.joined`).
 
     Raises:
         TypeError: Python cannot build it.

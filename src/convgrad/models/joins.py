@@ -1,4 +1,4 @@
-"""Which batch normalisations of a model are followed by their activation, and by nothing else."""
+"""Which layers of a model may be computed together: what one of them gives goes to the other, and nowhere else."""
 
 from __future__ import annotations
 
@@ -13,41 +13,59 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .classes import ACTIVATIONS, accelerated_class, is_plain_norm, owner_class, restore_class
+from .classes import ACTIVATIONS, PADS, accelerated_class, is_plain_norm, owner_class, pads_in_place, restore_class
 from .report import Report
 
 _Pair = tuple[str, str]
 
 
-def join_activations(model: nn.Module, report: Report) -> None:
-    """Let the accelerated batch normalisations of a model compute the activation behind them, where that is proven."""
+def join_layers(model: nn.Module, report: Report) -> None:
+    """Let accelerated layers compute what is beside them, where that is proven.
+
+    A batch normalisation the activation behind it, and a convolution the padding in front of it.
+    """
     parents = Counter(id(child) for module in model.modules() for child in module._modules.values())
     for name, owner in [*model.named_modules()]:
-        norms = {k for k, child in owner._modules.items() if is_plain_norm(child) and parents[id(child)] == 1}
-        activations = {k for k, child in owner._modules.items() if _is_activation(child)}
-        if not (norms and activations) or "forward" in vars(owner) or "_convgrad_joined" in vars(owner):
+        kinds = {k: kind for k, child in owner._modules.items() if (kind := _kind(child, parents[id(child)] == 1))}
+        if not any({*pair} <= {*kinds.values()} for pair in _JOINED):
             continue
-        pairs = _proven(owner, norms, activations)
+        if "forward" in vars(owner) or "_convgrad_joined" in vars(owner):
+            continue
+        pairs = _proven(owner, kinds)
         try:
             joined = owner_class(type(owner)) if pairs else None
         except TypeError:  # a metaclass that refuses, bases that cannot be ordered
             continue
         if joined is None:
             continue
-        for norm, activation in pairs:
-            module: Any = owner._modules[activation]
-            if type(module) in ACTIVATIONS:
-                give_class(module, accelerated_class(type(module)), report)
-            full = f"{name}.{norm}".lstrip(".")
-            if full in report.replaced:
-                report.replaced[full] += f", with {module}"
+        for pair in pairs:
+            for one, other in (pair, pair[::-1]):
+                module: Any = owner._modules[one]
+                if type(module) in (*ACTIVATIONS, *PADS):
+                    give_class(module, accelerated_class(type(module)), report)
+                full = f"{name}.{other}".lstrip(".")
+                if full in report.replaced:
+                    report.replaced[full] += f", with {module}"
         give_class(owner, joined, report)
         owner._convgrad_joined = tuple(pairs)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
         report._undo.append(partial(vars(owner).pop, "_convgrad_joined"))
 
 
-def _is_activation(module: Any) -> bool:
-    return type(module) in (*ACTIVATIONS, *ACTIVATIONS.values()) and "forward" not in vars(module)
+#: What may be computed together, in the order of the calls.
+_JOINED = {("norm", "activation"), ("pad", "convolution")}
+
+
+def _kind(module: Any, once: bool) -> str | None:
+    """What a module may be joined as; ``once``: nothing else of the model has it as a child."""
+    if type(module) in (*ACTIVATIONS, *ACTIVATIONS.values()):
+        return "activation" if "forward" not in vars(module) else None
+    if not once:
+        return None
+    if is_plain_norm(module):
+        return "norm"
+    if type(module) in (*PADS, *PADS.values()):
+        return "pad" if "forward" not in vars(module) else None
+    return "convolution" if pads_in_place(module) else None
 
 
 def give_class(module: nn.Module, after: type, report: Report) -> None:
@@ -67,7 +85,7 @@ class _Tracer(fx.Tracer):
         return True
 
 
-def _proven(owner: nn.Module, norms: set[str], activations: set[str]) -> list[_Pair]:
+def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
     """The pairs that follow one another in training and in evaluation, with no other user between."""
     if isinstance(owner, (fx.GraphModule, torch.jit.ScriptModule)):
         return []
@@ -75,7 +93,7 @@ def _proven(owner: nn.Module, norms: set[str], activations: set[str]) -> list[_P
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = [_pairs(_graph(owner, mode), norms, activations) for mode in (True, False)]
+            found = [_pairs(_graph(owner, mode), kinds) for mode in (True, False)]
     except Exception:  # whatever a forward raises where there are no values: nothing is proven
         return []
     finally:
@@ -103,14 +121,19 @@ def _graph(owner: nn.Module, mode: bool) -> fx.Graph:
             opaque += (failed,)
 
 
-def _pairs(graph: fx.Graph, norms: set[str], activations: set[str]) -> list[_Pair]:
+def _pairs(graph: fx.Graph, kinds: dict[str, str]) -> list[_Pair]:
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times = Counter(node.target for node in calls)
     given = {node.target for node in graph.nodes if node.op == "get_attr"}  # to a function, which may call it
     return [
         (node.target, user.target)
         for node in calls
-        if node.target in norms and times[node.target] == 1 and len(node.users) == 1 and not given & {node.target, ""}
+        if times[node.target] == 1 and len(node.users) == 1 and not given & {node.target, ""}
         for user in node.users
-        if user in calls and user.target in activations and user.args == (node,) and not user.kwargs
+        if user in calls
+        and (kinds.get(node.target), kind := kinds.get(user.target)) in _JOINED
+        # The padding's input may be changed in place between two calls that do not follow one another.
+        and (kind == "activation" or (user is node.next and times[user.target] == 1 and user.target not in given))
+        and user.args == (node,)
+        and not user.kwargs
     ]

@@ -92,7 +92,7 @@ class _BatchNorm:
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
         by_batch = self.training or (mean is None and var is None)
         ours = by_batch and self.eps > 0 and _is_ours(input, weight, bias, mean, var)
-        activation = now.activation_of(self) if ours else None
+        activation = now.joined_with(self) if ours else None
         if not ours or (activation is None and not input.is_contiguous()):  # by itself it gains in no whole step
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         self._check_input_dim(input)

@@ -1,8 +1,10 @@
-"""Batch normalisation and the activation behind it, computed together while the module that calls both runs.
+"""Two modules, one behind the other, computed together while the module that calls both runs.
 
-A normalisation by itself gives what it always gave. Only while its owner's ``forward`` runs, in this thread, does it
-compute the activation, too, which then hands its input on. Whoever makes a module an owner has made sure that there the
-activation is all that uses the normalisation's output (`convgrad.models`).
+They are batch normalisation and its activation, and padding with zeros and its convolution. By themselves they give
+what they always gave. Only while their owner's ``forward`` runs, in this thread, does the normalisation compute the
+activation, too, which then hands its input on, and does the padding hand its input on to the convolution, which needs
+no copy of it with zeros around. Whoever makes a module an owner has made sure that there the second is all that uses
+the output of the first (`convgrad.models`).
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ class _Now(threading.local):
     """What is joined in a thread."""
 
     def __init__(self) -> None:
-        #: normalisation -> the activation that it computes, too
-        self.activation: dict[Any, Any] = {}
+        #: module -> the one behind it
+        self.behind: dict[Any, Any] = {}
         #: activation -> the input that is its result already
         self.computed: dict[Any, Tensor] = {}
+        #: convolution -> the input that lacks its padding, and that padding, as torch writes it
+        self.padding: dict[Any, tuple[Tensor, tuple[int, ...]]] = {}
         #: what saw the tensors that autograd saves, when the owner was called
         self.hooks: Any = None
 
-    def activation_of(self, norm: Any) -> Any:
-        """What a normalisation computes, too; None inside a checkpoint that the owner's forward makes.
+    def joined_with(self, first: Any) -> Any:
+        """The module behind one that is computed together with it; None inside a checkpoint of the owner's forward.
 
-        There it is computed again while no owner runs, and must save the same tensors then.
+        There both are computed again while no owner runs, and must save the same tensors then.
         """
-        activation = self.activation.get(norm)
-        return activation if activation is None or saved_tensors_hooks() == self.hooks else None
+        second = self.behind.get(first)
+        return second if second is None or saved_tensors_hooks() == self.hooks else None
 
 
 now = _Now()
@@ -79,26 +83,26 @@ class Owner:
         run = super().forward  # pyright: ignore[reportAttributeAccessIssue]
         if _is_dynamo_compiling() or hooks_of_all._has_any_global_hook():
             return run(*args, **kwargs)
-        pairs = ((self._modules.get(norm), self._modules.get(name)) for norm, name in self._convgrad_joined)
-        before = now.activation, now.computed, now.hooks
-        now.activation = {
-            norm: activation
-            for norm, activation in pairs
-            if norm is not None
-            and isinstance(activation, _Activation)
-            and not (is_hooked(norm) or is_hooked(activation))
+        pairs = ((self._modules.get(first), self._modules.get(second)) for first, second in self._convgrad_joined)
+        before = now.behind, now.computed, now.padding, now.hooks
+        now.behind = {
+            first: second
+            for first, second in pairs
+            if first is not None
+            and getattr(second, "_convgrad_joins", False)
+            and not (is_hooked(first) or is_hooked(second))
         }
-        now.computed, now.hooks = {}, saved_tensors_hooks()
+        now.computed, now.padding, now.hooks = {}, {}, saved_tensors_hooks()
         try:
             result = run(*args, **kwargs)
-            if now.computed:
+            if now.computed or now.padding:
                 raise RuntimeError(
-                    f"the forward of {type(self).__name__} has changed: when accelerate_ saw it, an activation "
-                    "followed each of these batch normalisations; restore() and accelerate_ again"
+                    f"the forward of {type(self).__name__} has changed: when accelerate_ saw it, these followed one "
+                    f"another: {', '.join(map(' and '.join, self._convgrad_joined))}; restore() and accelerate_ again"
                 )
             return result
         finally:
-            now.activation, now.computed, now.hooks = before
+            now.behind, now.computed, now.padding, now.hooks = before
 
     __prepare_scriptable__ = stock_twin
 
@@ -106,6 +110,7 @@ class Owner:
 class _Activation:
     """The forward that the three share."""
 
+    _convgrad_joins = True
     _name = ""
 
     def forward(self: Any, input: Any) -> Any:
@@ -129,6 +134,29 @@ class ReLU6(_Activation, nn.ReLU6):
 
 class SiLU(_Activation, nn.SiLU):
     _name = "silu"
+
+
+class _ZeroPad:
+    """The forward that the three share."""
+
+    def forward(self: Any, input: Tensor) -> Tensor:
+        """Apply the module."""
+        if (traced := leaf_of_fx(self, input)) is not None:
+            return traced
+        convolution = None if _is_dynamo_compiling() else now.joined_with(self)
+        if convolution is None or min(self.padding) < 0:
+            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
+        now.padding[convolution] = input, self.padding
+        return input
+
+    __prepare_scriptable__ = stock_twin
+
+
+# fmt: off
+class ZeroPad1d(_ZeroPad, nn.ZeroPad1d): ...
+class ZeroPad2d(_ZeroPad, nn.ZeroPad2d): ...
+class ZeroPad3d(_ZeroPad, nn.ZeroPad3d): ...
+# fmt: on
 
 
 _aten: Any = torch.ops.aten

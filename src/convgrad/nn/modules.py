@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .. import functional
 from ..engine import get_backend, use_backend
@@ -21,9 +22,13 @@ from ..errors import UnsupportedError
 from ..padding_modes import pad
 from ..shapes import padding_pairs
 from .constructors import set_constructor
+from .joined import now
 from .padding import convolve
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
+
+_NONE = (None,)
+_is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
 class _Chosen:
@@ -109,8 +114,23 @@ class _Conv(_Chosen):
             return self._conv_forward(input, own["weight"], own["bias"])
         return self._conv_forward(input, self.weight, self.bias)
 
+    _convgrad_joins = True
+
+    def _with_zeros(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """As `_conv_forward`, of an input that lacks the zeros that the module in front pads it with."""
+        zeros, sides = now.padding.pop(self)[1], self._sides()
+        if self._layout == "NCL" and not self.backend and len(zeros) == 2 * len(sides):
+            more = zip(zeros[-2::-2], zeros[::-2], strict=True)  # torch begins with the last dimension
+            sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
+            output = convolve(input, weight, bias, self.stride, sides, self.dilation, self.groups, "zeros")
+            if output is not None:
+                return output
+        return self._conv_forward(F.pad(input, zeros), weight, bias)
+
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if self.padding_mode == "zeros":
+            if not _is_dynamo_compiling() and now.padding and now.padding.get(self, _NONE)[0] is input:
+                return self._with_zeros(input, weight, bias)
             return self._compute(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
         sides, kernel, stride, dilation = self._sides(), weight, self.stride, self.dilation
         in_rows = self._layout == "NLC"

@@ -1,4 +1,4 @@
-"""A convolution with a padding mode, without a padded copy where the kernels of ``csrc`` compute it."""
+"""A convolution with padding that torch writes as a copy, without it where the kernels of ``csrc`` compute it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def convolve(
     if plan.__class__ is not Plan:
         mode = cast(PaddingMode, mode)
         plan = make(plan, "convolution", arguments, input, weight, bias, padding_mode=mode)
-    if any(isinstance(step.backend, PaddedCopy) for step in plan.steps):
+    copied = not plan.problem.symmetric
+    if any(isinstance(step.backend, PaddedCopy) or (copied and step.backend.from_pytorch) for step in plan.steps):
         return None
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, weight, bias)):
         return apply(plan, input, weight, bias)
