@@ -88,7 +88,8 @@ def test_it_works_in_a_fresh_environment_without_a_compiler(wheel, tmp_path):
     only_for(wheel, HERE)
     run(sys.executable, "-m", "venv", tmp_path / "fresh")
     python = tmp_path / "fresh" / "bin" / "python"
-    run(python, "-m", "pip", "install", "--no-index", "--no-deps", wheel)
+    elsewhere = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # not "installed already"
+    run(python, "-m", "pip", "install", "--no-index", "--no-deps", wheel, env=elsewhere)
     # torch is not fetched again: it is found behind what is installed here.
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
     behind = [entry for entry in sys.path if entry.endswith("-packages")]

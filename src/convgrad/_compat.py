@@ -263,6 +263,13 @@ def named(what: str) -> Generator[None, None, None]:
         raise CollectiveError(f"{what} failed, as another process died or did not answer in time: {error}") from error
 
 
+def compile_in_this_thread() -> None:
+    """Inductor compiles without its pool of threads, which is not in a fork: there it would wait for it for ever."""
+    config: Any = sys.modules.get("torch._inductor.config")
+    if config is not None:
+        config.compile_threads = 1
+
+
 # ---- Python ----------------------------------------------------------------------------------------
 
 _NOT_THE_USERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))

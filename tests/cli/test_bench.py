@@ -144,6 +144,12 @@ def test_what_pytorch_does_not_compute_is_said(capsys) -> None:
     assert "PyTorch does not compute it" in capsys.readouterr().out
 
 
+def test_a_file_without_a_problem(capsys, tmp_path) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    assert run(["bench", str(tmp_path / "empty.txt")]) == 1
+    assert capsys.readouterr().out.startswith("nothing could be timed\n")
+
+
 def test_interrupted_it_keeps_the_lines_that_it_has(capsys, monkeypatch) -> None:
     compare, calls = bench.compare, []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -127,7 +128,7 @@ def test_explain_a_model_of_ones_own(capsys, tmp_path, monkeypatch) -> None:
     assert "g8mb2ic8ih8oc8oh8kh7sh1ph3dh0" in printed
     assert "CudaDepthwise2d (conv_depthwise2d_backward)" in printed
     assert "no convolution of this model" in refused(capsys, "explain", "my_factory_module:make", *shape, "-l", "9x9")
-    assert "is a int" in refused(capsys, "explain", "my_factory_module:number")
+    assert "is of type int" in refused(capsys, "explain", "my_factory_module:number")
     assert "cannot get" in refused(capsys, "explain", "my_factory_module:nothing")
     assert "is no shape" in refused(capsys, "explain", "my_factory_module:make", "--input", "3,4")
 
@@ -380,3 +381,13 @@ from convgrad_command import main
 main()"""
     done = process(code)
     assert (done.returncode, done.stderr) == (130, "")
+
+
+def test_a_warning_of_the_library_is_one_line_without_its_source(tmp_path) -> None:
+    (tmp_path / "file").write_text("")
+    done = subprocess.run(
+        [sys.executable, "-m", "convgrad", "explain", SMALL], capture_output=True, text=True, check=True,
+        env={**os.environ, "CONVGRAD_CACHE": str(tmp_path / "file")},
+    )  # fmt: skip
+    assert done.stderr.startswith("convgrad: convgrad's store")
+    assert ".py" not in done.stderr

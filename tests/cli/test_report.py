@@ -70,7 +70,8 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
     ("args", "words"),
     [
         (("other.csv",), "was not written by convgrad run --csv, trace or bench --csv"),
-        (("nothing.csv",), "No such file"),
+        (("nothing.csv",), "'nothing.csv': No such file"),
+        (("--against", "other.csv", "script.py"), "'other.csv': this is neither a page nor a JSON file"),
         (("nothing.py",), "'nothing.py' is no file (hint: it was looked for in "),
         (("--stock", "nothing.py", "--epochs", "1"), "'nothing.py' is no file (hint: it was looked for in "),
         (("--against", "other.json", "script.py"), "'other.json': this is no data of a convgrad report"),

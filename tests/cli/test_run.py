@@ -47,9 +47,13 @@ def test_what_cannot_be_run_is_said(script, capsys):
     assert run(["run", "--csv", "no/such/folder/x.csv", script]) == 2
     assert run(["run", "--csv", ".", script]) == 2
     assert run(["run", "--stokc", script]) == 2
+    assert run(["run", "--json", script, script]) == 2  # elsewhere --json takes no file
     lines = capsys.readouterr().err.replace("\n  ", " ").splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
     assert "nowhere.py" in lines[0]
     assert "no/such/folder" in lines[1]
     assert "'.' cannot be written" in lines[2]
     assert "there is no option '--stokc'" in lines[3]
+    assert "script.py' is a script, and the data would be written over it" in lines[4]
+    with open(script) as file:
+        assert file.read() == SCRIPT

@@ -172,6 +172,8 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
         (["mb2ic3"], "no spatial dimension"),
         (["--device", "cuda:99", SMALL], "cannot run on"),
         (["--import", "absent.json"], "absent.json"),
+        (["--export", "no/such/file.json"], "'no/such/file.json': No such file"),
+        (["mb0ic3ih9oc3kh3"], "'mb0ic3ih9oc3kh3' holds nothing to measure"),
     ],
 )
 def test_a_bad_request_is_one_line(args, message, capsys) -> None:

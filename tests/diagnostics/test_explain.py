@@ -107,6 +107,16 @@ def test_measuring() -> None:
         explain_problem(P, device=H100, measure=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])
+def test_a_dtype_that_a_backend_does_not_know(dtype: torch.dtype) -> None:
+    """The compiled kernels have no name for it: not asked what they would run, they give the reason."""
+    e = explain_problem(P.replace(dtype=dtype))
+    assert e.chosen()["forward"] == "aten"
+    (native,) = (a for a in e.rows if (a.output, a.backend) == ("forward", "native"))
+    assert native.runs == ""
+    assert not native.usable
+
+
 def test_an_empty_problem() -> None:
     e = explain_problem(P.replace(batch=0), measure=True)
     assert set(e.chosen().values()) == {"engine"}

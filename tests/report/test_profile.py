@@ -30,7 +30,7 @@ def test_the_data_comes_back_as_it_was(tmp_path) -> None:
         ('{"schema": "convgrad report"}', "no number under 'schema'"),
         ('{"schema": 99}', f"of version 99; this convgrad reads up to {SCHEMA}"),
         ('{"schema": 1, "kind": "step"}', "no data of a convgrad report: 'what'"),
-        ("<html></html>", "Expecting value"),
+        ("<html></html>", "neither a page nor a JSON file of a convgrad report"),
     ],
 )
 def test_what_is_no_profile_is_refused_by_name(tmp_path, text: str, words: str) -> None:

@@ -1,9 +1,10 @@
 """Work in a process of its own, so that a crash or a hang of what it calls is a finding and not the end.
 
 The child is a fork: it has every function, closure and library that the parent has, and nothing needs to be sent to it.
-Two things make that safe. The child works in a new thread: GNU OpenMP keeps a team of threads for each thread that
+Three things make that safe. The child works in a new thread: GNU OpenMP keeps a team of threads for each thread that
 starts parallel regions, and the team of the forked thread is gone, so that the first parallel region in that thread
-would wait for ever. And the child is one of `multiprocessing`, which flushes nothing of the parent's a second time.
+would wait for ever. Functions of ``torch.compile`` are compiled without a pool of threads, for the same reason. And the
+child is one of `multiprocessing`, which flushes nothing of the parent's a second time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from multiprocessing.process import BaseProcess
 from typing import IO, Any
 
 import torch
+
+from .._compat import compile_in_this_thread
 
 Send = Callable[[Any], None]
 
@@ -121,6 +124,7 @@ def _be_the_child(work: Callable[[Send], object], sender: Connection, trace: IO[
     def run() -> None:
         try:
             torch.set_num_threads(torch.get_num_threads())
+            compile_in_this_thread()
             torch.ones(2, 2).mm(torch.ones(2, 2))
             sender.send(("ready", None))
             work(lambda message: sender.send(("message", message)))

@@ -13,6 +13,7 @@ import platform
 import shutil
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from functools import wraps
@@ -204,6 +205,8 @@ def progress(what: str, total: int) -> Generator[Callable[..., None], None, None
 # ---- errors --------------------------------------------------------------------------------------
 
 
+_formatwarning = warnings.formatwarning
+
 #: What typer raises for arguments that it does not understand: click's class, or that of the click which it carries.
 _UsageError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
@@ -238,6 +241,8 @@ def run(args: Sequence[str] | None = None) -> int:
     _given[:] = (sys.argv[1:] if args is None else args) or ["--help"]
     _join_words()
     commands: Any = typer.main.get_command(app)
+    as_before = warnings.formatwarning
+    warnings.formatwarning = _warning
     try:
         status = commands.main(args=_given, prog_name="convgrad", standalone_mode=False)
     except typer.Exit as error:
@@ -252,10 +257,21 @@ def run(args: Sequence[str] | None = None) -> int:
         if isinstance(error.__context__, BrokenPipeError):  # typer would end with 1, as if a check had failed
             return 141
         raise
-    except (RequestError, ConvgradError, ValueError, KeyError, OSError) as error:
+    except OSError as error:
+        return _refused(f"{error.filename!r}: {error.strerror}" if error.filename and error.strerror else error)
+    except (RequestError, ConvgradError, ValueError, KeyError) as error:
         plain = isinstance(error, KeyError) and not isinstance(error, ConvgradError) and error.args
         return _refused(error.args[0] if plain else error, 1 if isinstance(error, CheckError) else 2)
+    finally:
+        warnings.formatwarning = as_before
     return int(status or 0)
+
+
+def _warning(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> str:
+    """What this package warns of is about the command, not about a line of the package."""
+    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+        return f"convgrad: {message}\n"
+    return _formatwarning(message, category, filename, *where)
 
 
 def _refused(what: object, status: int = 2) -> int:

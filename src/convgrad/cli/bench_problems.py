@@ -97,7 +97,7 @@ def run_problems(
     except KeyboardInterrupt:
         interrupted = True
         say("convgrad: interrupted", sys.stderr)
-    say(_HOW_TO_READ)
+    say(_HOW_TO_READ if lines else "nothing could be timed")
     say(conditions(str(place)))
     for error in unread:
         say(f"not read: {error}")

@@ -189,7 +189,7 @@ def _own(name: str) -> Callable[[], Any]:
     if isinstance(found, nn.Module):
         return lambda: found
     if not callable(found):
-        raise fail(f"{name!r} is a {type(found).__name__}", _FACTORY)
+        raise fail(f"{name!r} is of type {type(found).__name__}", _FACTORY)
     return found
 
 

@@ -105,6 +105,8 @@ def writable(file: Path | None) -> Path | None:
     """For typer: refuse a file that cannot be written, before anything runs."""
     if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
         raise fail(f"{str(file)!r} cannot be written", "the name of a file, in a folder that is there")
+    if file is not None and file.suffix == ".py":
+        raise fail(f"{str(file)!r} is a script, and the data would be written over it", "a file such as calls.json")
     return file
 
 

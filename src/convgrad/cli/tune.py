@@ -91,7 +91,10 @@ def tune(
     if aten > 0:
         data["aten_findings"] = search(aten, seed=0)
     if what:
-        data |= _tune(list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype or "float32", channels_last))), place)
+        jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype or "float32", channels_last)))
+        if not jobs:
+            raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
+        data |= _tune(jobs, place)
     if export is not None:
         choices = measurements.exported()
         export.write_text(json.dumps({"convgrad": __version__, "choices": choices}, indent=1) + "\n", encoding="utf-8")

@@ -202,12 +202,14 @@ def _answers(
                 why += f"{'' if swept else ', in one call'} with {' and '.join(together_with)}"
             reasons = [why] if chosen else against or [f"usable; {step.backend.name} goes before it"]
             usable = chosen or not against
-            runs = aten_runs[output] if backend.name == "aten" else backend.kernel_name(problem, of)
+            runs = ""
+            if usable:
+                runs = aten_runs[output] if backend.name == "aten" else backend.kernel_name(problem, of)
             answers.append(Answer(
                 output, backend.name, chosen, tuple(reasons),
                 "as they lie" if "strided" in backend.layouts else layout,
                 backend.workspace(problem, of) if usable else 0,
-                runs if usable else "", usable=usable,
+                runs, usable=usable,
             ))  # fmt: skip
     return answers
 

@@ -202,6 +202,8 @@ class Profile:
         embedded = _DATA.search(text)
         try:
             return cls.from_dict(json.loads(embedded[1] if embedded else text))
+        except json.JSONDecodeError:
+            raise ValueError(f"{str(path)!r}: this is neither a page nor a JSON file of a convgrad report") from None
         except ValueError as error:
             raise ValueError(f"{str(path)!r}: {error}") from None
 
