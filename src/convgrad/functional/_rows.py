@@ -49,7 +49,11 @@ def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: T
     if input.shape[-2] == 0:  # PyTorch's words, of the sequence and not of the image
         raise ShapeError(f"Only zero batch or zero channel inputs are supported, but got input shape: {[*input.shape]}")
     batch = input if input.dim() == 3 else input.unsqueeze(0)
-    output = call(batch.transpose(1, 2).unsqueeze(2), weight.unsqueeze(2))  # [N, C_out, 1, L_out]
+    try:
+        output = call(batch.transpose(1, 2).unsqueeze(2), weight.unsqueeze(2))  # [N, C_out, 1, L_out]
+    except ShapeError as error:
+        read = f"layout='NLC' reads the input {[*input.shape]} as (N, L, C), an image of one row"
+        raise ShapeError(f"{error} ({read})") from None
     sequence = output.squeeze(2).transpose(1, 2).contiguous()
     return sequence if input.dim() == 3 else sequence.squeeze(0)
 
