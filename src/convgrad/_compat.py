@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -61,18 +61,8 @@ def channels_last_of(ndim: int) -> torch.memory_format:
     return {2: torch.channels_last, 3: torch.channels_last_3d}.get(ndim, torch.contiguous_format)
 
 
-def aten_memory_format(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> torch.memory_format:
-    """The layout in which ATen would return the results for these operands.
+def aten_memory_format(input: Tensor, weight: Tensor, *arguments: Any) -> torch.memory_format:
+    """The layout in which ATen would return the results for these operands and arguments, from stride to groups.
 
     Source: aten/src/ATen/native/Convolution.cpp, determine_backend_memory_format; asked of ATen itself.
     A 1-d convolution is returned contiguous.
@@ -83,9 +73,7 @@ def aten_memory_format(
     if input.device.type == "meta" or weight.device.type == "meta":
         last = suggests_channels_last(input) or suggests_channels_last(weight)
         return channels_last_of(ndim) if last else torch.contiguous_format
-    backend = _C._select_conv_backend(
-        input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
+    backend = _C._select_conv_backend(input, weight, None, *arguments)
     return _C._conv_determine_backend_memory_format(input, weight, backend)
 
 

@@ -250,9 +250,7 @@ def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format
     """
     wider = min if g.transposed else max
     padding = tuple(max(wider(low, high), 0) for low, high in g.padding)
-    return aten_memory_format(
-        input, weight, None, g.stride, padding, g.dilation, g.transposed, g.output_padding, g.groups
-    )
+    return aten_memory_format(input, weight, *g._replace(padding=padding))  # pyright: ignore[reportArgumentType]
 
 
 def _like(shape: Ints, like: Tensor) -> Tensor:
