@@ -228,9 +228,10 @@ def test_kernels_run_at_once_on_several_threads() -> None:
         ("mb2ic48ih7oc33kh1 channels_last", "pointwise"),
         ("mb2g3ic144id2ih3iw5oc99kd1kh1kw1 channels_last float64", "pointwise"),
         ("mb2ic48ih7oc33kh1 channels_last bfloat16", "pointwise"),
-        ("mb2ic48ih7oc33kh1sh2", ""),
-        ("mb2ic48ih7oc33kh1ph1", ""),
-        ("mb2ic48ih7oc33kh3ph1", ""),
+        ("mb2ic64ih7oc33kh3ph1", "grouped"),
+        ("mb2ic80ih7oc33kh1sh2", ""),
+        ("mb2ic80ih7oc33kh1ph1", ""),
+        ("mb2ic80ih7oc33kh3ph1", ""),
     ],
 )
 def test_the_kernels_that_run_have_a_name(text: str, name: str) -> None:
@@ -239,7 +240,7 @@ def test_the_kernels_that_run_have_a_name(text: str, name: str) -> None:
     if name:
         assert (BACKEND.kernel_name(p, ("forward",)), reasons) == (name, [])
     else:
-        assert "here a group has 48 input and 33 output channels" in reasons[0]
+        assert "here a group has 80 input and 33 output channels" in reasons[0]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from .base import BOTH_GRADIENTS, Backend, Kernel
 from .padding import padded
 from .strides import usual_strides
 
-#: Most input or output channels a group, where a problem is neither depthwise nor pointwise.
-MOST_A_GROUP = 16
+#: Most input or output channels a group, where a problem is neither depthwise nor pointwise. With 128 on both sides
+#: PyTorch's float32 kernels were 1.1 to 1.4 times as fast, and with more of them further ahead.
+MOST_A_GROUP = 64
 
 #: Of an image with its padding, unless it is large without: packing a gigabyte of zeros takes a second.
 _MOST_ELEMENTS = 2**28

@@ -47,9 +47,11 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
     if problem.depthwise:
         return "depthwise"
     if emulated:
-        return "emulated"
+        return "wide emulated" if _wide(problem) else "emulated"
     if _half_the_products(problem) or (problem.flops < _SMALL and _cheap_call(problem)):
         return None
+    if _wide(problem):
+        return "wide"
     if problem.groups > 1:
         return "grouped"
     return "pointwise" if problem.matrix_product else "dense"
@@ -95,6 +97,21 @@ def _mostly_padding(p: ConvProblem) -> bool:
     """Our tiles, which hold the padding, would have more of it than there are products to compute."""
     padded = prod(n + max(low, 0) + max(high, 0) for n, (low, high) in zip(p.input_size, p.padding, strict=True))
     return padded - prod(p.input_size) > prod(p.output_size) * prod(p.kernel_size)
+
+
+def _wide(p: ConvProblem) -> bool:
+    """A vector of channels, as PyTorch computes with, is as full as one of pixels is in our kernels.
+
+    With more than 16 channels a group it is, except in two cases. Contiguous images of at most eight results fill half
+    of it. (oneDNN reads few inputs as they lie.) And a sequence has few products for the time that laying it out anew
+    takes; for one whose kernel has more than 24 elements oneDNN writes columns down.
+    """
+    inputs, outputs = p.in_channels // p.groups, p.out_channels // p.groups
+    if p.depthwise or p.matrix_product or max(inputs, outputs) <= 16:
+        return False
+    if p.ndim == 1:
+        return min(inputs, outputs) >= 32 and p.kernel_size[0] <= 24
+    return outputs > 8 or p.channels_last or max(p.stride) > 1
 
 
 def _half_the_products(p: ConvProblem) -> bool:
