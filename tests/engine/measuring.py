@@ -17,10 +17,10 @@ from convgrad.engine.measurements import Measurement
 from convgrad.problem import ConvProblem, Output
 from convgrad.settings import measure
 
-P = ConvProblem.parse("g1mb2ic24ih20oc24oh20kh3ph1")
+P = ConvProblem.parse("g1mb2ic72ih20oc8oh20kh3ph1")  # not for native
 CPU = torch.device("cpu")
 BOTH: tuple[Output, ...] = ("grad_input", "grad_weight")
-X, W = torch.randn(2, 24, 20, 20), torch.randn(24, 24, 3, 3)
+X, W = torch.randn(2, 72, 20, 20), torch.randn(8, 72, 3, 3)
 
 
 class Fake(Backend):

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("folder")
 def test_a_wrong_candidate_is_banned_and_reported():
     register(Fake("wrong", cheats=True, off=1.0))
     with everything():
-        with pytest.warns(RuntimeWarning, match="'wrong' is not used for g1mb2ic24.* it is wrong there: forward of"):
+        with pytest.warns(RuntimeWarning, match="'wrong' is not used for g1mb2ic72.* it is wrong there: forward of"):
             assert forward().abs().sum() > 0
         forward()  # said once
     found = certainly_known()
@@ -208,5 +208,5 @@ def test_a_kernel_that_changed_is_measured_anew_however_often_it_was(quick: Fake
 def test_similar_problems_share_a_choice_that_nobody_measured_for_them():
     with everything():
         forward()
-        assert "a similar problem" in chosen(problem=ConvProblem.parse("g1mb2ic24ih21oc24oh21kh3ph1"))[1]
-        assert chosen(problem=ConvProblem.parse("g1mb2ic24ih60oc24oh60kh3ph1"))[0] == "aten"
+        assert "a similar problem" in chosen(problem=ConvProblem.parse("g1mb2ic72ih21oc8oh21kh3ph1"))[1]
+        assert chosen(problem=ConvProblem.parse("g1mb2ic72ih60oc8oh60kh3ph1"))[0] == "aten"

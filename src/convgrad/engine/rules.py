@@ -24,7 +24,7 @@ from .environment import mkl_at_its_best
 TABLE: dict[str, dict[str, float]] = {
     "dense": {"native": 3.3},
     "depthwise": {"native": 6.1},
-    "emulated": {"native": 10.0, "aten:float32": 4.4},
+    "emulated": {"native": 10.0, "aten:float32": 4.5},
     "grouped": {"native": 2.8},
     "pointwise": {"native": 1.6},
 }
@@ -47,11 +47,9 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
     if problem.depthwise:
         return "depthwise"
     if emulated:
-        return "wide emulated" if _wide(problem) else "emulated"
-    if _half_the_products(problem) or (problem.flops < _SMALL and _cheap_call(problem)):
+        return "emulated"
+    if _wide(problem) or _half_the_products(problem) or (problem.flops < _SMALL and _cheap_call(problem)):
         return None
-    if _wide(problem):
-        return "wide"
     if problem.groups > 1:
         return "grouped"
     return "pointwise" if problem.matrix_product else "dense"
@@ -100,10 +98,10 @@ def _mostly_padding(p: ConvProblem) -> bool:
 
 
 def _wide(p: ConvProblem) -> bool:
-    """A vector of channels, as PyTorch computes with, is as full as one of pixels is in our kernels.
+    """A vector of channels, as oneDNN computes with, is as full as one of pixels is in our kernels.
 
     With more than 16 channels a group it is, except in two cases. Contiguous images of at most eight results fill half
-    of it. (oneDNN reads few inputs as they lie.) And a sequence has few products for the time that laying it out anew
+    of it. (Few inputs are read as they lie.) And a sequence has few products for the time that laying it out anew
     takes; for one whose kernel has more than 24 elements oneDNN writes columns down.
     """
     inputs, outputs = p.in_channels // p.groups, p.out_channels // p.groups
