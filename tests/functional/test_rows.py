@@ -103,7 +103,7 @@ def test_symbolic_tracing_records_one_call() -> None:
     ("call", "error", "message"),
     [
         (lambda x, w: convgrad.conv1d(x, w, layout="CNL"), ValueError, "layout is 'NCL' or 'NLC', got 'CNL'"),
-        (lambda x, w: convgrad.conv1d(turned(x), w, layout="NLC"), convgrad.ShapeError, r"got 9 .*\[2, 4, 9\] as \(N, L, C\)"),
+        (lambda x, w: convgrad.conv1d(turned(x), w, layout="NLC"), convgrad.ShapeError, r"got 9 .*\[2, 4, 9\] as"),
         (lambda x, w: convgrad.conv1d(x[0, 0], w, layout="NLC"), convgrad.ShapeError, r"takes an input \(N, L, C\)"),
         (lambda x, w: convgrad.conv1d(x, w[0], layout="NLC"), convgrad.ShapeError, "a weight with 3 dimensions"),
         (lambda x, w: convgrad.conv1d(x, w, stride=(1, 2), layout="NLC"), convgrad.ShapeError, "a list of 1 values"),

@@ -61,6 +61,22 @@ def test_auto_follows_a_rule_and_says_it():
     assert "channels_last" in str(report)
 
 
+def test_auto_leaves_a_model_that_does_not_run_in_channels_last():
+    class Viewing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 3)
+
+        def forward(self, x):
+            return self.conv(x).view(len(x), -1)
+
+    model = Viewing()
+    report = accelerate_(model, "auto", example_inputs=image())
+    assert report.memory_format is None
+    assert report.layout.startswith("the model does not run in channels_last: view size is not compatible")
+    model(image()).sum().backward()
+
+
 def test_auto_measures_with_example_inputs():
     model = nn.Sequential(nn.Conv2d(4, 4, 3))
     report = accelerate_(model, "auto", example_inputs=image())

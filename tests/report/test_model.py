@@ -80,6 +80,16 @@ def test_the_other_layout_is_tried_where_there_is_one() -> None:
     assert list(_ways(nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5))[0]) == both[:2]
 
 
+def test_a_model_that_does_not_run_in_the_other_layout() -> None:
+    class Viewing(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x).view(len(x), -1)
+
+    profile = profile_model(Viewing(), torch.randn(2, 3, 12, 12), seconds=1)
+    assert [v.name for v in profile.variants] == ["PyTorch", "convgrad"]
+    assert any("does not run there" in note for note in profile.notes)
+
+
 def test_a_model_without_a_convolution_or_a_copy() -> None:
     with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, got NoneType"):
         profile_model(None, torch.ones(1, 3))  # pyright: ignore[reportArgumentType]

@@ -107,9 +107,20 @@ def faster_in_channels_last(
     device = _device(model)
     calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(turned, inputs)}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        if why := why_it_fails(calls["channels_last"]):
+            return False, f"the model does not run in channels_last: {why}"
         seen = compare(calls, "as it was", seconds=2.0, device=device)
     speed = seen.speedup("channels_last")
     return speed.low > 1, f"measured, channels_last against as it was: {speed}"
+
+
+def why_it_fails(step: Callable[[], None]) -> str:
+    """Why a step raises, as where a model calls ``view`` on what lies in channels_last; empty if it does not."""
+    try:
+        step()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return ""
 
 
 def training_step(model: nn.Module, inputs: Any) -> Callable[[], None]:

@@ -25,6 +25,7 @@ from ..models import (
     observe_aten,
     training_step,
     weights_to_channels_last,
+    why_it_fails,
 )
 from ..problem import ConvProblem
 from .assembled import Stage, assembled, limits_for, quiet, reasoned, rounded, shown
@@ -98,7 +99,8 @@ def profile_model(
         f"A step is forward and backward, without an optimizer. {left}",
         f"PyTorch and convgrad took turns, {len(seen.samples['PyTorch'])} rounds; intervals are at 95 %.",
         f"A row's time is the median over {'one step' if slow else f'{rounds} steps'}; watching costs a little.",
-        *(["channels_last was not tried: the step is slow, or there already."] if len(seen.samples) == 2 else []),
+        *["channels_last was not timed: the step is slow, is there already, or does not run there."]
+        * (len(seen.samples) == 2),
     ]  # fmt: skip
     return assembled(
         rows, [*costs_of_layout(seen), *costs], notes, limits, device, kind="step", what=what or type(model).__name__,
@@ -167,13 +169,18 @@ def _ways(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str]:
 
 
 def _compared(steps: dict[str, Call], seconds: float, first: float, device: torch.device) -> Comparison:
-    """All ways timed alternately; of a slow step only the first two, in the layout that it has.
+    """All ways timed alternately; of a slow step only the first two, and where a model does not run in channels_last.
 
     Args:
         first: seconds of the very first step, which is slower than those that follow.
     """
-    if first > seconds / _CALLS or _CALLS * sum(second_call(step, device) for step in steps.values()) > seconds:
-        steps = dict(list(steps.items())[:2])
+    ours, last = list(steps.items())[:2], list(steps.values())[2:]
+    if (
+        first > seconds / _CALLS
+        or any(map(why_it_fails, last))
+        or _CALLS * sum(second_call(step, device) for step in steps.values()) > seconds
+    ):
+        steps = dict(ours)
     return compare(steps, "PyTorch", seconds=seconds, device=device)
 
 
