@@ -86,6 +86,7 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
       for (; row < end; ++row)
         for (int64_t v = 0; v < vectors; ++v) {
           const int64_t at = row * q.channels + start(v);
+          Base::prefetch_ahead(x + at, g + at);
           const Coefficients by = get(v);
           const V d = load<T, N>(x + at) - by.centre, a = term(d, load_grad(g + at), by);
           add_to(some + v * 2 * N, a), add_to(some + v * 2 * N + N, a * d);
@@ -108,6 +109,7 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
     for (int64_t row = rows.low; row < rows.high; ++row)
       for (int64_t v = 0; v < vectors; ++v) {
         const int64_t at = row * q.channels + start(v);
+        Base::prefetch_ahead(x + at, g + at), __builtin_prefetch(y + at + Base::kAhead, 1);
         store<T, N>(y + at, Base::result(load<T, N>(x + at), load_grad(g + at), get(v)));
       }
   }

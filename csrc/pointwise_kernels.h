@@ -72,13 +72,7 @@ void multiply(const Run& run) {
   const int64_t source_step = run.template source_step_of<N>(), pitch = run.pitch;
   const T *weight = run.weight, *source = run.source;
   auto ahead = *run.ahead;
-  if constexpr (Run::kInTensor) {  // the results, which are written behind the loop, or added to
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < P; ++p) __builtin_prefetch(run.to + r * run.row + p * N, 1);
-    }
-  }
+  run.template prefetch<N, R, P>();
   for (int64_t left = run.terms, now; left > 0; left -= now) {
     now = least(left, run.together);
     for (const T* end = source + now * source_step; source != end; source += source_step, weight += term_step) {
@@ -157,6 +151,17 @@ struct PointwiseResults : PointwiseProducts<S, T, false> {
     columns += vectors;
   }
 
+  // What is written behind the loop.
+  template <int N, int R, int P>
+  __attribute__((always_inline)) void prefetch() const {
+#pragma GCC unroll 4
+    for (int p = 0; p < P; ++p) {
+      const S* to = result + columns[p].image * image + columns[p].pixel;
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) __builtin_prefetch(to + r * pixels, 1);
+    }
+  }
+
   // Whole vectors go where they belong; others by way of memory, a piece for each image.
   template <int N, int R, int P>
   __attribute__((always_inline)) void store(const Vec<T, N> (&sum)[R][P]) const {
@@ -218,6 +223,15 @@ struct PointwiseSums : PointwiseProducts<S, T, InTensor> {
   template <int N>
   Vec<T, N> start_of(int, int vector) const {
     return start ? load<T, N>(start + vector * N) : Vec<T, N>{};
+  }
+  // What is written behind the loop, or added to.
+  template <int N, int R, int P>
+  __attribute__((always_inline)) void prefetch() const {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int p = 0; p < P; ++p) __builtin_prefetch(to + r * row + p * N, 1);
+    }
   }
   template <int N>
   void advance(int64_t vectors) {
