@@ -110,6 +110,14 @@ def reads_odd_strides(problem: ConvProblem, input: Tensor, weight: Tensor) -> bo
     )
 
 
+def _reads_padding_alone(p: ConvProblem, dim: int) -> bool:
+    """Whether one position of the output has no element of the input under its kernel, in one dimension."""
+    low, step, dilation = p.padding[dim][0], p.stride[dim], p.dilation[dim]
+    firsts = range(-low, p.output_size[dim] * step - low, step)
+    reach = range(0, p.kernel_size[dim] * dilation, dilation)
+    return any(all(not 0 <= first + tap < p.input_size[dim] for tap in reach) for first in firsts)
+
+
 # ---- the table -----------------------------------------------------------------------------------
 
 _BF16 = (torch.bfloat16,)
@@ -166,6 +174,13 @@ DEFECTS: tuple[Defect, ...] = (
            happens="the process dies (segmentation fault)",
            reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16",
            example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 bfloat16 channels_last", "forward")),
+    Defect("rows of padding", ("forward",), _BF16, instead=_AT_THE_BORDER,
+           condition=lambda p: any(_reads_padding_alone(p, dim) for dim in range(p.ndim - 1)),
+           here=lambda: _avx512() and amx_here(),
+           when="on a processor with AMX, a row or slice of results that reads nothing but padding",
+           happens="the process may die (segmentation fault)",
+           reference="oneDNN 3.12, brg_conv_fwd:avx10_1_512_amx",
+           example=("mb3ic16ih1iw14oc16kh2kw1sw3ph1pw2dh1 bfloat16", "forward")),
     Defect("a row narrower than its stride", ("forward",), (torch.float16,), instead=_AT_THE_BORDER,
            condition=lambda p: p.input_size[-1] < p.stride[-1] and p.padding[-1][0] > 0,
            here=lambda: _avx512() and onednn_has(torch.float16),
