@@ -114,7 +114,7 @@ def faster_in_channels_last(
     return speed.low > 1, f"measured, channels_last against as it was: {speed}"
 
 
-def why_it_fails(step: Callable[[], None]) -> str:
+def why_it_fails(step: Callable[[], object]) -> str:
     """Why a step raises, as where a model calls ``view`` on what lies in channels_last; empty if it does not."""
     try:
         step()
