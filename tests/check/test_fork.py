@@ -28,17 +28,17 @@ def test_parallel_regions_after_those_of_the_parent() -> None:
         torch.set_num_threads(before)
 
 
-def test_a_compilation_after_one_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compilation_after_one_of_the_parent() -> None:
     """Inductor's pool of threads is gone in the child, too."""
     inductor = pytest.importorskip("torch._inductor.async_compile")
-    monkeypatch.setattr(inductor.config, "compile_threads", 2)
-    assert inductor.AsyncCompile.submit(lambda: "here").result(60) == "here"
 
     def compile_in_child(send):
         done = inductor.AsyncCompile.submit(lambda: "there")
         send(done if isinstance(done, str) else done.result(20))
 
-    assert list(in_child(compile_in_child, lambda: 60)) == ["there"]
+    with inductor.config.patch(compile_threads=2):
+        assert inductor.AsyncCompile.submit(lambda: "here").result(60) == "here"
+        assert list(in_child(compile_in_child, lambda: 60)) == ["there"]
 
 
 def test_a_crash_and_its_line() -> None:
