@@ -112,10 +112,15 @@ def reads_odd_strides(problem: ConvProblem, input: Tensor, weight: Tensor) -> bo
 
 def _reads_padding_alone(p: ConvProblem, dim: int) -> bool:
     """Whether one position of the output has no element of the input under its kernel, in one dimension."""
-    low, step, dilation = p.padding[dim][0], p.stride[dim], p.dilation[dim]
-    firsts = range(-low, p.output_size[dim] * step - low, step)
-    reach = range(0, p.kernel_size[dim] * dilation, dilation)
-    return any(all(not 0 <= first + tap < p.input_size[dim] for tap in reach) for first in firsts)
+    n, k, dilation, step = p.input_size[dim], p.kernel_size[dim], p.dilation[dim], p.stride[dim]
+    low = -p.padding[dim][0]
+    if low + (p.output_size[dim] - 1) * step >= n:
+        return True
+    for first in range(low, min(0, low + p.output_size[dim] * step), step):
+        tap = -(first // dilation)  # the first that lies behind the padding
+        if tap >= k or first + tap * dilation >= n:
+            return True
+    return False
 
 
 # ---- the table -----------------------------------------------------------------------------------
