@@ -66,7 +66,7 @@ def is_plain_norm(module: Any) -> bool:
     return _STOCK.get(type(module)) in _NORMS
 
 
-def pads_in_place(module: Any) -> bool:
+def is_plain_conv(module: Any) -> bool:
     """Whether a module is a convolution of ours whose calls no class of the user's changes."""
     cls, conv = type(module), ours.Conv2d
     if getattr(module, "padding_mode", "") != "zeros" or "forward" in vars(module) or "_conv_forward" in vars(module):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from .classes import ACTIVATIONS, PADS, accelerated_class, is_plain_norm, owner_class, pads_in_place, restore_class
+from .classes import ACTIVATIONS, PADS, accelerated_class, is_plain_conv, is_plain_norm, owner_class, restore_class
 from .report import Report
 
 _Pair = tuple[str, str]
@@ -65,7 +65,7 @@ def _kind(module: Any, once: bool) -> str | None:
         return "norm"
     if type(module) in (*PADS, *PADS.values()):
         return "pad" if "forward" not in vars(module) else None
-    return "convolution" if pads_in_place(module) else None
+    return "convolution" if is_plain_conv(module) else None
 
 
 def give_class(module: nn.Module, after: type, report: Report) -> None:
