@@ -28,7 +28,7 @@ def _nothing_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     store.forget("defect")
 
 
-@pytest.mark.skipif(not KNOWN.here(), reason="this processor's kernels have none that is known")
+@pytest.mark.skipif(not KNOWN.here(), reason="PyTorch's kernels have this defect with AVX-512 alone")
 def test_it_finds_what_is_known_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, output = ConvProblem.parse(KNOWN.example[0]), KNOWN.example[1]
     monkeypatch.setattr(aten_defects, "DEFECTS", ())

@@ -59,7 +59,7 @@ def test_a_few_seconds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not KNOWN.here(), reason="this processor's kernels have none that is known")
+@pytest.mark.skipif(not KNOWN.here(), reason="PyTorch's kernels have this defect with AVX-512 alone")
 def test_it_can_fail() -> None:
     """PyTorch's own kernel, requested where it is wrong; and shrinking keeps what makes it wrong."""
     call = random_call(random.Random(0))

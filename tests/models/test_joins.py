@@ -1,4 +1,4 @@
-"""Layers that are computed together: only where nothing else sees what lies between them."""
+"""Batch normalisation joined with its activation: only where nothing else sees what lies between them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-import convgrad
-from convgrad.engine.events import observing
+from tests.models.joining import agree, pair
 from tests.norms import NEEDS_KERNELS, take_small_inputs, watch
 
 pytestmark = NEEDS_KERNELS
@@ -128,27 +127,6 @@ ACTIVATIONS = [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.ReLU6(inplace=Tr
 
 def layers(activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), activation, nn.Conv2d(6, 2, 1))
-
-
-def pair(stock: nn.Module) -> tuple[Any, Any, Any]:
-    for norm in (m for m in stock.modules() if isinstance(m, nn.BatchNorm2d)):
-        nn.init.normal_(norm.weight)
-        nn.init.normal_(norm.bias)
-    ours = copy.deepcopy(stock)
-    return ours, stock, convgrad.accelerate_(ours, only_gains=False)
-
-
-def agree(ours: Any, stock: Any, x: Tensor | None = None, **near: Any) -> None:
-    x = torch.randn(2, 3, 9, 7) if x is None else x
-    results = []
-    for model in (ours, stock):
-        model.zero_grad()
-        a = x.clone().requires_grad_()
-        y = model(a)
-        y.square().sum().backward()
-        results.append((y, a.grad, *(p.grad for p in model.parameters()), *model.buffers()))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, **(near or {"rtol": 1e-4, "atol": 1e-4}))
 
 
 @pytest.mark.parametrize("build", [layers, Block, Padded], ids=["sequential", "module", "padded"])
@@ -303,186 +281,3 @@ def test_compiled(joined: list[str]) -> None:
     torch._dynamo.reset()
     agree(torch.compile(ours, fullgraph=True, backend="aot_eager"), stock)
     assert joined == []
-
-
-# ---- padding and the convolution behind it ---------------------------------------------------------
-
-
-class Asymmetric(nn.Module):
-    """As models that came from TensorFlow pad where they stride; nothing else is called."""
-
-    def __init__(self, d: int = 2, pad: Any = None, conv: Callable[..., nn.Module] = nn.Conv2d, **options: Any) -> None:
-        super().__init__()
-        of_dimensions: Any = (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)[d - 1]
-        self.pad = of_dimensions((0, 1, 3, 1, 1, 0)[: 2 * d] if pad is None else pad)
-        self.conv: Any = conv(6, options.pop("channels", 6), 3, **({"stride": 2, "groups": 6} | options))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(self.pad(x))
-
-
-class PadUsedTwice(Asymmetric):
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.pad(x)
-        return self.conv(z) + z.mean()
-
-
-class ConvTwice(Asymmetric):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(self.pad(x)) + self.conv(x).mean()
-
-
-class InPlaceBetween(Asymmetric):
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + 1
-        z = self.pad(x)
-        x.zero_()
-        return self.conv(z) + x.mean()
-
-
-class WhereItStrides(Asymmetric):
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x if self.conv.stride[0] == 1 else self.pad(x))
-
-
-class CheckpointedPad(Asymmetric):
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(super().forward, x, use_reentrant=False)  # pyright: ignore[reportReturnType]
-
-
-class Inherits(nn.Conv2d):
-    def __init__(self, channels: int, *args: Any, **options: Any) -> None:
-        super().__init__(channels, *args, bias=False, **options)
-
-
-class Shifted(nn.Conv2d):
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input + 1)
-
-
-def of_kernels(model: nn.Module, x: Tensor) -> set[tuple[tuple[int, int], ...]]:
-    """The padding that the kernels which compute a step are given."""
-    seen: set[tuple[tuple[int, int], ...]] = set()
-    with observing(lambda event: seen.add(event.problem.padding)), convgrad.use_backend("native"):
-        model(x).sum().backward()
-    return seen
-
-
-#: By the number of dimensions; with a stride of 2 all padding is read.
-SHAPES = {1: (2, 6, 12), 2: (2, 6, 11, 8), 3: (2, 6, 4, 11, 8)}
-
-
-#: What is joined, and the padding that the kernels are given.
-JOINED: dict[str, tuple[Callable[[], nn.Module], Any]] = {
-    "1-d": (lambda: Asymmetric(1, conv=nn.Conv1d), ((0, 1),)),
-    "2-d": (Asymmetric, ((3, 1), (0, 1))),
-    "3-d": (lambda: Asymmetric(3, conv=nn.Conv3d), ((1, 1), (3, 1), (0, 1))),
-    "more padding": (lambda: Asymmetric(padding=(0, 2)), ((3, 1), (2, 3))),
-    "valid": (lambda: Asymmetric(padding="valid"), ((3, 1), (0, 1))),
-    "same": (lambda: Asymmetric(padding="same", stride=1), ((4, 2), (1, 2))),
-    "a class of the user's": (lambda: Asymmetric(conv=Inherits), ((3, 1), (0, 1))),
-    "where it strides": (WhereItStrides, ((3, 1), (0, 1))),
-    "sequential": (lambda: nn.Sequential(*Asymmetric().children()), ((3, 1), (0, 1))),
-}
-
-
-@pytest.mark.parametrize("which", JOINED)
-def test_padding_is_not_copied(which: str) -> None:
-    build, padding = JOINED[which]
-    ours, stock, report = pair(build())
-    assert sum("with ZeroPad" in what for what in report.replaced.values()) == 1
-    x = torch.randn(SHAPES[len(padding)])
-    assert of_kernels(ours, x) == {padding}
-    with convgrad.use_backend("native"):
-        agree(ours, stock, x)
-        for each in (ours, stock):
-            each.eval()
-        torch.testing.assert_close(ours(x), stock(x))
-        torch.testing.assert_close(ours(x[0]), stock(x[0]))
-    assert repr(ours) == repr(stock)
-    report.restore()
-    assert [type(m) for m in ours.modules()] == [type(m) for m in stock.modules()]
-
-
-PADDED: dict[str, Callable[[], nn.Module]] = {
-    "the padded input is used twice": PadUsedTwice,
-    "the convolution is called twice": ConvTwice,
-    "the input changes in place": InPlaceBetween,
-    "a checkpoint in the forward": CheckpointedPad,
-    "a crop": lambda: Asymmetric(pad=(1, -1, 1, 1)),
-    "a forward of the user's": lambda: Asymmetric(conv=Shifted),
-    "another padding mode": lambda: Asymmetric(padding=1, padding_mode="reflect"),
-    "a request": lambda: Asymmetric(
-        conv=lambda *args, **options: convgrad.nn.Conv2d(*args, **options, backend="native")
-    ),
-    "no stride": lambda: WhereItStrides(stride=1),
-}
-
-
-@pytest.mark.parametrize("why", PADDED)
-def test_padding_is_left_alone(why: str) -> None:
-    ours, stock, _ = pair(PADDED[why]())
-    x = torch.randn(SHAPES[2])
-    assert all(one == other for padding in of_kernels(ours, x) for one, other in padding)
-    agree(ours, stock, x)
-
-
-def test_padding_of_other_dimensions() -> None:
-    """ZeroPad2d of a sequence pads its channels."""
-    ours, stock, _ = pair(Asymmetric(pad=(1, 0, 1, 1), conv=nn.Conv1d, groups=1, stride=1))
-    agree(ours, stock, torch.randn(2, 4, 11))
-    ours, stock, _ = pair(Asymmetric(1))
-    agree(ours, stock, torch.randn(SHAPES[2]))
-
-
-def test_padding_stays_a_copy_where_pytorch_computes() -> None:
-    """PyTorch's call takes no such padding; it would be copied in the backward, too."""
-    ours, stock, _ = pair(Asymmetric(groups=1, channels=32))
-    seen, x = [], torch.randn(SHAPES[2])
-    with observing(lambda event: seen.append(event.problem.padding)), convgrad.use_backend("aten"):
-        agree(ours, stock, x)
-    assert set(seen) == {((0, 0), (0, 0))}
-
-
-@pytest.mark.parametrize("which", ["pad", "conv"])
-def test_a_hook_sees_padding_as_it_was(which: str) -> None:
-    ours, stock, _ = pair(Asymmetric())
-    shapes: list[Any] = []
-    for model in (ours, stock):
-        getattr(model, which).register_forward_hook(lambda m, given, y: shapes.append((given[0].shape, y.shape)))
-    agree(ours, stock, torch.randn(SHAPES[2]))
-    assert shapes[0] == shapes[1]
-
-
-def test_parts_of_padding_by_themselves() -> None:
-    ours, stock, _ = pair(Asymmetric())
-    x = torch.randn(SHAPES[2])
-    assert torch.equal(ours.pad(x), stock.pad(x))
-    torch.testing.assert_close(ours.conv(x), stock.conv(x))
-    ours.conv = copy.deepcopy(stock.conv)
-    agree(ours, stock, x)
-
-
-def test_padding_under_autocast_and_transforms() -> None:
-    ours, stock, _ = pair(Asymmetric())
-    x = torch.randn(SHAPES[2])
-    with torch.autocast("cpu", torch.bfloat16):
-        agree(ours, stock, x, rtol=0.1, atol=0.5)
-    for one, other in (
-        (torch.func.jvp(m, (x,), (x,)) for m in (ours, stock)),
-        (torch.func.vmap(m)(x[None]) for m in (ours, stock)),
-        (torch.fx.symbolic_trace(m)(x) for m in (ours, stock)),
-        (m(x.permute(0, 1, 3, 2)) for m in (ours, stock)),
-        (m(x.contiguous(memory_format=torch.channels_last)) for m in (ours, stock)),
-        (checkpoint(m, x, use_reentrant=False) for m in (ours, stock)),
-    ):
-        torch.testing.assert_close(one, other)
-    x = x.double().requires_grad_()
-    assert torch.autograd.gradgradcheck(ours.double(), x[:1, :, :5, :4])
-
-
-@pytest.mark.slow
-def test_padding_compiled() -> None:
-    ours, stock, _ = pair(Asymmetric())
-    torch._dynamo.reset()
-    agree(torch.compile(ours, fullgraph=True, backend="aot_eager"), stock, torch.randn(SHAPES[2]))

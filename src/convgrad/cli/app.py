@@ -241,7 +241,6 @@ def run(args: Sequence[str] | None = None) -> int:
     _given[:] = (sys.argv[1:] if args is None else args) or ["--help"]
     _join_words()
     commands: Any = typer.main.get_command(app)
-    as_before = warnings.formatwarning
     warnings.formatwarning = _warning
     try:
         status = commands.main(args=_given, prog_name="convgrad", standalone_mode=False)
@@ -263,7 +262,7 @@ def run(args: Sequence[str] | None = None) -> int:
         plain = isinstance(error, KeyError) and not isinstance(error, ConvgradError) and error.args
         return _refused(error.args[0] if plain else error, 1 if isinstance(error, CheckError) else 2)
     finally:
-        warnings.formatwarning = as_before
+        warnings.formatwarning = _formatwarning
     return int(status or 0)
 
 

@@ -48,7 +48,7 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
         return "depthwise"
     if emulated:
         return "emulated"
-    if _wide(problem) or _half_the_products(problem) or (problem.flops < _SMALL and _cheap_call(problem)):
+    if _full_vectors(problem) or _half_the_products(problem) or (problem.flops < _SMALL and _cheap_call(problem)):
         return None
     if problem.groups > 1:
         return "grouped"
@@ -97,7 +97,7 @@ def _mostly_padding(p: ConvProblem) -> bool:
     return padded - prod(p.input_size) > prod(p.output_size) * prod(p.kernel_size)
 
 
-def _wide(p: ConvProblem) -> bool:
+def _full_vectors(p: ConvProblem) -> bool:
     """A vector of channels, as oneDNN computes with, is as full as one of pixels is in our kernels.
 
     With more than 16 channels a group it is, except in two cases. Contiguous images of at most eight results fill half

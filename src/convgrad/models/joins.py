@@ -18,6 +18,9 @@ from .report import Report
 
 _Pair = tuple[str, str]
 
+#: Kinds of layers that may be computed together, in the order of the calls.
+_JOINED = {("norm", "activation"), ("pad", "convolution")}
+
 
 def join_layers(model: nn.Module, report: Report) -> None:
     """Let accelerated layers compute what is beside them, where that is proven.
@@ -39,20 +42,16 @@ def join_layers(model: nn.Module, report: Report) -> None:
         if joined is None:
             continue
         for pair in pairs:
-            for one, other in (pair, pair[::-1]):
-                module: Any = owner._modules[one]
-                if type(module) in (*ACTIVATIONS, *PADS):
-                    give_class(module, accelerated_class(type(module)), report)
-                full = f"{name}.{other}".lstrip(".")
-                if full in report.replaced:
-                    report.replaced[full] += f", with {module}"
+            taken, layer = pair if kinds[pair[0]] == "pad" else pair[::-1]
+            module: Any = owner._modules[taken]
+            if type(module) in (*ACTIVATIONS, *PADS):
+                give_class(module, accelerated_class(type(module)), report)
+            full = f"{name}.{layer}".lstrip(".")
+            if full in report.replaced:
+                report.replaced[full] += f", with {module}"
         give_class(owner, joined, report)
         owner._convgrad_joined = tuple(pairs)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
         report._undo.append(partial(vars(owner).pop, "_convgrad_joined"))
-
-
-#: What may be computed together, in the order of the calls.
-_JOINED = {("norm", "activation"), ("pad", "convolution")}
 
 
 def _kind(module: Any, once: bool) -> str | None:

@@ -119,7 +119,7 @@ def why_it_fails(step: Callable[[], object]) -> str:
     try:
         step()
     except RuntimeError as error:
-        return str(error).splitlines()[0]
+        return (str(error) or type(error).__name__).splitlines()[0]
     return ""
 
 

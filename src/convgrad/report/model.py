@@ -99,9 +99,9 @@ def profile_model(
         f"A step is forward and backward, without an optimizer. {left}",
         f"PyTorch and convgrad took turns, {len(seen.samples['PyTorch'])} rounds; intervals are at 95 %.",
         f"A row's time is the median over {'one step' if slow else f'{rounds} steps'}; watching costs a little.",
-        *["channels_last was not timed: the step is slow, is there already, or does not run there."]
-        * (len(seen.samples) == 2),
-    ]  # fmt: skip
+    ]
+    if len(seen.samples) == 2:
+        notes.append("channels_last was not timed: the step is slow, is there already, or does not run there.")
     return assembled(
         rows, [*costs_of_layout(seen), *costs], notes, limits, device, kind="step", what=what or type(model).__name__,
         finding=_finding(seen), looked=looked, milliseconds=whole, variants=tuple(variants),
