@@ -11,8 +11,9 @@ struct PlaneTile {
   int64_t phases[3], stride[3], dilation[3], extent[3];
   int64_t vector;
 
-  // Whole vectors, and room for a last row that is written in whole vectors.
-  int64_t plane() const { return round_up(extent[0] * extent[1] * extent[2] + vector - 1, vector); }
+  // Whole vectors, and room for a last row that is written in whole vectors: as many of each of two phases, of which the
+  // second may begin one element later, or behind the row.
+  int64_t plane() const { return round_up(extent[0] * extent[1] * extent[2] + vector, vector); }
   int64_t positions() const { return round_up(extent[0] * extent[1] * extent[2], vector); }
   // Of all phases of an image, and of a row.
   int64_t places() const { return phases[0] * phases[1] * phases[2] * positions() + extent[2]; }

@@ -125,6 +125,16 @@ def test_rows_of_strided_volumes_do_not_run_into_each_other(strides: str, width:
         assert_exact(ConvProblem.parse(f"mb2g9ic18id7ih9iw{width}oc18kd3kh3kw3{strides}{layout}"))
 
 
+@pytest.mark.parametrize("kernel", [2, 4])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_two_phases_do_not_run_into_each_other(instruction_set: str, dtype: str, kernel: int) -> None:
+    """A row of every width: where the first position lies in the padding, the second phase ends behind the first."""
+    for width in range(kernel - 1, 70):
+        assert_exact(ConvProblem.parse(f"mb2ic2iw{width}oc3kw{kernel}sw2pw1 {dtype}"))
+    for size in (9, 17, 33):
+        assert_exact(ConvProblem.parse(f"ic2ih{size}oc3kh{kernel}sh2ph1 {dtype}"))
+
+
 def test_a_kernel_is_bound_once_and_called_often() -> None:
     p = ConvProblem.parse("mb2g5ic5ih9oc10kh3ph1")
     x, w, g = operands(p)
