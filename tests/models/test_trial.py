@@ -1,7 +1,9 @@
 """A model tried out on example inputs: what is learnt from them, and that no trace of it stays."""
 
+import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 import convgrad
 from convgrad.models import accelerate_, worth
@@ -36,6 +38,30 @@ def test_looking_at_the_sizes_changes_nothing():
         accelerate_(model, "auto", example_inputs=x).restore()
     assert same(fingerprint(model), before)
     assert torch.equal(torch.random.get_rng_state(), state)
+
+
+class Counted(nn.Module):
+    """A parametrization that, as spectral_norm's, changes a buffer where a weight is computed in training."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("times", torch.zeros(()))
+
+    def forward(self, weight):
+        self.times += self.training
+        return weight
+
+
+@pytest.mark.parametrize("memory_format", [None, "auto"])
+def test_looking_at_a_parametrized_weight_changes_nothing_and_a_call_computes_it_once(memory_format):
+    model = nn.Sequential(nn.Conv2d(4, 32, 1), nn.Conv2d(32, 32, 3, groups=32), nn.Flatten(), nn.Linear(32 * 12, 5))
+    for name in ("0", "1", "3"):
+        parametrize.register_parametrization(model.get_submodule(name), "weight", Counted())
+    before = [int(b) for b in model.buffers()]
+    accelerate_(model, memory_format, only_gains=False)
+    assert [int(b) for b in model.buffers()] == before
+    model(torch.randn(2, 4, 6, 5))
+    assert [int(b) for b in model.buffers()] == [b + 1 for b in before]
 
 
 class NoCopy(nn.Conv2d):

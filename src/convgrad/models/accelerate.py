@@ -11,7 +11,7 @@ from .classes import accelerated_class, is_batch_norm, is_convolution, is_known,
 from .joins import give_class, join_layers
 from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
 from .report import Report
-from .trial import NO_COPY, faster_in_channels_last, inputs_seen
+from .trial import NO_COPY, faster_in_channels_last, inputs_seen, quietly
 from .worth import Seen, dtype_against, linear_may_gain, norm_may_gain, worth_replacing
 
 
@@ -65,6 +65,17 @@ def accelerate_(
     seen = None if example_inputs is None else inputs_seen(model, example_inputs)
     report = Report()
     _turn(model, wanted, example_inputs, report)
+    with quietly(model):  # reading a weight may compute it, and in training change it: spectral_norm
+        _replace_layers(model, seen, only_gains, report)
+    join_layers(model, report)
+    return report
+
+
+# ---- layers --------------------------------------------------------------------------------------
+
+
+def _replace_layers(model: nn.Module, seen: dict[str, list[Seen]] | None, only_gains: bool, report: Report) -> None:
+    """Replace each layer of its own that may gain, and note why the others stay."""
     for name, module in model.named_modules():
         inputs = None if seen is None else seen.get(name, [])
         if is_convolution(module) or is_linear(module):
@@ -85,11 +96,6 @@ def accelerate_(
             report.replaced[name] = f"{type(module).__name__}({module.extra_repr()})"
         else:
             report.left[name] = reason
-    join_layers(model, report)
-    return report
-
-
-# ---- layers --------------------------------------------------------------------------------------
 
 
 def _is_quantised(module: nn.Module) -> bool:
@@ -162,7 +168,8 @@ def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Rep
     if wanted is None:
         return
     convolutions = [m for m in model.modules() if is_convolution(m) and is_spatial(m)]
-    pays, why = channels_last_pays(convolutions)
+    with quietly(model):
+        pays, why = channels_last_pays(convolutions)
     if wanted == "channels_last":
         pays, why = bool(convolutions), "" if convolutions else why
     elif pays and example_inputs is not None:

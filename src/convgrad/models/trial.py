@@ -44,7 +44,7 @@ def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
     """What reaches each convolution, batch normalisation and linear layer, by the name of the layer."""
     seen: dict[str, list[Seen]] = {}
     twin = copied(model)
-    with _quietly(model if twin is None else twin) as tried:
+    with quietly(model if twin is None else twin) as tried:
         handles = [
             module.register_forward_pre_hook(_noting(seen.setdefault(name, [])))
             for name, module in tried.named_modules()
@@ -70,14 +70,19 @@ def _noting(seen: list[Seen]) -> Callable[..., None]:
 
 
 @contextmanager
-def _quietly(model: nn.Module) -> Iterator[nn.Module]:
-    """The model in evaluation, without gradients; afterwards its modes, buffers and the random state are as before."""
+def quietly(model: nn.Module) -> Iterator[nn.Module]:
+    """The model in evaluation, without gradients; afterwards its modes, buffers and the random state are as before.
+
+    Its own ``train`` and ``eval``, which may do more (a LoRA layer adds its weights), are not called.
+    """
     device = _device(model)
     modes = [(m, m.training) for m in model.modules()]
     buffers = [(b, b.clone()) for b in model.buffers() if not nn.parameter.is_lazy(b)]
     try:
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield model.eval()
+            for module, _ in modes:
+                module.training = False
+            yield model
             for buffer, value in buffers:
                 buffer.copy_(value)
     finally:
