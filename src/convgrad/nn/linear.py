@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.nn.functional import linear
 
 from .._compat import exact_matmul, jit_tracing
 from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
@@ -55,7 +54,7 @@ class Linear(torch.nn.Linear):
             if plan.__class__ is tuple:
                 plan = _plan(plan, input, weight, bias)
         if plan is None:  # not torch's `forward`, which would compute a parametrized weight again
-            return linear(input, weight, bias)
+            return torch.nn.functional.linear(input, weight, bias)
         compute = apply if _recording() else Plan.contract
         output = compute(plan, *as_pointwise(input, weight), bias)  # [1, out_features, 1, rows]
         # No view, since autograd would record what changes it in place, such as a ReLU, as a change of all of `output`.
