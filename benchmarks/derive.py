@@ -25,7 +25,7 @@ import torch
 from sweep import COLUMNS, WAYS
 
 from convgrad.engine import rules
-from convgrad.problem import PASSES, ConvProblem
+from convgrad.problem import PASSES, ConvProblem, Pass
 
 RULES, RULE_LINES = Path(rules.__file__), ("# begin of the derived lines\n", "# end of the derived lines\n")
 DOCS, DOCS_LINES = Path(__file__).parents[1] / "docs" / "performance.md", ("<!-- sweep -->\n", "<!-- end -->\n")
@@ -42,7 +42,7 @@ class Row(NamedTuple):
 
     problem: ConvProblem
     kind: str | None
-    pass_: str
+    pass_: Pass
     times: dict[str, float]
     noise: float
 
@@ -75,7 +75,8 @@ def read(paths: Sequence[Path]) -> Iterator[Row]:
                 torch.set_num_threads(int(row["threads"]))
                 kind = rules.kind_of(problem, row["emulated"] == "1")
                 times = {way: float(row[way]) for way in WAYS if row[way]}
-                yield Row(problem, kind, row["pass"], times, float(row["noise"]))
+                pass_: Pass = row["pass"]  # pyright: ignore[reportAssignmentType]
+                yield Row(problem, kind, pass_, times, float(row["noise"]))
 
 
 def derived(rows: Sequence[Row]) -> Table:
@@ -97,7 +98,9 @@ def _ways(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
 
 def taken(table: Table, row: Row) -> str:
     """What the rules take."""
-    return next((way for way in table.get(row.kind or "", ()) if way in row.times), "aten")
+    worth = rules.worth_converting(row.problem, (row.pass_,))
+    ways = (way for way in table.get(row.kind or "", ()) if way != "aten:float32" or worth)
+    return next((way for way in ways if way in row.times), "aten")
 
 
 def held_out(rows: Sequence[Row]) -> list[tuple[Row, str]]:

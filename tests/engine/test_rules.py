@@ -37,6 +37,9 @@ ROWS = [
     ("mb2ic80ih9oc8kh3", BOTH, ["im2col", "im2col"]),  # it has no call for both
     ("mb2ic8ih9oc32kh3", ("forward",), ["aten"]),  # native can
     ("mb1ic64ih64oc64kh3 bfloat16", ("forward",), ["aten:float32"]),
+    ("mb1ic96ih16oc384kh16sh16 float16", ("forward",), ["aten"]),  # a weight is in one product
+    ("mb1ic96ih16oc384kh16sh16 float16", ("grad_weight",), ["aten:float32"]),
+    ("mb1ic96ih16oc384kh16sh16 float16", BOTH, ["aten:float32"]),
 ]
 
 
@@ -71,8 +74,8 @@ def test_the_reason_is_the_line() -> None:
 
 @pytest.mark.usefixtures("table")
 def test_elsewhere_nothing_was_measured() -> None:
-    for text, _, _ in ROWS:
-        assert not list(by_rule(ConvProblem.parse(text), torch.device("cuda")))
+    for text, outputs, _ in ROWS:
+        assert not list(by_rule(ConvProblem.parse(text), outputs, torch.device("cuda")))
 
 
 @pytest.mark.usefixtures("table")

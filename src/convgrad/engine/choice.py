@@ -138,7 +138,7 @@ def _measured(
 def _by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> tuple[Step, ...]:
     """One call for all of the outputs; empty where no sweep yields them."""
     passes = passes_of(outputs)
-    for way, why in by_rule(problem, device):
+    for way, why in by_rule(problem, passes, device):
         if way in backends():
             steps = _by(get_backend(way), f"by rule: {why}", problem, outputs, device)
             if steps:

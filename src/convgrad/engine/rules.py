@@ -14,7 +14,7 @@ import torch
 
 from .._compat import avx512_here, cpu_lacks
 from ..backends import aten_choice
-from ..problem import ConvProblem
+from ..problem import ConvProblem, Output
 from ..settings import threads
 from .environment import mkl_at_its_best
 
@@ -55,13 +55,23 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
     return "pointwise" if problem.matrix_product else "dense"
 
 
-def by_rule(problem: ConvProblem, device: torch.device) -> Iterator[tuple[str, str]]:
+def by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Iterator[tuple[str, str]]:
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
     if device.type == "cpu" and mkl_at_its_best() and _linear_for_mkl(problem):
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
     kind = kind_of(problem, cpu_lacks(problem.dtype)) if device.type == "cpu" else None
     for way, gain in TABLE.get(kind or "", {}).items():
-        yield way, f"{kind} problems: {gain}x as fast as PyTorch when it was measured"
+        if way != "aten:float32" or worth_converting(problem, outputs):
+            yield way, f"{kind} problems: {gain}x as fast as PyTorch when it was measured"
+
+
+def worth_converting(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
+    """Whether each value of the operands is in ten products or more; in fewer, converting takes longer than they do.
+
+    For the gradient of the weight it is worth while in any case: some processors have no kernel for that in 16 bits.
+    """
+    values = sum(map(prod, (p.input_shape, p.weight_shape, p.output_shape)))
+    return "grad_weight" in outputs or p.flops >= 20 * values
 
 
 def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
