@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from .._compat import amx_here, avx512_here, onednn_has
 from ..problem import ConvProblem, Output
+from ..sizes import effective_kernel
 from .strides import tidy
 
 
@@ -123,6 +125,45 @@ def _reads_padding_alone(p: ConvProblem, dim: int) -> bool:
     return False
 
 
+def _leaves_out(p: ConvProblem, dim: int) -> bool:
+    """Whether kernels that overlap or touch, in one dimension, leave a position of the input that no result reads."""
+    n, k, dilation, step = p.input_size[dim], p.kernel_size[dim], p.dilation[dim], p.stride[dim]
+    out, low, width = p.output_size[dim], p.padding[dim][0], effective_kernel(k, dilation)
+    if step > width:
+        return False
+    if dilation == 1:
+        return n > (out - 1) * step + k - low
+    ends = (range(min(n, 2 * width)), range(max(0, n - 2 * width), n))  # between them it repeats
+    distances = ((i + low - j * dilation for j in range(k)) for i in chain(*ends))  # from the first result
+    return not all(any(q % step == 0 <= q < out * step for q in each) for each in distances)
+
+
+def _skips(p: ConvProblem) -> bool:
+    """Whether kernels leave rows or slices between them, in oneDNN's AMX kernel that copies its input."""
+    sizes = [*zip(p.stride, p.kernel_size, p.dilation, strict=True)][:-1]
+    if not any(step > effective_kernel(k, dilation) for step, k, dilation in sizes):
+        return False
+    if p.ndim < 3:  # it fails without blocking by rows alone, which padding as wide as the kernel excludes
+        return any(low >= k for k, (low, _) in zip(p.kernel_size, p.padding, strict=True))
+    return not p.pointwise or any(map(any, p.padding))
+
+
+def _joins_columns(p: ConvProblem) -> bool:
+    """Whether oneDNN's AMX kernel multiplies by the channels of several kernel columns at once, which lie padded apart.
+
+    They are those of a kernel row; or, where stride, kernel and row can be divided by a number, so many neighbours.
+    """
+    channels, k, step, n = p.in_channels // p.groups, p.kernel_size[-1], p.stride[-1], p.input_size[-1]
+    if channels % 2 or channels >= 32 or k == 1 or p.dilation[-1] > 1:
+        return False
+    if p.groups == 1 and p.padding[-1][0] <= 0:
+        together = [i for i in range(2, min(k, step, n) + 1) if n % i == k % i == step % i == 0]
+        fitting = [i for i in together if channels * i <= 32 or channels * i % 32 == 0]
+        if fitting:
+            return channels * fitting[-1] > 32
+    return channels < 16 and channels * k > 32 and channels * k % 32 == 0
+
+
 # ---- the table -----------------------------------------------------------------------------------
 
 _BF16 = (torch.bfloat16,)
@@ -172,13 +213,42 @@ DEFECTS: tuple[Defect, ...] = (
            happens="the output is wrong by more than its size, and the process may die",
            reference="https://github.com/pytorch/pytorch/issues/169688",
            example=("mb2ic16id4ih4iw3oc16kd1kh1kw3sd1sh1sw3pd0ph0pw0 bfloat16", "forward")),
-    Defect("gaps in a narrow row", ("forward",), _BF16, instead=_AT_THE_BORDER,
+    Defect("joined columns", ("forward",), _BF16, instead=_INSIDE, condition=_joins_columns,
+           here=lambda: _avx512() and amx_here(),
+           when="on a processor with AMX, an even number of channels below 32, and a row of the kernel (or as much of "
+                "it as the stride divides) with a multiple of 32 elements of them, and more than 32",
+           happens="the output is wrong by more than its size: the weights are read as if they lay without padding",
+           reference="oneDNN 3.12 and its main branch of August 2026, jit_brgemm_conv_utils.cpp, relo_conv_weights and "
+                     "trans_dim_koef",
+           example=("ic4iw33oc2kw16 bfloat16", "forward")),
+    Defect("skipped rows", ("forward",), _BF16, instead=_INSIDE, condition=_skips,
+           here=lambda: _avx512() and amx_here(),
+           when="on a processor with AMX, a stride in depth or height that is larger than the (dilated) kernel; of an "
+                "image only with padding as wide as the kernel",
+           happens="the kernel writes past the end of its buffer: the output is wrong, or the process dies",
+           reference="oneDNN 3.12, brg_conv_fwd:avx10_1_512_amx",
+           example=("ic64id10ih3iw10oc32kd1kh1kw3sd3sh1sw1pd0ph0pw1 bfloat16", "forward")),
+    Defect("slices that nothing reads", ("grad_input",), _BF16, instead=_INSIDE,
+           condition=lambda p: p.ndim == 3 and _leaves_out(p, 0),
+           here=lambda: _avx512() and amx_here(),
+           when="on a processor with AMX, 3-D, a slice of the input that no result reads",
+           happens="the input gradient of that slice is uninitialized memory",
+           reference="oneDNN 3.12",
+           example=("ic2id4ih4iw40oc3kd3kh3kw3sd2sh1sw1pd0ph0pw0 bfloat16", "grad_input")),
+    Defect("rows that nothing reads", ("grad_input",), _BF16, instead=_INSIDE,
+           condition=lambda p: max(p.stride) == 1 and any(_leaves_out(p, dim) for dim in range(p.ndim - 1)),
+           here=lambda: _avx512() and amx_here(),
+           when="on a processor with AMX, a row or slice of the input that no result of a dilated kernel reads",
+           happens="the process may die (segmentation fault)",
+           reference="oneDNN 3.12",
+           example=("ic24ih2iw4oc1kh2kw2ph1pw0dh2dw0 bfloat16", "grad_input")),
+    Defect("gaps in a narrow row", ("forward",), (torch.bfloat16, torch.float32), instead=_AT_THE_BORDER,
            condition=lambda p: p.channels_last and p.dilation[-1] > 1 and p.input_size[-1] < p.stride[-1]
            and p.padding[-1][0] > 0,
            when="channels_last, a dilated row, padded and narrower than its stride",
-           happens="the process dies (segmentation fault)",
-           reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16",
-           example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 bfloat16 channels_last", "forward")),
+           happens="the process dies (segmentation fault), in float32 with a bias",
+           reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16 and brg_conv_fwd:avx512_core",
+           example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 channels_last bias", "forward")),
     Defect("rows of padding", ("forward",), _BF16, instead=_AT_THE_BORDER,
            condition=lambda p: any(_reads_padding_alone(p, dim) for dim in range(p.ndim - 1)),
            here=lambda: _avx512() and amx_here(),

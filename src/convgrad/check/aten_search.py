@@ -32,13 +32,14 @@ def search_aten(
     known = [ConvProblem.parse(d.example[0]) for d in DEFECTS]
     seen: set[Any] = set()
     with Child(answer) as child:
-        for p in chain(known, random_problems(seed)):
+        for plain in chain(known, random_problems(seed)):
             passed = time.monotonic() - start
             if passed > seconds:
                 return
             done += 1
             if progress is not None:
                 progress(passed / seconds, done)
+            p = plain.replace(has_bias=r.random() < 0.5)
             for pass_ in PASSES:
                 what = "" if _avoided(p, pass_) else _wrong(child, p, pass_, r.randrange(1000))
                 if not what:
@@ -89,7 +90,8 @@ def _upstream_command(p: ConvProblem, output: Output) -> str:
         shapes["x"], shapes["g"] = shapes["g"], shapes["x"]
     made = "; ".join(f"{n} = torch.randint(-3, 4, {s}).to({p.dtype}){layout}" for n, s in shapes.items())
     if output == p.bias_pass:
-        call = f"torch.convolution(x, w, None, {rest})"
+        bias = f"torch.zeros({p.shape_of(p.bias_slot)[1]}).to({p.dtype})" if p.has_bias else None
+        call = f"torch.convolution(x, w, {bias}, {rest})"
         doubles = f"torch.convolution(x.double(), w.double(), None, {rest})"
     else:
         i = 1 if output == "grad_weight" else 0
