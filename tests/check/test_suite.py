@@ -91,6 +91,20 @@ def test_what_a_backend_raises_is_its_failure() -> None:
     assert "RuntimeError: no such kernel" in results[0].message
 
 
+def test_progress_before_each_call() -> None:
+    """So that whoever waits knows one slow call from many that are not, as in Triton's interpreter."""
+    said: list[str] = []
+    calls: list[int] = []
+
+    def count(p: ConvProblem, pass_: object, a: torch.Tensor, b: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        calls.append(len(said))
+        return result
+
+    check_problem(Broken(count), TEXT, "forward", properties=["layouts"], progress=said.append)
+    assert len(calls) > 10
+    assert len({*calls}) == len(calls)
+
+
 def test_time_and_progress() -> None:
     seen: list[tuple[int, int, str]] = []
     report = check_backend(

@@ -57,7 +57,7 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
     """What ``work`` sends, from a forked child.
 
     Args:
-        work: called with a function that sends any object that pickles.
+        work: called with a function that sends any object that pickles, from any thread.
         patience: how many seconds the child may be silent from now on, asked before every message.
 
     Raises:
@@ -121,13 +121,19 @@ def _be_the_child(work: Callable[[Send], object], sender: Connection, trace: IO[
     faulthandler.register(signal.SIGUSR1, trace, all_threads=True)
     warnings.simplefilter("ignore")
 
+    def send(message: Any) -> None:
+        with one_at_a_time:
+            sender.send(("message", message))
+
+    one_at_a_time = threading.Lock()
+
     def run() -> None:
         try:
             torch.set_num_threads(torch.get_num_threads())
             compile_in_this_thread()
             torch.ones(2, 2).mm(torch.ones(2, 2))
             sender.send(("ready", None))
-            work(lambda message: sender.send(("message", message)))
+            work(send)
             sender.send(("end", None))
         except Exception:  # whatever a kernel raises was caught before
             sender.send(("error", traceback.format_exc()))

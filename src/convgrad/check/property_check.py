@@ -61,6 +61,7 @@ class PropertyCheck:
     """An output of a problem by a backend on a device: what every property is checked on.
 
     ``threads``: how many PyTorch has while the kernel runs in `parallel`; 0: as many as now.
+    ``calling``: called before each call of the backend, in any thread.
     """
 
     backend: Backend
@@ -70,6 +71,7 @@ class PropertyCheck:
     seed: int = 0
     repeats: int = 20
     threads: int = 0
+    calling: Callable[[], None] = lambda: None
 
     # ---- what it is ----------------------------------------------------------------------------
 
@@ -162,6 +164,7 @@ class PropertyCheck:
         tensors = [prepare(self.backend, self.problem, self.place(operands[s])) for s in slots]
         given = (f"{s} {tuple(t.shape)} with strides {t.stride()}" for s, t in zip(slots, tensors, strict=True))
         self._made["given"] = ", ".join(given)
+        self.calling()
         return tensors
 
     @property

@@ -62,7 +62,7 @@ def check_problem(
         repeats: how many runs must agree bit by bit.
         threads: how many PyTorch has in runs that must be right, and agree, in any number; 0: as many as now.
         properties: which to check, names out of ``PROPERTIES`` and ``STRESS``; all of ``PROPERTIES`` if not given.
-        progress: called with the name of each property before it is looked at.
+        progress: called with the name of each property before it is looked at, and before each call of the backend.
 
     Returns:
         One result for each property; a single skipped one where the backend has reasons against the problem.
@@ -82,14 +82,19 @@ def check_problem(
     if unknown := [name for name in names if name not in ALL_PROPERTIES]:
         raise ValueError(f"unknown property {unknown[0]!r}; properties are {', '.join(ALL_PROPERTIES)}")
     backend, problem = _backend(backend), _problem(problem)
-    check = PropertyCheck(backend, problem, output, torch.device(device), seed, repeats, threads)
+    name = ""
+
+    def doing() -> None:
+        if progress is not None:
+            progress(name)
+
+    check = PropertyCheck(backend, problem, output, torch.device(device), seed, repeats, threads, doing)
     reasons = check.reasons_against()
     if reasons:
         return [_result(check, "usable", "skipped", "; ".join(reasons))]
     results = []
     for name in names:
-        if progress is not None:
-            progress(name)
+        doing()
         results.append(_check_property(check, name))
     return results
 

@@ -48,7 +48,7 @@ _ENDS_THE_PROCESS = ("pages",)
 _WHOLE, _MOST_WHOLE = 3, 30_000_000
 #: Part of the time that may go into the search for problems of an output, or seconds if that is more.
 _SEARCH, _LEAST_SEARCH = 0.3, 10.0
-#: Seconds that one property of a problem may take; at first, and while problems are searched for, it may be more.
+#: Seconds that one call may take; at first, and while problems are searched for, it may be more.
 _PATIENCE, _FIRST_PATIENCE = 30.0, 90.0
 #: So many calls of ``accepts`` may take that long, not the whole search, which is slow on a busy machine.
 _SIGN_OF_LIFE = 500
