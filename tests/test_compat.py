@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
-from convgrad._compat import suggests_channels_last
+from convgrad._compat import DispatchMode, suggests_channels_last
 
 
 def test_suggests_channels_last_is_pytorchs_rule() -> None:
@@ -23,3 +25,13 @@ def test_suggests_channels_last_is_pytorchs_rule() -> None:
         assert suggests_channels_last(t) == (fmt != torch.contiguous_format), (shape, strides)
     assert not suggests_channels_last(torch.empty(2, 1, 5, 5))
     assert not suggests_channels_last(torch.empty(2, 3, 5))
+
+
+def test_a_mode_around_a_compiled_function_is_not_compiled_with_it() -> None:
+    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+    mode = type("Mode", (DispatchMode,), {"__torch_dispatch__": dispatch})
+    with mode():
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(3))
+    assert not _debug_get_cache_entry_list(dispatch.__code__)

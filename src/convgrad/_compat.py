@@ -131,11 +131,11 @@ jit_tracing: Callable[[], Any] = _C._get_tracing_state
 
 
 class DispatchMode(TorchDispatchMode):
-    """A mode that PyTorch does not wrap for its compiler, which would be imported for it: that takes a second."""
+    """A mode that PyTorch keeps its compiler out of only if it is here already: importing it takes a second."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False
+        return "torch._dynamo" in sys.modules
 
 
 def forward_ad_active() -> bool:
