@@ -55,6 +55,30 @@ def test_the_gradient_goes_back_through_the_weight_of_the_rule(name: str, rule: 
         assert stored is None or not stored.requires_grad
 
 
+@pytest.mark.parametrize("mode", ["circular", "reflect", "replicate", "zeros, joined"])
+@pytest.mark.parametrize("rule", ["alignment", "uSF"])
+def test_padding_that_a_kernel_could_read_in_place_changes_nothing(mode: str, rule: str) -> None:
+    x, g = torch.randn(2, 16, 8, 8, requires_grad=True), torch.randn(2, 16, 8, 8)
+    if mode == "zeros, joined":
+        made: Any = FeedbackConv2d(16, 16, 3, groups=16, rule=rule)
+        model, torchs = nn.Sequential(nn.ZeroPad2d(1), made), "constant"
+        convgrad.accelerate_(model, only_gains=False)
+    else:
+        model = made = FeedbackConv2d(16, 16, 3, padding=1, groups=16, rule=rule, padding_mode=mode)
+        torchs = mode
+    got = gradient(model, x, g)
+    want = gradient(lambda x: F.conv2d(F.pad(x, [1] * 4, mode=torchs), made.feedback(), groups=16), x, g)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_signs_are_those_of_the_weight_that_is_used() -> None:
+    made, x = FeedbackConv2d(4, 4, 3, rule="uSF"), torch.randn(2, 4, 6, 6, requires_grad=True)
+    other = torch.randn_like(made.weight)  # as a layer around it gives it: LoRA
+    got = gradient(lambda x: made._conv_forward(x, other, None), x, torch.ones(2, 4, 4, 4))
+    want = gradient(lambda x: F.conv2d(x, other.sign()), x, torch.ones(2, 4, 4, 4))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
 def test_batchwise_random_magnitudes_are_drawn_in_each_forward_and_keep_the_signs() -> None:
     made, x = layer("Conv2d", rule="brSF")
     g = torch.randn_like(made(x))

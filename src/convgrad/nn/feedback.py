@@ -83,7 +83,10 @@ class _Feedback:
 
     def feedback(self: Any) -> Tensor:
         """The weight of the way back, as the rule makes it of the weight now."""
-        return _RULES[self.rule][1](self.weight.detach(), getattr(self, "feedback_weight", None))
+        return self._feedback_of(self.weight)
+
+    def _feedback_of(self: Any, weight: Tensor) -> Tensor:
+        return _RULES[self.rule][1](weight.detach(), getattr(self, "feedback_weight", None))
 
     @torch.no_grad()
     def angle(self: Any) -> Tensor:
@@ -125,6 +128,10 @@ class _Feedback:
         mean = functional.grad_weight(x, w.shape, functional.convolution(x, w, None, *form), *form) / samples
         self.feedback_weight.add_(mean - weight_decay * self.feedback_weight, alpha=lr)
 
+    @staticmethod
+    def _unpadded(*_: Any) -> None:
+        """No call without a padded copy: it would go back through the weight itself."""
+
     def _compute(self: Any, *args: Any) -> Tensor:
         input, weight, bias, *rest = args
         if self.transposed:
@@ -132,8 +139,9 @@ class _Feedback:
         else:
             (stride, padding, dilation, groups), output_padding = rest, 0
         form = (stride, padding, dilation, self.transposed, output_padding, groups)
+        back = self._feedback_of(weight)  # of the weight that is used, which need not be the layer's own
         with nullcontext() if self.backend is None else use_backend(self.backend):
-            return functional.feedback_convolution(input, weight, self.feedback(), bias, *form, layout=self._layout)
+            return functional.feedback_convolution(input, weight, back, bias, *form, layout=self._layout)
 
     def extra_repr(self: Any) -> str:
         return f"{super().extra_repr()}, rule={self.rule!r}"  # pyright: ignore[reportAttributeAccessIssue]

@@ -115,6 +115,7 @@ class _Conv(_Chosen):
         return self._conv_forward(input, self.weight, self.bias)
 
     _convgrad_joins = True
+    _unpadded = staticmethod(convolve)
 
     def _with_zeros(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """As `_conv_forward`, of an input that lacks the zeros that the module in front pads it with."""
@@ -122,7 +123,7 @@ class _Conv(_Chosen):
         if self._layout == "NCL" and not self.backend and len(zeros) == 2 * len(sides):
             more = zip(zeros[-2::-2], zeros[::-2], strict=True)  # torch begins with the last dimension
             sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
-            output = convolve(input, weight, bias, self.stride, sides, self.dilation, self.groups, "zeros")
+            output = self._unpadded(input, weight, bias, self.stride, sides, self.dilation, self.groups, "zeros")
             if output is not None:
                 return output
         return self._conv_forward(F.pad(input, zeros), weight, bias)
@@ -139,7 +140,7 @@ class _Conv(_Chosen):
             sides, stride, dilation = ((0, 0), *sides), (1, *stride), (1, *dilation)
         if not torch.compiler.is_compiling():
             with use_backend(self.backend) if self.backend else nullcontext():
-                output = convolve(input, kernel, bias, stride, sides, dilation, self.groups, self.padding_mode)
+                output = self._unpadded(input, kernel, bias, stride, sides, dilation, self.groups, self.padding_mode)
             if output is not None:
                 return output.squeeze(-2).transpose(-1, -2).contiguous() if in_rows else output
         input = pad(input, sides, self.padding_mode)
