@@ -34,7 +34,7 @@ struct PlaneRun {
 template <class T, int N, int R, int P>
 void correlate_planes(const PlaneRun<T>& run) {
   Vec<T, N> sum[R][P];
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     const Vec<T, N> start = run.start[r] - Vec<T, N>{};
 #pragma GCC unroll 24
@@ -45,14 +45,14 @@ void correlate_planes(const PlaneRun<T>& run) {
     Vec<T, N> x[P];
 #pragma GCC unroll 24
     for (int p = 0; p < P; ++p) x[p] = load<T, N>(from + p * N);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
       const T w = weight[r * run.weight_channel];
 #pragma GCC unroll 24
       for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 24
     for (int p = 0; p < P; ++p) store<T, N>(run.result + r * run.result_channel + p * N, sum[r][p]);
@@ -78,9 +78,25 @@ void correlate_vectors(PlaneRun<T> run, int64_t vectors) {
   }
 }
 
+// A single vector of pixels, where so few channels as share a load would leave most of the time to waiting for a sum.
+template <class T, int N>
+void correlate_vector(PlaneRun<T> run, int64_t channels) {
+  static constexpr void (*kernels[])(const PlaneRun<T>&) = {
+      correlate_planes<T, N, 1, 1>, correlate_planes<T, N, 2, 1>, correlate_planes<T, N, 3, 1>,
+      correlate_planes<T, N, 4, 1>, correlate_planes<T, N, 5, 1>, correlate_planes<T, N, 6, 1>,
+      correlate_planes<T, N, 7, 1>, correlate_planes<T, N, 8, 1>};
+  for (int64_t pieces = ceil_div(channels, 8); pieces > 0; --pieces) {
+    const int64_t now = ceil_div(channels, pieces);
+    kernels[now - 1](run);
+    run.result += now * run.result_channel, run.weight += now * run.weight_channel, run.start += now;
+    channels -= now;
+  }
+}
+
 // Any number of result channels and vectors. A few thousand pixels at a time: all channels find them in the cache.
 template <class T, int N>
 void correlate_channels(const PlaneRun<T>& run, int64_t channels, int64_t vectors) {
+  if (vectors == 1) return correlate_vector<T, N>(run, channels);
   static constexpr void (*kernels[])(PlaneRun<T>, int64_t) = {correlate_vectors<T, N, 1>, correlate_vectors<T, N, 2>,
                                                               correlate_vectors<T, N, 3>, correlate_vectors<T, N, 4>};
   constexpr int64_t most_vectors = 4 * kPlaneSums;

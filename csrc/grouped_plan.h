@@ -21,7 +21,7 @@ struct PlaneTile {
   // A vector more is read, and channels an even number of lines apart would share a few places of the cache.
   int64_t channel() const { return (ceil_div(images * image() + vector, 2 * vector) | 1) * 2 * vector; }
   // Of kernel element (or phase) k in dimension d: where its first position is.
-  int64_t remainder(int d, int64_t k) const { return k * dilation[d] % stride[d]; }
+  int64_t remainder(int d, int64_t k) const { return stride[d] == 1 ? 0 : k * dilation[d] % stride[d]; }
 };
 
 // A plan whose `lanes` are the input channels of a block of groups, of all images of a unit.
@@ -114,9 +114,10 @@ inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, 
   p.block_groups = p.channels_last ? least(p.groups, ceil_div(line, least(p.in_per_group, p.out_per_group))) : 1;
   p.lane_blocks = ceil_div(p.groups, p.block_groups);
   p.images = least(ceil_div(kUnitPixels, most(1, pixels)), most(1, p.batch * p.lane_blocks / (4 * p.threads)));
-  p.images = most(1, least(p.images, p.batch));
+  // As many in each unit: the borders that are packed stay from one to the next.
+  p.image_blocks = ceil_div(p.batch, most(1, least(p.images, p.batch)));
+  p.images = ceil_div(p.batch, most(1, p.image_blocks));
   p.lanes = p.block_groups * p.in_per_group * p.images;
-  p.image_blocks = ceil_div(p.batch, p.images);
   choose_bands(p, budget, ceil_div(2 * p.threads, p.lane_blocks * most(1, p.image_blocks)));
   p.set_tiles();
   for (int d = 0; d < 3; ++d) p.plane[d] = ceil_div(p.input_extent[d], p.axis[d].stride);
