@@ -23,7 +23,7 @@ inline Vec<T, N> mix(Vec<T, N> a, Vec<T, N> b, std::integer_sequence<int, I...>)
 // The place of a position outside the tensor.
 constexpr int64_t kNowhere = INT64_MAX;
 
-// Of the width, whose ranges are listed.
+// So many phases of a row have their ranges listed.
 constexpr int64_t kListedPhases = 16;
 
 // S: storage, T: arithmetic, N: lanes of a vector.
@@ -189,13 +189,12 @@ struct Planes {
     const S* end;  // of the tensor
     int64_t low, plane;
     bool borders;
-    Range phase[2];                    // of the first two phases
-    Range further[kListedPhases - 2];  // and of more of them: found once, as rows in many phases are short
+    Range phase[kListedPhases];  // found once, as rows in many phases are short
 
     Split(const PlaneTile& t, const Tensor& x, const S* end, int64_t low, bool borders)
         : tile(t), x(x), end(end), low(low), plane(t.plane()), borders(borders || x.padding_mode) {
-      for (int p = 0; p < 2; ++p) phase[p] = inside(t, p, low, x.size[2]);
-      for (int64_t p = 2; p < least(kListedPhases, t.phases[2]); ++p) further[p - 2] = inside(t, p, low, x.size[2]);
+      const int64_t listed = most(2, least(kListedPhases, t.phases[2]));
+      for (int64_t p = 0; p < listed; ++p) phase[p] = inside(t, p, low, x.size[2]);
     }
 
     // Positions of a phase outside the tensor.
@@ -215,7 +214,7 @@ struct Planes {
                   phase[e].size(), phase[o].size());
       }
       for (int64_t p = 0; p < tile.phases[2]; ++p, to += plane) {
-        const Range r = p < 2 ? phase[p] : p < kListedPhases ? further[p - 2] : inside(tile, p, low, x.size[2]);
+        const Range r = p < kListedPhases ? phase[p] : inside(tile, p, low, x.size[2]);
         if (step == 1)
           copy_row(to + r.low, from + low + r.low, r.size());
         else if (!two)
