@@ -81,11 +81,14 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
   }
   // From vector to vector, an odd number of lines: an even one would use a few places of the cache.
   static int64_t pitch_of(int64_t pixels) { return (pixels | 1) * N; }
+  // Pixel by pixel, as they lie in memory.
   static void pack_vectors(T* to, int64_t pitch, const Pixels& from, int64_t lanes, int64_t vectors, int64_t pixels) {
-    for (int64_t v = 0; v < vectors; v += kPointwiseColumns)
-      for (int64_t i = 0; i < pixels; ++i)
-        for (int64_t l = v; l < least(vectors, v + kPointwiseColumns); ++l)
-          store<T, N>(to + l * pitch + i * N, load_first<T, N>(from.at + i * from.step + l * N, lanes - l * N));
+    for (int64_t i = 0; i < pixels; ++i)
+      for (int64_t l = 0; l < vectors; ++l) {
+        const T* const at = from.at + i * from.step + l * N;
+        __builtin_prefetch(at + from.step);
+        store<T, N>(to + l * pitch + i * N, load_first<T, N>(at, lanes - l * N));
+      }
   }
 
   // Memory that is needed later: a line of it in every step of a loop, as long as there is some left.

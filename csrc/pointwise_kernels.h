@@ -29,7 +29,8 @@ struct Ahead {
   }
 };
 
-// Lines at equal distances: one in every step of the loop, and so much further on for the next vectors.
+// Lines at equal distances: one in every step of the loop, and so much further on for the next vectors. Into the
+// second-level cache: in the first, which holds about as much as one run of the loop reads, they would displace that.
 struct AheadInTensor {
   const char* at;
   int64_t distance, further;
@@ -40,7 +41,7 @@ struct AheadInTensor {
     return {reinterpret_cast<const char*>(at), distance * int64_t(sizeof(T)), 0};
   }
   __attribute__((always_inline)) void step() {
-    __builtin_prefetch(at);
+    __builtin_prefetch(at, 0, 2);
     at += distance;
   }
 };
