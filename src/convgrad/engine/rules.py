@@ -79,8 +79,8 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
 
     On one and two threads of a Zen 4, with 64 to 46000 rows and 2 to 4096 features that lie in no cache, 449 layers of
     4 to 70 million FLOPs a pass and thread were 1.42x to 1.76x as fast as PyTorch's on geometric average, the least
-    0.80x below 16 million and 0.95x above; of 115 layers that a Xeon does not leave to MKL (`_linear_for_mkl`) the
-    least was 0.99x. With few rows reading the weight is most of the work, and one output feature is no product of
+    0.80x below 16 million and 0.95x above; of 160 layers that a Xeon does not leave to MKL (`_linear_for_mkl`) the
+    least was 0.98x. With few rows reading the weight is most of the work, and one output feature is no product of
     matrices (0.6x to 0.8x).
 
     Args:
@@ -93,12 +93,13 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
 def _linear_for_mkl(p: ConvProblem) -> bool:
     """A linear layer, which is an image of one row in channels_last, where MKL at its best is not slower than ours.
 
-    Of many rows with few input features MKL reads and writes more than it must: on one and two threads of a Xeon with
-    AVX-512 ours were 1.4x as fast, elsewhere 0.88x to 1.0x. Without AVX-512 nothing was measured.
+    With few rows, packing the weight and writing its gradient are much of the work, and with few output features
+    packing the input. Elsewhere ours were 1.2x to 1.3x as fast on a Xeon with AVX-512, the least of 160 layers 0.98x.
+    Without AVX-512 nothing was measured.
     """
     if not (p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1):
         return False
-    return p.input_size[1] < 1024 or p.in_channels > 256 or p.out_channels < 48 or not avx512_here()
+    return p.input_size[1] < 1536 or p.out_channels < 48 or not avx512_here()
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
