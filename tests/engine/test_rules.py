@@ -132,6 +132,12 @@ def test_kinds(text: str, kind: str | None) -> None:
         ("mb4g2ic64iw100oc128kw24", None),
         ("mb4g2ic64iw100oc128kw25", "grouped"),  # oneDNN writes columns down
         ("mb4ic17ih28oc9kh3ph1 float64", None),
+        ("mb4ic12id8oc16kd3", None),  # slices of a volume that fill few vectors with pixels
+        ("mb4ic12id8oc16kd3 float64", "dense"),
+        ("mb4ic11id8oc16kd3", "dense"),
+        ("mb4g2ic24id8oc32kd3dd1", "grouped"),
+        ("mb4g2ic24id8oc32kd1", "grouped"),
+        ("mb4ic12id14oc16kd3", "dense"),
     ],
 )
 def test_many_channels_a_group(text: str, kind: str | None) -> None:

@@ -113,11 +113,15 @@ def _full_vectors(p: ConvProblem) -> bool:
 
     With more than 16 channels a group it is, except in two cases. Contiguous images of at most eight results fill half
     of it. (Few inputs are read as they lie.) And a sequence has few products for the time that laying it out anew
-    takes; for one whose kernel has more than 24 elements oneDNN writes columns down.
+    takes; for one whose kernel has more than 24 elements oneDNN writes columns down. With 12 to 16 it is where ours
+    hold pixels of small slices of a volume.
     """
     inputs, outputs = p.in_channels // p.groups, p.out_channels // p.groups
-    if p.depthwise or p.matrix_product or max(inputs, outputs) <= 16:
+    if p.depthwise or p.matrix_product:
         return False
+    if max(inputs, outputs) <= 16:
+        plain = p.dtype.itemsize == 4 and max(p.dilation) == 1 < max(p.kernel_size)
+        return p.ndim == 3 and min(inputs, outputs) >= 12 and prod(p.output_size[1:]) <= 128 and plain
     if p.ndim == 1:
         return min(inputs, outputs) >= 32 and p.kernel_size[0] <= 24
     return outputs > 8 or p.channels_last or max(p.stride) > 1
