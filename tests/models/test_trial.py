@@ -64,6 +64,15 @@ def test_looking_at_a_parametrized_weight_changes_nothing_and_a_call_computes_it
     assert [int(b) for b in model.buffers()] == [b + 1 for b in before]
 
 
+def test_buffers_that_cannot_be_written_to_are_no_hindrance():
+    with torch.inference_mode():
+        inference = torch.ones(3)
+    model = nn.Sequential(nn.Conv2d(32, 32, 3, groups=32))
+    model.register_buffer("expanded", torch.ones(1).expand(5))
+    model.register_buffer("inference", inference)
+    assert accelerate_(model, only_gains=False).counts[0] == (1, 1)
+
+
 class NoCopy(nn.Conv2d):
     def __deepcopy__(self, memo):
         raise TypeError("there is only one of me")

@@ -34,6 +34,11 @@ def _avx512() -> bool:
     return avx512_here() and not most.upper().startswith(("SSE", "AVX2")) and most.upper() != "AVX"
 
 
+def _amx() -> bool:
+    """Whether oneDNN uses AMX, as far as the variables above say."""
+    return _avx512() and amx_here()
+
+
 @dataclass(frozen=True)
 class Defect:
     """One thing that PyTorch's convolution gets wrong.
@@ -208,36 +213,33 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("strided row", ("forward",), _BF16, instead=_INSIDE,
            condition=lambda p: (p.output_size[-1] == 1 and p.stride[-1] > 1)
            or (p.ndim == 3 and p.input_size[0] == 1 < p.kernel_size[0]),
-           here=lambda: _avx512() and amx_here(),
+           here=_amx,
            when="on a processor with AMX, a width of 1 reached by a stride of 2 or more, or an input one slice deep",
            happens="the output is wrong by more than its size, and the process may die",
            reference="https://github.com/pytorch/pytorch/issues/169688",
            example=("mb2ic16id4ih4iw3oc16kd1kh1kw3sd1sh1sw3pd0ph0pw0 bfloat16", "forward")),
-    Defect("joined columns", ("forward",), _BF16, instead=_INSIDE, condition=_joins_columns,
-           here=lambda: _avx512() and amx_here(),
+    Defect("joined columns", ("forward",), _BF16, instead=_INSIDE, condition=_joins_columns, here=_amx,
            when="on a processor with AMX, an even number of channels below 32, and a row of the kernel (or as much of "
                 "it as the stride divides) with a multiple of 32 elements of them, and more than 32",
            happens="the output is wrong by more than its size: the weights are read as if they lay without padding",
            reference="oneDNN 3.12 and its main branch of August 2026, jit_brgemm_conv_utils.cpp, relo_conv_weights and "
                      "trans_dim_koef",
            example=("ic4iw33oc2kw16 bfloat16", "forward")),
-    Defect("skipped rows", ("forward",), _BF16, instead=_INSIDE, condition=_skips,
-           here=lambda: _avx512() and amx_here(),
+    Defect("skipped rows", ("forward",), _BF16, instead=_INSIDE, condition=_skips, here=_amx,
            when="on a processor with AMX, a stride in depth or height that is larger than the (dilated) kernel; of an "
                 "image only with padding as wide as the kernel",
            happens="the kernel writes past the end of its buffer: the output is wrong, or the process dies",
            reference="oneDNN 3.12, brg_conv_fwd:avx10_1_512_amx",
            example=("ic64id10ih3iw10oc32kd1kh1kw3sd3sh1sw1pd0ph0pw1 bfloat16", "forward")),
     Defect("slices that nothing reads", ("grad_input",), _BF16, instead=_INSIDE,
-           condition=lambda p: p.ndim == 3 and _leaves_out(p, 0),
-           here=lambda: _avx512() and amx_here(),
+           condition=lambda p: p.ndim == 3 and _leaves_out(p, 0), here=_amx,
            when="on a processor with AMX, 3-D, a slice of the input that no result reads",
            happens="the input gradient of that slice is uninitialized memory",
            reference="oneDNN 3.12",
            example=("ic2id4ih4iw40oc3kd3kh3kw3sd2sh1sw1pd0ph0pw0 bfloat16", "grad_input")),
     Defect("rows that nothing reads", ("grad_input",), _BF16, instead=_INSIDE,
            condition=lambda p: max(p.stride) == 1 and any(_leaves_out(p, dim) for dim in range(p.ndim - 1)),
-           here=lambda: _avx512() and amx_here(),
+           here=_amx,
            when="on a processor with AMX, a row or slice of the input that no result of a dilated kernel reads",
            happens="the process may die (segmentation fault)",
            reference="oneDNN 3.12",
@@ -251,7 +253,7 @@ DEFECTS: tuple[Defect, ...] = (
            example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 channels_last bias", "forward")),
     Defect("rows of padding", ("forward",), _BF16, instead=_AT_THE_BORDER,
            condition=lambda p: any(_reads_padding_alone(p, dim) for dim in range(p.ndim - 1)),
-           here=lambda: _avx512() and amx_here(),
+           here=_amx,
            when="on a processor with AMX, a row or slice of results that reads nothing but padding",
            happens="the process may die (segmentation fault)",
            reference="oneDNN 3.12, brg_conv_fwd:avx10_1_512_amx",

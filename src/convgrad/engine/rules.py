@@ -120,8 +120,9 @@ def _full_vectors(p: ConvProblem) -> bool:
     if p.depthwise or p.matrix_product:
         return False
     if max(inputs, outputs) <= 16:
-        plain = p.dtype.itemsize == 4 and max(p.dilation) == 1 < max(p.kernel_size)
-        return p.ndim == 3 and min(inputs, outputs) >= 12 and prod(p.output_size[1:]) <= 128 and plain
+        small_slices = p.ndim == 3 and prod(p.output_size[1:]) <= 128
+        undilated = max(p.dilation) == 1 < max(p.kernel_size)
+        return small_slices and undilated and min(inputs, outputs) >= 12 and p.dtype.itemsize == 4
     if p.ndim == 1:
         return min(inputs, outputs) >= 32 and p.kernel_size[0] <= 24
     return outputs > 8 or p.channels_last or max(p.stride) > 1

@@ -77,14 +77,15 @@ def quietly(model: nn.Module) -> Iterator[nn.Module]:
     """
     device = _device(model)
     modes = [(m, m.training) for m in model.modules()]
-    buffers = [(b, b.clone()) for b in model.buffers() if not nn.parameter.is_lazy(b)]
+    buffers = [(b, b.clone(), b._version) for b in model.buffers() if not (nn.parameter.is_lazy(b) or b.is_inference())]
     try:
         with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
             for module, _ in modes:
                 module.training = False
             yield model
-            for buffer, value in buffers:
-                buffer.copy_(value)
+            for buffer, value, version in buffers:
+                if buffer._version != version:  # others may be expanded, and cannot be written to
+                    buffer.copy_(value)
     finally:
         for module, training in modes:
             module.training = training
