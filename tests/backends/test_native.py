@@ -118,6 +118,22 @@ def test_the_bias_gradient_of_a_transposed_convolution_sums_the_input(p: ConvPro
                 assert torch.equal(result, expected[name]), name
 
 
+@pytest.mark.parametrize("layout", ["", " channels_last"])
+@pytest.mark.parametrize("groups", ["g8ic8oc8", "g2ic8oc6", "g5ic5oc10"])
+def test_steps_longer_than_any_tensor(groups: str, layout: str) -> None:
+    """To the one position of a result, or of the kernel, they are like any others that reach no second one."""
+
+    def results(stride: int, dilation: int) -> list[tuple[str, Tensor]]:
+        p = ConvProblem.parse(f"{groups}mb2ih5iw7kh3kw1sh20sw20ph1pw1{layout}")
+        p = p.replace(stride=(stride, stride), dilation=(1, dilation))
+        torch.manual_seed(0)
+        return everything(p, *operands(p))
+
+    longest = 2**63 - 1
+    for (name, far), (_, near) in zip(results(longest, longest), results(20, 20), strict=True):
+        assert torch.equal(far, near), name
+
+
 @pytest.mark.parametrize("strides", ["sd1sh2sw1", "sd2sh1sw1", "sd2sh2sw1", "sd1sh1sw2", "sd3sh2sw3"])
 @pytest.mark.parametrize("width", [5, 9, 19])
 def test_rows_of_strided_volumes_do_not_run_into_each_other(strides: str, width: int) -> None:

@@ -30,6 +30,8 @@ _MOST_FOLDED = {True: 2**15, False: 2**18}
 
 #: Those of the compiled kernels, in the order of the header.
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+#: No position is as far away: a longer step reaches none, and sums of such would overflow.
+_FAR = 2**40
 _OUTPUTS: dict[Output, int] = {"forward": 1, "grad_input": 2, "grad_weight": 4, "grad_bias": 8}
 _TRANSPOSED_GRAD_BIAS = 16  # the bias of a transposed convolution is added to what the plain problem calls its input
 
@@ -171,7 +173,7 @@ def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Ou
 
 def _fill(problem: ConvProblem, outputs: tuple[Output, ...]) -> library.Problem:
     def three(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
-        return (missing,) * (3 - len(values)) + values
+        return (missing,) * (3 - len(values)) + tuple(min(v, _FAR) for v in values)
 
     filled = library.Problem()
     filled.batch, filled.groups = problem.batch, problem.groups
