@@ -55,6 +55,38 @@ def test_a_class_that_computes_itself_is_left_with_the_reason():
     assert type(model[0]) is ComputesItself
 
 
+@pytest.mark.parametrize("none", [True, False])
+def test_a_weight_that_is_only_there_when_another_network_has_made_it(none):
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Linear(3, 2))
+    for layer in model:
+        del layer.weight
+        if none:
+            layer.register_parameter("weight", None)
+    assert set(accelerate_(model, "auto", only_gains=False).left.values()) == {"it has no weight yet"}
+
+
+class Twice(nn.Linear):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def test_torch_fx_traces_what_it_would_trace():
+    """Torch's layers are calls of modules; what a user's class computes is in the graph, as is a layer by itself."""
+    x = torch.randn(2, 4, 8, 8)
+    for stock in (
+        nn.Sequential(
+            nn.Conv2d(4, 4, 3, padding=1, groups=4), nn.ConvTranspose2d(4, 4, 1), CallsSuper(4, 4, 1), nn.Linear(8, 8)
+        ),
+        nn.Sequential(Twice(8, 8), TransposedCallsSuper(4, 4, 1)),
+        nn.Linear(8, 8),
+    ):
+        ours = copy.deepcopy(stock)
+        accelerate_(ours, only_gains=False)
+        one, other = (torch.fx.symbolic_trace(m) for m in (ours, stock))
+        assert [n.op for n in one.graph.nodes] == [n.op for n in other.graph.nodes]
+        torch.testing.assert_close(one(x), stock(x))
+
+
 def test_an_attribute_called_backend_belongs_to_the_user():
     class Named(nn.Conv2d):
         backend = "mine"

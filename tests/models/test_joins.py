@@ -5,14 +5,17 @@ from __future__ import annotations
 import copy
 import inspect
 import pickle
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import convgrad
 from tests.models.joining import agree, pair
 from tests.norms import NEEDS_KERNELS, take_small_inputs, watch
 
@@ -122,6 +125,34 @@ class Own(nn.BatchNorm2d):
         return 2 * super().forward(input)
 
 
+class Kept(Block):
+    """Someone may look at it later."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        self.z = self.norm(self.conv(x))
+        return self.activation(self.z)
+
+
+class Drawing(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        z = self.norm(self.conv(x))
+        drawn = random.random() + np.random.rand() + torch.rand(1).item()
+        return self.activation(z if drawn < 4 or not self.training else 2 * z)
+
+
+class Crossed(nn.Module):
+    """Two results wait for one activation."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        one, other = self.one(x), self.other(x)
+        return self.activation(one) * self.activation(other)
+
+
 ACTIVATIONS = [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.ReLU6(inplace=True), nn.SiLU(), nn.SiLU(inplace=True)]
 
 
@@ -158,6 +189,8 @@ LEFT = {
     "given in a function": lambda: Given(nn.ReLU(), lambda block: lambda x: block.norm(x) + 0),
     "given with the owner": lambda: Given(nn.ReLU(), lambda block: block),
     "a function between": lambda: PaddedBetween(nn.ReLU()),
+    "kept in an attribute": lambda: Kept(nn.ReLU()),
+    "chance": lambda: Drawing(nn.ReLU()),
     "something between": lambda: Block(nn.ReLU(), torch.neg),
     "another activation": lambda: layers(nn.GELU()),
     "an activation of the user's": lambda: layers(type("Mine", (nn.ReLU,), {})()),
@@ -171,6 +204,39 @@ def test_left_alone(why: str, joined: list[str]) -> None:
     agree(ours, stock)
     assert set(joined) == {""}
     assert not hasattr(ours, "_convgrad_joined")
+
+
+def test_two_results_may_wait_for_one_activation(joined: list[str]) -> None:
+    agree(*pair(Crossed(nn.SiLU()))[:2])
+    assert joined == ["silu", "silu"]
+
+
+def test_looking_for_them_draws_no_random_numbers() -> None:
+    model, x, drawn = Drawing(nn.ReLU()), torch.randn(2, 3, 9, 7), []
+    for accelerate in (lambda: None, lambda: convgrad.accelerate_(model, example_inputs=x, only_gains=False)):
+        random.seed(1)
+        np.random.seed(2)
+        torch.manual_seed(3)
+        accelerate()
+        drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
+    assert drawn[0] == drawn[1]
+
+
+@pytest.mark.parametrize("which", ["norm", "activation"])
+@pytest.mark.parametrize("how", ["forward", "compile", "wrapper"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile's own
+def test_what_is_put_around_one_of_them_later(which: str, how: str, joined: list[str]) -> None:
+    ours, stock, _ = pair(Block(nn.SiLU()).double())
+    for model in (ours, stock):
+        part = getattr(model, which)
+        if how == "forward":
+            part.forward = lambda x, run=part.forward: 2 * run(x)
+        elif how == "compile":
+            part.compile(backend="eager")
+        else:
+            setattr(model, which, torch.compile(part, backend="eager"))
+    agree(ours, stock, torch.randn(2, 3, 9, 7, dtype=torch.float64))
+    assert set(joined) <= {""}
 
 
 @pytest.mark.parametrize("which", ["norm", "activation"])

@@ -31,6 +31,16 @@ def test_a_layer_that_the_examples_never_reach_is_left():
     assert report.left["never"] == "the example inputs never reached it"
 
 
+def test_an_input_by_keyword_is_seen():
+    class Model(nn.Sequential):
+        def forward(self, input):
+            return self[0](input=input)
+
+    model = Model(nn.Conv2d(4, 4, 1))
+    with convgrad.use_backend(OURS):
+        assert accelerate_(model, example_inputs=image()).replaced
+
+
 def test_looking_at_the_sizes_changes_nothing():
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Dropout())
     x, before, state = image(), fingerprint(model), torch.random.get_rng_state()

@@ -218,6 +218,8 @@ def reason_against(module: nn.Module) -> str | None:
         return "convgrad computes it already"
     if "forward" in vars(module) or "_conv_forward" in vars(module):
         return "its forward was replaced on the instance"
+    if not is_batch_norm(module) and getattr(module, "weight", None) is None:
+        return "it has no weight yet"
     cls = type(module)
     if parametrize.is_parametrized(module) and _is_parametrized(cls):
         cls = cls.__bases__[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import traceback
 import warnings
+import weakref
 from collections import Counter
 from functools import partial
 from types import FunctionType
@@ -15,6 +16,7 @@ from torch import fx, nn
 
 from .classes import ACTIVATIONS, PADS, accelerated_class, is_plain_conv, is_plain_norm, owner_class, restore_class
 from .report import Report
+from .trial import no_number_drawn
 
 _Pair = tuple[str, str]
 
@@ -80,6 +82,19 @@ def give_class(module: nn.Module, after: type, report: Report) -> None:
 class _Tracer(fx.Tracer):
     """Sees which modules a forward calls with what, and nothing inside them."""
 
+    def __init__(self, functions: tuple[Any, ...]) -> None:
+        super().__init__(autowrap_functions=functions)
+        self.given: list[tuple[fx.Node, weakref.ref[fx.Proxy]]] = []
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        given = super().proxy(node)
+        self.given.append((node, weakref.ref(given)))
+        return given
+
+    def kept(self) -> set[fx.Node]:
+        """What the forward has put where it can be found later: into an attribute, a list."""
+        return {node for node, given in self.given if given() is not None}
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
@@ -90,9 +105,11 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
         return []
     modes = [(module, module.training) for module in owner.modules()]
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), no_number_drawn(torch.device("cpu")) as drawn:
             warnings.simplefilter("ignore")
-            found = [_pairs(_graph(owner, mode), kinds) for mode in (True, False)]
+            found = [_pairs(*_graph(owner, mode), kinds) for mode in (True, False)]
+            if drawn():  # another time it may call something else
+                return []
     except Exception:  # whatever a forward raises where there are no values: nothing is proven
         return []
     finally:
@@ -101,8 +118,11 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
     return [pair for pair in found[0] if pair in found[1]]
 
 
-def _graph(owner: nn.Module, mode: bool) -> fx.Graph:
-    """What the forward calls: modules, and functions, but only those opened that need no value of a tensor or size."""
+def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, set[fx.Node]]:
+    """What the forward calls, and what of it is kept.
+
+    Modules are not opened; functions are, where they need no value of a tensor or size.
+    """
     shared = (*owner._modules.values(), *owner._parameters.values())
     opaque: tuple[Any, ...] = ()
     while True:
@@ -110,7 +130,9 @@ def _graph(owner: nn.Module, mode: bool) -> fx.Graph:
         for module in twin.modules():
             module.training = mode
         try:
-            return _Tracer(autowrap_functions=opaque).trace(twin)
+            tracer = _Tracer(opaque)
+            graph = tracer.trace(twin)
+            return graph, tracer.kept()
         except Exception as error:
             named = {f.__code__: f for f in type(twin).forward.__globals__.values() if isinstance(f, FunctionType)}
             codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -120,14 +142,14 @@ def _graph(owner: nn.Module, mode: bool) -> fx.Graph:
             opaque += (failed,)
 
 
-def _pairs(graph: fx.Graph, kinds: dict[str, str]) -> list[_Pair]:
+def _pairs(graph: fx.Graph, kept: set[fx.Node], kinds: dict[str, str]) -> list[_Pair]:
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times = Counter(node.target for node in calls)
     given = {node.target for node in graph.nodes if node.op == "get_attr"}  # to a function, which may call it
     return [
         (node.target, user.target)
         for node in calls
-        if times[node.target] == 1 and len(node.users) == 1 and not given & {node.target, ""}
+        if times[node.target] == 1 and len(node.users) == 1 and node not in kept and not given & {node.target, ""}
         for user in node.users
         if user in calls
         and (kinds.get(node.target), kind := kinds.get(user.target)) in _JOINED

@@ -43,8 +43,7 @@ def weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]
     def back() -> None:
         for t, strides in before.items():
             if len(strides) == t.dim() and t.stride() != strides:
-                old = torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device)
-                t.data = old.copy_(t.data)
+                t.data = t.data.new_empty_strided(t.shape, strides).copy_(t.data)
 
     return back
 
@@ -56,9 +55,9 @@ def is_spatial(convolution: Any) -> bool:
 
 def channels_last_pays(convolutions: list[Any]) -> tuple[bool, str]:
     """Whether channels_last is expected to pay for these 2-d and 3-d convolutions, and why, without measuring."""
-    if not convolutions:
+    weights: list[Tensor] = [w for m in convolutions if (w := getattr(m, "weight", None)) is not None]
+    if not weights:
         return False, "no 2-d or 3-d convolution whose layout could be turned"
-    weights: list[Tensor] = [m.weight for m in convolutions]
     if all(w.dtype is torch.float64 for w in weights):
         return False, "PyTorch computes float64 in the contiguous layout"
     if weights[0].is_cuda and all(w.dtype is torch.float32 for w in weights) and not cudnn_allows_tf32():

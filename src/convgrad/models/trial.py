@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -46,7 +49,7 @@ def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
     twin = copied(model)
     with quietly(model if twin is None else twin) as tried:
         handles = [
-            module.register_forward_pre_hook(_noting(seen.setdefault(name, [])))
+            module.register_forward_pre_hook(_noting(seen.setdefault(name, [])), with_kwargs=True)
             for name, module in tried.named_modules()
             if is_known(module) or hasattr(module, "cls_to_become")  # lazy
         ]
@@ -59,9 +62,9 @@ def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
 
 
 def _noting(seen: list[Seen]) -> Callable[..., None]:
-    def hook(module: Any, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor):
-            x = args[0]
+    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = args[0] if args else kwargs.get("input")
+        if isinstance(x, Tensor):
             if is_convolution(module) and x.dim() < len(module.kernel_size) + 2:
                 x = x.unsqueeze(0)
             seen.append(Seen(tuple(x.shape), suggests_channels_last(x)))
@@ -79,7 +82,7 @@ def quietly(model: nn.Module) -> Iterator[nn.Module]:
     modes = [(m, m.training) for m in model.modules()]
     buffers = [(b, b.clone(), b._version) for b in model.buffers() if not (nn.parameter.is_lazy(b) or b.is_inference())]
     try:
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.no_grad(), no_number_drawn(device):
             for module, _ in modes:
                 module.training = False
             yield model
@@ -89,6 +92,26 @@ def quietly(model: nn.Module) -> Iterator[nn.Module]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def no_number_drawn(device: torch.device) -> Iterator[Callable[[], bool]]:
+    """Afterwards Python's, NumPy's and PyTorch's random numbers go on as before; says if any was drawn."""
+    numpy = sys.modules.get("numpy")
+    of_python, of_numpy = random.getstate(), numpy and numpy.random.get_state()
+
+    def states() -> bytes:
+        numbers = random.getstate(), torch.get_rng_state().tolist(), numpy and numpy.random.get_state()
+        return pickle.dumps(numbers)
+
+    before = states()
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield lambda: states() != before
+    finally:
+        random.setstate(of_python)
+        if numpy:
+            numpy.random.set_state(of_numpy)
 
 
 # ---- layouts -------------------------------------------------------------------------------------
@@ -112,7 +135,7 @@ def faster_in_channels_last(
     prepare(turned, "channels_last")
     device = _device(model)
     calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(turned, inputs)}
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with no_number_drawn(device):
         if why := why_it_fails(calls["channels_last"]):
             return False, f"the model does not run in channels_last: {why}"
         seen = compare(calls, "as it was", seconds=2.0, device=device)

@@ -114,7 +114,7 @@ class _BatchNorm:
         else:
             output = normalize(*arguments)[0]
         if activation is not None:
-            now.computed[activation] = output
+            now.computed[activation, id(output)] = output
         return output
 
     __prepare_scriptable__ = stock_twin

@@ -27,8 +27,8 @@ class _Now(threading.local):
     def __init__(self) -> None:
         #: module -> the one behind it
         self.behind: dict[Any, Any] = {}
-        #: activation -> the input that is its result already
-        self.computed: dict[Any, Tensor] = {}
+        #: activation, number of an input that is its result already -> that input
+        self.computed: dict[tuple[Any, int], Tensor] = {}
         #: convolution -> the input that lacks its padding, and that padding, as torch writes it
         self.padding: dict[Any, tuple[Tensor, tuple[int, ...]]] = {}
         #: what saw the tensors that autograd saves, when the owner was called
@@ -57,18 +57,29 @@ def stock_twin(module: Any) -> Any:
     return twin
 
 
-def leaf_of_fx(module: Any, input: Any) -> Any:
-    """The call in a graph of ``torch.fx``, of which torch's own modules are leaves; None outside of one."""
-    if _is_dynamo_compiling() or not isinstance(input, fx.Proxy):
+def leaf_of_fx(module: Any, input: Any, *arguments: Any) -> Any:
+    """The call in a graph of ``torch.fx``, of which torch's own modules are leaves; None outside of one.
+
+    The module that is traced itself is none, nor is one of a class of the user's: what the class does besides is in the
+    graph already.
+    """
+    if _is_dynamo_compiling() or not isinstance(input, fx.Proxy) or type(module).__module__.split(".")[0] != "convgrad":
         return None
     tracer: Any = input.tracer
-    return tracer.create_proxy("call_module", tracer.path_of_module(module), (input,), {})
+    if tracer.root is module:
+        return None
+    return tracer.create_proxy("call_module", tracer.path_of_module(module), (input, *arguments), {})
 
 
-def is_hooked(module: Any) -> bool:
-    """Whether someone sees what a module takes or gives."""
+def is_seen(module: Any) -> bool:
+    """Whether someone sees what a module takes or gives: a hook, a forward of its own, a compiler of it alone."""
     return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or module._compiled_call_impl
+        or "forward" in vars(module)
     )
 
 
@@ -89,8 +100,8 @@ class Owner:
             first: second
             for first, second in pairs
             if first is not None
-            and getattr(second, "_convgrad_joins", False)
-            and not (is_hooked(first) or is_hooked(second))
+            and getattr(type(second), "_convgrad_joins", False)  # not a wrapper's that hands attributes on
+            and not (is_seen(first) or is_seen(second))
         }
         now.computed, now.padding, now.hooks = {}, {}, saved_tensors_hooks()
         try:
@@ -117,8 +128,8 @@ class _Activation:
         """Apply the module."""
         if (traced := leaf_of_fx(self, input)) is not None:
             return traced
-        if not _is_dynamo_compiling() and now.computed.get(self) is input:
-            return now.computed.pop(self)
+        if not _is_dynamo_compiling() and now.computed.pop((self, id(input)), None) is not None:
+            return input
         return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
 
     __prepare_scriptable__ = stock_twin

@@ -22,7 +22,7 @@ from ..errors import UnsupportedError
 from ..padding_modes import pad
 from ..shapes import padding_pairs
 from .constructors import set_constructor
-from .joined import now
+from .joined import leaf_of_fx, now
 from .padding import convolve
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
@@ -109,6 +109,8 @@ class _Conv(_Chosen):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """Torch's; where no subclass can have changed what an attribute is, without `Module.__getattr__`."""
+        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
+            return traced
         own = self._parameters
         if self.__class__ in _modules and "weight" in own and "bias" in own:
             return self._conv_forward(input, own["weight"], own["bias"])
@@ -154,6 +156,8 @@ class _ConvTranspose(_Chosen):
 
     def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the module; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
+        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input, output_size)) is not None:
+            return traced
         return self._conv_forward(input, self.weight, self.bias, output_size)
 
     def _conv_forward(
