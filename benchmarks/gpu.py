@@ -44,7 +44,6 @@ from convgrad.problem import ConvProblem
 
 STATE = "gpu-state.json"
 _ROW_LIMIT = 60.0  # seconds for one row, compilation included
-_NEEDED = {"problem", "text", "dtype", "what", "backend", "times", "bytes", "flops"}  # what a row must say
 _WARNING = "A dry run on a CPU: no figure here says anything about a GPU."
 
 
@@ -53,7 +52,6 @@ class Run:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.end = time.monotonic() + args.seconds
         self.begun = time.monotonic()
         self.table = table(args)
         self.state: dict[str, Any] = {
@@ -70,7 +68,7 @@ class Run:
 
     @property
     def left(self) -> float:
-        return self.end - time.monotonic()
+        return self.at(1) - time.monotonic()
 
     def resume(self) -> None:
         """Take over what an earlier run on the same machine and versions has found."""
@@ -81,10 +79,7 @@ class Run:
             before = json.loads(file.read_text())
             if before["conditions"] == self.state["conditions"] and before["warning"] == self.state["warning"]:
                 self.state |= {key: before[key] for key in ("card", *STAGES) if key in before and key != "rows"}
-                timed = [row for row in before["rows"] if row["times"]]
-                self.state["rows"] = [row for row in timed if row.keys() >= _NEEDED]
-                if old := len(timed) - len(self.state["rows"]):
-                    print(f"{old} rows of {file} are of an older version of this script: they are measured again.")
+                self.state["rows"] = [row for row in before["rows"] if row["times"]]
         except (ValueError, KeyError, TypeError) as error:
             print(f"{file} cannot be read, and is begun anew: {short(error)}")
         print(f"{len(self.state['rows'])} rows are there already.", flush=True)
@@ -144,7 +139,7 @@ def conformance(run: Run) -> None:
 def sanitized(run: Run) -> None:
     """A few problems under compute-sanitizer."""
     given = (run.args.backend, run.args.device)
-    run.state["sanitized"] = in_parallel(sanitize, [*NARROW[:3], *WIDE[:2]], given, run.args.workers, run.end)
+    run.state["sanitized"] = in_parallel(sanitize, [*NARROW[:3], *WIDE[:2]], given, run.args.workers, run.at(1))
 
 
 def graphs(run: Run) -> None:
@@ -174,14 +169,14 @@ def missing(run: Run, problem: ConvProblem, backend: str) -> list[str]:
 
 def rows(run: Run) -> None:
     """The table, row after row; some time is kept for the graphs."""
-    args, worker = run.args, Worker()
+    args = run.args
     kept = 120.0 if args.device == "cuda" and "graphs" in args.stages else 0.0
-    for problem, backend in run.table:
-        for what in missing(run, problem, backend):
+    todo = [(*some, what) for some in run.table for what in missing(run, *some)]
+    with Worker() as worker:
+        for problem, backend, what in todo:
             limit = min(_ROW_LIMIT, run.left - kept)
             if limit < 3:
                 print("The time is up; the rest was not measured.")
-                worker.stop()
                 return
             answer = worker.run(measure, str(problem), what, backend, args.device, args.row_seconds, limit=limit)
             row = {
@@ -193,7 +188,6 @@ def rows(run: Run) -> None:
             run.state["rows"].append(row)
             run.save()
             print(line(row, run.state["card"]), flush=True)
-    worker.stop()
 
 
 STAGES: dict[str, Callable[[Run], None]] = {

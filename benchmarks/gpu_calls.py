@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import Tensor
 
 from convgrad.backends.base import Backend
 from convgrad.check.suite import check_backend
-from convgrad.engine.ab_timer import compare
+from convgrad.engine.ab_timer import compare, second_call
 from convgrad.engine.operands import prepare
 from convgrad.engine.registry import get_backend
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
@@ -133,7 +132,7 @@ def conform(text: str, names: str, device: str) -> dict[str, Any]:
 
 
 def warm(text: str, names: str, device: str) -> dict[str, Any]:
-    """Run every call of ours for a problem once, so that it is compiled into Triton's cache on disk."""
+    """Run every call of ours for a problem, so that it is compiled into Triton's cache on disk."""
     problem = ConvProblem.parse(text)
     found: dict[str, Any] = {"passed": 0, "failures": []}
     some = LAYOUTS if problem.ndim == 1 else LAYOUTS[:1]  # the problem says which, but of a sequence
@@ -141,8 +140,7 @@ def warm(text: str, names: str, device: str) -> dict[str, Any]:
     for name, layout, what in calls:
         given = operands(problem, device, integers=True, layout=layout)
         try:
-            ours(get_backend(name), problem, what, given)()
-            wait(device)
+            second_call(ours(get_backend(name), problem, what, given), torch.device(device))
             found["passed"] += 1
         except Exception as error:
             found["failures"].append(f"{name}, {text} {what}: {short(error)}")
@@ -167,8 +165,7 @@ def measure(text: str, what: str, backend_name: str, device: str, seconds: float
         calls[f"pytorch {layout}"] = pytorch(p, what, given, benchmark=layout == "channels_last")
         for key in (f"ours {layout}", f"pytorch {layout}"):
             try:
-                calls[key]()
-                slow = max(slow, once(calls[key], device))
+                slow = max(slow, second_call(calls[key], torch.device(device)))
             except Exception as error:
                 if key.startswith("ours"):
                     raise
@@ -181,19 +178,6 @@ def measure(text: str, what: str, backend_name: str, device: str, seconds: float
     row["times"] = {key: seen.median(key) for key in calls}
     row["speedup"] = str(seen.speedup("ours NCHW"))
     return row
-
-
-def once(call: Callable[[], object], device: str) -> float:
-    wait(device)
-    start = time.perf_counter()
-    call()
-    wait(device)
-    return time.perf_counter() - start
-
-
-def wait(device: str) -> None:
-    if device != "cpu":
-        torch.accelerator.synchronize()
 
 
 def short(error: BaseException) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 
+from convgrad._compat import channels_last_of
 from convgrad.problem import ConvProblem, Output
 
 #: Where the depthwise layers of these models are, with batches that a training step on one card has. One of each kind
@@ -71,21 +71,9 @@ SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")
 LAYOUTS = ("NCHW", "channels_last")
 
 
-def in_layout(problem: ConvProblem, layout: str) -> ConvProblem:
-    """The problem, whose memory format a sequence has none to choose: see `gpu_calls.operands`."""
-    if layout == "NCHW" or problem.ndim == 1:
-        return problem
-    return problem.replace(memory_format=torch.channels_last if problem.ndim == 2 else torch.channels_last_3d)
-
-
 def layouts(problem: ConvProblem) -> dict[str, ConvProblem]:
-    """The problem in each layout that is measured."""
-    return {layout: in_layout(problem, layout) for layout in LAYOUTS}
-
-
-def outputs_of(what: str) -> tuple[Output, ...]:
-    """The outputs of one row."""
-    return SWEEP if what == "backward" else (cast(Output, what),)
+    """The problem in each layout that is measured; a sequence has no memory format: see `gpu_calls.operands`."""
+    return {"NCHW": problem, "channels_last": problem.replace(memory_format=channels_last_of(problem.ndim))}
 
 
 def moved(problem: ConvProblem, what: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import geometric_mean
 from typing import Any
 
 Row = dict[str, Any]
@@ -15,9 +16,9 @@ def best(row: Row, whose: str) -> float:
     return min(t for key, t in row["times"].items() if key.startswith(whose))
 
 
-def gained(row: Row, layout: str = "NCHW") -> float:
-    """PyTorch's time over ours, both in one layout."""
-    return row["times"][f"pytorch {layout}"] / row["times"][f"ours {layout}"]
+def gained(row: Row) -> float:
+    """PyTorch's time over ours, both in NCHW."""
+    return row["times"]["pytorch NCHW"] / row["times"]["ours NCHW"]
 
 
 def over_best_of(row: Row) -> float:
@@ -36,29 +37,27 @@ def used(rows: list[Row]) -> list[Row]:
     return list(fastest.values())
 
 
-def both(row: Row, layout: str = "NCHW") -> bool:
-    """Whether ours and PyTorch's were timed in a layout: PyTorch may refuse."""
-    return f"pytorch {layout}" in row["times"] and f"ours {layout}" in row["times"]
+def both(row: Row) -> bool:
+    """Whether ours and PyTorch's were timed in NCHW: PyTorch may refuse."""
+    return {"pytorch NCHW", "ours NCHW"} <= row["times"].keys()
 
 
 def mean(values: list[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+    return geometric_mean(values) if values else math.nan
 
 
-def verdict(value: float, bar: float, text: str) -> str:
-    if math.isnan(value):
-        return "not measured"
-    return f"{text}: {'met' if value >= bar else 'MISSED'}"
+def least(values: list[float]) -> float:
+    return min(values, default=math.nan)
 
 
 def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
     """The bars, each with the figure that was measured for it."""
-    every = [r for r in rows if r["times"]]
-    timed = used(every)
+    timed = used([r for r in rows if r["times"]])
+    compared = [r for r in timed if not math.isnan(over_best_of(r))]
     backward = [gained(r) for r in timed if r["what"] == "backward" and both(r)]
-    over_best = [over for r in timed if not math.isnan(over := over_best_of(r))]
+    over_best = [over_best_of(r) for r in compared]
+    back = [over_best_of(r) for r in compared if r["what"] == "backward"]
     large = [r for r in timed if "k31" in r["problem"]]
-    back = [over for r in timed if r["what"] == "backward" and not math.isnan(over := over_best_of(r))]
     lines = [
         bar("backward over PyTorch's NCHW, geometric mean, at least 5x", mean(backward), 5, len(backward)),
         bar("backward over PyTorch's best layout, geometric mean, at least 1.3x", mean(back), 1.3, len(back)),
@@ -88,11 +87,8 @@ def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
 
 
 def bar(label: str, value: float, wanted: float, count: int) -> str:
-    return f"- {label}: {verdict(value, wanted, f'{value:.2f} of {count} rows')}"
-
-
-def least(values: list[float]) -> float:
-    return min(values, default=math.nan)
+    verdict = f"{value:.2f} of {count} rows: {'met' if value >= wanted else 'MISSED'}"
+    return f"- {label}: {'not measured' if math.isnan(value) else verdict}"
 
 
 def allowed(row: Row, card: dict[str, Any], share: float) -> float:
@@ -105,15 +101,9 @@ def allowed(row: Row, card: dict[str, Any], share: float) -> float:
 
 
 _HEADS = (
-    "problem",
-    "dtype",
-    "what",
-    "by",
-    "ours NCHW us",
-    "ours c.l. us",
-    "PyTorch NCHW us",
-    "PyTorch c.l. us",
-)
+    "problem", "dtype", "what", "by", "ours NCHW us", "ours c.l. us", "PyTorch NCHW us", "PyTorch c.l. us", "GB/s",
+    "of copy", "of float32 peak", "over best",
+)  # fmt: skip
 _KEYS = ("ours NCHW", "ours channels_last", "pytorch NCHW", "pytorch channels_last")
 
 
@@ -163,11 +153,9 @@ def report(state: dict[str, Any]) -> str:
         *bars([] if state.get("warning") else rows, card),
         "",
     ]
-    heads = (*_HEADS, "GB/s", "of copy", "of float32 peak", "over best")
-    lines += ["| " + " | ".join(heads) + " |", "|---" * 4 + "|---:" * (len(heads) - 4) + "|"]
+    lines += ["| " + " | ".join(_HEADS) + " |", "|---" * 4 + "|---:" * (len(_HEADS) - 4) + "|"]
     lines += [line(row, card) for row in rows]
-    refused = [
-        f"- {r['problem']} {r['dtype']} {r['what']} {r['backend']}: {r['refused']}" for r in rows if r.get("refused")
-    ]
+    words = ("problem", "dtype", "what", "backend")
+    refused = [f"- {' '.join(r[word] for word in words)}: {r['refused']}" for r in rows if r.get("refused")]
     lines += ["", "PyTorch refused:", "", *refused] if refused else []
     return "\n".join(lines) + "\n"

@@ -64,5 +64,4 @@ def test_a_child_that_dies_is_an_answer() -> None:
 def test_a_child_that_ends_or_thinks_for_too_long() -> None:
     with Child(answer) as child:
         assert child.ask("exit") == (None, "the process ended with 3")
-    with Child(answer, seconds=5) as child:
-        assert child.ask("sleep") == (None, "no answer in 5 s")
+        assert child.ask("sleep", seconds=5) == (None, "no answer in 5 s")

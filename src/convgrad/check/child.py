@@ -11,13 +11,18 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: glibc writes the complement of this number into what it hands out, and the number itself into what is freed.
 POISON = 0x7E ^ 0xFF
 _spawned = multiprocessing.get_context("spawn")  # memory is poisoned from a process's beginning, or not at all
+_one_at_a_time = threading.Lock()  # a process has one environment
 
 
 def poisoned_environment() -> dict[str, str]:
@@ -33,22 +38,27 @@ class Child:
 
     Args:
         answer: the function of a request, at the top of a module; what it prints is not shown.
-        seconds: how long it may think about one request.
+        environment: its variables beside this process's; else `poisoned_environment`.
     """
 
-    def __init__(self, answer: Callable[[Any], Any], seconds: float = 60.0) -> None:
-        self._answer, self._seconds = answer, seconds
+    def __init__(self, answer: Callable[[Any], Any], environment: dict[str, str] | None = None) -> None:
+        self._answer = answer
+        self._environment = poisoned_environment() if environment is None else environment
         self._running: tuple[Any, Connection] | None = None
 
-    def ask(self, request: Any) -> tuple[Any, str]:
-        """The answer, and how the child died where it did (the answer is None then)."""
+    def ask(self, request: Any, seconds: float = 60.0) -> tuple[Any, str]:
+        """The answer, and how the child died where it did (the answer is None then).
+
+        Args:
+            seconds: how long it may think about it.
+        """
         self._running = self._running or self._started()
         process, pipe = self._running
         try:
             pipe.send(request)
-            if pipe.poll(self._seconds):
+            if pipe.poll(seconds):
                 return pipe.recv(), ""
-            death = f"no answer in {self._seconds:g} s"
+            death = f"no answer in {seconds:.3g} s"
         except (EOFError, OSError):
             process.join()
             death = _death(process.exitcode)
@@ -58,13 +68,14 @@ class Child:
     def _started(self) -> tuple[Any, Connection]:
         pipe, its_own = _spawned.Pipe()
         process = _spawned.Process(target=_serve, args=(self._answer, its_own), daemon=True)
-        before = dict(os.environ)
-        os.environ.update(poisoned_environment())
-        try:
-            process.start()
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+        with _one_at_a_time:
+            before = dict(os.environ)
+            os.environ.update(self._environment)
+            try:
+                process.start()
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
         its_own.close()
         return process, pipe
 
@@ -76,7 +87,7 @@ class Child:
             process.join()
             pipe.close()
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
