@@ -1,10 +1,11 @@
-"""Forward and both gradients through autograd, as a program calls them: sequences (N, L, C), and padding modes.
+"""What a program calls: sequences (N, L, C) and padding modes, forward and backward; weight gradients of each sample.
 
 Each result is checked against the baseline's before it is timed; all ways are timed alternately in one process and keep
 freed memory. A figure is how many times as fast as the baseline a way is, with the 95 % interval of the median.
 
     python benchmarks/programs.py sequences                       Mamba's convolutions
     python benchmarks/programs.py padding --threads 1             nn layers with circular, reflect and replicate
+    python benchmarks/programs.py per_sample --threads 1          also the memory beyond the operands
     python benchmarks/programs.py sequences --dtype bfloat16 --seconds 5
 """
 
@@ -12,13 +13,17 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import grad, vmap
+from torch.profiler import ProfilerActivity, profile
 
 import convgrad
-from convgrad.engine.ab_timer import Comparison, compare, conditions, keep_memory
+from convgrad.engine.ab_timer import compare, conditions, keep_memory
 
 #: Batch, length, channels, taps.
 SEQUENCES = ((4, 2048, 1536, 4), (8, 1024, 768, 4), (1, 8192, 768, 4), (2, 512, 256, 4))
@@ -34,6 +39,14 @@ LAYERS = (
     (1, 8, 256, 4096, 9, 256, False),
     (3, 2, 32, 24, 3, 32, False),
     (2, 8, 64, 56, 3, 1, True),
+)
+#: Samples, channels in and out, groups, height and width, kernel.
+SAMPLES = (
+    (32, 64, 64, 64, 28, 3),
+    (32, 128, 128, 128, 14, 5),
+    (32, 16, 32, 1, 28, 3),
+    (32, 64, 64, 1, 14, 3),
+    (16, 256, 256, 1, 7, 3),
 )
 Way = Callable[[], Tensor]
 
@@ -124,25 +137,91 @@ def show(
 
         return call
 
-    tolerance = 3e-2 if want.dtype.itemsize == 2 else 1e-4
     gradients = torch.autograd.grad(want, leaves, g)
     for label, way in ways.items():
         got = way()
         for mine, theirs in zip((got, *torch.autograd.grad(got, leaves, g)), (want, *gradients), strict=True):
-            error = float((mine.detach().double() - theirs.detach().double()).norm() / theirs.detach().double().norm())
-            if not error < tolerance:
-                raise AssertionError(f"{name}, {label}: relative difference {error:.2g} from {baseline}")
+            same(mine, theirs, f"{name}, {label}")
     for what, kind in (("forward", forward), ("forward and gradients", step)):
-        seen: Comparison = compare(
-            {label: kind(way) for label, way in {**(unlike or {}), **ways}.items()}, baseline, seconds=seconds
-        )
-        cells = [f"{label} {seen.speedup(label)}" for label in seen.samples if label != baseline]
-        print(f"{name} | {what} | {baseline} {seen.median(baseline) * 1e3:.2f} ms | " + " | ".join(cells), flush=True)
+        calls = {label: kind(way) for label, way in {**(unlike or {}), **ways}.items()}
+        row(f"{name} | {what}", calls, baseline, seconds)
+
+
+def same(mine: Tensor, theirs: Tensor, what: str) -> None:
+    """Refuse a way that does not compute what the baseline does."""
+    error = float((mine.detach().double() - theirs.detach().double()).norm() / theirs.detach().double().norm())
+    if not error < (3e-2 if theirs.dtype.itemsize == 2 else 1e-4):
+        raise AssertionError(f"{what}: relative difference {error:.2g} from the baseline")
+
+
+def row(name: str, calls: dict[str, Callable[[], object]], baseline: str, seconds: float, more: str = "") -> None:
+    """Time all ways alternately, and print them."""
+    seen = compare(calls, baseline, seconds=seconds)
+    cells = [f"{label} {seen.speedup(label)}" for label in seen.samples if label != baseline]
+    print(f"{name} | {baseline} {seen.median(baseline) * 1e3:.2f} ms | {' | '.join(cells)}{more}", flush=True)
+
+
+# ---- weight gradients of each sample, and their norms ------------------------------------------------
+
+
+def sample_ways(
+    n: int, c_in: int, c_out: int, groups: int, size: int, kernel: int, dtype: torch.dtype
+) -> dict[str, Way]:
+    """Every way there is to compute them; the last one gives the norms alone."""
+    x, g = torch.randn(n, c_in, size, size).to(dtype), torch.randn(n, c_out, size, size).to(dtype)
+    w = torch.randn(c_out, c_in // groups, kernel, kernel).to(dtype)
+    form: dict[str, Any] = {"padding": kernel // 2, "groups": groups}
+
+    def loss(weight: Tensor, image: Tensor, grad_output: Tensor, conv: Callable[..., Tensor]) -> Tensor:
+        return (conv(image[None], weight, **form)[0] * grad_output).sum()
+
+    def unfold() -> Tensor:
+        rows = F.unfold(x, kernel, padding=kernel // 2).unflatten(1, (groups, -1))  # [N, g, ci * k * k, T]
+        return (g.flatten(2).unflatten(1, (groups, -1)) @ rows.mT).view(n, *w.shape)
+
+    def one(image: Tensor, grad_output: Tensor) -> Tensor:
+        return convgrad.grad_weight(image[None], w.shape, grad_output[None], **form)
+
+    return {
+        "PyTorch": lambda: vmap(grad(loss), (None, 0, 0, None))(w, x, g, F.conv2d),
+        "vmap(grad(loss))": lambda: vmap(grad(loss), (None, 0, 0, None))(w, x, g, convgrad.conv2d),
+        "vmap(grad_weight)": lambda: vmap(one)(x, g),
+        "grad_weight(per_sample=True)": lambda: convgrad.grad_weight(x, w.shape, g, **form, per_sample=True),
+        "unfold and a matrix product": unfold,
+        "per_sample_norms": lambda: convgrad.per_sample_norms(x, w.shape, g, **form),
+    }
+
+
+def per_sample(dtype: torch.dtype, seconds: float) -> None:
+    """Each way against PyTorch's ``vmap(grad(loss))``, and the most that it holds at one time."""
+    for n, c_in, c_out, groups, size, kernel in SAMPLES:
+        ways = sample_ways(n, c_in, c_out, groups, size, kernel, dtype)
+        name = f"{n} samples of {c_in} to {c_out} channels, {groups} groups, {size}x{size}, k{kernel}"
+        want = ways["PyTorch"]()
+        for label, way in ways.items():
+            norms = label == "per_sample_norms"
+            same(way(), want.flatten(1).norm(dim=1) if norms else want, f"{name}, {label}")
+        held = [f"{label} {peak(way):.2f}" for label, way in ways.items()]
+        row(name, {**ways}, "PyTorch", seconds, f"\n  MB: {' | '.join(held)}")
+
+
+def peak(call: Way) -> float:
+    """The most megabytes that a call holds at one time."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        call()
+    assert profiled.profiler is not None
+    assert profiled.profiler.kineto_results is not None
+    every: list[Any] = profiled.profiler.kineto_results.events()
+    changes = [e.nbytes() for e in sorted(every, key=lambda e: e.start_ns()) if e.name() == "[memory]"]
+    return max(accumulate(changes), default=0) / 1e6
+
+
+WHAT = {"sequences": sequences, "padding": padding, "per_sample": per_sample}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["sequences", "padding"])
+    parser.add_argument("what", choices=[*WHAT])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16", "float16"])
     parser.add_argument("--seconds", type=float, default=2.0, help="for each row")
@@ -150,7 +229,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     keep_memory()
     print(f"{conditions()}. Times as fast as the baseline, whose milliseconds are shown.")
-    {"sequences": sequences, "padding": padding}[arguments.what](getattr(torch, arguments.dtype), arguments.seconds)
+    WHAT[arguments.what](getattr(torch, arguments.dtype), arguments.seconds)
 
 
 if __name__ == "__main__":
