@@ -8,16 +8,15 @@ from itertools import repeat
 import pytest
 import torch
 
-from convgrad.backends import DEFECTS, aten_defects
+from convgrad.backends import aten_defects
 from convgrad.check import search_aten
 from convgrad.check.child import Child
 from convgrad.engine import Found, choose, record, recorded, store
 from convgrad.problem import ConvProblem
 from tests.check.dying import answer
+from tests.samples import KNOWN, where_known
 
 CPU = torch.device("cpu")
-#: Processors with AMX have it, too.
-KNOWN = next(d for d in DEFECTS if d.name == "narrow rows")
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +27,7 @@ def _nothing_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     store.forget("defect")
 
 
-@pytest.mark.skipif(not KNOWN.here(), reason="PyTorch's kernels have this defect with AVX-512 alone")
+@where_known
 def test_it_finds_what_is_known_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, output = ConvProblem.parse(KNOWN.example[0]), KNOWN.example[1]
     monkeypatch.setattr(aten_defects, "DEFECTS", ())

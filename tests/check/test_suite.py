@@ -87,7 +87,8 @@ def test_what_a_backend_raises_is_its_failure() -> None:
         raise RuntimeError("no such kernel")
 
     results = check_problem(Broken(breaks), TEXT, "forward")
-    assert all(r.status == "failed" for r in results if r.property_name in ("exact", "memory", "bound"))
+    assert [r.property_name for r in results if r.status == "failed"] == ["exact"]
+    assert all("it fails as exact does" in r.message for r in results if r.property_name in ("memory", "bound"))
     assert "RuntimeError: no such kernel" in results[0].message
 
 
@@ -134,3 +135,13 @@ def test_a_default_device_of_the_users_changes_nothing() -> None:
         for name in ("im2col", "aten", "reference"):
             assert check_backend(name, ["mb1g4ic4ih5oc4kh3", "mb1g4ic4ih5oc4kh3 bfloat16 channels_last"], repeats=2).ok
         assert explain_problem(ConvProblem.parse("mb1g4ic4ih5oc4kh3"), measure=True).chosen()
+
+
+def test_a_result_of_another_dtype_is_one_failure_and_not_one_of_every_property() -> None:
+    wrong = Broken(lambda p, pass_, a, b, result: result.double())
+    first, *others = check_problem(wrong, TEXT, "forward")
+    assert (first.property_name, first.status) == ("exact", "failed")
+    assert "the result has dtype torch.float64" in first.message
+    assert {r.property_name for r in others} == {*PROPERTIES} - {"exact"}
+    assert "failed" not in {r.status for r in others}
+    assert "it fails as exact does" in {r.message for r in others}

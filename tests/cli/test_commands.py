@@ -336,6 +336,7 @@ def test_a_problem_that_is_empty_or_too_large_is_not_checked(capsys, problem: st
     assert status == 1
     assert "0 failed" in printed
     assert "nothing could be checked" in printed
+    assert ("an empty problem" if "mb0" in problem else "there is no memory") in " ".join(printed.split())
 
 
 # ---- the process ---------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ pytest.importorskip("typer")
 from tests.linears import take_small_rows
 
 from convgrad.cli.app import run
-from convgrad.engine import cache, measurements, measurer
+from convgrad.engine import cache, measurements, measurer, store
 from convgrad.engine.environment import environment
 
 SMALL, OTHER = "g8mb2ic8ih12oc8oh12kh3sh1ph1dh0", "g1mb2ic8ih12oc4oh12kh1sh1ph0dh0"
@@ -141,6 +141,20 @@ def test_choices_move_to_another_machine_of_the_same_kind(folder, capsys) -> Non
     ]
     assert run(["tune", SMALL]) == 0
     assert measurer._state.measured == {} or counts() == each(SMALL)
+
+
+def test_what_cannot_be_stored_is_said_and_is_no_success(folder, monkeypatch, capsys) -> None:
+    """Unless it is exported: then it is kept."""
+    assert run(["tune", "--export", "choices.json", SMALL]) == 0
+    (folder / "file").write_text("in place of a folder")
+    monkeypatch.setenv("CONVGRAD_CACHE", str(folder / "file" / "store"))
+    monkeypatch.setattr(store, "_unwritten", {})
+    monkeypatch.setattr(store, "_warned", True)
+    for args in ((SMALL,), ("--import", "choices.json")):
+        capsys.readouterr()
+        assert run(["tune", *args]) == 1
+        assert "choices could not be stored" in capsys.readouterr().err
+    assert run(["tune", "--export", "again.json", SMALL]) == 0
 
 
 GOOD = {"machine": "m", "outputs": "forward", "problem": SMALL, "times": {"aten": [1.0]}}

@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 
-from convgrad.backends import DEFECTS
 from convgrad.check.child import Child
 from tests.fuzz.calls import answer, random_call, smaller_calls
+from tests.samples import KNOWN, where_known
 
-#: Processors with AMX have it, too.
-KNOWN = next(d for d in DEFECTS if d.name == "narrow rows")
 _SECONDS = float(os.environ.get("CONVGRAD_FUZZ", "0"))
 
 
@@ -59,7 +57,7 @@ def test_a_few_seconds() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not KNOWN.here(), reason="PyTorch's kernels have this defect with AVX-512 alone")
+@where_known
 def test_it_can_fail() -> None:
     """PyTorch's own kernel, requested where it is wrong; and shrinking keeps what makes it wrong."""
     call = random_call(random.Random(0))

@@ -100,9 +100,12 @@ def tune(
         export.write_text(json.dumps({"convgrad": __version__, "choices": choices}, indent=1) + "\n", encoding="utf-8")
         data["exported_choices"] = len(choices)
         say(f"{len(choices)} choices written to {export}")
+    lost = measurements.unwritten()
+    if lost:
+        say(f"convgrad: {lost} choices could not be stored and end with this command; see convgrad info", sys.stderr)
     if as_json:
         say_json("tune", data)
-    raise typer.Exit(130 if data.get("interrupted") else 0)
+    raise typer.Exit(130 if data.get("interrupted") else int(bool(lost) and export is None))
 
 
 # ---- what to measure -------------------------------------------------------------------------------

@@ -204,6 +204,11 @@ def entries() -> dict[str, Any]:
     return store.items(_KIND)
 
 
+def unwritten() -> int:
+    """How many the store could not be given: they end with this process."""
+    return store.unwritten(_KIND)
+
+
 def forget() -> int:
     """Remove every measurement; how many there were."""
     reload()

@@ -105,6 +105,11 @@ def write(kind: str, key: str, value: Any) -> None:
         _unwritten.pop((kind, key), None)
 
 
+def unwritten(kind: str) -> int:
+    """How many values of a kind could not be written, and end with this process."""
+    return sum(of == kind for of, _ in _unwritten.copy())
+
+
 def forget(kind: str | None = None) -> int:
     """Remove every value, or those of one kind; the number of those that were there."""
     condition, arguments = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
