@@ -1,6 +1,6 @@
 """Our GPU kernels in one call, under ten minutes: conformance on the device, then ours against PyTorch.
 
-    python benchmarks/gpu.py [--stages card,conformance,compiled,rows,graphs,sanitized] [--only mobilenet,mamba]
+    python benchmarks/gpu.py [--stages card,conformance,compiled,rows,graphs] [--only mobilenet,mamba]
 
 1. card: the bandwidth of a copy, the peak, the time of a launch that does nothing.
 2. conformance: the suite on the device, in worker processes; it compiles what it runs (some hundred kernels).
@@ -10,7 +10,6 @@
    behind a flushed cache; a sequence in channels_last has strides (L*C, 1, C). A row that fails, hangs or breaks the
    device says so, and the others go on in a new process.
 5. graphs: CUDA graphs and torch.compile.
-6. sanitized (only if named, and where compute-sanitizer is installed): a few problems under it.
 
 What is found is judged by bars: bytes against the card's copy bandwidth, products against its float32 peak, speed
 against PyTorch; a row that a few launches' time would cover is not judged by bandwidth. The table is written to gpu.md
@@ -29,15 +28,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_calls import card, compiled_agrees, conform, graph_replays, measure, sanitize, short, taking, warm
-from gpu_problems import DTYPES, NARROW, PROBLEMS, TINY, WHAT, WIDE, layouts, moved
+from gpu_calls import card, compiled_agrees, conform, graph_replays, measure, short, taking, warm
+from gpu_problems import DTYPES, NARROW, PROBLEMS, SWEEP, TINY, WHAT, WIDE, layouts
 from gpu_report import line, report
 from gpu_workers import Worker, in_parallel, run_once
 
+from convgrad.diagnostics import least_work
 from convgrad.engine.ab_timer import conditions
 from convgrad.engine.registry import backends
 from convgrad.problem import ConvProblem
@@ -136,26 +137,21 @@ def conformance(run: Run) -> None:
     run.state["conformance"] = in_parallel(conform, texts, (args.backend, args.device), args.workers, run.at(0.4))
 
 
-def sanitized(run: Run) -> None:
-    """A few problems under compute-sanitizer."""
-    given = (run.args.backend, run.args.device)
-    run.state["sanitized"] = in_parallel(sanitize, [*NARROW[:3], *WIDE[:2]], given, run.args.workers, run.at(1))
-
-
 def graphs(run: Run) -> None:
     """CUDA graphs and torch.compile, which a GPU is needed for."""
     args = run.args
     if args.device != "cuda":
         return
     found = run.state.setdefault("graphs", {})
-    tasks = [("CUDA graph", graph_replays, (backend, args.device)) for backend in args.backend.split(",")]
-    for mode in (None, "reduce-overhead"):
-        name = "torch.compile" if mode is None else "torch.compile, CUDA graphs"
-        tasks += [(name, compiled_agrees, (backend, args.device, mode)) for backend in args.backend.split(",")]
-    for what, task, arguments in tasks:
-        name = f"{what}, {arguments[0]}"
+    tasks = (
+        ("CUDA graph", graph_replays, ()),
+        ("torch.compile", compiled_agrees, (None,)),
+        ("torch.compile, CUDA graphs", compiled_agrees, ("reduce-overhead",)),
+    )
+    for (what, task, mode), backend in product(tasks, args.backend.split(",")):
+        name = f"{what}, {backend}"
         if found.get(name) != "equal" and run.left > 5:
-            answer = run_once(task, *arguments, limit=min(90.0, run.left))
+            answer = run_once(task, backend, args.device, *mode, limit=min(90.0, run.left))
             found[name] = answer.get("result") or answer["error"]
             print(f"{name}: {found[name]}", flush=True)
 
@@ -179,21 +175,19 @@ def rows(run: Run) -> None:
                 print("The time is up; the rest was not measured.")
                 return
             answer = worker.run(measure, str(problem), what, backend, args.device, args.row_seconds, limit=limit)
+            flops, least = least_work(problem, SWEEP if what == "backward" else (what,))
             row = {
-                **{"problem": problem.name, "text": str(problem), "what": what, "backend": backend},
-                **{"dtype": str(problem.dtype).removeprefix("torch."), "times": {}},
-                **{"bytes": moved(problem, what), "flops": problem.flops * (2 if what == "backward" else 1)},
-                **answer,
-            }
+                "problem": problem.name, "text": str(problem), "what": what, "backend": backend, "times": {},
+                "dtype": str(problem.dtype).removeprefix("torch."), "bytes": least, "flops": flops, **answer,
+            }  # fmt: skip
             run.state["rows"].append(row)
             run.save()
             print(line(row, run.state["card"]), flush=True)
 
 
 STAGES: dict[str, Callable[[Run], None]] = {
-    **{"card": card_of, "conformance": conformance, "compiled": compiled},
-    **{"rows": rows, "graphs": graphs, "sanitized": sanitized},
-}
+    "card": card_of, "conformance": conformance, "compiled": compiled, "rows": rows, "graphs": graphs
+}  # fmt: skip
 
 
 def main() -> int:
@@ -222,7 +216,7 @@ def main() -> int:
 
 def broken(state: dict[str, Any]) -> bool:
     """Whether anything failed; what was not reached in time did not."""
-    stages = [state.get(name, {}).get("failures") for name in ("compiled", "conformance", "sanitized")]
+    stages = [state.get(name, {}).get("failures") for name in ("compiled", "conformance")]
     graphs_differ = any(result != "equal" for result in state.get("graphs", {}).values())
     return bool(any(stages) or graphs_differ or state.get("stages") or any("error" in r for r in state["rows"]))
 
@@ -234,7 +228,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--device", default="xpu" if hasattr(torch, "xpu") and torch.xpu.is_available() else "cuda")
     parser.add_argument("--backend", default="triton,triton:banded", help="names; each takes the problems that it can")
-    parser.add_argument("--stages", default=",".join(list(STAGES)[:-1]), help="of " + ", ".join(STAGES))
+    parser.add_argument("--stages", default=",".join(STAGES), help="of " + ", ".join(STAGES))
     parser.add_argument("--only", default="", help="words, one of which a problem's name holds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--fresh", action="store_true", help="do not go on from what is in DIR")

@@ -5,13 +5,8 @@ Every function takes and returns plain values, for it is sent to another process
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,6 +16,7 @@ from torch import Tensor
 
 from convgrad.backends.base import Backend
 from convgrad.check.suite import check_backend
+from convgrad.diagnostics import Machine, limits_of
 from convgrad.engine.ab_timer import compare, second_call
 from convgrad.engine.operands import prepare
 from convgrad.engine.registry import get_backend
@@ -189,51 +185,21 @@ def short(error: BaseException) -> str:
 
 
 def card(device: str) -> dict[str, float | str | None]:
-    """Its name, bytes per second of a large copy, read and written, products and sums per second of the CUDA cores, and
+    """Its name, bytes per second of a large copy, read and written, float32 operations per second by its datasheet, and
     the seconds of a launch that does nothing.
     """
     size = (1 << 30) if device != "cpu" else (1 << 20)
     a = torch.empty(size, dtype=torch.uint8, device=device).fill_(7)
     b = torch.empty_like(a)
     seconds = compare({"copy": lambda: b.copy_(a)}, device=device, seconds=0.5).median("copy")
-    one = a[:1]
+    one, machine = a[:1], Machine.here(device)
+    known = limits_of(machine, torch.float32) if device == "cuda" else None
     return {
-        "device": name_of(device),
+        "device": machine.label or device,
         "copy bytes/s": 2 * size / seconds,
-        "float32 peak": float32_peak(device),
+        "float32 peak": known and known.flops_per_second,
         "launch": compare({"launch": one.zero_}, device=device, seconds=0.2).median("launch"),
     }
-
-
-def name_of(device: str) -> str:
-    if device == "cpu":
-        return "CPU"
-    return torch.get_device_module(device).get_device_name(device)
-
-
-def float32_peak(device: str) -> float | None:
-    """At the highest clock; None where it is not known."""
-    if device != "cuda" or torch.version.hip is not None or shutil.which("nvidia-smi") is None:
-        return None
-    query = ["nvidia-smi", "--query-gpu=clocks.max.sm", "--format=csv,noheader,nounits"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20).stdout.split()
-    if not answer or not answer[0].isdigit():
-        return None
-    return torch.cuda.get_device_properties(device).multi_processor_count * 128 * 2 * float(answer[0]) * 1e6
-
-
-def sanitize(text: str, names: str, device: str) -> dict[str, Any]:
-    """Every call of a problem under ``compute-sanitizer``, which finds each access outside of an allocation."""
-    tool = shutil.which("compute-sanitizer")
-    if tool is None:
-        return {"passed": 0, "failures": ["compute-sanitizer is not installed"]}
-    code = f"import gpu_calls as g; f = g.warm({text!r}, {names!r}, {device!r})['failures']; assert not f, f"
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-    command = [tool, "--error-exitcode", "9", sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=300)
-    said = (done.stdout + done.stderr)[-300:].replace("\n", " ")
-    return {"passed": int(done.returncode == 0), "failures": [f"{text}: {said}"] if done.returncode else []}
 
 
 # ---- graphs ----------------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
-"""What `gpu` measures: the problems, their layouts, what is computed of them and the bytes that this must move."""
+"""What `gpu` measures: the problems, their layouts, and what is computed of them."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 
@@ -74,10 +72,3 @@ LAYOUTS = ("NCHW", "channels_last")
 def layouts(problem: ConvProblem) -> dict[str, ConvProblem]:
     """The problem in each layout that is measured; a sequence has no memory format: see `gpu_calls.operands`."""
     return {"NCHW": problem, "channels_last": problem.replace(memory_format=channels_last_of(problem.ndim))}
-
-
-def moved(problem: ConvProblem, what: str) -> int:
-    """Bytes that must be read and written."""
-    n = {slot: math.prod(problem.shape_of(slot)) for slot in ("input", "weight", "grad_output")}
-    both = n["input"] + n["weight"] if what == "backward" else 0
-    return problem.dtype.itemsize * (sum(n.values()) + both)
