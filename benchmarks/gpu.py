@@ -1,6 +1,6 @@
 """Our GPU kernels in one call, under ten minutes: conformance on the device, then ours against PyTorch.
 
-    python benchmarks/gpu.py [--stages card,conformance,compiled,rows,graphs] [--only mobilenet,mamba]
+    python benchmarks/gpu.py [--stages card,conformance,compiled,rows,graphs,sanitized] [--only mobilenet,mamba]
 
 1. card: the bandwidth of a copy, the peak, the time of a launch that does nothing.
 2. conformance: the suite on the device, in worker processes; it compiles what it runs (some hundred kernels).
@@ -10,6 +10,7 @@
    behind a flushed cache; a sequence in channels_last has strides (L*C, 1, C). A row that fails, hangs or breaks the
    device says so, and the others go on in a new process.
 5. graphs: CUDA graphs and torch.compile.
+6. sanitized (only if named, and where compute-sanitizer is installed): a few problems under it.
 
 What is found is judged by bars: bytes against the card's copy bandwidth, products against its float32 peak, speed
 against PyTorch; a row that a few launches' time would cover is not judged by bandwidth. The table is written to gpu.md
@@ -33,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_calls import card, compiled_agrees, conform, graph_replays, measure, short, taking, warm
+from gpu_calls import card, compiled_agrees, conform, graph_replays, measure, sanitize, short, taking, warm
 from gpu_problems import DTYPES, NARROW, PROBLEMS, SWEEP, TINY, WHAT, WIDE, layouts
 from gpu_report import line, report
 from gpu_workers import Worker, in_parallel, run_once
@@ -137,6 +138,12 @@ def conformance(run: Run) -> None:
     run.state["conformance"] = in_parallel(conform, texts, (args.backend, args.device), args.workers, run.at(0.4))
 
 
+def sanitized(run: Run) -> None:
+    """A few problems under compute-sanitizer."""
+    given = (run.args.backend, run.args.device)
+    run.state["sanitized"] = in_parallel(sanitize, [*NARROW[:3], *WIDE[:2]], given, run.args.workers, run.at(1))
+
+
 def graphs(run: Run) -> None:
     """CUDA graphs and torch.compile, which a GPU is needed for."""
     args = run.args
@@ -186,7 +193,8 @@ def rows(run: Run) -> None:
 
 
 STAGES: dict[str, Callable[[Run], None]] = {
-    "card": card_of, "conformance": conformance, "compiled": compiled, "rows": rows, "graphs": graphs
+    "card": card_of, "conformance": conformance, "compiled": compiled, "rows": rows, "graphs": graphs,
+    "sanitized": sanitized,
 }  # fmt: skip
 
 
@@ -216,7 +224,7 @@ def main() -> int:
 
 def broken(state: dict[str, Any]) -> bool:
     """Whether anything failed; what was not reached in time did not."""
-    stages = [state.get(name, {}).get("failures") for name in ("compiled", "conformance")]
+    stages = [state.get(name, {}).get("failures") for name in ("compiled", "conformance", "sanitized")]
     graphs_differ = any(result != "equal" for result in state.get("graphs", {}).values())
     return bool(any(stages) or graphs_differ or state.get("stages") or any("error" in r for r in state["rows"]))
 
@@ -228,7 +236,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--device", default="xpu" if hasattr(torch, "xpu") and torch.xpu.is_available() else "cuda")
     parser.add_argument("--backend", default="triton,triton:banded", help="names; each takes the problems that it can")
-    parser.add_argument("--stages", default=",".join(STAGES), help="of " + ", ".join(STAGES))
+    parser.add_argument("--stages", default=",".join(list(STAGES)[:-1]), help="of " + ", ".join(STAGES))
     parser.add_argument("--only", default="", help="words, one of which a problem's name holds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--fresh", action="store_true", help="do not go on from what is in DIR")

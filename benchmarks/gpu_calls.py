@@ -5,8 +5,13 @@ Every function takes and returns plain values, for it is sent to another process
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -200,6 +205,20 @@ def card(device: str) -> dict[str, float | str | None]:
         "float32 peak": known and known.flops_per_second,
         "launch": compare({"launch": one.zero_}, device=device, seconds=0.2).median("launch"),
     }
+
+
+def sanitize(text: str, names: str, device: str) -> dict[str, Any]:
+    """Every call of a problem under ``compute-sanitizer``, which finds each access outside of an allocation."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        return {"passed": 0, "failures": ["compute-sanitizer is not installed"]}
+    code = f"import gpu_calls as g; f = g.warm({text!r}, {names!r}, {device!r})['failures']; assert not f, f"
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command = [tool, "--error-exitcode", "9", sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    said = (done.stdout + done.stderr)[-300:].replace("\n", " ")
+    return {"passed": int(done.returncode == 0), "failures": [f"{text}: {said}"] if done.returncode else []}
 
 
 # ---- graphs ----------------------------------------------------------------------------------------

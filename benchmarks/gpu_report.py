@@ -139,7 +139,7 @@ def report(state: dict[str, Any]) -> str:
     card, rows = state["card"], state["rows"]
     lines = ["# GPU", "", *[f"**{state.get('warning')}**", ""] * bool(state.get("warning")), state["conditions"], ""]
     lines += [f"- {key}: {said(key, value)}" for key, value in {**card, **state.get("graphs", {})}.items()]
-    for stage in ("conformance", "compiled"):
+    for stage in ("conformance", "compiled", "sanitized"):
         found = state.get(stage)
         if found is None:
             lines.append(f"- {stage}: not run")
