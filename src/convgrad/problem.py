@@ -20,7 +20,7 @@ from typing import Final, Literal
 import torch
 
 from . import problem_text
-from .sizes import effective_kernel, output_length, readable
+from .sizes import Dimension, output_length, readable
 
 Pass = Literal["forward", "grad_input", "grad_weight"]
 Output = Literal["forward", "grad_input", "grad_weight", "grad_bias"]
@@ -147,12 +147,12 @@ class ConvProblem:
             raise ValueError(f"kernel_size, stride and dilation are positive integers; got {self!r}")
         if self.padding_mode != "zeros":
             self._check_padding_mode()
-        for i, (low, high) in enumerate(self.padding):
-            k, s, dil = self.kernel_size[i], self.stride[i], self.dilation[i]
-            got = output_length(self.input_size[i], k, s, low, high, dil)
-            if got != self.output_size[i] or self.output_size[i] < 1:
+        for i, dim in enumerate(self.dims):
+            n, out, k, s, low, high, dil = dim
+            got = output_length(n, k, s, low, high, dil)
+            if got != out or out < 1:
                 raise ValueError(
-                    f"output_size[{i}]={self.output_size[i]} does not follow from input_size={self.input_size[i]}, "
+                    f"output_size[{i}]={out} does not follow from input_size={n}, "
                     f"kernel_size={k}, stride={s}, padding=({low}, {high}), dilation={dil}, which give {got}"
                 )
 
@@ -169,6 +169,13 @@ class ConvProblem:
     def ndim(self) -> int:
         """Number of spatial dimensions."""
         return len(self.input_size)
+
+    @property
+    def dims(self) -> tuple[Dimension, ...]:
+        """The sizes of each spatial dimension together."""
+        lows, highs = zip(*self.padding, strict=True)
+        sizes = (self.input_size, self.output_size, self.kernel_size, self.stride, lows, highs, self.dilation)
+        return tuple(map(Dimension._make, zip(*sizes, strict=True)))
 
     @property
     def transposed(self) -> bool:
@@ -260,15 +267,12 @@ class ConvProblem:
         """The one spelling of this trilinear form: symmetric padding where it gives the same output size, else the
         smallest high padding that does; never a padded position that no kernel element reads.
         """
-        padding = tuple(self._canonical_padding(i) for i in range(self.ndim))
-        return self if padding == self.padding else self.replace(padding=padding)
-
-    def _canonical_padding(self, i: int) -> tuple[int, int]:
-        size, k, s, dil = self.input_size[i], self.kernel_size[i], self.stride[i], self.dilation[i]
-        low, out = self.padding[i][0], self.output_size[i]
-        if low >= 0 and output_length(size, k, s, low, low, dil) == out:
-            return (low, low)
-        return (low, (out - 1) * s + effective_kernel(k, dil) - size - low)
+        padding = []
+        for dim in self.dims:
+            n, out, k, s, low, _, dil = dim
+            symmetric = low >= 0 and output_length(n, k, s, low, low, dil) == out
+            padding.append((low, low if symmetric else dim.least_high))
+        return self if tuple(padding) == self.padding else self.replace(padding=tuple(padding))
 
     # ---- text ----------------------------------------------------------------------------------
 

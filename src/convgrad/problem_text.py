@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from .sizes import effective_kernel, output_length
+from .sizes import Dimension, effective_kernel, output_length
 
 #: What a text is made: this module knows the grammar, `problem` the value.
 Problem = TypeVar("Problem")
@@ -92,12 +92,12 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
             in_channels=oc if transposed else ic,
             out_channels=ic if transposed else oc,
             groups=fields.get("g", 1),
-            input_size=tuple(d[0] for d in dims),
-            output_size=tuple(d[1] for d in dims),
-            kernel_size=tuple(d[2] for d in dims),
-            stride=tuple(d[3] for d in dims),
-            padding=tuple(d[4] for d in dims),
-            dilation=tuple(d[5] for d in dims),
+            input_size=tuple(d.input for d in dims),
+            output_size=tuple(d.output for d in dims),
+            kernel_size=tuple(d.kernel for d in dims),
+            stride=tuple(d.stride for d in dims),
+            padding=tuple((d.low, d.high) for d in dims),
+            dilation=tuple(d.dilation for d in dims),
             dtype=dtype or torch.float32,
             memory_format=formats[len(dims) - 2] if channels_last else torch.contiguous_format,
             has_bias=bias,
@@ -154,12 +154,8 @@ def _needed(text: str, fields: dict[str, int], key: str, least: int) -> int:
     return fields[key]
 
 
-#: Of the plain problem: input, output, kernel, stride, (low, high), dilation.
-_Dimension = tuple[int, int, int, int, tuple[int, int], int]
-
-
-def _dimensions(text: str, fields: dict[str, int], transposed: bool) -> list[_Dimension]:
-    """The given dimensions, the missing ones copied from the first."""
+def _dimensions(text: str, fields: dict[str, int], transposed: bool) -> list[Dimension]:
+    """The given dimensions of the plain problem, the missing ones copied from the first."""
     given = [axis for axis in "dhw" if _mentioned(fields, axis)]
     if given not in (["w"], ["h"], ["h", "w"], ["d"], ["d", "h", "w"]):
         if not given:
@@ -175,7 +171,7 @@ def _mentioned(fields: dict[str, int], axis: str) -> bool:
     return sizes or fields.get("s" + axis, 1) != 1
 
 
-def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -> _Dimension:
+def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -> Dimension:
     size = _needed(text, fields, "i" + axis, 0)
     kernel = _needed(text, fields, "k" + axis, 1)
     stride, dilation = fields.get("s" + axis, 1), fields.get("d" + axis, 0) + 1
@@ -193,8 +189,8 @@ def _dimension(text: str, fields: dict[str, int], axis: str, transposed: bool) -
     if low is None:  # half of what is needed, rounded towards zero
         needed = (small - 1) * stride + span - big
         low = needed // 2 if needed >= 0 else -(-needed // 2)
-    high = (small - 1) * stride + span - big - low  # the least that gives the output size
-    return big, small, kernel, stride, (low, high), dilation
+    dim = Dimension(big, small, kernel, stride, low, 0, dilation)
+    return dim._replace(high=dim.least_high)
 
 
 def format_problem(problem: Any) -> str:

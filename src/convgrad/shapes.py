@@ -255,12 +255,7 @@ def problem_of(
         channels = (weight_shape[1] * g.groups, weight_shape[0])
     padding = g.padding
     if g.transposed:  # a padded position that only output_padding reaches is read by no kernel element
-        padding = tuple(
-            (low, (out - 1) * s + effective_kernel(k, dil) - n - low)
-            for n, out, k, s, (low, _), dil in zip(
-                data[2:], result[2:], weight_shape[2:], g.stride, g.padding, g.dilation, strict=True
-            )
-        )
+        padding = tuple((low, high - more) for (low, high), more in zip(padding, g.output_padding, strict=True))
     return ConvProblem(
         batch=data[0],
         in_channels=channels[0],

@@ -1,8 +1,9 @@
-"""How many positions a kernel spans, and how many a convolution yields, along one dimension."""
+"""The sizes along one dimension: how many positions a kernel spans, and how many a convolution yields."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 
 def effective_kernel(kernel: int, dilation: int) -> int:
@@ -26,3 +27,25 @@ def readable(sizes: Sequence[int], padding: Sequence[tuple[int, int]], mode: str
     return all(
         n > 0 and (mode == "replicate" or max(pair) + least <= n) for n, pair in zip(sizes, padding, strict=True)
     )
+
+
+class Dimension(NamedTuple):
+    """One spatial dimension of a convolution problem."""
+
+    input: int
+    output: int
+    kernel: int
+    stride: int
+    low: int
+    high: int
+    dilation: int
+
+    @property
+    def least_high(self) -> int:
+        """The least high padding that gives the output size: no kernel element reads further."""
+        return (self.output - 1) * self.stride + effective_kernel(self.kernel, self.dilation) - self.input - self.low
+
+    @property
+    def padded(self) -> int:
+        """Positions of the input with its padding, crops not counted."""
+        return self.input + max(self.low, 0) + max(self.high, 0)

@@ -127,5 +127,3 @@ def test_what_it_refuses() -> None:
     assert "int64" in BACKEND.reasons_against(p.replace(dtype=torch.int64), ("forward",), cuda)[0]
     assert BACKEND.reasons_against(p.replace(dtype=torch.int64), ("forward",), torch.device("cpu")) == []
     assert BACKEND.reasons_against(p.replace(dtype=torch.float8_e4m3fn), ("forward",), torch.device("cpu"))
-    transposed = p.replace(origin="transposed")
-    assert "bias" in BACKEND.reasons_against(transposed, ("grad_weight", "grad_bias"), cuda)[0]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from ..problem import PASSES, ConvProblem, Output, Pass
-from ..sizes import effective_kernel
 from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, without_slack
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import over_copy, padded
@@ -97,28 +96,15 @@ class AtenBackend(Backend):
 
 def output_padding(problem: ConvProblem) -> tuple[int, ...]:
     """The output_padding with which PyTorch states this problem as a transposed one; out of range where it cannot."""
-    return tuple(
-        n - ((out - 1) * s - 2 * low + effective_kernel(k, d))
-        for n, out, k, s, (low, _), d in zip(
-            problem.input_size,
-            problem.output_size,
-            problem.kernel_size,
-            problem.stride,
-            problem.padding,
-            problem.dilation,
-            strict=True,
-        )
-    )
+    return tuple(dim.low - dim.least_high for dim in problem.dims)
 
 
 def statable(problem: ConvProblem) -> ConvProblem:
     """The problem itself where PyTorch's arguments can state it, else the one over a padded input."""
     if not problem.transposed:
         return problem if problem.symmetric else padded(problem)
-    if all(low >= 0 for low, _ in problem.padding) and all(
-        op >= 0 and (op < s or op < d)
-        for op, s, d in zip(output_padding(problem), problem.stride, problem.dilation, strict=True)
-    ):
+    extra = zip(problem.dims, output_padding(problem), strict=True)
+    if all(dim.low >= 0 and 0 <= more < max(dim.stride, dim.dilation) for dim, more in extra):
         return problem
     return padded(problem).replace(origin="plain")
 

@@ -86,8 +86,7 @@ def without_slack(problem: ConvProblem) -> ConvProblem:
     in_danger = p.ndim > 1 and p.pointwise and p.channels_last and p.dtype.is_floating_point
     if not in_danger or p.in_channels // p.groups % 16 == 0:
         return p
-    sizes = zip(p.input_size, p.output_size, p.stride, p.padding, strict=True)
-    tight = tuple((low, (out - 1) * s + 1 - n - low) for n, out, s, (low, _) in sizes)
+    tight = tuple((dim.low, dim.least_high) for dim in p.dims)
     return p if tight == p.padding else p.replace(padding=tight)
 
 
@@ -119,11 +118,11 @@ def reads_odd_strides(problem: ConvProblem, input: Tensor, weight: Tensor) -> bo
 
 def _reads_padding_alone(p: ConvProblem, dim: int) -> bool:
     """Whether one position of the output has no element of the input under its kernel, in one dimension."""
-    n, k, dilation, step = p.input_size[dim], p.kernel_size[dim], p.dilation[dim], p.stride[dim]
-    low = -p.padding[dim][0]
-    if low + (p.output_size[dim] - 1) * step >= n:
+    n, out, k, step, padding, _, dilation = p.dims[dim]
+    low = -padding
+    if low + (out - 1) * step >= n:
         return True
-    for first in range(low, min(0, low + p.output_size[dim] * step), step):
+    for first in range(low, min(0, low + out * step), step):
         tap = -(first // dilation)  # the first that lies behind the padding
         if tap >= k or first + tap * dilation >= n:
             return True
@@ -132,8 +131,8 @@ def _reads_padding_alone(p: ConvProblem, dim: int) -> bool:
 
 def _leaves_out(p: ConvProblem, dim: int) -> bool:
     """Whether kernels that overlap or touch, in one dimension, leave a position of the input that no result reads."""
-    n, k, dilation, step = p.input_size[dim], p.kernel_size[dim], p.dilation[dim], p.stride[dim]
-    out, low, width = p.output_size[dim], p.padding[dim][0], effective_kernel(k, dilation)
+    n, out, k, step, low, _, dilation = p.dims[dim]
+    width = effective_kernel(k, dilation)
     if step > width:
         return False
     if dilation == 1:
@@ -195,8 +194,7 @@ DEFECTS: tuple[Defect, ...] = (
                      "jit_avx512_common_conv_kernel.cpp, compute_od_loop_partial",
            example=("g16mb4ic16id4ih3iw3oc32kd4kh3kw2sd2sh3sw3pd3ph0pw0 channels_last", "grad_weight")),
     Defect("narrow rows", ("grad_weight",), _BF16, instead=_AT_THE_BORDER,
-           condition=lambda p: any(n <= s and s > 1 and low > 0 for n, s, (low, _) in
-                                   [*zip(p.input_size, p.stride, p.padding, strict=True)][-2:]),
+           condition=lambda p: any(dim.input <= dim.stride > 1 and dim.low > 0 for dim in p.dims[-2:]),
            when="a padded height or width that is no larger than its stride of 2 or more",
            happens="the weight gradient adds uninitialized memory",
            reference="oneDNN 3.12, jit_bf16:avx512_core_bf16",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..problem import ConvProblem
+from ..sizes import Dimension
 
 #: Bound on the columns and the products of one piece, as long as a single output position fits it.
 MAX_BYTES = 64 * 2**20
@@ -91,16 +92,16 @@ def pieces(p: ConvProblem, positions: int) -> Iterator[Piece]:
 
 def _taps(p: ConvProblem, box: tuple[slice, ...]) -> Iterator[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
     """Each kernel element, where it reads the input, and where in the box that goes; padding is in neither."""
-    per_dim = [[_tap(p, i, k, box[i]) for k in range(p.kernel_size[i])] for i in range(p.ndim)]
+    per_dim = [[_tap(dim, k, part) for k in range(dim.kernel)] for dim, part in zip(p.dims, box, strict=True)]
     for index, tap in enumerate(product(*per_dim)):
         if None not in tap:
             yield index, tuple(t[0] for t in tap if t), tuple(t[1] for t in tap if t)
 
 
-def _tap(p: ConvProblem, i: int, k: int, box: slice) -> tuple[slice, slice] | None:
-    stride, start = p.stride[i], k * p.dilation[i] - p.padding[i][0]  # output o reads input o * stride + start
+def _tap(dim: Dimension, k: int, box: slice) -> tuple[slice, slice] | None:
+    stride, start = dim.stride, k * dim.dilation - dim.low  # output o reads input o * stride + start
     first = max(box.start, -(start // stride))
-    last = min(box.stop - 1, (p.input_size[i] - 1 - start) // stride)
+    last = min(box.stop - 1, (dim.input - 1 - start) // stride)
     if first > last:
         return None
     read = slice(first * stride + start, last * stride + start + 1, stride)
@@ -133,7 +134,7 @@ def scatter(p: ConvProblem, columns: Tensor, piece: Piece, grad_input: Tensor) -
     """
     whole = _column_view(p, piece, columns)
     target = _grouped(p, grad_input)
-    read_once = all(k <= s // gcd(s, d) for k, s, d in zip(p.kernel_size, p.stride, p.dilation, strict=True))
+    read_once = all(dim.kernel <= dim.stride // gcd(dim.stride, dim.dilation) for dim in p.dims)
     for index, read, write in _taps(p, piece.box):
         added = whole[(slice(None), slice(None), index, slice(None), *write)]
         if read_once:

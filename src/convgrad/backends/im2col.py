@@ -183,13 +183,9 @@ def grad_weight(
     input: Tensor,
     *,
     columns: Tensor | None = None,
-    grad_bias: Tensor | None = None,
     workspace: Tensor | None = None,
 ) -> Tensor:
     """The gradient of the weight; see `forward` for ``columns``, which PyTorch calls finput.
-
-    Shape:
-        - grad_bias: [C_out], of `accumulate_dtype`; the gradient of the bias is added to it
 
     Raises:
         ValueError: ``columns`` of the wrong dtype, or too small for one output position.
@@ -197,14 +193,11 @@ def grad_weight(
     p, buffers = problem, _Buffers(problem, input.device, workspace)
     positions, columns, scratch = _setup(p, columns, buffers)
     matrix = buffers.take(p.groups, p.out_channels // p.groups, prod(p.weight_shape[1:])).zero_()
-    row = None if grad_bias is None else _ones(None, positions, buffers)
     for piece in pieces(p, positions):
         n = prod(piece.shape)
         gathered = gather(p, input, piece, columns).transpose(1, 2)  # [G, positions, C_in/G * K]
         given = scratch[: p.out_channels * n].view(p.groups, -1, *piece.shape).copy_(cut(p, grad_output, piece))
         matrix.baddbmm_(given.view(p.groups, -1, n), gathered)
-        if grad_bias is not None and row is not None:
-            grad_bias.addmv_(given.view(-1, n), row[:n])
     return _result(p, p.weight_shape, input).copy_(matrix.view(p.weight_shape))
 
 
@@ -217,7 +210,6 @@ class Im2colBackend(Backend):
 
     name = "im2col"
     summary = "matrix products over columns of bounded size, on any device"
-    sweeps = (("grad_weight", "grad_bias"),)
     layouts = ("strided",)
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
@@ -227,8 +219,6 @@ class Im2colBackend(Backend):
             reasons.append(f"there is no matrix product of {dtype} on {device.type}")
         if dtype.is_floating_point and dtype.itemsize == 1:
             reasons.append(f"there is no matrix product of {dtype} without scales")
-        if "grad_bias" in outputs and problem.transposed:
-            reasons.append("it sums grad_output for the bias gradient; that of a transposed convolution sums the input")
         return reasons
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
@@ -237,14 +227,7 @@ class Im2colBackend(Backend):
                 return forward(problem, a, b, bias, workspace=workspace)
             return (grad_input if outputs == ("grad_input",) else grad_weight)(problem, a, b, workspace=workspace)
 
-        def weight_and_bias(
-            grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Tensor | None = None
-        ) -> tuple[Tensor, Tensor]:
-            grad_bias = input.new_zeros(problem.out_channels, dtype=accumulate_dtype(problem.dtype))
-            result = grad_weight(problem, grad_output, input, grad_bias=grad_bias, workspace=workspace)
-            return result, grad_bias.to(problem.dtype)
-
-        return weight_and_bias if len(outputs) > 1 else one_pass
+        return one_pass
 
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         return _bytes(problem, outputs)

@@ -116,8 +116,7 @@ class NativeAvx2Backend(NativeBackend):
 
 
 def _padded_elements(p: ConvProblem) -> int:
-    padded = (n + max(low, 0) + max(high, 0) for n, (low, high) in zip(p.input_size, p.padding, strict=True))
-    return p.in_channels * prod(padded)
+    return p.in_channels * prod(dim.padded for dim in p.dims)
 
 
 def _group(p: ConvProblem) -> tuple[int, int]:

@@ -30,8 +30,6 @@ class ReferenceBackend(Backend):
     padding_modes = PADDING_MODES
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        if "grad_bias" in outputs:
-            return ["it computes one pass at a time and leaves the bias to the engine"]
         return []
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:

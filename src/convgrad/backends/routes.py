@@ -142,8 +142,6 @@ class AtenMatmulBackend(Backend):
     from_pytorch = True
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        if len(outputs) > 1:
-            return ["it computes one output at a time"]
         if not problem.matrix_product or problem.groups > 1:
             return ["it computes pointwise convolutions without groups, stride and padding"]
         if device.type != "cpu" or not problem.dtype.is_floating_point or problem.dtype.itemsize == 1:

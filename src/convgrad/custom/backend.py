@@ -124,7 +124,7 @@ class FunctionsBackend(CustomBackend):
         self._kernels = dict(kernels)
 
     def own_reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        if "grad_bias" in outputs and (outputs not in self.sweeps or problem.transposed):
+        if "grad_bias" in outputs and problem.transposed:
             return ["it leaves this gradient of the bias to the engine"]
         reasons = []
         if problem.dtype not in self._dtypes:

@@ -143,8 +143,8 @@ def similar(problem: ConvProblem) -> ConvProblem:
     """
     sizes = tuple(n if n <= 8 else round(2 ** (round(2 * math.log2(n)) / 2)) for n in problem.input_size)
     batch = 2 ** round(math.log2(problem.batch)) if problem.batch else 0
-    dims = zip(sizes, problem.kernel_size, problem.stride, problem.padding, problem.dilation, strict=True)
-    outputs = tuple(output_length(n, k, s, low, high, d) for n, k, s, (low, high), d in dims)
+    dims = zip(sizes, problem.dims, strict=True)
+    outputs = tuple(output_length(n, d.kernel, d.stride, d.low, d.high, d.dilation) for n, d in dims)
     if min(outputs) < 1:
         sizes, outputs = problem.input_size, problem.output_size
     return problem.replace(batch=batch, input_size=sizes, output_size=outputs).canonical()

@@ -104,7 +104,7 @@ def _linear_for_mkl(p: ConvProblem) -> bool:
 
 def _mostly_padding(p: ConvProblem) -> bool:
     """Our tiles, which hold the padding, would have more of it than there are products to compute."""
-    padded = prod(n + max(low, 0) + max(high, 0) for n, (low, high) in zip(p.input_size, p.padding, strict=True))
+    padded = prod(dim.padded for dim in p.dims)
     return padded - prod(p.input_size) > prod(p.output_size) * prod(p.kernel_size)
 
 
@@ -147,8 +147,7 @@ def _half_the_products(p: ConvProblem) -> bool:
 def _part_inside(p: ConvProblem) -> float:
     """The part of the products whose input lies inside the image and not in its padding."""
     part = 1.0
-    sizes = zip(p.input_size, p.kernel_size, p.output_size, p.stride, p.dilation, p.padding, strict=True)
-    for n, k, out, stride, dilation, (low, _) in sizes:
+    for n, out, k, stride, low, _, dilation in p.dims:
         starts = (low - i * dilation for i in range(k))  # in the padded image, where this kernel element's input begins
         part *= sum(max(0, min(out, -(-(s + n) // stride)) - max(0, -(-s // stride))) for s in starts) / (k * out)
     return part

@@ -56,7 +56,6 @@ def test_reasons() -> None:
     assert "not on cpu" in reasons(DEPTHWISE, device=torch.device("cpu"))
     assert "depthwise" in reasons(ConvProblem.parse("ic32ih28oc32kh3ph1"))
     assert "float64" in reasons(DEPTHWISE.replace(dtype=torch.float64))
-    assert "sum" in reasons(DEPTHWISE, "grad_bias")
     assert "at most 49" in reasons(LARGE)
     assert "at most 49" in reasons(ConvProblem.parse("g8ic8id9ih9iw9oc8kd5kh5kw5pd2ph2pw2"), "grad_weight")
     assert not reasons(ConvProblem.parse("g8ic8id9ih9iw9oc8kd5kh5kw5pd2ph2pw2"))
@@ -69,7 +68,6 @@ def test_reasons() -> None:
     assert "one output channel" in reasons(doubled, *both)
     assert "one output channel" in reasons(doubled.replace(memory_format=torch.channels_last))
     assert "sum of its own" in reasons(ConvProblem.parse("g8ic8ih20oc8kh3ph1sh2"), *both, "grad_bias")
-    assert "one sweep" in reasons(DEPTHWISE, "forward", "grad_input")
 
 
 def test_reasons_of_bands(tf32: bool) -> None:
@@ -83,7 +81,6 @@ def test_reasons_of_bands(tf32: bool) -> None:
     assert "mostly zeros" in reasons(
         ConvProblem.parse("g8ic8ih20iw20oc8kh31kw3ph15pw1").replace(dtype=half), banded=True
     )
-    assert "one output" in reasons(LARGE.replace(dtype=half), "grad_input", "grad_weight", banded=True)
     strided = ConvProblem.parse("g8ic8ih20oc8kh9ph4sh2").replace(dtype=half)
     assert "without a stride" in reasons(strided, "grad_input", banded=True)
     assert not reasons(strided, banded=True)

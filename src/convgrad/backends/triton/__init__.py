@@ -76,10 +76,6 @@ class TritonBackend(Backend):
         return reasons
 
     def _reasons_of_the_kernels(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
-        if len(outputs) > 1 and outputs not in self.sweeps:
-            return ["its one sweep computes grad_input and grad_weight, with or without grad_bias"]
-        if outputs == ("grad_bias",):
-            return ["grad_bias alone is a sum, which the engine does"]
         if problem.out_channels > problem.in_channels and (problem.channels_last or len(outputs) > 1):
             return ["in channels_last, and for both gradients at once, it takes one output channel per input channel"]
         g = geometry(problem, adjoint="grad_input" in outputs)

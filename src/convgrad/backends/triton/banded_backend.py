@@ -44,10 +44,6 @@ class TritonBandedBackend(TritonBackend):
         return reasons
 
     def _reasons_of_the_kernels(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
-        if len(outputs) > 1:
-            return ["it computes one output at a time"]
-        if outputs == ("grad_bias",):
-            return ["grad_bias alone is a sum, which the engine does"]
         g = geometry(problem, adjoint=outputs == ("grad_input",))
         if g.axes[2].kernel < LEAST_COLUMNS:
             return [f"the band of a kernel of fewer than {LEAST_COLUMNS} columns is mostly zeros"]

@@ -97,15 +97,7 @@ class Geometry:
 def geometry(problem: ConvProblem, *, adjoint: bool) -> Geometry:
     """Describe one direction of a depthwise problem."""
     axes: list[Axis] = []
-    for size, out, kernel, stride, dilation, (low, _) in zip(
-        problem.input_size,
-        problem.output_size,
-        problem.kernel_size,
-        problem.stride,
-        problem.dilation,
-        problem.padding,
-        strict=True,
-    ):
+    for size, out, kernel, stride, low, _, dilation in problem.dims:
         result, source = (size, out) if adjoint else (out, size)
         # A stride is never taken where there is one output: every such problem is one without a stride.
         axes.append(Axis(result, source, kernel, stride if out > 1 else 1, dilation if kernel > 1 else 1, low, adjoint))
