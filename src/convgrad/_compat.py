@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, _prims_common
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import CollectiveError
 
 _C: Any = torch._C
+_prims: Any = _prims_common
 
 functorch_active = _C._are_functorch_transforms_active
 is_wrapped: Callable[[Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor
@@ -51,9 +52,14 @@ def suggests_channels_last(t: Tensor) -> bool:
     """PyTorch's suggest_memory_format for a 4-d or 5-d tensor: strides that order it channels_last."""
     if t.dim() not in (4, 5):
         return False
-    from torch._prims_common import suggest_memory_format
+    return _prims.suggest_memory_format(t) is not torch.contiguous_format
 
-    return suggest_memory_format(t) is not torch.contiguous_format
+
+#: Strides of a new tensor of some sizes.
+contiguous_strides: Callable[[Sequence[int]], tuple[int, ...]] = _prims.make_contiguous_strides_for
+channels_last_strides: Callable[[Sequence[int]], tuple[int, ...]] = _prims.make_channels_last_strides_for
+#: The dtype in which sums are kept: float32 for 16 bits, otherwise the same.
+accumulate_dtype: Callable[[torch.dtype], torch.dtype] = _prims.get_computation_dtype
 
 
 def channels_last_of(ndim: int) -> torch.memory_format:

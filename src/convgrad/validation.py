@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .errors import DtypeError, UnsupportedError
 from .problem import RESULT, ConvProblem, Output, passes_of
-from .shapes import Geometry, Shape, check_rank, convolution_shape, given, require
+from .shapes import Geometry, Shape, convolution_shape, given, require
 
 
 def check_backward(
@@ -23,9 +23,9 @@ def check_backward(
     weight_shape: Shape,
     bias_sizes: Shape | None,
     g: Geometry,
-    output_mask: Sequence[bool],
+    output_mask: Sequence[bool] = (True, True, True),
 ) -> None:
-    """Check the operands of `convolution_backward`: every size of grad_output, and bias_sizes.
+    """Check the operands of the gradients: every size of grad_output, and bias_sizes.
 
     Raises:
         ShapeError: a grad_output that is not of the output's shape, bias_sizes that no bias has.
@@ -39,19 +39,6 @@ def check_backward(
         ),
     )
     expected = convolution_shape(input_shape, weight_shape, None, g)
-    _check_grad_output(grad_shape, expected, weight_shape, g)
-    if bias_sizes is not None and len(bias_sizes) > 0:
-        channels = weight_shape[1] * g.groups if g.transposed else weight_shape[0]
-        require(
-            len(bias_sizes) == 1 and bias_sizes[0] == channels,
-            lambda: (
-                f"Given {given(weight_shape, g)}, expected bias_sizes to be [{channels}], "
-                f"but got bias_sizes={list(bias_sizes)}"
-            ),
-        )
-
-
-def _check_grad_output(grad_shape: Shape, expected: Shape, weight_shape: Shape, g: Geometry) -> None:
     for i, (got, want) in enumerate(zip(grad_shape, expected, strict=True)):
         if i == 1 and isinstance(want, int) and want == 0 and got == weight_shape[0]:
             continue  # the output of an input without channels: both spellings of its gradient are accepted
@@ -62,17 +49,15 @@ def _check_grad_output(grad_shape: Shape, expected: Shape, weight_shape: Shape, 
                 f"{list(expected)}, but got grad_output of size {list(grad_shape)}"
             ),
         )
-
-
-def check_grad_input(grad_shape: Shape, weight_shape: Shape, input_size: Shape, g: Geometry) -> None:
-    """Check the operands of `grad_input` against the size of the input that is asked for."""
-    check_rank(input_size, weight_shape)
-    check_backward(grad_shape, input_size, weight_shape, None, g, (True, False, False))
-
-
-def check_grad_weight(grad_shape: Shape, input_shape: Shape, weight_size: Shape, g: Geometry) -> None:
-    """Check the operands of `grad_weight` against the size of the weight that is asked for."""
-    check_backward(grad_shape, input_shape, weight_size, None, g, (False, True, False))
+    if bias_sizes is not None and len(bias_sizes) > 0:
+        channels = weight_shape[1] * g.groups if g.transposed else weight_shape[0]
+        require(
+            len(bias_sizes) == 1 and bias_sizes[0] == channels,
+            lambda: (
+                f"Given {given(weight_shape, g)}, expected bias_sizes to be [{channels}], "
+                f"but got bias_sizes={list(bias_sizes)}"
+            ),
+        )
 
 
 # ---- dtypes, devices, layouts --------------------------------------------------------------------

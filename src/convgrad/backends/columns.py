@@ -7,26 +7,14 @@ from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
 
-import torch
 from torch import Tensor
 
+from .._compat import accumulate_dtype
 from ..problem import ConvProblem
 from ..sizes import Dimension
 
 #: Bound on the columns and the products of one piece, as long as a single output position fits it.
 MAX_BYTES = 64 * 2**20
-
-_ACCUMULATE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
-
-
-def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of ``columns`` and ``ones`` for operands of a dtype.
-
-    Equivalent to:
-        >>> accumulate_dtype(torch.bfloat16), accumulate_dtype(torch.float64)
-        (torch.float32, torch.float64)
-    """
-    return _ACCUMULATE.get(dtype, dtype)
 
 
 def columns_size(problem: ConvProblem) -> int:

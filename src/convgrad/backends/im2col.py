@@ -26,10 +26,10 @@ from math import prod
 import torch
 from torch import Tensor
 
+from .._compat import accumulate_dtype
 from ..problem import ConvProblem, Output, Pass
 from .base import Arithmetic, Backend, Kernel
 from .columns import (
-    accumulate_dtype,
     column_height,
     columns_size,
     cut,

@@ -8,6 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from .._compat import accumulate_dtype
 from . import _native_library as library
 from .native import DTYPES
 
@@ -22,9 +23,6 @@ LEAST_CHANNELS = 16
 
 #: What may follow a normalisation in the same kernel, by its number in ``csrc/convgrad_native.h``.
 ACTIVATIONS = ("", "relu", "relu6", "silu")
-
-#: The dtype of the statistics, where it is not the input's.
-_ARITHMETIC = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
 def native_norm_takes(dtype: torch.dtype) -> bool:
@@ -62,7 +60,7 @@ def normalize(
         (N, C, *spatial) -> (N, C, *spatial), (2, C)
     """
     output = torch.empty_like(input)
-    statistics = input.new_empty((2, input.shape[1]), dtype=_ARITHMETIC.get(input.dtype))
+    statistics = input.new_empty((2, input.shape[1]), dtype=accumulate_dtype(input.dtype))
     known = weight if weight is not None else bias if bias is not None else running_mean
     wide = known is not None and known.dtype is not input.dtype
     _run(

@@ -8,18 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import channels_last_of, suggests_channels_last
+from .._compat import channels_last_of, channels_last_strides, contiguous_strides, suggests_channels_last
 
 
 def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
     """The strides of a new tensor. (A meta tensor would say the same, but is seen by whoever watches allocations.)"""
-    n = len(shape)
-    inner_first = [1, *range(n - 1, 1, -1), 0] if channels_last else range(n - 1, -1, -1)
-    strides, step = [0] * n, 1
-    for i in inner_first:
-        strides[i] = step
-        step *= max(shape[i], 1)
-    return tuple(strides)
+    return channels_last_strides(shape) if channels_last else contiguous_strides(shape)
 
 
 #: (shape, strides) of tensors whose strides are as PyTorch expects them; emptied when full.

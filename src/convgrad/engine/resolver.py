@@ -31,8 +31,8 @@ from .._compat import (
 from ..backends import reads_odd_strides
 from ..calculus import Form
 from ..problem import Output, PaddingMode, gradient_outputs
-from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
-from ..validation import check_backward, check_grad_input, check_grad_weight, check_memory, check_operands
+from ..shapes import Geometry, check_rank, conv_geometry, convolution_shape, problem_of
+from ..validation import check_backward, check_memory, check_operands
 from .cache import plans, remember
 from .plan import Plan, plan_for
 from .request import requested
@@ -221,7 +221,8 @@ def checked_grad_input(
 ) -> Checked:
     """The operands of ``grad_input``, validated; without a layout, that of grad_output and weight decides."""
     g = conv_geometry(weight.shape, *arguments)
-    check_grad_input(grad_output.shape, weight.shape, input_size, g)
+    check_rank(input_size, weight.shape)
+    check_backward(grad_output.shape, input_size, weight.shape, None, g)
     check_operands(("grad_output", grad_output), ("weight", weight))
     layout = memory_format or layout_of(_like(input_size, grad_output), weight, g)
     return Checked(g, input_size, weight.shape, grad_output.shape, layout, (True, False, False))
@@ -236,7 +237,7 @@ def checked_grad_weight(
 ) -> Checked:
     """The operands of ``grad_weight``, validated."""
     g = conv_geometry(weight_size, *arguments)
-    check_grad_weight(grad_output.shape, input.shape, weight_size, g)
+    check_backward(grad_output.shape, input.shape, weight_size, None, g)
     check_operands(("grad_output", grad_output), ("input", input))
     weight = torch.empty(tuple(weight_size), dtype=input.dtype, device=input.device)
     layout = memory_format or layout_of(input, weight, g)

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..calculus import sum_of_bias
 from ..errors import ShapeError
 from ..shapes import conv_geometry
-from ..validation import check_grad_weight
+from ..validation import check_backward
 from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes
 from ._call import gradient
 
@@ -101,7 +101,7 @@ def grad_weight(
 
 def _of_each_sample(grad_output: Tensor, input: Tensor, size: list[int], arguments: tuple[Any, ...]) -> Tensor:
     """Samples become groups of one image: the batch goes into the channels, in front of the groups."""
-    check_grad_weight(grad_output.shape, input.shape, size, conv_geometry(size, *arguments))
+    check_backward(grad_output.shape, input.shape, size, None, conv_geometry(size, *arguments))
     *rest, groups = arguments
     n = input.shape[0]
     if n == 0:

@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .._compat import accumulate_dtype
 from ..ops import autocast_is_on, cast_operands
 from ..shapes import conv_geometry, padding_pairs
-from ..validation import check_grad_weight, check_operands
+from ..validation import check_backward, check_operands
 from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes
 from ._gradients import grad_bias, grad_weight
 
@@ -63,7 +64,7 @@ def per_sample_norms(
     require_bool("bias", bias)
     size = sizes(weight_size, "weight_size")
     arguments = all_arguments(len(size) - 2, size, *form)
-    check_grad_weight(grad_output.shape, input.shape, size, conv_geometry(size, *arguments))
+    check_backward(grad_output.shape, input.shape, size, None, conv_geometry(size, *arguments))
     operands: Any = cast_operands(input, grad_output)  # as autocast does for the gradient
     input, grad_output = operands
     check_operands(("grad_output", grad_output), ("input", input))
@@ -83,8 +84,7 @@ def per_sample_norms(
 
 def _norm(gradients: Tensor) -> Tensor:
     """(N, *) -> (N,)"""
-    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(gradients.dtype)
-    return torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=wide)
+    return torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=accumulate_dtype(gradients.dtype))
 
 
 def _squared(data: Tensor, other: Tensor, size: Sequence[int], arguments: tuple[Any, ...]) -> Tensor:

@@ -9,7 +9,6 @@ that are not aligned) and starts that one with ``CompiledKernel.__getitem__``, t
 # pyright: reportAttributeAccessIssue=false
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -25,18 +24,11 @@ _ALIGNED = 15  # the bits of an address that are zero when it is divisible by 16
 _PROGRAMS = 3 * 132  # that run at once where nothing is known of the device: three on each multiprocessor of an H100
 
 
-def on_device(index: int | None) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device: make it the operands'."""
-    if index is None or torch.accelerator.current_device_index() == index:
-        return contextlib.nullcontext()
-    return torch.accelerator.device_index(index)
-
-
 def capturing(device: torch.device) -> bool:
     """Whether a graph is being captured on this device's current stream."""
     module = getattr(torch, device.type, None)
     check = getattr(module, "is_current_stream_capturing", None)
-    with on_device(device.index):
+    with torch.accelerator.device_index(device.index):
         return bool(check and check())
 
 
@@ -91,7 +83,7 @@ class Launch:
         given = dict(zip(names, tensors, strict=False))
         programs, parts = self._grid(_PROGRAMS)
         device = tensors[0].device
-        with on_device(device.index):
+        with torch.accelerator.device_index(device.index):  # Triton launches on the current one
             if not isinstance(self._kernel, JITFunction):  # the interpreter
                 self._kernel[(programs,)](**given, **self._with(parts), **self._options)
                 return parts, ""
