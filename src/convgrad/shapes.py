@@ -31,12 +31,12 @@ class Geometry(NamedTuple):
     groups: int
 
 
-def require(condition: bool | torch.SymBool, message: Callable[[], str], error: type[Exception] = ShapeError) -> None:
-    """Raise ``error(message())`` unless the condition holds; a symbolic condition is left to `torch._check`."""
+def require(condition: bool | torch.SymBool, message: Callable[[], str]) -> None:
+    """Raise ``ShapeError(message())`` unless the condition holds; a symbolic condition is left to `torch._check`."""
     if isinstance(condition, torch.SymBool):
         torch._check(condition, message)
     elif not condition:
-        raise error(message())
+        raise ShapeError(message())
 
 
 # ---- arguments -----------------------------------------------------------------------------------
@@ -128,7 +128,7 @@ def convolution_shape(
             f"but got {input_shape[1]} channels instead"
         ),
     )
-    out_channels = weight_shape[1] * g.groups if g.transposed else weight_shape[0]
+    out_channels = channels_of_output(weight_shape, g)
     if bias_shape is not None:
         require(
             len(bias_shape) == 1 and bias_shape[0] == out_channels,
@@ -158,6 +158,10 @@ _MOST_PADDED_ELEMENTS = 2**55
 def _require_fewer(most: int, what: str, shape: Shape) -> None:
     if all(isinstance(n, int) for n in shape):
         require(prod(shape) < most, lambda: f"{what} of size {list(shape)} does not fit in any memory")
+
+
+def channels_of_output(weight_shape: Shape, g: Geometry) -> int:
+    return weight_shape[1] * g.groups if g.transposed else weight_shape[0]
 
 
 def given(weight_shape: Shape, g: Geometry) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .errors import DtypeError, UnsupportedError
 from .problem import RESULT, ConvProblem, Output, passes_of
-from .shapes import Geometry, Shape, convolution_shape, given, require
+from .shapes import Geometry, Shape, channels_of_output, convolution_shape, given, require
 
 
 def check_backward(
@@ -50,7 +50,7 @@ def check_backward(
             ),
         )
     if bias_sizes is not None and len(bias_sizes) > 0:
-        channels = weight_shape[1] * g.groups if g.transposed else weight_shape[0]
+        channels = channels_of_output(weight_shape, g)
         require(
             len(bias_sizes) == 1 and bias_sizes[0] == channels,
             lambda: (
@@ -71,38 +71,25 @@ def check_operands(first: tuple[str, Tensor], *others: tuple[str, Tensor | None]
         UnsupportedError: booleans, and floating-point numbers of 8 bits, as in PyTorch.
     """
     name, tensor = first
-    require(
-        tensor.dtype is not torch.bool and (tensor.dtype.itemsize > 1 or not tensor.dtype.is_floating_point),
-        lambda: f"\"convolution\" not implemented for '{str(tensor.dtype).removeprefix('torch.').capitalize()}'",
-        UnsupportedError,
-    )
+    dtype = tensor.dtype
+    if dtype is torch.bool or (dtype.is_floating_point and dtype.itemsize == 1):
+        raise UnsupportedError(f"\"convolution\" not implemented for '{str(dtype)[len('torch.') :].capitalize()}'")
     for label, t in (first, *others):
         if t is None:
             continue
-        require(
-            t.layout is torch.strided,
-            lambda t=t, label=label: (
-                f"Expected {label} to be a dense tensor, but got layout {t.layout}; "
-                f"call {'.to_dense()' if t.is_mkldnn or t.is_sparse else 'to_padded_tensor or to_dense'} first"
-            ),
-            DtypeError,
-        )
-        require(
-            t.dtype == tensor.dtype,
-            lambda t=t, label=label: (
+        if t.layout is not torch.strided:
+            way = ".to_dense()" if t.is_mkldnn or t.is_sparse else "to_padded_tensor or to_dense"
+            raise DtypeError(f"Expected {label} to be a dense tensor, but got layout {t.layout}; call {way} first")
+        if t.dtype != dtype:
+            raise DtypeError(
                 f"{name.capitalize()} type ({tensor.type()}) and {label} type ({t.type()}) should be the same"
                 + _CUSTOM_BACKWARD * (name == "grad_output")
-            ),
-            DtypeError,
-        )
-        require(
-            t.device == tensor.device,
-            lambda t=t, label=label: (
+            )
+        if t.device != tensor.device:
+            raise DtypeError(
                 "Expected all tensors to be on the same device, "
                 f"but found {name} on {tensor.device} and {label} on {t.device}"
-            ),
-            DtypeError,
-        )
+            )
 
 
 _CUSTOM_BACKWARD = (
@@ -127,15 +114,11 @@ def check_memory(problem: ConvProblem, outputs: Sequence[Output], operands: Sequ
         dense = 0 if t is None else t.numel() * size
         if t is not None and t.untyped_storage().nbytes() < dense:
             needed += dense
-    free = _free_memory() if needed >= _LARGE else needed
-    require(
-        needed <= free,
-        lambda: (
+    if needed >= _LARGE and needed > (free := _free_memory()):
+        raise UnsupportedError(
             f"{'+'.join(outputs)} of {problem} needs {needed / 1e9:.1f} GB for its results and for operands that lie "
             f"in memory only once, and {free / 1e9:.1f} GB are free"
-        ),
-        UnsupportedError,
-    )
+        )
 
 
 #: Bytes below which nobody looks at what is free.

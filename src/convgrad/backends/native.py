@@ -10,7 +10,7 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from ..problem import PADDING_MODES, ConvProblem, Output, Slot
+from ..problem import PADDING_MODES, RESULT, ConvProblem, Output
 from . import _native_library as library
 from ._native_library import pack_tensors as pack
 from .base import BOTH_GRADIENTS, Backend, Kernel
@@ -196,6 +196,5 @@ def _fill(problem: ConvProblem, outputs: tuple[Output, ...]) -> library.Problem:
 
 def _result(problem: ConvProblem, output: Output) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides."""
-    slots: dict[str, Slot] = {"forward": "grad_output", "grad_input": "input", "grad_weight": "weight"}
-    shape = problem.shape_of(slots[output])
+    shape = problem.shape_of(RESULT[output])  # pyright: ignore[reportArgumentType]
     return shape, usual_strides(shape, problem.channels_last)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..backends import Arithmetic, Backend, Kernel
+from ..calculus import sum_of_bias
 from ..engine import operand_format, thread
 from ..errors import BackendError
 from ..problem import RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
@@ -80,14 +80,9 @@ class CustomBackend(Backend):
         return self.devices is None or device_type in self.devices
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        reasons = [] if self.runs_on(device.type) else [
-            f"it was registered for {', '.join(self.devices or ())}, not for {device.type}"
-        ]  # fmt: skip
-        return [*dict.fromkeys([*reasons, *self.own_reasons_against(problem, outputs, device)])]
-
-    @abstractmethod
-    def own_reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        """Those that are not about the type of device."""
+        if self.runs_on(device.type):
+            return []
+        return [f"it was registered for {', '.join(self.devices or ())}, not for {device.type}"]
 
     def call(self, what: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:
         """A call of the user's code: PyTorch's convolutions in it are not taken over."""
@@ -123,17 +118,17 @@ class FunctionsBackend(CustomBackend):
         self.deterministic, self.capture_safe = options["deterministic"], options["capture_safe"]
         self._kernels = dict(kernels)
 
-    def own_reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        reasons = super().reasons_against(problem, outputs, device)
         if "grad_bias" in outputs and problem.transposed:
-            return ["it leaves this gradient of the bias to the engine"]
-        reasons = []
+            return [*reasons, "it leaves this gradient of the bias to the engine"]
         if problem.dtype not in self._dtypes:
             known, dtype = (", ".join(map(str, d)).replace("torch.", "") for d in (self._dtypes, (problem.dtype,)))
             reasons.append(f"it was registered for {known}, not for {dtype}")
         for method in self._methods(outputs):
             kernel = self._kernels.get(method)
             reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem, method))
-        return [*filter(None, reasons)]
+        return [*dict.fromkeys(filter(None, reasons))]
 
     def _methods(self, outputs: tuple[Output, ...]) -> tuple[Method, ...]:
         """Which function computes them: one of its own goes before that with a mask."""
@@ -208,7 +203,7 @@ class FunctionsBackend(CustomBackend):
             for output in outputs:
                 result = results[mask.index(output)] if mask.index(output) < len(results) else None
                 if output == "grad_bias" and result is None:
-                    result = grad_output.sum((0, *range(2, grad_output.dim())))
+                    result = sum_of_bias(grad_output)
                 found.append(self._as_stated(result, problem, output, "backward", given))
             return tuple(found)
 
@@ -252,8 +247,9 @@ class ClassBackend(CustomBackend):
         self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
         self._own = own
 
-    def own_reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        return self._own.reasons_against(problem, outputs, device)
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        own = self._own.reasons_against(problem, outputs, device)
+        return [*dict.fromkeys([*super().reasons_against(problem, outputs, device), *own])]
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         kernel, what = self._own.bind(problem, outputs), "+".join(outputs)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
+from ..shapes import channels_of_output
 
 
 def _empty(shape: Sequence[int], like: Tensor, memory_format: torch.memory_format) -> Tensor:
@@ -26,12 +27,10 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients that the mask asks for, without data."""
     call = checked_backward(grad_output, input, weight, *arguments)
-    g = call.geometry
-    channels = weight.shape[1] * g.groups if g.transposed else weight.shape[0]
     return (
         _empty(input.shape, input, call.layout) if call.mask[0] else None,
         _empty(weight.shape, weight, call.layout) if call.mask[1] else None,
-        input.new_empty(channels) if call.mask[2] else None,
+        input.new_empty(channels_of_output(weight.shape, call.geometry)) if call.mask[2] else None,
     )
 
 
