@@ -239,3 +239,15 @@ def test_a_class_without_a_kernel_and_an_unknown_arithmetic_are_refused() -> Non
     with pytest.raises(ValueError, match=r"arithmetic is one of 'direct', .*, got 'winogard'"):
         convgrad.register("winogard", forward=torch.conv2d, arithmetic="winogard")  # pyright: ignore[reportArgumentType]
     assert not {"misspelt", "winogard"} & {*convgrad.list_backends()}
+
+
+def test_objects_of_one_class_with_other_values_are_other_kernels() -> None:
+    """What was measured of one says nothing of the other."""
+
+    def version(tile: int) -> str:
+        own: Any = Own()
+        own.tile = tile
+        convgrad.register("own", verify=False)(own)
+        return convgrad.list_backends()["own"].version
+
+    assert version(4) == version(4) != version(8)

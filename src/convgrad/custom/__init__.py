@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +23,9 @@ from .arguments import Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel, in_words
 from .loading import foreign_frames, load_kernels, loading
 from .options import check_mapping, check_options, instance, several, static_methods
+from .source import fingerprint
 from .speed import measure
+from .verified import parts_of
 from .verify import verify as _verify
 
 __all__ = ["CustomBackend", "ModuleBackend", "backend_of", "foreign_frames", "load_kernels", "problem_of_module",
@@ -183,6 +186,7 @@ def unregister(name: str) -> None:
 def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float | None) -> CustomBackend:
     """Check the backend and time it, then let everybody see it."""
     _check_named(backend, named)
+    backend.version = (fingerprint(parts_of(backend)) or uuid.uuid4().hex)[:16]
     backend.note = "not verified: registered with verify=False" if seconds is None else _verify(backend, named, seconds)
     backend.verified = backend.note.startswith("verified")
     if backend.preferred and seconds is not None and not backend.verified:

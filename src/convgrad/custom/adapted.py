@@ -10,15 +10,18 @@ from torch import Tensor, nn
 
 from .. import functional
 from .._compat import channels_last_of
-from ..backends import Backend, Kernel
+from ..backends import Backend
 from ..errors import ShapeError
-from ..problem import ConvProblem, Output, passes_of
+from ..problem import ConvProblem
 from ..shapes import conv_geometry, convolution_shape, padding_pairs, problem_of
 from ..sizes import effective_kernel
 from . import arguments
 from .backend import Accepts, FunctionsBackend, UserKernel
 
-_DTYPES = (torch.float32, torch.float64)
+_OPTIONS: dict[str, Any] = {
+    **{"layouts": ("contiguous", "channels_last"), "dtypes": (torch.float32, torch.float64), "arithmetic": "direct"},
+    **{"deterministic": True, "capture_safe": True},
+}
 
 
 def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | None = None) -> Backend:
@@ -38,18 +41,14 @@ def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | 
     if not callable(what) or isinstance(what, type):
         raise TypeError(f"expected a backend or its name, a function or a module, got {what!r}")
     kernel = UserKernel(what, arguments.check(what, args, "forward"), accepts)
-    options = {"layouts": ("contiguous", "channels_last"), "dtypes": _DTYPES, "arithmetic": "direct"}
-    options |= {"deterministic": True, "capture_safe": True}
-    return FunctionsBackend(getattr(what, "__name__", type(what).__name__), {"forward": kernel}, None, False, options)
+    return FunctionsBackend(getattr(what, "__name__", type(what).__name__), {"forward": kernel}, None, False, _OPTIONS)
 
 
-class ModuleBackend(Backend):
+class ModuleBackend(FunctionsBackend):
     """A module that convolves its input with its ``weight``: what it returns, and what autograd makes of it.
 
     It computes the problems of its own kernel, stride, padding, dilation, channels and groups, for inputs of any size.
     """
-
-    layouts = ("strided",)
 
     def __init__(self, module: nn.Module) -> None:
         names = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "weight")
@@ -59,9 +58,17 @@ class ModuleBackend(Backend):
         if missing or other:
             why = f"it has no {', '.join(missing)}" if missing else other[0]
             raise TypeError(f"{type(module).__name__} is no zero-padded convolution of (N, C, ...) tensors: {why}")
-        self.name = type(module).__name__
         self._module: Any = module
         self._transposed = bool(getattr(module, "transposed", False))
+        x, y, result, gradient, size = "input", "grad_output", "forward", "grad_input", "input_size"
+        if self._transposed:  # its input fills the slot grad_output, and grad_input is what it returns
+            x, y, result, gradient, size = y, x, gradient, result, "output_size"
+        kernels: dict[Any, UserKernel] = {
+            result: UserKernel(self._result, (x, "weight"), self._accepts),
+            gradient: UserKernel(self._input_gradient, (y, "weight", size), self._accepts),
+            "grad_weight": UserKernel(self._weight_gradient, (x, y, "weight_size"), self._accepts),
+        }
+        super().__init__(type(module).__name__, kernels, None, False, {**_OPTIONS, "layouts": ("strided",)})
 
     def problems(self) -> Iterator[ConvProblem]:
         """Small images of several sizes, in both dtypes and layouts."""
@@ -69,7 +76,7 @@ class ModuleBackend(Backend):
         spans = [effective_kernel(k, d) for k, d in zip(m.kernel_size, m.dilation, strict=True)]
         for batch, more in ((2, 0), (1, 1), (3, 4), (1, 7), (2, 12)):
             size = tuple(n + more + i for i, n in enumerate(spans))
-            for dtype in _DTYPES:
+            for dtype in _OPTIONS["dtypes"]:
                 problem = self._problem(batch, size, dtype)
                 if problem is not None:
                     yield problem
@@ -84,41 +91,28 @@ class ModuleBackend(Backend):
             return None
         return None if problem.empty else problem.replace(has_bias=False).canonical()
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def _accepts(self, problem: ConvProblem) -> bool | str:
         own_input = problem.output_size if self._transposed else problem.input_size
         same_ndim = problem.ndim == len(self._module.kernel_size)
         own = self._problem(problem.batch, own_input, problem.dtype) if same_ndim else None
         given = problem.replace(memory_format=torch.contiguous_format, has_bias=False)
-        if own != given.canonical():
-            return [f"the module computes {own} for such an input"]
-        return [] if problem.dtype in _DTYPES else [f"it is checked in float32 and float64, not in {problem.dtype}"]
+        return own == given.canonical() or f"the module computes {own} for such an input"
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-        (pass_,) = passes_of(outputs)
-        # of a transposed module: its input fills the slot grad_output, and grad_input is what it returns
-        result, given = ("grad_input", "forward") if self._transposed else ("forward", "grad_input")
-        own_input = problem.output_shape if self._transposed else problem.input_shape
-
-        def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-            with torch.enable_grad():
-                if pass_ == result:
-                    found = self._call(a, b)
-                elif pass_ == given:  # (grad_output, weight), or of a transposed one (input, weight)
-                    x = a.new_zeros(own_input).requires_grad_()
-                    (found,) = torch.autograd.grad(self._call(x, b), x, a)
-                else:
-                    x, g = (a, b) if self._transposed else (b, a)
-                    w = a.new_zeros(problem.weight_shape).requires_grad_()
-                    (found,) = torch.autograd.grad(self._call(x, w), w, g)
-            return found.detach().contiguous(memory_format=problem.memory_format)
-
-        return kernel
-
-    def _call(self, x: Tensor, weight: Tensor) -> Tensor:
+    def _result(self, x: Tensor, weight: Tensor) -> Tensor:
         state = {"weight": weight}
         if getattr(self._module, "bias", None) is not None:
             state["bias"] = x.new_zeros(self._module.out_channels)
         return torch.func.functional_call(self._module, state, (x,))
+
+    def _input_gradient(self, grad_output: Tensor, weight: Tensor, size: tuple[int, ...]) -> Tensor:
+        with torch.enable_grad():
+            x = grad_output.new_zeros(size).requires_grad_()
+            return torch.autograd.grad(self._result(x, weight), x, grad_output)[0]
+
+    def _weight_gradient(self, x: Tensor, grad_output: Tensor, size: tuple[int, ...]) -> Tensor:
+        with torch.enable_grad():
+            weight = x.new_zeros(size).requires_grad_()
+            return torch.autograd.grad(self._result(x, weight), weight, grad_output)[0]
 
 
 def problem_of_module(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +15,6 @@ from ..errors import BackendError
 from ..problem import RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
 from . import arguments
 from .arguments import METHODS, Method
-from .source import fingerprint
 
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
@@ -66,10 +64,9 @@ class CustomBackend(Backend):
     candidate = False  # it computes wherever it can, or where it is named
     timings: tuple[Timing, ...] = ()
 
-    def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool, source: Iterable[Any]) -> None:
+    def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool) -> None:
         self.name, self.devices, self.preferred = name, devices, prefer
         self.verified, self.note = False, "not verified"
-        self.version = (fingerprint(source) or uuid.uuid4().hex)[:16]
 
     def remark(self, outputs: tuple[Output, ...]) -> str:
         of = [t for t in self.timings if t.outputs == passes_of(outputs)]
@@ -110,7 +107,7 @@ class FunctionsBackend(CustomBackend):
         options: Mapping[str, Any],
     ) -> None:
         """``options``: layouts, dtypes, deterministic, capture_safe and arithmetic of `convgrad.register`."""
-        super().__init__(name, devices, prefer, kernels.items())
+        super().__init__(name, devices, prefer)
         self.passes: tuple[Pass, ...] = arguments.passes_by([*kernels])
         self.sweeps = _SWEEPS if "backward" in kernels else ()
         self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
@@ -241,7 +238,7 @@ class ClassBackend(CustomBackend):
     """A `Backend` of the user's own, which says everything itself: what it sweeps, its workspace, its layouts."""
 
     def __init__(self, name: str, own: Backend, devices: tuple[str, ...] | None, prefer: bool) -> None:
-        super().__init__(name, devices, prefer, (type(own),))
+        super().__init__(name, devices, prefer)
         self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
         self.passes, self.sweeps, self.layouts = own.passes, own.sweeps, own.layouts
         self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
