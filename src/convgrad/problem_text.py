@@ -63,24 +63,21 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
         ValueError: a text that is no problem; it names the field, the position and an example.
     """
     fields, name, end = _read_fields(text)
-    dtype, channels_last, bias, mode = None, False, False, "zeros"
+    dtype, mode, words = None, "zeros", {"channels_last": False, "transposed": transposed, "bias": False}
     for word in re.finditer(r"\S+", text[end:]):
         if word[0] in DTYPES:
             if dtype not in (None, DTYPES[word[0]]):
                 raise _error(text, end + word.start(), f"a second dtype, {word[0]!r}")
             dtype = DTYPES[word[0]]
-        elif word[0] == "channels_last":
-            channels_last = True
-        elif word[0] == "transposed":
-            transposed = True
-        elif word[0] == "bias":
-            bias = True
+        elif word[0] in words:
+            words[word[0]] = True
         elif word[0] in MODES:
             mode = word[0]
         else:
             known = f"channels_last, transposed, bias, {', '.join(MODES)}, or a dtype such as float64 or bf16"
             raise _error(text, end + word.start(), f"unknown word {word[0]!r}, expected {known}")
 
+    channels_last, transposed, bias = words.values()
     dims = _dimensions(text, fields, transposed)
     if channels_last and len(dims) == 1:
         raise _error(text, end, "channels_last needs 2 or 3 spatial dimensions, this problem has 1")

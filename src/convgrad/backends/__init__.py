@@ -20,11 +20,6 @@ from .strides import usual_strides
 from .triton import TritonBackend
 from .triton.banded_backend import TritonBandedBackend
 
-__all__ = ["DEFECTS", "Arithmetic", "Backend", "Defect", "Kernel", "Layout", "PaddedCopy", "ReferenceBackend",
-           "aten_backward", "aten_choice", "built_in", "described", "found", "learn", "native_norm_takes",
-           "norm_gains", "normalization_gradients", "normalize", "padded", "pytorchs_call", "reads_odd_strides",
-           "runs_as_stated", "statable_arguments", "usual_strides", "warn_of", "wide_dtype"]  # fmt: skip
-
 
 def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""

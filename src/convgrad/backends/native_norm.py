@@ -63,10 +63,8 @@ def normalize(
     statistics = input.new_empty((2, input.shape[1]), dtype=accumulate_dtype(input.dtype))
     known = weight if weight is not None else bias if bias is not None else running_mean
     wide = known is not None and known.dtype is not input.dtype
-    _run(
-        *(input, epsilon, momentum, activation, wide, statistics, _start(weight), _start(bias), 0),
-        *(_start(running_mean), _start(running_var), output.data_ptr(), 0, 0),
-    )
+    tensors = (weight, bias, None, running_mean, running_var, output, None, None)
+    _run(input, statistics, activation, wide, tensors, epsilon, momentum)
     return output, statistics
 
 
@@ -89,49 +87,31 @@ def normalization_gradients(
     grad_input = torch.empty_like(input) if needs[0] else None
     grad_weight = like.new_empty(input.shape[1]) if needs[1] else None
     grad_bias = like.new_empty(input.shape[1]) if needs[2] else None
-    _run(
-        *(input, 0.0, 0.0, activation, like.dtype is not input.dtype, statistics),
-        *(_start(weight), _start(bias), grad_output.data_ptr(), 0, 0),
-        *(_start(grad_input), _start(grad_weight), _start(grad_bias)),
-    )
+    tensors = (weight, bias, grad_output, None, None, grad_input, grad_weight, grad_bias)
+    _run(input, statistics, activation, like.dtype is not input.dtype, tensors)
     return grad_input, grad_weight, grad_bias
-
-
-def _start(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _run(
     input: Tensor,
-    epsilon: float,
-    momentum: float,
+    statistics: Tensor,
     activation: str,
     wide: bool,
-    statistics: Tensor,
-    weight: int,
-    bias: int,
-    grad_output: int,
-    *others: int,
+    tensors: tuple[Tensor | None, ...],
+    epsilon: float = 0.0,
+    momentum: float = 0.0,
 ) -> None:
+    """One call of the library; ``tensors`` are in the order of ``convgrad_norm``, mean and invstd behind the third."""
     loaded = library.load()
     assert loaded is not None
     batch, channels = input.shape[:2]
     pixels = input.numel() // (batch * channels)
     mean = statistics.data_ptr()
     invstd = mean + channels * statistics.itemsize
-    threads = torch.get_num_threads()
-    sizes = (
-        batch,
-        channels,
-        pixels,
-        epsilon,
-        momentum,
-        not input.is_contiguous(),
-        DTYPES[input.dtype],
-        threads,
-        ACTIVATIONS.index(activation),
-        wide,
-    )
-    tensors = input.data_ptr(), weight, bias, grad_output, mean, invstd, *others
-    if loaded.convgrad_normalize(library.pack_norm(*sizes, *tensors)):
+    channels_last, threads = not input.is_contiguous(), torch.get_num_threads()
+    number, follows = DTYPES[input.dtype], ACTIVATIONS.index(activation)
+    sizes = batch, channels, pixels, epsilon, momentum, channels_last, number, threads, follows, wide
+    weight, bias, grad_output, *others = [0 if t is None else t.data_ptr() for t in tensors]
+    addresses = input.data_ptr(), weight, bias, grad_output, mean, invstd, *others
+    if loaded.convgrad_normalize(library.pack_norm(*sizes, *addresses)):
         raise MemoryError("no memory for the sums of a batch normalisation")

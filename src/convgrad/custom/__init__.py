@@ -28,9 +28,6 @@ from .speed import measure
 from .verified import parts_of
 from .verify import verify as _verify
 
-__all__ = ["CustomBackend", "ModuleBackend", "backend_of", "foreign_frames", "load_kernels", "problem_of_module",
-           "register", "unregister"]  # fmt: skip
-
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _MARK = re.compile(r"\[convgrad [^\]]*\]")

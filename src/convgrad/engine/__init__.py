@@ -28,16 +28,6 @@ from .rules import linear_gains
 from .steps import SLOTS, Step, slots_of
 from .trials import random_operands, trials
 
-__all__ = [
-    "POINTWISE", "SLOTS", "Event", "Found", "Plan", "Request", "Step", "active", "as_pointwise", "backends",
-    "beats_matmul", "check_with", "checked_backward",
-    "checked_convolution", "checked_grad_input", "checked_grad_weight", "choose", "find", "generation",
-    "get_backend", "invalidate", "layout_of", "linear_gains", "make", "measure_now", "measurements", "observed",
-    "observers", "observing", "operand_format", "plan_for", "prepare", "random_operands", "reasons_against", "record",
-    "recorded", "register", "remember", "request_for", "resolve", "resume", "set_default_backend", "slots_of", "spent",
-    "steps_of", "store", "thread", "traced", "trials", "unregister", "use_backend", "without",
-]  # fmt: skip
-
 for _backend in built_in():
     _backend.source = ""
     register(_backend)

@@ -17,9 +17,6 @@ from .autograd import apply
 from .lowering import any_subclass, loaders, rules_of, with_rules
 from .with_backend import operator
 
-__all__ = ["any_subclass", "apply", "autocast_is_on", "cast_operands", "convolution", "convolution_backward",
-           "grad_input", "grad_weight", "kernels", "loaders", "operator", "rules_of", "with_rules"]  # fmt: skip
-
 _ARGUMENTS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
 )
