@@ -29,7 +29,7 @@ from typing import Any, Final, TypeVar
 
 import torch
 
-from .sizes import Dimension, effective_kernel, output_length
+from .sizes import Dimension, effective_kernel, fields_of, output_length
 
 #: What a text is made: this module knows the grammar, `problem` the value.
 Problem = TypeVar("Problem")
@@ -89,12 +89,7 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
             in_channels=oc if transposed else ic,
             out_channels=ic if transposed else oc,
             groups=fields.get("g", 1),
-            input_size=tuple(d.input for d in dims),
-            output_size=tuple(d.output for d in dims),
-            kernel_size=tuple(d.kernel for d in dims),
-            stride=tuple(d.stride for d in dims),
-            padding=tuple((d.low, d.high) for d in dims),
-            dilation=tuple(d.dilation for d in dims),
+            **fields_of(dims),
             dtype=dtype or torch.float32,
             memory_format=formats[len(dims) - 2] if channels_last else torch.contiguous_format,
             has_bias=bias,

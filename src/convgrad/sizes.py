@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 
 def effective_kernel(kernel: int, dilation: int) -> int:
@@ -49,3 +49,12 @@ class Dimension(NamedTuple):
     def padded(self) -> int:
         """Positions of the input with its padding, crops not counted."""
         return self.input + max(self.low, 0) + max(self.high, 0)
+
+
+def fields_of(dims: Iterable[Dimension]) -> dict[str, Any]:
+    """The fields of a `ConvProblem` with these dimensions."""
+    inputs, outputs, kernel, stride, lows, highs, dilation = zip(*dims, strict=True)
+    return {
+        **{"input_size": inputs, "output_size": outputs, "kernel_size": kernel, "stride": stride},
+        **{"padding": tuple(zip(lows, highs, strict=True)), "dilation": dilation},
+    }

@@ -24,7 +24,7 @@ from .backends import Backend
 from .check import CheckReport, CheckResult, check_problem, default_problems, outputs_of
 from .custom import ModuleBackend, backend_of
 from .problem import ConvProblem
-from .sizes import effective_kernel, output_length
+from .sizes import Dimension, effective_kernel, fields_of, output_length
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -100,19 +100,13 @@ def problems(
         d = ndim or draw(st.integers(1, 3))
         groups = draw(st.sampled_from([1, 1, 2, 3, 5]))
         dims = [_draw_dimension(draw, largest, crops) for _ in range(d)]
-        size, kernel, stride, padding, dilation, out = zip(*dims, strict=True)
         last = d > 1 and draw(st.booleans())
         return ConvProblem(
             batch=draw(st.integers(1, 3)),
             in_channels=groups * draw(st.integers(1, 3)),
             out_channels=groups * draw(st.integers(1, 4)),
             groups=groups,
-            input_size=size,
-            kernel_size=kernel,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            output_size=out,
+            **fields_of(dims),
             dtype=draw(st.sampled_from(dtypes)),
             memory_format=channels_last_of(d) if last else torch.contiguous_format,
             has_bias=draw(st.booleans()),
@@ -122,8 +116,7 @@ def problems(
     return draw_problem()
 
 
-def _draw_dimension(draw: DrawFn, largest: int, crops: bool) -> tuple[int, int, int, tuple[int, int], int, int]:
-    """Size, kernel, stride, padding, dilation and output size that belong together."""
+def _draw_dimension(draw: DrawFn, largest: int, crops: bool) -> Dimension:
     from hypothesis import strategies as st
 
     kernel, stride, dilation = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
@@ -131,4 +124,5 @@ def _draw_dimension(draw: DrawFn, largest: int, crops: bool) -> tuple[int, int, 
     low, high = draw(st.integers(least, 4)), draw(st.integers(least, 4))
     fits = effective_kernel(kernel, dilation) - low - high  # the smallest input with an output
     size = max(draw(st.integers(1, largest)), fits)
-    return size, kernel, stride, (low, high), dilation, output_length(size, kernel, stride, low, high, dilation)
+    out = output_length(size, kernel, stride, low, high, dilation)
+    return Dimension(size, out, kernel, stride, low, high, dilation)

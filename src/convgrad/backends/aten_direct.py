@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from ..problem import ConvProblem, Output, Pass
+from ..sizes import Dimension, fields_of
 from .aten import AtenBackend, output_padding, statable, statable_arguments
 from .base import Backend, Kernel
 from .padding import over_copy, padded
@@ -124,14 +125,7 @@ class AtenDirect(Backend):
 
 def with_height(p: ConvProblem) -> ConvProblem:
     """A problem of one dimension as one of two, with a height of 1."""
-    return p.replace(
-        input_size=(1, *p.input_size),
-        kernel_size=(1, *p.kernel_size),
-        stride=(1, *p.stride),
-        padding=((0, 0), *p.padding),
-        dilation=(1, *p.dilation),
-        output_size=(1, *p.output_size),
-    )
+    return p.replace(**fields_of((Dimension(1, 1, 1, 1, 0, 0, 1), *p.dims)))
 
 
 def grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem], Contract]) -> Contract:
@@ -144,7 +138,7 @@ def grad_weight_as_convolution(p: ConvProblem, operator: Callable[[ConvProblem],
         operator: makes the forward of a problem.
     """
     n, g, c = p.batch, p.groups, p.in_channels // p.groups
-    reached = tuple(k + extra // d for k, extra, d in zip(p.kernel_size, output_padding(p), p.dilation, strict=True))
+    reached = tuple(d.kernel + more // d.dilation for d, more in zip(p.dims, output_padding(p), strict=True))
     exchanged = p.replace(
         batch=c,
         in_channels=g * n,

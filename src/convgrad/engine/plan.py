@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .._compat import profiler_enabled
 from ..backends import runs_as_stated, statable_arguments
-from ..calculus import Role
+from ..calculus import Role, add_bias
 from ..problem import RESULT, ConvProblem, Output, gradient_outputs, in_order
 from .cache import generation
 from .choice import choose
@@ -198,10 +198,8 @@ class Plan:
 def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tensor | None) -> Tensor:
     """The result of a contraction over nothing: zeros, plus bias."""
     slot = RESULT[output]  # pyright: ignore[reportArgumentType]
-    result = torch.zeros(problem.shape_of(slot), dtype=like.dtype, device=like.device)
-    if bias is not None:
-        result += bias.view(-1, *(1,) * problem.ndim)
-    return result.contiguous(memory_format=problem.memory_format)
+    zeros = torch.zeros(problem.shape_of(slot), dtype=like.dtype, device=like.device)
+    return add_bias(zeros, bias).contiguous(memory_format=problem.memory_format)
 
 
 def plan_for(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, now: bool = False) -> Plan:
