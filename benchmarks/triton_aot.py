@@ -28,10 +28,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from convgrad.backends.triton import TritonBackend
-from convgrad.backends.triton.banded_backend import TritonBandedBackend
-from convgrad.backends.triton.banded_launch import bound as banded
-from convgrad.backends.triton.launch import bound
+from convgrad.backends.triton import TritonBackend, TritonBandedBackend
+from convgrad.backends.triton.launch import bound, bound_bands
 from convgrad.backends.triton.start import ALL_REGISTERS, Launch
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 
@@ -111,7 +109,7 @@ def launches(text: str, what: str) -> list[Call]:
             bound(problem, outputs, print)(*given)
         if not TritonBandedBackend().reasons_against(problem, outputs, cuda):
             precision = "tf32" if problem.dtype == torch.float32 else "ieee"
-            banded(problem, outputs[0], precision, print)(*given)
+            bound_bands(problem, outputs[0], precision, print)(*given)
     return calls
 
 

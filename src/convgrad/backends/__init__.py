@@ -17,8 +17,7 @@ from .padding import PaddedCopy, padded
 from .reference import ReferenceBackend, wide_dtype
 from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenMatmulBackend, AtenPaddedBackend
 from .strides import usual_strides
-from .triton import TritonBackend
-from .triton.banded_backend import TritonBandedBackend
+from .triton import TritonBackend, TritonBandedBackend
 
 
 def built_in() -> list[Backend]:

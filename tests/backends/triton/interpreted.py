@@ -15,8 +15,7 @@ import torch
 
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.backends.triton import TritonBackend, bands, check, launch, start, tiles
-from convgrad.backends.triton.banded_backend import TritonBandedBackend
+from convgrad.backends.triton import TritonBackend, TritonBandedBackend, bands, check, launch, start, tiles
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
 from convgrad.testing import check_problem
 
@@ -256,13 +255,10 @@ def test_the_check_of_first_use_finds_one_wrong_element() -> None:
 )
 def test_offsets_of_64_bits(text: str, backend: TritonBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernels with 64-bit offsets, on a problem that fits into an interpreter."""
-    from convgrad.backends.triton import banded_launch
-
     narrow = launch.geometry
-    for module in (launch, banded_launch):
-        monkeypatch.setattr(
-            module, "geometry", lambda p, adjoint: dataclasses.replace(narrow(p, adjoint=adjoint), wide=True)
-        )
+    monkeypatch.setattr(
+        launch, "geometry", lambda p, adjoint: dataclasses.replace(narrow(p, adjoint=adjoint), wide=True)
+    )
     assert_exact(backend, ConvProblem.parse(text))
 
 

@@ -14,8 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import convgrad
-from convgrad.backends.triton import TritonBackend, bands, tiles
-from convgrad.backends.triton.banded_backend import TritonBandedBackend
+from convgrad.backends.triton import TritonBackend, TritonBandedBackend, bands, tiles
 from convgrad.backends.triton.geometry import geometry
 from convgrad.diagnostics.explain import explain_problem
 from convgrad.problem import PASSES, ConvProblem

@@ -2,8 +2,8 @@
 
 `geometry` turns a problem into a sliding sum, `tiles` chooses the shape of a program, `correlate` (with `patches`) is
 the kernel of every pass, `launch` and `start` bring tensors to it, `check` holds its first result to the exact one.
-`banded` is another kernel, for large kernels on tensor cores: `bands` chooses its tiles, `banded_launch` launches it,
-and `banded_backend` is the backend. triton is imported at the first use.
+`banded` is another kernel, for large kernels on tensor cores: `bands` chooses its tiles. triton is imported at the
+first use.
 """
 
 from __future__ import annotations
@@ -17,17 +17,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ... import settings
 from ...errors import BackendError
-from ...problem import ConvProblem, Output, passes_of
-from ..base import Backend
+from ...problem import ConvProblem, Output, Pass, passes_of
+from ..base import Arithmetic, Backend, capability
+from . import bands
 from .geometry import geometry
 from .tiles import choose, partial_values
 
-__all__ = ["TritonBackend"]
+__all__ = ["TritonBackend", "TritonBandedBackend"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 #: What a ROCm build of PyTorch calls "cuda" too.
 _DEVICES = ("cuda", "hip", "xpu")
+#: Older ones know neither TF32 nor bfloat16, and Triton multiplies float16 one by one there, too.
+_TENSOR_CORES = (8, 0)
 _BOTH: tuple[Output, ...] = ("grad_input", "grad_weight")
 _ALL: tuple[Output, ...] = (*_BOTH, "grad_bias")
 
@@ -39,6 +43,11 @@ def _installed() -> bool:
 
 def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def _tf32(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products are TF32: float32 on an NVIDIA GPU; others multiply exactly."""
+    return dtype == torch.float32 and device.type == "cuda" and torch.version.hip is None
 
 
 class TritonBackend(Backend):
@@ -142,3 +151,50 @@ class TritonBackend(Backend):
     def _refuse(self, device: torch.device) -> None:
         if device in self._banned:
             raise BackendError(f"{self.name}: {self._banned[device]}")
+
+
+class TritonBandedBackend(TritonBackend):
+    """Depthwise kernels of 9 columns and more as products with banded matrices.
+
+    A backend of its own beside ``triton``, so that it is checked, measured, chosen and banned for itself.
+    """
+
+    name = "triton:banded"
+    summary = "large depthwise kernels on a GPU's tensor cores, as products with banded matrices"
+    sweeps = ()
+    layouts = ("contiguous",)
+
+    def _reasons_of_the_machine(self, problem: ConvProblem, device: torch.device) -> list[str]:
+        reasons = super()._reasons_of_the_machine(problem, device)
+        chip = capability(device)
+        if chip is not None and chip < _TENSOR_CORES:
+            reasons.append(f"Triton uses tensor cores from compute capability 8.0 on, this GPU has {chip[0]}.{chip[1]}")
+        if _tf32(problem.dtype, device) and not settings.cudnn_allows_tf32():
+            reasons.append("it multiplies float32 in TF32, which torch.backends.cudnn.allow_tf32 forbids")
+        return reasons
+
+    def _reasons_of_the_kernels(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
+        g = geometry(problem, adjoint=outputs == ("grad_input",))
+        if g.axes[2].kernel < bands.LEAST_COLUMNS:
+            return [f"the band of a kernel of fewer than {bands.LEAST_COLUMNS} columns is mostly zeros"]
+        if g.adjoint and any(axis.stride > 1 for axis in g.axes):
+            return ["it computes grad_input without a stride only"]
+        return []
+
+    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+        if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
+            return 0
+        return 4 * bands.partial_values(problem)
+
+    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
+        return "tf32" if _tf32(problem.dtype, device) else "direct"
+
+    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+        return "banded"
+
+    def _made(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Callable[..., Any]:
+        from .launch import bound_bands
+
+        return bound_bands(
+            problem, outputs[0], "tf32" if _tf32(problem.dtype, device) else "ieee", self._verifier(problem)
+        )

@@ -1,4 +1,4 @@
-"""From tensors to launches of `correlate`: what a pass, or the sweep of both gradients, of one problem runs."""
+"""From tensors to launches of `correlate` or `banded`: what a pass, or the sweep of both gradients, runs."""
 
 # pyright: reportIndexIssue=false
 from __future__ import annotations
@@ -9,11 +9,14 @@ from math import prod
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from ...problem import ConvProblem, Output
+from . import banded, bands
 from .correlate import add_partials, correlate
-from .geometry import Geometry, geometry
+from .geometry import Axis, Geometry, geometry
 from .start import Launch
 from .tiles import MOST_PROGRAMS, Tile, Use, choose, lines, parts
 
@@ -133,21 +136,12 @@ def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, 
     assert tile is not None
     depth, height, width = g.axes
     arguments = {
-        "batch": g.batch,
-        "channels": g.channels // tile.vector,
-        "depth": depth.result,
-        "height": height.result,
-        "columns": width.result // tile.stored,
-        "src_depth": depth.source,
-        "src_height": height.source,
-        "src_columns": width.source // tile.loaded,
+        **_sizes(g, tile.vector, tile.stored, tile.loaded),
         "DEPTH": depth.constants,
         "HEIGHT": height.constants,
         "WIDTH": width.constants,
         "ADJOINT": g.adjoint,
-        "MULTIPLIER": g.multiplier,
         "CHANNELS_LAST": g.channels_last,
-        "WIDE": g.wide,
         "RESULT": use != "sum",
         "SUM": use != "result",
         "HAS_BIAS": with_bias,
@@ -157,6 +151,16 @@ def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, 
     }
     warps = max(1, tile.lanes // (64 if torch.version.hip is not None else 32))
     return Launch(correlate, arguments, {"num_warps": warps}, partial(grid_of, g, use, tile))
+
+
+def _sizes(g: Geometry, vector: int, stored: int, loaded: int) -> dict[str, int]:
+    """Arguments of both kernels; channels, and rows of the result and of the source, in vectors of so many."""
+    depth, height, width = g.axes
+    return {
+        **{"batch": g.batch, "channels": g.channels // vector, "MULTIPLIER": g.multiplier, "WIDE": g.wide},
+        **{"depth": depth.result, "height": height.result, "columns": width.result // stored},
+        **{"src_depth": depth.source, "src_height": height.source, "src_columns": width.source // loaded},
+    }
 
 
 def grid_of(g: Geometry, use: Use, tile: Tile, programs: int) -> tuple[int, int]:
@@ -171,3 +175,66 @@ def adding(count: int, weights: int, biases: int) -> Launch:
     blocks = -(-weights // size) + -(-biases // size)
     arguments = {"weights": weights, "biases": biases, "BP": 32, "BN": size}
     return Launch(add_partials, arguments, {"num_warps": 4}, lambda _: (blocks, count))
+
+
+# ---- banded ----------------------------------------------------------------------------------------
+
+_WORDS = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+def bound_bands(
+    problem: ConvProblem, output: Output, precision: str, verify: Callable[..., None]
+) -> Callable[..., Tensor]:
+    """A pass of a problem, as `bound` gives it; float32 is multiplied in this precision, Triton's word."""
+    adjoint = output == "grad_input"
+    g = geometry(problem, adjoint=adjoint)
+    if output != "grad_weight":
+
+        def launch(with_bias: bool) -> Launch:
+            more = {"FLIPPED": adjoint, "HAS_BIAS": with_bias}
+            return _bands_launch(banded.correlate, problem, g, "result", precision, more, 0)
+
+        return result_of(problem, (output,), verify, launch, lambda *tensors: tensors, torch.contiguous_format)
+    count = bands.parts(g, bands.choose(g, "sum"))
+    more = {"KP": triton.next_power_of_2(g.axes[2].kernel)}
+    main = _bands_launch(banded.correlate_sum, problem, g, "sum", precision, more, count)
+    return gradients_of(
+        problem,
+        (output,),
+        verify,
+        main,
+        lambda source, centre, weight, out, partials, _: (source, centre, partials),
+        count,
+        torch.contiguous_format,
+    )
+
+
+def _bands_launch(
+    kernel: Any, problem: ConvProblem, g: Geometry, use: bands.Use, precision: str, more: dict[str, Any], count: int
+) -> Launch:
+    depth, height, width = g.axes
+    interpreted = not isinstance(kernel, triton.runtime.JITFunction)
+    # The interpreter gets sums of bfloat16 wrong.
+    operand = torch.float32 if interpreted and problem.dtype == torch.bfloat16 else problem.dtype
+    source, result = bands.align(width.source, g.itemsize), bands.align(width.result, g.itemsize)
+    band = bands.choose(g, use)
+    arguments = {
+        **_sizes(g, 1, result, source),
+        "DEPTH": _constants(depth),
+        "HEIGHT": _constants(height),
+        "WIDTH": _constants(width),
+        "OPERAND": _WORDS[operand],
+        "PRECISION": precision,
+        "SRC_ALIGN": source,
+        "OUT_ALIGN": result,
+        **band.constants(),
+        **more,
+    }
+    programs = bands.programs(g, use, band, count)
+    return Launch(kernel, arguments, {"num_warps": band.warps, "num_stages": 2}, lambda _: (programs, count))
+
+
+def _constants(axis: Axis) -> tuple[int, int, int, int]:
+    """Of the flipped kernel in the direction of grad_input, which is then another forward; see `geometry`."""
+    kernel, stride, dilation, low = axis.constants
+    return (kernel, 1, dilation, (kernel - 1) * dilation - low) if axis.adjoint else (kernel, stride, dilation, low)
