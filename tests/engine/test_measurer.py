@@ -166,7 +166,7 @@ def test_without_time_the_rules_decide_and_it_is_measured_later(monkeypatch):
 
 RANK = """
 import sys, torch, convgrad
-from convgrad.engine import measurements, spent
+from convgrad.engine import measurements
 torch.set_num_threads(1)
 input("ready")
 with convgrad.measure(share=float("inf")):

@@ -81,7 +81,7 @@ class AtenBackend(Backend):
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         real, several = problem.dtype.to_real(), len(outputs) > 1
         if real != problem.dtype:
-            return partial(_complex, self.bind(problem.replace(dtype=real), outputs))
+            return partial(complex_product, self.bind(problem.replace(dtype=real), outputs))
         problem = without_slack(problem)
         p = statable(problem)
         if p is not problem:
@@ -165,7 +165,7 @@ def _as_it_is(t: Tensor) -> Tensor:
     return t
 
 
-def _complex(
+def complex_product(
     contract: Callable[[Tensor, Tensor, Tensor | None], Tensor],
     a: Tensor,
     b: Tensor,

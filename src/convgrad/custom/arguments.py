@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass, gradient_outputs
+from ..problem import OPERANDS, PASSES, ConvProblem, Output, gradient_outputs
 
 #: What a function may compute: one pass, or whichever gradients a mask asks for.
 Method = Literal["forward", "grad_input", "grad_weight", "backward"]
@@ -128,9 +128,3 @@ def values(
             value = value[:number] if first else value[number]
         result.append(value)
     return result
-
-
-def passes_by(methods: Sequence[Method]) -> tuple[Pass, ...]:
-    """The passes that some functions compute: a mask may ask for one gradient."""
-    gradients = ("grad_input", "grad_weight") if "backward" in methods else ()
-    return tuple(p for p in PASSES if p in methods or p in gradients)

@@ -12,7 +12,7 @@ from ..backends import Arithmetic, Backend, Kernel
 from ..calculus import sum_of_bias
 from ..engine import operand_format, thread
 from ..errors import BackendError
-from ..problem import RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
+from ..problem import PASSES, RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
 from . import arguments
 from .arguments import METHODS, Method
 
@@ -108,7 +108,8 @@ class FunctionsBackend(CustomBackend):
     ) -> None:
         """``options``: layouts, dtypes, deterministic, capture_safe and arithmetic of `convgrad.register`."""
         super().__init__(name, devices, prefer)
-        self.passes: tuple[Pass, ...] = arguments.passes_by([*kernels])
+        masked = ("grad_input", "grad_weight") if "backward" in kernels else ()  # a mask may ask for one of them
+        self.passes: tuple[Pass, ...] = tuple(p for p in PASSES if p in kernels or p in masked)
         self.sweeps = _SWEEPS if "backward" in kernels else ()
         self.summary = f"registered by the user for {', '.join(m for m in METHODS if m in kernels)}"
         self.layouts, self._dtypes, self._arithmetic = (options[n] for n in ("layouts", "dtypes", "arithmetic"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ..backends import built_in
 from . import measurements, store
-from .cache import generation, invalidate, remember
+from .cache import generation, remember
 from .choice import choose
 from .events import Event, observed, observers, observing, thread
 from .found import Found, record, recorded
 from .linear import POINTWISE, as_pointwise, beats_matmul
-from .measurer import check_with, measure_now, spent, steps_of
+from .measurer import check_with, measure_now, steps_of
 from .operands import operand_format, prepare
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, unregister, without
@@ -25,8 +25,8 @@ from .resolver import (
     resolve,
 )
 from .rules import linear_gains
-from .steps import SLOTS, Step, slots_of
-from .trials import random_operands, trials
+from .steps import Step
+from .trials import trials
 
 for _backend in built_in():
     _backend.source = ""

@@ -71,16 +71,6 @@ def check_with(check: Check) -> None:
     _state.check = check
 
 
-def spent() -> float:
-    """Seconds that this process has spent measuring.
-
-    Equivalent to:
-        >>> spent() >= 0
-        True
-    """
-    return _state.spent
-
-
 # ---- whether to measure ----------------------------------------------------------------------------
 
 

@@ -47,8 +47,3 @@ for _name, _schema in SCHEMAS.items():
 
 autocast.register(_library)
 flops.register()
-
-convolution = torch.ops.convgrad.convolution.default
-convolution_backward = torch.ops.convgrad.convolution_backward.default
-grad_input = torch.ops.convgrad.grad_input.default
-grad_weight = torch.ops.convgrad.grad_weight.default

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backends import complex_product
 from ..calculus import add_bias, sum_of_bias
 from ..padding_modes import Sides
 from ..padding_modes import by_pytorch as pad
@@ -36,7 +37,7 @@ def convolution(
     """``convgrad::convolution``."""
     rest = (stride, padding, dilation, transposed, output_padding, groups)
     if input.is_complex():
-        return add_bias(_complex(lambda a, b: convolution(a, b, None, *rest), input, weight), bias)
+        return complex_product(lambda a, b, bias: convolution(a, b, bias, *rest), input, weight, bias)
     sides, known = _sides(weight.dim() - 2, *rest)
     if sides is None:
         return _aten.convolution.default(input, weight, bias, *known)
@@ -82,7 +83,7 @@ def _one_gradient(i: int) -> Callable[..., Tensor]:
         **_: Any,
     ) -> Tensor:
         if grad_output.is_complex():
-            found: Any = _complex(lambda a, b: gradient(a, b, size, *arguments), grad_output, other)
+            found: Any = complex_product(lambda a, b, _: gradient(a, b, size, *arguments), grad_output, other)
         else:
             unread = grad_output.new_zeros(()).expand(size)  # only its shape counts
             input, weight = (unread, other) if i == 0 else (other, unread)
@@ -113,9 +114,3 @@ def _sides(
 
 def _crop(t: Tensor, sides: Sides) -> Tensor:
     return pad(t, tuple((-low, -high) for low, high in sides))
-
-
-def _complex(contract: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """A bilinear map of real tensors, on complex ones."""
-    real = contract(a.real, b.real) - contract(a.imag, b.imag)
-    return torch.complex(real, contract(a.real, b.imag) + contract(a.imag, b.real))
