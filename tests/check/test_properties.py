@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from convgrad.backends.aten import AtenBackend
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.check import check_backend, check_problem
@@ -201,13 +202,13 @@ def test_a_wrong_bias_and_a_wrong_sweep() -> None:
 
     assert failing_properties(Doubles()) == {"bias"}
 
-    class Sweeps(Im2colBackend):
+    class Sweeps(AtenBackend):
         def bind(self, problem, outputs):
             kernel = super().bind(problem, outputs)
 
             def sweep(*args):
-                grad_weight, grad_bias = kernel(*args)
-                return off_by_one(grad_weight), grad_bias
+                grad_input, grad_weight, *rest = kernel(*args)
+                return grad_input, off_by_one(grad_weight), *rest
 
             return sweep if len(outputs) > 1 else kernel
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from convgrad.backends.im2col import Im2colBackend
+from convgrad.backends.aten import AtenBackend
 from convgrad.check import (
     PROPERTIES,
     CheckReport,
@@ -118,7 +118,7 @@ def test_time_and_progress() -> None:
 
 
 def test_outputs_and_properties() -> None:
-    assert outputs_of(Im2colBackend()) == ("forward", "grad_input", "grad_weight", "grad_bias")
+    assert outputs_of(AtenBackend()) == ("forward", "grad_input", "grad_weight", "grad_bias")
     results = check_problem("reference", TEXT, "forward")
     assert [r.property_name for r in results] == list(PROPERTIES)
     chosen = ("bound", "exact")
