@@ -22,6 +22,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 import torch
+from draw import put
 from sweep import COLUMNS, WAYS
 
 from convgrad.engine import rules
@@ -154,14 +155,6 @@ def gains(rows: Sequence[Row]) -> Iterator[str]:
 def as_code(table: Table) -> str:
     lines = [f"    {json.dumps(kind)}: {json.dumps(ways)},\n" for kind, ways in table.items()]
     return f"TABLE: dict[str, dict[str, float]] = {{\n{''.join(lines)}}}\n"
-
-
-def put(path: Path, between: tuple[str, str], text: str) -> None:
-    """Replace what is between two lines of a file."""
-    begin, end = between
-    before, rest = path.read_text(encoding="utf-8").split(begin)
-    _, after = rest.split(end, 1)
-    path.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")
 
 
 def main() -> int:

@@ -96,6 +96,20 @@ def conditions(rows: Sequence[Row]) -> str:
     )
 
 
+def put(path: Path, between: tuple[str, str], text: str) -> None:
+    """Replace what is between two lines of a file.
+
+    Raises:
+        SystemExit: the file has no such lines.
+    """
+    begin, end = between
+    before, found, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (found and ended):
+        raise SystemExit(f"{path} has no line {begin.strip()} with {end.strip()} after it")
+    path.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")
+
+
 # ---- the picture -------------------------------------------------------------------------------------
 
 
@@ -158,11 +172,7 @@ def main() -> int:
     table = "\n".join(markdown(layers, steps)) + "\n"
     print(table, end="")
     if options.into:
-        text = options.into.read_text(encoding="utf-8")
-        if text.count(BEGIN) != 1 or END not in text.split(BEGIN)[1]:
-            raise SystemExit(f"{options.into} has no line {BEGIN.strip()} with {END.strip()} after it")
-        before, rest = text.split(BEGIN)
-        options.into.write_text(before + BEGIN + table + END + rest.split(END, 1)[1], encoding="utf-8")
+        put(options.into, (BEGIN, END), table)
     if options.picture:
         draw(layers, steps, options.picture)
     return 0

@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 from unittest import mock
 
@@ -194,24 +193,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--passes", nargs="+", choices=list(WHAT), default=list(WHAT))
     parser.add_argument("--targets", nargs="+", choices=list(TARGETS), default=list(TARGETS))
     parser.add_argument("--jobs", type=int, default=1, help="worker processes")
-    parser.add_argument("--out", type=Path, help="also write it to this Markdown file")
     args = parser.parse_args(arguments)
     heads = ["problem", "pass", "kernel", *(f"{t}: registers / spilled / shared" for t in args.targets)]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    print("\n".join(lines), flush=True)
-    faults = 0
+    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|", flush=True)
+    kernels = faults = 0
     for text, what, kernel, found in table(args.problems, args.passes, args.targets, args.jobs):
         cells = [" / ".join(map(str, taken)) for taken in found]
         for i, (_, spilled, shared) in enumerate(found):
             if spilled or shared > TARGETS[args.targets[i]][1]:
                 cells[i] = f"**{cells[i]}**"
                 faults += 1
-        lines.append("| " + " | ".join([text, what, kernel, *cells]) + " |")
-        print(lines[-1], flush=True)
-    lines.append(f"\n{len(lines) - 2} kernels, {faults} faults; triton {triton.__version__}.")
-    print(lines[-1])
-    if args.out:
-        args.out.write_text("# Triton kernels compiled ahead of time\n\n" + "\n".join(lines) + "\n")
+        kernels += 1
+        print("| " + " | ".join([text, what, kernel, *cells]) + " |", flush=True)
+    print(f"\n{kernels} kernels, {faults} faults; triton {triton.__version__}.")
     return 1 if faults else 0
 
 

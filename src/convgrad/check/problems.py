@@ -106,7 +106,7 @@ def changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:
     return p.replace(output_size=out, **{"name": "", **changes}).canonical()
 
 
-_VARIANTS = ("float64", "bfloat16", "float16")
+_VARIANTS = (torch.float64, torch.bfloat16, torch.float16)
 
 
 def default_problems(ndim: int | None = None, *, all_dtypes: bool = True) -> Iterator[ConvProblem]:
@@ -124,13 +124,18 @@ def default_problems(ndim: int | None = None, *, all_dtypes: bool = True) -> Ite
         if ndim not in (None, dims):
             continue
         for i, line in enumerate(table.split("\n")[1:-1]):
-            layout = " channels_last" if dims > 1 else ""
-            yield ConvProblem.parse(line)
-            if layout:
-                yield ConvProblem.parse(line + layout)
+            both = list(_in_layouts(line))
+            yield from both
             if all_dtypes:
-                other = _VARIANTS[i % len(_VARIANTS)]
-                yield ConvProblem.parse(f"{line} {other}{layout if i // len(_VARIANTS) % 2 else ''}")
+                like = both[-1 if i // len(_VARIANTS) % 2 else 0]
+                yield like.replace(dtype=_VARIANTS[i % len(_VARIANTS)])
+
+
+def _in_layouts(line: str) -> Iterator[ConvProblem]:
+    """As it is and, where there is another layout, in channels_last."""
+    yield (p := ConvProblem.parse(line))
+    if p.ndim > 1:
+        yield p.replace(memory_format=channels_last_of(p.ndim))
 
 
 # ---- layers of known networks, of sizes that no small problem has ---------------------------------
@@ -177,13 +182,7 @@ mb1g64ic64id14oc64kd3pd1n"X3D"
 
 def real_layers() -> list[ConvProblem]:
     """Layers of known networks in float32, as PyTorch's own layout has them and in channels_last."""
-    problems = []
-    for line in _LAYERS.split("\n")[1:-1]:
-        problem = ConvProblem.parse(line)
-        problems.append(problem)
-        if problem.ndim > 1:
-            problems.append(ConvProblem.parse(f"{line} channels_last"))
-    return problems
+    return [p for line in _LAYERS.split("\n")[1:-1] for p in _in_layouts(line)]
 
 
 # ---- random problems, for a search: small images, wide borders, odd channels ------------------------

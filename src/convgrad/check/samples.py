@@ -41,7 +41,8 @@ def sample(problem: ConvProblem, pass_: Pass, seed: int) -> Tensor:
     offset = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
     spread = ((torch.arange(count, device="cpu") + offset) * (total / count)).long().clamp_(max=total - 1)
     ends = torch.cartesian_prod(*(torch.tensor([0, n - 1], device="cpu") for n in shape))  # [corners, dims]
-    return torch.cat([spread, (ends * _steps(shape)).sum(1)]).unique()
+    steps = torch.tensor([prod(shape[i + 1 :]) for i in range(len(shape))], device="cpu")
+    return torch.cat([spread, (ends * steps).sum(1)]).unique()
 
 
 def elements_at(problem: ConvProblem, pass_: Pass, operands: Operands, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,7 +129,3 @@ def _count(n: int) -> Tensor:
 def _positions(size: tuple[int, ...]) -> list[Tensor]:
     """Every position of a grid, one tensor [1, 1, positions] a dimension."""
     return index_of(torch.arange(prod(size), device="cpu").view(1, 1, -1), size)
-
-
-def _steps(shape: tuple[int, ...]) -> Tensor:
-    return torch.tensor([prod(shape[i + 1 :]) for i in range(len(shape))], device="cpu")

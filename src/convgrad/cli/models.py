@@ -91,7 +91,6 @@ MODELS = {
     "wav2vec2": Model("Wav2Vec2Config", {"num_hidden_layers": 2, "apply_spec_augment": False}, (16000,)),
 }
 
-NOT_ONE_TENSOR = ("--channels-last needs an input that is one tensor", "turn the example inputs in the function")
 _FACTORY = "module:factory, where factory() returns an nn.Module, or (nn.Module, example_inputs)"
 
 
@@ -113,7 +112,6 @@ def explained(
     """
     import torch
 
-    from .._compat import channels_last_of
     from ..diagnostics import Explanation, Layer, ModelExplanation, explain
 
     net, given = build(name, "meta")
@@ -121,18 +119,27 @@ def explained(
     if not isinstance(input, str):
         given = input
     elif input or given is None:
-        given = example_input(name, input, dtype, channels_last)
+        given = example_input(name, input, dtype)
     if channels_last:
-        if not isinstance(given, torch.Tensor):
-            raise fail(*NOT_ONE_TENSOR)
-        last = channels_last_of(given.dim() - 2)
-        net, given = net.to(memory_format=last), given.to(memory_format=last)  # pyright: ignore[reportCallIssue]
+        net, given = in_channels_last(net, given)
     args = given if isinstance(given, (tuple, list)) else () if isinstance(given, dict) else (given,)
     args = [a.to(dtype) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
     found = explain(net, *args, **(given if isinstance(given, dict) else {}), device=machine, outputs=outputs)
     if isinstance(found, Explanation):
         return ModelExplanation(found.machine, (Layer((name,), name, found),))
     return found
+
+
+def in_channels_last(net: nn.Module, input: Any) -> tuple[nn.Module, torch.Tensor]:
+    """A model and its input in channels_last; an error for the user where that is not one tensor."""
+    import torch
+
+    from .._compat import channels_last_of
+
+    if not isinstance(input, torch.Tensor):
+        raise fail("--channels-last needs an input that is one tensor", "turn the example inputs in the function")
+    last = channels_last_of(input.dim() - 2)
+    return net.to(memory_format=last), input.to(memory_format=last)  # pyright: ignore[reportCallIssue]
 
 
 def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
@@ -193,16 +200,12 @@ def _own(name: str) -> Callable[[], Any]:
     return found
 
 
-def example_input(name: str, shape: str, dtype: torch.dtype, channels_last: bool) -> torch.Tensor:
+def example_input(name: str, shape: str, dtype: torch.dtype) -> torch.Tensor:
     """An input on the meta device: the shape given as ``1x3x224x224``, or the model's usual one with batch 1."""
     import torch
 
-    from .._compat import channels_last_of
-
     model = _known(name) or Model("")
     if not shape:
-        x = model.sample(device="meta", dtype=dtype)
-    else:
-        sizes = [int(n) for n in shape.split("x")]
-        x = torch.empty(sizes, dtype=torch.int64 if model.vocabulary else dtype, device="meta")
-    return x.to(memory_format=channels_last_of(x.dim() - 2)) if channels_last else x
+        return model.sample(device="meta", dtype=dtype)
+    sizes = [int(n) for n in shape.split("x")]
+    return torch.empty(sizes, dtype=torch.int64 if model.vocabulary else dtype, device="meta")

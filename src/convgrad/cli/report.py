@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from .app import command, device_here, fail, say, say_json
-from .models import MODELS, NOT_ONE_TENSOR, build, example_input
+from .models import MODELS, build, example_input, in_channels_last
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, problem_or, writable
 
 if TYPE_CHECKING:
@@ -113,7 +113,6 @@ def _of_model(
 ) -> Profile:
     import torch
 
-    from .._compat import channels_last_of
     from ..problem_text import DTYPES
     from ..report import profile_model
 
@@ -123,13 +122,10 @@ def _of_model(
     if dtype:
         model = model.to(DTYPES[dtype])
     if inputs is None or shape:
-        like = example_input(name, shape, DTYPES[dtype or "float32"], False)
+        like = example_input(name, shape, DTYPES[dtype or "float32"])
         inputs = torch.randn(like.shape if shape else (_BATCH, *like.shape[1:]), dtype=like.dtype, device=place)
     if channels_last:
-        if not isinstance(inputs, torch.Tensor):
-            raise fail(*NOT_ONE_TENSOR)
-        last = channels_last_of(inputs.dim() - 2)
-        model, inputs = model.to(memory_format=last), inputs.contiguous(memory_format=last)  # pyright: ignore[reportCallIssue]
+        model, inputs = in_channels_last(model, inputs)
     options = []
     if isinstance(inputs, torch.Tensor):
         options = ["--input", "x".join(map(str, inputs.shape)), *["--channels-last"] * channels_last]

@@ -86,7 +86,8 @@ def part_of(work: Work, choice: Choice, mesh: DeviceMesh) -> Part:
     padding = [n for pair in g.padding for n in pair]
     if not spatial and all(low == high for low, high in g.padding):
         padding = padding[::2]  # as ATen can state it
-    beyond = [0 if 2 + j in _sharded(choice) else n for j, n in enumerate(g.output_padding)]
+    exchanged = {rule.spatial for i in spatial if (rule := choice.rules[i]) is not None}
+    beyond = [0 if j in exchanged else n for j, n in enumerate(g.output_padding)]
     groups = g.groups * sizes["output"][1] // work.shape("output")[1] if g.groups > 1 else 1
     part = Part(sizes, (g.stride, padding, g.dilation, g.transposed, beyond, groups), [])
     for i in spatial:
@@ -108,10 +109,6 @@ def _halo(work: Work, choice: Choice, mesh: DeviceMesh, i: int, rank: int) -> Ha
     other = "output" if role == "input" else "input"
     dim = 2 + rule.spatial
     return Halo(role, other, dim, plan.route(rank), mesh.get_group(i), line, side, plan.want[rank], stays)
-
-
-def _sharded(choice: Choice) -> set[int | None]:
-    return {rule.input for rule, role in zip(choice.rules, choice.moves, strict=True) if rule is not None and role}
 
 
 def _own(work: Work, choice: Choice, role: Role, place: Sequence[int]) -> list[int]:

@@ -146,7 +146,13 @@ def choose(c: Work) -> Choice:
     """The cheapest combination of rules; of equal ones, the one that changes the fewest placements."""
     table: list[Rule | None] = [None, *_table(c.geometry, len(c.shapes[0]) - 2)]
     found = [_priced(c, rules) for rules in product(table, repeat=len(c.mesh)) if _possible(c, rules)]
-    return min(found, key=lambda choice: (_idle(c, choice), choice.bytes, _changes(c, choice)))
+
+    def price(choice: Choice) -> tuple[int, int, int]:
+        placed = [(have, choice.placements(role)) for role, have in c.operands]
+        changes = sum(a != b for pair in placed for a, b in zip(*pair, strict=True))
+        return _idle(c, choice), choice.bytes, changes
+
+    return min(found, key=price)
 
 
 def _possible(c: Work, rules: tuple[Rule | None, ...]) -> bool:
@@ -189,10 +195,6 @@ def _idle(c: Work, choice: Choice) -> int:
         rule is None and any(not placements[i].is_replicate() for _, placements in c.operands)
         for i, rule in enumerate(choice.rules)
     )
-
-
-def _changes(c: Work, choice: Choice) -> int:
-    return sum(a != b for role, have in c.operands for a, b in zip(have, choice.placements(role), strict=True))
 
 
 # ---- costs ---------------------------------------------------------------------------------------

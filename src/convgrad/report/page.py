@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def page_of(profile: Data, changes: Sequence[Data]) -> str:
         pytorch=any(r["pytorch"] is not None for r in rows),
         limit=any(r["of_limit"] is not None for r in rows),
         ms_title={"step": "ms a step", "run": "ms in all"}.get(profile["kind"], "ms"),
-        ms=partial(_milliseconds, decimals=_decimals(rows)),
+        ms=f"{{:,.{_decimals(rows)}f}}".format,
         time=_time,
         described=_described,
         side=_side,
@@ -130,10 +129,6 @@ def _decimals(rows: Sequence[Data]) -> int:
     """As many for all rows, so that their digits stand below each other."""
     most = max((r["total"] for r in rows), default=0.0)
     return 0 if most >= 10_000 else 1 if most >= 1000 else 2 if most >= 10 else 3
-
-
-def _milliseconds(value: float, decimals: int) -> str:
-    return f"{value:,.{decimals}f}"
 
 
 def _time(milliseconds: float) -> str:
