@@ -185,6 +185,8 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
         ([SMALL, "--epochs"], "only a script takes arguments"),
         (["mb2ic3"], "no spatial dimension"),
         (["--device", "cuda:99", SMALL], "cannot run on"),
+        (["--device", "meta", SMALL], "cannot run on 'meta'"),
+        (["--threads", "-1", SMALL], "Invalid value for '--threads'"),
         (["--import", "absent.json"], "absent.json"),
         (["--export", "no/such/file.json"], "'no/such/file.json': No such file"),
         (["mb0ic3ih9oc3kh3"], "'mb0ic3ih9oc3kh3' holds nothing to measure"),

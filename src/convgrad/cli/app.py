@@ -226,9 +226,9 @@ def device_here(text: str) -> torch.device:
 
     try:
         device = torch.device(text)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).splitlines()[0]
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).splitlines()[0].partition(". ")[0]
         raise fail(f"cannot run on {text!r}: {first}", "a device that is here, such as cpu") from None
     return device
 

@@ -9,7 +9,19 @@ import typer
 from typer.core import TyperGroup
 
 from .app import app, command, device_here, fail, say_json
-from .options import AsJson, Backends, CsvFile, Device, Layout, Outputs, StepLayout, Transposed, problem_or, writable
+from .options import (
+    AsJson,
+    Backends,
+    CsvFile,
+    Device,
+    Layout,
+    Outputs,
+    StepLayout,
+    Threads,
+    Transposed,
+    problem_or,
+    writable,
+)  # fmt: skip
 
 
 class _Bench(TyperGroup):
@@ -34,7 +46,6 @@ def _positive(seconds: float) -> float:
 
 
 Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")]
-Threads = Annotated[int, typer.Option(help="As torch.set_num_threads.")]
 Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.")]
 Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
 Measured = Annotated[bool, typer.Option("--measure", help="First measure each convolution, as `convgrad tune` does.")]

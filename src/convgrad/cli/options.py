@@ -168,6 +168,7 @@ Dtype = Annotated[
                  autocompletion=words(lambda: DTYPES)),
 ]  # fmt: skip
 Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]
+Threads = Annotated[int, typer.Option(help="As torch.set_num_threads; a choice holds for this number.", min=0)]
 Machines = Annotated[
     list[str] | None,
     typer.Option("--device", "-d", help="A machine, with dtype and channels_last if wanted; may be repeated.",

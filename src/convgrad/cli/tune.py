@@ -13,7 +13,7 @@ import typer
 from .app import command, device_here, fail, progress, say, say_json, say_table, width
 from .aten import search
 from .models import MODELS, explained
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_problem, is_script, problem_or
+from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_problem, is_script, problem_or
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,7 @@ def tune(
     shape: Input = "",
     dtype: Dtype = "",
     channels_last: ChannelsLast = False,
-    threads: Annotated[int, typer.Option(help="As torch.set_num_threads; a choice holds for this number.")] = 0,
+    threads: Threads = 0,
     export: Annotated[Path | None, typer.Option("--export", help="Write all choices to this file, as JSON.")] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Read choices that were exported.")] = None,
     forget: Annotated[bool, typer.Option("--forget", help="First remove every choice that is stored.")] = False,
