@@ -112,19 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> list[tuple[str, ...]]:
     options = parser.parse_args(arguments)
     n, cores, processes = options.repetitions, len(os.sched_getaffinity(0)), Processes()
     rows: list[tuple[str, ...]] = [
-        (
-            "step",
-            "processes",
-            "kernels",
-            "Python",
-            "received",
-            "collectives",
-            "link",
-            "model",
-            "measured",
-            "model/measured",
-        )
-    ]
+        ("step", "processes", "kernels", "Python", "received", "collectives", "link", "model", "measured",
+         "model/measured")
+    ]  # fmt: skip
     try:
         one = {
             name: [slowest([processes(1, step, name, size, n)[0].seconds]) for size in (LEAST, SIZE)]

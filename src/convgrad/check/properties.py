@@ -214,14 +214,6 @@ def workspace(check: PropertyCheck) -> tuple[float, float]:
 
 
 PROPERTIES: Final[dict[str, Property]] = {
-    "exact": exact,
-    "again": again,
-    "bound": bound,
-    "memory": memory,
-    "layouts": layouts,
-    "bias": bias,
-    "sweeps": sweeps,
-    "deterministic": deterministic,
-    "nonfinite": nonfinite,
-    "workspace": workspace,
-}
+    p.__name__: p
+    for p in (exact, again, bound, memory, layouts, bias, sweeps, deterministic, nonfinite, workspace)
+}  # fmt: skip

@@ -102,8 +102,4 @@ def samples(check: PropertyCheck) -> tuple[float, float]:
     return worst
 
 
-STRESS: Final[dict[str, Callable[[PropertyCheck], tuple[float, float]]]] = {
-    "pages": pages,
-    "threads": threads,
-    "samples": samples,
-}
+STRESS: Final = {p.__name__: p for p in (pages, threads, samples)}

@@ -225,16 +225,11 @@ _VOCABULARY: dict[str, dict[str, Any]] = {
     "benchmark deterministic": {},  # they change the algorithm inside cuDNN, not the backend
 }
 _WORDS = {word: fields for words, fields in _VOCABULARY.items() for word in words.split()}
-#: What they mean behind "no" or "without".
-_NEGATED: dict[str, dict[str, Any]] = {
-    "cudnn": {"cudnn_enabled": False},
-    "miopen": {"cudnn_enabled": False},
-    "mkldnn": {"mkldnn_enabled": False},
-    "onednn": {"mkldnn_enabled": False},
-    "nnpack": {"nnpack_enabled": False},
-    "bf16": {"mkldnn_bf16": False},
-    "fp16": {"mkldnn_fp16": False},
-}
+#: What is false behind "no" or "without".
+_NEGATED = {
+    "cudnn": "cudnn_enabled", "miopen": "cudnn_enabled", "mkldnn": "mkldnn_enabled", "onednn": "mkldnn_enabled",
+    "nnpack": "nnpack_enabled", "bf16": "mkldnn_bf16", "fp16": "mkldnn_fp16",
+}  # fmt: skip
 
 
 def _read_words(words: list[str], found: dict[str, Any]) -> None:
@@ -242,7 +237,7 @@ def _read_words(words: list[str], found: dict[str, Any]) -> None:
     word = words.pop(0)
     following = words[0] if words else ""
     if word in ("no", "without") and following in _NEGATED:
-        found.update(_NEGATED[words.pop(0)])
+        found[_NEGATED[words.pop(0)]] = False
     elif word in ("cudnn", "torch", "threads", "miopen") and re.fullmatch(r"\d+(\.\d+)*", following):
         number = words.pop(0)
         if word == "torch":

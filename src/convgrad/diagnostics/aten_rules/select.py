@@ -11,17 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from ...problem import ConvProblem
+from . import conditions
 from .call import ConvCall, Ints, TensorSpec, call_of_problem
-from .conditions import (
-    is_depthwise,
-    use_cudnn,
-    use_cudnn_depthwise,
-    use_miopen,
-    use_mkldnn,
-    use_mps,
-    use_nnpack,
-    use_winograd,
-)
 from .decision import Decision, DecisionLog
 from .layouts import layout_decision
 from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
@@ -128,16 +119,17 @@ def _select(log: DecisionLog, c: ConvCall, m: Machine) -> str:
     batch, channels = c.input.shape[:2]
     if log.record("the batch or the channels are empty", 0 in (batch, channels), f"batch {batch}, {channels} channels"):
         return "MkldnnEmpty" if c.input.mkldnn else "Empty"
-    if is_depthwise(log, c, m):
-        if use_cudnn_depthwise(log, c, m):
+    if conditions.is_depthwise(log, c, m):
+        if conditions.use_cudnn_depthwise(log, c, m):
             return "Cudnn"
-        if use_miopen(log, c, m):
+        if conditions.use_miopen(log, c, m):
             return "MiopenDepthwise"
         return "CudaDepthwise2d" if c.input.ndim == 4 else "CudaDepthwise3d"
-    for use, name in ((use_cudnn, "Cudnn"), (use_miopen, "Miopen"), (use_mkldnn, "Mkldnn")):
+    libraries = {"Cudnn": conditions.use_cudnn, "Miopen": conditions.use_miopen, "Mkldnn": conditions.use_mkldnn}
+    for name, use in libraries.items():
         if use(log, c, m):
             return name + transposed
-    if use_winograd(log, c, m):
+    if conditions.use_winograd(log, c, m):
         return "Winograd3x3Depthwise"
     return _select_own(log, c, m, transposed)
 
@@ -156,8 +148,8 @@ def _select_own(log: DecisionLog, c: ConvCall, m: Machine, transposed: str) -> s
             return "SlowDilated3d"  # on the CPU it is dilated; on CUDA this kernel takes both
         if log.record("dilated", c.dilated, c.dilation):
             return "SlowDilated2d"
-        return "NnpackSpatial" if use_nnpack(log, c, m) else "Slow2d"
-    return "Mps" + transposed if use_mps(log, c, m) else "Overrideable"
+        return "NnpackSpatial" if conditions.use_nnpack(log, c, m) else "Slow2d"
+    return "Mps" + transposed if conditions.use_mps(log, c, m) else "Overrideable"
 
 
 def determine_backend_memory_format(
