@@ -32,6 +32,16 @@ def test_an_operand_as_the_result() -> None:
     assert torch.equal(y, x + 1)
 
 
+def test_a_result_of_inference_mode() -> None:
+    """Autograd goes on from it, as from any other."""
+    convgrad.register("mine", forward=torch.inference_mode()(forward), accepts=accepts, verify=False)
+    x, w = operands()
+    depthwise(x, w).relu().sum().backward()
+    assert x.grad is not None
+    result = depthwise(x.detach(), w.detach()).add_(1)
+    (result * torch.ones(8, 1, 1, dtype=x.dtype, requires_grad=True)).sum().backward()
+
+
 def test_a_list_of_one_tensor() -> None:
     """What an extension that returns std::vector<at::Tensor> gives."""
     convgrad.register("list", forward=lambda x, w, p: [forward(x, w, p)], accepts=accepts, verify=False)

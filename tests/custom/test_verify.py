@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -147,6 +149,58 @@ def test_the_write_comes_first() -> None:
     assert "memory: it wrote to input" in str(caught.value).splitlines()[1]
 
 
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (partial(torch.set_num_threads, 7), "the number of threads"),
+        (partial(torch.set_default_dtype, torch.float64), "the default dtype"),
+        (partial(torch.set_grad_enabled, True), "whether gradients are recorded"),
+        (partial(torch.set_grad_enabled, False), "whether gradients are recorded"),
+        (partial(torch.use_deterministic_algorithms, True), "whether algorithms are deterministic"),
+        (partial(torch.set_float32_matmul_precision, "medium"), "the precision of matrix products"),
+        (partial(setattr, torch.backends.mkldnn, "enabled", False), "whether oneDNN is used"),
+        (partial(torch.set_flush_denormal, True), "whether subnormal numbers become zero"),
+        (partial(torch.manual_seed, 12345), "PyTorch's random numbers"),
+    ],
+)
+def test_settings_are_left_as_they_are(change: Callable[[], Any], what: str) -> None:
+    def changing(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+        change()
+        return right(input, weight, p)
+
+    with pytest.raises(CheckError) as caught:
+        convgrad.register("wrong", forward=changing, accepts=accepts)
+    assert str(caught.value).splitlines()[1].startswith(f"  memory: it changed {what}")
+
+
+@pytest.mark.parametrize("change", [lambda w: w.neg_().neg_(), lambda w: w.resize_(0)])
+def test_an_operand_is_not_written_and_put_back_or_resized(change: Callable[[Tensor], Any]) -> None:
+    def changing(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+        result = right(input, weight, p)
+        change(weight)
+        return result
+
+    with pytest.raises(CheckError, match="memory: it wrote to weight"):
+        convgrad.register("wrong", forward=changing, accepts=accepts)
+
+
+def test_gradients_run_without_recording() -> None:
+    def by_autograd(grad_output: Tensor, input: Tensor, p: ConvProblem) -> Tensor:
+        weight = input.new_zeros(p.weight_shape).requires_grad_()
+        return torch.autograd.grad(right(input, weight, p), weight, grad_output)[0]
+
+    with pytest.raises(CheckError, match=r"does not require grad(.|\n)*in torch\.enable_grad\(\)"):
+        convgrad.register("wrong", grad_weight=by_autograd, accepts=accepts)
+    right_one = torch.enable_grad()(by_autograd)
+    convgrad.register("right", grad_weight=right_one, accepts=accepts, dtypes=(torch.float32,), seconds=0.3)
+
+
+def test_one_message_of_several_properties_is_shown_once() -> None:
+    with pytest.raises(CheckError) as caught:
+        convgrad.register("wrong", forward=lambda x, w, p: None, accepts=accepts)
+    assert str(caught.value).count("returned NoneType, (1, 1, 1, 1) torch.float32 on cpu was expected\n") == 1
+
+
 def test_each_pass_is_checked() -> None:
     def negative(*operands: Any) -> Tensor:
         return grad_weight(*operands).neg()
@@ -234,12 +288,12 @@ def test_a_long_search_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
         convgrad.register("wrong", forward=right, accepts=slow, seconds=1)
 
 
-def test_it_exits() -> None:
-    def leaving(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
-        raise SystemExit(3)
-
-    with pytest.raises(CheckError, match="its forward ended the process"):
-        convgrad.register("wrong", forward=leaving, accepts=accepts)
+@pytest.mark.parametrize(
+    ("leave", "how"), [(os._exit, "ended the process with status 3"), (sys.exit, "raised SystemExit: 3")]
+)
+def test_it_exits(leave: Any, how: str) -> None:
+    with pytest.raises(CheckError, match=f"its forward {how}"):
+        convgrad.register("wrong", forward=lambda x, w, p: leave(3), accepts=accepts)
 
 
 def test_without_a_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from .._compat import channels_last_of
 from ..problem import OPERANDS, PASSES, Pass, Slot
 from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
 from .operands import Operands, reference
+from .process_state import restore, settings
 from .property_check import Failed, PropertyCheck, Skipped
 from .samples import index_of
 
@@ -53,11 +54,14 @@ def bound(check: PropertyCheck) -> tuple[float, float]:
 
 
 def memory(check: PropertyCheck) -> tuple[float, float]:
-    """It writes every element, reads and writes nothing outside its tensors, and leaves its operands as they are."""
+    """It writes every element, reads and writes nothing outside its tensors, and leaves its operands and PyTorch's
+    settings as they are.
+    """
     worst = (0.0, 0.0)
     operands = check.integers()
-    for shift, where in ((0, "in poisoned memory"), (1, "with operands off alignment")):
-        result = _guarded(check, operands, check.run, shift)
+    for shift, where in ((0, "in poisoned memory"), (1, "with operands off alignment, in no_grad")):
+        with torch.set_grad_enabled(not shift):  # a backward pass calls it without gradients, a forward with or without
+            result = _guarded(check, operands, check.run, shift)
         worst = max(worst, check.compare(result, operands, where=where))
     return worst
 
@@ -66,18 +70,30 @@ def _guarded(check: PropertyCheck, operands: Operands, run: Callable[[Operands],
     """Run on copies between margins, ``shift`` elements off an aligned start, with everything fresh poisoned.
 
     Raises:
-        Failed: a margin or an operand was written.
+        Failed: a margin or an operand was written, or a setting was changed.
     """
     guards = {slot: guarded_copy(check.place(t), shift) for slot, t in operands.items()}
-    before = {slot: guard.bytes() for slot, guard in guards.items()}
-    with Poison() as poison:
-        result = run({slot: guard.tensor for slot, guard in guards.items()})
+    before = {slot: (guard.bytes(), *_header(guard.tensor)) for slot, guard in guards.items()}
+    state = settings(random=check.backend.deterministic)
+    try:
+        with Poison() as poison:
+            result = run({slot: guard.tensor for slot, guard in guards.items()})
+    finally:
+        changed = restore(state)
     if poison.overstepped():
         raise Failed("it wrote outside a tensor that it allocated")
     for slot, guard in guards.items():
-        if not torch.equal(guard.bytes(), before[slot]):
+        content, *header = before[slot]
+        if header != [*_header(guard.tensor)] or not torch.equal(guard.bytes(), content):
             raise Failed(f"it wrote to {slot}, or beside it")
+    if changed:
+        raise Failed(f"it changed {' and '.join(changed)}, for whatever runs after it")
     return result
+
+
+def _header(tensor: Tensor) -> tuple[Any, ...]:
+    """What changes where a tensor is resized, or written and put back, which autograd takes for a change."""
+    return tensor.shape, tensor.stride(), None if tensor.is_inference() else tensor._version
 
 
 def layouts(check: PropertyCheck) -> tuple[float, float]:
@@ -184,18 +200,14 @@ def nonfinite(check: PropertyCheck) -> tuple[float, float]:
         else:
             finite = expected.isfinite() & got.isfinite()
             wrong = ~(finite | (expected == got) | (expected.isnan() & got.isnan()))
-        count = int(wrong.sum())
-        if count:
+        if count := int(wrong.sum()):
+            where = tuple(wrong.nonzero()[0].tolist())
             raise check.unpromised(
-                f"{value} in {slot}: {_nonfinite(got)} where the reference has {_nonfinite(expected)}; "
-                f"{count} elements differ",
+                f"with {value} in {slot}, {count} elements differ, the first at {where}: "
+                f"{got[where].item():.9g} instead of {expected[where].item():.9g}",
                 count,
             )
     return 0.0, 0.0
-
-
-def _nonfinite(tensor: Tensor) -> str:
-    return f"{int(tensor.isnan().sum())} NaN and {int(tensor.isinf().sum())} infinite"
 
 
 def workspace(check: PropertyCheck) -> tuple[float, float]:

@@ -51,7 +51,7 @@ class Skipped(Exception):  # noqa: N818 (an outcome)
     """There is nothing to check, for this reason."""
 
 
-def described(error: Exception) -> str:
+def described(error: BaseException) -> str:
     """What a backend raised; its own refusal of what a kernel returned says all that there is to say."""
     return str(error) if isinstance(error, BackendError) else f"it raised {type(error).__name__}: {error}"
 

@@ -41,7 +41,8 @@ def pages(check: PropertyCheck) -> tuple[float, float]:
                 }
             except NotImplementedError as e:
                 raise Skipped(str(e)) from None
-            worst = max(worst, check.compare(run(closed), operands, where=f"closed pages {side} its operands {way}"))
+            where = f"closed pages {side} its operands {way}".rstrip()
+            worst = max(worst, check.compare(run(closed), operands, where=where))
     return worst
 
 

@@ -119,12 +119,12 @@ def _check_property(check: PropertyCheck, name: str) -> CheckResult:
         return _result(check, name, "skipped", str(e))
     except Failed as e:
         return _result(check, name, "differs" if isinstance(e, Differs) else "failed", str(e), e.worst, e.bound)
-    except Exception as e:  # whatever a backend raises is its failure, not ours
+    except (Exception, SystemExit) as e:  # whatever a backend raises is its failure, not ours
         return _result(check, name, "failed", f"{described(e)}{_where(e)}", float("inf"))
     return _result(check, name, "passed", "", worst, bound)
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """The line of the backend's own code at which an error was raised, where there is one."""
     theirs = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
     lines = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(theirs)]

@@ -231,8 +231,13 @@ class FunctionsBackend(CustomBackend):
         layout = torch.contiguous_format if output == "grad_bias" else p.memory_format
         result = (result.detach() if result.requires_grad else result).contiguous(memory_format=layout)
         # The engine adds a bias in place, and autograd may keep the operands: the result has memory of its own.
+        # Of a function in inference mode it is copied too, for autograd takes no tensors from there.
         start = result.untyped_storage().data_ptr()
-        return result.clone() if any(start == t.untyped_storage().data_ptr() for t in given) else result
+        if any(start == t.untyped_storage().data_ptr() for t in given) or (
+            result.is_inference() and not torch.is_inference_mode_enabled()
+        ):
+            return result.clone()
+        return result
 
 
 class ClassBackend(CustomBackend):

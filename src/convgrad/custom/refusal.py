@@ -13,6 +13,7 @@ from .loading import loading
 
 #: How many of the properties that a problem lacks are shown; a kernel that writes where it may not lacks them all.
 _SHOWN = 3
+_EXPLAINS_THE_REST = ("it wrote", "it changed")
 _DTYPES = "a kernel for some dtypes only says which: dtypes=(torch.float32, ...)"
 _ROUNDING = (
     "the result of real numbers is further off than sums in float32 (of float64: in float64) can be; a kernel that "
@@ -41,7 +42,7 @@ def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, na
     meaning = ((STRESS | PROPERTIES)[name].__doc__ or "").strip().splitlines()
     return "\n".join(
         [
-            f"{backend.name!r} is refused: its {output} {how} ({passed} problems passed)",
+            f"{backend.name!r} is refused: its {output} {how} ({_problems(passed)} passed)",
             f"  this was being checked, {name}: {' '.join(line.strip() for line in meaning)}",
             f"  the problem: {problem}",
             *([] if problem.dtype == torch.float32 else [f"  {_DTYPES}"]),
@@ -50,18 +51,25 @@ def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, na
     )
 
 
+def _problems(number: int) -> str:
+    return f"{number} problem{'s'[: number != 1]}"
+
+
 def wrong(failures: Sequence[CheckResult], hints: Sequence[str], passed: int) -> str:
     """What is wrong, what the kernel was called with, and the problem."""
-    failures = sorted(failures, key=lambda r: "it wrote" not in r.message)
+    failures = sorted(failures, key=lambda r: not r.message.startswith(_EXPLAINS_THE_REST))
     first = failures[0]
     raised = next((r for r in failures if r.message.startswith("it raised")), None)
-    if raised is not None:
+    if raised is not None and not first.message.startswith(_EXPLAINS_THE_REST):
         what = raised.message.removeprefix("it ")
         failures, first = [], raised
     else:
         what = "is wrong"
-    lines = [f"{first.backend!r} is refused: its {first.output} {what} ({passed} problems passed)"]
-    for r in failures[:_SHOWN]:
+    lines = [f"{first.backend!r} is refused: its {first.output} {what} ({_problems(passed)} passed)"]
+    distinct: dict[str, CheckResult] = {}
+    for r in failures:
+        distinct.setdefault(r.message, r)
+    for r in [*distinct.values()][:_SHOWN]:
         lines.append(f"  {r.property_name}: {r.message}")
         if r.bound:
             lines[-1] += f"\n    worst error {r.worst:.6g}, allowed {r.bound:.6g}"
@@ -78,6 +86,8 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
     p = failure.problem
     if "not implemented for" in failure.message and "raised" in failure.message:
         yield _DTYPES
+    elif "does not require grad" in failure.message:
+        yield "a backward pass runs without recording gradients: what differentiates does so in torch.enable_grad()"
     elif names == {"bound"}:  # right on integers, so only the rounding is in question
         yield _ROUNDING
     elif names == {"threads"}:  # by chance, whatever the layout

@@ -1,0 +1,51 @@
+"""What a kernel shares with the program that calls it: PyTorch's settings, which it has to leave as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+_mkldnn: Any = torch.backends.mkldnn
+
+
+def _subnormal_numbers_are_zero() -> bool:
+    return bool(torch.full((), 1e-40, dtype=torch.float32, device="cpu") * 1 == 0)
+
+
+#: How each is read and set.
+_SETTINGS: Final[dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]]] = {
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "whether gradients are recorded": (torch.is_grad_enabled, torch.set_grad_enabled),
+    "whether algorithms are deterministic": (
+        torch.are_deterministic_algorithms_enabled,
+        torch.use_deterministic_algorithms,
+    ),
+    "the precision of matrix products": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "whether oneDNN is used": (lambda: _mkldnn.enabled, lambda on: setattr(_mkldnn, "enabled", on)),
+    "whether subnormal numbers become zero": (_subnormal_numbers_are_zero, torch.set_flush_denormal),
+    "PyTorch's random numbers": (
+        lambda: torch.get_rng_state().tolist(),
+        lambda state: torch.set_rng_state(torch.tensor(state, dtype=torch.uint8)),
+    ),
+}
+
+
+def settings(*, random: bool) -> dict[str, Any]:
+    """Their values now.
+
+    Args:
+        random: also the state of random numbers.
+    """
+    return {name: get() for name, (get, _) in _SETTINGS.items() if random or "random" not in name}
+
+
+def restore(before: dict[str, Any]) -> list[str]:
+    """Set what is no longer as it was before, and name it."""
+    now = settings(random=True)
+    changed = [name for name, value in before.items() if now[name] != value]
+    for name in changed:
+        _SETTINGS[name][1](before[name])
+    return changed
