@@ -74,7 +74,7 @@ def described(
     if isinstance(bias, DTensor) and "grad_bias" in outputs:
         sums = tuple(Shard(0) if p == Shard(1) else Partial() if p.is_shard() else p for p in output)
         taken = steps(tuple(bias.shape), bias.dtype.itemsize, tuple(mesh.shape), sums, bias.placements)
-        found += [_redistribution("backward", "grad_bias", step, mesh) for step in taken if step.bytes]
+        found += _redistributions("backward", "grad_bias", taken, mesh)
     names = _names(mesh, range(mesh.ndim))
     text = f"on a mesh of {' x '.join(f'{name} {n}' for name, n in zip(names, mesh.shape, strict=True))}: " + ", ".join(
         f"{role} {list(placements)}" for role, placements in {**operands, "output": output}.items()
@@ -97,20 +97,17 @@ def _at_rest(work: Work, choice: Choice, role: Role) -> Placements:
 
 
 def _transfers(name: str, work: Work, choice: Choice, part: Part, mesh: DeviceMesh) -> Iterator[Transfer]:
-    operands = dict(work.operands)
-    for role, have in operands.items():
+    for role, have in work.operands:
         tensor = "grad_output" if name == "backward" and role == "output" else role
-        for step in steps(work.shape(role), work.itemsize, work.mesh, have, choice.placements(role)):
-            if step.bytes:
-                yield _redistribution(name, tensor, step, mesh)
+        taken = steps(work.shape(role), work.itemsize, work.mesh, have, choice.placements(role))
+        yield from _redistributions(name, tensor, taken, mesh)
         yield from _halos(name, tensor, role, False, work, part, mesh)
     for role in work.results:
         tensor = f"grad_{role}" if name == "backward" else role
         yield from _halos(name, tensor, role, True, work, part, mesh)
         have, want = choice.placements(role, result=True), _at_rest(work, choice, role)
-        for step in steps(work.shape(role), work.itemsize, work.mesh, have, want):
-            if step.bytes:
-                yield _redistribution(name, tensor, step, mesh)
+        taken = steps(work.shape(role), work.itemsize, work.mesh, have, want)
+        yield from _redistributions(name, tensor, taken, mesh)
 
 
 def _halos(
@@ -122,7 +119,7 @@ def _halos(
             sent = sum(p.stop - p.start for pieces in halo.way.sent for p in pieces)
             size = _row(work, part, halo) * (sent if result else halo.way.received)
             over = [m for m in range(mesh.ndim) if mesh.get_group(m) is halo.group]
-            yield _transfer(name, tensor, "halo exchange", over, size, size, mesh)
+            yield Transfer(name, tensor, "halo exchange", _names(mesh, over), size, size, _WHY["halo exchange"])
 
 
 def _row(work: Work, part: Part, halo: Halo) -> int:
@@ -134,20 +131,15 @@ def _row(work: Work, part: Part, halo: Halo) -> int:
     return work.itemsize * prod(size[: halo.dim] + size[halo.dim + 1 :])
 
 
-def _redistribution(name: str, tensor: str, step: Step, mesh: DeviceMesh) -> Transfer:
-    """One step of it; a sum over a part of the processes is one all-reduce for each dimension of the mesh."""
-    sent = step.bytes
-    if step.name == "all-reduce":
-        everyone = prod(mesh.size(m) for m in step.over)
-        size = step.bytes * everyone // (2 * (everyone - 1))
-        sent = sum(2 * size * (group.size() - 1) // group.size() for group in groups_of(mesh, step.over))
-    return _transfer(name, tensor, step.name, step.over, sent, step.bytes, mesh)
-
-
-def _transfer(
-    name: str, tensor: str, what: str, over: Sequence[int], sent: int, least: int, mesh: DeviceMesh
-) -> Transfer:
-    return Transfer(name, tensor, what, _names(mesh, over), sent, least, _WHY[what])
+def _redistributions(name: str, tensor: str, taken: Sequence[Step], mesh: DeviceMesh) -> Iterator[Transfer]:
+    """Each step in which something is sent; a sum over some processes is one all-reduce a dimension of the mesh."""
+    for what, over, _, _, least in (step for step in taken if step.bytes):
+        sent = least
+        if what == "all-reduce":
+            everyone = prod(mesh.size(m) for m in over)
+            size = least * everyone // (2 * (everyone - 1))
+            sent = sum(2 * size * (group.size() - 1) // group.size() for group in groups_of(mesh, over))
+        yield Transfer(name, tensor, what, _names(mesh, over), sent, least, _WHY[what])
 
 
 def _names(mesh: DeviceMesh, over: Sequence[int]) -> tuple[str, ...]:
