@@ -44,7 +44,8 @@ def test_cpu_alone_is_this_cpu() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [("h100 cudn 9.10", "did you mean 'cudnn'"), ("", "empty device description"), ("h10", "did you mean 'h100'"),
-     ("quantum", "don't know 'quantum'"), ("cudnn 9.10 sm", "don't know 'sm'")],
+     ("quantum", "don't know 'quantum'"), ("cudnn 9.10 sm", "don't know 'sm'"),
+     *((f"cpu {words}", "is followed by a number") for words in ("threads", "threads 0", "threads 1.5", "torch"))],
 )  # fmt: skip
 def test_what_cannot_be_read(text: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):

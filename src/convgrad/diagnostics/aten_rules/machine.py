@@ -232,13 +232,17 @@ _NEGATED = {
 }  # fmt: skip
 
 
+#: Words with a number behind them; without one, cuDNN and MIOpen are those of PyTorch.
+_NUMBERED = {**dict.fromkeys(("cudnn", "miopen", "torch"), r"\d+(\.\d+)*"), "threads": r"[1-9]\d*"}
+
+
 def _read_words(words: list[str], found: dict[str, Any]) -> None:
     """Take the first word, or it and the number (or the word after ``no``) behind it."""
     word = words.pop(0)
     following = words[0] if words else ""
     if word in ("no", "without") and following in _NEGATED:
         found[_NEGATED[words.pop(0)]] = False
-    elif word in ("cudnn", "torch", "threads", "miopen") and re.fullmatch(r"\d+(\.\d+)*", following):
+    elif word in _NUMBERED and re.fullmatch(_NUMBERED[word], following):
         number = words.pop(0)
         if word == "torch":
             found["torch_version"] = _minor(number)
@@ -256,6 +260,8 @@ def _read_words(words: list[str], found: dict[str, Any]) -> None:
         found.update(_WORDS["rocm"])
     elif word in _WORDS:
         found.update(_WORDS[word])
+    elif word in _NUMBERED:
+        raise ValueError(f"device description: {word!r} is followed by a number, as in 'cpu threads 4 torch 2.12'")
     else:
         raise ValueError(f"device description: {_unknown(word)}")
 
