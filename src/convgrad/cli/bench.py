@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from .app import app, command, device_here, fail, say_json
-from .options import (
-    AsJson,
-    Backends,
-    CsvFile,
-    Device,
-    Layout,
-    Outputs,
-    StepLayout,
-    Threads,
-    Transposed,
-    problem_or,
-    writable,
-)  # fmt: skip
+from .options import AsJson, Backends, CsvFile, Device, Layout, Outputs, StepLayout, Threads, Transposed, problem_or
 
 
 class _Bench(TyperGroup):
@@ -49,7 +36,6 @@ Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all wher
 Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.")]
 Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
 Measured = Annotated[bool, typer.Option("--measure", help="First measure each convolution, as `convgrad tune` does.")]
-Rows = Annotated[Path | None, typer.Option("--csv", help="Write the rows to this file.", callback=writable)]
 Resume = Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")]
 
 
@@ -102,7 +88,7 @@ def layers(
     seconds: Annotated[float, typer.Option(help="For the comparison of each layer.", callback=_positive)] = 0.5,
     minutes: Minutes = 0.0,
     busy: Busy = False,
-    as_csv: Rows = None,
+    as_csv: CsvFile = None,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
@@ -136,7 +122,7 @@ def steps(
     minutes: Minutes = 0.0,
     measure: Measured = False,
     busy: Busy = False,
-    as_csv: Rows = None,
+    as_csv: CsvFile = None,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:

@@ -186,7 +186,7 @@ StepLayout = Annotated[str, _one_of(STEP_LAYOUTS)]
 Transposed = Annotated[bool, typer.Option("--transposed", help="Read every problem as a transposed one.")]
 ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Run a model in channels_last.")]
 Input = Annotated[str, typer.Option("--input", help="Shape of a model's input, 8x3x224x224.", callback=_shape)]
-CsvFile = Annotated[Path | None, typer.Option("--csv", help="Also write the table to this file.", callback=writable)]
+CsvFile = Annotated[Path | None, typer.Option("--csv", help="Also write the rows to this file.", callback=writable)]
 JsonFile = Annotated[
     Path | None, typer.Option("--json", help="Also write the data to this file, as JSON.", callback=writable)
 ]
