@@ -69,7 +69,7 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("other.csv",), "was not written by convgrad run --csv, trace or bench --csv"),
+        (("other.csv",), "was not written by convgrad run --csv, trace, or bench PROBLEM --csv"),
         (("nothing.csv",), "'nothing.csv': No such file"),
         (("--against", "other.csv", "script.py"), "'other.csv': this is neither a page nor a JSON file"),
         (("nothing.py",), "'nothing.py' is no file (hint: it was looked for in "),

@@ -191,3 +191,9 @@ def refused() -> None:
 
 def test_bad_arguments_are_refused_before_anything_is_sent(processes):
     processes(2, refused)
+
+
+def test_a_group_that_is_not_there_yet_is_named() -> None:
+    """As dist.group.WORLD is before init_process_group."""
+    with pytest.raises(TypeError, match="expected a process group or a DeviceMesh, but got None"):
+        halo_exchange(torch.ones(3), 0, 1, 1, dist.group.WORLD)  # pyright: ignore[reportArgumentType]

@@ -58,6 +58,7 @@ def halo_exchange(
 
     Raises:
         ShapeError: a dimension, a number of positions, shards or groups that do not belong together.
+        TypeError: no process group and no mesh.
 
     Equivalent to:
         >>> import os, torch
@@ -263,4 +264,6 @@ def _groups(given: Group | tuple[Group, ...], count: int) -> list[ProcessGroup]:
     groups = given if isinstance(given, tuple) else (given,)
     if len(groups) != count:
         raise ShapeError(f"expected {count} groups, one for each of dim, but got {len(groups)}")
+    if any(group is None for group in groups):  # as dist.group.WORLD is before init_process_group
+        raise TypeError("expected a process group or a DeviceMesh, but got None: is torch.distributed initialized?")
     return [g.get_group() if isinstance(g, DeviceMesh) else g for g in groups]

@@ -61,7 +61,7 @@ def read_table(path: str | Path) -> list[Row]:
     read = next((read for needed, read in _FORMS.items() if set(needed) <= columns), None)
     if read is None:
         what = f"it has the columns {', '.join(sorted(columns))}" if lines else "it has no line"
-        raise ValueError(f"{str(path)!r} was not written by convgrad run --csv, trace or bench --csv: {what}")
+        raise ValueError(f"{str(path)!r} was not written by convgrad run --csv, trace, or bench PROBLEM --csv: {what}")
     try:
         return sorted(read(lines), key=lambda row: -row.total)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
