@@ -53,22 +53,27 @@ def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] 
     layout = layout or torch.contiguous_format
     channels = (-1, *(1,) * problem.ndim)
 
-    def laid_out(t: Tensor) -> Tensor:
-        if ask_all or not t.is_contiguous(memory_format=layout) or t.is_neg():
-            return prepare(backend, problem, t)
-        return t
-
     def scratch(like: Tensor) -> Tensor | None:
         return torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
 
     def run_sweep(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
-        return kernel(laid_out(grad_output), laid_out(input), laid_out(weight), scratch(weight))
+        if ask_all or not grad_output.is_contiguous(memory_format=layout) or grad_output.is_neg():
+            grad_output = prepare(backend, problem, grad_output)
+        if ask_all or not input.is_contiguous(memory_format=layout) or input.is_neg():
+            input = prepare(backend, problem, input)
+        if ask_all or not weight.is_contiguous(memory_format=layout) or weight.is_neg():
+            weight = prepare(backend, problem, weight)
+        return kernel(grad_output, input, weight, scratch(weight) if size else None)
 
     def run_pass(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+        if ask_all or not a.is_contiguous(memory_format=layout) or a.is_neg():
+            a = prepare(backend, problem, a)
+        if ask_all or not b.is_contiguous(memory_format=layout) or b.is_neg():
+            b = prepare(backend, problem, b)
         if bias is None or not fused:
-            result = kernel(laid_out(a), laid_out(b), None, scratch(a))
+            result = kernel(a, b, None, scratch(a) if size else None)
             return result if bias is None else result.add_(bias.view(channels))
-        return kernel(laid_out(a), laid_out(b), prepare_bias(bias), scratch(a))
+        return kernel(a, b, prepare_bias(bias), scratch(a) if size else None)
 
     if like and not ask_all and not size and _as_they_are(backend, problem, fused, *like):
         return kernel
