@@ -187,13 +187,15 @@ def check_rank(input_shape: Shape, weight_shape: Shape) -> None:
 
 def _check_groups(weight_shape: Shape, g: Geometry) -> None:
     def otherwise(what: str, dim: int) -> Callable[[], str]:
-        about = f"Given {'transposed=1' if dim else f'groups={g.groups}'}, expected weight to be {what}"
-        return lambda: f"{about} at dimension {dim}, but got weight of size {list(weight_shape)} instead"
+        return lambda: (  # nothing is put into words before: the compiler cannot print symbolic integers
+            f"Given {'transposed=1' if dim else f'groups={g.groups}'}, expected weight to be {what} "
+            f"{'1' if dim else g.groups} at dimension {dim}, but got weight of size {list(weight_shape)} instead"
+        )
 
-    require(weight_shape[0] >= g.groups, otherwise(f"at least {g.groups}", 0))
-    require(weight_shape[0] % g.groups == 0, otherwise(f"divisible by {g.groups}", 0))
+    require(weight_shape[0] >= g.groups, otherwise("at least", 0))
+    require(weight_shape[0] % g.groups == 0, otherwise("divisible by", 0))
     if g.transposed:
-        require(weight_shape[1] > 0, otherwise("at least 1", 1))
+        require(weight_shape[1] > 0, otherwise("at least", 1))
 
 
 def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[int, ...]:
@@ -209,7 +211,6 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[
                 ),
             )
         out = tuple((n - 1) * s - low - high + effective_kernel(k, dil) + op for n, k, s, (low, high), dil, op in dims)
-        about = f"Given input size per channel: ({_by(sizes)}). "
     else:
         padded = tuple(n + low + high for n, (low, high) in zip(sizes, g.padding, strict=True))
         spans = tuple(effective_kernel(k, dil) for k, dil in zip(kernel, g.dilation, strict=True))
@@ -222,7 +223,6 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[
                 ),
             )
         out = tuple(output_length(n, k, s, low, high, dil) for n, k, s, (low, high), dil, _ in dims)
-        about = ""
     for n in sizes:
         require(
             n > 0,
@@ -230,7 +230,13 @@ def _output_size(input_shape: Shape, weight_shape: Shape, g: Geometry) -> tuple[
         )
     for n in out:  # some of PyTorch's kernels return an empty transposed one, some refuse it
         enough = n >= 0 if g.transposed else n > 0
-        require(enough, lambda: f"{about}Calculated output size per channel: ({_by(out)}). Output size is too small")
+        require(
+            enough,
+            lambda: (
+                f"{f'Given input size per channel: ({_by(sizes)}). ' if g.transposed else ''}"
+                f"Calculated output size per channel: ({_by(out)}). Output size is too small"
+            ),
+        )
     return out
 
 

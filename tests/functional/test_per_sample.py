@@ -132,7 +132,10 @@ def test_compile_and_vmap(case: str) -> None:
         return convgrad.grad_weight(x, size, g, **options, per_sample=True), norms
 
     want = both(x, g)
-    torch.testing.assert_close(torch.compile(both, backend="aot_eager", fullgraph=True)(x, g), want)
+    for dynamic in (False, True):  # with symbolic integers, which no message may print before it is one
+        torch._dynamo.reset()
+        compiled = torch.compile(both, backend="aot_eager", fullgraph=True, dynamic=dynamic)
+        torch.testing.assert_close(compiled(x, g), want)
     stacked = torch.func.vmap(both)(torch.stack([x, 2 * x]), torch.stack([g, g]))
     torch.testing.assert_close(stacked, tuple(torch.stack([t, 2 * t]) for t in want))
 
