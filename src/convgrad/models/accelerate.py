@@ -144,7 +144,7 @@ def _replace(module: nn.Module, report: Report) -> str | None:
     """Give a module its accelerated class; the reason where that is not possible."""
     try:
         give_class(module, accelerated_class(type(module)), report)
-    except TypeError as error:
+    except Exception as error:  # a metaclass or `__setattr__` of the user's may refuse in any way
         return f"Python cannot give it another class: {error}"
     return None
 

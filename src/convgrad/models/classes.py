@@ -91,7 +91,7 @@ def accelerated_class(cls: type) -> type:
     """The class that computes what ``cls`` computes, with convgrad.
 
     Raises:
-        TypeError: Python cannot build it (bases that cannot be ordered, a metaclass that refuses).
+        Exception: Python cannot build it: bases that cannot be ordered, a metaclass that refuses in any way.
     """
     if cls in _OURS:
         return _OURS[cls]
@@ -118,7 +118,7 @@ def owner_class(cls: type) -> type:
     """The class of a module that calls two modules that are computed together (`convgrad.nn.joined`).
 
     Raises:
-        TypeError: Python cannot build it.
+        Exception: as above.
     """
     owner = joined.Owner
     made = _made.get((owner, cls))
@@ -130,6 +130,13 @@ def owner_class(cls: type) -> type:
 
         made = _made[owner, cls] = _derive(cls, (owner, cls), {"forward": forward}, owner_class)
     return made
+
+
+class _Untold:
+    """The first base of a derived class: a user's ``__init_subclass__``, which may register classes, hears of none."""
+
+    def __init_subclass__(cls) -> None:
+        pass
 
 
 def _derive(cls: type, bases: tuple[type, ...], body: dict[str, Any], maker: Callable[[type], type]) -> type:
@@ -147,7 +154,7 @@ def _derive(cls: type, bases: tuple[type, ...], body: dict[str, Any], maker: Cal
         "__reduce_ex__": reduce,
         "_convgrad_stock": cls,
     }
-    made = types.new_class(cls.__name__, bases, {}, lambda namespace: namespace.update(body))
+    made = types.new_class(cls.__name__, (_Untold, *bases), {}, lambda namespace: namespace.update(body))
     return made
 
 

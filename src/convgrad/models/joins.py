@@ -36,12 +36,11 @@ def join_layers(model: nn.Module, report: Report) -> None:
             continue
         if "forward" in vars(owner) or "_convgrad_joined" in vars(owner):
             continue
-        pairs = _proven(owner, kinds)
-        try:
-            joined = owner_class(type(owner)) if pairs else None
-        except TypeError:  # a metaclass that refuses, bases that cannot be ordered
+        if not (pairs := _proven(owner, kinds)):
             continue
-        if joined is None:
+        try:
+            give_class(owner, owner_class(type(owner)), report)
+        except Exception:  # a metaclass or `__setattr__` of the user's may refuse in any way
             continue
         for pair in pairs:
             taken, layer = pair if kinds[pair[0]] == "pad" else pair[::-1]
@@ -51,7 +50,6 @@ def join_layers(model: nn.Module, report: Report) -> None:
             full = f"{name}.{layer}".lstrip(".")
             if full in report.replaced:
                 report.replaced[full] += f", with {module}"
-        give_class(owner, joined, report)
         owner._convgrad_joined = tuple(pairs)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
         report._undo.append(partial(vars(owner).pop, "_convgrad_joined"))
 
@@ -73,7 +71,7 @@ def give_class(module: nn.Module, after: type, report: Report) -> None:
     """Give a module another class, until the report is restored.
 
     Raises:
-        TypeError: Python cannot.
+        Exception: Python cannot, or the module refuses.
     """
     before, module.__class__ = type(module), after
     report._undo.append(partial(restore_class, module, before, after))
