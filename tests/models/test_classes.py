@@ -55,6 +55,39 @@ def test_a_class_that_computes_itself_is_left_with_the_reason():
     assert type(model[0]) is ComputesItself
 
 
+def test_a_registry_of_a_users_classes_hears_nothing():
+    known = []
+
+    class Registered(nn.Conv2d):
+        def __init_subclass__(cls):
+            known.append(cls)
+
+    class Layer(Registered):
+        pass
+
+    assert accelerate_(nn.Sequential(Layer(4, 4, 3)), only_gains=False).replaced
+    assert known == [Layer]
+
+
+@pytest.mark.parametrize("error", [TypeError, ValueError])
+def test_a_class_that_cannot_be_derived_from_is_left(error):
+    class Refuses(type):
+        def __new__(cls, name, bases, body):
+            if any(isinstance(base, cls) for base in bases):
+                raise error("refused")
+            return super().__new__(cls, name, bases, body)
+
+    class Conv(nn.Conv2d, metaclass=Refuses):
+        pass
+
+    class Block(nn.Sequential, metaclass=Refuses):
+        pass
+
+    model = Block(Conv(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+    assert "refused" in accelerate_(model, only_gains=False).left["0"]
+    assert type(model) is Block
+
+
 @pytest.mark.parametrize("none", [True, False])
 def test_a_weight_that_is_only_there_when_another_network_has_made_it(none):
     model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Linear(3, 2))

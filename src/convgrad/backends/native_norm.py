@@ -34,9 +34,11 @@ def norm_gains(shape: Sequence[int], itemsize: int, channels_last: bool) -> bool
     """Whether an input is large enough for a training step to gain; in channels_last for there to be a kernel, too."""
     if channels_last and shape[1] < LEAST_CHANNELS:
         return False
-    pixels = prod(shape[2:])
-    sizes = {"bytes": prod(shape) * itemsize, "elements": shape[0] * pixels, "pixels": pixels}
-    return all(sizes[name] >= least for name, least in LEAST_NORM.items())
+    pixels, least = prod(shape[2:]), LEAST_NORM
+    elements = shape[0] * pixels
+    return (
+        elements * shape[1] * itemsize >= least["bytes"] and elements >= least["elements"] and pixels >= least["pixels"]
+    )
 
 
 def normalize(

@@ -49,37 +49,37 @@ def _format(input: Tensor) -> torch.memory_format:
     return torch.contiguous_format if input.is_contiguous() else channels_last_of(input.dim() - 2)
 
 
-def _is_ours(input: Any, *parameters: Any) -> bool:
-    """Whether our kernels compute a call with the statistics of the batch."""
-    if (
-        _is_dynamo_compiling()
-        or input.__class__ not in _KINDS
-        or not input.is_cpu
-        or not _plain()
-        or input.layout is not torch.strided
-        or input.dim() < 3
-        or not input.is_contiguous(memory_format=(layout := _format(input)))
-        or input.numel() <= input.shape[1]  # torch's error
-        or _is_odd(input)
-        or not native_norm_takes(input.dtype)
-        or not norm_gains(input.shape, input.itemsize, layout is not torch.contiguous_format)
-    ):
-        return False
-    dtype, size = None, input.shape[1:2]
-    for p in parameters:
-        if p is None:
-            continue
+def _is_ours(input: Any) -> bool:
+    """Whether our kernels compute an input with the statistics of the batch; what most often says no comes first."""
+    return (
+        not _is_dynamo_compiling()
+        and input.__class__ in _KINDS
+        and input.is_cpu
+        and input.layout is torch.strided
+        and input.dim() > 2
+        and input.is_contiguous(memory_format=(layout := _format(input)))
+        and norm_gains(input.shape, input.itemsize, layout is not torch.contiguous_format)
+        and input.numel() > input.shape[1]  # otherwise torch's error
+        and native_norm_takes(input.dtype)
+        and not _is_odd(input)
+        and _plain()
+    )
+
+
+def _fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
+    """Whether weight, bias and running values, as far as there are, are such as our kernels take."""
+    given = [p for p in parameters if p is not None]
+    for p in given:
         if (
             p.__class__ not in _KINDS
-            or p.dtype is not (dtype or p.dtype)
-            or p.shape != size
+            or p.dtype is not given[0].dtype
+            or p.shape != input.shape[1:2]
             or not p.is_cpu
             or not p.is_contiguous()
             or _is_odd(p)
         ):
             return False
-        dtype = p.dtype
-    return dtype is None or dtype is input.dtype or (dtype is torch.float32 and input.itemsize == 2)
+    return not given or given[0].dtype is input.dtype or (given[0].dtype is torch.float32 and input.itemsize == 2)
 
 
 class _BatchNorm:
@@ -87,13 +87,15 @@ class _BatchNorm:
 
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
-        if (traced := leaf_of_fx(self, input)) is not None:
+        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
             return traced
+        by_batch = self.training or (self.running_mean is None and self.running_var is None)
+        if not (by_batch and self.eps > 0 and _is_ours(input)):
+            return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
+        activation = now.joined_with(self)
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
-        by_batch = self.training or (mean is None and var is None)
-        ours = by_batch and self.eps > 0 and _is_ours(input, weight, bias, mean, var)
-        activation = now.joined_with(self) if ours else None
-        if not ours or (activation is None and not input.is_contiguous()):  # by itself it gains in no whole step
+        # By itself it gains in no whole step in channels_last.
+        if (activation is None and not input.is_contiguous()) or not _fit(input, (weight, bias, mean, var)):
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         self._check_input_dim(input)
         momentum = self.momentum

@@ -94,15 +94,20 @@ class Owner:
         run = super().forward  # pyright: ignore[reportAttributeAccessIssue]
         if _is_dynamo_compiling() or hooks_of_all._has_any_global_hook():
             return run(*args, **kwargs)
-        pairs = ((self._modules.get(first), self._modules.get(second)) for first, second in self._convgrad_joined)
+        modules, behind = self._modules, {}
+        for one, other in self._convgrad_joined:
+            first, second = modules.get(one), modules.get(other)
+            if (
+                first is not None
+                and (first.training or isinstance(first, _ZeroPad))  # a normalisation computes in training alone
+                and getattr(type(second), "_convgrad_joins", False)  # not a wrapper's that hands attributes on
+                and not (is_seen(first) or is_seen(second))
+            ):
+                behind[first] = second
+        if not behind:
+            return run(*args, **kwargs)
         before = now.behind, now.computed, now.padding, now.hooks
-        now.behind = {
-            first: second
-            for first, second in pairs
-            if first is not None
-            and getattr(type(second), "_convgrad_joins", False)  # not a wrapper's that hands attributes on
-            and not (is_seen(first) or is_seen(second))
-        }
+        now.behind = behind
         now.computed, now.padding, now.hooks = {}, {}, saved_tensors_hooks()
         try:
             result = run(*args, **kwargs)
@@ -126,7 +131,7 @@ class _Activation:
 
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
-        if (traced := leaf_of_fx(self, input)) is not None:
+        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
             return traced
         if not _is_dynamo_compiling() and now.computed.pop((self, id(input)), None) is not None:
             return input
@@ -152,7 +157,7 @@ class _ZeroPad:
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """Apply the module."""
-        if (traced := leaf_of_fx(self, input)) is not None:
+        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
             return traced
         convolution = None if _is_dynamo_compiling() else now.joined_with(self)
         if convolution is None or min(self.padding) < 0:

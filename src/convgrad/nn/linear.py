@@ -42,9 +42,9 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: Any) -> Any:
         """Apply the module."""
-        if (traced := leaf_of_fx(self, input)) is not None:
-            return traced
         plain = input.__class__ is Tensor or input.__class__ is Parameter
+        if not plain and (traced := leaf_of_fx(self, input)) is not None:
+            return traced
         if _is_dynamo_compiling() or not plain or jit_tracing() is not None:  # sizes may be no numbers
             return super().forward(input)
         weight, bias = self.weight, self.bias
