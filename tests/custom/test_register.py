@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, ClassVar
 
 import pytest
@@ -131,6 +132,67 @@ def test_a_class_of_ones_own_with_what_it_sweeps(what: Any) -> None:
         strict=True,
     ):
         torch.testing.assert_close(got, expected)
+
+
+class Contiguous(Own):
+    """What it returns lies as its operands do, whatever the problem's layout; the forward's lies in the workspace."""
+
+    layouts = ("contiguous",)
+
+    def workspace(self, problem: ConvProblem, outputs: Any) -> int:
+        return prod(problem.output_shape) * problem.dtype.itemsize
+
+    def bind(self, problem: ConvProblem, outputs: Any) -> Any:
+        def both(grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Any = None) -> Any:
+            return grad_input(grad_output, weight, problem), grad_weight(grad_output, input, problem)
+
+        def one(a: Tensor, b: Tensor, bias: Any = None, workspace: Any = None) -> Tensor:
+            return workspace.view(problem.dtype).view(problem.output_shape).copy_(forward(a, b, problem))
+
+        return both if len(outputs) > 1 else one
+
+
+def test_results_of_a_class_may_lie_in_any_layout_and_in_the_workspace() -> None:
+    convgrad.register("own", seconds=0.5)(Contiguous)
+    x, w = operands()
+    x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    first = depthwise(x, w)
+    assert first.is_contiguous(memory_format=torch.channels_last)
+    want = first.detach().clone()
+    (got,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(got, torch.autograd.grad(F.conv2d(x, w, padding=1, groups=8).sum(), x)[0])
+    depthwise(2 * x, w)
+    assert torch.equal(first, want)
+
+
+def test_a_class_that_returns_something_else() -> None:
+    class Shorter(Own):
+        def bind(self, problem: ConvProblem, outputs: Any) -> Any:
+            return lambda *args: forward(args[0], args[1], problem)[1:] if len(outputs) == 1 else args[0]
+
+    convgrad.register("own", verify=False)(Shorter)
+    x, w = operands()
+    with pytest.raises(convgrad.BackendError, match=r"forward of 'own' returned \(1, 8, 9, 9\).* was expected"):
+        depthwise(x, w)
+    problem = ConvProblem.parse("g8mb2ic8ih9oc8kh3ph1")
+    bound = convgrad.list_backends()["own"].bind(problem, Own.sweeps[0])
+    with pytest.raises(convgrad.BackendError, match="returned Tensor, 2 tensors were expected"):
+        bound(*(torch.zeros(s) for s in (problem.output_shape, problem.input_shape, problem.weight_shape)))
+
+
+def test_a_sweep_runs_without_recording_gradients() -> None:
+    class ByAutograd(Own):
+        passes = ()
+
+        def bind(self, problem: ConvProblem, outputs: Any) -> Any:
+            def both(grad_output: Tensor, input: Tensor, weight: Tensor, workspace: Any = None) -> Any:
+                input, weight = input.detach().requires_grad_(), weight.detach().requires_grad_()
+                return torch.autograd.grad(forward(input, weight, problem), (input, weight), grad_output)
+
+            return both
+
+    with pytest.raises(CheckError, match="does not require grad"):
+        convgrad.register("own")(ByAutograd)
 
 
 def test_a_class_of_ones_own_is_refused() -> None:

@@ -94,6 +94,32 @@ class CustomBackend(Backend):
         finally:
             thread.in_backend = outer
 
+    def _as_stated(
+        self, result: Any, problem: ConvProblem, output: Output, what: str, given: Sequence[Tensor]
+    ) -> Tensor:
+        """A result in the layout and the memory that the engine expects.
+
+        Raises:
+            BackendError: no tensor, or one of another shape, dtype or device.
+        """
+        p, device = problem, given[0].device
+        shape = (p.shape_of(p.bias_slot)[1],) if output == "grad_bias" else p.shape_of(RESULT[output])
+        tensor = isinstance(result, Tensor)
+        if not tensor or result.shape != shape or result.dtype != p.dtype or result.device != device:
+            got = f"{tuple(result.shape)} {result.dtype} on {result.device}" if tensor else type(result).__name__
+            which = f"{what} of {self.name!r}" if output == what else f"{output} by {what} of {self.name!r}"
+            raise BackendError(f"{which} returned {got}, {shape} {p.dtype} on {device} was expected")
+        layout = torch.contiguous_format if output == "grad_bias" else p.memory_format
+        result = (result.detach() if result.requires_grad else result).contiguous(memory_format=layout)
+        # The engine adds a bias in place, and autograd may keep the operands: the result has memory of its own.
+        # Of a function in inference mode it is copied too, for autograd takes no tensors from there.
+        start = result.untyped_storage().data_ptr()
+        if any(start == t.untyped_storage().data_ptr() for t in given) or (
+            result.is_inference() and not torch.is_inference_mode_enabled()
+        ):
+            return result.clone()
+        return result
+
 
 class FunctionsBackend(CustomBackend):
     """Functions that compute a pass each, or the gradients that a mask asks for."""
@@ -213,32 +239,6 @@ class FunctionsBackend(CustomBackend):
 
         return one if len(outputs) == 1 else several
 
-    def _as_stated(
-        self, result: Any, problem: ConvProblem, output: Output, method: Method, given: Sequence[Tensor]
-    ) -> Tensor:
-        """A result in the layout and the memory that the engine expects.
-
-        Raises:
-            BackendError: no tensor, or one of another shape, dtype or device.
-        """
-        p, device = problem, given[0].device
-        shape = (p.out_channels,) if output == "grad_bias" else p.shape_of(RESULT[output])
-        tensor = isinstance(result, Tensor)
-        if not tensor or result.shape != shape or result.dtype != p.dtype or result.device != device:
-            got = f"{tuple(result.shape)} {result.dtype} on {result.device}" if tensor else type(result).__name__
-            which = f"{method} of {self.name!r}" if output == method else f"{output} by {method} of {self.name!r}"
-            raise BackendError(f"{which} returned {got}, {shape} {p.dtype} on {device} was expected")
-        layout = torch.contiguous_format if output == "grad_bias" else p.memory_format
-        result = (result.detach() if result.requires_grad else result).contiguous(memory_format=layout)
-        # The engine adds a bias in place, and autograd may keep the operands: the result has memory of its own.
-        # Of a function in inference mode it is copied too, for autograd takes no tensors from there.
-        start = result.untyped_storage().data_ptr()
-        if any(start == t.untyped_storage().data_ptr() for t in given) or (
-            result.is_inference() and not torch.is_inference_mode_enabled()
-        ):
-            return result.clone()
-        return result
-
 
 class ClassBackend(CustomBackend):
     """A `Backend` of the user's own, which says everything itself: what it sweeps, its workspace, its layouts."""
@@ -256,7 +256,18 @@ class ClassBackend(CustomBackend):
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
         kernel, what = self._own.bind(problem, outputs), "+".join(outputs)
-        return lambda *args: self.call(what, kernel, args)
+
+        def stated(*args: Tensor | None) -> Any:
+            results = self.call(what, kernel, args)
+            given = [t for t in args if t is not None]  # the workspace too, which the next call overwrites
+            if len(outputs) == 1:
+                return self._as_stated(results, problem, outputs[0], what, given)
+            if not isinstance(results, (tuple, list)) or len(results) != len(outputs):
+                got = type(results).__name__
+                raise BackendError(f"{what} of {self.name!r} returned {got}, {len(outputs)} tensors were expected")
+            return tuple(self._as_stated(r, problem, o, what, given) for r, o in zip(results, outputs, strict=True))
+
+        return stated
 
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         return self._own.workspace(problem, outputs)
