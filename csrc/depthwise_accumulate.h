@@ -11,7 +11,6 @@ namespace {
 template <class T, class X, int N>
 struct DepthwiseAccumulate {
   static constexpr int64_t kShortRow = 12;  // pixels
-  static constexpr auto kTaps = std::make_integer_sequence<int, kMostTaps * kMostTaps>();
   using Scratch = DepthwiseScratch<T>;
 
   const DepthwisePlan<N>& p;
@@ -150,8 +149,7 @@ struct DepthwiseAccumulate {
         const int64_t at = p.vector_at(b, lane);
         rows.grad = grad_at + at * grad.lane, rows.input = input_at + at * input.lane;
         if (prefetches) prefetch_short_rows(rows, grad_at, input_at + newest, lane, b.live);
-        accumulate_all<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows,
-                             kTaps);
+        accumulate_all<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows);
       }
     }
   }

@@ -10,7 +10,6 @@ namespace {
 // S: storage, T: arithmetic, X: of the source, as packed or as it lies in the tensor, N: lanes of a vector.
 template <class S, class T, class X, int N>
 struct DepthwiseCorrelate {
-  static constexpr auto kRuns = std::make_integer_sequence<int, kMostSums>();
   // Rows of a tensor whose pieces are computed one after the other, a vector of lanes at a time: what they read of the
   // rows between them is in the first-level cache then, with 7x7 kernels 10 rows for 4 instead of 28.
   static constexpr int64_t kRowsTogether = 4;
@@ -167,7 +166,7 @@ struct DepthwiseCorrelate {
             run.taps = listed.taps;
             p.list_taps(listed.taps, slice.depth, l->reach, c->reach, slice.source.step, multiplier);
           }
-          correlate_kernel<T, N>(run, c->pixels, kRuns)(run, lane, live - lane);
+          correlate_kernel<T, N>(run, c->pixels)(run, lane, live - lane);
         }
   }
 
@@ -177,14 +176,14 @@ struct DepthwiseCorrelate {
   void correlate_along_columns(Run<T, X, To> run, int64_t rows, int64_t columns, int64_t live) const {
     std::swap(run.result_step, run.result_row), std::swap(run.source_step, run.source_row);
     run.rows = columns, run.along = 1, run.newest = nullptr;
-    correlate_lanes<T, N>(run, rows, live, kRuns);
+    correlate_lanes<T, N>(run, rows, live);
   }
   template <class To>
   void correlate_along_rows(Run<T, X, To>& run, int64_t rows, int64_t columns, int64_t live) const {
     run.rows = rows;
     const int64_t newest = run.count ? most(run.taps[0].source, run.taps[run.count - 1].source) : 0;
     run.newest = run.source + (rows - 1) * run.source_row + newest;
-    correlate_lanes<T, N>(run, columns, live, kRuns);
+    correlate_lanes<T, N>(run, columns, live);
   }
 
   // The taps of all columns, unless they are listed already.

@@ -15,6 +15,34 @@ constexpr int kPlaneSums = kVectorBytes == 64 ? 24 : 12;
 // Most channels that share a load.
 constexpr int kMostChannels = 4;
 
+// sum[a][b] += left(a) * right(b). One list is kept in registers, the other one loaded one by one: the left one where the
+// right one would leave too few for the sums. Opaque: else GCC loads an element again for each product.
+template <int A, int B, class V, class Left, class Right>
+__attribute__((always_inline)) inline void add_products(V (&sum)[A][B], const Left& left, const Right& right) {
+  constexpr int kRegisters = kVectorBytes == 64 ? 32 : 16;
+  if constexpr (A * B + B < kRegisters) {
+    V kept[B];
+#pragma GCC unroll 24
+    for (int b = 0; b < B; ++b) kept[b] = opaque(right(b));
+#pragma GCC unroll 24
+    for (int a = 0; a < A; ++a) {
+      const V one = opaque(left(a));
+#pragma GCC unroll 24
+      for (int b = 0; b < B; ++b) sum[a][b] += one * kept[b];
+    }
+  } else {
+    V kept[A];
+#pragma GCC unroll 24
+    for (int a = 0; a < A; ++a) kept[a] = opaque(left(a));
+#pragma GCC unroll 24
+    for (int b = 0; b < B; ++b) {
+      const V one = opaque(right(b));
+#pragma GCC unroll 24
+      for (int a = 0; a < A; ++a) sum[a][b] += kept[a] * one;
+    }
+  }
+}
+
 // ---- correlate_planes -----------------------------------------------------------------------------------------------
 
 // Pixels of several result channels, from channels of the source at the same pitch.
@@ -42,15 +70,9 @@ void correlate_planes(const PlaneRun<T>& run) {
   }
   for (const Tap *tap = run.taps, *end = tap + run.count; tap != end; ++tap) {
     const T *from = run.source + tap->source, *weight = run.weight + tap->weight;
-    Vec<T, N> x[P];
-#pragma GCC unroll 24
-    for (int p = 0; p < P; ++p) x[p] = load<T, N>(from + p * N);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const T w = weight[r * run.weight_channel];
-#pragma GCC unroll 24
-      for (int p = 0; p < P; ++p) sum[r][p] += w * x[p];
-    }
+    add_products<R, P>(
+        sum, [&](int r) { return weight[r * run.weight_channel] - Vec<T, N>{}; },
+        [&](int p) { return load<T, N>(from + p * N); });
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -59,21 +81,12 @@ void correlate_planes(const PlaneRun<T>& run) {
   }
 }
 
-template <class Kernel, int M>
-struct KernelTable {
-  Kernel of[M];
-};
-
-template <class T, int N, int R, int... P>
-constexpr auto correlate_table(std::integer_sequence<int, P...>) {
-  return KernelTable<void (*)(const PlaneRun<T>&), sizeof...(P)>{{correlate_planes<T, N, R, P + 1>...}};
-}
 template <class T, int N, int R>
 void correlate_vectors(PlaneRun<T> run, int64_t vectors) {
-  static constexpr auto kernels = correlate_table<T, N, R>(std::make_integer_sequence<int, kPlaneSums / R>());
+  static constexpr auto kernels = make_all<kPlaneSums / R>([](auto p) { return correlate_planes<T, N, R, p + 1>; });
   for (int64_t pieces = ceil_div(vectors, kPlaneSums / R); pieces > 0; --pieces) {
     const int64_t now = ceil_div(vectors, pieces);
-    kernels.of[now - 1](run);
+    kernels[now - 1](run);
     run.result += now * N, run.source += now * N, vectors -= now;
   }
 }
@@ -81,10 +94,7 @@ void correlate_vectors(PlaneRun<T> run, int64_t vectors) {
 // A single vector of pixels, where so few channels as share a load would leave most of the time to waiting for a sum.
 template <class T, int N>
 void correlate_vector(PlaneRun<T> run, int64_t channels) {
-  static constexpr void (*kernels[])(const PlaneRun<T>&) = {
-      correlate_planes<T, N, 1, 1>, correlate_planes<T, N, 2, 1>, correlate_planes<T, N, 3, 1>,
-      correlate_planes<T, N, 4, 1>, correlate_planes<T, N, 5, 1>, correlate_planes<T, N, 6, 1>,
-      correlate_planes<T, N, 7, 1>, correlate_planes<T, N, 8, 1>};
+  static constexpr auto kernels = make_all<8>([](auto r) { return correlate_planes<T, N, r + 1, 1>; });
   for (int64_t pieces = ceil_div(channels, 8); pieces > 0; --pieces) {
     const int64_t now = ceil_div(channels, pieces);
     kernels[now - 1](run);
@@ -97,8 +107,7 @@ void correlate_vector(PlaneRun<T> run, int64_t channels) {
 template <class T, int N>
 void correlate_channels(const PlaneRun<T>& run, int64_t channels, int64_t vectors) {
   if (vectors == 1) return correlate_vector<T, N>(run, channels);
-  static constexpr void (*kernels[])(PlaneRun<T>, int64_t) = {correlate_vectors<T, N, 1>, correlate_vectors<T, N, 2>,
-                                                              correlate_vectors<T, N, 3>, correlate_vectors<T, N, 4>};
+  static constexpr auto kernels = make_all<kMostChannels>([](auto r) { return correlate_vectors<T, N, r + 1>; });
   constexpr int64_t most_vectors = 4 * kPlaneSums;
   for (int64_t at = 0; at < vectors; at += most_vectors)
     for (int64_t pieces = ceil_div(channels, kMostChannels), first = 0; pieces > 0; --pieces) {
@@ -137,44 +146,25 @@ void accumulate_planes(T* sums, int64_t channel, const Tap* taps, const PlaneRow
       for (int64_t h = 0; h < r.rows; ++h) {
         const T* grad = r.grad + n * r.grad_image + d * r.grad_slice + h * r.grad_row;
         const T* input = r.input + n * r.input_image + d * r.input_slice + h * r.input_row;
-        for (const T* end = grad + (r.pixels - rest); grad != end; grad += N, input += N) {
-          Vec<T, N> x[B];
-#pragma GCC unroll 24
-          for (int b = 0; b < B; ++b) x[b] = load<T, N>(input + offset[b]);
-#pragma GCC unroll 4
-          for (int a = 0; a < A; ++a) {
-            const Vec<T, N> g = load<T, N>(grad + a * r.grad_channel);
-#pragma GCC unroll 24
-            for (int b = 0; b < B; ++b) sum[a][b] += g * x[b];
-          }
-        }
-        if (rest) {
-          Vec<T, N> x[B];
-#pragma GCC unroll 24
-          for (int b = 0; b < B; ++b) x[b] = masked<T, N>(load<T, N>(input + offset[b]), mask);
-#pragma GCC unroll 4
-          for (int a = 0; a < A; ++a) {
-            const Vec<T, N> g = masked<T, N>(load<T, N>(grad + a * r.grad_channel), mask);
-#pragma GCC unroll 24
-            for (int b = 0; b < B; ++b) sum[a][b] += g * x[b];
-          }
-        }
+        auto add = [&](auto load_from) {
+          add_products<A, B>(
+              sum, [&](int a) { return load_from(grad + a * r.grad_channel); },
+              [&](int b) { return load_from(input + offset[b]); });
+        };
+        for (const T* end = grad + (r.pixels - rest); grad != end; grad += N, input += N) add([](const T* from) { return load<T, N>(from); });
+        if (rest) add([&](const T* from) { return masked<T, N>(load<T, N>(from), mask); });
       }
   store_lanes<T, N, A, B>(sums, channel, sum, true);
 }
 
-template <class T, int N, int A, int... B>
-constexpr auto accumulate_table(std::integer_sequence<int, B...>) {
-  using Kernel = void (*)(T*, int64_t, const Tap*, const PlaneRows<T>&);
-  return KernelTable<Kernel, sizeof...(B)>{{accumulate_planes<T, N, A, B + 1>...}};
-}
 template <class T, int N, int A>
 void accumulate_taps(T* sums, const Tap* taps, int64_t count, const PlaneRows<T>& rows) {
-  static constexpr auto kernels = accumulate_table<T, N, A>(std::make_integer_sequence<int, kPlaneSums / A>());
+  static constexpr auto kernels =
+      make_all<kPlaneSums / A>([](auto b) { return accumulate_planes<T, N, A, b + 1>; });
   const int64_t channel = count;
   for (int64_t pieces = ceil_div(count, kPlaneSums / A); pieces > 0; --pieces) {
     const int64_t now = ceil_div(count, pieces);
-    kernels.of[now - 1](sums, channel, taps, rows);
+    kernels[now - 1](sums, channel, taps, rows);
     sums += now, taps += now, count -= now;
   }
 }
@@ -182,8 +172,7 @@ void accumulate_taps(T* sums, const Tap* taps, int64_t count, const PlaneRows<T>
 // Any number of channels of grad_output and of taps; `sums` is [channel][tap].
 template <class T, int N>
 void accumulate_channels(T* sums, int64_t channels, const Tap* taps, int64_t count, PlaneRows<T> rows) {
-  static constexpr void (*kernels[])(T*, const Tap*, int64_t, const PlaneRows<T>&) = {
-      accumulate_taps<T, N, 1>, accumulate_taps<T, N, 2>, accumulate_taps<T, N, 3>, accumulate_taps<T, N, 4>};
+  static constexpr auto kernels = make_all<kMostChannels>([](auto a) { return accumulate_taps<T, N, a + 1>; });
   for (int64_t pieces = ceil_div(channels, kMostChannels), first = 0; pieces > 0; --pieces) {
     const int64_t now = ceil_div(channels - first, pieces);
     kernels[now - 1](sums + first * count, taps, count, rows);

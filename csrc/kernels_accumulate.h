@@ -121,13 +121,14 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
 }
 
 // The kernels by rows and by taps in a row; null where these are more than the registers hold.
-template <class T, int N, class X, int R, int W, int Step, bool Sliding>
-constexpr auto accumulate_kernel() {
+template <class T, int N, class X, int Step, bool Sliding>
+constexpr auto accumulate_kernels() {
   using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
-  if constexpr (R * W <= kMostTaps)
-    return static_cast<Kernel>(accumulate<T, N, X, R, W, Step, Sliding>);
-  else
-    return static_cast<Kernel>(nullptr);
+  return make_all<kMostTaps * kMostTaps>([](auto i) -> Kernel {
+    constexpr int R = i / kMostTaps + 1, W = i % kMostTaps + 1;
+    if constexpr (R * W <= kMostTaps) return accumulate<T, N, X, R, W, Step, Sliding>;
+    return nullptr;
+  });
 }
 
 // Taps [first, first + count) of the kernel rows: they miss other pixels than the whole rows do.
@@ -142,16 +143,13 @@ void accumulate_piece(Kernel kernel, T* sums, const Tap* taps, int64_t along, in
 }
 
 // `rows` kernel rows of `along` taps, in pieces of nearly equal size.
-template <class T, int N, class X, int... I>
-void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<X>& r,
-                    std::integer_sequence<int, I...>) {
-  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
+template <class T, int N, class X>
+void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<X>& r) {
   constexpr int M = kMostTaps;
-  constexpr int P = kPackedStep<T, N, X>;
-  static constexpr Kernel kernels[3][sizeof...(I)] = {{accumulate_kernel<T, N, X, I / M + 1, I % M + 1, 0, false>()...},
-                                                      {accumulate_kernel<T, N, X, I / M + 1, I % M + 1, 0, true>()...},
-                                                      {accumulate_kernel<T, N, X, I / M + 1, I % M + 1, P, true>()...}};
-  const Kernel* const of_size = kernels[r.tap_step != r.input_pixel ? 0 : r.tap_step == N ? 2 : 1];
+  static constexpr auto apart = accumulate_kernels<T, N, X, 0, false>();
+  static constexpr auto sliding = accumulate_kernels<T, N, X, 0, true>();
+  static constexpr auto packed = accumulate_kernels<T, N, X, kPackedStep<T, N, X>, true>();
+  const auto& of_size = r.tap_step != r.input_pixel ? apart : r.tap_step == N ? packed : sliding;
   const int64_t most_along = most(1, least(along, M)), most_rows = M / most_along;
   for (int64_t row_pieces = ceil_div(rows, most_rows); row_pieces > 0; --row_pieces) {
     const int64_t rows_now = row_pieces == 1 ? rows : ceil_div(rows, row_pieces);

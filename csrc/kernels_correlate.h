@@ -94,19 +94,19 @@ void correlate(const Run<T, X, S>& run, int64_t lane, int64_t live) {
 }
 
 // The kernel for a run of so many pixels, at most kMostSums.
-template <class T, int N, class X, class S, int... P>
-auto correlate_kernel(const Run<T, X, S>& run, int64_t pixels, std::integer_sequence<int, P...>) {
-  using Kernel = void (*)(const Run<T, X, S>&, int64_t, int64_t);
-  static constexpr Kernel kernels[3][sizeof...(P)] = {{correlate<T, N, X, S, P + 1, 0, 1>...},
-                                                      {correlate<T, N, X, S, P + 1, 0, 3>...},
-                                                      {correlate<T, N, X, S, P + 1, kPackedStep<T, N, X>, 3>...}};
-  return kernels[run.along < 3 ? 0 : run.source_step == N ? 2 : 1][pixels - 1];
+template <class T, int N, class X, class S>
+auto correlate_kernel(const Run<T, X, S>& run, int64_t pixels) {
+  constexpr int kPacked = kPackedStep<T, N, X>;
+  static constexpr auto single = make_all<kMostSums>([](auto p) { return correlate<T, N, X, S, p + 1, 0, 1>; });
+  static constexpr auto three = make_all<kMostSums>([](auto p) { return correlate<T, N, X, S, p + 1, 0, 3>; });
+  static constexpr auto packed = make_all<kMostSums>([](auto p) { return correlate<T, N, X, S, p + 1, kPacked, 3>; });
+  return (run.along < 3 ? single : run.source_step == N ? packed : three)[pixels - 1];
 }
 
 // All lanes of a run in a tensor. The last vector begins early enough to be full.
-template <class T, int N, class X, class S, class Sizes>
-void correlate_lanes(const Run<T, X, S>& run, int64_t pixels, int64_t live, Sizes sizes) {
-  const auto kernel = correlate_kernel<T, N>(run, pixels, sizes);
+template <class T, int N, class X, class S>
+void correlate_lanes(const Run<T, X, S>& run, int64_t pixels, int64_t live) {
+  const auto kernel = correlate_kernel<T, N>(run, pixels);
   for (int64_t lane = 0; lane < live; lane += N) {
     if (run.newest) run.prefetch_ahead(pixels, lane, N);
     kernel(run, least(lane, live - N), N);

@@ -25,7 +25,6 @@ namespace {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Planar {
-  static constexpr auto kBlocks = std::make_integer_sequence<int, kBlockRows * kBlockColumns>();
   using Columns = PlanarColumns<T, N>;
 
   static bool takes(const convgrad_problem& q) { return Columns::takes(q, sizeof(S)); }
@@ -104,7 +103,7 @@ struct Planar {
       if (exactly(s, reached))
         correlate_exactly<T, N, S>(strip, r.together, kernel);
       else
-        planar_kernels<T, N, S>(r.together, kernel, kBlocks).correlate(strip);
+        planar_kernels<T, N, S>(r.together, kernel).correlate(strip);
       rows.low += r.positions, end = rows.high;
     }
   }
@@ -149,7 +148,7 @@ struct Planar {
           if (exactly(s, reached))
             accumulate_exactly<T, N, S>(to, pairs, r.together, kernel);
           else
-            planar_kernels<T, N, S>(r.together, kernel, kBlocks).accumulate(to, pairs);
+            planar_kernels<T, N, S>(r.together, kernel).accumulate(to, pairs);
         }
         h += r.positions, end = rows.high;
       }

@@ -12,17 +12,14 @@ struct PlanarKernels {
   void (*correlate)(const Strip<S, T>&);
   void (*accumulate)(T*, const Pairs<S, T>&);
 };
-template <class T, int N, class S, int G, int C>
-constexpr PlanarKernels<T, S> planar_kernels() {
-  if constexpr (G == 1 || C < kBlockColumns)
-    return {correlate_strip<T, N, S, G, C>, accumulate_strip<T, N, S, G, C>};
-  else
-    return {nullptr, nullptr};
-}
-template <class T, int N, class S, int... I>
-const PlanarKernels<T, S>& planar_kernels(int64_t rows, int64_t columns, std::integer_sequence<int, I...>) {
+template <class T, int N, class S>
+const PlanarKernels<T, S>& planar_kernels(int64_t rows, int64_t columns) {
   constexpr int M = kBlockColumns;
-  static constexpr PlanarKernels<T, S> kernels[sizeof...(I)] = {planar_kernels<T, N, S, I / M + 1, I % M + 1>()...};
+  static constexpr auto kernels = make_all<kBlockRows * M>([](auto i) -> PlanarKernels<T, S> {
+    constexpr int G = i / M + 1, C = i % M + 1;
+    if constexpr (G == 1 || C < M) return {correlate_strip<T, N, S, G, C>, accumulate_strip<T, N, S, G, C>};
+    return {nullptr, nullptr};
+  });
   return kernels[(rows - 1) * M + columns - 1];
 }
 

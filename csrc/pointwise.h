@@ -36,7 +36,6 @@ class Pointwise {
   struct Sums {
     T *weight, *bias;
   };
-  static constexpr auto kRows = std::make_integer_sequence<int, kPointwiseRows>();
 
   const Plan& p;
   const convgrad_tensors& t;

@@ -15,7 +15,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
   typedef Pointwise<S, T, N> Base;
   friend Base;
   using typename Base::Scratch, typename Base::Sums;
-  using Base::p, Base::t, Base::weight, Base::start, Base::kRows, Base::cached;
+  using Base::p, Base::t, Base::weight, Base::start, Base::cached;
 
   using Base::Base;
 
@@ -150,7 +150,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
                                   ? next.part(vectors.size(), run.terms)
                                   : AheadInTensor::of(run.weight + kPointwiseRows * source.step, kPointwiseRows);
         run.ahead = &ahead;
-        multiply_rows<N>(run, least(kPointwiseRows, pixels.size() - i), vectors.size(), kRows);
+        multiply_rows<N>(run, least(kPointwiseRows, pixels.size() - i), vectors.size());
       }
     }
   }
@@ -184,7 +184,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
         }
         AheadInTensor ahead = next.is_left() ? next.part(now, pixels) : AheadInTensor::of(grad.at + i + N, grad.step);
         run.ahead = &ahead;
-        multiply_rows<N>(run, live, now, kRows);
+        multiply_rows<N>(run, live, now);
       }
     }
     auto add_up = [&](const Pixels& from, T* to, int64_t channels) {

@@ -18,7 +18,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
   typedef Pointwise<S, T, N> Base;
   friend Base;
   using typename Base::Scratch, typename Base::Sums;
-  using Base::p, Base::t, Base::weight, Base::start, Base::kRows, Base::cached;
+  using Base::p, Base::t, Base::weight, Base::start, Base::cached;
 
   using Base::Base;
 
@@ -129,7 +129,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
         const int64_t row = group * p.results + r.low;
         run.weight = weight + row * p.sources, run.start = start + row;
         run.result = this->results_tensor() + row * p.pixels;
-        multiply_rows<N>(run, r.size(), least(together, vectors - v), kRows);
+        multiply_rows<N>(run, r.size(), least(together, vectors - v));
       }
     }
   }
@@ -146,7 +146,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     ahead.spread_over(panels * ceil_div(vectors, kPointwiseColumns) * run.terms), run.ahead = &ahead;
     for (int64_t i = 0; i < panels; ++i) {
       const int64_t now = share(rows, i, panels).size();
-      multiply_rows<N>(run, now, vectors, kRows);
+      multiply_rows<N>(run, now, vectors);
       run.weight += now * N, run.to += now * run.row;
     }
   }

@@ -104,9 +104,9 @@ void multiply(const Run& run) {
   run.template store<N>(sum);
 }
 
-template <int N, int R, class Run, int... P>
-void multiply_vectors(Run run, int64_t vectors, std::integer_sequence<int, P...>) {
-  static constexpr void (*kernels[])(const Run&) = {multiply<N, R, P + 1, Run>...};
+template <int N, int R, class Run>
+void multiply_vectors(Run run, int64_t vectors) {
+  static constexpr auto kernels = make_all<kPointwiseColumns>([](auto p) { return multiply<N, R, p + 1, Run>; });
   for (int64_t pieces = ceil_div(vectors, kPointwiseColumns); pieces > 0; --pieces) {
     const int64_t now = ceil_div(vectors, pieces);
     kernels[now - 1](run);
@@ -115,11 +115,10 @@ void multiply_vectors(Run run, int64_t vectors, std::integer_sequence<int, P...>
   }
 }
 // Some rows, at most kPointwiseRows, and any number of vectors.
-template <int N, class Run, int... R>
-void multiply_rows(const Run& run, int64_t rows, int64_t vectors, std::integer_sequence<int, R...>) {
-  constexpr auto columns = std::make_integer_sequence<int, kPointwiseColumns>();
-  static constexpr void (*kernels[])(Run, int64_t, decltype(columns)) = {multiply_vectors<N, R + 1, Run>...};
-  kernels[rows - 1](run, vectors, columns);
+template <int N, class Run>
+void multiply_rows(const Run& run, int64_t rows, int64_t vectors) {
+  static constexpr auto kernels = make_all<kPointwiseRows>([](auto r) { return multiply_vectors<N, r + 1, Run>; });
+  kernels[rows - 1](run, vectors);
 }
 
 // ---- results: a row is one of their channels, a term one of the source's, a vector a column -------------------------

@@ -8,6 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <array>
 #include <type_traits>
 #include <utility>
 
@@ -292,6 +293,18 @@ inline bool all_finite(const T* from, int64_t count) {
   bool finite = true;
   for (int i = 0; i < N; ++i) finite = finite && sum[i] == T(0);
   return finite;
+}
+
+// ---- functions compiled for each of several sizes -----------------------------------------------------------------
+
+template <class Make, int... I>
+constexpr auto make_all(Make make, std::integer_sequence<int, I...>) {
+  return std::array{make(std::integral_constant<int, I>())...};
+}
+// make(0), ... make(M - 1), to which these numbers are constants.
+template <int M, class Make>
+constexpr auto make_all(Make make) {
+  return make_all(make, std::make_integer_sequence<int, M>());
 }
 
 // ---- transposition ------------------------------------------------------------------------------------------------
