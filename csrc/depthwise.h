@@ -62,34 +62,28 @@ struct Depthwise {
     const DepthwiseCorrelate<S, T, X, N> correlate = {p};
     const DepthwiseAccumulate<T, X, N> accumulate = {p};
     const Block b = block_of(unit);
-    Range output[3], input_result[3], input[3], grad_output[3], summed[3];
+    const TileRanges r = p.ranges_of(unit.tile);
     const int64_t band = p.tiles == 1 ? 0 : unit.tile % p.bands[2];
-    int64_t tile = unit.tile;
-    for (int d = 2; d >= 0; --d) {
-      const Span span = p.span(d, p.tiles == 1 ? 0 : tile % p.bands[d]);
-      output[d] = span.output, input_result[d] = span.grad_input;
-      input[d] = span.input, grad_output[d] = span.grad_output, summed[d] = span.summed;
-      if (p.tiles > 1) tile /= p.bands[d];
-    }
     const bool again = s.tile == unit.tile;
     s.tile = unit.tile;
     if (p.needs_weight()) operands.pack_weight(s, b);
     Source<X> x = {}, g = {};
     if (p.needs_input())
-      x = operands.template source<X>(t.input, p.input_tensor(), b, s.input, p.input_extent, input, again, s.careful());
+      x = operands.template source<X>(t.input, p.input_tensor(), b, s.input, p.input_extent, r.input, again,
+                                      s.careful());
     if (p.needs_grad_output())
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = operands.template source<X>(t.grad_output, p.output_tensor(m), b, s.grad_output + m * p.output_size(),
-                                        p.output_extent, grad_output, again, s.careful());
+                                        p.output_extent, r.grad_output, again, s.careful());
     prefetch_next(s, after(unit));
-    if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) accumulate.sum_tile(s, b, summed, 0, x, x.data);
+    if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) accumulate.sum_tile(s, b, r.summed, 0, x, x.data);
     for (int64_t m = 0; m < p.multiplier; ++m) {
       if (p.wants(CONVGRAD_FORWARD))
-        correlate.tile(s, b, output, band, false, m, x, static_cast<S*>(t.forward), p.output_tensor(m));
-      if (p.wants(CONVGRAD_GRAD_WEIGHT)) accumulate.tile(s, b, output, m, g, x);
+        correlate.tile(s, b, r.output, band, false, m, x, static_cast<S*>(t.forward), p.output_tensor(m));
+      if (p.wants(CONVGRAD_GRAD_WEIGHT)) accumulate.tile(s, b, r.output, m, g, x);
     }
     if (p.wants(CONVGRAD_GRAD_INPUT))
-      correlate.tile(s, b, input_result, band, true, 0, g, static_cast<S*>(t.grad_input), p.input_tensor());
+      correlate.tile(s, b, r.grad_input, band, true, 0, g, static_cast<S*>(t.grad_input), p.input_tensor());
   }
 
   // Prefetch the next unit's memory: at once where it will be in a cache, else during this one's arithmetic.

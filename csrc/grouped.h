@@ -43,35 +43,29 @@ struct Grouped {
   // ---- units, items, threads ----
 
   void run_unit(Scratch& s, T* sums, Block b, int64_t unit) const {
-    const GroupedPlan::Place place = p.place(unit);
-    b.image = place.images.low, b.images = place.images.size();
-    Range output[3], input_result[3], input[3], grad_output[3], summed[3];
-    for (int d = 0; d < 3; ++d) {
-      const Span& span = place.span[d];
-      output[d] = span.output, input_result[d] = span.grad_input;
-      input[d] = span.input, grad_output[d] = span.grad_output, summed[d] = span.summed;
-    }
-    const bool empty = output[0].size() == 0 || output[1].size() == 0 || output[2].size() == 0;
+    const auto [images, r] = p.place(unit);
+    b.image = images.low, b.images = images.size();
+    const bool empty = r.output[0].size() == 0 || r.output[1].size() == 0 || r.output[2].size() == 0;
     const PlaneTile x = p.input_tile(b.groups.size(), b.images), g = p.output_tile(b.groups.size(), b.images);
     const bool again = s.tile == unit % p.tiles && s.images == b.images && s.groups == b.groups.size();
     s.tile = unit % p.tiles, s.images = b.images, s.groups = b.groups.size();
     if (!again) s.slices.high = s.depth.count = -1;
     if (p.needs_input() && !empty)
       Planes<S, T, N>::pack(s.input, s.input_places, x, static_cast<const S*>(t.input), p.batch, p.input_tensor(),
-                            b.groups.low * p.in_per_group, b.image, input, p.transposes(p.input_tensor()), again,
+                            b.groups.low * p.in_per_group, b.image, r.input, p.transposes(p.input_tensor()), again,
                             b.ahead(x.channels));
     if (p.needs_grad_output())
       Planes<S, T, N>::pack(s.grad_output, s.grad_places, g, static_cast<const S*>(t.grad_output), p.batch,
-                            p.output_tensor(), b.groups.low * p.out_per_group, b.image, grad_output,
+                            p.output_tensor(), b.groups.low * p.out_per_group, b.image, r.grad_output,
                             p.transposes(p.output_tensor()), again, b.ahead(g.channels));
-    if (p.wants(CONVGRAD_FORWARD) && !empty) correlate.forward_tile(s, b, output, x);
-    if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate.tile(s, sums, b, output, grad_output, x, g);
-    if (p.sums_input) accumulate.sum_input(sums, static_cast<const S*>(t.input), b.groups, place.images, summed);
-    if (p.wants(CONVGRAD_GRAD_INPUT)) correlate.grad_input_tile(s, b, input_result, grad_output, g);
+    if (p.wants(CONVGRAD_FORWARD) && !empty) correlate.forward_tile(s, b, r.output, x);
+    if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate.tile(s, sums, b, r.output, r.grad_output, x, g);
+    if (p.sums_input) accumulate.sum_input(sums, static_cast<const S*>(t.input), b.groups, images, r.summed);
+    if (p.wants(CONVGRAD_GRAD_INPUT)) correlate.grad_input_tile(s, b, r.grad_input, r.grad_output, g);
     if (!p.needs_weight() || !weights.infinite[b.number]) return;
     const GroupedExact<S, T> exact = {p, t};
-    if (p.wants(CONVGRAD_FORWARD)) exact.correct(false, b.groups, place.images, output);
-    if (p.wants(CONVGRAD_GRAD_INPUT)) exact.correct(true, b.groups, place.images, input_result);
+    if (p.wants(CONVGRAD_FORWARD)) exact.correct(false, b.groups, images, r.output);
+    if (p.wants(CONVGRAD_GRAD_INPUT)) exact.correct(true, b.groups, images, r.grad_input);
   }
 
   // An item's units as they lie in memory: all its blocks of an image, in channels_last of a tile, before the next.

@@ -128,7 +128,7 @@ struct GroupedExact {
   double accumulate(const GroupedPlan::Place& place, int64_t out, int64_t in, const int64_t kernel[3]) const {
     const Tensor x = p.input_tensor(), g = p.output_tensor();
     Range o[3];
-    for (int d = 0; d < 3; ++d) o[d] = reached(d, kernel[d], place.span[d].output);
+    for (int d = 0; d < 3; ++d) o[d] = reached(d, kernel[d], place.tile.output[d]);
     auto input = [&](int d, int64_t at) {
       return x.inside(d, at * p.axis[d].stride - p.axis[d].padding + kernel[d] * p.axis[d].dilation);
     };

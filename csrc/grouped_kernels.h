@@ -15,12 +15,12 @@ constexpr int kPlaneSums = kVectorBytes == 64 ? 24 : 12;
 // Most channels that share a load.
 constexpr int kMostChannels = 4;
 
-// sum[a][b] += left(a) * right(b). One list is kept in registers, the other one loaded one by one: the left one where the
-// right one would leave too few for the sums. Opaque: else GCC loads an element again for each product.
+// sum[a][b] += left(a) * right(b). One list is kept in registers, the other one loaded one by one: the left one where
+// the right one would leave too few for the sums. Opaque: else GCC loads an element again for each of its products.
 template <int A, int B, class V, class Left, class Right>
 __attribute__((always_inline)) inline void add_products(V (&sum)[A][B], const Left& left, const Right& right) {
   constexpr int kRegisters = kVectorBytes == 64 ? 32 : 16;
-  if constexpr (A * B + B < kRegisters) {
+  if constexpr (A > 1 && A * B + B < kRegisters) {
     V kept[B];
 #pragma GCC unroll 24
     for (int b = 0; b < B; ++b) kept[b] = opaque(right(b));
@@ -36,7 +36,7 @@ __attribute__((always_inline)) inline void add_products(V (&sum)[A][B], const Le
     for (int a = 0; a < A; ++a) kept[a] = opaque(left(a));
 #pragma GCC unroll 24
     for (int b = 0; b < B; ++b) {
-      const V one = opaque(right(b));
+      const V one = A > 1 ? opaque(right(b)) : right(b);
 #pragma GCC unroll 24
       for (int a = 0; a < A; ++a) sum[a][b] += kept[a] * one;
     }
@@ -151,7 +151,8 @@ void accumulate_planes(T* sums, int64_t channel, const Tap* taps, const PlaneRow
               sum, [&](int a) { return load_from(grad + a * r.grad_channel); },
               [&](int b) { return load_from(input + offset[b]); });
         };
-        for (const T* end = grad + (r.pixels - rest); grad != end; grad += N, input += N) add([](const T* from) { return load<T, N>(from); });
+        for (const T* end = grad + (r.pixels - rest); grad != end; grad += N, input += N)
+          add([](const T* from) { return load<T, N>(from); });
         if (rest) add([&](const T* from) { return masked<T, N>(load<T, N>(from), mask); });
       }
   store_lanes<T, N, A, B>(sums, channel, sum, true);

@@ -72,18 +72,11 @@ struct GroupedPlan : Tiling {
   // A unit's images and tile.
   struct Place {
     Range images;
-    Span span[3];
+    TileRanges tile;
   };
   Place place(int64_t unit) const {
     const int64_t image = unit / tiles * images;
-    Place at = {{image, least(batch, image + images)}, {}};
-    int64_t tile = unit % tiles;
-    for (int d = 2; d >= 0; --d) {
-      const int64_t band = tile % bands[d];
-      at.span[d] = span(d, band), at.span[d].summed = share(axis[d].input, band, bands[d]);
-      tile /= bands[d];
-    }
-    return at;
+    return {{image, least(batch, image + images)}, ranges_of(unit % tiles)};
   }
 
   int64_t weight_element(int64_t group, int64_t o, int64_t i, int64_t k) const {

@@ -122,13 +122,13 @@ struct Tensor {
   }
 };
 
-// The ranges of one tile along one dimension.
-struct Span {
-  Range output;       // computed by forward, summed by grad_weight
-  Range grad_input;   // computed by grad_input
-  Range input;        // packed of input
-  Range summed;       // of input, by the bias gradient of a transposed convolution
-  Range grad_output;  // packed of grad_output
+// The ranges of one tile.
+struct TileRanges {
+  Range output[3];       // computed by forward, summed by grad_weight
+  Range grad_input[3];   // computed by grad_input
+  Range input[3];        // packed of input
+  Range summed[3];       // of input, by the bias gradient of a transposed convolution
+  Range grad_output[3];  // packed of grad_output
 };
 
 // What every plan knows.
@@ -177,32 +177,43 @@ struct Tiling : Request {
     tiles = bands[0] * bands[1] * bands[2];
     for (int d = 0; d < 3; ++d)
       for (int64_t b = 0; b < bands[d]; ++b) {
-        const Span s = span(d, b);
-        input_extent[d] = most(input_extent[d], s.input.size());
-        output_extent[d] = most(output_extent[d], s.grad_output.size());
+        TileRanges r = {};
+        set_ranges(r, d, b);
+        input_extent[d] = most(input_extent[d], r.input[d].size());
+        output_extent[d] = most(output_extent[d], r.grad_output[d].size());
       }
   }
 
-  Span span(int d, int64_t band) const {
-    const Axis& a = axis[d];
-    const int64_t n = bands[d];
-    Span s = {};
-    if (wants(CONVGRAD_GRAD_INPUT)) {
-      s.grad_input = folds() ? a.padded() : share(a.input, band, n);
-      s.grad_output = a.output_read_by(s.grad_input);
-      // grad_weight sums the outputs whose first kernel element lies in this band, so that one packed tile serves both
-      s.output.low = band == 0 ? 0 : clamp(a, s.grad_input.low);
-      s.output.high = band == n - 1 ? a.output : clamp(a, s.grad_input.high);
-    } else {
-      s.output = share(a.output, band, n);
+  TileRanges ranges_of(int64_t tile) const {
+    TileRanges r = {};
+    for (int d = 2; d >= 0; --d) {
+      set_ranges(r, d, tiles == 1 ? 0 : tile % bands[d]);
+      if (tiles > 1) tile /= bands[d];
     }
-    if (needs_input()) s.input = a.input_read_by(s.output);
-    if (wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) s.summed = share(a.input, band, n), s.input = join(s.input, s.summed);
-    if (wants(CONVGRAD_GRAD_WEIGHT)) s.grad_output = join(s.grad_output, s.output);
-    return s;
+    return r;
   }
 
  private:
+  // Of one dimension, those of a band.
+  void set_ranges(TileRanges& r, int d, int64_t band) const {
+    const Axis& a = axis[d];
+    const int64_t n = bands[d];
+    Range &output = r.output[d], &input = r.input[d], &grad_input = r.grad_input[d], &grad_output = r.grad_output[d];
+    if (wants(CONVGRAD_GRAD_INPUT)) {
+      grad_input = folds() ? a.padded() : share(a.input, band, n);
+      grad_output = a.output_read_by(grad_input);
+      // grad_weight sums the outputs whose first kernel element lies in this band, so that one packed tile serves both
+      output.low = band == 0 ? 0 : clamp(a, grad_input.low);
+      output.high = band == n - 1 ? a.output : clamp(a, grad_input.high);
+    } else {
+      output = share(a.output, band, n);
+    }
+    r.summed[d] = share(a.input, band, n);
+    if (needs_input()) input = a.input_read_by(output);
+    if (wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) input = join(input, r.summed[d]);
+    if (wants(CONVGRAD_GRAD_WEIGHT)) grad_output = join(grad_output, output);
+  }
+
   static int64_t clamp(const Axis& a, int64_t i) {
     return most(0, least(a.output, -floor_div(-(i + a.padding), a.stride)));
   }
