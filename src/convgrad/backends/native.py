@@ -30,8 +30,6 @@ _MOST_FOLDED = {True: 2**15, False: 2**18}
 
 #: Those of the compiled kernels, in the order of the header.
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
-#: No position is as far away: a longer step reaches none, and sums of such would overflow.
-_FAR = 2**40
 _OUTPUTS: dict[Output, int] = {"forward": 1, "grad_input": 2, "grad_weight": 4, "grad_bias": 8}
 _TRANSPOSED_GRAD_BIAS = 16  # the bias of a transposed convolution is added to what the plain problem calls its input
 
@@ -172,17 +170,19 @@ def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Ou
 
 def _fill(problem: ConvProblem, outputs: tuple[Output, ...]) -> library.Problem:
     def three(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
-        return (missing,) * (3 - len(values)) + tuple(min(v, _FAR) for v in values)
+        return (missing,) * (3 - len(values)) + values
 
+    # A step over the whole padded input reaches no second position; of longer ones, sums would overflow.
+    whole = [n + max(low, 0) + max(high, 0) for n, (low, high) in zip(problem.input_size, problem.padding, strict=True)]
     filled = library.Problem()
     filled.batch, filled.groups = problem.batch, problem.groups
     filled.in_per_group = problem.in_channels // problem.groups
     filled.out_per_group = problem.out_channels // problem.groups
     filled.input[:] = three(problem.input_size, 1)
     filled.kernel[:] = three(problem.kernel_size, 1)
-    filled.stride[:] = three(problem.stride, 1)
+    filled.stride[:] = three(tuple(map(min, problem.stride, whole)), 1)
     filled.padding[:] = three(tuple(low for low, _ in problem.padding), 0)
-    filled.dilation[:] = three(problem.dilation, 1)
+    filled.dilation[:] = three(tuple(map(min, problem.dilation, whole)), 1)
     filled.output[:] = three(problem.output_size, 1)
     filled.layout = int(problem.channels_last)
     filled.padding_mode = PADDING_MODES.index(problem.padding_mode)  # in the order of the header
