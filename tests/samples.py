@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 
 from convgrad.backends import DEFECTS
 
@@ -16,8 +18,12 @@ where_known = pytest.mark.skipif(not KNOWN.here(), reason="PyTorch's kernels hav
 
 @cache
 def op_info(name: str) -> Any:
-    """Imported when first asked for: it takes 4 s, which every process would spend that collects tests."""
-    from torch.testing._internal.common_methods_invocations import op_db
+    """Imported when first asked for: it takes 4 s, which every process would spend that collects tests.
+
+    The import forbids to change PyTorch's flags for good, which tests of the flags do.
+    """
+    with mock.patch.object(torch.backends, "disable_global_flags"):
+        from torch.testing._internal.common_methods_invocations import op_db
 
     (found,) = (info for info in op_db if info.name == f"nn.functional.{name}")
     return found
