@@ -161,6 +161,8 @@ def test_explain_a_known_model(capsys) -> None:
         (("--kernels", "nowhere.py", "info"), "there is no script 'nowhere.py'"),
         (("explain", SMALL, "--dtype", "float64"), "--dtype is for a model"),
         (("explain", SMALL, "--layer", "7x7"), "--layer is for a model"),
+        (("explain", SMALL, "--measure", "-d", "h100"), "--measure times what is here, and no --device is"),
+        (("explain", "convnext", "--measure"), "--measure times layers, and a whole model is a table of them"),
         (("explain", "os:getcwd"), "'os:getcwd' returned str, not an nn.Module (hint: module:factory"),
         (("explain", "os:mkdir"), "'os:mkdir' raised TypeError"),
     ],

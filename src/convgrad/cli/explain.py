@@ -95,6 +95,10 @@ def explain_command(
     for option in (name for name, given in of_models.items() if given and is_problem(what)):
         raise fail(f"{option} is for a model, and {what!r} is a problem", f'"{what} bfloat16 channels_last" states it')
     places, outputs = [Place.parse(text) for text in device or ["here"]], outputs_named(output)
+    if measure and not any(_measures(place.machine, True) for place in places):
+        raise fail("--measure times what is here, and no --device is", "-d here beside it")
+    if measure and not (layer or is_problem(what)):
+        raise fail("--measure times layers, and a whole model is a table of them", "name some with --layer")
     models: list[ModelExplanation] = []
     answers: list[Explanation] = []
     if is_problem(what):

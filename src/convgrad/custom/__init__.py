@@ -122,7 +122,7 @@ def register(
     }
     places = None if devices is None else several(devices)
     _check_name(name)
-    check_options(options, places, seconds)
+    check_options({**options, "prefer": prefer}, places, seconds)
     for option, given in (("args", args), ("accepts", accepts)):
         check_mapping(option, given)
     named = [ConvProblem.parse(p) if isinstance(p, str) else p for p in several(problems)]

@@ -22,7 +22,7 @@ def several(option: Any) -> tuple[Any, ...]:
 
 
 def check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, seconds: float) -> None:
-    """Refuse a layout, a device, a dtype or an arithmetic that is none."""
+    """Refuse a layout, a device, a dtype, an arithmetic or a truth that is none."""
     known_layouts = get_args(Layout)
     if not options["layouts"] or not {*options["layouts"]} <= {*known_layouts}:
         raise ValueError(f"layouts are among {', '.join(known_layouts)}, got {options['layouts']}")
@@ -39,6 +39,9 @@ def check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, sec
     if options["arithmetic"] not in get_args(Arithmetic):
         known = ", ".join(map(repr, get_args(Arithmetic)))
         raise ValueError(f"arithmetic is one of {known}, got {options['arithmetic']!r}")
+    for name in ("prefer", "deterministic", "capture_safe"):
+        if not isinstance(options[name], bool):
+            raise TypeError(f"{name} is True or False, got {options[name]!r}")
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
         raise ValueError(f"seconds is a positive number, got {seconds!r}")
 
