@@ -173,7 +173,7 @@ def _fill(problem: ConvProblem, outputs: tuple[Output, ...]) -> library.Problem:
         return (missing,) * (3 - len(values)) + values
 
     # A step over the whole padded input reaches no second position; of longer ones, sums would overflow.
-    whole = [n + max(low, 0) + max(high, 0) for n, (low, high) in zip(problem.input_size, problem.padding, strict=True)]
+    whole = [dim.padded for dim in problem.dims]
     filled = library.Problem()
     filled.batch, filled.groups = problem.batch, problem.groups
     filled.in_per_group = problem.in_channels // problem.groups
