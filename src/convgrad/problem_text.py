@@ -77,7 +77,7 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
             known = f"channels_last, transposed, bias, {', '.join(MODES)}, or a dtype such as float64 or bf16"
             raise _error(text, end + word.start(), f"unknown word {word[0]!r}, expected {known}")
 
-    channels_last, transposed, bias = words.values()
+    channels_last, transposed = words["channels_last"], words["transposed"]
     dims = _dimensions(text, fields, transposed)
     if channels_last and len(dims) == 1:
         raise _error(text, end, "channels_last needs 2 or 3 spatial dimensions, this problem has 1")
@@ -92,7 +92,7 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
             **fields_of(dims),
             dtype=dtype or torch.float32,
             memory_format=formats[len(dims) - 2] if channels_last else torch.contiguous_format,
-            has_bias=bias,
+            has_bias=words["bias"],
             origin="transposed" if transposed else "plain",
             padding_mode=mode,
             name=name,

@@ -55,6 +55,6 @@ def fields_of(dims: Iterable[Dimension]) -> dict[str, Any]:
     """The fields of a `ConvProblem` with these dimensions."""
     inputs, outputs, kernel, stride, lows, highs, dilation = zip(*dims, strict=True)
     return {
-        **{"input_size": inputs, "output_size": outputs, "kernel_size": kernel, "stride": stride},
-        **{"padding": tuple(zip(lows, highs, strict=True)), "dilation": dilation},
-    }
+        "input_size": inputs, "output_size": outputs, "kernel_size": kernel, "stride": stride,
+        "padding": tuple(zip(lows, highs, strict=True)), "dilation": dilation,
+    }  # fmt: skip

@@ -149,28 +149,14 @@ def test_the_write_comes_first() -> None:
     assert "memory: it wrote to input" in str(caught.value).splitlines()[1]
 
 
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        (partial(torch.set_num_threads, 7), "the number of threads"),
-        (partial(torch.set_default_dtype, torch.float64), "the default dtype"),
-        (partial(torch.set_grad_enabled, True), "whether gradients are recorded"),
-        (partial(torch.set_grad_enabled, False), "whether gradients are recorded"),
-        (partial(torch.use_deterministic_algorithms, True), "whether algorithms are deterministic"),
-        (partial(torch.set_float32_matmul_precision, "medium"), "the precision of matrix products"),
-        (partial(setattr, torch.backends.mkldnn, "enabled", False), "whether oneDNN is used"),
-        (partial(torch.set_flush_denormal, True), "whether subnormal numbers become zero"),
-        (partial(torch.manual_seed, 12345), "PyTorch's random numbers"),
-    ],
-)
-def test_settings_are_left_as_they_are(change: Callable[[], Any], what: str) -> None:
+def test_a_changed_setting_comes_first() -> None:
     def changing(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
-        change()
+        torch.set_default_dtype(torch.float64)
         return right(input, weight, p)
 
     with pytest.raises(CheckError) as caught:
         convgrad.register("wrong", forward=changing, accepts=accepts)
-    assert str(caught.value).splitlines()[1].startswith(f"  memory: it changed {what}")
+    assert str(caught.value).splitlines()[1].startswith("  memory: it changed the default dtype")
 
 
 @pytest.mark.parametrize("change", [lambda w: w.neg_().neg_(), lambda w: w.resize_(0)])

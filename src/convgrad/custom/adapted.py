@@ -19,9 +19,9 @@ from . import arguments
 from .backend import Accepts, FunctionsBackend, UserKernel
 
 _OPTIONS: dict[str, Any] = {
-    **{"layouts": ("contiguous", "channels_last"), "dtypes": (torch.float32, torch.float64), "arithmetic": "direct"},
-    **{"deterministic": True, "capture_safe": True},
-}
+    "layouts": ("contiguous", "channels_last"), "dtypes": (torch.float32, torch.float64), "arithmetic": "direct",
+    "deterministic": True, "capture_safe": True,
+}  # fmt: skip
 
 
 def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | None = None) -> Backend:

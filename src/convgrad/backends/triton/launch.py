@@ -157,10 +157,10 @@ def _sizes(g: Geometry, vector: int, stored: int, loaded: int) -> dict[str, int]
     """Arguments of both kernels; channels, and rows of the result and of the source, in vectors of so many."""
     depth, height, width = g.axes
     return {
-        **{"batch": g.batch, "channels": g.channels // vector, "MULTIPLIER": g.multiplier, "WIDE": g.wide},
-        **{"depth": depth.result, "height": height.result, "columns": width.result // stored},
-        **{"src_depth": depth.source, "src_height": height.source, "src_columns": width.source // loaded},
-    }
+        "batch": g.batch, "channels": g.channels // vector, "MULTIPLIER": g.multiplier, "WIDE": g.wide,
+        "depth": depth.result, "height": height.result, "columns": width.result // stored,
+        "src_depth": depth.source, "src_height": height.source, "src_columns": width.source // loaded,
+    }  # fmt: skip
 
 
 def grid_of(g: Geometry, use: Use, tile: Tile, programs: int) -> tuple[int, int]:

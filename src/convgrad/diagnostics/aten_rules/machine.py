@@ -230,8 +230,6 @@ _NEGATED = {
     "cudnn": "cudnn_enabled", "miopen": "cudnn_enabled", "mkldnn": "mkldnn_enabled", "onednn": "mkldnn_enabled",
     "nnpack": "nnpack_enabled", "bf16": "mkldnn_bf16", "fp16": "mkldnn_fp16",
 }  # fmt: skip
-
-
 #: Words with a number behind them; without one, cuDNN and MIOpen are those of PyTorch.
 _NUMBERED = {**dict.fromkeys(("cudnn", "miopen", "torch"), r"\d+(\.\d+)*"), "threads": r"[1-9]\d*"}
 
