@@ -29,6 +29,13 @@ def test_a_script(tmp_path: Path) -> None:
         convgrad.custom.load_kernels(str(tmp_path / "other.py"))
 
 
+def test_a_script_that_changes_where_modules_are_found(tmp_path: Path) -> None:
+    script, argv = tmp_path / "mine.py", sys.argv
+    script.write_text(f"import sys; sys.path.remove({str(tmp_path)!r})")
+    convgrad.custom.load_kernels(f"{script} an argument")
+    assert sys.argv is argv
+
+
 def test_a_module_on_the_command_line(tmp_path: Path) -> None:
     """Of a package in the folder where the command runs: relative imports work."""
     pytest.importorskip("typer")

@@ -103,6 +103,20 @@ def test_compiled():
     torch.testing.assert_close(compiled(x), want)
 
 
+class Speechless(nn.Conv2d):
+    def extra_repr(self):
+        raise ValueError("it has no words")
+
+
+def test_a_layer_that_raises_leaves_the_model_as_it_was():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), Speechless(4, 4, 3, groups=4))
+    before = fingerprint(model)
+    with pytest.raises(ValueError, match="no words"):
+        accelerate_(model, "channels_last", only_gains=False)
+    assert same(fingerprint(model), before)
+    assert not model._forward_pre_hooks
+
+
 # ---- batch normalisation -------------------------------------------------------------------------
 
 

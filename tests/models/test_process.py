@@ -168,6 +168,17 @@ def test_nested_blocks_and_an_error_leave_nothing():
     assert stock_kernel() == before
 
 
+def test_a_block_that_cannot_open_leaves_nothing(monkeypatch):
+    before = stock_kernel()
+    with monkeypatch.context() as refusing:
+        refusing.setattr(torch.library, "get_kernel", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError), takeover():
+            pass
+    with takeover():
+        assert stock_kernel() != before
+    assert stock_kernel() == before
+
+
 def test_the_last_of_several_threads_undoes_it():
     before, opened, close = stock_kernel(), threading.Barrier(4), threading.Event()
 

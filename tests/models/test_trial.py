@@ -100,6 +100,23 @@ def test_a_model_that_cannot_be_copied_is_tried_itself():
     assert not model[0]._forward_pre_hooks
 
 
+class Counts(NoCopy):
+    def __init__(self):
+        super().__init__(4, 4, 3)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, input):
+        self.calls += 1
+        raise ValueError("this input is none of mine")
+
+
+def test_a_model_that_raises_has_its_buffers_back():
+    model = Counts()
+    with pytest.raises(ValueError, match="none of mine"):
+        accelerate_(model, example_inputs=image())
+    assert model.calls.item() == 0
+
+
 def test_a_layer_is_judged_in_the_layout_that_it_sees(monkeypatch):
     layouts = []
 

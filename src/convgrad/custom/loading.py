@@ -8,6 +8,7 @@ import runpy
 import shlex
 import sys
 import traceback
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
@@ -57,8 +58,9 @@ def load_kernels(source: str, *, verify: bool = True) -> None:
         raise ModuleNotFoundError(f"there is no module {words[0]!r}", name=error.name) from None
     finally:
         loading.reset(token)
-        sys.path.remove(folder)
         sys.argv = argv
+        with suppress(ValueError):  # the script has removed it itself
+            sys.path.remove(folder)
 
 
 def foreign_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -41,8 +41,9 @@ def unregister(name: str) -> None:
 
 def backends() -> dict[str, Backend]:
     """All registered backends by name, in the order of their registration."""
-    hidden = _hidden.get()
-    return {name: backend for name, backend in _backends.items() if name != hidden}
+    found = _backends.copy()  # at once: another thread may register one
+    found.pop(_hidden.get() or "", None)
+    return found
 
 
 @contextmanager

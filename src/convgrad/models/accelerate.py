@@ -64,10 +64,14 @@ def accelerate_(
     wanted = _wanted_format(memory_format)
     seen = None if example_inputs is None else inputs_seen(model, example_inputs)
     report = Report()
-    _turn(model, wanted, example_inputs, report)
-    with quietly(model):  # reading a weight may compute it, and in training change it: spectral_norm
-        _replace_layers(model, seen, only_gains, report)
-    join_layers(model, report)
+    try:
+        _turn(model, wanted, example_inputs, report)
+        with quietly(model):  # reading a weight may compute it, and in training change it: spectral_norm
+            _replace_layers(model, seen, only_gains, report)
+        join_layers(model, report)
+    except BaseException:  # a method of the user's raised, or the user interrupted it
+        report.restore()
+        raise
     return report
 
 
@@ -177,8 +181,9 @@ def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Rep
     report.layout = why
     if pays:
         report.memory_format = "channels_last"
+        report._undo.append(weights_to_channels_last(convolutions))
         hook = model.register_forward_pre_hook(inputs_to_channels_last, prepend=True, with_kwargs=True)
-        report._undo += [weights_to_channels_last(convolutions), hook.remove]
+        report._undo.append(hook.remove)
 
 
 def _prepare(model: nn.Module, memory_format: str | None) -> None:

@@ -46,11 +46,11 @@ class _Router:
 
     def _count(self, kind: str, more: int) -> None:
         with self._lock:
-            self._open[kind] += more
-            self.taking = self._open["ours"] > 0
             if self._override is None:
                 self._override = self._put()
-            elif not any(self._open.values()):
+            self._open[kind] += more
+            self.taking = self._open["ours"] > 0
+            if not any(self._open.values()):
                 self._override._destroy()
                 self._override = None
 

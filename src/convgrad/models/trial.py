@@ -85,10 +85,12 @@ def quietly(model: nn.Module) -> Iterator[nn.Module]:
         with torch.no_grad(), no_number_drawn(device):
             for module, _ in modes:
                 module.training = False
-            yield model
-            for buffer, value, version in buffers:
-                if buffer._version != version:  # others may be expanded, and cannot be written to
-                    buffer.copy_(value)
+            try:
+                yield model
+            finally:
+                for buffer, value, version in buffers:
+                    if buffer._version != version:  # others may be expanded, and cannot be written to
+                        buffer.copy_(value)
     finally:
         for module, training in modes:
             module.training = training

@@ -90,7 +90,7 @@ class Usage:
     @property
     def seconds(self) -> float:
         """Time in all convolutions."""
-        return sum(r.seconds for r in self._rows.values())
+        return sum(r.seconds for r in self.rows)
 
     # ---- as text ---------------------------------------------------------------------------------
 
