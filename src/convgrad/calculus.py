@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from .problem import PaddingMode
-from .shapes import conv_geometry, convolution_shape
+from .shapes import channels_of_output, conv_geometry, convolution_shape
 
 Role = Literal["input", "weight", "output"]
 
@@ -70,6 +70,11 @@ class Form(NamedTuple):
             self.input_size, self.weight_size, None, conv_geometry(self.weight_size, *self.arguments)
         )
 
+    @property
+    def bias_size(self) -> int:
+        """How many elements a bias has."""
+        return channels_of_output(self.weight_size, self.arguments[3], self.arguments[5])
+
 
 def contract(form: Form, yields: Role, operands: Mapping[Role, Tensor]) -> Tensor:
     """Call the operator that yields a role."""
@@ -100,12 +105,18 @@ def tangent(
     return sum(terms[1:], terms[0]) if terms else None
 
 
-def sum_of_bias(cotangent: Tensor) -> Tensor:
+def sum_of_bias(cotangent: Tensor, channels: int | None = None) -> Tensor:
     """The derivative with respect to a bias: a sum over batch and space.
+
+    Args:
+        channels: of the bias, where they may differ: an input without channels has an output without, bias or not.
 
     Shape:
         (N, C, *out) -> (C,)
     """
+    have = cotangent.shape[1]
+    if channels is not None and isinstance(have, int) and have == 0:
+        return cotangent.new_zeros(channels)
     return cotangent.sum((0, *range(2, cotangent.dim())))
 
 

@@ -128,7 +128,7 @@ def convolution_shape(
             f"but got {input_shape[1]} channels instead"
         ),
     )
-    out_channels = channels_of_output(weight_shape, g)
+    out_channels = channels_of_output(weight_shape, g.transposed, g.groups)
     if bias_shape is not None:
         require(
             len(bias_shape) == 1 and bias_shape[0] == out_channels,
@@ -160,8 +160,9 @@ def _require_fewer(most: int, what: str, shape: Shape) -> None:
         require(prod(shape) < most, lambda: f"{what} of size {list(shape)} does not fit in any memory")
 
 
-def channels_of_output(weight_shape: Shape, g: Geometry) -> int:
-    return weight_shape[1] * g.groups if g.transposed else weight_shape[0]
+def channels_of_output(weight_shape: Shape, transposed: bool, groups: int) -> int:
+    """As many as a bias has."""
+    return weight_shape[1] * groups if transposed else weight_shape[0]
 
 
 def given(weight_shape: Shape, g: Geometry) -> str:

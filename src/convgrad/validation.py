@@ -50,7 +50,7 @@ def check_backward(
             ),
         )
     if bias_sizes is not None and len(bias_sizes) > 0:
-        channels = channels_of_output(weight_shape, g)
+        channels = channels_of_output(weight_shape, g.transposed, g.groups)
         require(
             len(bias_sizes) == 1 and bias_sizes[0] == channels,
             lambda: (

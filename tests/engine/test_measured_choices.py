@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import convgrad
-from convgrad.engine import ab_timer, cache, measurements, measurer, register, unregister
+from convgrad.engine import cache, measurements, measurer, register, unregister
 from convgrad.engine.ab_timer import Comparison
 from convgrad.engine.measurements import Measurement
 from convgrad.problem import ConvProblem
@@ -65,7 +65,7 @@ def test_what_looked_faster_once_is_compared_with_the_first_again(monkeypatch):
         lucky = {"native": 0.5, "im2col": 0.8} if len(asked) == 1 else {"native": 1.2, "im2col": 0.9}
         return Comparison(baseline, {name: (lucky.get(name, 1.0),) * 7 for name in calls})
 
-    monkeypatch.setattr(ab_timer, "compare", compare)
+    monkeypatch.setattr(measurer, "compare", compare)
     times, _ = measurer._times({name: lambda: time.sleep(1e-3) for name in ("aten", "native", "im2col")}, CPU)
     assert times == pytest.approx({"aten": 1.0, "native": 1.2, "im2col": 0.9})
     assert asked == [["aten", "native", "im2col"], ["aten", "native"], ["aten", "im2col"]]
@@ -80,7 +80,7 @@ def test_what_is_not_clearly_faster_is_not(monkeypatch, worst: float, rounds: in
         own = (worst, *(0.5,) * (rounds - 1))
         return Comparison(baseline, {name: own if name == "native" else (1.0,) * rounds for name in calls})
 
-    monkeypatch.setattr(ab_timer, "compare", compare)
+    monkeypatch.setattr(measurer, "compare", compare)
     times, _ = measurer._times({name: lambda: time.sleep(1e-3) for name in ("aten", "native")}, CPU)
     few = rounds < 6 and worst > 1
     assert times["native"] == pytest.approx(1.0 if few else 0.5)

@@ -224,12 +224,13 @@ def test_gradients_are_traced_as_calls() -> None:
     def every(x: torch.Tensor, w: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         alone = convgrad.grad_input(x.shape, w, g, groups=4), convgrad.grad_weight(x, w.shape, g, groups=4)
         more = convgrad.feedback_convolution(x, w, 2 * w, groups=4), convgrad.per_sample_norms(x, w.shape, g, groups=4)
-        return (*alone, *more, convgrad.grad_bias(g), convgrad.convolution_backward(g, x, w, groups=4)[1])
+        both = convgrad.convolution(x, w, groups=4), convgrad.convolution_backward(g, x, w, groups=4)[1]
+        return (*alone, *more, *both, convgrad.grad_bias(g))
 
     graph = torch.fx.symbolic_trace(every)
     called = {node.target for node in graph.graph.nodes if node.op == "call_function"}
     assert {convgrad.grad_input, convgrad.grad_weight, convgrad.grad_bias} <= called
-    assert {convgrad.feedback_convolution, convgrad.per_sample_norms} <= called
+    assert {convgrad.feedback_convolution, convgrad.per_sample_norms, convgrad.convolution} <= called
     for found, want in zip(graph(x, w, g), every(x, w, g), strict=True):
         assert torch.equal(found, want)
 

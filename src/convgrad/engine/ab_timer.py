@@ -27,6 +27,7 @@ import torch
 
 T = TypeVar("T")
 
+_CONFIDENCE = 0.95  # of every interval
 _MOST_ROUNDS = 101
 _LEAST_ROUNDS = 7  # six would do for 95 %; the seventh lets one round be disturbed
 _FEWEST_ROUNDS = 3  # where there is no doubt
@@ -69,8 +70,6 @@ class Comparison:
     baseline: str
     #: Seconds per call of each round, round i of one callable next to round i of the others.
     samples: Mapping[str, Sequence[float]]
-    #: Of the intervals.
-    confidence: float = 0.95
 
     def median(self, name: str) -> float:
         """Seconds per call: the median over rounds, whatever the others took in them."""
@@ -87,12 +86,12 @@ class Comparison:
     def speedup(self, name: str) -> Ratio:
         """How many times faster than the baseline ``name`` is: the median over rounds of baseline / name."""
         ratios = self._ratios(name)
-        return Ratio(statistics.median(ratios), *median_interval(ratios, self.confidence))
+        return Ratio(statistics.median(ratios), *median_interval(ratios))
 
     def at_least(self, name: str) -> float:
         """How many times faster ``name`` is for certain: the interval's end, or of too few rounds the worst one."""
         ratios = self._ratios(name)
-        return max(median_interval(ratios, self.confidence)[0], min(ratios))
+        return max(median_interval(ratios)[0], min(ratios))
 
     def decided(self, tie: float) -> bool:
         """Whether it is certain which is the fastest, or that what may be as fast takes less than ``tie`` as long.
@@ -102,7 +101,7 @@ class Comparison:
         best = self.samples[min(self.samples, key=self.median)]
         for own in self.samples.values():
             ratios = [mine / least for mine, least in zip(own, best, strict=True)]
-            low, high = median_interval(ratios, self.confidence)
+            low, high = median_interval(ratios)
             if own is not best and not (low > 1 or high < tie or min(ratios) > _MUCH):
                 return False
         return True
@@ -119,8 +118,8 @@ class Comparison:
         return "\n".join(lines)
 
 
-def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Interval that holds the median of the distribution from which ``values`` were drawn.
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Interval that holds the median of the distribution from which ``values`` were drawn, at 95 % confidence.
 
     The k-th smallest and k-th largest of n values miss the median with probability 2 P(Binomial(n, 1/2) < k);
     k is the largest for which that is small enough. Too few values give (-inf, inf): nothing is known.
@@ -133,7 +132,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
     n, missed, k = len(ordered), 0.0, 0
     while k < n // 2:
         missed += 2 * math.comb(n, k) / 2**n
-        if missed > 1 - confidence:
+        if missed > 1 - _CONFIDENCE:
             break
         k += 1
     return (ordered[k - 1], ordered[n - k]) if k else (-math.inf, math.inf)
@@ -145,7 +144,6 @@ def compare(
     *,
     seconds: float = 1.0,
     device: torch.device | str = "cpu",
-    confidence: float = 0.95,
     least_rounds: int = _LEAST_ROUNDS,
     known: Mapping[str, float] | None = None,
     tie: float = 0.0,
@@ -184,11 +182,11 @@ def compare(
     samples: dict[str, list[float]] = {name: [] for name in calls}
     names = list(calls)
     for i in range(rounds):
-        if tie and i >= _FEWEST_ROUNDS and Comparison(baseline, samples, confidence).decided(tie):
+        if tie and i >= _FEWEST_ROUNDS and Comparison(baseline, samples).decided(tie):
             break
         for name in names if i % 2 == 0 else reversed(names):
             samples[name].append(timers[name](inner[name]))
-    return Comparison(baseline, {name: tuple(s) for name, s in samples.items()}, confidence)
+    return Comparison(baseline, {name: tuple(s) for name, s in samples.items()})
 
 
 def in_turn(ways: Mapping[str, Sequence[Callable[[], T]]]) -> dict[str, Callable[[], T]]:

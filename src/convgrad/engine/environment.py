@@ -8,6 +8,7 @@ import torch
 
 from .._compat import cuda_driver, fp32_precision
 from ..settings import current
+from .ab_timer import memory_kept, processor
 
 
 def environment(device: torch.device) -> str:
@@ -22,8 +23,6 @@ def environment(device: torch.device) -> str:
     """
     settings = current()
     if device.type == "cpu":
-        from .ab_timer import memory_kept
-
         mkldnn = f"onednn {fp32_precision('mkldnn')}" if settings.mkldnn_enabled else "no onednn"
         flags = f"{settings.threads} threads, {mkldnn}, matmul {torch.get_float32_matmul_precision()}"
         flags += ", memory kept" if memory_kept() else ""
@@ -69,16 +68,12 @@ def _versions(device_type: str) -> str:
 @lru_cache
 def mkl_at_its_best() -> bool:
     """Whether PyTorch's matrix products are MKL's on a processor of Intel's, for which it is made."""
-    from .ab_timer import processor
-
     name, facts = processor()
     return torch.backends.mkl.is_available() and "Intel" in facts.get("vendor_id", name)
 
 
 def _processor() -> str:
     """Vendor's name, family and model: the name alone may be no more than "AMD EPYC"."""
-    from .ab_timer import processor
-
     name, facts = processor()
     numbers = [facts[n] for n in ("cpu family", "model", "CPU implementer", "CPU part") if n in facts]
     return f"{name} {'/'.join(numbers)}".strip()

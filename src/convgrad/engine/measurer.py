@@ -27,6 +27,7 @@ from ..backends import Backend
 from ..problem import ConvProblem, Output, passes_of
 from ..settings import current
 from . import store
+from .ab_timer import Comparison, call_seconds, compare, second_call
 from .cache import invalidate
 from .environment import environment, kind_of_machine
 from .events import thread
@@ -232,8 +233,6 @@ def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) 
 
 def _times(calls: Mapping[str, Callable[[], object]], device: torch.device) -> tuple[dict[str, float], dict[str, str]]:
     """The time of each way relative to the first one's, and what those raised that cannot be called."""
-    from .ab_timer import Comparison, call_seconds, compare, second_call
-
     once: dict[str, float] = {}
     raised: dict[str, str] = {}
     for way, call in calls.items():

@@ -87,10 +87,3 @@ def _as_they_are(
     if bias is not None and not (fused and bias.is_contiguous()):
         return False
     return all(t is not None and is_prepared(backend, problem, t) for t in (a, b))
-
-
-def sum_of_bias(problem: ConvProblem, tensor: Tensor) -> Tensor:
-    """The gradient of the bias from what fills ``problem.bias_slot``: a sum over batch and space."""
-    if tensor.shape[1] != 0:
-        return tensor.sum((0, *range(2, problem.ndim + 2)))
-    return tensor.new_zeros(problem.shape_of(problem.bias_slot)[1])

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..calculus import sum_of_bias
 from ..problem import ConvProblem, Output, passes_of
-from .steps import SLOTS, Step, bind_step, slots_of, sum_of_bias
+from .ab_timer import in_turn
+from .steps import SLOTS, Step, bind_step, slots_of
 
 _COLD_BYTES = 64 << 20  # of operands and results, more than a cache holds
 _MOST_SETS = 64
@@ -31,8 +33,6 @@ def trials(
     Raises:
         RuntimeError, MemoryError: there is no memory for the operands.
     """
-    from .ab_timer import in_turn
-
     slots = slots_of(outputs if len(passes_of(outputs)) > 1 else passes_of(outputs))
     count = _sets(next(iter(ways.values()))[0], device)
     sets: dict[ConvProblem, list[dict[int, Tensor]]] = {}
@@ -59,7 +59,7 @@ def _bound(
         kernels.append((bind_step(problem, step), slots_of(step.outputs), bias))
     yielded = {o for step in steps for o in step.outputs}
     if "grad_bias" in outputs and "grad_bias" not in yielded and len(passes_of(outputs)) > 1:
-        kernels.append((partial(sum_of_bias, problem), (SLOTS.index(problem.bias_slot),), ()))
+        kernels.append((sum_of_bias, (SLOTS.index(problem.bias_slot),), ()))
     return [partial(_run, [partial(k, *(s[i] for i in slots), *bias) for k, slots, bias in kernels]) for s in sets]
 
 

@@ -1,13 +1,26 @@
-"""From a call as people write it to what computes it: a plan, PyTorch's own call, or the operator."""
+"""From a call as people write it to its result.
+
+The walk of ``convgrad.conv2d(x, w, groups=32)`` with gradients:
+
+1. `run` looks up the plan of the call (`engine.find`). The first time there is none: `_first_call` reads the arguments,
+   and `engine.make` validates them, states the call as a `ConvProblem`, chooses backends and binds their kernels.
+2. Where nothing is recorded for autograd, the plan's kernel runs, and that is all. Where something is, PyTorch's own
+   convolution runs if ATen computes every part of the call; else the kernel does, inside of an autograd function
+   (`ops.apply`).
+3. On the way back, that function asks the plan for the plan of its gradients (`Plan.backward`), and runs it.
+
+A call that is not a plain eager one (compiled, traced, transformed, of a subclass) goes to the operator
+``torch.ops.convgrad.convolution``; what runs it in the end is such a plan, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import handle_torch_function
 
 from .._compat import profiler_enabled
 from ..engine import Plan, find, make, observers
@@ -15,32 +28,35 @@ from ..errors import ShapeError
 from ..ops import any_subclass, apply, kernels, operator
 from ..shapes import check_rank
 from ..validation import refuse_nested
-from ._arguments import all_arguments, require_tensors
+from ._arguments import require_tensors
 
-#: The functions that people call, by name; each file of them adds its own.
-public_functions: dict[str, Callable[..., Tensor]] = {}
+
+class Signature(NamedTuple):
+    """How the arguments of a function are read."""
+
+    #: Spatial dimensions; None for a function of any number of them.
+    ndim: int | None
+    #: Makes the operator's arguments of (number of dimensions, weight's size, *arguments as the user wrote them).
+    read: Callable[..., tuple[Any, ...]]
+    #: The function itself, for what stands for a tensor.
+    public: Any = None
+
+
+#: By the name of the function; each file of functions adds its own.
+signatures: dict[str, Signature] = {}
 _convolution, _recording = torch.convolution, torch.is_grad_enabled
 
 
-def run(
-    name: str,
-    d: int,
-    normalize: Callable[..., tuple[Any, ...]],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    raw: tuple[Any, ...],
-) -> Tensor:
+def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]) -> Tensor:
     """Compute one call.
 
     Args:
-        name: what the user called; it says how ``raw`` is read.
-        normalize: makes the operator's arguments of (d, weight size, *raw).
-        raw: the arguments as the user wrote them; they are not looked into for a call that was seen before.
+        name: what the user called; `signatures` tells how ``raw`` is read.
+        raw: the other arguments as the user wrote them; they are not looked into for a call that was seen before.
     """
     plan = find(name, raw, input, weight, bias)
     if plan.__class__ is not Plan:
-        return _first_call(plan, name, d, normalize, input, weight, bias, raw)
+        return _first_call(plan, name, input, weight, bias, raw)
     if _recording():
         first, second = input.requires_grad, weight.requires_grad
         if first or second or (bias is not None and bias.requires_grad):
@@ -57,29 +73,31 @@ def run(
 
 
 def _first_call(
-    key: Any,
-    name: str,
-    d: int,
-    normalize: Callable[..., tuple[Any, ...]],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    raw: tuple[Any, ...],
+    key: Any, name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...]
 ) -> Tensor:
-    """A call that was not seen before, or that may not skip the dispatcher (its key is None)."""
+    """A call that was not seen before, or that must go through the dispatcher (its key is None)."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return _not_tensors(name, input, weight, bias, raw)
     refuse_nested(input, weight, bias)
+    ndim, read, _ = signatures[name]
+    if ndim is None:
+        check_rank(input.shape, weight.shape)
+    d = weight.dim() - 2 if ndim is None else ndim
     if weight.dim() != d + 2:
         _refuse_rank(d, input, weight)
+    if input.dim() == d + 1:
+        return run(name, input.unsqueeze(0), weight, bias, raw).squeeze(0)
     if input.dim() != d + 2:
-        return _unbatched(name, d, input, lambda x: run(name, d, normalize, x, weight, bias, raw))
-    arguments = normalize(d, weight.shape, *raw)
+        raise ShapeError(
+            f"Expected {d + 1}D (unbatched) or {d + 2}D (batched) input to {name}, "
+            f"but got input of size: {list(input.shape)}"
+        )
+    arguments = read(d, weight.shape, *raw)
     if key is None or input.is_meta or input.shape[1] == 0 or not _is_plain(raw):
         any_subclass(input, weight, bias)  # brings the rules of DTensor, which inference mode would not ask for
         return operator("convolution")(input, weight, bias, *arguments)
     make(key, "convolution", arguments, input, weight, bias)
-    return run(name, d, normalize, input, weight, bias, raw)
+    return run(name, input, weight, bias, raw)
 
 
 def _is_plain(raw: Any) -> bool:
@@ -87,11 +105,6 @@ def _is_plain(raw: Any) -> bool:
     if isinstance(raw, (tuple, list)):
         return all(map(_is_plain, raw))
     return raw is None or type(raw) in (bool, int, float, str)
-
-
-def run_nd(input: Tensor, weight: Tensor, bias: Tensor | None, *form: Any) -> Tensor:
-    """Compute one call of `convolution`, whose arguments from stride to groups are ``form``."""
-    return run("convolution", weight.dim() - 2, all_arguments, input, weight, bias, form)
 
 
 def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | None = None) -> Any:
@@ -104,14 +117,10 @@ def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | No
 
 
 def _not_tensors(name: str, input: object, weight: object, bias: object, raw: tuple[Any, ...]) -> Any:
-    """What is no tensor may stand for one (a proxy of torch.fx, say); anything else is refused as PyTorch does."""
-    operands = {"input": input, "weight": weight, "bias": bias}
-    if has_torch_function(tuple(operands.values())):
-        public = public_functions.get(name)
-        if public is not None:
-            return handle_torch_function(public, tuple(operands.values()), input, weight, bias, *raw)
-    require_tensors(name, **{n: t for n, t in operands.items() if n != "bias" or t is not None})
-    raise TypeError(f"{name}() takes tensors")
+    """What is no tensor may stand for one, as a proxy of torch.fx does; anything else is refused as PyTorch does."""
+    operands = {"input": input, "weight": weight, **({} if bias is None else {"bias": bias})}
+    require_tensors(name, **operands)
+    return handle_torch_function(signatures[name].public, tuple(operands.values()), input, weight, bias, *raw)
 
 
 def _refuse_rank(d: int, input: Tensor, weight: Tensor) -> None:
@@ -119,12 +128,3 @@ def _refuse_rank(d: int, input: Tensor, weight: Tensor) -> None:
     shape = (1, *input.shape) if input.dim() == d + 1 else tuple(input.shape)
     check_rank(shape, weight.shape)
     raise ShapeError(f"Expected a {d + 2}-dimensional weight, but got weight of size {list(weight.shape)}")
-
-
-def _unbatched(name: str, d: int, input: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
-    if input.dim() != d + 1:
-        raise ShapeError(
-            f"Expected {d + 1}D (unbatched) or {d + 2}D (batched) input to {name}, "
-            f"but got input of size: {list(input.shape)}"
-        )
-    return call(input.unsqueeze(0)).squeeze(0)

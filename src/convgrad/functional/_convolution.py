@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..shapes import check_rank
-from ..validation import refuse_nested
-from ._arguments import Ints, conv_arguments, require_tensors, transpose_arguments
-from ._call import run_nd
+from ._arguments import Ints, all_arguments, conv_arguments, transpose_arguments
+from ._call import Signature, run, signatures
 from ._rows import Layout, as_images, in_one_row
 
 
@@ -48,12 +46,11 @@ def convolution(
         >>> torch.equal(convgrad.convolution(x, w), torch.nn.functional.conv1d(x, w))
         True
     """
-    require_tensors("convolution", input=input, weight=weight)
-    d = weight.dim() - 2
-    if input.dim() != d + 2 or d < 1:
-        refuse_nested(input, weight)
-        check_rank(input.shape, weight.shape)
-    return run_nd(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    raw = (stride, padding, dilation, transposed, output_padding, groups)
+    return run("convolution", input, weight, bias, raw)
+
+
+signatures["convolution"] = Signature(None, all_arguments, convolution)
 
 
 def convolution_with_backend(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .._compat import forward_ad_active, functorch_active
 from ..engine import active, resume
-from ._call import run_nd
+from ._call import run
 from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 
 
@@ -20,7 +20,7 @@ class _Feedback(torch.autograd.Function):
 
     @staticmethod
     def forward(input: Tensor, weight: Tensor, bias: Any, feedback_weight: Tensor, form: Any) -> Tensor:
-        return run_nd(input, weight, bias, *form)
+        return run("convolution", input, weight, bias, form)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -59,9 +59,9 @@ class _Feedback(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         terms = []
         if x is not None:
-            terms.append(run_nd(x, weight, None, *ctx.form))
+            terms.append(run("convolution", x, weight, None, ctx.form))
         if w is not None:
-            terms.append(run_nd(input, w, None, *ctx.form))
+            terms.append(run("convolution", input, w, None, ctx.form))
         if bias is not None:
             terms.append(bias.view(-1, *(1,) * (input.dim() - 2)).expand(ctx.output_shape).clone())
         return sum(terms[1:], terms[0])

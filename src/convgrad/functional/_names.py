@@ -12,13 +12,12 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ._arguments import Ints, conv_arguments, require_tensors, transpose_arguments
-from ._call import public_functions, run
+from ._call import Signature, run, signatures
 from ._rows import Layout, as_images, in_one_row
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
-
-
-_row_arguments, _transpose_row_arguments = in_one_row(conv_arguments), in_one_row(transpose_arguments)
+#: Behind the name of a function in messages, and in `signatures`.
+_NLC = "(layout='NLC')"
 
 
 def conv1d(
@@ -34,8 +33,8 @@ def conv1d(
 ) -> Tensor:
     raw = (stride, padding, dilation, groups)
     if layout == "NCL":
-        return run("conv1d", 1, conv_arguments, input, weight, bias, raw)
-    return _channels_last(conv1d, _row_arguments, input, weight, bias, raw, layout)
+        return run("conv1d", input, weight, bias, raw)
+    return _channels_last(conv1d, input, weight, bias, raw, layout)
 
 
 def conv_transpose1d(
@@ -52,13 +51,12 @@ def conv_transpose1d(
 ) -> Tensor:
     raw = (stride, padding, output_padding, groups, dilation)
     if layout == "NCL":
-        return run("conv_transpose1d", 1, transpose_arguments, input, weight, bias, raw)
-    return _channels_last(conv_transpose1d, _transpose_row_arguments, input, weight, bias, raw, layout)
+        return run("conv_transpose1d", input, weight, bias, raw)
+    return _channels_last(conv_transpose1d, input, weight, bias, raw, layout)
 
 
 def _channels_last(
     public: Callable[..., Tensor],
-    normalize: Callable[..., tuple[Any, ...]],
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -72,7 +70,7 @@ def _channels_last(
         return handle_torch_function(public, (input, weight), input, weight, bias, *raw, layout=layout)
 
     def call(image: Tensor, kernel: Tensor) -> Tensor:
-        return run(f"{name}(layout='NLC')", 2, normalize, image, kernel, bias, raw)
+        return run(f"{name}{_NLC}", image, kernel, bias, raw)
 
     return as_images(call, input, weight, layout)
 
@@ -87,10 +85,10 @@ def _convolution(d: int):
         dilation: Ints = 1,
         groups: int = 1,
     ) -> Tensor:
-        return run(name, d, conv_arguments, input, weight, bias, (stride, padding, dilation, groups))
+        return run(name, input, weight, bias, (stride, padding, dilation, groups))
 
     name = f"conv{d}d"
-    return _named(name, conv)
+    return _named(name, conv, conv_arguments)
 
 
 def _transposed(d: int):
@@ -104,11 +102,10 @@ def _transposed(d: int):
         groups: int = 1,
         dilation: Ints = 1,
     ) -> Tensor:
-        raw = (stride, padding, output_padding, groups, dilation)
-        return run(name, d, transpose_arguments, input, weight, bias, raw)
+        return run(name, input, weight, bias, (stride, padding, output_padding, groups, dilation))
 
     name = f"conv_transpose{d}d"
-    return _named(name, conv_transpose)
+    return _named(name, conv_transpose, transpose_arguments)
 
 
 _DOCSTRING = """A {d}-d {what}, as ``torch.nn.functional.{name}``.
@@ -166,16 +163,19 @@ def words(name: str) -> dict[str, Any]:
     }
 
 
-def _named(name: str, function: Function) -> Function:
-    """Name a function, write its docstring, and make it known to `run`."""
+def _named(name: str, function: Function, read: Callable[..., tuple[Any, ...]]) -> Function:
+    """Name a function, write its docstring, and make its signature known to `run`."""
     known = {**words(name), "example": "stride=2" if "transpose" in name else "padding=1"}
     more = {key: text.format(**known) if known["d"] == 1 else "" for key, text in _OF_SEQUENCES.items()}
     function.__name__ = function.__qualname__ = name
     function.__doc__ = _DOCSTRING.format(**known, **more)
-    public_functions[name] = function
+    signatures[name] = Signature(known["d"], read, function)
+    if known["d"] == 1:
+        signatures[f"{name}{_NLC}"] = Signature(2, in_one_row(read))
     return function
 
 
-conv1d, conv_transpose1d = _named("conv1d", conv1d), _named("conv_transpose1d", conv_transpose1d)
+conv1d = _named("conv1d", conv1d, conv_arguments)
+conv_transpose1d = _named("conv_transpose1d", conv_transpose1d, transpose_arguments)
 conv2d, conv3d = _convolution(2), _convolution(3)
 conv_transpose2d, conv_transpose3d = _transposed(2), _transposed(3)

@@ -20,7 +20,7 @@ from torch import Tensor
 from .._compat import cpu_convolution, function_modes, jit_tracing, profiler_enabled, record
 from ..engine import Plan, active, find, generation, make, observed, observers, remember, thread
 from ..errors import BackendError, ConvgradError
-from ..shapes import conv_geometry
+from ..shapes import channels_of_output, conv_geometry
 from ..validation import check_backward, check_operands
 
 Ints = Sequence[int]
@@ -130,7 +130,7 @@ def _backward_kernel(router: _Router, original: Original) -> Callable[..., Any]:
         keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Ints | None, *rest: Any
     ) -> Any:
         if bias_sizes is None and rest[6][2]:  # without them an empty batch would end the process
-            bias_sizes = [weight.shape[1] * rest[5] if rest[3] else weight.shape[0]]
+            bias_sizes = [channels_of_output(weight.shape, rest[3], rest[5])]
         watched = observers or profiler_enabled()
         if thread.in_backend or not (router.taking or watched) or jit_tracing() is not None:
             return original(keyset, grad_output, input, weight, bias_sizes, *rest)

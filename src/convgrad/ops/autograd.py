@@ -178,26 +178,13 @@ def _gradients(
         derivative(form, yields, role, cotangent, operands) if need else None
         for role, need in zip(roles, needs[:2], strict=True)
     )
-    return one, two, _grad_bias(form, cotangent) if needs[2] else None
-
-
-def _grad_bias(form: Form, cotangent: Tensor) -> Tensor:
-    channels = cotangent.shape[1]
-    if isinstance(channels, int) and channels == 0:  # an input without channels has an output without, bias or not
-        return cotangent.new_zeros(_channels(form))
-    return sum_of_bias(cotangent)
-
-
-def _channels(form: Form) -> int:
-    """Output channels."""
-    transposed, groups = form.arguments[3], form.arguments[5]
-    return form.weight_size[1] * groups if transposed else form.weight_size[0]
+    return one, two, sum_of_bias(cotangent, form.bias_size) if needs[2] else None
 
 
 def _both(form: Form, cotangent: Tensor, input: Tensor, weight: Tensor, bias: bool) -> Any:
     if input.is_complex():
         input, weight = input.conj(), weight.conj()
-    sizes = [_channels(form)] if bias else None
+    sizes = [form.bias_size] if bias else None
     return torch.ops.convgrad.convolution_backward.default(
         cotangent, input, weight, sizes, *form.arguments, [True, True, bias]
     )

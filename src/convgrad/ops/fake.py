@@ -27,10 +27,11 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients that the mask asks for, without data."""
     call = checked_backward(grad_output, input, weight, *arguments)
+    g = call.geometry
     return (
         _empty(input.shape, input, call.layout) if call.mask[0] else None,
         _empty(weight.shape, weight, call.layout) if call.mask[1] else None,
-        input.new_empty(channels_of_output(weight.shape, call.geometry)) if call.mask[2] else None,
+        input.new_empty(channels_of_output(weight.shape, g.transposed, g.groups)) if call.mask[2] else None,
     )
 
 
