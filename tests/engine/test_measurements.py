@@ -111,3 +111,15 @@ def test_what_is_similar_is_a_problem_of_the_same_kind(text):
     assert all(getattr(p, name) == getattr(q, name) for name in same)
     for a, b in zip(p.input_size, q.input_size, strict=True):
         assert 0.8 < a / b < 1.25
+
+
+def test_what_is_known_may_be_forgotten_while_a_thread_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread reloads in the moment between the look into the store and its use."""
+
+    class Forgetful(dict[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            pass
+
+    monkeypatch.setattr(measurements, "_known", Forgetful())
+    problem = ConvProblem.parse("g4mb1ic4iw9oc4kw3")
+    assert measurements.find(problem, ("forward",), torch.device("cpu")) is None

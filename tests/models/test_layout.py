@@ -82,3 +82,9 @@ def test_auto_measures_with_example_inputs():
     report = accelerate_(model, "auto", example_inputs=image())
     assert report.layout.startswith("measured, ")
     report.restore()
+
+
+def test_auto_measures_a_frozen_model_by_the_gradient_of_its_input():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.ReLU()).requires_grad_(False)
+    report = accelerate_(model, "auto", example_inputs=image().requires_grad_())
+    assert report.layout.startswith("measured")

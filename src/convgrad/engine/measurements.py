@@ -263,6 +263,7 @@ def reload() -> None:
 
 def _snapshot(where: str) -> dict[str, Any]:
     place = (store.folder(), where)
-    if place not in _known:
-        _known[place] = store.items(_KIND, f"{where} | ")
-    return _known[place]
+    found = _known.get(place)
+    if found is None:  # not asked for again below: another thread may `reload`
+        found = _known[place] = store.items(_KIND, f"{where} | ")
+    return found

@@ -155,13 +155,16 @@ def why_it_fails(step: Callable[[], object]) -> str:
 
 
 def training_step(model: nn.Module, inputs: Any) -> Callable[[], None]:
-    """A function that computes a model's outputs and the gradients of their sum; nothing is accumulated or updated."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    """A function that computes a model's outputs and the gradients of their sum; nothing is accumulated or updated.
+
+    The gradients are those of the parameters, and of inputs that require one.
+    """
+    leaves = [t for t in (*model.parameters(), *tree_leaves(inputs)) if isinstance(t, Tensor) and t.requires_grad]
 
     def step() -> None:
         result = _call(model, inputs)
         total = sum(t.sum() for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad)
         if isinstance(total, Tensor):
-            torch.autograd.grad(total, parameters, allow_unused=True)
+            torch.autograd.grad(total, leaves, allow_unused=True)
 
     return step

@@ -35,7 +35,7 @@ def any_subclass(*tensors: Tensor | None) -> bool:
 def rules_of(kind: type) -> Callable[..., Any] | None:
     """What describes a call of such tensors for `explain`; None for a class for which the operators have no rules."""
     if kind not in with_rules and kind.__module__ in loaders:
-        loaders.pop(kind.__module__)()
+        loaders[kind.__module__]()
     return with_rules.get(kind)
 
 
