@@ -1,5 +1,8 @@
 """The layout of a whole model: turned with its inputs, turned back by `restore`, and when it is expected to pay."""
 
+import copy
+
+import pytest
 import torch
 from torch import nn
 
@@ -59,6 +62,23 @@ def test_auto_follows_a_rule_and_says_it():
     report = accelerate_(nn.Conv2d(4, 4, 3), "auto")
     assert report.memory_format == "channels_last"
     assert "channels_last" in str(report)
+
+
+@pytest.mark.parametrize("example", [None, torch.randn(1, 4, 9, 7)], ids=["by rule", "measured"])
+def test_auto_leaves_a_model_whose_gradient_is_wrong_in_channels_last(example):
+    """As CycleGAN's, which is trained with single images."""
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.InstanceNorm2d(4), nn.ReLU(True), nn.Conv2d(4, 4, 3))
+    stock, x = copy.deepcopy(model), torch.randn(1, 4, 9, 7)
+    report = accelerate_(model, "auto", example_inputs=example)
+    assert report.memory_format is None
+    assert "instance normalisation" in report.layout
+    for net in (model, stock):
+        net(x).square().sum().backward()
+    for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+    report.restore()
+    with pytest.warns(UserWarning, match="single image is wrong"):
+        accelerate_(model, "channels_last")
 
 
 def test_auto_leaves_a_model_that_does_not_run_in_channels_last():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -167,15 +168,23 @@ def _wanted_format(memory_format: str | torch.memory_format | None) -> str | Non
     return memory_format  # pyright: ignore[reportReturnType]
 
 
+_OF_INSTANCES = "PyTorch's gradient of the instance normalisation of a single image is wrong in channels_last on a CPU"
+
+
 def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Report) -> None:
     """Turn the layout where the caller wants it, or where it is expected to be faster."""
     if wanted is None:
         return
     convolutions = [m for m in model.modules() if is_convolution(m) and is_spatial(m)]
+    wrong = any(isinstance(m, nn.InstanceNorm2d) for m in model.modules())
     with quietly(model):
         pays, why = channels_last_pays(convolutions)
     if wanted == "channels_last":
         pays, why = bool(convolutions), "" if convolutions else why
+        if wrong:
+            warnings.warn(f"{_OF_INSTANCES}; leave the layout as it was, or give it several images", stacklevel=3)
+    elif wrong:
+        pays, why = False, _OF_INSTANCES
     elif pays and example_inputs is not None:
         pays, why = faster_in_channels_last(model, _prepare, example_inputs) or (pays, f"{why}; {NO_COPY}")
     report.layout = why
