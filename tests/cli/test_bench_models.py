@@ -84,6 +84,11 @@ def test_layers_each_once_forward_and_backward_in_each_layout(tmp_path: Path, ca
     assert "--resume" in capsys.readouterr().err
 
 
+def test_there_is_no_file_to_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "layers", "tiny", "--resume"]) == 2
+    assert "--resume adds to a file" in capsys.readouterr().err
+
+
 def test_a_run_that_is_cut_off_has_something_of_every_model(monkeypatch: pytest.MonkeyPatch) -> None:
     layers = {name: [ConvProblem.parse(f"mb{n + 1}ic{c}ih9oc{c}kh{1 + n % 2}") for n in range(20)] for name, c in
               (("a", 3), ("b", 5))}  # fmt: skip

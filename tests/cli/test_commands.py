@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ pytest.importorskip("typer")
 from convgrad.backends import Backend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.cli.app import run
-from convgrad.engine import register, unregister
+from convgrad.engine import Found, register, unregister
 from convgrad.problem import ConvProblem
 
 SMALL = "g4mb2ic4ih6oc4kh3ph1"
@@ -330,6 +331,31 @@ def test_interrupted_with_a_partial_summary(capsys, tmp_path: Path, monkeypatch)
     status, printed, _ = call(capsys, "check", str(path))
     assert status == 130
     assert printed.startswith("interrupted after 1 of 2 problems: 6 checks passed")
+
+
+@pytest.mark.parametrize("command", [["check", "--aten"], ["tune", "--aten", "60", "ic2iw9oc2kw3"]])
+def test_an_interrupted_search_says_how_far_it_got(capsys, monkeypatch, command: list[str]) -> None:
+    from convgrad import check
+
+    def interrupted(seconds: float, seed: int, look: Callable[[float, int], None]) -> Iterator[Found]:
+        look(0.5, 17)
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(check, "search_aten", interrupted)
+    status, printed, error = call(capsys, *command)
+    assert (status, error) == (130, "")
+    assert " ".join(printed.split()).startswith("interrupted after PyTorch's kernels on 17 problems")
+    assert "ic2iw9oc2kw3" not in printed  # nothing is measured any more
+
+
+@pytest.mark.parametrize(
+    "command", [["tune", "--export", "{}/no/x.json"], ["explain", "ic2iw9oc2kw3", "--plot", "{}/no/x.png"]]
+)
+def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(capsys, tmp_path, command: list[str]) -> None:
+    status, printed, error = call(capsys, *(word.format(tmp_path) for word in command))
+    assert (status, printed) == (2, "")
+    assert "cannot be written" in " ".join(error.split())
 
 
 @pytest.mark.parametrize("problem", ["mb0ic2iw9oc2kw3", "mb9000ic9000ih9000oc9000kh3"])

@@ -99,7 +99,8 @@ def _death(status: int) -> str:
 
 
 def _serve(answer: Callable[[Any], Any], pipe: Connection) -> None:
-    """In the child: answer request after request, quietly."""
+    """In the child: answer request after request, quietly; Ctrl-C is the parent's, who ends the child."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)

@@ -58,7 +58,8 @@ class Results:
         resume: add to a file that exists.
 
     Raises:
-        an error for the user: the file exists and is not to be added to, or it holds something else.
+        an error for the user: the file exists and is not to be added to, it holds something else, or there is none to
+            add to.
     """
 
     def __init__(self, path: Path | None, columns: Sequence[str], key: Sequence[str], resume: bool = False) -> None:
@@ -66,6 +67,8 @@ class Results:
         self.rows: list[dict[str, str]] = []
         self._done: set[tuple[str, ...]] = set()
         if path is None:
+            if resume:
+                raise fail("--resume adds to a file of rows, and none is named", "--csv names it")
             return
         if path.exists() and path.stat().st_size:
             if not resume:

@@ -83,14 +83,13 @@ def check(
         convgrad check --aten
     """  # fmt: skip
     from ..check import CheckReport, check_problem, default_problems, shrunk
-    from .aten import search
     from .problem_arguments import read_problems
 
     if aten:
-        findings = search(60.0 if seconds is None else seconds, seed)
+        findings, ended = search_and_record(60.0 if seconds is None else seconds, seed)
         if as_json:
             say_json("check", {"aten_findings": findings})
-        raise typer.Exit(int(bool(findings)))
+        raise typer.Exit(int(bool(findings)) if ended else 130)
     problems, unread, _ = read_problems([what], transposed) if what else (list(default_problems()), [], {})
     single = len(problems) == 1 and not unread
     everything = thorough or single or not what
@@ -137,6 +136,37 @@ def check(
             lines.append("nothing could be checked")
         say("\n".join(lines))
     raise typer.Exit(130 if stopped == "interrupted" else int(bool(unread) or not report.ok))
+
+
+def search_and_record(seconds: float, seed: int) -> tuple[list[dict[str, str]], bool]:
+    """Search PyTorch's kernels for wrong results; print, record and return them, and whether the time was used up."""
+    from ..check import search_aten
+    from ..engine import record
+
+    findings: list[dict[str, str]] = []
+    done, before, ended = 0, 0.0, True
+    with progress("searching", 100) as advance:
+
+        def look(share: float, problems: int) -> None:
+            nonlocal before, done
+            advance(100 * (share - before))
+            before, done = share, problems
+
+        try:
+            for found in search_aten(seconds, seed, look):
+                record(found)
+                findings.append({"problem": str(found.problem), "output": found.output, "what": found.what,
+                                 "repeat": found.repeat})  # fmt: skip
+                say(f"PyTorch's kernel is wrong here: {found.output} of {found.problem}: {found.what}")
+                print(f"  to report it: {found.repeat}", flush=True)  # in one line, to be copied
+        except KeyboardInterrupt:
+            ended = False
+    before_it = "" if ended else "interrupted after "
+    avoided = "; ATen is not chosen there from now on, whatever the batch and the channels" if findings else ""
+    beyond = "beyond what is known (convgrad info --all)"
+    say(f"{before_it}PyTorch's kernels on {done} problems with poisoned memory: "
+        f"{len(findings)} found wrong {beyond}{avoided}")  # fmt: skip
+    return findings, ended
 
 
 def _plain(r: CheckResult) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from .options import (
     is_problem,
     outputs_named,
     problem_or,
+    writable,
 )  # fmt: skip
 
 if TYPE_CHECKING:
@@ -70,7 +71,10 @@ def explain_command(
     measure: Annotated[bool | None, typer.Option("--measure/--no-measure", help="Time what is here.")] = None,
     rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every backend, those that cannot too.")] = False,
-    plot: Annotated[Path | None, typer.Option("--plot", help="Also draw the roofline into this file, as PNG.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Also draw the roofline into this file, as PNG.", callback=writable),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which kernel computes each output, in which layout, why, and how far from the machine's limit.

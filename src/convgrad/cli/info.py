@@ -65,14 +65,16 @@ def gather() -> dict[str, Any]:
     import torch
 
     from .. import __version__, settings
+    from ..backends import DEFECTS
     from ..diagnostics import MODELLED_VERSIONS, Machine, limits_of
-    from ..engine import backends, measurements, store
+    from ..engine import backends, measurements, recorded, store
     from ..engine.ab_timer import conditions
-    from .aten import defects_here
 
     machine, flags, folder = Machine.here(), settings.current(), store.folder()
     limits = limits_of(machine, torch.float32)
     devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    defects = [{"name": d.name, "what": d.happens, "when": d.when} for d in DEFECTS if d.here()]
+    defects += [{"name": f"{f.output} of {f.problem}", "what": f.what, "when": "found here"} for f in recorded()]
     return {
         "versions": {
             "convgrad": __version__,
@@ -94,7 +96,7 @@ def gather() -> dict[str, Any]:
             "threads": flags.threads,
             "measuring_fraction_of_time": flags.measuring_share,
         },
-        "pytorch_defects": defects_here(),
+        "pytorch_defects": defects,
         "store": {
             "folder": None if folder is None else str(folder),
             "measured": measurements.summary(),

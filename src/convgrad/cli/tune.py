@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from .app import command, device_here, fail, progress, say, say_json, say_table, width
-from .aten import search
+from .check import search_and_record
 from .models import MODELS, explained
-from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_problem, is_script, problem_or
+from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_problem, is_script, problem_or, writable
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,9 @@ def tune(
     dtype: Dtype = "",
     channels_last: ChannelsLast = False,
     threads: Threads = 0,
-    export: Annotated[Path | None, typer.Option("--export", help="Write all choices to this file, as JSON.")] = None,
+    export: Annotated[
+        Path | None, typer.Option("--export", help="Write all choices to this file, as JSON.", callback=writable)
+    ] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Read choices that were exported.")] = None,
     forget: Annotated[bool, typer.Option("--forget", help="First remove every choice that is stored.")] = False,
     aten: Annotated[float, typer.Option("--aten", min=0, help="First check --aten for so many seconds.")] = 0.0,
@@ -89,8 +91,10 @@ def tune(
         data["imported_choices"], data["imported_choices_for_this_machine"] = read, here
         say(f"{read} choices read, {here} of them for this kind of machine")
     if aten > 0:
-        data["aten_findings"] = search(aten, seed=0)
-    if what:
+        data["aten_findings"], ended = search_and_record(aten, seed=0)
+        if not ended:
+            data["interrupted"] = True
+    if what and not data.get("interrupted"):
         jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype or "float32", channels_last)))
         if not jobs:
             raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
