@@ -12,7 +12,7 @@ __all__ = [
 
 
 class ConvgradError(Exception):
-    """Root of everything that convgrad raises on purpose."""
+    """Base class of the errors that convgrad raises."""
 
 
 class ShapeError(ConvgradError, RuntimeError):
@@ -24,23 +24,23 @@ class DtypeError(ConvgradError, RuntimeError):
 
 
 class UnsupportedError(ConvgradError, NotImplementedError):
-    """A well-formed request that nothing here can compute."""
+    """A valid request that nothing here can compute."""
 
 
 class BackendError(ConvgradError, RuntimeError):
-    """A backend that was requested by name and cannot do it, with every reason."""
+    """A backend that was requested by name cannot compute the problem; with every reason."""
 
 
 class CollectiveError(ConvgradError, RuntimeError):
-    """Processes that could not exchange what they had to, since one of them died or did not answer in time."""
+    """Processes could not exchange data, because one of them died or did not answer in time."""
 
 
 class CheckError(ConvgradError, AssertionError):
-    """A backend whose result is wrong: the first failing problem and how to repeat it."""
+    """The result of a backend is wrong; with the first failing problem and how to repeat it."""
 
 
 class UnknownNameError(ConvgradError, KeyError):
-    """A name that nothing has."""
+    """An unknown name."""
 
     @classmethod
     def of(cls, what: str, name: object, known: Collection[str]) -> UnknownNameError:

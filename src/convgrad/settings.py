@@ -83,18 +83,18 @@ def flags(like: Tensor) -> object:
 class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is
     """Measure which backend is fastest for each problem, here and now, and remember it on this machine.
 
-    It counts for the whole process from the call on; as a ``with`` block, until the block ends. Without it
-    ``torch.backends.cudnn.benchmark = True`` does the same; ``measure(False)`` freezes: what was measured before is
-    used, and nothing more is measured. Under deterministic algorithms and while a CUDA graph is captured nothing is
-    measured either.
+    It holds for the whole process from the call on, or until the end of a ``with`` block.
+    ``torch.backends.cudnn.benchmark = True`` does the same. ``measure(False)`` freezes the choices: what was measured
+    before is used, and nothing more is measured. Under deterministic algorithms, and while a CUDA graph is captured,
+    nothing is measured either.
 
     Args:
         on: False measures nothing, whatever cudnn.benchmark says; None leaves it to cudnn.benchmark again.
-        share: of the running time that measuring may take. Where it is used up, the rules decide until there is time
-            again. ``float("inf")``: measure every problem when it is first met, however long that takes.
+        share: the fraction of the running time that measuring may take. When it is used up, the rules decide until
+            there is time again. ``float("inf")``: measure every problem at its first call, however long that takes.
 
     Raises:
-        TypeError: something else than True, False and None, or a share that is no number.
+        TypeError: anything but True, False or None, or a share that is not a number.
         ValueError: a share that is not positive.
 
     Equivalent to:

@@ -1,13 +1,13 @@
 """The public conformance suite: is this backend right?
 
-Everything here is what the library checks its own backends with. A new backend needs no test of its own::
+The library checks its own backends with it. A new backend needs no other test::
 
     from convgrad.testing import check_backend
 
     def test_mine():
         check_backend(MyBackend()).raise_if_failed()
 
-So does a function of the forward, as `convgrad.register` takes it, and a convolution module with a backward of its own.
+It also takes a forward function, as `convgrad.register` does, and a convolution module with its own backward.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def check_backend(
     """Check a backend, a function or a module on many problems.
 
     Args:
-        what: a backend, or the name of a registered one; a function of the forward; or a convolution module, whose
-            forward and whose gradients by autograd are checked in its own channels, kernel, stride and padding.
-        problems: what to compute; of a module inputs of several sizes, else `default_problems`, if not given.
-        args, accepts: of a function, as in `convgrad.register`.
+        what: a backend, or the name of a registered one; a forward function; or a convolution module, whose forward and
+            autograd gradients are checked with its own channels, kernel, stride and padding.
+        problems: what to compute; by default `default_problems`, or for a module inputs of several sizes.
+        args, accepts: for a function, as in `convgrad.register`.
         options: ``device, outputs, seconds, progress, seed, repeats, properties`` of `convgrad.check.check_backend`.
 
     Raises:
-        TypeError: none of these.
+        TypeError: ``what`` is none of these.
 
     Equivalent to:
         >>> check_backend("reference", ["ic2iw5oc3kw3", "g2ic2ih4oc4kh3ph1 float64"]).ok

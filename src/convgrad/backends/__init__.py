@@ -1,4 +1,4 @@
-"""The rooms where tensors are contracted: one file a backend, one line a registration.
+"""The backends, which contract tensors: one file each, and one line to register it.
 
 ATen comes first: where no rule prefers another backend, the first one that can is taken.
 """

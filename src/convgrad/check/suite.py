@@ -60,16 +60,17 @@ def check_problem(
         device: where to run.
         seed: of the operands.
         repeats: how many runs must agree bit by bit.
-        threads: how many PyTorch has in runs that must be right, and agree, in any number; 0: as many as now.
+        threads: with how many threads of PyTorch the repeated runs compute, which must be right with any number; 0: as
+            many as now.
         properties: which to check, names out of ``PROPERTIES`` and ``STRESS``; all of ``PROPERTIES`` if not given.
-        progress: called with the name of each property before it is looked at, and before each call of the backend.
+        progress: called with the name of each property before it is checked, and before each call of the backend.
 
     Returns:
-        One result for each property, skipped where it would fail with the words of one before; a single skipped one
-        where the backend has reasons against the problem.
+        One result for each property, skipped where it would repeat the message of an earlier failure; a single skipped
+        one if the backend has reasons against the problem.
 
     Raises:
-        ValueError: a problem, an output or a property that is none.
+        ValueError: an unknown output or property, or a text that is not a problem.
         KeyError: no backend has this name.
 
     Equivalent to:

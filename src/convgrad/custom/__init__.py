@@ -1,4 +1,4 @@
-"""Bring your own kernel: functions, or a class of one's own, become a backend like those that come with the library."""
+"""Bring your own kernel: functions, or a class, become a backend like those that come with the library."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def register(
     seconds: float = 10.0,
     problems: ConvProblem | str | Sequence[ConvProblem | str] = (),
 ) -> Any:
-    """Make functions a backend that computes what they are given for; everything else stays with the engine.
+    """Register functions as a backend for the passes that they compute; everything else stays with the engine.
 
     Without any function it is a decorator: of a function, which becomes ``forward``; of a class whose static methods
     are called ``forward``, ``grad_input``, ``grad_weight`` and ``backward``; or of a class derived from
     `convgrad.backends.Backend` (or an object of one), which states its passes, sweeps, layouts and workspace itself. A
-    name that is registered already is replaced, once the new functions have passed. Of two kernels for one problem the
-    one that was registered later runs.
+    registered name is replaced once the new functions have passed the check. Of two kernels for one problem the one
+    registered later runs.
 
     Args:
         name: what choices, tables and `use_backend` call it.
@@ -68,38 +68,38 @@ def register(
         grad_input: computes the input's gradient, from (grad_output, weight, problem).
         grad_weight: computes the weight's gradient, from (grad_output, input, problem).
         backward: computes several gradients at once, from (grad_output, input, weight, problem, output_mask), and
-            returns (grad_input, grad_weight), or the same and grad_bias; what the mask does not ask for may be None.
-            It runs where both gradients are needed, and for one of them where no function for that one is given: then
-            the tensor that only the other needs has its shape, but no values.
+            returns (grad_input, grad_weight), or these and grad_bias; what the mask does not select may be None. It
+            runs where both gradients are needed, and for one of them if no function for that one is given; then the
+            tensor that only the other needs has its shape, but no values.
         args: what the functions are called with, by position, such as ``("input", "weight", "kernel_size[0]",
             "stride[0]")``: tensors (input, weight, grad_output; bias if the function adds it; out if it writes its
             result into a tensor that it is given), values (stride, padding, dilation, groups, kernel_size, input_size,
-            weight_size, output_size; output_mask of backward), one element of such a value or its first,
-            ``"output_mask[:2]"``, or problem, all of it; what is not text is passed as it is. One for all functions,
-            or one for each. A function that takes the padding gets no problem whose two sides differ.
+            weight_size, output_size; output_mask of backward), one element of such a value or its first ones,
+            ``"output_mask[:2]"``, or problem, which is all of it; what is not a string is passed as it is. One for all
+            functions, or one for each. A function that takes the padding gets no problem whose two sides differ.
         accepts: a function of the problem that says whether the functions can compute it: True, False, or the reason
             why not as a sentence. One for all functions, or one for each. None: every problem.
         layouts: operand layouts that the functions take, one or several; operands in another one are copied into one of
-            these. "strided": dense or not, as they lie; "any": lazily conjugated or negated too.
-        devices: types of device, one or several, on which they run; None: any.
-        dtypes: dtypes that they take, one or several.
+            these. "strided": any strides, without a copy; "any": lazily conjugated or negated too.
+        devices: one or several types of device on which they run; None: any.
+        dtypes: one or several dtypes that they take.
         deterministic: whether the same operands always give the same bits.
         capture_safe: whether they may be called while a CUDA graph is captured.
         arithmetic: how they sum, which selects the error that is allowed: "direct", "tf32", "transform" or
             "low-precision accumulation".
-        prefer: use them wherever they are usable; False: only where they are named, as in ``backend="mine"``.
+        prefer: use them wherever they are usable; False: only where requested, as by ``backend="mine"``.
         verify: run the conformance suite first. False registers them without a check; `info` and `explain` say so.
-        seconds: how long the check may take; what is loaded and compiled at the first call is not counted. With fewer
-            than 30 problems of an output the kernel is registered as not verified; the next time, the check goes on.
-        problems: problems to check first, one or several, as `ConvProblem` or as text; a kernel for which none is found
-            needs them.
+        seconds: how long the check may take, without loading and compiling at the first call. With fewer than 30
+            problems of an output the kernel is registered as not verified; the next time, the check continues.
+        problems: one or several problems to check first, as `ConvProblem` or as text; needed if the check finds none
+            that the kernel accepts.
 
     Returns:
-        The backend; as a decorator, what it decorates, unchanged.
+        The backend; as a decorator, the decorated object, unchanged.
 
     Raises:
-        CheckError: a result is wrong; with the first failing problem, its first wrong element and what repeats it.
-        TypeError, ValueError: arguments that make no backend.
+        CheckError: a result is wrong; with the first failing problem, its first wrong element and how to repeat it.
+        TypeError, ValueError: invalid arguments.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -168,10 +168,10 @@ def register(
 
 
 def unregister(name: str) -> None:
-    """Remove a backend that `register` made; from the next call on the engine chooses as before it came.
+    """Remove a backend that `register` made; from the next call on the engine chooses without it.
 
     Raises:
-        KeyError: `register` made none of this name.
+        KeyError: `register` made no backend of this name.
     """
     with _lock:
         if name not in _mine():

@@ -30,7 +30,7 @@ def explain(
     measure: bool = False,
     **kwargs: Any,
 ) -> Explanation | ModelExplanation:
-    """For each output of a convolution, every backend: chosen or each reason against, layout, workspace, and the limit.
+    """For each output of a convolution, every backend: chosen or the reasons against it, layout, workspace and limit.
 
     Args:
         what: a `ConvProblem` or its text; an input, followed by a weight and the arguments of ``torch.convolution``;
@@ -39,15 +39,15 @@ def explain(
             part, with what it receives from others; such a model runs once, in every process.
         device: None for the operands' own device; or a description of a machine that is not here, such as
             ``"h100 cudnn 9.10"``, ``"rocm gfx942"``, ``"xpu"``, ``"cpu arm"``.
-        outputs: one or some of ``forward, grad_input, grad_weight, grad_bias``; all where none are given.
+        outputs: one or several of ``forward, grad_input, grad_weight, grad_bias``; by default all.
         measure: also time the chosen backend and ATen here.
 
     Returns:
-        An `Explanation`, or for a model with several convolutions a `ModelExplanation`. Both print as a table, show as
-        one in a notebook, and give plain data by ``to_dict()``.
+        An `Explanation`, or for a model with several convolutions a `ModelExplanation`. Both print as a table, also in
+        a notebook; ``to_dict()`` returns plain data.
 
     Raises:
-        TypeError: nothing that could be explained.
+        TypeError: an argument that cannot be explained.
         ShapeError: operands that do not belong together.
         ValueError: a text, an output or a description that cannot be read; a model without a convolution.
 

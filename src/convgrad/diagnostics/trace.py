@@ -155,11 +155,11 @@ class Trace(Drawn):
 def trace(*, onednn: bool = False) -> Trace:
     """Record every call of a backend inside this block, in every thread: backend, kernel, layout, copies made, time.
 
-    A backward pass inside the block is seen if its forward ran there too, or if another kernel than ATen's was chosen
-    for anything in the call. Otherwise the call was PyTorch's own, and so is its backward: with an open
-    `convgrad.models.observe_aten` such ones are seen too, and with them every convolution of the process.
+    A backward pass inside the block is recorded if its forward ran there too, or if a kernel other than ATen's was
+    chosen for any part of the call. Otherwise the call was PyTorch's own, and so is its backward; inside
+    `convgrad.models.observe_aten` these are recorded too, with every other convolution of the process.
 
-    For `torch.profiler` nothing is needed: every call is labelled there (``convgrad::grad_weight[native]``).
+    Under `torch.profiler` every call is labelled without a trace (``convgrad::grad_weight[native]``).
 
     Args:
         onednn: on the CPU, also name the oneDNN primitive behind each call of ATen. oneDNN reports to standard output,

@@ -1,7 +1,7 @@
-"""The old direct names: cuDNN, MIOpen, oneDNN and THNN called by name, with their flags and argument order.
+"""The old functions that call one library by name (cuDNN, MIOpen, oneDNN, THNN), with their flags and argument order.
 
-PyTorch removed most of these functions, or hid them behind ``convolution_backward``. Here each is forced onto its
-library, differentiable to any order on the same library, and refused with the reasons where the library is not.
+PyTorch removed most of these functions, or hid them behind ``convolution_backward``. Here each uses only its library,
+also for its derivatives of any order, and raises an error with the reasons where the library is missing.
 
     >>> import torch
     >>> from convgrad import direct
@@ -14,10 +14,10 @@ library, differentiable to any order on the same library, and refused with the r
     >>> gi.shape == x.shape, gw.shape == w.shape, gb
     (True, True, None)
 
-The flags ``benchmark``, ``deterministic`` and ``allow_tf32`` hold for the call and its derivatives and touch no global.
-For the gradient of the weight PyTorch has kept no function that takes them: it is PyTorch's own backward, under
-PyTorch's own flags, as long as these allow no more than the call's; else a forward of the library in another role
-computes it, with the call's flags, more slowly.
+The flags ``benchmark``, ``deterministic`` and ``allow_tf32`` hold for the call and its derivatives and change no
+global. PyTorch has no function left for the gradient of the weight that takes them. As long as PyTorch's own flags
+allow no more than the call's, PyTorch's backward computes it; otherwise a forward of the library in another role, with
+the call's flags, more slowly.
 """
 
 from __future__ import annotations

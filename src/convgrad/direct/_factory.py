@@ -298,7 +298,7 @@ def _docstring(
         "grad_output": "(N, C_out, *out)",
     }
     notes = [quirk.__doc__ for quirk in quirks if quirk.__doc__]
-    notes += ["The bias may also stand third."] if names[-1] == "bias" else []
+    notes += ["The bias may also be the third argument."] if names[-1] == "bias" else []
     about = [f"    {n}: {_ABOUT[n]}" for n in names if n in _ABOUT]
     lines = [
         f"{computation.sentence}, by {library}.",
@@ -306,7 +306,7 @@ def _docstring(
         *(["", "Args:", *about] if about else []),
         *("", "Shape:", *(f"    - {n}: {shapes[n]}" for n in names if n in shapes)),
         f"    - result: {computation.result}",
-        *("", "Raises:", f"    BackendError: {library} is not here, or cannot compute this; with the reasons."),
+        *("", "Raises:", f"    BackendError: {library} is missing or cannot compute this; with the reasons."),
         "    ShapeError: arguments that do not belong together.",
         *("", "Equivalent to:", f"    `convgrad.{computation.name}` on this library."),
     ]

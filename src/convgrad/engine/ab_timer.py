@@ -1,4 +1,4 @@
-"""Timing that can be believed: callables timed alternately in one process, and the ratio with its confidence interval.
+"""Reliable timing: callables timed alternately in one process, and their ratio with a confidence interval.
 
 Machines drift: clocks, neighbours, caches. Two runs one after the other therefore compare the machine with itself.
 Here every round times each callable once, in alternating order, and only the ratios inside a round count; their
@@ -148,18 +148,18 @@ def compare(
     known: Mapping[str, float] | None = None,
     tie: float = 0.0,
 ) -> Comparison:
-    """Time callables alternately, for about ``seconds`` altogether, but for ``least_rounds`` rounds in any case.
+    """Time callables alternately, for about ``seconds`` in all and at least ``least_rounds`` rounds.
 
     Args:
         calls: name -> callable without arguments. What it returns is dropped before the next call.
         baseline: name against which ratios are formed; the last one by default.
         device: where the work runs. On a device each call is timed by events behind a flushed cache, so that
             the time is that of the kernels and not of their launch.
-        known: seconds of one call of each, of those that were called a few times before: then none is for warming up.
-        tie: end as soon as it is certain which one is the fastest (`Comparison.decided`); 0 for all rounds.
+        known: seconds per call, for callables that were called a few times before and need no warm-up.
+        tie: end as soon as it is clear which one is the fastest (`Comparison.decided`); 0: all rounds.
 
     Raises:
-        ValueError: no callable, or a baseline that is not among them.
+        ValueError: no callables, or a baseline that is not among them.
 
     Equivalent to:
         >>> a = torch.ones(1000)
@@ -265,11 +265,11 @@ _kept = False
 
 
 def keep_memory() -> bool:
-    """Let the C library keep freed memory instead of handing it back to the system; for this process, from now on.
+    """Let the C library keep freed memory instead of returning it to the system, for this process, from now on.
 
     Fresh pages cost more than many kernels: filling 64 MB takes several times as long when every page must first be
-    mapped. Training loops gain from it, memory stays with the process, and it is not fully reversible. Therefore
-    nobody but the user turns it on, and a benchmark turns it on for both sides and says so.
+    mapped. Training loops gain from it. But memory stays with the process, and it is not fully reversible. Therefore
+    only the user turns it on; a benchmark turns it on for both sides and says so.
 
     A size settles after about ten allocations: glibc before 2.38 cannot reuse an aligned block at once (its bug
     14581), until its small caches are full. It works for memory that the main thread allocates.

@@ -77,11 +77,11 @@ def use_backend(
     grad_input: str | None = None,
     grad_weight: str | None = None,
 ) -> Generator[None, None, None]:
-    """Compute with the named backend inside this block, in this thread and async task only.
+    """Use the named backend inside this block, in this thread and async task only.
 
-    ``name`` counts for all passes that it has, the keywords for one each; ``use_backend(None)`` leaves the choice to
-    the engine inside an outer block. A backward pass uses the request under which its forward ran. The passes are those
-    of the problem: for a transposed convolution, what the user calls output is the pass ``grad_input``.
+    ``name`` holds for all passes that the backend has, each keyword for one pass. ``use_backend(None)`` inside an outer
+    block leaves the choice to the engine again. A backward pass uses the request under which its forward ran. Passes
+    are those of the problem: the output of a transposed convolution is the pass ``grad_input``.
 
     Raises:
         KeyError: no backend has this name.
@@ -117,7 +117,7 @@ def resume(request: Request | None) -> Generator[None, None, None]:
 
 
 def set_default_backend(name: str | None) -> None:
-    """Compute with the named backend in the whole process, wherever no `use_backend` says otherwise.
+    """Use the named backend in the whole process, except where `use_backend` says otherwise.
 
     Raises:
         KeyError: no backend has this name.

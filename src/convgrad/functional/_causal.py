@@ -63,13 +63,14 @@ def causal_conv1d(
     """A depthwise convolution in which no output depends on a later input: ``causal_conv1d_fn`` of causal-conv1d.
 
     Args:
-        layout: in which order the dimensions of x, of the states and of the result lie. The result lies in memory as x
-            does: a transposed view, as Mamba's layers pass it, is computed as it lies too.
+        layout: the order of the dimensions of x, of the states and of the result. The result has the memory layout of
+            x; a transposed view, as Mamba's layers pass it, is not copied.
         initial_state: the last K - 1 inputs before x; zeros where there is none.
-        return_state: return (result, state), the state being the last K - 1 inputs: the initial_state of what follows.
-        seq_idx: of which sequence each input is, where several lie in a row: an output sums inputs of its own sequence
-            alone. A negative one marks padding, which is not read and whose output is zero. Not together with a state.
-        activation: ``"silu"`` (also called ``"swish"``): what the result is passed through.
+        return_state: return (result, state), the state being the last K - 1 inputs, for the next call.
+        seq_idx: to which sequence each input belongs, if several are packed into a row: an output sums inputs of its
+            own sequence only. A negative index marks padding, which is not read and whose output is zero. Not together
+            with a state.
+        activation: ``"silu"`` (also called ``"swish"``), applied to the result.
 
     Shape:
         - x: (N, D, L); with ``layout="NLC"`` (N, L, D)
@@ -131,16 +132,16 @@ def causal_conv1d_update(
     *,
     layout: Layout = "NCL",
 ) -> Tensor:
-    """The next step, or steps, of `causal_conv1d`; conv_state takes in x: ``causal_conv1d_update`` of causal-conv1d.
+    """The next step, or steps, of `causal_conv1d`, which updates conv_state: ``causal_conv1d_update`` of causal-conv1d.
 
-    Autograd records the change of conv_state, so gradients flow back through earlier steps; generate under
-    ``torch.no_grad()``, or detach the state.
+    Autograd records the change of conv_state, so gradients flow back through earlier steps. To generate, use
+    ``torch.no_grad()`` or detach the state.
 
     Args:
         conv_state: the last S inputs, oldest first, changed in place.
-        cache_seqlens: how many inputs each sequence has had: conv_state is a ring then, in which the input of time t
-            is at ``t % S``.
-        conv_state_indices: the row of conv_state of each row of x; negative: none, and the result is zero.
+        cache_seqlens: how many inputs each sequence has had. conv_state is then a ring buffer, in which the input of
+            time t is at ``t % S``.
+        conv_state_indices: the row of conv_state for each row of x; negative: no row, and the result is zero.
         activation, layout: as in `causal_conv1d`.
 
     Shape:

@@ -31,18 +31,18 @@ def feedback_convolution(
 ) -> Tensor:
     """A convolution with ``weight`` that sends gradients back to its input through ``feedback_weight``.
 
-    The gradients of weight and bias are the usual ones. A feedback_weight that requires a gradient gets the weight's,
-    with which both converge to each other under weight decay (the Kolen-Pollack algorithm of Akrout et al., "Deep
+    The gradients of weight and bias are the usual ones. A feedback_weight that requires a gradient gets the weight's;
+    under weight decay the two then converge (the Kolen-Pollack algorithm of Akrout et al., "Deep
     Learning without Weight Transport", arXiv:1904.05391). One that requires none stays as it is (feedback alignment:
     Lillicrap et al., "Random synaptic feedback weights support error backpropagation for deep learning", 2016, Fig. 1).
 
-    Higher derivatives are those of this backward pass as a function of grad_output, input and feedback_weight. They
-    are no second derivatives of any function, so a Hessian made of them need not be symmetric. Forward mode transposes
-    nothing: its derivatives are those of `convolution`.
+    Higher derivatives are those of this backward pass as a function of grad_output, input and feedback_weight. They are
+    not the second derivatives of any function, so a Hessian made from them need not be symmetric. Forward mode
+    transposes nothing, so its derivatives are those of `convolution`.
 
     Args:
         padding: as in `convolution`.
-        layout: as in `conv1d`: of input and result in 1-D.
+        layout: as in `conv1d`, for input and result in 1-D.
 
     Shape:
         - input: (N, C_in, *in), or without N

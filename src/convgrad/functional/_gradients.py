@@ -69,8 +69,8 @@ def grad_weight(
     """The gradient of a convolution with respect to its weight.
 
     Args:
-        per_sample: one gradient for each sample of the batch, from one convolution with N times as many groups
-            (Rochette et al., "Efficient Per-Example Gradient Computations in Convolutional Neural Networks",
+        per_sample: return one gradient for each sample of the batch, computed by one convolution with N times as many
+            groups (Rochette et al., "Efficient Per-Example Gradient Computations in Convolutional Neural Networks",
             arXiv:1912.06015); a depthwise one remains depthwise.
 
     Shape:
@@ -116,7 +116,7 @@ def grad_bias(grad_output: Tensor, *, per_sample: bool = False) -> Tensor:
     """The gradient of a convolution with respect to its bias: a sum over batch and space.
 
     Args:
-        per_sample: one gradient for each sample of the batch.
+        per_sample: return one gradient for each sample of the batch.
 
     Shape:
         (N, C_out, *out) -> (C_out,); per sample (N, C_out)
@@ -149,7 +149,7 @@ def convolution_backward(
     groups: int = 1,
     output_mask: Sequence[bool] = (True, True, True),
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of a convolution that the mask asks for; None for the others.
+    """The gradients of a convolution that the mask selects; None for the others.
 
     Shape:
         - grad_output: (N, C_out, *out), like the result of `convolution`

@@ -127,8 +127,8 @@ _DOCSTRING = """A {d}-d {what}, as ``torch.nn.functional.{name}``.
 _OF_SEQUENCES = {
     "more": """
     Args:
-        layout: ``"NLC"``: input and result are (N, L, C), or (L, C), computed as they lie in memory. (A transposed view
-            instead is copied: results are laid out as PyTorch's, contiguous (N, C, L).)
+        layout: ``"NLC"``: input and result are (N, L, C), or (L, C), and are not copied. (A transposed view without it
+            is copied, because results are laid out like PyTorch's, as contiguous (N, C, L).)
 """,
     "raises": """
         ValueError: another layout.""",

@@ -34,16 +34,16 @@ def per_sample_norms(
     *,
     bias: bool = False,
 ) -> Tensor:
-    """The 2-norm of each sample's weight gradient: of ``grad_weight(..., per_sample=True)``, often without it.
+    """The 2-norm of each sample's weight gradient, often without computing that gradient.
 
     The squared norm of a gradient, a sum over T positions of grad_output times a window of the input, is the sum over
     the T x T products of two of each (ghost norms: Li et al., "Large Language Models Can Be Strong Differentially
     Private Learners", arXiv:2110.05679; of convolutions: Bu et al., "Scalable and Efficient Training of Large
-    Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683). It is computed in that way where these
-    take less memory than the gradient.
+    Convolutional Neural Networks with Differential Privacy", arXiv:2205.10683). It is computed in this way where these
+    products take less memory than the gradient.
 
     Args:
-        bias: of the gradients of weight and bias together.
+        bias: return the norm of the gradients of weight and bias together.
 
     Shape:
         - weight_size, input, grad_output: as in `grad_weight`

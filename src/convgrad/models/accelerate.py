@@ -26,29 +26,29 @@ def accelerate_(
     """Let convgrad compute a model's convolutions and, on a CPU, its linear layers and batch normalisations, in place.
 
     Each layer stays the same object with the same parameters, hooks and name; only its class changes. Which kernel runs
-    is decided at each call from the sizes that come, and is PyTorch's own wherever that is expected to be the fastest.
-    A layer that would never gain keeps its class, so that it costs nothing: with ``example_inputs`` this is decided by
-    the sizes that its layers see, otherwise over a grid of usual sizes.
+    is decided at each call from the sizes of its operands, and is PyTorch's own wherever that is expected to be the
+    fastest. A layer that would never gain keeps its class, so it costs nothing. With ``example_inputs`` this is decided
+    from the sizes that the layers see, otherwise from a grid of common sizes.
 
-    A batch normalisation, which is computed in training only, and the ReLU, ReLU6 or SiLU behind it are computed
-    together where tracing the module that calls both, with `torch.fx` and on a copy, shows that nothing else uses what
-    lies between them. So are a convolution and the ``torch.nn.ZeroPad1d`` to ``3d`` in front of it, in evaluation, too.
+    In training, a batch normalisation and the ReLU, ReLU6 or SiLU behind it are computed together if tracing the module
+    that calls both (with `torch.fx`, on a copy) shows that nothing else uses the tensor between them. So are a
+    convolution and the ``torch.nn.ZeroPad1d`` to ``3d`` in front of it, also in evaluation.
 
     Args:
-        memory_format: None leaves the layout alone. ``"channels_last"`` turns the weights of the convolutions and, by a
-            hook on the model, its inputs. ``"auto"`` does so where it is expected to pay; with ``example_inputs`` it is
-            measured.
+        memory_format: None leaves the layout alone. ``"channels_last"`` converts the weights of the convolutions and,
+            by a hook on the model, its inputs. ``"auto"`` does so where it is expected to be faster; with
+            ``example_inputs`` it is measured.
         example_inputs: what the model is called with: a tensor, a tuple of arguments, or a dict of keyword arguments.
             A copy of the model, hooks included, runs on it once, without gradients; a model that cannot be copied
             (its batch normalisations are lazy, or it has the older weight_norm) runs itself.
-        only_gains: False replaces every layer that can be, whatever the engine would choose.
+        only_gains: False replaces every layer that can be replaced, whatever the engine would choose.
 
     Returns:
         A `Report`; its ``restore()`` undoes everything.
 
     Raises:
-        TypeError: ``model`` is not a module, or ``memory_format`` no name.
-        ValueError: a ``memory_format`` that is none of the above.
+        TypeError: ``model`` is not a module, or ``memory_format`` is not a string.
+        ValueError: another ``memory_format``.
 
     Equivalent to:
         >>> import torch, convgrad

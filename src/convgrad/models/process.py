@@ -210,16 +210,16 @@ _router = _Router()
 
 @contextmanager
 def takeover() -> Iterator[None]:
-    """Compute every convolution of this process with convgrad while the block lasts; undone exactly when it ends.
+    """Compute every convolution of this process with convgrad inside this block; its end undoes it exactly.
 
-    Blocks may be nested and may be open in several threads; the last one to close undoes it. It concerns all threads,
-    for PyTorch has one table of kernels. Where PyTorch's own kernel is the best choice it runs, and so it does for what
-    convgrad does not compute: quantised, sparse, mkldnn, meta and complex tensors. Not caught: jit-traced models,
-    AOTInductor packages and other processes.
+    It affects all threads, because PyTorch has one table of kernels. Blocks may be nested and open in several threads;
+    the last one to close undoes it. PyTorch's own kernel runs where it is the best choice, and for what convgrad does
+    not compute: quantised, sparse, mkldnn, meta and complex tensors. Not covered: jit-traced models, AOTInductor
+    packages and other processes.
 
     Raises:
-        BackendError: at a convolution that a requested backend (`use_backend`) cannot compute.
-        ShapeError: at a gradient whose sizes do not belong to input and weight; PyTorch does not look at them.
+        BackendError: a requested backend (`use_backend`) cannot compute a convolution.
+        ShapeError: the sizes of a gradient do not belong to input and weight, which PyTorch does not check.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -234,7 +234,7 @@ def takeover() -> Iterator[None]:
 
 @contextmanager
 def observe_aten() -> Iterator[None]:
-    """Change nothing, but report PyTorch's own convolutions to `convgrad.trace` and `Usage` while the block lasts.
+    """Report PyTorch's own convolutions to `convgrad.trace` and `Usage` inside this block, and change nothing.
 
     An open `takeover` takes precedence.
     """

@@ -41,16 +41,16 @@ def run_script(
     """Run a script as ``python script args...`` would, and report its convolutions.
 
     The script is ``__main__``, sees its own ``sys.argv`` and finds modules next to itself. The report follows when it
-    has ended, however it ended; where it leaves threads behind that are no daemons, when the interpreter does.
+    has ended, however it ended; if it leaves non-daemon threads running, when the interpreter ends.
 
     Args:
         script: path of the script, or the name of a module.
         stock: let PyTorch's own kernels compute, and report them.
         csv: also write the report there.
         module: ``script`` is a module's name, as for ``python -m``.
-        measure: measure the machine's limit where it is not known yet (about two seconds, at the end).
-        out: where the report goes; standard error by default, for standard output belongs to the script.
-        width: the most that one of its lines may have.
+        measure: measure the machine's limit if it is not known yet (about two seconds, at the end).
+        out: where the report goes; by default standard error, because standard output belongs to the script.
+        width: the longest line of the report.
         then: called after the report with the same as plain data.
 
     Returns:

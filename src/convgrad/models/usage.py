@@ -54,7 +54,7 @@ class UsageRow:
 
 
 class Usage:
-    """Observes the engine and adds up; a context manager."""
+    """A context manager that adds up all calls of backends inside it."""
 
     synchronize = True
 

@@ -18,28 +18,27 @@ __all__ = ["clip_", "convert_", "export_shift", "parametrize_"]
 
 
 def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: str | Iterable[str] = ()) -> list[str]:
-    """Give every convolution and linear layer of a network a scheme, in place.
+    """Quantise every convolution and linear layer of a network by a scheme, in place.
 
-    A layer gets another class and stays the same object with the same parameters, hooks and buffers; only DeepShift-PS
-    puts a shift and a sign in the place of its weight (layers with one weight share them), so make the optimizer
-    afterwards. Subclasses of torch's layers
-    are left alone, as they may compute anything: `parametrize_` is for them. So are, by DeepShift-PS, layers whose
-    weight a hook computes of others (pruning, the old ``weight_norm``).
+    A layer gets another class and stays the same object with the same parameters, hooks and buffers. Only DeepShift-PS
+    replaces the weight by a shift and a sign (layers that share a weight share these), so create the optimizer
+    afterwards. Subclasses of torch's layers are left alone, because they may compute anything; use `parametrize_` for
+    them. DeepShift-PS also leaves layers whose weight a hook computes from other tensors (pruning, the old
+    ``weight_norm``).
 
     Args:
         model: a network, or one layer.
-        scheme: what the weights become; without one, ``ShiftQ()``.
+        scheme: what the weights become; ``ShiftQ()`` by default.
         skip: names of layers to leave in float, one or several, as in ``model.named_modules()``. Papers on binary
             weights often leave the first and the last one.
 
     Returns:
-        the names of the layers that were converted; where there are none, a warning says why
+        the names of the layers that were converted; if there are none, a warning says why
 
     Raises:
-        TypeError: the scheme is none, or one of your own, of which there are no layers: `parametrize_` takes it; or a
-            layer has complex weights.
-        ValueError: a name that no layer has; or DeepShift-PS, where a layer that it does not convert has the same
-            weight.
+        TypeError: the scheme is not a `Scheme`, or it is one of your own, for which there are no layers (use
+            `parametrize_`); or a layer has complex weights.
+        ValueError: a name that no layer has; or, with DeepShift-PS, a layer that is not converted shares its weight.
 
     Equivalent to:
         >>> import convgrad
@@ -125,20 +124,20 @@ def _turn_off_fast_paths(model: nn.Module) -> None:
 def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
     """Put a scheme on a layer of any class that has a ``weight``, with ``torch.nn.utils.parametrize``.
 
-    The layer computes what it always did, with quantised weights. If the scheme quantises the input too, a forward
+    The layer computes what it did before, with quantised weights. If the scheme quantises the input too, a forward
     pre-hook does so. ``torch.nn.utils.parametrize.remove_parametrizations`` leaves the quantised weights as plain ones.
 
     Args:
         layer: a layer with a floating-point ``weight`` of at least two dimensions: one of torch's convolutions or
-            linear layers, of ours, or of yours. The output channels are the first dimension; if the layer has an
-            attribute ``transposed`` that is true, the second one, in each of its ``groups``.
+            linear layers, of ours, or of yours. The output channels are its first dimension; if the layer has a true
+            attribute ``transposed``, the second one, in each of its ``groups``.
         scheme: what the weight becomes.
 
     Returns:
         the layer
 
     Raises:
-        TypeError: the scheme is none, or the layer has no such weight or is quantised already.
+        TypeError: the scheme is not a `Scheme`, or the layer has no such weight or is quantised already.
         ValueError: the scheme multiplies the output (``Xnor(scale_input=True)``), which a parametrization cannot do.
 
     Equivalent to:
@@ -169,7 +168,7 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
 
 @torch.no_grad()
 def clip_(model: nn.Module) -> None:
-    """Bring the float shadow weights of a network back into their range, in place: after each step of the optimizer.
+    """Clip the float shadow weights of a network to their range, in place; call it after each step of the optimizer.
 
     For layers and parametrizations. Binary weights: to [-1, 1], as in BinaryConnect (arXiv:1511.00363, section 2.4) and
     BNN (arXiv:1602.02830, algorithm 1). Shift weights: into the range of the shifts, as DeepShift's code does before
@@ -198,7 +197,7 @@ def export_shift(layer: nn.Module) -> ShiftIntegers:
     """The shifts, signs and bias of a shift layer, or of a layer with a shift parametrization, as integers.
 
     Args:
-        layer: one of the shift layers, or what `parametrize_` made of another one.
+        layer: one of the shift layers, or another layer after `parametrize_`.
 
     Raises:
         TypeError: the layer has no shift weights.

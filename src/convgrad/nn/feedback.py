@@ -1,6 +1,7 @@
-"""Convolutions that send gradients back through weights of their own, and the rules by which these come about.
+"""Convolutions that send gradients back through a separate feedback weight, and the rules that give that weight.
 
-Backpropagation uses the forward weight W twice, transposed on the way back. Here the way back has a weight B:
+Backpropagation uses the forward weight W twice, transposed in the backward pass. Here the backward pass has its own
+weight B:
 
 ================= ==================================== =========================================================
 rule              B                                    source
@@ -152,7 +153,7 @@ def _check(rule: str) -> None:
         raise ValueError(f"rule is one of {', '.join(map(repr, _RULES))}, got {rule!r}")
 
 
-_DOCSTRING = """`convgrad.nn.{name}` with a weight of its own for the way back; ``rule`` says where that comes from.
+_DOCSTRING = """`convgrad.nn.{name}` with a feedback weight for the backward pass, given by ``rule``.
 
     ``layer.feedback()`` is that weight and ``layer.angle()`` its angle with the forward weight. Of the rules in
     `convgrad.nn.feedback`, "alignment", "frSF" and "mirror" keep a buffer ``feedback_weight``, and "kolen-pollack" a
@@ -162,8 +163,8 @@ _DOCSTRING = """`convgrad.nn.{name}` with a weight of its own for the way back; 
         (N, C_in, {size}) -> (N, C_out, {out}), or both without N
 
     Raises:
-        ValueError: there is no such rule.
-        KeyError: ``backend`` is the name of no backend that there is now.
+        ValueError: an unknown rule.
+        KeyError: no backend is registered under the name ``backend``.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -196,21 +197,21 @@ for _layer in _Feedback.__subclasses__():
 
 
 def convert_feedback_(model: torch.nn.Module, rule: str = "alignment", *, skip: str | Iterable[str] = ()) -> list[str]:
-    """Give every convolution of a network a weight of its own for the way back, in place.
+    """Give every convolution of a network a feedback weight for the backward pass, in place.
 
-    A layer gets another class and stays the same object with the same parameters, parametrizations and hooks; where
-    the rule keeps one it gets a ``feedback_weight``, so make the optimizer afterwards. Subclasses of torch's layers are
-    left alone, as they may compute anything: derive them from the layers with feedback.
+    A layer gets another class and stays the same object with the same parameters, parametrizations and hooks. Rules
+    that store a weight add a ``feedback_weight``, so create the optimizer afterwards. Subclasses of torch's layers are
+    left alone, because they may compute anything; derive those from the feedback layers instead.
 
     Args:
         model: a network, or one layer.
         skip: names of layers to leave, one or several, as in ``model.named_modules()``.
 
     Returns:
-        the names of the layers that were converted; where there are none, a warning says why
+        the names of the layers that were converted; if there are none, a warning says why
 
     Raises:
-        ValueError: there is no such rule, or no layer of a name in ``skip``.
+        ValueError: an unknown rule, or a name in ``skip`` that no layer has.
 
     Equivalent to:
         >>> import torch, convgrad

@@ -26,7 +26,7 @@ _unsafe_view = torch.ops.aten._unsafe_view.default
 
 
 class Linear(torch.nn.Linear):
-    """``torch.nn.Linear``, where it is large enough computed by convgrad on a CPU.
+    """``torch.nn.Linear``, computed by convgrad on a CPU where it is large enough.
 
     Shape:
         (*, in_features) -> (*, out_features)

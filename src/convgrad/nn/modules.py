@@ -187,7 +187,7 @@ _DOCSTRING = """A {d}-d {what}: ``torch.nn.{name}`` computed by convgrad; ``back
         (N, C_in, {size}) -> (N, C_out, {out}), or both without N
 
     Raises:
-        KeyError: ``backend`` is the name of no backend that there is now.{raises}
+        KeyError: no backend is registered under the name ``backend``.{raises}
 
     Equivalent to:
         >>> import torch, convgrad
@@ -200,7 +200,7 @@ _DOCSTRING = """A {d}-d {what}: ``torch.nn.{name}`` computed by convgrad; ``back
 
 
 _LAYOUT = """
-    With ``layout="NLC"`` it takes and returns (N, L, C), computed as it lies in memory.
+    With ``layout="NLC"`` it takes and returns (N, L, C), without a copy.
 """
 
 

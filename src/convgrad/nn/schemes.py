@@ -27,11 +27,11 @@ def straight_through(value: Tensor, gradient_of: Tensor) -> Tensor:
     """``value``, exactly, with the derivative of ``gradient_of``: the straight-through estimator.
 
     The difference of a tensor and itself is exactly zero, so nothing is rounded. These are ordinary operations, so
-    autocast, vmap, forward mode and torch.compile need to know nothing about it.
+    autocast, vmap, forward mode and torch.compile work.
 
     Args:
         value: what the result is.
-        gradient_of: an expression with the derivative that the result shall have; finite.
+        gradient_of: an expression with the derivative that the result should have; finite.
 
     Shape:
         both have the same, and so has the result
@@ -87,8 +87,8 @@ def _filters(weight: Tensor, transposed: bool, groups: int) -> tuple[Tensor, lis
 class Scheme:
     """How the weight, the input and the bias of a layer are quantised: the base of all schemes, and of your own.
 
-    A scheme of your own is a frozen dataclass with `quantize`; the input and the bias stay as they are unless it says
-    otherwise. `parametrize_` puts it on a layer.
+    Your own scheme is a frozen dataclass with `quantize`; the input and the bias are unchanged unless it overrides
+    their methods too. `parametrize_` puts it on a layer.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -204,8 +204,8 @@ class Xnor(Binary):
     The input is replaced by `binarize` of itself: +1 or -1, and zero padding stays 0. XNOR-Net (arXiv:1603.05279,
     section 3.2) computes ``conv(sign(I), sign(W)) * K * alpha``. K is the mean of ``abs(I)`` over the channels (of the
     group, if there are groups), averaged by a convolution whose weights are all ``1 / kernel elements``. The paper does
-    not speak of transposed convolutions; there K is the mean over the input positions that reach the output position.
-    BNN (arXiv:1602.02830, algorithm 1) uses the signs alone: ``Xnor(scale=False)``. K is differentiated as it stands.
+    not cover transposed convolutions; there K is the mean over the input positions that reach the output position. BNN
+    (arXiv:1602.02830, algorithm 1) uses only the signs: ``Xnor(scale=False)``. K is differentiated like any function.
     """
 
     scale_input: bool = False
@@ -231,10 +231,10 @@ class Ternary(Scheme):
 
     With the weights of an output channel (arXiv:1605.04711, section 2): ``delta = 0.7 * mean(abs(W))``,
     ``W~ = alpha * sign(W) * (abs(W) > delta)`` with alpha the mean of ``abs(W)`` over the weights that are not zero;
-    the shadow weight gets the gradient of W~ as it is.
+    the shadow weight gets the gradient of W~ unchanged.
 
     Raises:
-        ValueError: a threshold that is negative or no number.
+        ValueError: a threshold that is negative or not a number.
 
     Equivalent to:
         >>> import torch, convgrad

@@ -29,14 +29,15 @@ def get_shift_and_sign(
 
     Args:
         x: a floating-point tensor.
-        rounding: of ``log2(abs(x))``: to the nearest integer, or up with the probability of what follows the point.
+        rounding: how ``log2(abs(x))`` is rounded: to the nearest integer, or up with a probability equal to its
+            fraction.
         shift_range: the smallest and the largest shift; beyond them a shift is the nearer of the two.
 
     Shape:
         both results have the shape and the dtype of ``x``; a sign is -1, 0 (for zero, whose shift is the smallest) or 1
 
     Raises:
-        ValueError: another rounding, or a range that is none.
+        ValueError: an unknown rounding, or an invalid range.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -50,7 +51,7 @@ def get_shift_and_sign(
 
 
 def round_power_of_2(x: Tensor, rounding: str = "deterministic", shift_range: tuple[int, int] = (-126, 127)) -> Tensor:
-    """``x`` rounded to a power of two with a sign (zero stays zero), with the gradient passed on as it is.
+    """``x`` rounded to a power of two with a sign (zero stays zero), with the gradient passed on unchanged.
 
     DeepShift-Q's weights, arXiv:1905.13298, section 3.1. The arguments are those of `get_shift_and_sign`.
 
@@ -72,19 +73,20 @@ def round_power_of_2(x: Tensor, rounding: str = "deterministic", shift_range: tu
 def round_to_fixed(input: Tensor, integer_bits: int = 16, fraction_bits: int = 16) -> Tensor:
     """``input`` as fixed-point numbers: ``integer_bits`` (one is the sign), the point, and ``fraction_bits``.
 
-    Rounded down, limited to what the bits can hold, and with the gradient passed on as it is (to an infinity, none).
+    It is rounded down and clipped to what the bits can hold; the gradient is passed on unchanged (an infinity gets
+    none).
     DeepShift's own function stops at ``2 ** (integer_bits - 1) - 1``; this one uses the numbers above too.
 
     Args:
         input: a floating-point tensor.
-        integer_bits: bits in front of the point, the sign among them.
-        fraction_bits: bits behind the point.
+        integer_bits: bits before the point, including the sign.
+        fraction_bits: bits after the point.
 
     Shape:
         any, and the result has the same
 
     Raises:
-        ValueError: bits that are no integers, or too few or too many of them.
+        ValueError: a number of bits that is not an integer, too small or too large.
 
     Equivalent to:
         >>> import torch, convgrad
@@ -161,15 +163,15 @@ class ShiftIntegers(NamedTuple):
 class ShiftQ(Scheme):
     """DeepShift-Q (arXiv:1905.13298, section 3.1): a float weight, rounded to a power of two with a sign.
 
-    ``W~ = sign(W) * 2 ** round(log2(abs(W)))``, and the float weight gets the gradient of W~ as it is. The input and
+    ``W~ = sign(W) * 2 ** round(log2(abs(W)))``, and the float weight gets the gradient of W~ unchanged. The input and
     the bias are rounded to fixed-point numbers (`round_to_fixed`).
 
     Args:
         rounding: "deterministic", or "stochastic", which is deterministic in ``eval()``.
-        weight_bits: of one weight, its sign included: shifts from ``1 - 2 ** (weight_bits - 1)`` to 0.
-        shift_range: the smallest and the largest shift, in place of ``weight_bits``.
-        act_integer_bits: of the input and the bias, in front of the point, the sign among them.
-        act_fraction_bits: behind the point. None: the input and the bias are not rounded.
+        weight_bits: bits of one weight, including its sign: shifts from ``1 - 2 ** (weight_bits - 1)`` to 0.
+        shift_range: the smallest and the largest shift, instead of ``weight_bits``.
+        act_integer_bits: bits of the input and the bias before the binary point, including the sign.
+        act_fraction_bits: bits after the point. None: the input and the bias are not rounded.
 
     Raises:
         ValueError: an option that is out of its range.

@@ -36,7 +36,7 @@ def halo_exchange(
     padding: Literal["zeros", "circular"] = "zeros",
     sizes: Sequence[int] | tuple[Sequence[int], ...] | None = None,
 ) -> Tensor:
-    """Extend the local shard of a tensor by positions of the neighbouring shards, from several of them if need be.
+    """Extend the local shard of a tensor by positions of the neighbouring shards, of several of them if needed.
 
     Its derivative sends the gradients of the extensions back to the shards that they came from, which add them. It can
     be differentiated any number of times, in forward mode too, and compiles into one graph.
@@ -58,7 +58,7 @@ def halo_exchange(
 
     Raises:
         ShapeError: a dimension, a number of positions, shards or groups that do not belong together.
-        TypeError: no process group and no mesh.
+        TypeError: neither a process group nor a mesh.
 
     Equivalent to:
         >>> import os, torch

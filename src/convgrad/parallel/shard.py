@@ -25,23 +25,23 @@ _mode = Sharded()
 def shard_(model: nn.Module, mesh: DeviceMesh, plan: Placement | Sequence[Placement]) -> nn.Module:
     """Let a network compute on tensors that are sharded over a mesh, in place, with the results of a single process.
 
-    The parameters stay whole in every process, and equal: they are taken from the first one, and each gradient is the
+    The parameters stay whole and equal in every process: they are taken from the first one, and each gradient is the
     sum over all. To shard them too, call ``torch.distributed.fsdp.fully_shard`` afterwards. Each module stays the same
     object with the same name, hooks and parameters; only its class changes, to one derived from its own.
 
     Args:
         model: the network, or a module of ``torch.nn`` that computes a loss.
         mesh: the processes.
-        plan: how activations of size (N, C, ...) lie on the mesh, as DTensor says it: for each mesh dimension
+        plan: how activations of size (N, C, ...) are placed on the mesh, in DTensor's terms: for each mesh dimension
             ``Shard(0)`` for the batch, ``Shard(1)`` for the channels, ``Shard(2)`` and above for the spatial
             dimensions, or ``Replicate()``.
 
     Returns:
-        The model. It takes DTensors that lie like this, or plain tensors, of which every process has the whole and
-        takes its part; it returns DTensors.
+        The model. It takes DTensors placed like this, or plain tensors that every process has as a whole; it returns
+        DTensors.
 
     Raises:
-        TypeError: ``model`` is no module, or the plan contains no placements.
+        TypeError: ``model`` is not a module, or the plan contains something other than placements.
         ShapeError: the plan does not fit the mesh.
         UnsupportedError: a module that cannot be computed exactly in this way; the model is left as it is.
 

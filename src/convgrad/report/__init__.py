@@ -1,4 +1,4 @@
-"""What a training step, a script or a table of calls costs, as one page that is looked at, and as data."""
+"""What a training step, a script or a table of calls costs, as one page and as data."""
 
 from .model import profile_model
 from .profile import SCHEMA, Change, Cost, Profile, Row, Variant, changes

@@ -56,9 +56,9 @@ def profile_model(
     Args:
         example_inputs: what the model is called with: a tensor, a tuple of arguments, or a dict of keyword arguments.
         what: its name.
-        tune: the command that would measure it.
-        seconds: for all of it, about. A slow step is timed seven times at least, however long that takes.
-        stage: told what is being done.
+        tune: the command that would measure it ahead of time.
+        seconds: about how long all of it may take. A slow step is timed seven times at least, however long that takes.
+        stage: called with a description of each stage.
 
     Raises:
         TypeError: the model is no module.

@@ -129,8 +129,8 @@ class Profile:
         variants: the whole computed in different ways, PyTorch's own first.
         rows: the most expensive first.
         costs: the largest first.
-        looked: how much was looked at to find them.
-        notes: what the reader has to know about how this was found.
+        looked: how much was examined to find them.
+        notes: how it was measured, for the reader.
         limits: what the machine can do at best, by dtype: the fields of `convgrad.diagnostics.Limits`.
         conditions: machine, threads, versions, memory setting.
         made: date and time, ISO 8601.

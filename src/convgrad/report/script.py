@@ -22,8 +22,8 @@ def profile_script(
 
     Args:
         stock: let PyTorch's own kernels compute.
-        seconds: for what follows when the script has ended.
-        stage: told what is being done.
+        seconds: about how long the rest may take after the script has ended.
+        stage: called with a description of each stage.
 
     Raises:
         FileNotFoundError: there is no such script.
@@ -63,11 +63,11 @@ def profile_script(
 
 
 def profile_table(path: str | Path) -> Profile:
-    """What a CSV file says that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote.
+    """The profile in a CSV file that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote.
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is none of these.
+        ValueError: it is not such a file.
     """
     rows = read_table(path)
     total = sum(row.total for row in rows)
