@@ -17,7 +17,7 @@ import convgrad
 STEPS, SIZE = 5, 64
 
 # %% [markdown]
-# The model is PyTorch's alone: two inverted residuals as in MobileNetV2, which widen, filter each channel, and narrow.
+# The model is plain PyTorch: two inverted residuals as in MobileNetV2, which widen, filter each channel, and narrow.
 
 
 # %%
@@ -63,7 +63,7 @@ report = convgrad.accelerate_(net, memory_format="channels_last", example_inputs
 print(report)
 
 # %% [markdown]
-# It trains as before, to the same loss; and it can be taken back.
+# It trains as before, to the same loss, and can be undone.
 
 # %%
 expected = train(copy.deepcopy(stock), x, y, STEPS)
@@ -73,7 +73,7 @@ assert type(net[0]) is nn.Conv2d
 
 # %% [markdown]
 # ## 2. For a block
-# Whatever the code inside calls; and which kernels ran:
+# This covers whatever the code inside calls. These kernels ran:
 
 # %%
 with convgrad.trace() as seen, convgrad.takeover():
@@ -82,5 +82,5 @@ print("\n".join(sorted({f"{r.outputs:40} {r.backend}" for r in seen})))
 print(f"loss after 1 step: {loss:.6f}, stock {train(copy.deepcopy(stock), x, y, 1):.6f}")
 
 # %% [markdown]
-# ## 3. A script that knows nothing of it
-# `convgrad run train.py` in the terminal; `convgrad run --stock train.py` shows what it takes without.
+# ## 3. An unmodified script
+# `convgrad run train.py` in the terminal; `convgrad run --stock train.py` shows the same for stock PyTorch.

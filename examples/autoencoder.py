@@ -1,11 +1,11 @@
 # %% [markdown]
-"""An autoencoder of digits whose layers send errors back through weights of their own.
+"""An autoencoder of digits whose layers send errors back through separate feedback weights.
 
     python examples/autoencoder.py [epochs] [folder]
 
 Three networks from one initialization: with backpropagation, with feedback that stays random (feedback alignment,
 Lillicrap et al. 2016), and with feedback that learns the forward weights from noise (weight mirrors, Akrout et al.
-2019). Two pictures are saved: the reconstruction error, and the angle between the weights of the two ways.
+2019). Two pictures are saved: the reconstruction error, and the angle between forward and feedback weights.
 """
 
 # %%
@@ -46,8 +46,8 @@ def autoencoder() -> nn.Sequential:
 
 # %% [markdown]
 # ## Training
-# One call gives every layer feedback weights of its own. Those of a mirror learn from noise before each step; the
-# angle between them and the forward weights tells how far they are.
+# One call gives every layer its own feedback weights. Those of a mirror learn from noise before each step; the
+# angle between them and the forward weights shows how much they still differ.
 
 
 # %%

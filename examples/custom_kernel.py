@@ -15,7 +15,7 @@ import convgrad
 from convgrad import CheckError, ConvProblem
 
 # %% [markdown]
-# The kernel has arguments of its own; `accepts` tells for which problems it is. It stands here for a kernel that is
+# The kernel has its own arguments, and `accepts` says which problems it computes. It stands for a kernel that is
 # faster than what is there.
 
 
@@ -66,7 +66,7 @@ except CheckError as error:
 
 # %% [markdown]
 # ## The right one becomes a backend
-# How it compares with what runs without it, and what `explain` says of it:
+# How it compares with what runs without it, and what `explain` says about it:
 
 # %%
 backend = convgrad.register("mine", forward=depthwise_forward, **options)

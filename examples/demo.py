@@ -71,7 +71,7 @@ class Training:
 
 
 def train(data: Digits, epochs: int) -> tuple[Training, Training, Agreement]:
-    """Both trainings, step by step in alternation; now and then both libraries are asked the same question."""
+    """Both trainings, step by step in alternation; now and then both libraries compute the same convolutions."""
     batches = list(data.batches(epochs))
     stock = Training("PyTorch", network(nn.Conv2d), len(batches))
     ours = Training("convgrad", network(convgrad.nn.Conv2d), len(batches))
@@ -93,7 +93,7 @@ def train(data: Digits, epochs: int) -> tuple[Training, Training, Agreement]:
 
 
 class Agreement:
-    """Every convolution of a network asked twice, with the tensors of its training: of PyTorch and of convgrad.
+    """Every convolution of a network computed by PyTorch and by convgrad, with the tensors of its training.
 
     A float32 sum of n terms is off by at most about sqrt(n) roundings of the sum of their absolute values (Higham and
     Mary, A New Approach to Probabilistic Rounding Error Analysis, 2019), the difference of two such sums by twice

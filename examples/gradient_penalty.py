@@ -5,7 +5,7 @@
 
 Double backpropagation (Drucker and LeCun, "Improving generalization performance using double backpropagation", 1992):
 the loss is the cross entropy plus a multiple of the squared norm of its gradient with respect to the image. A network
-that is trained so changes its answer less when its images change. The gradients of one step are compared with stock
+trained like this changes its answer less when its images change. The gradients of one step are compared with stock
 PyTorch's, and the picture shows the accuracy on noisy digits with and without the penalty.
 """
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 """A small Mamba-style network that draws handwritten digits pixel by pixel, and how it streams.
 
-It learns to predict each of the 64 pixels of scikit-learn's digits from those before it. Then it sees the upper halves
+It learns to predict each of the 64 pixels of scikit-learn's digits from the earlier ones. Then it sees the upper halves
 of digits that are new to it and draws the lower halves: the first 32 pixels at once (`causal_conv1d` with a state), the
 others one by one (`causal_conv1d_update`), and what it computes in steps is compared with what it computes at once.
 

@@ -56,7 +56,7 @@ def backward_planes(g, x, w, grad_x, grad_w, stride, pad, need_x, need_w):
 
 
 # %% [markdown]
-# What stands between the tensors and the loops. convgrad allocates the result of the forward, and says by the mask
+# This connects the tensors and the loops. convgrad allocates the result of the forward, and tells by the mask
 # which gradients are needed.
 
 
@@ -86,8 +86,8 @@ def accepts(p: ConvProblem) -> bool:
 
 
 # %% [markdown]
-# Registration checks all of it against the definition, and then measures it. `args` says in which order the functions
-# take what.
+# Registration checks all of it against the definition, and then measures it. `args` says which arguments the functions
+# take, and in which order.
 
 # %%
 backend = convgrad.register(
@@ -109,7 +109,7 @@ print(f"numba: {backend.note}\non a few of its problems, against what runs witho
 print(*backend.timings, sep="\n")
 
 # %% [markdown]
-# From now on it is a backend like any other: a layer may name it, and `trace` shows what ran.
+# From now on it is a backend like any other: a layer can request it, and `trace` shows what ran.
 
 # %%
 layer = convgrad.nn.Conv2d(8, 8, 3, padding=1, groups=8, backend="numba")

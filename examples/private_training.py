@@ -6,8 +6,8 @@
 DP-SGD (Abadi et al., "Deep Learning with Differential Privacy", 2016, algorithm 1) on digits, with a depthwise
 separable network. One backward pass gives the gradient of each layer's output, `per_sample_norms` the norms, and
 `grad_weight` the sum of the clipped gradients: no gradient of a single sample is in memory. The script compares it with
-the loop over samples that defines it, and its accuracy with that of ordinary training. Which privacy a noise level
-buys is the business of an accountant, such as Opacus'; there is none here.
+the loop over samples that defines it, and its accuracy with that of ordinary training. How much privacy a noise level
+gives is computed by an accountant, such as Opacus'; there is none here.
 """
 
 # %%

@@ -38,7 +38,7 @@ NETWORKS = {
 }
 
 # %% [markdown]
-# The data, and the float network that all start from.
+# The data, and the float network from which all others start.
 
 
 # %%
@@ -72,7 +72,7 @@ def network(activation: type[nn.Module]) -> nn.Sequential:
 
 # %% [markdown]
 # ## Training
-# `convert_` replaces the weights by a scheme's. Two lines are not the float network's: this one, and `clip_`, which
+# `convert_` replaces the weights by a scheme's. Only two lines differ from float training: this one, and `clip_`, which
 # keeps the float weights behind the signs where a step can still turn them.
 
 

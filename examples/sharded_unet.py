@@ -1,8 +1,8 @@
-"""A 3-D U-Net whose volume is cut over several processes: one step looks like one step on a single device.
+"""A 3-D U-Net whose volume is split over several processes, trained as if on a single device.
 
     torchrun --nproc-per-node 4 examples/sharded_unet.py
 
-Every process has a quarter of the volume and of every activation. On GPUs say ``--device cuda``; nothing else changes.
+Every process has a quarter of the volume and of every activation. On GPUs add ``--device cuda``; nothing else changes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from convgrad.parallel import shard_
 
 
 class UNet(nn.Module):
-    """Nothing in it knows of shards."""
+    """An ordinary network: nothing in it refers to shards."""
 
     def __init__(self, channels: int = 8) -> None:
         super().__init__()

@@ -83,7 +83,7 @@ backend = convgrad.register(
 print(f"causal: {backend.note}")
 
 # %% [markdown]
-# The forward is the kernel's, and the gradients are another backend's; they are PyTorch's gradients.
+# The forward is the kernel's, and the gradients are another backend's. They agree with PyTorch's.
 
 # %%
 x = torch.randn(2, 3, 9, device=here, requires_grad=True)
