@@ -43,9 +43,9 @@ def report(
 ) -> None:
     """What would convgrad bring here? One page: the whole step, what is avoidable, every convolution, the roofline.
 
-    Of a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs as
-    it is, to its end, and its exit status is the command's. A table is what run, trace or bench wrote. Options stand
-    before what is reported. With --json a page is written only with --out.
+    For a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs
+    unmodified, to its end, and its exit status is the command's. A table is what run, trace or bench wrote. Options go
+    before the model, script or file. With --json a page is written only with --out.
 
     Examples:
 

@@ -24,7 +24,7 @@ def run_command(
 ) -> None:
     """Run a training script unmodified; at the end, say for each convolution which kernel ran, how often, how long.
 
-    Options of convgrad stand before the script, those of the script behind it. The table goes to standard error; the
+    Options of convgrad go before the script, those of the script after it. The table goes to standard error; the
     exit status is the script's.
 
     Examples:

@@ -59,9 +59,10 @@ def tune(
 ) -> None:
     """Measure ahead of time which backend is fastest for each convolution, and remember it on this machine.
 
-    A model's convolutions and large linear layers, a script's convolutions, a file of problems, or one problem, each
-    forward and backward, three times. It can be interrupted; the same command goes on from there. A script runs as it
-    is, to its end or until it is interrupted; then what it computed is measured. Options stand before what is measured.
+    It measures a model's convolutions and large linear layers, a script's convolutions, a file of problems, or one
+    problem: each forward and backward, three times. It can be interrupted; the same command continues from there. A
+    script runs unmodified, to its end or until it is interrupted; then what it computed is measured. Options go before
+    the model, script, file or problem.
 
     Examples:
 
