@@ -61,8 +61,8 @@ def capability(device: torch.device) -> tuple[int, int] | None:
 class Backend(ABC):
     """Contracts two tensors, for one pass of one problem.
 
-    A backend never validates (that is done before it), never knows the word "transposed" unless it wants
-    to (``problem.origin``), and is never called with an empty problem.
+    A backend never validates (that is done before), and is never called with an empty problem. A transposed convolution
+    is the pass ``grad_input`` to it; ``problem.origin`` says where that matters.
     """
 
     #: The name that choices, tables and commands use.
@@ -79,7 +79,7 @@ class Backend(ABC):
     capture_safe: bool = True
     #: Operand layouts that it takes; the engine copies any other into the problem's memory format.
     layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
-    #: Of a problem with another one the engine hands it a padded copy of the input.
+    #: The padding modes that it computes; for any other the engine passes a padded copy of the input.
     padding_modes: tuple[PaddingMode, ...] = ("zeros",)
     #: The conformance suite has passed; a user's kernel may be registered without it.
     verified: bool = True
@@ -89,9 +89,9 @@ class Backend(ABC):
     source: str | None = None
     #: Its kernels are PyTorch's: what they do beyond what PyTorch promises depends on the processor.
     from_pytorch: bool = False
-    #: Measured against the others where nobody names one.
+    #: Measured against the others where no backend is requested.
     candidate: bool = True
-    #: What a measurement depends on beside the release of the library: a digest of a source, of a compiled library.
+    #: What a measurement depends on besides the library's release: a digest of a source, of a compiled library.
     version: str = ""
 
     def __repr__(self) -> str:
