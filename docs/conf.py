@@ -29,7 +29,9 @@ def escape_starred_sizes(
     _app: object, _what: str, _name: str, _object: object, _options: object, lines: list[str]
 ) -> None:
     """Shapes are written as in the code, (N, C, *size); to reStructuredText a star opens emphasis."""
-    lines[:] = [s if s.lstrip().startswith((">>>", "...")) else re.sub(r"(?<=[ (,])\*(?=\w)", r"\\*", s) for s in lines]
+    lines[:] = [
+        s if s.lstrip().startswith((">>>", "...")) else re.sub(r"(?<=[ (,])\*(?=[\w,])", r"\\*", s) for s in lines
+    ]
 
 
 def setup(app: Sphinx) -> None:
