@@ -95,7 +95,7 @@ def cpu_convolution() -> Callable[..., Tensor] | None:
 
 
 def onednn_has(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has instructions of this CPU for float16 or bfloat16; False where PyTorch has no oneDNN."""
+    """Whether this CPU has instructions with which oneDNN computes float16 or bfloat16; False without oneDNN."""
     question = {torch.float16: "_is_mkldnn_fp16_supported", torch.bfloat16: "_is_mkldnn_bf16_supported"}[dtype]
     try:
         return bool(getattr(torch.ops.mkldnn, question)())
@@ -105,7 +105,7 @@ def onednn_has(dtype: torch.dtype) -> bool:
 
 @cache
 def cpu_lacks(dtype: torch.dtype) -> bool:
-    """Whether this x86 processor has no arithmetic for a 16-bit dtype with which PyTorch's convolutions would compute.
+    """Whether this x86 processor lacks the arithmetic for a 16-bit dtype that PyTorch's convolutions would use.
 
     PyTorch then converts every number where it uses it, by kernels of its own or by oneDNN's. Of other processors
     nothing is known.
@@ -137,7 +137,7 @@ jit_tracing: Callable[[], Any] = _C._get_tracing_state
 
 
 class DispatchMode(TorchDispatchMode):
-    """A mode that PyTorch keeps its compiler out of only if it is here already: importing it takes a second."""
+    """A mode for which PyTorch does not import its compiler, which takes a second, only to keep it from compiling."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -258,7 +258,7 @@ def named(what: str) -> Generator[None, None, None]:
 
 
 def compile_in_this_thread() -> None:
-    """Inductor compiles without its pool of threads, which is not in a fork: there it would wait for it for ever."""
+    """Let Inductor compile without its pool of threads: a forked process does not have it, and would wait for ever."""
     config: Any = sys.modules.get("torch._inductor.config")
     if config is not None:
         config.compile_threads = 1

@@ -32,7 +32,7 @@ class BackendError(ConvgradError, RuntimeError):
 
 
 class CollectiveError(ConvgradError, RuntimeError):
-    """Processes could not exchange data, because one of them died or did not answer in time."""
+    """A collective that failed, because one of the processes died or did not answer in time."""
 
 
 class CheckError(ConvgradError, AssertionError):
@@ -40,7 +40,7 @@ class CheckError(ConvgradError, AssertionError):
 
 
 class UnknownNameError(ConvgradError, KeyError):
-    """An unknown name."""
+    """A name that is not known; the message suggests similar ones."""
 
     @classmethod
     def of(cls, what: str, name: object, known: Collection[str]) -> UnknownNameError:

@@ -40,7 +40,7 @@ _described: ContextVar[tuple[int, int] | None] = ContextVar("_described", defaul
 
 @contextlib.contextmanager
 def described(capability: tuple[int, int] | None) -> Iterator[None]:
-    """In this block questions about a CUDA device are about one of this compute capability, which need not be here."""
+    """In this block, a CUDA device has this compute capability for all backends; it need not be there."""
     token = _described.set(capability)
     try:
         yield
@@ -71,7 +71,7 @@ class Backend(ABC):
     summary: str = ""
     #: The passes that it implements.
     passes: tuple[Pass, ...] = PASSES
-    #: The sets of several outputs that one call computes, each in the order of ``OUTPUTS``.
+    #: The sets of several outputs that one call can compute, each in the order of ``OUTPUTS``.
     sweeps: tuple[tuple[Output, ...], ...] = ()
     #: The same inputs always give the same bits.
     deterministic: bool = True
@@ -79,17 +79,17 @@ class Backend(ABC):
     capture_safe: bool = True
     #: Operand layouts that it takes; the engine copies any other into the problem's memory format.
     layouts: tuple[Layout, ...] = ("contiguous", "channels_last")
-    #: The padding modes that it computes; for any other the engine passes a padded copy of the input.
+    #: For any other padding mode, the engine gives it a padded copy of the input.
     padding_modes: tuple[PaddingMode, ...] = ("zeros",)
     #: The conformance suite has passed; a user's kernel may be registered without it.
     verified: bool = True
-    #: The rules take it wherever it is usable: a user registered it for that.
+    #: It is chosen wherever it is usable, before any rule: a user registered it so.
     preferred: bool = False
-    #: What ``--kernels`` loads it from: nothing if it comes with the library; None if no command can name it.
+    #: What ``--kernels`` loads it from: empty if it comes with the library, None if no command can load it.
     source: str | None = None
-    #: Its kernels are PyTorch's: what they do beyond what PyTorch promises depends on the processor.
+    #: Its kernels are PyTorch's, whose behaviour may depend on the processor.
     from_pytorch: bool = False
-    #: Measured against the others where no backend is requested.
+    #: It is measured against the others, where measuring is on and no backend is requested.
     candidate: bool = True
     #: What a measurement depends on besides the library's release: a digest of a source, of a compiled library.
     version: str = ""

@@ -31,7 +31,7 @@ def load_kernels(source: str, *, verify: bool = True) -> None:
     Args:
         source: ``path/to/file.py``, with its arguments behind it if it takes some, or a module's name. The script sees
             its own ``sys.argv``; its ``if __name__ == "__main__"`` part is left out.
-        verify: False leaves out the check of each registration, for who checks the kernels next.
+        verify: False skips the check at each registration, because the caller checks the kernels itself.
 
     Raises:
         FileNotFoundError, ModuleNotFoundError: there is no such script or module.

@@ -1,4 +1,4 @@
-"""The one cache of plans: bounded, and emptied whenever a choice may turn out differently."""
+"""The one cache of plans: bounded, and emptied whenever choices may change."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _MOST = 4096
 
 #: Everything that a call's meaning and choice depend on -> its plan; see `resolver.find`.
 plans: dict[Any, Any] = {}
-#: Counts how often the cache was emptied, for those who keep a plan outside of it.
+#: How often the cache was emptied: who keeps a plan outside of it compares this with `Plan.generation`.
 generation: list[int] = [0]
 
 

@@ -1,7 +1,7 @@
-"""Which backend computes which output, and who decides it.
+"""Which backend computes which output.
 
-A request by name; else a kernel that the user registered for that; else what was measured of this problem on this
-machine; else, where measuring is on, a measurement now; else the rules; where nobody has measured anything, ATen.
+What decides is the first of these: a request by name; a kernel that the user registered; what was measured of this
+problem on this machine; where measuring is on, a measurement now; the rules; and where no rule applies, ATen.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def choose(
     now: bool = False,
     stored: bool = True,
 ) -> tuple[Step, ...]:
-    """The steps that compute ``outputs``; a ``grad_bias`` that no step yields is the engine's sum.
+    """The steps that compute ``outputs``; a ``grad_bias`` that no step yields is computed by the engine, as a sum.
 
-    Several gradients come from one sweep where the backend that is chosen for all of them has one.
+    Several gradients come from one sweep if the backend that is chosen for all of them has one.
 
     Args:
         now: they are about to run, so they may be measured where measuring is on.
-        stored: look at what was measured here: not where the question is about another machine.
+        stored: use what was measured on this machine; False for a choice that is to be explained for another one.
 
     Raises:
         BackendError: a requested backend cannot, or none can; the message holds every backend's reasons.
@@ -74,10 +74,7 @@ def _of_copy(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...]
 
 
 def _name_for(pass_: Pass, request: Request | None, alone: bool) -> str | None:
-    """The backend that is requested for a pass.
-
-    Of one that computes the pass only with others, nothing is requested where it is wanted alone.
-    """
+    """The backend that is requested for a pass; None if it has the pass in sweeps only, and none is needed."""
     name = request.of(pass_) if request else None
     if name is None or not alone or pass_ in get_backend(name).passes:
         return name
@@ -85,7 +82,7 @@ def _name_for(pass_: Pass, request: Request | None, alone: bool) -> str | None:
 
 
 def _preferred(problem: ConvProblem, passes: tuple[Pass, ...], device: torch.device) -> Backend | None:
-    """The kernel that the user registered last, of those that compute any of these passes or all at once."""
+    """The user's kernel that computes any of these passes, or all at once; of several the one registered last."""
     wanted: set[tuple[Output, ...]] = {passes, *((p,) for p in passes)}
     for backend in reversed(backends().values()):
         if backend.preferred and any(not reasons_against(backend, problem, o, device) for o in wanted):
@@ -101,7 +98,7 @@ def _by(
     device: torch.device,
     requested: bool = False,
 ) -> tuple[Step, ...]:
-    """One call of this backend for all of the outputs, with the gradient of the bias where it can; empty: none such."""
+    """One call of this backend for all of the outputs, with the gradient of the bias if it can; else no step."""
     passes = passes_of(outputs)
     for wanted in dict.fromkeys((outputs, passes)) if len(passes) > 1 else (passes,):
         if not reasons_against(backend, problem, wanted, device, requested=requested):
@@ -119,7 +116,7 @@ def _by(
 def _measured(
     problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, now: bool
 ) -> tuple[tuple[Step, ...], bool]:
-    """The fastest way of those that can, by what is known or is measured now; and whether that is to be repeated."""
+    """The fastest usable steps by what was measured before, or is now; and whether to measure again later."""
     known = find(problem, outputs, device)
     unsettled = now and worth_measuring(problem, device, known)
     if unsettled:
@@ -136,7 +133,7 @@ def _measured(
 
 
 def _by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> tuple[Step, ...]:
-    """One call for all of the outputs; empty where no sweep yields them."""
+    """One call for all of the outputs; no step if no sweep yields them."""
     passes = passes_of(outputs)
     for way, why in by_rule(problem, passes, device):
         if way in backends():
@@ -144,7 +141,7 @@ def _by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.de
             if steps:
                 return steps
             if any(_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1):
-                return ()  # it has no sweep, but computes a pass alone
+                return ()  # it has no sweep, but computes one of the passes: they are chosen one by one
     if len(passes) > 1:
         aten = get_backend("aten")
         return _by(aten, _why_first(aten, backends(), device), problem, outputs, device)
@@ -167,7 +164,7 @@ def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.devic
 
 
 def _refusal(who: str, problem: ConvProblem, pass_: str, device: torch.device) -> str:
-    """The backend that was requested, with its reasons, before all others."""
+    """The message: each backend with its reasons, the one that was requested first."""
     can: list[str] = []
     lines: list[str] = []
     for b in backends().values():

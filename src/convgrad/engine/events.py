@@ -1,4 +1,4 @@
-"""Where those who watch are told what ran. Empty unless somebody watches, so a call pays one truth test."""
+"""Observers, which are told of every call of a backend. Without any, a call pays one truth test for them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Event(NamedTuple):
     seconds: float
 
 
-#: Who watches. An attribute ``synchronize`` asks that device work be finished before the clock is read.
+#: If one has a true attribute ``synchronize``, work on a device is waited for before the clock is read.
 observers: list[Callable[[Event], object]] = []
 
 
 @contextmanager
 def observing(observer: Callable[[Event], object]) -> Generator[None, None, None]:
-    """Tell somebody of every call in this block, in all threads."""
+    """Tell an observer of every call in this block, in all threads."""
     observers.append(observer)
     try:
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .._compat import channels_last_of
 from ..backends import Backend
 from ..problem import ConvProblem
 
@@ -17,7 +18,7 @@ def operand_format(backend: Backend, problem: ConvProblem) -> torch.memory_forma
         return problem.memory_format
     if "contiguous" in backend.layouts:
         return torch.contiguous_format
-    return {2: torch.channels_last, 3: torch.channels_last_3d}.get(problem.ndim, torch.contiguous_format)
+    return channels_last_of(problem.ndim)
 
 
 def is_prepared(backend: Backend, problem: ConvProblem, tensor: Tensor) -> bool:
@@ -53,7 +54,7 @@ def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
 
 
 def prepare_bias(bias: Tensor) -> Tensor:
-    """A bias as one number after the other in memory: an expanded one, a part of another tensor, is copied here."""
+    """A contiguous bias: one that is expanded, or strided within another tensor, is copied here."""
     if bias.is_conj() or bias.is_neg():
         bias = bias.resolve_conj().resolve_neg()
     return bias.contiguous()

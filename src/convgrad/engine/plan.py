@@ -30,23 +30,23 @@ _MOST_GROUPS = 32
 
 
 class Plan:
-    """What runs for one problem, one set of outputs and one device, under the flags and the request of its making.
+    """What runs for one problem, one set of outputs and one device, under the flags and request of when it was made.
 
     Attributes:
         problem: what is computed.
-        outputs: what is asked for, in the order of ``problem.OUTPUTS``.
-        device: where.
+        outputs: what to compute, in the order of ``problem.OUTPUTS``.
+        device: where to compute it.
         steps: the calls of backends, each with its reason. A ``grad_bias`` that no step yields is a sum.
-        aten: whether PyTorch's own operator, called as it is, computes all of it.
-        arguments: those of PyTorch's own operator, where it does.
-        kernel: of a plan of a single pass, the function of (a, b, bias) that computes it unobserved; after `bind`.
-        backwards, pytorchs: what `backward` and `autograd_is_pytorchs` answered.
-        form: of a plan of a call, the form that its derivatives contract.
+        aten: whether PyTorch's own operator, called with the operands as they are, computes all of it.
+        arguments: of that operator, if so.
+        kernel: for a single pass, the function of (a, b, bias) that computes it without observers; set by `bind`.
+        backwards, pytorchs: the results of `backward` and `autograd_is_pytorchs`, kept.
+        form: for the plan of a call, the form from which its derivatives are made.
         request: the `use_backend` request under which it was made.
-        flags, generation: a plan holds as long as neither has changed; no flags: it does not hold for a backward.
+        flags, generation: the plan is valid until one of them changes; without flags, never for a backward pass.
     """
 
-    #: For `Contraction`, to which a plan is a call as any other.
+    #: What `ops.autograd.Contraction` reads of a `Call`, and of a plan in its place.
     yields: Role = "output"
     transformed = False
 
@@ -68,7 +68,7 @@ class Plan:
         self.device = device
         self.steps: tuple[Step, ...] = () if problem.empty else steps
         one_call = len(self.steps) == 1 and self.steps[0].backend.name == "aten"
-        #: PyTorch's own call would not come by here, where an unsettled choice is looked at again.
+        #: An unsettled choice is looked at again in its kernel, so PyTorch's own operator may not replace that.
         self._unsettled = any(step.unsettled for step in self.steps)
         self.aten = one_call and not self._unsettled and runs_as_stated(problem)
         self.arguments: tuple[Any, ...] = statable_arguments(problem) if self.aten else ()
@@ -93,7 +93,7 @@ class Plan:
     # ---- running -------------------------------------------------------------------------------------
 
     def bind(self, like: tuple[Tensor | None, ...] = ()) -> list[Callable[..., Any]]:
-        """The kernel of each step; bound when first needed, so that a plan may also be only looked at.
+        """The kernel of each step; bound when first needed, for many plans are made to be explained and never run.
 
         Args:
             like: operands and bias of a pass, as `bind_step` takes them.
@@ -122,11 +122,11 @@ class Plan:
     def gradients(
         self, grad_output: Tensor, input: Tensor | None, weight: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Run a plan of gradients, in PyTorch's words: (grad_input, grad_weight, grad_bias), None where not asked for.
+        """Run a plan of gradients: (grad_input, grad_weight, grad_bias) as the user knows them, None for the others.
 
         Args:
-            grad_output, input, weight: of the user's convolution; one that no step reads may be None. Of a transposed
-                problem grad_output is the slot input, and input the slot grad_output.
+            grad_output, input, weight: of the user's convolution; one that no step reads may be None. In a transposed
+                problem, grad_output fills the slot input, and input the slot grad_output.
         """
         slots: Any = (input, grad_output, weight) if self._transposed else (grad_output, input, weight)
         kernels = self._kernels or self.bind()
@@ -146,7 +146,7 @@ class Plan:
         return results[one], results[two], results[three]
 
     def _rest(self, output: Output, slots: tuple[Tensor | None, ...]) -> Tensor:
-        """What no step yields: the sum that a grad_bias is, or the result of an empty contraction."""
+        """An output that no step yields: the sum for grad_bias, or the result of an empty contraction."""
         p = self.problem
         if output != "grad_bias":
             return _empty_result(p, output, next(t for t in slots if t is not None), None)
@@ -157,7 +157,7 @@ class Plan:
     # ---- the backward of a forward plan ------------------------------------------------------------------
 
     def backward(self, needs: tuple[bool, ...]) -> Plan:
-        """The plan of the gradients that are needed, of (input, weight, bias); made when first needed."""
+        """The plan of the gradients of (input, weight, bias) that are needed; made when it is first needed."""
         plan = self.backwards.get(needs)
         if plan is None:
             with resume(self.request):
@@ -170,8 +170,8 @@ class Plan:
         """Whether PyTorch's own call, recorded by its own autograd, computes all of it and loses nothing by it.
 
         Args:
-            input, weight: which of them require a gradient. Where the weight does not, PyTorch would keep an input that
-                nobody needs, so our autograd records.
+            input, weight: which of them require a gradient. If the weight does not, PyTorch would save an input that
+                no gradient needs; ours does not.
         """
         p = self.problem
         lost = not weight or p.depthwise or p.groups > _MOST_GROUPS or self.request is not None
@@ -182,7 +182,7 @@ class Plan:
         self.pytorchs[input, weight] = found
         return found
 
-    # ---- for those who watch --------------------------------------------------------------------------------
+    # ---- observed -------------------------------------------------------------------------------------------
 
     def _observed(self, i: int, operands: tuple[Tensor, ...], args: tuple[Any, ...]) -> Any:
         step = self.steps[i]

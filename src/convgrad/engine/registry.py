@@ -79,7 +79,7 @@ def reasons_against(
     """Every reason why a backend cannot compute these outputs here and now; empty means usable.
 
     Args:
-        requested: somebody asks for it by name, and so gets what is known to be wrong.
+        requested: it was requested by name, so that it may compute even what is known to be wrong.
     """
     passes = [o for o in outputs if o != "grad_bias"]
     if outputs not in backend.sweeps:

@@ -20,7 +20,7 @@ class Request(NamedTuple):
     forward: str | None = None
     grad_input: str | None = None
     grad_weight: str | None = None
-    #: Part of the program, so that a compiled graph carries it.
+    #: It is part of the program, so a compiled graph carries it.
     fixed: bool = False
 
     def of(self, pass_: Pass) -> str | None:
@@ -30,7 +30,7 @@ class Request(NamedTuple):
 
 _task: ContextVar[Request | None] = ContextVar("convgrad_request", default=None)
 _default: Request | None = None
-#: The requests of the `use_backend` blocks that the compiler is inside of; empty while anything runs.
+#: The requests of the `use_backend` blocks in which the compiler is at the moment; empty while nothing is compiled.
 traced: list[Request] = []
 
 
@@ -62,7 +62,7 @@ def _request(name: str | None, forward: str | None, grad_input: str | None, grad
 
 
 def _having(name: str | None, pass_: Pass) -> str | None:
-    """The name for a pass that its backend has; the engine does what a user's kernel leaves out."""
+    """The name, if its backend has this pass; a pass that a user's kernel lacks is chosen by the engine."""
     if name is None:
         return None
     backend = registry.get_backend(name)

@@ -1,7 +1,7 @@
-"""From a call to its plan: one key, one look-up, and the first time validation, layout, problem and choice.
+"""From a call to its plan: `find` looks it up under one key; the first time, `make` validates the call and plans it.
 
-Every way into the library ends here: the eager functions, the dispatcher's kernels, the takeover of a process. The
-functions ``checked_*`` are the first half alone, on symbolic sizes too: they serve the operators without data as well.
+Every call of the library ends here: of an eager function, of a dispatcher's kernel, of a process that was taken over.
+The functions ``checked_*`` only validate. They accept symbolic sizes, so the operators without data use them, too.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def find(
     memory_format: torch.memory_format | None = None,
     below: bool = False,
 ) -> Any:
-    """The plan of a call that was seen before, else its key (a tuple); None where it has none or must be dispatched.
+    """Look a call up: its `Plan` if it was seen before, else the key (a tuple) under which to keep one.
 
-    The key holds everything that validation and choice depend on. In it the arguments are bytes as `marshal` writes
-    them, since 1, 1.0 and True are one key to a dictionary but not one argument to PyTorch.
+    None if it has no key or must go through the dispatcher. The key holds everything that validation and choice depend
+    on. Arguments are in it as the bytes that `marshal` makes of them, because 1, 1.0 and True are equal as keys of a
+    dictionary, but PyTorch does not accept one for another.
 
     Args:
         op: what is called; it says how ``raw`` is read.
@@ -111,7 +112,7 @@ def resolve(
     c: Tensor | None = None,
     memory_format: torch.memory_format | None = None,
 ) -> Plan:
-    """The plan of a call of an operator below the dispatcher: looked up, or made and remembered.
+    """The plan for a call of an operator below the dispatcher: looked up, or made and remembered.
 
     Args:
         op: ``convolution`` (a, b, c are input, weight, bias), ``convolution_backward`` (input, weight, grad_output),
@@ -138,7 +139,7 @@ def make(
     """Validate a call of an operator, plan it, and remember the plan under a key.
 
     Args:
-        padding_mode: of a ``convolution``; the operators themselves know no other than zeros.
+        padding_mode: of a ``convolution``; the operators themselves only pad with zeros.
     """
     if op == "convolution":
         checked = checked_convolution(a, b, c, *raw)
@@ -166,7 +167,7 @@ def make(
     if a.is_cpu:
         check_memory(problem, outputs, (a, b))
     plan = plan_for(problem, outputs, a.device, now=True)
-    if plan.aten and op.startswith("convolution"):  # operators of PyTorch's, which would get a and b as they are
+    if plan.aten and op.startswith("convolution"):  # PyTorch's operator would get a and b as they are
         plan.aten = not reads_odd_strides(problem, a, b)
     if op == "convolution":
         plan.form = Form(a.shape, b.shape, raw, padding_mode=padding_mode)
@@ -181,15 +182,15 @@ def make(
 
 
 class Checked(NamedTuple):
-    """A call whose operands belong together, in the words of its user."""
+    """A validated call, as its user sees it: of a transposed convolution, not of the plain problem behind it."""
 
     geometry: Geometry
     input_size: Ints
     weight_size: Ints
     output_size: Ints
-    #: In which PyTorch would return the results.
+    #: The layout in which PyTorch would return the results.
     layout: torch.memory_format
-    #: Which gradients are wanted.
+    #: Which gradients to compute.
     mask: Sequence[bool] = (True, True, True)
 
 
@@ -247,7 +248,7 @@ def checked_grad_weight(
 def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format:
     """The layout in which PyTorch would return the results of this convolution.
 
-    PyTorch is asked with the same padding on both sides, one that leaves room for the kernel and for an output.
+    PyTorch's own function is called, which takes one padding for both sides: one that leaves room for an output.
     """
     wider = min if g.transposed else max
     padding = tuple(max(wider(low, high), 0) for low, high in g.padding)
@@ -255,7 +256,7 @@ def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format
 
 
 def _like(shape: Ints, like: Tensor) -> Tensor:
-    """An untouched tensor of this shape in the layout that another suggests, for a question about layouts alone."""
+    """An uninitialized tensor of this shape in the layout of another one; only its layout is looked at."""
     memory_format = torch.contiguous_format
     if like.dim() == len(shape) and suggests_channels_last(like):
         memory_format = channels_last_of(like.dim() - 2)

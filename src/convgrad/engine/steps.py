@@ -32,14 +32,14 @@ def slots_of(outputs: tuple[Output, ...]) -> tuple[int, ...]:
 
 
 def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] = ()) -> Callable[..., Any]:
-    """One function that lays out the operands, gives a workspace, adds the bias where the backend does not.
+    """One function that copies operands into a layout of the backend, allocates a workspace, and adds a bias.
 
-    It asks of each operand whether it must be copied (`is_prepared`), in as few steps as it can: small convolutions
-    wait for nothing else.
+    Whether an operand must be copied (`is_prepared`) is written out in it, because that is most of what a small
+    convolution costs beside its kernel.
 
     Args:
-        like: operands and bias of a pass, where all that come will lie in memory as these do and none is lazily
-            negated: where the backend takes these as they are, it is called at once.
+        like: operands and bias of a pass, if all later ones have the same strides and none is lazily negated: where the
+            backend takes these as they are, its own function is returned.
     """
     backend = step.backend
     kernel = backend.bind(problem, step.outputs)
@@ -83,7 +83,7 @@ def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] 
 def _as_they_are(
     backend: Backend, problem: ConvProblem, fused: bool, a: Tensor | None, b: Tensor | None, bias: Tensor | None
 ) -> bool:
-    """Whether a kernel takes the operands of a pass, and the bias, without more ado."""
+    """Whether a kernel takes the operands of a pass, and the bias, as they are."""
     if bias is not None and not (fused and bias.is_contiguous()):
         return False
     return all(t is not None and is_prepared(backend, problem, t) for t in (a, b))

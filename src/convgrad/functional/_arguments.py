@@ -1,4 +1,4 @@
-"""Arguments as people write them, made what the operators take."""
+"""From arguments as people write them to what the operators take."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ R = TypeVar("R")
 
 
 def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
-    """One integer for each dimension, of the kinds that PyTorch takes; lists of another length are left to validation.
+    """One integer for each dimension, of any type that PyTorch accepts; the length of a list is validated later.
 
     Raises:
-        TypeError: another kind, a bool among them. (Of a tuple PyTorch asks this of the first entry only.)
+        TypeError: another type, bool included. (In a tuple, PyTorch refuses a bool as the first entry only.)
     """
     if type(value) is int:
         return (value,) * d
@@ -40,7 +40,7 @@ def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
 
 
 def _integer(value: Any) -> int:
-    """What Python itself takes for an integer, but no bool."""
+    """Anything that Python accepts as an integer, except a bool."""
     if isinstance(value, torch.SymInt):
         return value  # pyright: ignore[reportReturnType]
     if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype is torch.bool):
@@ -49,7 +49,7 @@ def _integer(value: Any) -> int:
 
 
 def sizes(value: Sequence[int], name: str) -> list[int]:
-    """A shape as a list, from whatever holds integers; a tensor whose shape was meant is refused."""
+    """A shape as a list, from any sequence of integers; a tensor in the place of its shape is refused."""
     if type(value) is torch.Size and not (value and type(value[0]) is Tensor):  # in a trace of jit they are
         return list(value)
     try:
@@ -59,7 +59,7 @@ def sizes(value: Sequence[int], name: str) -> list[int]:
 
 
 def require_tensors(name: str, **operands: object) -> None:
-    """Refuse what is no tensor and stands for none, in PyTorch's words.
+    """Refuse what is neither a tensor nor stands for one, in PyTorch's words.
 
     Raises:
         TypeError: one of the operands.
@@ -70,9 +70,9 @@ def require_tensors(name: str, **operands: object) -> None:
 
 
 def of_tensors(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Make sure of the operands of a function, which have these names: tensors, or what stands for one.
+    """Check the operands of a function, which have these names: each is a tensor, or an object that stands for one.
 
-    Nested tensors are refused. Where one only stands for a tensor, as a proxy of ``torch.fx`` does, it gets the call.
+    Nested tensors are refused. An object that stands for a tensor, such as a proxy of ``torch.fx``, handles the call.
     """
 
     def made(function: Callable[P, R]) -> Callable[P, R]:
@@ -96,7 +96,7 @@ def of_tensors(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def _shown(value: object) -> str:
-    """A value for a message; of a tensor its shape, for its elements may fill the screen."""
+    """A value for a message; a tensor is shown by its shape."""
     return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
@@ -110,10 +110,10 @@ def _groups(value: int) -> int:
 
 
 def require_bool(name: str, value: object) -> None:
-    """Refuse what is no bool, as PyTorch does.
+    """Refuse anything but a bool, as PyTorch does.
 
     Raises:
-        TypeError: it is another kind.
+        TypeError: it is of another type.
     """
     if value is not True and value is not False:
         hint = " (conv2d_input and conv2d_weight take the arguments of torch.nn.grad)" if name == "transposed" else ""
@@ -154,7 +154,7 @@ def paddings(
     return tuple(p for total in totals for p in (total // 2, total - total // 2))
 
 
-def _padding_integers(padding: Ints, d: int) -> tuple[int, ...]:
+def _padding_integers(padding: Ints | str, d: int) -> tuple[int, ...]:
     pads = integers(_flat(padding), d, "padding")
     if len(pads) in (1, d) and any(isinstance(p, int) and p < 0 for p in pads):
         # the operators crop where low and high are given
@@ -163,14 +163,14 @@ def _padding_integers(padding: Ints, d: int) -> tuple[int, ...]:
 
 
 def _constants(traced: Sequence[Any]) -> list[int]:
-    """A weight's sizes where jit traces and takes them for tensors, without its warning: they do not change."""
+    """A weight's sizes as integers in a jit trace, where they are tensors, without the warning: they do not change."""
     with catch_warnings():
         simplefilter("ignore")
         return [int(n) for n in traced]
 
 
 def _flat(padding: Any) -> Ints:
-    """Pairs of low and high, as `ConvProblem` has them, in the flat form that the operators take."""
+    """Pairs (low, high), as in `ConvProblem`, in the flat form that the operators take; anything else as it is."""
     if not isinstance(padding, (tuple, list)) or not padding or not isinstance(padding[0], (tuple, list)):
         return padding
     if not all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in padding):
@@ -181,8 +181,8 @@ def _flat(padding: Any) -> Ints:
 def conv_arguments(
     d: int, weight_size: Sequence[int], stride: Ints, padding: Ints | str, dilation: Ints, groups: int
 ) -> tuple[Any, ...]:
-    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
-    return (s, paddings(padding, weight_size, s, dil), dil, False, (0,) * d, _groups(groups))
+    """Of a convolution, in the order of ``torch.nn.functional.conv2d``."""
+    return all_arguments(d, weight_size, stride, padding, dilation, False, 0, groups)
 
 
 def transpose_arguments(
@@ -194,9 +194,8 @@ def transpose_arguments(
     groups: int,
     dilation: Ints,
 ) -> tuple[Any, ...]:
-    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
-    pads = _padding_integers(padding, d)
-    return (s, pads, dil, True, integers(output_padding, d, "output_padding"), _groups(groups))
+    """Of a transposed convolution, in the order of ``torch.nn.functional.conv_transpose2d``."""
+    return all_arguments(d, weight_size, stride, padding, dilation, True, output_padding, groups)
 
 
 def all_arguments(
@@ -209,8 +208,12 @@ def all_arguments(
     output_padding: Ints,
     groups: int,
 ) -> tuple[Any, ...]:
-    """Of a plain convolution output_padding has no meaning, as in PyTorch."""
+    """The operator's arguments; output_padding of a plain convolution is ignored, as in PyTorch."""
     require_bool("transposed", transposed)
+    s, dil = integers(stride, d, "stride"), integers(dilation, d, "dilation")
     if transposed:
-        return transpose_arguments(d, weight_size, stride, padding, output_padding, groups, dilation)  # pyright: ignore[reportArgumentType]
-    return conv_arguments(d, weight_size, stride, padding, dilation, groups)
+        pads: tuple[int, ...] = _padding_integers(padding, d)
+        extra = integers(output_padding, d, "output_padding")
+    else:
+        pads, extra = paddings(padding, weight_size, s, dil), (0,) * d
+    return (s, pads, dil, transposed, extra, _groups(groups))

@@ -1,4 +1,4 @@
-"""Sequences with their channels last, (N, L, C): computed where they lie, as channels_last images of one row.
+"""Sequences with their channels last, (N, L, C): computed without a copy, as channels_last images of one row.
 
 A 1-D convolution returns contiguous (N, C, L) tensors, as PyTorch's does, so a transposed view given to it is copied
 element by element. The same memory seen as an image (N, C, 1, L) is channels_last, for which there are kernels.
@@ -15,12 +15,12 @@ from ..errors import ShapeError
 from ..shapes import conv_geometry
 from ..validation import refuse_nested
 
-#: In which order the dimensions of a sequence lie: batch, channels, length, or batch, length, channels.
+#: The order of the dimensions of a sequence: batch, channels, length; or batch, length, channels.
 Layout = Literal["NCL", "NLC"]
 
 
 def require_layout(layout: object) -> None:
-    """Refuse a layout that is none.
+    """Refuse any other layout.
 
     Raises:
         ValueError: it is neither "NCL" nor "NLC".
@@ -59,7 +59,7 @@ def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: T
 
 
 def in_one_row(normalize: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """The function that makes arguments of an image of one row of what ``normalize`` makes those of a sequence of."""
+    """The same as ``normalize``, which makes a sequence's arguments, for the image of one row in its place."""
 
     def normalized(d: int, weight_size: Any, *raw: Any) -> tuple[Any, ...]:
         # checked here, so that messages speak of one dimension.

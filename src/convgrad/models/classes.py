@@ -51,7 +51,7 @@ def is_batch_norm(module: nn.Module) -> bool:
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is torch's linear layer or of a class derived from it.
 
-    That of `torch.nn.MultiheadAttention` is none, which reads its parameters and never calls it.
+    The one in `torch.nn.MultiheadAttention` does not count: its parameters are read, but it is never called.
     """
     return isinstance(module, nn.Linear) and type(module) is not NonDynamicallyQuantizableLinear
 
@@ -133,7 +133,7 @@ def owner_class(cls: type) -> type:
 
 
 class _Untold:
-    """The first base of a derived class: a user's ``__init_subclass__``, which may register classes, hears of none."""
+    """The first base of a derived class, so that a user's ``__init_subclass__`` is not called for it."""
 
     def __init_subclass__(cls) -> None:
         pass
@@ -215,7 +215,7 @@ def _with_base(cls: type, base: type) -> type:
 
 # ---- what cannot be accelerated --------------------------------------------------------------------------------
 
-#: What reaches a convolution nevertheless.
+#: By whether it is a convolution: what computes it nevertheless.
 _TAKEOVER = {True: "; convgrad.takeover() computes it", False: ""}
 
 

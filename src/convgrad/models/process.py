@@ -28,7 +28,7 @@ Original = Callable[..., Any]
 
 
 class _Router:
-    """The one owner of the exchanged kernels: there from the first block that opens until the last one closes."""
+    """Owns the exchanged kernels, which are registered from the first block that opens until the last one closes."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,8 +69,8 @@ class _Router:
         return library
 
 
-#: A thread without the interpreter lock may stand in front of a kernel that is being taken away, and PyTorch keeps one
-#: alive only while it is registered; so the last ones are kept here.
+#: Another thread may be about to call a kernel that is being removed, and PyTorch keeps one alive only while it is
+#: registered; so the last ones are kept alive here.
 _retired: deque[Any] = deque(maxlen=4096)
 
 
@@ -81,7 +81,7 @@ def _keys() -> tuple[str, ...]:
 
 
 # ---- the kernels ---------------------------------------------------------------------------------
-# These two functions are paid for at every call.
+# Every call of PyTorch's convolution passes through one of these two functions.
 
 
 class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator would cost several microseconds more

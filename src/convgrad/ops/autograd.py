@@ -1,7 +1,7 @@
 """The operators at the ``Autograd`` dispatch key: where the derivative table of `calculus` meets PyTorch's autograd.
 
-An own kernel at this key, rather than ``register_autograd``: it keeps forward-mode tangents, composes with every
-functorch transform, and knows which gradients the running backward pass really needs.
+A kernel of our own at this key, rather than ``register_autograd``: it keeps forward-mode tangents, composes with every
+functorch transform, and computes only the gradients that the running backward pass needs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _recording = torch.is_grad_enabled
 
 
 class Call(NamedTuple):
-    """One call of an operator, as `Contraction` needs it."""
+    """One call of an operator, for `Contraction`."""
 
     below: Callable[..., Tensor]
     yields: Role
@@ -52,11 +52,11 @@ class Call(NamedTuple):
 
 
 class Contraction(torch.autograd.Function):
-    """Any operator that yields one role, with its derivatives of every order by the calculus."""
+    """Any operator that yields one role; its derivatives of every order follow from `calculus`."""
 
     @staticmethod
     def forward(ctx: Any, call: Any, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute, and keep of the two operands only the one that a derivative will contract.
+        """Compute, and save only those operands that a derivative will contract.
 
         Args:
             call: a `Plan`, or a `Call` of an operator that the dispatcher handed over.
@@ -86,7 +86,7 @@ class Contraction(torch.autograd.Function):
             plan = call.backwards.get(needs) or call.backward(needs)
             grad_first, grad_second, grad_bias = plan.gradients(cotangent, first, second)
             return None, grad_first, grad_second, grad_bias
-        alone = torch.compiler.is_compiling() or functorch_active()  # no engine runs that knows more
+        alone = torch.compiler.is_compiling() or functorch_active()  # no autograd engine runs that could be asked
         needs = ctx.needs_input_grad[1:] if alone else _needed(ctx)
         if not any(needs):
             return (None,) * 4
@@ -112,7 +112,7 @@ apply = apply_of(Contraction)
 
 
 def _holds(plan: Plan, cotangent: Tensor) -> bool:
-    """Whether a plan may compute the backward pass: nothing has changed, and it is not differentiated."""
+    """Whether a plan may compute the backward pass: nothing has changed since, and no derivative of it is needed."""
     return (
         not is_dynamo_compiling()
         and cotangent.__class__ is Tensor
@@ -127,7 +127,7 @@ def _holds(plan: Plan, cotangent: Tensor) -> bool:
 
 
 def _needed(ctx: Any) -> tuple[bool, bool, bool]:
-    """Which of (first, second, bias) the running backward pass needs: also right for ``autograd.grad(y, x)``."""
+    """Which gradients, of (first, second, bias), the running backward pass needs; ``autograd.grad(y, x)`` needs one."""
     _, *needs = ctx.needs_input_grad
     if needs.count(True) > 1:  # a single one is needed, or this would not run
         nodes = ctx.next_functions  # one for each tensor argument, in their order
@@ -148,7 +148,7 @@ def _with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
 def _of_copy(
     form: Form, cotangent: Tensor, input: Tensor | None, weight: Tensor | None, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of a convolution with a padding mode where they may be differentiated: by a padded copy."""
+    """The gradients, differentiable themselves, of a convolution with a padding mode: those of the padded copy."""
     stride, padding, *rest = form.arguments
     sides, mode = padding_pairs(padding, len(form.input_size) - 2), form.padding_mode
     size = (*form.input_size[:2], *(n + sum(pair) for n, pair in zip(form.input_size[2:], sides, strict=True)))
@@ -228,7 +228,7 @@ def _through(
         return below(*operands)
     first, second, _ = operands
     if yields == "output" and not (first.requires_grad and second.requires_grad):
-        form = _with_layout(form, first, second)  # the other operand will not be there to ask
+        form = _with_layout(form, first, second)  # later, one of the two operands is not there
     call = Call(below, yields, form, active(), transformed)
     with single_level() if functorch_active() else nullcontext():
         return apply(call, *operands)

@@ -25,7 +25,7 @@ def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: 
 def convolution_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients that the mask asks for, without data."""
+    """The gradients that the mask selects, without data."""
     call = checked_backward(grad_output, input, weight, *arguments)
     g = call.geometry
     return (

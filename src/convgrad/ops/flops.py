@@ -1,6 +1,6 @@
 """FLOP formulas for ``torch.utils.flop_counter``: two operations for each multiply-add of a pass.
 
-That module imports triton, so it is not imported here: the formulas are handed over once it has been imported,
+That module imports triton, so it is not imported here: the formulas are registered after somebody else imported it,
 at the latest when an operator runs under a counter.
 """
 

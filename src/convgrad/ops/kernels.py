@@ -25,7 +25,7 @@ def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: 
 def convolution_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Ints | None, *arguments: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Up to three gradients at once; None where the mask does not ask."""
+    """Up to three gradients at once; None for those that the mask leaves out."""
     plan = resolve("convolution_backward", (bias_sizes, *arguments), input, weight, grad_output)
     mask = arguments[-1]
     if plan.aten and (bias_sizes is not None or not mask[2]) and not observers and not profiler_enabled():
@@ -42,7 +42,7 @@ def grad_input(
     *arguments: Any,
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
-    """The gradient of the input alone; needs no input."""
+    """The gradient of the input alone, for which no input is needed."""
     plan = resolve("grad_input", (input_size, *arguments), grad_output, weight, None, memory_format)
     return plan.contract(grad_output, weight)
 
@@ -54,6 +54,6 @@ def grad_weight(
     *arguments: Any,
     memory_format: torch.memory_format | None = None,
 ) -> Tensor:
-    """The gradient of the weight alone; needs no weight."""
+    """The gradient of the weight alone, for which no weight is needed."""
     plan = resolve("grad_weight", (weight_size, *arguments), grad_output, input, None, memory_format)
     return plan.contract(input, grad_output) if arguments[3] else plan.contract(grad_output, input)

@@ -23,7 +23,7 @@ _aten = torch.ops.aten
 
 #: Subclasses for which the operators themselves have rules.
 with_rules: dict[type, Callable[..., Any]] = {}
-#: What brings the rules of the subclasses that a module defines.
+#: Module that defines subclasses -> a function that registers the rules for them; it may be called again.
 loaders: dict[str, Callable[[], Any]] = {}
 
 
@@ -33,7 +33,7 @@ def any_subclass(*tensors: Tensor | None) -> bool:
 
 
 def rules_of(kind: type) -> Callable[..., Any] | None:
-    """What describes a call of such tensors for `explain`; None for a class for which the operators have no rules."""
+    """The function that describes a call of such tensors to `explain`; None if the operators have no rules for them."""
     if kind not in with_rules and kind.__module__ in loaders:
         loaders[kind.__module__]()
     return with_rules.get(kind)
@@ -43,9 +43,9 @@ def rules_of(kind: type) -> Callable[..., Any] | None:
 
 
 def traced_operator(op: Any, operands: tuple[Tensor | None, ...], rest: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """aten's operator in place of ours, where a graph is being traced and ATen would be chosen.
+    """The operator of aten that takes the place of ours in a graph that is being traced; None where ours stays.
 
-    An exported program that is decomposed may leave this process, so there ATen's operators replace all of ours.
+    It does where ATen would be chosen; in an exported program always, because that may be loaded without this library.
     """
     first, second = operands[0], operands[1]
     if first is None or second is None or not is_traced(first):

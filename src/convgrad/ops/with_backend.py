@@ -1,7 +1,7 @@
 """A request for a backend inside a compiled graph.
 
-`use_backend` counts while a call runs, but a graph runs long after it was traced. So a module that requests a backend
-puts an overload of the operator into the graph that carries the request: ``convgrad::convolution.with_backend``.
+`use_backend` holds while its block runs, but a graph runs long after it was traced. So a request is put into the graph
+itself, by an overload of the operator that carries it: ``convgrad::convolution.with_backend``.
 """
 
 from __future__ import annotations
