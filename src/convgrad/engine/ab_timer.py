@@ -58,8 +58,6 @@ class Ratio:
 class Comparison:
     """Times of several callables, measured alternately.
 
-    Printed, a time is that of `seconds`, so that the quotient of two of them is the speed-up that stands beside them.
-
     Equivalent to:
         >>> seen = Comparison("pytorch", {"ours": (1.0,) * 9, "pytorch": (2.0,) * 9})
         >>> print(seen.speedup("ours"), seen.seconds("ours"))
@@ -108,14 +106,6 @@ class Comparison:
 
     def _ratios(self, name: str) -> list[float]:
         return [base / own for base, own in zip(self.samples[self.baseline], self.samples[name], strict=True)]
-
-    def __str__(self) -> str:
-        width = max(map(len, self.samples))
-        lines = []
-        for name in self.samples:
-            line = f"{name:<{width}}  {self.seconds(name) * 1e3:10.4f} ms"
-            lines.append(f"{line}  baseline" if name == self.baseline else f"{line}  {self.speedup(name)}")
-        return "\n".join(lines)
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:

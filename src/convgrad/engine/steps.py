@@ -53,8 +53,8 @@ def bind_step(problem: ConvProblem, step: Step, like: tuple[Tensor | None, ...] 
     layout = layout or torch.contiguous_format
     channels = (-1, *(1,) * problem.ndim)
 
-    def scratch(like: Tensor) -> Tensor | None:
-        return torch.empty(size, dtype=torch.uint8, device=like.device) if size else None
+    def scratch(like: Tensor) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=like.device)
 
     def run_sweep(grad_output: Tensor, input: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         if ask_all or not grad_output.is_contiguous(memory_format=layout) or grad_output.is_neg():

@@ -6,7 +6,7 @@ Each is written once: only its name, its docstring and the rank of an operand wi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor
 
@@ -14,10 +14,12 @@ from ._arguments import Ints, require_tensors, sizes
 from ._gradients import grad_input, grad_weight
 from ._names import words
 
-Function = TypeVar("Function", bound=Callable[..., Tensor])
+Function = Callable[..., Tensor]
 
 
-def _input_gradient(d: int):
+def _of_dimensions(d: int):
+    """The four functions of ``d`` dimensions; those of transposed convolutions have another order of arguments."""
+
     def conv_input(
         input_size: Sequence[int],
         weight: Tensor,
@@ -27,13 +29,9 @@ def _input_gradient(d: int):
         dilation: Ints = 1,
         groups: int = 1,
     ) -> Tensor:
-        return _of_input(d, name, input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
+        rest = (stride, padding, dilation, False, 0, groups)
+        return _of_input(conv_input, d, input_size, weight, grad_output, *rest)
 
-    name = f"conv{d}d_input"
-    return _named(name, conv_input)
-
-
-def _weight_gradient(d: int):
     def conv_weight(
         input: Tensor,
         weight_size: Sequence[int],
@@ -43,13 +41,9 @@ def _weight_gradient(d: int):
         dilation: Ints = 1,
         groups: int = 1,
     ) -> Tensor:
-        return _of_weight(d, name, input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
+        rest = (stride, padding, dilation, False, 0, groups)
+        return _of_weight(conv_weight, d, input, weight_size, grad_output, *rest)
 
-    name = f"conv{d}d_weight"
-    return _named(name, conv_weight)
-
-
-def _transposed_input_gradient(d: int):
     def conv_transpose_input(
         input_size: Sequence[int],
         weight: Tensor,
@@ -61,13 +55,8 @@ def _transposed_input_gradient(d: int):
         dilation: Ints = 1,
     ) -> Tensor:
         rest = (stride, padding, dilation, True, output_padding, groups)
-        return _of_input(d, name, input_size, weight, grad_output, *rest)
+        return _of_input(conv_transpose_input, d, input_size, weight, grad_output, *rest)
 
-    name = f"conv_transpose{d}d_input"
-    return _named(name, conv_transpose_input)
-
-
-def _transposed_weight_gradient(d: int):
     def conv_transpose_weight(
         input: Tensor,
         weight_size: Sequence[int],
@@ -79,22 +68,28 @@ def _transposed_weight_gradient(d: int):
         dilation: Ints = 1,
     ) -> Tensor:
         rest = (stride, padding, dilation, True, output_padding, groups)
-        return _of_weight(d, name, input, weight_size, grad_output, *rest)
+        return _of_weight(conv_transpose_weight, d, input, weight_size, grad_output, *rest)
 
-    name = f"conv_transpose{d}d_weight"
-    return _named(name, conv_transpose_weight)
+    for function in (conv_input, conv_weight, conv_transpose_input, conv_transpose_weight):
+        kind, operand = function.__name__.rsplit("_", 1)
+        _name(function, f"{kind}{d}d", operand)
+    return conv_input, conv_weight, conv_transpose_input, conv_transpose_weight
 
 
-def _of_input(d: int, name: str, input_size: Sequence[int], weight: Tensor, grad_output: Tensor, *rest: Any) -> Tensor:
-    require_tensors(name, weight=weight, grad_output=grad_output)
+def _of_input(
+    function: Function, d: int, input_size: Sequence[int], weight: Tensor, grad_output: Tensor, *rest: Any
+) -> Tensor:
+    require_tensors(function.__name__, weight=weight, grad_output=grad_output)
     size = sizes(input_size, "input_size")
     if len(size) != d + 1 or grad_output.dim() != d + 1:
         return grad_input(size, weight, grad_output, *rest)
     return grad_input((1, *size), weight, grad_output.unsqueeze(0), *rest).squeeze(0)
 
 
-def _of_weight(d: int, name: str, input: Tensor, weight_size: Sequence[int], grad_output: Tensor, *rest: Any) -> Tensor:
-    require_tensors(name, input=input, grad_output=grad_output)
+def _of_weight(
+    function: Function, d: int, input: Tensor, weight_size: Sequence[int], grad_output: Tensor, *rest: Any
+) -> Tensor:
+    require_tensors(function.__name__, input=input, grad_output=grad_output)
     if input.dim() != d + 1 or grad_output.dim() != d + 1:
         return grad_weight(input, weight_size, grad_output, *rest)
     return grad_weight(input.unsqueeze(0), weight_size, grad_output.unsqueeze(0), *rest)
@@ -123,10 +118,9 @@ _DOCSTRING = """The gradient of `{name}` with respect to its {operand}{as_in_tor
     """
 
 
-def _named(name: str, function: Function) -> Function:
+def _name(function: Function, forward: str, operand: str) -> None:
     """Name a function and write its docstring."""
-    forward, operand = name.rsplit("_", 1)
-    of_input = operand == "input"
+    name, of_input = f"{forward}_{operand}", operand == "input"
     function.__name__ = function.__qualname__ = name
     function.__doc__ = _DOCSTRING.format(
         **words(forward),
@@ -138,14 +132,8 @@ def _named(name: str, function: Function) -> Function:
         variable="x" if of_input else "w",
         arguments="x.shape, w" if of_input else "x, w.shape",
     )
-    return function
 
 
-conv1d_input, conv2d_input, conv3d_input = (_input_gradient(1), _input_gradient(2), _input_gradient(3))
-conv1d_weight, conv2d_weight, conv3d_weight = (_weight_gradient(1), _weight_gradient(2), _weight_gradient(3))
-conv_transpose1d_input = _transposed_input_gradient(1)
-conv_transpose2d_input = _transposed_input_gradient(2)
-conv_transpose3d_input = _transposed_input_gradient(3)
-conv_transpose1d_weight = _transposed_weight_gradient(1)
-conv_transpose2d_weight = _transposed_weight_gradient(2)
-conv_transpose3d_weight = _transposed_weight_gradient(3)
+conv1d_input, conv1d_weight, conv_transpose1d_input, conv_transpose1d_weight = _of_dimensions(1)
+conv2d_input, conv2d_weight, conv_transpose2d_input, conv_transpose2d_weight = _of_dimensions(2)
+conv3d_input, conv3d_weight, conv_transpose3d_input, conv_transpose3d_weight = _of_dimensions(3)

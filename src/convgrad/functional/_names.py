@@ -75,7 +75,10 @@ def _channels_last(
     return as_images(call, input, weight, layout)
 
 
-def _convolution(d: int):
+def _of_dimensions(d: int):
+    """The convolution and the transposed convolution of ``d`` dimensions."""
+    plain, transposed = f"conv{d}d", f"conv_transpose{d}d"
+
     def conv(
         input: Tensor,
         weight: Tensor,
@@ -85,13 +88,8 @@ def _convolution(d: int):
         dilation: Ints = 1,
         groups: int = 1,
     ) -> Tensor:
-        return run(name, input, weight, bias, (stride, padding, dilation, groups))
+        return run(plain, input, weight, bias, (stride, padding, dilation, groups))
 
-    name = f"conv{d}d"
-    return _named(name, conv, conv_arguments)
-
-
-def _transposed(d: int):
     def conv_transpose(
         input: Tensor,
         weight: Tensor,
@@ -102,10 +100,9 @@ def _transposed(d: int):
         groups: int = 1,
         dilation: Ints = 1,
     ) -> Tensor:
-        return run(name, input, weight, bias, (stride, padding, output_padding, groups, dilation))
+        return run(transposed, input, weight, bias, (stride, padding, output_padding, groups, dilation))
 
-    name = f"conv_transpose{d}d"
-    return _named(name, conv_transpose, transpose_arguments)
+    return _named(plain, conv, conv_arguments), _named(transposed, conv_transpose, transpose_arguments)
 
 
 _DOCSTRING = """A {d}-d {what}, as ``torch.nn.functional.{name}``.
@@ -177,5 +174,5 @@ def _named(name: str, function: Function, read: Callable[..., tuple[Any, ...]]) 
 
 conv1d = _named("conv1d", conv1d, conv_arguments)
 conv_transpose1d = _named("conv_transpose1d", conv_transpose1d, transpose_arguments)
-conv2d, conv3d = _convolution(2), _convolution(3)
-conv_transpose2d, conv_transpose3d = _transposed(2), _transposed(3)
+conv2d, conv_transpose2d = _of_dimensions(2)
+conv3d, conv_transpose3d = _of_dimensions(3)

@@ -170,7 +170,11 @@ def _gradients(
         return _of_copy(form, cotangent, first, second, needs)
     if yields == "output" and first is not None and second is not None:
         if needs[0] and needs[1]:  # both at once, so that one sweep may serve them
-            return _both(form, cotangent, first, second, needs[2])
+            if first.is_complex():
+                first, second = first.conj(), second.conj()
+            sizes, mask = [form.bias_size] if needs[2] else None, [True, True, needs[2]]
+            backward = torch.ops.convgrad.convolution_backward.default
+            return backward(cotangent, first, second, sizes, *form.arguments, mask)
         form = _with_layout(form, first, second)
     roles = OPERANDS[yields]
     operands = dict(zip(roles, (first, second), strict=True))
@@ -179,15 +183,6 @@ def _gradients(
         for role, need in zip(roles, needs[:2], strict=True)
     )
     return one, two, sum_of_bias(cotangent, form.bias_size) if needs[2] else None
-
-
-def _both(form: Form, cotangent: Tensor, input: Tensor, weight: Tensor, bias: bool) -> Any:
-    if input.is_complex():
-        input, weight = input.conj(), weight.conj()
-    sizes = [form.bias_size] if bias else None
-    return torch.ops.convgrad.convolution_backward.default(
-        cotangent, input, weight, sizes, *form.arguments, [True, True, bias]
-    )
 
 
 # ---- kernels at the key --------------------------------------------------------------------------
