@@ -57,7 +57,7 @@ def by_pytorch(input: Tensor, sides: Sides, mode: str = "constant") -> Tensor:
 
 
 def is_plain(input: Tensor) -> bool:
-    """Whether it is a tensor in CPU memory that nobody transforms, compiles or traces."""
+    """Whether it is a tensor in CPU memory, and not being transformed, compiled or traced."""
     return (
         not torch.compiler.is_compiling()
         and type(input) in (Tensor, Parameter)

@@ -31,7 +31,7 @@ import torch
 
 from .sizes import Dimension, effective_kernel, fields_of, output_length
 
-#: What a text is made: this module knows the grammar, `problem` the value.
+#: What `parse` makes of a text: this module knows only the grammar, `problem` the class.
 Problem = TypeVar("Problem")
 
 EXAMPLE: Final = "g32mb1ic32ih112oc32oh112kh3sh1ph1dh0 or mb2ic3iw100oc8kw5 bfloat16 bias"

@@ -1,4 +1,4 @@
-"""The one reader of PyTorch's flags that change which kernel may run or what it returns."""
+"""All of PyTorch's flags that affect which kernel may run or what it returns are read here."""
 
 from __future__ import annotations
 

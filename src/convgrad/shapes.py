@@ -1,8 +1,8 @@
 """The rules of shape, and the validation of a convolution by them, as pure functions.
 
 Every function takes plain or symbolic integers: a plain condition that is false raises at once, a symbolic one
-becomes a `torch._check`. Messages are PyTorch's where PyTorch has one, followed by the values got.
-Each check runs before any backend, so no backend ever sees a problem that does not exist.
+becomes a `torch._check`. Messages are PyTorch's where PyTorch has one, followed by the actual values.
+All checks run before any backend, so no backend ever sees an invalid problem.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ def output_length(size: int, kernel: int, stride: int, low: int, high: int, dila
 
 
 def readable(sizes: Sequence[int], padding: Sequence[tuple[int, int]], mode: str) -> bool:
-    """Whether an input has all that a padding mode reads: circular at most the whole input, reflect a position less.
+    """Whether an input is as large as a padding mode needs: circular reads at most all of it, reflect one less.
 
     Equivalent to:
         >>> [readable((3,), ((3, 0),), mode) for mode in ("circular", "reflect", "replicate")]

@@ -1,6 +1,6 @@
-"""The backends, which contract tensors: one file each, and one line to register it.
+"""The backends, which contract tensors: one file each, and one place in `built_in`.
 
-ATen comes first: where no rule prefers another backend, the first one that can is taken.
+ATen comes first: where no rule prefers another backend, the first one that can compute a problem is chosen.
 """
 
 from __future__ import annotations

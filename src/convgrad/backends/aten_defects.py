@@ -299,7 +299,7 @@ found: dict[tuple[Output, Any], str] = {}
 
 
 def geometry(p: ConvProblem) -> Any:
-    """What problems share of which one that was found wrong stands for all: everything but batch and channels."""
+    """Everything but batch and channels: if one problem was found wrong, all of the same geometry are avoided."""
     return (
         *(p.dtype, p.memory_format, p.transposed, p.input_size, p.kernel_size),
         *(p.stride, p.padding, p.dilation, p.output_size),

@@ -1,4 +1,4 @@
-"""A padded or cropped copy of the input, and backends over one: for padding that they do not know themselves."""
+"""A padded or cropped copy of the input, for backends that do not support a padding or padding mode themselves."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def over_copy(problem: ConvProblem, outputs: tuple[Output, ...], kernel: Kernel)
 
 
 class PaddedCopy(Backend):
-    """Another backend, which computes `padded` of the problem; it is made where one is chosen, and never registered."""
+    """Another backend, computing ``padded(problem)``; one is made for a plan that needs it, and never registered."""
 
     padding_modes = PADDING_MODES
 

@@ -1,8 +1,8 @@
-"""Routes: the same pass through ATen by another way than the call as given, for problems where that way is faster.
+"""Routes: backends that call ATen in another dtype, layout or number of dimensions, where that is faster.
 
-PyTorch computes a convolution in the dtype, the layout and the number of dimensions of its operands, whatever its
-kernels for these are worth. A route restates the problem, converts the operands, calls ATen, and converts the result
-back; the conversions are a part of its time.
+PyTorch computes a convolution in the dtype, layout and number of dimensions of its operands, even if its kernels for
+these are slow. A route restates the problem, converts the operands, calls ATen, and converts the result back; the
+conversions count in its time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Restated(Backend):
 
     @abstractmethod
     def nothing_to_change(self, problem: ConvProblem) -> str:
-        """Why this route is the call as given; empty where it is not."""
+        """Why this route would be no different from ATen; empty if it is."""
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         why = self.nothing_to_change(problem)

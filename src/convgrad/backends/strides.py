@@ -1,4 +1,4 @@
-"""Strides that no index multiplies: a dimension of size 1 may have any, and some libraries read them all the same."""
+"""Strides of dimensions of size 1: no index multiplies them, so they may be anything, but some libraries read them."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | 
 
 
 class ModuleBackend(FunctionsBackend):
-    """A module that convolves its input with its ``weight``: what it returns, and what autograd makes of it.
+    """A module that convolves its input with its ``weight``, with the gradients that autograd derives.
 
     It computes the problems of its own kernel, stride, padding, dilation, channels and groups, for inputs of any size.
     """

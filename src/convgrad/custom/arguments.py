@@ -27,7 +27,7 @@ VALUES: dict[str, Callable[[ConvProblem], Any]] = {
     "transposed": lambda p: False,
     "output_padding": lambda p: (0,) * p.ndim,
 }
-#: How many elements those have that have several: at most three dimensions, and batch and channels.
+#: How many elements a value can have: one for each of three dimensions, in sizes also batch and channels.
 _MOST: Final = {
     **dict.fromkeys(("stride", "padding", "dilation", "kernel_size", "output_padding", "output_mask"), 3),
     **dict.fromkeys(("input_size", "weight_size", "output_size"), 5),

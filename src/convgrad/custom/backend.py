@@ -82,7 +82,7 @@ class CustomBackend(Backend):
         return [f"it was registered for {', '.join(self.devices or ())}, not for {device.type}"]
 
     def call(self, what: str, function: Callable[..., Any], args: Sequence[Any]) -> Any:
-        """A call of the user's code: PyTorch's convolutions in it are not taken over."""
+        """Call the user's code; `takeover` leaves PyTorch's convolutions in it alone."""
         outer, thread.in_backend = thread.in_backend, True
         try:
             return function(*args)

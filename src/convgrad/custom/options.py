@@ -1,4 +1,4 @@
-"""The options of `convgrad.register`: read, and refused where they make no backend."""
+"""The options of `convgrad.register`, checked."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .arguments import METHODS, Method
 
 
 def several(option: Any) -> tuple[Any, ...]:
-    """What may be given alone or as a sequence."""
+    """An option that may be one value or a sequence of them, as a tuple."""
     if option is None:
         raise TypeError("layouts, devices, dtypes and problems are one or a sequence of them, got None")
     return (option,) if isinstance(option, (str, torch.dtype, ConvProblem)) else tuple(option)
 
 
 def check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, seconds: float) -> None:
-    """Refuse a layout, a device, a dtype, an arithmetic or a truth that is none."""
+    """Refuse a value that is no layout, device, dtype, arithmetic or boolean, wherever one is expected."""
     known_layouts = get_args(Layout)
     if not options["layouts"] or not {*options["layouts"]} <= {*known_layouts}:
         raise ValueError(f"layouts are among {', '.join(known_layouts)}, got {options['layouts']}")
@@ -47,7 +47,7 @@ def check_options(options: Mapping[str, Any], devices: Sequence[Any] | None, sec
 
 
 def check_mapping(option: str, given: Any) -> None:
-    """Refuse ``args`` and ``accepts`` of a function that there is not, and an ``accepts`` that is no function."""
+    """Refuse ``args`` and ``accepts`` for unknown names of functions, and an ``accepts`` that cannot be called."""
     unknown = [m for m in given if m not in METHODS] if isinstance(given, Mapping) else []
     if unknown:
         raise ValueError(f"{option} is for {', '.join(METHODS)}, there is no {unknown[0]!r}")
@@ -60,7 +60,7 @@ def check_mapping(option: str, given: Any) -> None:
 
 
 def _check_accepts(accepts: Callable[..., object]) -> None:
-    """Refuse one that raises for every problem: a dimension that some problems lack is no mistake, a name is."""
+    """Refuse one that raises for every problem. For some it may, such as those without the dimension it looks at."""
     raised: list[Exception] = []
     for problem in default_problems():
         try:
@@ -82,7 +82,7 @@ def instance(own: Backend | type[Backend]) -> Backend:
 
 
 def _with_outputs(own: Backend) -> Backend:
-    """The backend, refused where it computes nothing, or something that there is not."""
+    """The backend itself; refused if it computes nothing, or an unknown output."""
     what, passes, sweeps = f"class {type(own).__name__}", several(own.passes), tuple(map(several, own.sweeps))
     unknown = [p for p in passes if p not in PASSES]
     if unknown:

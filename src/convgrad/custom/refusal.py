@@ -1,4 +1,4 @@
-"""What a user reads whose kernel is refused: what is wrong, with which tensors, of which problem, and what to do."""
+"""Messages for a kernel that is refused: what is wrong, with which tensors, of which problem, and what to do."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def nothing_accepted(backend: CustomBackend, output: Output, reasons: Sequence[t
 
 
 def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, name: str, how: str, passed: int) -> str:
-    """It crashed or hung while this property of a problem was looked at; no problem: while one was searched for."""
+    """For one that crashed or hung while this property was checked; without a problem, while one was searched for."""
     if problem is None:
         return f"{backend.name!r} is refused: its accepts, called for {output}, {how}"
     meaning = ((STRESS | PROPERTIES)[name].__doc__ or "").strip().splitlines()

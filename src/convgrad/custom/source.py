@@ -1,8 +1,8 @@
 """What a kernel is made of: its code, everything that this code refers to, and the compiled libraries behind it.
 
-`fingerprint` is a digest of all that, under which a verification is remembered: a change of a helper, of a value in a
-closure or of a byte of a library is another kernel. `hints` are the numbers in it, which say where a kernel's limits
-are.
+`fingerprint` is a digest of all that, under which a verification is remembered: after a change of a helper, of a value
+in a closure or of a byte of a library, it is another kernel. `hints` are the numbers in the code, which often are the
+limits of the kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast a kernel is that is being registered, against what runs where it is not: timed on a few of its problems."""
+"""How fast a kernel is that is being registered, compared with what would run without it, on a few of its problems."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _SLOW = 0.5
 
 
 def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float) -> tuple[Timing, ...]:
-    """Time a backend on some of the problems that it accepts; what was found before is read from the store.
+    """Time a backend on some of the problems that it accepts, or read from the store what was found before.
 
-    A preferred one that is slower everywhere gets a warning, when it is timed and not again.
+    For a preferred one that is slower everywhere, the user is warned when it is timed.
 
     Args:
         named: problems that the user names, taken first.

@@ -97,7 +97,7 @@ class Verified:
         return f"verified on {n} problems{more}{rest}"
 
     def _fewest(self) -> tuple[int, str]:
-        """The output of which too few problems passed, and how many; no output if there were enough of each."""
+        """The least number of problems of an output that passed, and that output if they are too few (else "")."""
         counts = Counter(key.partition(" ")[0] for key in self.passed)
         fewest = min(self.outputs, key=lambda o: counts[o])
         return counts[fewest], fewest if counts[fewest] < FLOOR else ""

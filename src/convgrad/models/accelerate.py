@@ -80,7 +80,7 @@ def accelerate_(
 
 
 def _replace_layers(model: nn.Module, seen: dict[str, list[Seen]] | None, only_gains: bool, report: Report) -> None:
-    """Replace each layer of its own that may gain, and note why the others stay."""
+    """Replace each layer that may gain, and note why the others stay."""
     for name, module in model.named_modules():
         inputs = None if seen is None else seen.get(name, [])
         if is_convolution(module) or is_linear(module):
@@ -172,7 +172,7 @@ _OF_INSTANCES = "PyTorch's gradient of the instance normalisation of a single im
 
 
 def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Report) -> None:
-    """Turn the layout where the caller wants it, or where it is expected to be faster."""
+    """Convert the model to channels_last if the caller wants it, or if it is expected to be faster."""
     if wanted is None:
         return
     convolutions = [m for m in model.modules() if is_convolution(m) and is_spatial(m)]

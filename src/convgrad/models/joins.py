@@ -1,4 +1,4 @@
-"""Which layers of a model may be computed together: what one of them gives goes to the other, and nowhere else."""
+"""Which layers of a model may be computed together: the result of one goes to the other, and nowhere else."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _JOINED = {("norm", "activation"), ("pad", "convolution")}
 
 
 def join_layers(model: nn.Module, report: Report) -> None:
-    """Let accelerated layers compute what is beside them, where that is proven.
+    """Let a batch normalisation compute the activation behind it, and a convolution the padding in front of it.
 
-    A batch normalisation the activation behind it, and a convolution the padding in front of it.
+    Only where tracing proves that nothing else uses what lies between the two.
     """
     parents = Counter(id(child) for module in model.modules() for child in module._modules.values())
     for name, owner in [*model.named_modules()]:
@@ -117,9 +117,9 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
 
 
 def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, set[fx.Node]]:
-    """What the forward calls, and what of it is kept.
+    """What the forward calls, and which results it keeps somewhere.
 
-    Modules are not opened; functions are, where they need no value of a tensor or size.
+    Modules are not traced into. Functions are, unless they need the value of a tensor or a size.
     """
     shared = (*owner._modules.values(), *owner._parameters.values())
     opaque: tuple[Any, ...] = ()

@@ -1,4 +1,4 @@
-"""The memory layout of a whole model: weights turned once, inputs at the root, everything between follows."""
+"""The memory layout of a whole model: weights are converted once, inputs at the root, and what lies between follows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _is_image(t: Tensor) -> bool:
 
 
 def inputs_to_channels_last(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The forward pre-hook of the root: its images come in channels_last, wherever they are in the arguments."""
+    """The forward pre-hook of the root: converts images to channels_last, wherever they are among the arguments."""
     return tree_map(_turned, (args, kwargs))
 
 

@@ -1,4 +1,4 @@
-"""A script run unmodified, with every convolution taken over or observed, and a report of them at the end."""
+"""Run a script unmodified, with every convolution taken over or observed, and report them at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model tried out on example inputs: which sizes its layers see, which layout is faster. No trace of it stays."""
+"""A model run on example inputs, to see the sizes that reach its layers and which layout is faster; then as before."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_COPY = "not measured, for the model cannot be copied"
 
 
 def copied(model: nn.Module) -> nn.Module | None:
-    """A copy; None of a model that has none (a computed tensor, as of the older weight_norm, or a lazy buffer)."""
+    """A copy; None if it cannot be copied (it has a computed tensor, as of the older weight_norm, or a lazy buffer)."""
     try:
         return copy.deepcopy(model)
     except (RuntimeError, TypeError, ValueError, copy.Error):
@@ -44,7 +44,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
-    """What reaches each convolution, batch normalisation and linear layer, by the name of the layer."""
+    """The inputs of each convolution, batch normalisation and linear layer, by the name of the layer."""
     seen: dict[str, list[Seen]] = {}
     twin = copied(model)
     with quietly(model if twin is None else twin) as tried:
@@ -98,7 +98,7 @@ def quietly(model: nn.Module) -> Iterator[nn.Module]:
 
 @contextmanager
 def no_number_drawn(device: torch.device) -> Iterator[Callable[[], bool]]:
-    """Afterwards Python's, NumPy's and PyTorch's random numbers go on as before; says if any was drawn."""
+    """Restore Python's, NumPy's and PyTorch's random states afterwards; yields a function: was any number drawn?"""
     numpy = sys.modules.get("numpy")
     of_python, of_numpy = random.getstate(), numpy and numpy.random.get_state()
 

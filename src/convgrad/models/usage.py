@@ -30,7 +30,7 @@ class UsageRow:
     backend: str
     device: str
     reason: str = ""
-    #: Operands that a call had to copy into a layout that the backend takes.
+    #: How many operands a call copied into a layout that the backend takes.
     copies: int = 0
     calls: int = 0
     seconds: float = 0.0

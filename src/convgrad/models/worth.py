@@ -1,7 +1,7 @@
-"""Whether a layer is worth replacing: by the engine's choice, without measuring.
+"""Whether a layer is worth replacing, by the engine's choice and without measuring.
 
-Where the sizes that a layer sees are known, it is if the choice gives any of its outputs to another backend than ATen.
-Where they are not, a grid of usual sizes is tried; a layer for which ATen is chosen at all of them stays stock.
+It is if another backend than ATen is chosen for any of its outputs: at the sizes that it sees, where they are known,
+else at any of a grid of usual sizes.
 """
 
 from __future__ import annotations
