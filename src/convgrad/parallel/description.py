@@ -16,7 +16,7 @@ from ..calculus import Role
 from ..diagnostics import Transfer
 from ..shapes import Geometry, convolution_shape
 from .part import Halo, Part, part_of
-from .redistribution import groups_of, mesh_of
+from .redistribution import groups_of, mesh_of, names_of
 from .sharding import Choice, Placements, Step, Work, choose, steps
 
 _WHY = {
@@ -75,7 +75,7 @@ def described(
         sums = tuple(Shard(0) if p == Shard(1) else Partial() if p.is_shard() else p for p in output)
         taken = steps(tuple(bias.shape), bias.dtype.itemsize, tuple(mesh.shape), sums, bias.placements)
         found += _redistributions("backward", "grad_bias", taken, mesh)
-    names = _names(mesh, range(mesh.ndim))
+    names = names_of(mesh, range(mesh.ndim))
     text = f"on a mesh of {' x '.join(f'{name} {n}' for name, n in zip(names, mesh.shape, strict=True))}: " + ", ".join(
         f"{role} {list(placements)}" for role, placements in {**operands, "output": output}.items()
     )
@@ -115,11 +115,11 @@ def _halos(
 ) -> Iterator[Transfer]:
     """Of an operand, what it is extended by; of a result, what others have computed of this process's own part."""
     for halo in part.halos:
-        if halo.role == role and halo.way.travels:
-            sent = sum(p.stop - p.start for pieces in halo.way.sent for p in pieces)
-            size = _row(work, part, halo) * (sent if result else halo.way.received)
+        if halo.role == role and halo.route.travels:
+            sent = sum(p.stop - p.start for pieces in halo.route.sent for p in pieces)
+            size = _row(work, part, halo) * (sent if result else halo.route.received)
             over = [m for m in range(mesh.ndim) if mesh.get_group(m) is halo.group]
-            yield Transfer(name, tensor, "halo exchange", _names(mesh, over), size, size, _WHY["halo exchange"])
+            yield Transfer(name, tensor, "halo exchange", names_of(mesh, over), size, size, _WHY["halo exchange"])
 
 
 def _row(work: Work, part: Part, halo: Halo) -> int:
@@ -127,7 +127,7 @@ def _row(work: Work, part: Part, halo: Halo) -> int:
     size = list(part.sizes[halo.role])
     for other in part.halos[part.halos.index(halo) :]:
         if other.role == halo.role:
-            size[other.dim] = other.way.have[1] - other.way.have[0]
+            size[other.dim] = other.route.have[1] - other.route.have[0]
     return work.itemsize * prod(size[: halo.dim] + size[halo.dim + 1 :])
 
 
@@ -139,9 +139,4 @@ def _redistributions(name: str, tensor: str, taken: Sequence[Step], mesh: Device
             everyone = prod(mesh.size(m) for m in over)
             size = least * everyone // (2 * (everyone - 1))
             sent = sum(2 * size * (group.size() - 1) // group.size() for group in groups_of(mesh, over))
-        yield Transfer(name, tensor, what, _names(mesh, over), sent, least, _WHY[what])
-
-
-def _names(mesh: DeviceMesh, over: Sequence[int]) -> tuple[str, ...]:
-    names = mesh.mesh_dim_names or range(mesh.ndim)
-    return tuple(str(names[m]) for m in over)
+        yield Transfer(name, tensor, what, names_of(mesh, over), sent, least, _WHY[what])

@@ -53,9 +53,7 @@ def _kept(x: DTensor, p: float, dims: int) -> Tensor:
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     own, mesh = shards(x), x.device_mesh
-    place = torch.randint(1 << 62, (), device="cpu").to(
-        x.device
-    )  # the same number where the processes are seeded alike
+    place = torch.randint(1 << 62, (), device="cpu").to(x.device)  # the same where the processes are seeded alike
     for d in range(dims):
         start, stop = local_range(mesh, own[d], x.shape[d]) if d in own else (0, x.shape[d])
         place = place.unsqueeze(-1) * x.shape[d] + torch.arange(start, stop, device=x.device)

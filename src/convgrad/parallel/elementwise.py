@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import UnsupportedError
 from .geometry import chunks
-from .placed import first, joined, local_of, mine, of_channels, on_some, reduced, shards, spread, take, want
+from .placed import fetch, first, joined, local_of, mine, of_channels, on_some, reduced, shards, spread, take
 
 Function = Callable[..., Any]
 
@@ -145,7 +145,7 @@ def concatenated(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> DTe
                 for a, b in chunks(length, mesh.size(m))
             ]
             a, b = mine(mesh, m, ranges)
-            local = want(local, dim, mesh, m, t.shape[dim], ranges) if here else local.narrow(dim, a, b - a)
+            local = fetch(local, dim, mesh, m, t.shape[dim], ranges) if here else local.narrow(dim, a, b - a)
         parts.append(local)
     return joined(func(parts, dim), mesh, placements, shape)
 
@@ -215,7 +215,8 @@ def indexed(func: Function, x: DTensor, index: Any) -> DTensor:
                 if isinstance(i, int):
                     raise UnsupportedError(f"one position of dimension {d}, which is sharded, cannot be selected")
                 wanted = range(x.shape[d])[i]
-                local = _part(local, d, mesh, m, x.shape[d], wanted)
+                if wanted != range(x.shape[d]):
+                    local = take(local, d, mesh, m, x.shape[d], lambda a, b, w=wanted: list(w[a:b]), len(wanted))
                 sizes[to] = len(wanted)
             moved[d] = to
             d += 1
@@ -238,12 +239,6 @@ def reshaped(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
     return joined(local.reshape(sizes), x.device_mesh, x.placements, shape)
 
 
-def _part(local: Tensor, d: int, mesh: DeviceMesh, m: int, length: int, wanted: range) -> Tensor:
-    if wanted == range(length):
-        return local
-    return take(local, d, mesh, m, length, lambda start, stop: list(wanted[start:stop]), len(wanted))
-
-
 def padded(
     func: Function, x: DTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> DTensor:
@@ -258,7 +253,7 @@ def padded(
         rest[at : at + 2] = 0, 0
         size, places = x.shape[d], chunks(shape[d], mesh.size(m))
         if mode in ("constant", "circular"):
-            local = want(local, d, mesh, m, size, [(a - low, b - low) for a, b in places], mode == "circular")
+            local = fetch(local, d, mesh, m, size, [(a - low, b - low) for a, b in places], mode == "circular")
         else:
             local = take(local, d, mesh, m, size, partial(_mirrored, mode, size, low), shape[d])
         if mode == "constant" and value:
@@ -288,7 +283,7 @@ def shuffled(func: Function, x: DTensor, *args: int, **kwargs: int) -> DTensor:
             raise UnsupportedError(f"{func.__name__} of a tensor whose channels are sharded")
         if d > x.dim() - 3 and not up:
             needed = [(a * factor, b * factor) for a, b in chunks(shape[d], mesh.size(m))]
-            local = want(local, d, mesh, m, x.shape[d], needed)
+            local = fetch(local, d, mesh, m, x.shape[d], needed)
     *lead, c, h, w = local.shape  # written out: PyTorch's derivative of no pixels is wrong
     if up:
         blocks = local.reshape(*lead, c // factor**2, factor, factor, h, w).movedim((-4, -3), (-3, -1))
@@ -299,5 +294,5 @@ def shuffled(func: Function, x: DTensor, *args: int, **kwargs: int) -> DTensor:
     for d, m in shards(x).items() if up else ():
         if d > x.dim() - 3:
             have = [(a * factor, b * factor) for a, b in chunks(x.shape[d], mesh.size(m))]
-            local = want(local, d, mesh, m, have, chunks(shape[d], mesh.size(m)))
+            local = fetch(local, d, mesh, m, have, chunks(shape[d], mesh.size(m)))
     return joined(local, mesh, x.placements, shape)

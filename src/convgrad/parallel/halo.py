@@ -91,8 +91,8 @@ def halo_exchange(
                 f"but got {lengths}"
             )
         routes.append(_route(lengths, low, high, padding == "circular", rank))
-    for d, way, group in zip(dims, routes, groups, strict=True):
-        x = exchange(x, d, way, group)
+    for d, route, group in zip(dims, routes, groups, strict=True):
+        x = exchange(x, d, route, group)
     zeros = [n for d in reversed(range(x.dim())) for n in (routes[dims.index(d)].zeros if d in dims else (0, 0))]
     return pad(x, zeros) if any(zeros) else x  # last, so that none of them travels
 
@@ -103,7 +103,7 @@ def _route(sizes: Any, before: Counts, after: Counts, circular: bool, rank: int)
     return Exchange.of_halo(sizes, before, after, circular).route(rank)
 
 
-def exchange(x: Tensor, dim: int, way: Route, group: ProcessGroup, *, back: bool = False) -> Tensor:
+def exchange(x: Tensor, dim: int, route: Route, group: ProcessGroup, *, back: bool = False) -> Tensor:
     """The extended range of this process; or back: the sum of what the ranges of all processes hold of this one's own.
 
     Each is the derivative of the other.
@@ -115,9 +115,9 @@ def exchange(x: Tensor, dim: int, way: Route, group: ProcessGroup, *, back: bool
     Shape:
         (..., have, ...) -> (..., want, ...), without positions beyond the ends of the whole; back the other way round.
     """
-    if not way.travels and [p[1:3] for p in way.pieces] == [way.have]:
+    if not route.travels and [p[1:3] for p in route.pieces] == [route.have]:
         return x
-    return _apply(x, dim, way, group, back)
+    return _apply(x, dim, route, group, back)
 
 
 class Flight(NamedTuple):
@@ -131,9 +131,9 @@ class _Exchange(torch.autograd.Function):
     """The linear map `exchange`; its transpose is the same map the other way."""
 
     @staticmethod
-    def forward(x: Tensor, dim: int, way: Route, group: ProcessGroup, back: bool) -> Tensor:
-        flight = start(x, dim, way, group, back=back)
-        return collect(x, flight, dim, way, group, back=back)
+    def forward(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: bool) -> Tensor:
+        flight = start(x, dim, route, group, back=back)
+        return collect(x, flight, dim, route, group, back=back)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -141,8 +141,8 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        dim, way, group, back = ctx.rest
-        return _apply(gradients[0], dim, way, group, not back), None, None, None, None
+        dim, route, group, back = ctx.rest
+        return _apply(gradients[0], dim, route, group, not back), None, None, None, None
 
 
 class _Linear(_Exchange):
@@ -162,16 +162,16 @@ def _apply(*arguments: Any) -> Any:
     return (_Exchange if torch.compiler.is_dynamo_compiling() else _Linear).apply(*arguments)
 
 
-def start(x: Tensor, dim: int, way: Route, group: ProcessGroup, *, back: bool = False) -> Flight:
+def start(x: Tensor, dim: int, route: Route, group: ProcessGroup, *, back: bool = False) -> Flight:
     """Send what others want of ``x``; no derivative. What arrives is put together by `collect`, which waits for it."""
     rank, everyone = group.rank(), range(group.size())
     shape = [n for d, n in enumerate(x.shape) if d != dim]
-    base = way.have[0]
-    theirs = [[(p.start - base, p.stop - p.start) for p in pieces] for pieces in way.sent]
-    ours = [[(p.at, p.stop - p.start) for p in way.pieces if p.owner == other != rank] for other in everyone]
+    base = route.have[0]
+    theirs = [[(p.start - base, p.stop - p.start) for p in pieces] for pieces in route.sent]
+    ours = [[(p.at, p.stop - p.start) for p in route.pieces if p.owner == other != rank] for other in everyone]
     outgoing, incoming = (ours, theirs) if back else (theirs, ours)
     received, given = ([sum(n for _, n in ranges) for ranges in side] for side in (incoming, outgoing))
-    if not way.travels or not prod(shape):  # no bytes, for all of them
+    if not route.travels or not prod(shape):  # no bytes, for all of them
         return Flight(None, received)
     parts = [x.narrow(dim, at, n).movedim(dim, 0) for ranges in outgoing for at, n in ranges]
     rows = torch.cat(parts) if parts else x.new_empty((0, *shape))
@@ -183,7 +183,7 @@ def collect(
     x: Tensor,
     flight: Flight,
     dim: int,
-    way: Route,
+    route: Route,
     group: ProcessGroup,
     *,
     back: bool = False,
@@ -198,15 +198,15 @@ def collect(
         rows = arrived.view(x.dtype).reshape(sum(flight.splits), *shape)
     parts = [part.movedim(0, dim) for part in rows.split(flight.splits)]
     if back:
-        return _returned(x, parts, dim, way, rank)
-    return _extended(x, parts, dim, way, rank, within)
+        return _returned(x, parts, dim, route, rank)
+    return _extended(x, parts, dim, route, rank, within)
 
 
-def _extended(x: Tensor, parts: list[Tensor], dim: int, way: Route, rank: int, within: Range | None) -> Tensor:
+def _extended(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int, within: Range | None) -> Tensor:
     layout, used = _layout(x), [0] * len(parts)
     found = [x.narrow(dim, 0, 0)]
-    for owner, a, b, at in way.pieces:
-        source, first = (x, a - way.have[0]) if owner == rank else (parts[owner], used[owner])
+    for owner, a, b, at in route.pieces:
+        source, first = (x, a - route.have[0]) if owner == rank else (parts[owner], used[owner])
         used[owner] += b - a
         start, stop = (at, at + b - a) if within is None else (max(at, within[0]), min(at + b - a, within[1]))
         if start < stop:
@@ -215,10 +215,10 @@ def _extended(x: Tensor, parts: list[Tensor], dim: int, way: Route, rank: int, w
     return torch.cat(found if len(found) == 1 else found[1:], dim)
 
 
-def _returned(x: Tensor, parts: list[Tensor], dim: int, way: Route, rank: int) -> Tensor:
+def _returned(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int) -> Tensor:
     """The own part of an extended range, with everything added that came back."""
-    base, stop = way.have
-    own = [(p.start - base, x.narrow(dim, p.at, p.stop - p.start)) for p in way.pieces if p.owner == rank]
+    base, stop = route.have
+    own = [(p.start - base, x.narrow(dim, p.at, p.stop - p.start)) for p in route.pieces if p.owner == rank]
     if len(own) == 1 and own[0][1].shape[dim] == stop - base:
         total = own.pop()[1].clone()
     else:
@@ -226,7 +226,7 @@ def _returned(x: Tensor, parts: list[Tensor], dim: int, way: Route, rank: int) -
         total = x.new_zeros(size).contiguous(memory_format=_layout(x))
     for other, arrived in enumerate(parts):
         at = 0
-        for _, a, b, _ in way.sent[other]:
+        for _, a, b, _ in route.sent[other]:
             own.append((a - base, arrived.narrow(dim, at, b - a)))
             at += b - a
     for at, term in own:

@@ -41,7 +41,7 @@ def batch_norm(
         mean, var, *affine = (of_channels(x, v, [1, -1, *[1] * (x.dim() - 2)]) for v in vectors)
         assert mean is not None
         assert var is not None
-        return _like(x, _applied(widened(local_of(x)), mean, torch.rsqrt(var + eps), *affine))
+        return _like(x, _applied(widened(local_of(x)), mean, var + eps, *affine))
     return _per_channel(
         x, [d for d in range(x.dim()) if d != 1], (running_mean, running_var), weight, bias, momentum, eps
     )
@@ -81,7 +81,7 @@ def group_norm(
     grouped = local.reshape(local.shape[0], local.shape[1] // width, width, *local.shape[2:])
     mean, var = _statistics(x, grouped, list(range(2, grouped.dim())), width, list(range(2, x.dim())))
     shape = [1, -1, width, *[1] * (x.dim() - 2)]
-    result = _applied(grouped, mean, torch.rsqrt(var + eps), of_channels(x, weight, shape), of_channels(x, bias, shape))
+    result = _applied(grouped, mean, var + eps, *(of_channels(x, v, shape) for v in (weight, bias)))
     return _like(x, result.reshape(local.shape))
 
 
@@ -98,7 +98,7 @@ def layer_norm(
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
     local = widened(local_of(x))
     mean, var = _statistics(x, local, dims, 1, dims)
-    return _by_position(x, _applied(local, mean, torch.rsqrt(var + eps), None, None), dims, weight, bias)
+    return _by_position(x, _applied(local, mean, var + eps), dims, weight, bias)
 
 
 def rms_norm(
@@ -141,9 +141,7 @@ def _per_channel(
             if kept is not None:
                 kept.lerp_(_whole(x, seen, dims).to(kept.dtype), momentum)
     shape = [1, -1, *[1] * (x.dim() - 2)]
-    return _like(
-        x, _applied(local, mean, torch.rsqrt(var + eps), of_channels(x, weight, shape), of_channels(x, bias, shape))
-    )
+    return _like(x, _applied(local, mean, var + eps, *(of_channels(x, v, shape) for v in (weight, bias))))
 
 
 def _statistics(x: DTensor, local: Tensor, dims: list[int], width: int, whole: list[int]) -> tuple[Tensor, Tensor]:
@@ -162,11 +160,11 @@ def _statistics(x: DTensor, local: Tensor, dims: list[int], width: int, whole: l
     return center, total((var + (mean - center).square()) * part, x.device_mesh, over)
 
 
-def _applied(local: Tensor, mean: Tensor, inverse: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """(x - mean) * inverse * weight + bias, in one pass over x, which alone is kept for the derivative."""
-    scale = inverse if weight is None else inverse * weight
+def _applied(x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """(x - mean) / sqrt(var) * weight + bias, in one pass over x, which alone is kept for the derivative."""
+    scale = var.rsqrt() if weight is None else var.rsqrt() * weight
     shift = -mean * scale if bias is None else bias - mean * scale
-    return torch.addcmul(shift, local, scale)
+    return torch.addcmul(shift, x, scale)
 
 
 def _by_position(x: DTensor, local: Tensor, dims: list[int], weight: Tensor | None, bias: Tensor | None) -> DTensor:
@@ -174,11 +172,11 @@ def _by_position(x: DTensor, local: Tensor, dims: list[int], weight: Tensor | No
     placements: list[Placement] = [
         Shard(p.dim - dims[0]) if isinstance(p, Shard) and p.dim in dims else Replicate() for p in x.placements
     ]
-    if weight is not None:
-        local = local * spread(weight, x.device_mesh, placements, set(shards(x).values()))
-    if bias is not None:
-        local = local + spread(bias, x.device_mesh, placements, set(shards(x).values()))
-    return _like(x, local)
+    weight, bias = (
+        v if v is None else spread(v, x.device_mesh, placements, set(shards(x).values())) for v in (weight, bias)
+    )
+    local = local if weight is None else local * weight
+    return _like(x, local if bias is None else local + bias)
 
 
 def _whole(x: DTensor, statistic: Tensor, dims: list[int]) -> Tensor:

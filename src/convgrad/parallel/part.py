@@ -20,7 +20,7 @@ class Halo(NamedTuple):
         role: the one that moves.
         other: the one that stays, input or output.
         dim: the dimension of both.
-        way: what is sent.
+        route: what is sent.
         group: to whom.
         line: the convolution along this dimension.
         side: which side of the line the moving role is; a transposed convolution reads it from output to input.
@@ -31,7 +31,7 @@ class Halo(NamedTuple):
     role: Role
     other: Role
     dim: int
-    way: Route
+    route: Route
     group: ProcessGroup
     line: Line
     side: Literal["input", "output"]
@@ -44,7 +44,7 @@ class Halo(NamedTuple):
 
     def interior(self) -> Range:
         """The part of the other role that couples with nothing of another process."""
-        return interior(self.line, self.side, self.stays, self.way.have)
+        return interior(self.line, self.side, self.stays, self.route.have)
 
 
 class Part(NamedTuple):

@@ -109,9 +109,10 @@ def widened(local: Tensor) -> Tensor:
 
 
 def on_some(function: Callable[[Tensor], Tensor], local: Tensor) -> Tensor:
-    """A function of a part; of an empty one, of a position of zeros, which is cut off afterwards.
+    """Apply a function to a local part; an empty part is first padded by a position of zeros, whose result is cut off.
 
-    Of nothing PyTorch computes nothing, or refuses to: backwards the others would wait for this process's collectives.
+    For an empty tensor PyTorch records no graph, or raises; in the backward, the other processes would then wait for
+    this one's collectives.
     """
     empty = [not n for n in local.shape]
     if not any(empty):
@@ -139,7 +140,7 @@ def total(local: Tensor, mesh: DeviceMesh, over: Collection[int]) -> Tensor:
 
 
 class _Solid(torch.autograd.Function):
-    """The same; but a gradient of zeros without memory, as that of a sign is, gets it: in a DTensor it would crash."""
+    """The identity; a gradient of zeros without memory, as that of a sign, is given some: a DTensor of it crashes."""
 
     @staticmethod
     def forward(local: Tensor) -> Tensor:
@@ -209,7 +210,7 @@ def mine(mesh: DeviceMesh, m: int, values: Sequence[T]) -> T:
     return values[mesh.get_local_rank(m)]
 
 
-def want(
+def fetch(
     local: Tensor,
     dim: int,
     mesh: DeviceMesh,
@@ -226,9 +227,9 @@ def want(
         circular: beyond the ends there is the other end.
     """
     have = chunks(length, mesh.size(m)) if isinstance(length, int) else tuple(length)
-    way = _route(have, tuple(ranges), circular, mesh.get_local_rank(m))
-    local = exchange(local, dim, way, mesh.get_group(m))
-    return pad(local, [*[0, 0] * (local.dim() - 1 - dim), *way.zeros]) if any(way.zeros) else local
+    route = _route(have, tuple(ranges), circular, mesh.get_local_rank(m))
+    local = exchange(local, dim, route, mesh.get_group(m))
+    return pad(local, [*[0, 0] * (local.dim() - 1 - dim), *route.zeros]) if any(route.zeros) else local
 
 
 @torch.compiler.assume_constant_result
@@ -249,7 +250,7 @@ def take(
     lists = [positions(start, stop) for start, stop in chunks(out, mesh.size(m))]
     ranges = [(min(p), max(p) + 1) if p else (0, 0) for p in lists]
     own, (start, stop) = mine(mesh, m, lists), mine(mesh, m, ranges)
-    local = want(local, dim, mesh, m, length, ranges)
+    local = fetch(local, dim, mesh, m, length, ranges)
     if own == list(range(start, stop)):
         return local
     return local.index_select(dim, torch.tensor([p - start for p in own], dtype=torch.long, device=local.device))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..errors import UnsupportedError
 from .geometry import Line, chunks
-from .placed import joined, local_of, local_range, mine, on_some, reduced, shards, want, widened
+from .placed import fetch, joined, local_of, local_range, mine, on_some, reduced, shards, widened
 
 Function = Callable[..., Any]
 Size = int | Sequence[int]
@@ -92,7 +92,7 @@ def windows(
         output, inputs = ranges[0], (0, x.shape[d])
         if m is not None:
             needed = [line.inputs_of(o) for o in ranges]
-            local = want(local, d, mesh, m, x.shape[d], needed, circular)
+            local = fetch(local, d, mesh, m, x.shape[d], needed, circular)
             output, inputs = mine(mesh, m, ranges), mine(mesh, m, needed)
         # Without a window of its own, a process computes one of nothing: its graph is the same as the others'.
         sides = line.local(inputs, output) if output[0] < output[1] else (0, dil * (k - 1) + 1)
@@ -144,7 +144,7 @@ def _adaptive(func: Function, x: DTensor, output_size: Any, reduce: Callable[...
         elif m is not None:
             ranges = chunks(out, mesh.size(m))
             needed = [(bins[a][0], bins[b - 1][1]) if a < b else (0, 0) for a, b in ranges]
-            local, own = want(local, d, mesh, m, n, needed), mine(mesh, m, needed)
+            local, own = fetch(local, d, mesh, m, n, needed), mine(mesh, m, needed)
             bins = bins[slice(*mine(mesh, m, ranges))]
         cuts = [(min(max(a, own[0]), own[1]) - own[0], min(max(b, own[0]), own[1]) - own[0]) for a, b in bins]
         parts = [local.narrow(d, start, stop - start) for start, stop in cuts]

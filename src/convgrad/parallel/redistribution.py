@@ -71,7 +71,9 @@ def local_as(x: DTensor, placements: Sequence[Placement], what: str) -> Tensor:
         with named(f"redistribution of {what}"):
             return wait(x.redistribute(placements=placements).to_local())
     for step in steps(tuple(shape), x.dtype.itemsize, tuple(mesh.shape), now, tuple(placements)):
-        said = f"{step.name} of {what} over {dimensions_of(mesh, step.over)}"
+        over = zip(names_of(mesh, step.over), step.over, strict=True)
+        processes = (f"mesh dimension {name} ({mesh.size(m)} processes)" for name, m in over)
+        said = f"{step.name} of {what} over {' and '.join(processes)}"
         after = tuple(step.want if m in step.over else p for m, p in enumerate(now))
         if step.name == "all-reduce":
             for group in groups_of(mesh, step.over):
@@ -112,10 +114,10 @@ def mesh_of(name: str, tensors: dict[Any, Tensor | None]) -> DeviceMesh:
     return first
 
 
-def dimensions_of(mesh: DeviceMesh, over: Sequence[int]) -> str:
-    """Dimensions of a mesh in words."""
+def names_of(mesh: DeviceMesh, over: Sequence[int]) -> tuple[str, ...]:
+    """The names, or the numbers, of some dimensions of a mesh."""
     names = mesh.mesh_dim_names or range(mesh.ndim)
-    return " and ".join(f"mesh dimension {names[m]} ({mesh.size(m)} processes)" for m in over)
+    return tuple(str(names[m]) for m in over)
 
 
 def groups_of(mesh: DeviceMesh, over: Sequence[int]) -> list[ProcessGroup]:

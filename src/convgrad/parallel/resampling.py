@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import UnsupportedError
 from .geometry import chunks
-from .placed import joined, local_of, mine, on_some, shards, want
+from .placed import fetch, joined, local_of, mine, on_some, shards
 from .pooling import adaptive_avg_pool
 
 #: How many positions of the input a position of the result is made of, to the left of the one it lies at, and in all.
@@ -56,7 +56,7 @@ def interpolate(
                 (max(a // f - reach, 0), min(-(-b // f) + reach, n)) if a < b else (0, 0)
                 for a, b in chunks(shape[d], mesh.size(m))
             ]
-            local = want(local, d, mesh, m, n, ranges)
+            local = fetch(local, d, mesh, m, n, ranges)
             start, (a, b) = mine(mesh, m, ranges)[0], mine(mesh, m, chunks(shape[d], mesh.size(m)))
             cuts.append((d, a - start * f if a < b else 0, b - a))
         local = on_some(lambda t: func(t, [f * n for f, n in zip(factors, t.shape[2:], strict=True)], **options), local)
@@ -72,7 +72,7 @@ def interpolate(
         start = 0
         if m is not None:
             needed = [(int(p.min()), int(p.max()) + 1) if p.numel() else (0, 0) for p, _ in found]
-            local, start = want(local, d, mesh, m, n, needed), mine(mesh, m, needed)[0]
+            local, start = fetch(local, d, mesh, m, n, needed), mine(mesh, m, needed)[0]
         local = _weighted(local, d, positions - start, weights)
     return joined(local, mesh, x.placements, shape)
 

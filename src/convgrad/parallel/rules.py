@@ -25,8 +25,11 @@ from .redistribution import local_as, mesh_of
 from .sharding import Choice, Work, choose
 
 _ops = torch.ops.convgrad
+_Locals = dict[Role, Tensor]
 #: Computes results from the local tensors of the operands, this process's part, and a bias.
-_Contract = Callable[[dict[Role, Tensor], Part, Any], Sequence[Tensor]]
+_Contract = Callable[[_Locals, Part, Any], Sequence[Tensor]]
+#: The same with the bias that belongs to it, and zeros where the part is empty.
+_Contracted = Callable[[_Locals, Part], list[Tensor]]
 
 
 def register() -> None:
@@ -58,7 +61,7 @@ def _handler(rule: Callable[..., Any]) -> Callable[..., Any]:
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> DTensor:
     call = checked_convolution(input, weight, bias, *arguments)
 
-    def contract(t: dict[Role, Tensor], part: Part, b: Tensor | None) -> Sequence[Tensor]:
+    def contract(t: _Locals, part: Part, b: Tensor | None) -> Sequence[Tensor]:
         return [_ops.convolution.default(t["input"], t["weight"], b, *part.arguments)]
 
     return _compute("convolution", call, {"input": input, "weight": weight}, ("output",), contract, bias)[0]
@@ -88,12 +91,10 @@ def _convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *a
 
 
 def _gradients(call: Any) -> _Contract:
-    def contract(t: dict[Role, Tensor], part: Part, _: None) -> Sequence[Tensor]:
+    def contract(t: _Locals, part: Part, _: None) -> Sequence[Tensor]:
         if len(t) == 3:
-            both = [True, True, False]
-            return _ops.convolution_backward.default(t["output"], t["input"], t["weight"], None, *part.arguments, both)[
-                :2
-            ]
+            three = t["output"], t["input"], t["weight"]
+            return _ops.convolution_backward.default(*three, None, *part.arguments, [True, True, False])[:2]
         name, other, wanted = ("grad_input", "weight", "input") if "weight" in t else ("grad_weight", "input", "weight")
         operator = getattr(_ops, name).default
         return [operator(t["output"], t[other], part.sizes[wanted], *part.arguments, memory_format=call.layout)]
@@ -137,76 +138,61 @@ def _compute(
         return [_wrap(nothing, mesh, choice, role, work.shape(role), call.layout) for role in results]
     _warn(name, choice, operands)
     part = part_of(work, choice, mesh)
-    here: dict[Role, Tensor] = {
-        role: local_as(t, choice.placements(role), f"{role} of {name}") for role, t in operands.items()
-    }
+    here: _Locals = {role: local_as(t, choice.placements(role), f"{role} of {name}") for role, t in operands.items()}
     added = _bias(bias, choice, mesh)
     later = "output" in choice.moves or part.empty  # added once, to whole sums
-    found = _local(here, part, results, contract, None if later else added)
+
+    def contracted(t: _Locals, part: Part) -> list[Tensor]:
+        if not part.empty:
+            return list(contract(t, part, None if later else added))
+        zeros = [next(iter(t.values())).new_zeros(part.sizes[role]) for role in results]
+        return zeros if later or added is None else [add_bias(zeros[0], added)]
+
+    found = _local(here, part, results, contracted)
     for halo in reversed(part.halos):
         if halo.role in results:
             at = results.index(halo.role)
-            found[at] = exchange(found[at], halo.dim, halo.way, halo.group, back=True)
+            found[at] = exchange(found[at], halo.dim, halo.route, halo.group, back=True)
     if added is not None and later:
         found[0] = add_bias(found[0], added)
     return [_wrap(t, mesh, choice, role, work.shape(role), call.layout) for role, t in zip(results, found, strict=True)]
 
 
-def _local(
-    here: dict[Role, Tensor], part: Part, results: tuple[Role, ...], contract: _Contract, bias: Tensor | None
-) -> list[Tensor]:
+def _local(here: _Locals, part: Part, results: tuple[Role, ...], contracted: _Contracted) -> list[Tensor]:
     """The results of this process, after its operands have been extended."""
     waiting = [halo for halo in part.halos if halo.role in here]
-    for halo in waiting[:-1]:
-        here[halo.role] = exchange(here[halo.role], halo.dim, halo.way, halo.group)
-    if waiting and results == (waiting[-1].other,) and _mostly_interior(waiting[-1]):
-        return [_overlapped(here, part, waiting[-1], results, contract, bias)]
-    for halo in waiting[-1:]:
-        here[halo.role] = exchange(here[halo.role], halo.dim, halo.way, halo.group)
-    return _contracted(here, part, results, contract, bias)
-
-
-def _contracted(
-    here: dict[Role, Tensor], part: Part, results: tuple[Role, ...], contract: _Contract, bias: Tensor | None
-) -> list[Tensor]:
-    if not part.empty:
-        return list(contract(here, part, bias))
-    zeros = [next(iter(here.values())).new_zeros(part.sizes[role]) for role in results]
-    return zeros if bias is None else [add_bias(zeros[0], bias)]
+    last = waiting[-1] if waiting else None
+    overlaps = last is not None and results == (last.other,) and _mostly_interior(last)
+    for halo in waiting[:-1] if overlaps else waiting:
+        here[halo.role] = exchange(here[halo.role], halo.dim, halo.route, halo.group)
+    return [_overlapped(here, part, last, contracted)] if last and overlaps else contracted(here, part)
 
 
 def _mostly_interior(halo: Halo) -> bool:
     (start, stop), (first, last) = halo.stays, halo.interior()
-    return halo.way.travels and 2 * (last - first) >= stop - start > 0
+    return halo.route.travels and 2 * (last - first) >= stop - start > 0
 
 
-def _overlapped(
-    here: dict[Role, Tensor],
-    part: Part,
-    halo: Halo,
-    results: tuple[Role, ...],
-    contract: _Contract,
-    bias: Tensor | None,
-) -> Tensor:
+def _overlapped(here: _Locals, part: Part, halo: Halo, contracted: _Contracted) -> Tensor:
     """The interior of the result, while the halo is on its way, and then the strips on both sides of it.
 
     It copies no more than without: the result is put together in place of the extended operand.
     """
-    x, way = here[halo.role], halo.way
-    flight = start(x, halo.dim, way, halo.group)
+    x, route = here[halo.role], halo.route
+    flight = start(x, halo.dim, route, halo.group)
     inner = halo.interior()
 
     def piece(stays: Range, moved: Range, t: Tensor) -> Tensor:
-        return _contracted({**here, halo.role: t}, part.along(halo, moved, stays), results, contract, bias)[0]
+        return contracted({**here, halo.role: t}, part.along(halo, moved, stays))[0]
 
     needed = halo.needs(inner)
-    first = max(needed[0] - way.have[0], 0)  # it may need nothing
+    first = max(needed[0] - route.have[0], 0)  # it may need nothing
     middle = piece(inner, needed, x.narrow(halo.dim, first, needed[1] - needed[0]))
     strips = []
     for stays in ((halo.stays[0], inner[0]), (inner[1], halo.stays[1])):
         moved = halo.needs(stays)
         at = (moved[0] - halo.moved[0], moved[1] - halo.moved[0]) if moved[0] < moved[1] else (0, 0)
-        strip = collect(x, flight, halo.dim, way, halo.group, within=at)  # also where it is empty: it waits
+        strip = collect(x, flight, halo.dim, route, halo.group, within=at)  # also where it is empty: it waits
         strips += [piece(stays, moved, strip)] if stays[0] < stays[1] else [None]
     return torch.cat([t for t in (strips[0], middle, strips[1]) if t is not None], halo.dim)
 

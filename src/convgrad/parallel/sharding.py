@@ -164,14 +164,14 @@ def _possible(c: Work, rules: tuple[Rule | None, ...]) -> bool:
         parts = [p for p, r in zip(c.mesh, rules, strict=True) if r == rule]
         for role in ROLES:
             dim = getattr(rule, role)
-            if dim is not None and c.shape(role)[dim] < prod(parts) and not _lies_so(c, rules, rule):
+            if dim is not None and c.shape(role)[dim] < prod(parts) and not _is_sharded_already(c, rules, rule):
                 return False  # some processes would have nothing to do
         if rule.name == "groups" and not _whole_groups(c, parts):
             return False
     return True
 
 
-def _lies_so(c: Work, rules: tuple[Rule | None, ...], rule: Rule) -> bool:
+def _is_sharded_already(c: Work, rules: tuple[Rule | None, ...], rule: Rule) -> bool:
     """Whether an operand is sharded like this already."""
     return any(
         placement == Shard(getattr(rule, role))
