@@ -16,9 +16,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from convgrad.cli.bench_results import CONDITIONS
+from convgrad.cli.options import LAYOUTS
+from convgrad.cli.options import STEP_LAYOUTS as STEPS
+
 Row = dict[str, str]
-LAYOUTS = ("contiguous", "channels_last")
-STEPS = (*LAYOUTS, "auto")  # the layouts of training steps
 OUTPUTS = ("forward", "backward")
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
 _COLOURS: dict[str, str] = {"contiguous": "#3b6ea5", "channels_last": "#d08a3c", "auto": "#4a9a5b"}
@@ -86,8 +88,7 @@ def _line(name: str, cells: Sequence[str], steps: dict[str, str]) -> str:
 
 def conditions(rows: Sequence[Row]) -> str:
     """What the rows were measured with, each value once."""
-    columns = ("processor", "threads", "torch", "convgrad", "commit", "memory", "busy")
-    values = {c: ", ".join(dict.fromkeys(r[c] for r in rows if r[c])) for c in columns}
+    values = {c: ", ".join(dict.fromkeys(r[c] for r in rows if r[c])) for c in CONDITIONS}
     busy = f", {values['busy']} other processes" if values["busy"] != "0" else ""
     threads = f"{values['threads']} thread{'s' * (values['threads'] != '1')}"
     return (

@@ -7,6 +7,7 @@ import io
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from html import escape
+from typing import Any
 
 
 def text_table(rows: Sequence[Sequence[str]], *, right: Collection[str] = (), width: int | None = None) -> str:
@@ -72,7 +73,7 @@ def wrapped(text: str, width: int, indent: str | None = None) -> str:
     return "\n".join(lines)
 
 
-def csv_text(rows: Iterable[Sequence[str]]) -> str:
+def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     """The same as CSV."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)

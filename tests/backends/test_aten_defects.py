@@ -10,7 +10,7 @@ import torch
 
 import convgrad
 from convgrad.backends import DEFECTS, Defect
-from convgrad.check.aten_worker import answer
+from convgrad.check.aten_search import answer
 from convgrad.check.child import Child
 from convgrad.diagnostics import explain_problem
 from convgrad.engine import choose, get_backend

@@ -14,8 +14,7 @@ from convgrad.engine.ab_timer import Comparison
 from convgrad.models import is_convolution
 from convgrad.problem import ConvProblem
 from convgrad.report import Profile, profile_model, profile_script
-from convgrad.report.alternatives import CHOSEN, LAST, compared
-from convgrad.report.costs import costs_of_layout, costs_of_rows
+from convgrad.report.costs import CHOSEN, LAST, compared, costs_of_layout, costs_of_rows
 from convgrad.report.model import _finding, _ways
 from tests.linears import take_small_rows
 

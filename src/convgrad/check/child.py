@@ -50,7 +50,7 @@ class Child:
         """The answer, and how the child died where it did (the answer is None then).
 
         Args:
-            seconds: how long it may think about it.
+            seconds: how long the answer may take.
         """
         self._running = self._running or self._started()
         process, pipe = self._running

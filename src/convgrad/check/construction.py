@@ -31,13 +31,13 @@ _Move = Callable[[ConvProblem, Any], Iterable[Changes]]
 #: What no problem exceeds: operations, and elements of one tensor.
 _MOST_FLOPS: Final = 300_000_000
 _MOST_ELEMENTS: Final = 5_000_000
-#: Problems to start from; as many draws as are made at least, and at most where few are accepted.
+#: Accepted problems to start from; how many are drawn in any case, and at most where few are accepted.
 _ENOUGH, _DRAWS, _MOST_DRAWS = 60, 1500, 10_000
-#: How many of the accepted known problems come before the search.
+#: How many known problems come at once, before the search.
 _AT_ONCE = 24
 _CLIMBS, _STEPS = 40, 12
 _BASES, _MIXTURES = 14, 2500
-#: Integers in the kernel's code that are no sizes.
+#: Larger integers in the kernel's code are taken for no size.
 _LARGEST_HINT: Final = 4096
 
 _SMALL = tuple(range(1, 10))
@@ -47,19 +47,13 @@ _SIZES = (*_SMALL, 10, 11, 12, 13, 14, 15, 16, 17, 20, 23, 28, 31, 32, 33, 56, 6
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 _DTYPES += (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 #: Attributes that are taken out of another problem together.
-_PARTS = (
-    ("batch",),
-    ("input_size",),
-    ("dtype",),
-    ("memory_format",),
-    ("stride",),
-    ("kernel_size", "padding"),
-    ("padding",),
-    ("dilation",),
-    ("origin",),
-    ("has_bias",),
-    ("in_channels", "out_channels", "groups"),
-)
+_PARTS = [
+    part.split(" and ")
+    for part in (
+        "batch", "input_size", "dtype", "memory_format", "stride", "kernel_size and padding", "padding", "dilation",
+        "origin", "has_bias", "in_channels and out_channels and groups",
+    )
+]  # fmt: skip
 
 
 def construct(

@@ -22,7 +22,7 @@ PLANES: Final = 65_536
 #: More operations, or a larger kernel, and only samples of the result are compared.
 _LARGE_FLOPS: Final = 2_500_000
 _LARGE_KERNEL: Final = 200
-#: What meeting a property for the first time counts, in pairs of properties.
+#: What a property that was not met before is worth, in pairs of properties.
 _NEW: Final = 40.0
 #: Square images that kernels are specialized for.
 _TYPICAL: Final = (7, 8, 14, 16, 28, 32, 56, 64, 112, 128, 224, 256)
@@ -86,15 +86,9 @@ def _numbers(p: ConvProblem) -> tuple[int, ...]:
 
 def _properties(p: ConvProblem) -> list[Hashable]:
     """What a kernel may be wrong for, as labels."""
-    kind = (
-        "depthwise"
-        if p.depthwise and p.in_channels == p.out_channels
-        else "multiplier"
-        if p.depthwise
-        else "grouped"
-        if p.groups > 1
-        else "dense"
-    )
+    kind = "grouped" if p.groups > 1 else "dense"
+    if p.depthwise:
+        kind = "depthwise" if p.in_channels == p.out_channels else "multiplier"
     over = [low - high for low, high in p.padding]
     edge = [max(pair) >= size for pair, size in zip(p.padding, p.kernel_size, strict=True)]
     unread = any(

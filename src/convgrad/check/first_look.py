@@ -69,26 +69,24 @@ def shrunk(problem: ConvProblem, most_flops: int) -> ConvProblem:
     p = problem
     if p.flops <= most_flops or p.empty:
         return p
-    for batch in (2, 1):
-        p = p if p.flops <= most_flops else p.replace(batch=min(p.batch, batch))
-    for groups in (16, 5, 3, 2):
-        p = p if p.flops <= most_flops else _groups(p, groups)
-    for channels in (16, 7, 3):
-        p = p if p.flops <= most_flops else _channels(p, channels)
-    for rows in (16, 9, 5, 2, 1):
-        p = p if p.flops <= most_flops else _rows(p, rows)
+    steps = (_batch, (2, 1)), (_groups, (16, 5, 3, 2)), (_channels, (16, 7, 3)), (_rows, (16, 9, 5, 2, 1))
+    for fewer, limits in steps:
+        for most in limits:
+            p = p if p.flops <= most_flops else fewer(p, most)
     return p.canonical()
 
 
-def _groups(p: ConvProblem, groups: int) -> ConvProblem:
-    if p.groups <= groups:
-        return p
-    per_in, per_out = p.in_channels // p.groups, p.out_channels // p.groups
-    return p.replace(groups=groups, in_channels=per_in * groups, out_channels=per_out * groups)
+def _batch(p: ConvProblem, most: int) -> ConvProblem:
+    return p.replace(batch=min(p.batch, most))
 
 
-def _channels(p: ConvProblem, channels: int) -> ConvProblem:
-    per_in, per_out = min(p.in_channels // p.groups, channels), min(p.out_channels // p.groups, channels)
+def _groups(p: ConvProblem, most: int) -> ConvProblem:
+    n = min(p.groups, most)
+    return p.replace(groups=n, in_channels=p.in_channels // p.groups * n, out_channels=p.out_channels // p.groups * n)
+
+
+def _channels(p: ConvProblem, most: int) -> ConvProblem:
+    per_in, per_out = (min(n // p.groups, most) for n in (p.in_channels, p.out_channels))
     return p.replace(in_channels=per_in * p.groups, out_channels=per_out * p.groups)
 
 

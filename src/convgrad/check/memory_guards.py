@@ -77,7 +77,7 @@ def guarded_copy(tensor: Tensor, shift: int = 0) -> Guarded:
 
 
 def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
-    """A copy with the same strides between two closed pages: who touches those crashes.
+    """A copy with the same strides between two pages that may not be touched: a read or a write there is a crash.
 
     Args:
         tensor: on the CPU.

@@ -92,7 +92,7 @@ def _guarded(check: PropertyCheck, operands: Operands, run: Callable[[Operands],
 
 
 def _header(tensor: Tensor) -> tuple[Any, ...]:
-    """What changes where a tensor is resized, or written and put back, which autograd takes for a change."""
+    """What shows that a tensor was resized, or written and put back (autograd counts writes)."""
     return tensor.shape, tensor.stride(), None if tensor.is_inference() else tensor._version
 
 

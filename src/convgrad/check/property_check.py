@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from typing import Any, TypeVar, get_args
 
@@ -56,12 +56,13 @@ def described(error: BaseException) -> str:
     return str(error) if isinstance(error, BackendError) else f"it raised {type(error).__name__}: {error}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class PropertyCheck:
     """An output of a problem by a backend on a device: what every property is checked on.
 
     ``threads``: how many PyTorch has while the kernel runs in `parallel`; 0: as many as now.
     ``calling``: called before each call of the backend, in any thread.
+    ``given``: shapes and strides of what the kernel was called with last, in words.
     """
 
     backend: Backend
@@ -72,6 +73,8 @@ class PropertyCheck:
     repeats: int = 20
     threads: int = 0
     calling: Callable[[], None] = lambda: None
+    given: str = field(default="", init=False)
+    _made: dict[object, Any] = field(default_factory=dict, init=False)
 
     # ---- what it is ----------------------------------------------------------------------------
 
@@ -142,10 +145,6 @@ class PropertyCheck:
             self._made[key] = make()
         return self._made[key]
 
-    @cached_property
-    def _made(self) -> dict[object, Any]:
-        return {}
-
     # ---- calling the backend -------------------------------------------------------------------
 
     def kernel(self, outputs: tuple[Output, ...]) -> Kernel:
@@ -163,14 +162,9 @@ class PropertyCheck:
     def prepared(self, operands: Operands, slots: Sequence[Slot]) -> list[Tensor]:
         tensors = [prepare(self.backend, self.problem, self.place(operands[s])) for s in slots]
         given = (f"{s} {tuple(t.shape)} with strides {t.stride()}" for s, t in zip(slots, tensors, strict=True))
-        self._made["given"] = ", ".join(given)
+        self.given = ", ".join(given)
         self.calling()
         return tensors
-
-    @property
-    def given(self) -> str:
-        """Shapes and strides of what the kernel was called with last, in words."""
-        return self._made.get("given", "")
 
     def run(self, operands: Operands, bias: Tensor | None = None) -> Tensor:
         """The pass, by the backend.
@@ -226,7 +220,7 @@ class PropertyCheck:
         finally:
             torch.set_num_threads(before)
 
-    def ways(self) -> list[tuple[str, tuple[Pass, ...], Callable[[Operands], Tensor]]]:
+    def variants(self) -> list[tuple[str, tuple[Pass, ...], Callable[[Operands], Tensor]]]:
         """How the backend computes the output, alone and in sweeps: in words, the passes whose operands it needs, and
         the call.
         """
@@ -329,13 +323,10 @@ class PropertyCheck:
 
     def _is_exact(self, operands: Operands, added: Tensor | None) -> bool:
         """Whether every partial sum is exact, that of the bias included."""
-        limit = exact_limit(self.problem.dtype)
         if added is None and self.output != "grad_bias" and surely_exact(self.problem, self.output, operands):
             return True
-        return (
-            float(self._expected(operands, absolute=True).amax()) + (0 if added is None else float(added.abs().amax()))
-            <= limit
-        )
+        bias = 0.0 if added is None else float(added.abs().amax())
+        return float(self._expected(operands, absolute=True).amax()) + bias <= exact_limit(self.problem.dtype)
 
     def _length(self, operands: Operands) -> int:
         """How many products, or terms of the bias gradient, an element sums."""
@@ -348,7 +339,7 @@ class PropertyCheck:
         wrong = got != expected
         count = int(wrong.sum())
         if count:
-            at = tuple(index_of(int(wrong.flatten().to(torch.uint8).argmax()), wrong.shape))
+            at = tuple(wrong.nonzero()[0].tolist())
             raise Failed(
                 f"{count} of {wrong.numel()} elements differ, the first at {at}: "
                 f"{got[at].item()} instead of {expected[at].item()}{where}",

@@ -13,13 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Final
 
-import torch
 from torch import Tensor
 
 from .memory_guards import Poison, paged_copy
 from .operands import Operands, slots_of
 from .property_check import Failed, PropertyCheck, Skipped
-from .samples import index_of, sample
+from .samples import sample
 
 _THREADS = 4
 _ROUNDS = 3
@@ -30,7 +29,7 @@ def pages(check: PropertyCheck) -> tuple[float, float]:
     if check.device.type != "cpu":
         raise Skipped("pages of the CPU's memory only can be closed")
     worst = (0.0, 0.0)
-    for way, passes, run in check.ways():
+    for how, passes, run in check.variants():
         operands = check.integers(*passes)
         slots = slots_of(passes)
         for at_end, side in ((True, "behind"), (False, "in front of")):
@@ -41,7 +40,7 @@ def pages(check: PropertyCheck) -> tuple[float, float]:
                 }
             except NotImplementedError as e:
                 raise Skipped(str(e)) from None
-            where = f"closed pages {side} its operands {way}".rstrip()
+            where = f"closed pages {side} its operands {how}".rstrip()
             worst = max(worst, check.compare(run(closed), operands, where=where))
     return worst
 
@@ -51,13 +50,13 @@ def threads(check: PropertyCheck) -> tuple[float, float]:
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise Skipped("Triton's interpreter runs one kernel at a time")
     worst = (0.0, 0.0)
-    for way, passes, run in check.ways():
+    for how, passes, run in check.variants():
         first = check.integers(*passes)
         weight = {slot: t for slot, t in first.items() if slot == "weight"}
         inputs = [first, {**check.integers(*passes, other=True), **weight}]
         placed: list[Operands] = [{slot: check.place(t) for slot, t in each.items()} for each in inputs]
         for i, result in _at_once(run, placed):
-            where = f"in one of {_THREADS} threads at once {way}".rstrip()
+            where = f"in one of {_THREADS} threads at once {how}".rstrip()
             worst = max(worst, check.compare(result, inputs[i], where=where))
     return worst
 
@@ -84,7 +83,7 @@ def samples(check: PropertyCheck) -> tuple[float, float]:
     each of many parts are right.
     """
     worst = (0.0, 0.0)
-    for way, passes, run in check.ways():
+    for how, passes, run in check.variants():
         operands = check.integers(*passes, certain=False)
         placed: Operands = {slot: check.place(t) for slot, t in operands.items()}
         with Poison() as poison, check.parallel():
@@ -92,14 +91,14 @@ def samples(check: PropertyCheck) -> tuple[float, float]:
         if poison.overstepped():
             raise Failed("it wrote outside a tensor that it allocated")
         if check.output == "grad_bias":
-            worst = max(worst, check.compare(result, operands, where=way))
+            worst = max(worst, check.compare(result, operands, where=how))
             continue
         unwritten = ~result.isfinite()
         if bool(unwritten.any()):
-            at = tuple(index_of(int(unwritten.flatten().to(torch.uint8).argmax()), unwritten.shape))
-            raise Failed(f"element {at} is {result[at].item()}: never written, or made of what was not {way}".rstrip())
+            at = tuple(unwritten.nonzero()[0].tolist())
+            raise Failed(f"element {at} is {result[at].item()}: never written, or made of what was not {how}".rstrip())
         places = sample(check.problem, check.pass_, check.seed)
-        worst = max(worst, check.compare_at(places, result, operands, way))
+        worst = max(worst, check.compare_at(places, result, operands, how))
     return worst
 
 

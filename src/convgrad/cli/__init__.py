@@ -1,1 +1,1 @@
-"""The command line: info, explain, check. Needs ``convgrad[cli]``; see ``convgrad --help``."""
+"""The command ``convgrad``, which needs ``convgrad[cli]``; ``convgrad --help`` lists what it does."""

@@ -77,6 +77,5 @@ def layers_of(name: str, batch: int, size: int, channels_last: bool) -> list[Con
     model = MODELS[name]
     if channels_last and not model.image:
         return []
-    sample = model.sample(batch, size, "meta", channels_last)
-    found = explained(name, Machine.here(), torch.float32, channels_last, sample)
+    found = explained(name, Machine.here(), torch.float32, channels_last, model.sample(batch, size, "meta"))
     return [layer.problem for layer in found if layer.kind != "Linear"]

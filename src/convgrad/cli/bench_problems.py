@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -16,6 +15,7 @@ from ..diagnostics import Machine, limits_of
 from ..engine import Step, backends, choose, get_backend, reasons_against, trials
 from ..engine.ab_timer import Ratio, compare, conditions, keep_memory
 from ..problem import PASSES, ConvProblem, Pass, passes_of
+from ..tables import csv_text
 from .app import fail, say, say_table
 from .bench_layers import pytorchs
 from .problem_arguments import read_problems
@@ -103,10 +103,7 @@ def run_problems(
         say(f"not read: {error}")
     rows = [asdict(line) for line in lines]
     if as_csv is not None:
-        with as_csv.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, [f.name for f in fields(Line)])
-            writer.writeheader()
-            writer.writerows(rows)
+        as_csv.write_text(csv_text([[f.name for f in fields(Line)], *(row.values() for row in rows)]), encoding="utf-8")
     for row in rows:
         row["fraction_of_limit"] = row.pop("of_limit")
     bad = bool(unread) or any(line.wrong for line in lines) or all(line.speed is None for line in lines)

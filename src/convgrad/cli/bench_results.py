@@ -80,7 +80,8 @@ class Results:
                 # A row that was being written when the process was killed is measured again.
                 self.rows = [row for row in reader if None not in row.values()]
             self._done = {self._of(row) for row in self.rows}
-            _cut_after_last_line(path)
+            content = path.read_bytes()
+            path.write_bytes(content[: content.rfind(b"\n") + 1])  # without a line that was cut off
         else:
             with path.open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerow(self.columns)
@@ -110,15 +111,8 @@ def plain(row: Mapping[str, str]) -> dict[str, str | float | None]:
     return {c: v if c in texts else float(v) if v else None for c, v in row.items()}
 
 
-def _cut_after_last_line(path: Path) -> None:
-    """Remove a line without its end."""
-    content = path.read_bytes()
-    if not content.endswith(b"\n"):
-        path.write_bytes(content[: content.rfind(b"\n") + 1])
-
-
 class Deadline:
-    """Whether the time for measuring is over, which begins when that is first asked; 0 minutes are without end."""
+    """The end of the time for measuring, which begins with the first call of `over`; 0 minutes: no end."""
 
     def __init__(self, minutes: float) -> None:
         if not 0 <= minutes < float("inf"):
@@ -155,7 +149,7 @@ def prepare(threads: int) -> None:
 
 
 class Given(NamedTuple):
-    """What the command line says to each benchmark of models."""
+    """The options that every benchmark of models takes."""
 
     models: list[str]
     threads: int

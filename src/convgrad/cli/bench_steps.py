@@ -26,7 +26,7 @@ from ..models import accelerate_
 from .app import say, say_table
 from .bench_models import models_named
 from .bench_results import CONDITIONS, Given, Job, run_rows
-from .models import MODELS, Model
+from .models import MODELS, Model, in_channels_last
 from .options import LAYOUTS, STEP_LAYOUTS
 from .tune import jobs_of, measure_all
 
@@ -92,11 +92,8 @@ def _look_again() -> None:
 def _timed(model: Model, layout: str, seconds: float, measured: bool) -> dict[str, Any]:
     """The columns of a row that are found by running it."""
     torch.manual_seed(0)
-    channels_last = layout == "channels_last"
     stock = model.build().train()
-    if channels_last:
-        stock = stock.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    batch, size, x = _scaled(stock, model, channels_last, seconds)
+    batch, size, x = _scaled(stock, model, layout == "channels_last", seconds)
     if measured:
         _measure(stock, x, LAYOUTS if layout == "auto" else (layout,))
     ours = copy.deepcopy(stock)
@@ -125,21 +122,20 @@ def _timed(model: Model, layout: str, seconds: float, measured: bool) -> dict[st
 def _measure(stock: nn.Module, x: Tensor, layouts: Sequence[str]) -> None:
     """Measure every convolution of a model, as `convgrad tune` does it."""
     for layout in layouts:
-        like = torch.channels_last if layout == "channels_last" else torch.contiguous_format
-        net, images = copy.deepcopy(stock), x.dim() == 4
-        if images:
-            net = net.to(memory_format=like)  # pyright: ignore[reportCallIssue]
-        found = explain(net, x.contiguous(memory_format=like) if images else x)
+        last = layout == "channels_last"
+        found = explain(*(in_channels_last(copy.deepcopy(stock), x) if last else (stock, x)))
         layers = [found] if isinstance(found, Explanation) else found
         measure_all([*dict.fromkeys(jobs_of(layer.problem for layer in layers))], x.device, set())
     _look_again()
 
 
 def _scaled(stock: nn.Module, model: Model, channels_last: bool, seconds: float) -> tuple[int, int, Tensor]:
-    """The largest batch and images of which a comparison takes no more time than there is; the smallest in any case."""
+    """The largest batch and images of which a comparison takes no more time than there is, at least the smallest."""
     found = None
     for batch, size in _SCALES:
-        x = model.sample(batch, size, channels_last=channels_last)
+        x = model.sample(batch, size)
+        if channels_last:
+            stock, x = in_channels_last(stock, x)
         step = _step(stock, x)
         step()
         start = time.perf_counter()

@@ -99,7 +99,7 @@ def explain_command(
     for option in (name for name, given in of_models.items() if given and is_problem(what)):
         raise fail(f"{option} is for a model, and {what!r} is a problem", f'"{what} bfloat16 channels_last" states it')
     places, outputs = [Place.parse(text) for text in device or ["here"]], outputs_named(output)
-    if measure and not any(_measures(place.machine, True) for place in places):
+    if measure and not any(place.machine.is_here for place in places):
         raise fail("--measure times what is here, and no --device is", "-d here beside it")
     if measure and not (layer or is_problem(what)):
         raise fail("--measure times layers, and a whole model is a table of them", "name some with --layer")
@@ -136,12 +136,7 @@ def _one(text: str, place: Place, outputs: tuple[Output, ...] | None, measure: b
     problem = problem.replace(dtype=place.dtype or problem.dtype)
     if place.channels_last:
         problem = problem.replace(memory_format=channels_last_of(problem.ndim))
-    return explain_problem(problem, outputs, place.machine, measure=_measures(place.machine, measure))
-
-
-def _measures(machine: Machine, wanted: bool | None) -> bool:
-    """Whether something is timed: only on this machine, and not against the user's wish."""
-    return wanted is not False and machine == type(machine).here()
+    return explain_problem(problem, outputs, place.machine, measure=measure is not False and place.machine.is_here)
 
 
 def _details(
@@ -151,8 +146,9 @@ def _details(
     from ..diagnostics import explain_problem
 
     found = [layer.explanation for layers in zip(*models, strict=False) for layer in layers]
+    wanted = measure is not False
     return [
-        explain_problem(e.problem, outputs, e.machine, measure=True) if _measures(e.machine, measure) else e
+        explain_problem(e.problem, outputs, e.machine, measure=True) if wanted and e.machine.is_here else e
         for e in found
     ]
 

@@ -58,12 +58,7 @@ class Model:
         return net
 
     def sample(
-        self,
-        batch: int = 1,
-        size: int = 224,
-        device: torch.device | str = "cpu",
-        channels_last: bool = False,
-        dtype: torch.dtype | None = None,
+        self, batch: int = 1, size: int = 224, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
     ) -> torch.Tensor:
         """An input: images of size x size, or sequences of the model's own length."""
         import torch
@@ -71,8 +66,7 @@ class Model:
         shape = (batch, *self.input, size, size) if self.image else (batch, *self.input)
         if self.vocabulary:
             return torch.randint(self.vocabulary, shape, device=device)
-        x = torch.randn(shape, dtype=dtype, device=device)
-        return x.contiguous(memory_format=torch.channels_last) if channels_last and self.image else x
+        return torch.randn(shape, dtype=dtype, device=device)
 
 
 MODELS = {

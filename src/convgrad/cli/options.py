@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -41,7 +41,6 @@ MACHINES: Final = (
     "here", "a100", "h100", "h200", "b200", "v100", "t4", "l4", "rtx4090", "rtx5090", "mi250x", "mi300x", "xpu", "mps",
     "cpu arm", "cpu avx2", "cpu avx512",
 )  # fmt: skip
-Given = TypeVar("Given", str, list[str], None)
 
 
 def is_problem(text: str) -> bool:
@@ -70,10 +69,10 @@ def outputs_named(names: list[str] | None) -> tuple[Output, ...] | None:
 # ---- checked -------------------------------------------------------------------------------------
 
 
-def known(what: str, names: Collection[str]) -> Callable[[Given], Given]:
+def known(what: str, names: Collection[str]) -> Callable[[Any], Any]:
     """For typer: refuse what is none of the names."""
 
-    def check(given: Given) -> Given:
+    def check(given: str | list[str] | None) -> str | list[str] | None:
         for name in [given] if isinstance(given, str) else given or ():
             if name and name not in names:
                 raise fail(f"unknown {what} {name!r}", f"one of {', '.join(names)}")

@@ -16,7 +16,7 @@ from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
 from .capture import Captured, capture, part_of_call, problem_on
 from .explanation import Answer, Explanation, Layer, ModelExplanation
-from .measure import is_here, timed
+from .measure import timed
 from .roofline import limits_of
 
 Outputs = Output | Sequence[Output] | None
@@ -161,7 +161,7 @@ def explain_problem(
     machine = _machine(device)
     runs = _aten_runs(problem, machine)
     answers: list[Answer] = []
-    here = is_here(machine)
+    here = machine.is_here
     with described(machine.capability):
         for forward in (True, False):  # one call each, whose outputs are chosen together
             together = in_order([o for o in given if (o == problem.bias_pass) == forward])

@@ -10,21 +10,12 @@ import torch
 from ..engine import Step, get_backend, trials
 from ..engine.ab_timer import compare, second_call
 from ..problem import PASSES, ConvProblem
-from .aten_rules import Machine
 from .explanation import Answer
 from .onednn_log import onednn_log
 
 _MOST_BYTES = 4 << 30
 _SLOW = 0.2  # seconds
 _DIFFERENT = 1.05  # times as long: less is noise
-
-
-def is_here(machine: Machine) -> bool:
-    """Whether a machine is this one, not one that is only described."""
-    try:
-        return machine == Machine.here(machine.device_type)
-    except (ValueError, RuntimeError):
-        return False
 
 
 def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> list[Answer]:

@@ -23,14 +23,8 @@ _LABELS = 8  # more would hide each other
 
 #: Variable of a page -> the colour that stands for it in the drawing.
 _COLOURS = {"ink": "#1b1f23", "muted": "#59636e", "rule": "#dfe3e8", "ours": "#0b6e63", "theirs": "#a04a0c"}
-#: What it is where no page has such a variable: readable on any paper, as in a notebook.
-_ELSEWHERE = {
-    "ink": "currentColor",
-    "muted": "currentColor",
-    "rule": "#88888855",
-    "ours": "#1a9584",
-    "theirs": "#c9691b",
-}
+#: The same where no page has such a variable: readable on any background, as in a notebook.
+_ELSEWHERE = dict(zip(_COLOURS, ("currentColor", "currentColor", "#88888855", "#1a9584", "#c9691b"), strict=True))
 
 
 @dataclass(frozen=True)

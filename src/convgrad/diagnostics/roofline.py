@@ -17,6 +17,7 @@ from ..engine import store
 from ..engine.ab_timer import call_seconds, conditions
 from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
 from .aten_rules import Machine
+from .aten_rules.call import short
 
 
 @dataclass(frozen=True)
@@ -90,11 +91,8 @@ _DATASHEETS: dict[str, tuple[float, dict[str, float]]] = {
 def datasheet(machine: Machine, dtype: torch.dtype) -> Limits | None:
     """The limits of a described GPU by its datasheet; None where its name or this dtype is not in the table."""
     words = machine.label.lower().replace("-", " ").replace(",", " ").split()
-    name = next((w for w in words if w in _DATASHEETS), None)
-    if name is None:
-        return None
-    bandwidth, flops = _DATASHEETS[name]
-    key = str(dtype).removeprefix("torch.")
+    name, key = next((w for w in words if w in _DATASHEETS), ""), short(dtype)
+    bandwidth, flops = _DATASHEETS.get(name, (0, {}))
     if key not in flops:
         return None
     return Limits(bandwidth * 1e9, flops[key] * 1e12, key, f"datasheet of the {name.upper()}, dense")
@@ -106,10 +104,10 @@ def limits_of(machine: Machine, dtype: torch.dtype, *, measured: bool = False) -
     Args:
         measured: measure this machine now (about two seconds) where that was not done before.
     """
-    if machine.device_type == "cpu" and machine == Machine.here("cpu"):
+    if machine.device_type == "cpu" and machine.is_here:
         return _stored(dtype) or (measure_limits(dtype) if measured else None)
-    if machine.device_type == "cuda" and torch.cuda.is_available() and machine == Machine.here("cuda"):
-        return measure_limits(dtype, "cuda") if measured else datasheet(machine, dtype)
+    if measured and machine.device_type == "cuda" and machine.is_here:
+        return measure_limits(dtype, "cuda")
     return datasheet(machine, dtype)
 
 
@@ -133,12 +131,11 @@ def measure_limits(dtype: torch.dtype = torch.float32, device: torch.device | st
         x = torch.ones(n, n, device=device, dtype=arithmetic)
         y = torch.empty_like(x)
         product = max(product, 2 * n**3 / _best(lambda x=x, y=y: torch.mm(x, x, out=y), device, 0.3))
-    name = str(arithmetic).removeprefix("torch.")
     where = "this CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
     known = _stored(dtype) if device.type == "cpu" else None
     if known is not None:
         copy, product = max(copy, known.bytes_per_second), max(product, known.flops_per_second)
-    found = Limits(copy, product, name, f"measured on {where}: a 64 MB copy, the best matrix product")
+    found = Limits(copy, product, short(arithmetic), f"measured on {where}: a 64 MB copy, the best matrix product")
     if device.type == "cpu":
         _store(dtype, found)
     return found
@@ -167,7 +164,7 @@ def _best(call: Callable[[], object], device: torch.device, seconds: float = 0.4
 
 
 def _key(dtype: torch.dtype) -> str:
-    return f"{conditions('cpu')}, {str(dtype).removeprefix('torch.')}"
+    return f"{conditions('cpu')}, {short(dtype)}"
 
 
 def _stored(dtype: torch.dtype) -> Limits | None:

@@ -16,6 +16,7 @@ from ..engine import Event, backends, observers
 from ..problem import ConvProblem, shown_outputs
 from ..tables import csv_text, html_table, text_table
 from .aten_rules import Machine
+from .aten_rules.call import short
 from .onednn_log import onednn_log
 from .pictures import Drawn, Point, by_pytorch
 from .roofline import Limits, least_work, limits_of
@@ -86,10 +87,9 @@ class Trace(Drawn):
         """Take note of one call; the engine calls this."""
         kernels = self._take() if event.device.startswith("cpu") else ()
         p = event.problem
-        layout = str(p.memory_format).removeprefix("torch.").removesuffix("_format")
         self.records.append(Record(
             len(self.records), "+".join(event.outputs), event.backend, ", ".join(kernels) or kernel_of_event(event),
-            layout, event.copies, event.seconds * 1e3, event.device, str(p), event.reason, p.transposed,
+            short(p.memory_format), event.copies, event.seconds * 1e3, event.device, str(p), event.reason, p.transposed,
         ))  # fmt: skip
 
     def __len__(self) -> int:

@@ -31,7 +31,7 @@ class _Now(threading.local):
         self.computed: dict[tuple[Any, int], Tensor] = {}
         #: convolution -> the input that lacks its padding, and that padding, as torch writes it
         self.padding: dict[Any, tuple[Tensor, tuple[int, ...]]] = {}
-        #: what saw the tensors that autograd saves, when the owner was called
+        #: the hooks on tensors that autograd saves, as they were when the owner was called
         self.hooks: Any = None
 
     def joined_with(self, first: Any) -> Any:

@@ -25,7 +25,7 @@ _BUSY = (
 
 
 def quiet(_: str) -> None:
-    """Nobody waits."""
+    """Tell nobody what is being done."""
 
 
 def limits_for(rows: Sequence[UsageRow]) -> list[Limits | None]:
@@ -56,10 +56,6 @@ def reasoned(row: UsageRow) -> UsageRow:
 
 def rounded(value: float) -> float:
     return float(f"{value:.4g}")
-
-
-def shown(seconds: float) -> str:
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def assembled(

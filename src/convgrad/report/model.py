@@ -28,8 +28,9 @@ from ..models import (
     why_it_fails,
 )
 from ..problem import ConvProblem
-from .assembled import Stage, assembled, limits_for, quiet, reasoned, rounded, shown
+from .assembled import Stage, assembled, limits_for, quiet, reasoned, rounded
 from .costs import costs_of_layout, costs_of_rows
+from .page import shown
 from .profile import Profile, Row, Variant
 from .rows import row_of
 

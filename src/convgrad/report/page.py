@@ -54,7 +54,7 @@ def page_of(profile: Data, changes: Sequence[Data]) -> str:
         limit=any(r["of_limit"] is not None for r in rows),
         ms_title={"step": "ms a step", "run": "ms in all"}.get(profile["kind"], "ms"),
         ms=f"{{:,.{_decimals(rows)}f}}".format,
-        time=_time,
+        time=lambda milliseconds: shown(milliseconds / 1e3),
         described=_described,
         side=_side,
         ratio=_ratio,
@@ -131,8 +131,9 @@ def _decimals(rows: Sequence[Data]) -> int:
     return 0 if most >= 10_000 else 1 if most >= 1000 else 2 if most >= 10 else 3
 
 
-def _time(milliseconds: float) -> str:
-    return f"{milliseconds:,.3g} ms" if milliseconds < 1000 else f"{milliseconds / 1000:,.3g} s"
+def shown(seconds: float) -> str:
+    """A time in words."""
+    return f"{seconds * 1e3:,.3g} ms" if seconds < 1 else f"{seconds:,.3g} s"
 
 
 def _ratio(variant: Data) -> tuple[str, str]:

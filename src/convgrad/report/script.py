@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..models import Usage, run_script
-from .assembled import Stage, assembled, limits_for, quiet, reasoned, rounded, shown
+from .assembled import Stage, assembled, limits_for, quiet, reasoned, rounded
 from .costs import costs_of_rows
+from .page import shown
 from .profile import Profile, Variant
 from .rows import read_table, row_of
 

@@ -106,6 +106,14 @@ class Machine:
         text = ", ".join(parts)
         return text + (f" (assumed: {'; '.join(self.assumed)})" if self.assumed else "")
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is this machine with the settings in force, and not one that is only described."""
+        try:
+            return self == Machine.here(self.device_type)
+        except (ValueError, RuntimeError):
+            return False
+
     @classmethod
     def here(cls, device: torch.device | str | None = None) -> Machine:
         """The machine at hand with the settings in force, for a device that is here.
