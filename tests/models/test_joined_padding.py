@@ -152,6 +152,12 @@ def test_padding_stays_a_copy_where_pytorch_computes() -> None:
     assert set(seen) == {((0, 0), (0, 0))}
 
 
+def test_padding_with_another_value() -> None:
+    ours, stock, _ = pair(Asymmetric())
+    ours.pad.value = stock.pad.value = 2.0
+    agree(ours, stock, torch.randn(SHAPES[2]))
+
+
 @pytest.mark.parametrize("which", ["pad", "conv"])
 def test_a_hook_sees_padding_as_it_was(which: str) -> None:
     ours, stock, _ = pair(Asymmetric())

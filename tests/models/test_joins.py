@@ -268,6 +268,13 @@ def test_parts_by_themselves(joined: list[str]) -> None:
     assert set(joined) == {""}
 
 
+def test_another_limit_of_relu6(joined: list[str]) -> None:
+    ours, stock, _ = pair(layers(nn.ReLU6()))
+    ours[2].max_val = stock[2].max_val = 0.5
+    agree(ours, stock)
+    assert joined == [""]
+
+
 def test_a_forward_that_changed_is_an_error() -> None:
     ours, _, _ = pair(Block(nn.ReLU()))
     ours.between = torch.neg

@@ -101,6 +101,7 @@ class Owner:
                 first is not None
                 and (first.training or isinstance(first, _ZeroPad))  # a normalisation computes in training alone
                 and getattr(type(second), "_convgrad_joins", False)  # not a wrapper's that hands attributes on
+                and not (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
                 and not (is_seen(first) or is_seen(second))
             ):
                 behind[first] = second
@@ -160,7 +161,7 @@ class _ZeroPad:
         if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
             return traced
         convolution = None if _is_dynamo_compiling() else now.joined_with(self)
-        if convolution is None or min(self.padding) < 0:
+        if convolution is None or self.value or min(self.padding) < 0:
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         now.padding[convolution] = input, self.padding
         return input
