@@ -146,6 +146,8 @@ class _Normalization(torch.autograd.Function):
             or _is_odd(grad_output)
             or not _plain()
         ):  # torch's formulas have derivatives of their own
+            if input.is_contiguous():  # torch's kernel misreads one image's gradient that lies otherwise
+                grad_output = grad_output.contiguous()
             if ctx.activation:
                 normalized = torch.nn.functional.batch_norm(input, None, None, weight, bias, True, 0.0, ctx.epsilon)
                 grad_output = GRADIENTS[ctx.activation](grad_output, normalized)
