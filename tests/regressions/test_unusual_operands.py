@@ -100,6 +100,14 @@ def test_what_does_not_fit_is_refused_at_once(backend: str | None, dtype: torch.
     assert monotonic() - start < 5
 
 
+def test_a_dense_copy_of_grad_output_that_does_not_fit_is_refused() -> None:
+    """As ``y.sum().backward()`` makes one; only those of input and weight were counted."""
+    n, x, w = 2**36, torch.ones(1, 4, 2), torch.ones(4, 2, 1)
+    form = {"stride": n, "transposed": True, "output_mask": (False, True, False)}
+    with pytest.raises(convgrad.UnsupportedError, match="GB are free"):
+        convgrad.convolution_backward(torch.ones(1).expand(1, 2, n + 1), x, w, **form)
+
+
 def test_native_does_not_pack_gigabytes_of_padding() -> None:
     """It took a minute for an output of 4097 numbers."""
     x, w = torch.randn(1, 16, 16), torch.randn(16, 1, 1)

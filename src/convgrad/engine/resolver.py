@@ -6,7 +6,7 @@ The functions ``checked_*`` only validate. They accept symbolic sizes, so the op
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from marshal import dumps
 from typing import Any, NamedTuple
 
@@ -115,9 +115,8 @@ def resolve(
     """The plan for a call of an operator below the dispatcher: looked up, or made and remembered.
 
     Args:
-        op: ``convolution`` (a, b, c are input, weight, bias), ``convolution_backward`` (input, weight, grad_output),
-            ``grad_input`` (grad_output, weight) or ``grad_weight`` (grad_output, input).
-        raw: its other arguments, in the operator's order.
+        op: ``convolution``, ``convolution_backward``, ``grad_input`` or ``grad_weight``.
+        raw: the arguments behind its operands a, b and c, all in the operator's order.
 
     Raises:
         ConvgradError: the operands do not belong together, or no backend can.
@@ -141,14 +140,8 @@ def make(
     Args:
         padding_mode: of a ``convolution``; the operators themselves only pad with zeros.
     """
-    if op == "convolution":
-        checked = checked_convolution(a, b, c, *raw)
-    elif op == "convolution_backward":
-        checked = checked_backward(c, a, b, *raw)  # pyright: ignore[reportArgumentType]
-    elif op == "grad_input":
-        checked = checked_grad_input(a, b, *raw, memory_format=memory_format)
-    else:
-        checked = checked_grad_weight(a, b, *raw, memory_format=memory_format)
+    operands: tuple[Any, ...] = (a, b) if op in ("grad_input", "grad_weight") else (a, b, c)
+    checked = _CHECKS[op](*operands, *raw, **({} if memory_format is None else {"memory_format": memory_format}))
     g = checked.geometry
     problem = problem_of(
         checked.input_size,
@@ -165,14 +158,15 @@ def make(
     if op != "convolution":
         outputs = gradient_outputs(g.transposed, checked.mask)
     if a.is_cpu:
-        check_memory(problem, outputs, (a, b))
+        check_memory(problem, outputs, operands)
     plan = plan_for(problem, outputs, a.device, now=True)
-    if plan.aten and op.startswith("convolution"):  # PyTorch's operator would get a and b as they are
-        plan.aten = not reads_odd_strides(problem, a, b)
+    if plan.aten and len(operands) == 3:  # an operator of PyTorch's too, which would get its operands as they are
+        input, weight = (a, b) if op == "convolution" else operands[1:]
+        plan.aten = not reads_odd_strides(problem, input, weight)
     if op == "convolution":
         plan.form = Form(a.shape, b.shape, raw, padding_mode=padding_mode)
     plan.flags = None if a.is_complex() else settings.flags(a)
-    plan.bind((a, b, c) if op == "convolution" else ())
+    plan.bind(operands if op == "convolution" else ())
     if key is not None:
         remember(key, plan, plan.generation)
     return plan
@@ -243,6 +237,14 @@ def checked_grad_weight(
     weight = torch.empty(tuple(weight_size), dtype=input.dtype, device=input.device)
     layout = memory_format or layout_of(input, weight, g)
     return Checked(g, input.shape, weight_size, grad_output.shape, layout, (False, True, False))
+
+
+_CHECKS: dict[str, Callable[..., Checked]] = {
+    "convolution": checked_convolution,
+    "convolution_backward": checked_backward,
+    "grad_input": checked_grad_input,
+    "grad_weight": checked_grad_weight,
+}
 
 
 def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format:

@@ -135,10 +135,10 @@ def _backward_kernel(router: _Router, original: Original) -> Callable[..., Any]:
         if thread.in_backend or not (router.taking or watched) or jit_tracing() is not None:
             return original(keyset, grad_output, input, weight, bias_sizes, *rest)
         raw = (bias_sizes, *rest)
-        plan: Any = find("aten::convolution_backward", raw, input, weight, grad_output, None, True)
+        plan: Any = find("aten::convolution_backward", raw, grad_output, input, weight, None, True)
         if plan.__class__ is tuple:
             with inside():
-                plan = _plan_backward(plan, raw, input, weight, grad_output)
+                plan = _plan_backward(plan, raw, grad_output, input, weight)
         if plan is not None and router.taking and not plan.aten:
             with inside():
                 return plan.gradients(grad_output, input, weight)
@@ -168,7 +168,7 @@ def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tenso
     return plan
 
 
-def _plan_backward(key: Any, raw: Any, input: Tensor, weight: Tensor, grad_output: Tensor) -> Plan | None:
+def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weight: Tensor) -> Plan | None:
     """The same for a backward.
 
     Raises:
@@ -190,7 +190,7 @@ def _plan_backward(key: Any, raw: Any, input: Tensor, weight: Tensor, grad_outpu
     check_backward(grad_output.shape, input.shape, weight.shape, sizes, geometry, mask)
     if 0 not in (grad_output.numel(), input.numel()) and any(mask) and not input.is_complex():
         try:
-            plan = make(None, "convolution_backward", (sizes, *arguments, mask), input, weight, grad_output)
+            plan = make(None, "convolution_backward", (sizes, *arguments, mask), grad_output, input, weight)
         except BackendError:
             if active() is not None:
                 raise

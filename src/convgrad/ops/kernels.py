@@ -26,7 +26,7 @@ def convolution_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Ints | None, *arguments: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Up to three gradients at once; None for those that the mask leaves out."""
-    plan = resolve("convolution_backward", (bias_sizes, *arguments), input, weight, grad_output)
+    plan = resolve("convolution_backward", (bias_sizes, *arguments), grad_output, input, weight)
     mask = arguments[-1]
     if plan.aten and (bias_sizes is not None or not mask[2]) and not observers and not profiler_enabled():
         found = aten_backward(grad_output, input, weight, bias_sizes, *plan.arguments, mask)
