@@ -1,4 +1,5 @@
-// Grouped convolution with few channels a group: the same passes, layouts and dtypes as depthwise.h.
+// Grouped convolution with few channels a group: the same passes, layouts and dtypes as depthwise.h, and its problems
+// where so few channels would leave most lanes idle.
 //
 // The idea: a vector holds neighbouring pixels of one channel. A unit of work packs the tile that it needs into planes
 // [channel][pixel] (grouped_packing.h): a copy with the padding written out, or in channels_last a transposition. With

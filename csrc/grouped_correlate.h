@@ -159,7 +159,7 @@ struct GroupedCorrelate {
 
   template <class To>
   static void join_phases(To* to, const T* from, int64_t step, int64_t phases, int64_t count) {
-    if (phases == 1) return Pack::copy_row(to, from, count);
+    if (phases == 1) return Pack::template copy_row<kTo>(to, from, count);
     if (phases == 2) return Pack::join_two(to, from, from + step, count);
     for (int64_t phase = 0; phase < phases; ++phase, from += step)
       for (int64_t i = 0; phase + i * phases < count; ++i) store_one<T>(to + phase + i * phases, from[i]);

@@ -50,7 +50,7 @@ struct GroupedOperands {
   void pack_weight(const GroupedWeights<T>& weights, T* to, int64_t block) const {
     const Range groups = p.block(block);
     const int64_t first = groups.low * p.group_weights(), count = groups.size() * p.group_weights();
-    if (to) Planes<S, T, N>::copy_row(to + first, static_cast<const S*>(t.weight) + first, count);
+    if (to) Planes<S, T, N>::template copy_row<kNeither>(to + first, static_cast<const S*>(t.weight) + first, count);
     const S* const bias = static_cast<const S*>(t.bias);
     const int64_t channels = p.wants(CONVGRAD_FORWARD) ? p.out_per_group : p.in_per_group;
     for (int64_t c = groups.low * channels; c < groups.high * channels; ++c)

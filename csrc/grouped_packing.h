@@ -6,6 +6,7 @@
 #pragma once
 
 #include "grouped_plan.h"
+#include "prefetcher.h"
 
 namespace {
 
@@ -26,14 +27,27 @@ constexpr int64_t kNowhere = INT64_MAX;
 // So many phases of a row have their ranges listed.
 constexpr int64_t kListedPhases = 16;
 
+// Which side of a copy is a tensor, and prefetched: its rows are short, and with a stride not all of them are read, so
+// that the processor's own prefetching loses them.
+enum Prefetched { kNeither, kFrom, kTo };
+
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Planes {
+  template <int Write>
+  static void prefetch_ahead(const void* at) {
+    __builtin_prefetch(static_cast<const char*>(at) + kAheadBytes, Write);
+  }
   // Rows are short: what is left of one is a vector that overlaps the one before, not a loop.
-  template <class To, class From>
+  template <Prefetched side, class To, class From>
   static void copy_row(To* to, const From* from, int64_t count) {
+    auto ahead = [&](int64_t i) {
+      if constexpr (side == kFrom) prefetch_ahead<0>(from + i);
+      if constexpr (side == kTo) prefetch_ahead<1>(to + i);
+    };
+    ahead(0);
     if (count >= N) {
-      for (int64_t i = 0; i + N <= count; i += N) copy<N>(to + i, from + i);
+      for (int64_t i = 0; i + N <= count; i += N) ahead(i + N), copy<N>(to + i, from + i);
       if (count % N) copy<N>(to + count - N, from + count - N);
       return;
     }
@@ -66,7 +80,9 @@ struct Planes {
   // the tensor.
   static void split_two(T* even, T* odd, const S* from, const S* end, int64_t evens, int64_t odds) {
     constexpr auto lanes = std::make_integer_sequence<int, N>();
+    prefetch_ahead<0>(from);
     for (int64_t i = 0; i < evens; i += N, from += 2 * N) {
+      prefetch_ahead<0>(from + N), prefetch_ahead<0>(from + 2 * N);
       const Vec<T, N> a = load_first<T, N>(from, end - from);
       const Vec<T, N> b = evens - i > N / 2 ? load_first<T, N>(from + N, end - from - N) : a;
       Vec<T, N> first = pick<T, N, false>(a, b, lanes), second = pick<T, N, true>(a, b, lanes);
@@ -216,7 +232,7 @@ struct Planes {
       for (int64_t p = 0; p < tile.phases[2]; ++p, to += plane) {
         const Range r = p < kListedPhases ? phase[p] : inside(tile, p, low, x.size[2]);
         if (step == 1)
-          copy_row(to + r.low, from + low + r.low, r.size());
+          copy_row<kFrom>(to + r.low, from + low + r.low, r.size());
         else if (!two)
           copy_few(to + r.low, from + low + tile.remainder(2, p) + r.low * step, step, r.size());
         border(to, from, p, {0, r.low}), border(to, from, p, {r.high, tile.extent[2]});
@@ -268,7 +284,7 @@ struct Planes {
           T* const end = at + slice + (i + 1 == tile.extent[0] ? last : 0);
           const bool there = d < r[0].high;
           if (there && together && in_d >= 0 && in_d < x.size[0]) {
-            copy_row(at, from + (in_d * x.size[1] + r[1].low) * x.size[2], r[1].size() * x.size[2]);
+            copy_row<kFrom>(at, from + (in_d * x.size[1] + r[1].low) * x.size[2], r[1].size() * x.size[2]);
             at += r[1].size() * x.size[2];
           } else if (there) {
             for (int64_t h = r[1].low + tile.remainder(1, ph); h < r[1].high; h += s[1], at += tile.extent[2]) {
@@ -292,7 +308,7 @@ struct Planes {
   static void unpack_row(S* to, const T* from, int64_t row, const Tensor& x, int64_t channel, int64_t channels,
                          int64_t image, int64_t pixel, int64_t count) {
     for (int64_t c = 0; c < channels; ++c)
-      copy_row(to + (image * x.width + channel + c) * x.pixels() + pixel, from + c * row, count);
+      copy_row<kTo>(to + (image * x.width + channel + c) * x.pixels() + pixel, from + c * row, count);
   }
 };
 

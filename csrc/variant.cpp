@@ -46,9 +46,11 @@ convgrad_plan* create(const convgrad_problem& q) {
   if (!depthwise && PointwisePlan::takes(q))
     return q.layout == CONVGRAD_CHANNELS_LAST ? create_for<ChannelsLastPointwise<S, T, N>>("pointwise", q)
                                               : create_for<ContiguousPointwise<S, T, N>>("pointwise", q);
-  if (!depthwise) return create_for<Grouped<S, T, N>>("grouped", q);
-  if (Planar<S, T, N>::takes(q)) return create_for<Planar<S, T, N>>("planar", q);
-  return create_for<Depthwise<S, T, N>>("packed", q);
+  if (depthwise && Planar<S, T, N>::takes(q)) return create_for<Planar<S, T, N>>("planar", q);
+  // Lanes that are channels, and images in contiguous layout, would be less than half in use where there are so few.
+  const bool few = 2 * q.groups * (q.layout == CONVGRAD_CHANNELS_LAST ? 1 : q.batch) < N;
+  if (depthwise && !few) return create_for<Depthwise<S, T, N>>("packed", q);
+  return create_for<Grouped<S, T, N>>("grouped", q);
 }
 
 template <class S, class T, class Activation, bool Backward>

@@ -284,6 +284,17 @@ def test_few_channels_of_pointwise_groups_are_no_lanes(text: str, forward: str, 
     assert BACKEND.kernel_name(p, ("grad_weight",)) == grad_weight
 
 
+@pytest.mark.parametrize(
+    ("text", "lanes"),
+    [("mb1g3ic3ih30oc3kh9ph4", 3), ("mb5g3ic3ih30oc3kh9ph4", 15), ("mb5g3ic3ih30oc12kh3ph1 channels_last", 3)],
+)
+def test_depthwise_lanes_are_channels_where_half_of_them_are_in_use(
+    instruction_set: str, text: str, lanes: int
+) -> None:
+    vector = {"x86-64-v4": 16, "x86-64-v3": 8}.get(instruction_set, 4)
+    assert BACKEND.kernel_name(ConvProblem.parse(text), ("forward",)) == ("grouped" if 2 * lanes < vector else "packed")
+
+
 def test_sums_of_several_threads_are_the_same_bits_every_time() -> None:
     p = ConvProblem.parse("mb4ic48ih28oc33kh1")
     g, x, w = torch.randn(p.output_shape), torch.randn(p.input_shape), torch.randn(p.weight_shape)
