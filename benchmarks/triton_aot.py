@@ -29,7 +29,7 @@ from triton.compiler import ASTSource
 
 from convgrad.backends.triton import TritonBackend, TritonBandedBackend
 from convgrad.backends.triton.launch import bound, bound_bands
-from convgrad.backends.triton.start import ALL_REGISTERS, Launch
+from convgrad.backends.triton.start import ALL_REGISTERS, PROGRAMS, Launch
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 
 #: Name, target, and the shared memory in bytes that one program may take there.
@@ -67,8 +67,6 @@ WHAT: dict[str, tuple[Output, ...]] = {
     "sweep": ("grad_input", "grad_weight"),
     "sweep+bias": ("grad_input", "grad_weight", "grad_bias"),
 }
-#: Three on each multiprocessor of an H100.
-_PROGRAMS = 3 * 132
 _POINTERS = {torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.uint8: "*fp32"}
 
 
@@ -86,7 +84,7 @@ def recording() -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def record(launch: Launch, *tensors: torch.Tensor) -> tuple[int, str]:
-        _, parts = launch._grid(_PROGRAMS)
+        _, parts = launch._grid(PROGRAMS)
         given = dict(zip(launch._kernel.arg_names, tensors, strict=False))
         calls.append(Call(launch._kernel, {**given, **launch._with(parts)}, launch._options))
         return parts, ""

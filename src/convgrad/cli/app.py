@@ -244,8 +244,6 @@ def run(args: Sequence[str] | None = None) -> int:
     warnings.formatwarning = _warning
     try:
         status = commands.main(args=_given, prog_name="convgrad", standalone_mode=False)
-    except typer.Exit as error:
-        return error.exit_code
     except _UsageError as error:
         text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
         extra = "a problem of several words stands in quotes: " if "unexpected extra argument" in text else ""

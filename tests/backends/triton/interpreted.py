@@ -23,7 +23,7 @@ assert os.environ.get("TRITON_INTERPRET") == "1"
 
 # What fills a GPU is less here, but more than one program and one part of a sum.
 tiles._LANES, tiles._LINE, tiles._ENOUGH, tiles.MOST_PROGRAMS = 8, 4, 16, 16
-launch.MOST_PROGRAMS, start._PROGRAMS, bands._PROGRAMS = 16, 4, 8
+launch.MOST_PROGRAMS, start.PROGRAMS, bands._PROGRAMS = 16, 4, 8
 
 # numpy warns where an infinity meets a zero, also in lanes whose value is not taken.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")

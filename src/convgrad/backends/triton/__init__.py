@@ -41,10 +41,6 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _interpreted() -> bool:
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
 def _tf32(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether products are TF32: float32 on an NVIDIA GPU; others multiply exactly."""
     return dtype == torch.float32 and device.type == "cuda" and torch.version.hip is None
@@ -65,16 +61,14 @@ class TritonBackend(Backend):
         self._checked: set[tuple[torch.device, str]] = set()
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        reasons = self._reasons_of_the_machine(problem, device)
-        if not reasons:
-            reasons += self._reasons_of_the_kernels(problem, outputs)
-        return reasons
+        return self._reasons_of_the_machine(problem, device) or self._reasons_of_the_kernels(problem, outputs)
 
     def _reasons_of_the_machine(self, problem: ConvProblem, device: torch.device) -> list[str]:
         reasons: list[str] = []
         if not _installed():
             reasons.append("triton is not installed")
-        if device.type not in _DEVICES and not (device.type == "cpu" and _interpreted()):
+        interpreted = device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+        if device.type not in _DEVICES and not interpreted:
             reasons.append(f"it runs on GPUs (cuda, hip, xpu), not on {device.type}")
         if device in self._banned:
             reasons.append(self._banned[device])
@@ -104,7 +98,10 @@ class TritonBackend(Backend):
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
             return 0
-        return 4 * partial_values(problem, "sweep" if len(outputs) > 1 else "sum", "grad_bias" in outputs)
+        return 4 * self._partial_values(problem, outputs)
+
+    def _partial_values(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+        return partial_values(problem, "sweep" if len(outputs) > 1 else "sum", "grad_bias" in outputs)
 
     def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
         return "channels_last" if problem.channels_last else "contiguous"
@@ -181,10 +178,8 @@ class TritonBandedBackend(TritonBackend):
             return ["it computes grad_input without a stride only"]
         return []
 
-    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
-        if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
-            return 0
-        return 4 * bands.partial_values(problem)
+    def _partial_values(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+        return bands.partial_values(problem)
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         return "tf32" if _tf32(problem.dtype, device) else "direct"

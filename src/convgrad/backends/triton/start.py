@@ -21,7 +21,8 @@ from triton.runtime import JITFunction
 #: all the registers that a thread can have.
 ALL_REGISTERS = {"maxnreg": 255}
 _ALIGNED = 15  # the bits of an address that are zero when it is divisible by 16
-_PROGRAMS = 3 * 132  # that run at once where nothing is known of the device: three on each multiprocessor of an H100
+#: Programs that run at once where nothing is known of the device: three on each multiprocessor of an H100.
+PROGRAMS = 3 * 132
 
 
 def capturing(device: torch.device) -> bool:
@@ -81,7 +82,7 @@ class Launch:
     def _first(self, like: object, tensors: tuple[Tensor, ...]) -> tuple[int, str]:
         names = self._kernel.arg_names
         given = dict(zip(names, tensors, strict=False))
-        programs, parts = self._grid(_PROGRAMS)
+        programs, parts = self._grid(PROGRAMS)
         device = tensors[0].device
         with torch.accelerator.device_index(device.index):  # Triton launches on the current one
             if not isinstance(self._kernel, JITFunction):  # the interpreter
@@ -114,7 +115,7 @@ def at_once(compiled: Any, device: torch.device) -> int:
     """How many programs of a compiled kernel an NVIDIA GPU runs at once, by their registers; elsewhere a guess."""
     registers = getattr(compiled, "n_regs", 0)
     if device.type != "cuda" or torch.version.hip is not None or not registers:
-        return _PROGRAMS
+        return PROGRAMS
     properties = torch.cuda.get_device_properties(device)
     warps = compiled.metadata.num_warps
     each = min(64 // warps, 2048 // (-(-registers // 8) * 8 * warps))  # of 64 K registers, for 32 threads

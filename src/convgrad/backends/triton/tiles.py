@@ -77,9 +77,8 @@ def _shapes(g: Geometry, use: Use) -> Iterator[Tile]:
             for v in vectors:
                 tile = _fit(g, Tile(rows, columns, v, u, gcd(stored, columns), 1, _LANES))
                 fits = _registers(g, use, tile) <= _ROOM and rows * columns * v * _products(g, use) <= _MOST_PRODUCTS
-                if (fits or (rows * columns * v == 1 and use != "sweep")) and _items(g, tile) * max(
-                    1, tile.line
-                ) <= INT32_MAX - _LANES:
+                least = rows * columns * v == 1 and use != "sweep"
+                if (fits or least) and _items(g, tile) * tile.line <= INT32_MAX - _LANES:
                     yield tile
 
 

@@ -172,7 +172,7 @@ _BY_NAME: dict[str, Kernel] = {
 }
 _BY_LETTERS = {name.lower(): kernel for name, kernel in _BY_NAME.items()}
 _PREFIX = re.compile(
-    r"(torch\.|ops\.|aten\.|aten::|at::|at\.|native\.|native::|nn\.functional\.|nn\.grad\.|f\.|convgrad\.|direct\.)+"
+    r"^(torch\.|ops\.|aten\.|aten::|at::|at\.|native\.|native::|nn\.functional\.|nn\.grad\.|f\.|convgrad\.|direct\.)+"
 )
 #: What ATen's sources add to a name: the device, the variant, the dispatch table.
 _SUFFIX = re.compile(r"(_out|_cpu|_cuda|_mps|_symint|_stub)+$")
@@ -188,8 +188,7 @@ def kernel_of(name: str) -> Kernel:
         >>> kernel_of("cudnn_convolution_backward_input").backends
         ('Cudnn',)
     """
-    key = name.strip().lower()
-    key = _PREFIX.sub("", key, count=1) if _PREFIX.match(key) else key
+    key = _PREFIX.sub("", name.strip().lower())
     for candidate in (key, key.split(".")[0], _SUFFIX.sub("", key), "_" + _SUFFIX.sub("", key)):
         if candidate in _BY_LETTERS:
             return _BY_LETTERS[candidate]
