@@ -235,13 +235,7 @@ class PropertyCheck:
     # ---- comparing -----------------------------------------------------------------------------
 
     def compare(
-        self,
-        result: Tensor,
-        operands: Operands,
-        *,
-        integers: bool = True,
-        bias: Tensor | None = None,
-        where: str = "",
+        self, result: Tensor, operands: Operands, *, integers: bool = True, bias: Tensor | None = None, where: str = ""
     ) -> tuple[float, float]:
         """Hold a result to the reference: no differing element, or the bound of the declared arithmetic.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
@@ -86,9 +86,12 @@ def run_problems(
     try:
         for problem in problems:
             before = len(lines)
-            passes = passes_of(outputs or directions.get(problem, PASSES))
+            known = limits_of(Machine.here(place.type), problem.dtype, measured=limit)
+            least = known and known.seconds(problem)
             try:
-                lines += _lines(problem, passes, backend, place, seconds, limit)
+                for pass_ in passes_of(outputs or directions.get(problem, PASSES)):
+                    for name in _backends(problem, pass_, backend, place):
+                        lines.append(_line(problem, pass_, name, place, seconds, least))
             finally:
                 if lines[before:]:
                     say(problem)
@@ -111,16 +114,6 @@ def run_problems(
     return 130 if interrupted else int(bad), data
 
 
-def _lines(
-    problem: ConvProblem, passes: Iterable[Pass], names: list[str], device: torch.device, seconds: float, limit: bool
-) -> Iterator[Line]:
-    known = limits_of(Machine.here(device.type), problem.dtype, measured=limit)
-    least = known and known.seconds(problem)
-    for pass_ in passes:
-        for name in _backends(problem, pass_, names, device):
-            yield _line(problem, pass_, name, device, seconds, least)
-
-
 def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:
     if names == ["all"]:
         return [n for n, b in backends().items() if not reasons_against(b, problem, (pass_,), device)]
@@ -128,12 +121,7 @@ def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch
 
 
 def _line(
-    problem: ConvProblem,
-    pass_: Pass,
-    name: str,
-    device: torch.device,
-    seconds: float,
-    least: float | None,
+    problem: ConvProblem, pass_: Pass, name: str, device: torch.device, seconds: float, least: float | None
 ) -> Line:
     backend, stock = get_backend(name), pytorchs(problem, (pass_,), device)
     against = reasons_against(backend, problem, (pass_,), device)

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .app import command, device_here, progress, say, say_json
-from .options import (
-    PROPERTIES,
-    AsJson,
-    Backends,
-    Device,
-    Outputs,
-    Properties,
-    Transposed,
-    outputs_named,
-    problem_or,
-)  # fmt: skip
+from .options import PROPERTIES, AsJson, Backends, Device, Outputs, Properties, Transposed, outputs_named, problem_or
 
 if TYPE_CHECKING:
     import torch

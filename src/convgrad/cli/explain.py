@@ -12,7 +12,6 @@ import typer
 from .app import command, fail, say, say_json, width
 from .models import MODELS, explained
 from .options import (
-    DTYPES,
     AsJson,
     ChannelsLast,
     Dtype,
@@ -23,7 +22,7 @@ from .options import (
     outputs_named,
     problem_or,
     writable,
-)  # fmt: skip
+)
 
 if TYPE_CHECKING:
     import torch
@@ -44,12 +43,12 @@ class Place:
     def parse(cls, text: str) -> Place:
         """Read ``"h100 bfloat16 channels_last"``: dtype and layout may stand among the words of the description."""
         from ..diagnostics import Machine
-        from ..problem_text import DTYPES as dtype_of  # noqa: N811 (a table)
+        from ..problem_text import DTYPES
 
         words = text.replace(",", " ").split()
         dtypes = [w for w in words if w in DTYPES and w not in ("bf16", "fp16")]  # these two are instructions
         rest = " ".join(w for w in words if w not in (*dtypes, "channels_last"))
-        return cls(Machine.parse(rest or "here"), dtype_of[dtypes[0]] if dtypes else None, "channels_last" in words)
+        return cls(Machine.parse(rest or "here"), DTYPES[dtypes[0]] if dtypes else None, "channels_last" in words)
 
 
 @command("explain")
@@ -72,8 +71,7 @@ def explain_command(
     rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every backend, those that cannot too.")] = False,
     plot: Annotated[
-        Path | None,
-        typer.Option("--plot", help="Also draw the roofline into this file, as PNG.", callback=writable),
+        Path | None, typer.Option("--plot", help="Also draw the roofline into this file, as PNG.", callback=writable)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -93,7 +91,7 @@ def explain_command(
 
         convgrad explain mypackage.nets:make_model --input 4x3x512x512
     """
-    from ..problem_text import DTYPES as dtype_of  # noqa: N811 (a table)
+    from ..problem_text import DTYPES
 
     of_models = {"--layer": layer, "--dtype": dtype, "--channels-last": channels_last, "--input": shape}
     for option in (name for name, given in of_models.items() if given and is_problem(what)):
@@ -109,7 +107,7 @@ def explain_command(
         answers = [_one(what, p, outputs, measure) for p in places]
     else:
         for place in places:
-            wanted, last = place.dtype or dtype_of[dtype or "float32"], place.channels_last or channels_last
+            wanted, last = place.dtype or DTYPES[dtype or "float32"], place.channels_last or channels_last
             models.append(explained(what, place.machine, wanted, last, shape, outputs))
         if layer:
             answers = _details([m.select(layer) for m in models], outputs, measure)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,6 +57,8 @@ def report(
 
         convgrad report -o kernels.html kernels.csv
     """
+    from rich.console import Console
+
     from ..report import Profile, profile_script, profile_table
 
     page = out or (None if as_json else Path("report.html"))
@@ -72,7 +74,9 @@ def report(
     ):
         for option in (name for name, given in options.items() if given and wrong):
             raise fail(f"{option} is for a {kind}, and {what!r} is none", "options stand before what is reported")
-    with _stages() as stage:
+    status_line = Console(stderr=True).status("starting")
+    stage = status_line.update
+    with status_line if sys.stderr.isatty() else nullcontext():
         if of_script:
             profile, status = profile_script(what, args or (), stock=stock, seconds=seconds, stage=stage)
         elif is_table:
@@ -138,13 +142,3 @@ def _of_model(
             f"{name!r} raised {type(error).__name__}: {error}",
             "--input states the shape of its input; or its function returns (model, example_inputs)",
         ) from error
-
-
-@contextmanager
-def _stages() -> Generator[Callable[[str], object], None, None]:
-    """Says on a terminal what is being done."""
-    from rich.console import Console
-
-    status = Console(stderr=True).status("starting")
-    with status if sys.stderr.isatty() else nullcontext():
-        yield status.update

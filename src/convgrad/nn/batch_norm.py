@@ -151,16 +151,9 @@ class _Normalization(torch.autograd.Function):
             if ctx.activation:
                 normalized = torch.nn.functional.batch_norm(input, None, None, weight, bias, True, 0.0, ctx.epsilon)
                 grad_output = GRADIENTS[ctx.activation](grad_output, normalized)
+            scale = None if weight is None else weight.to(statistics.dtype)
             gradients = torch.ops.aten.native_batch_norm_backward(
-                grad_output,
-                input,
-                None if weight is None else weight.to(statistics.dtype),
-                None,
-                None,
-                *statistics,
-                True,
-                ctx.epsilon,
-                needs,
+                grad_output, input, scale, None, None, *statistics, True, ctx.epsilon, needs
             )
         else:
             grad_output = grad_output.contiguous(memory_format=_format(input))

@@ -211,9 +211,7 @@ def _as_in_torch(module: type[_Chosen]) -> None:
     one_d = known["d"] == 1
     module._function = staticmethod(getattr(functional, known["function"]))
     module.__doc__ = _DOCSTRING.format(
-        **known,
-        layout=_LAYOUT if one_d else "",
-        raises="\n        ValueError: another ``layout``." if one_d else "",
+        **known, layout=_LAYOUT if one_d else "", raises="\n        ValueError: another ``layout``." if one_d else ""
     )
     set_constructor(module, getattr(torch.nn, name), {"backend": None, **({"layout": "NCL"} if one_d else {})})
 

@@ -46,11 +46,7 @@ class Launch:
     __slots__ = ("_arguments", "_grid", "_kernel", "_options", "_started")
 
     def __init__(
-        self,
-        kernel: Any,
-        arguments: dict[str, Any],
-        options: dict[str, int],
-        grid: Callable[[int], tuple[int, int]],
+        self, kernel: Any, arguments: dict[str, Any], options: dict[str, int], grid: Callable[[int], tuple[int, int]]
     ) -> None:
         self._kernel = kernel
         self._arguments = arguments
