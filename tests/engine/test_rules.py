@@ -31,7 +31,7 @@ ROWS = [
     ("mb4g2ic8ih9oc8kh3", ("forward",), ["aten"]),  # no line about it
     ("mb4ic8ih9oc8kh3", ("forward",), ["native"]),
     ("mb4ic8ih9oc8kh3", BOTH, ["native"]),
-    ("mb4ic272ih2oc1088kh1", ("grad_input",), ["aten:mkldnn"]),
+    ("mb4ic272ih3oc1088kh1", ("grad_input",), ["aten:mkldnn"]),
     ("mb4g2ic544ih2oc544kh1", ("grad_input",), ["aten"]),  # several products are grouped
     ("mb2ic80ih9oc8kh3", ("forward",), ["im2col"]),  # native cannot
     ("mb2ic80ih9oc8kh3", BOTH, ["im2col", "im2col"]),  # it has no call for both
@@ -157,6 +157,9 @@ def test_many_channels_a_group(text: str, kind: str | None) -> None:
         ("mb15ic8ih9oc16kh1", 1, None),
         ("mb15ic8ih9oc16kh1", 2, "pointwise"),
         ("mb16ic8ih9oc16kh1", 1, "pointwise"),
+        ("mb15ic64ih9oc64kh1", 1, None),
+        ("mb4ic64ih9oc64kh1 float64", 2, None),
+        ("mb15ic64ih9oc64kh1", 2, "pointwise"),
         ("mb15ic96ih9oc96kh1", 1, "pointwise"),  # not small
         ("mb2ic8ih9oc16kh3 float64", 1, None),
         ("mb2ic16ih32oc16kh3 float64", 1, "dense"),

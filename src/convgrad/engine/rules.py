@@ -32,6 +32,9 @@ TABLE: dict[str, dict[str, float]] = {
 
 #: FLOPs of a pass up to which PyTorch's autograd, whose calls take 45 us less than ours, gains more than a kernel can.
 _SMALL = 1e6
+#: The same of a matrix product, in which ours gain least. The other layers of a network leave nothing of a call in the
+#: caches: there a step takes 60 to 260 us more by ours (73 layers on a Xeon).
+_SMALL_PRODUCT = 1e7
 #: And from which arithmetic takes longer than a call of oneDNN, 40 us or more.
 _LARGE = 1e7
 
@@ -48,7 +51,9 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
         return "depthwise"
     if emulated:
         return "emulated"
-    if _full_vectors(problem) or _half_the_products(problem) or (problem.flops < _SMALL and _cheap_call(problem)):
+    if _full_vectors(problem) or _half_the_products(problem):
+        return None
+    if problem.flops < (_SMALL_PRODUCT if problem.matrix_product else _SMALL) and _cheap_call(problem):
         return None
     if problem.groups > 1:
         return "grouped"

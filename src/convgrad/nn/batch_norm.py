@@ -185,8 +185,8 @@ class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d): ...
 # fmt: on
 
 for _module, _shape, _x in (
-    (BatchNorm1d, "(N, C) or (N, C, L)", ", 2048"),
-    (BatchNorm2d, "(N, C, H, W)", ", 32, 64"),
-    (BatchNorm3d, "(N, C, D, H, W)", ", 4, 16, 32"),
+    (BatchNorm1d, "(N, C) or (N, C, L)", ", 4096"),
+    (BatchNorm2d, "(N, C, H, W)", ", 64, 64"),
+    (BatchNorm3d, "(N, C, D, H, W)", ", 8, 16, 32"),
 ):
     _module.__doc__ = _DOCSTRING.format(name=_module.__name__, shape=_shape, x=_x)
