@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from .. import __version__
+from .._version import __version__
 from ..check import outputs_of
 from ..engine import store
 from ..problem import ConvProblem, Output

@@ -7,6 +7,7 @@ from functools import lru_cache
 import torch
 
 from .._compat import cuda_driver, fp32_precision
+from .._version import __version__
 from ..settings import current
 from .ab_timer import memory_kept, processor
 
@@ -51,8 +52,6 @@ def kind_of_machine(device: torch.device) -> str:
 
 @lru_cache
 def _versions(device_type: str) -> str:
-    from .. import __version__
-
     parts = [f"convgrad {__version__}", f"torch {torch.__version__}"]
     if device_type != "cpu":
         from importlib.metadata import PackageNotFoundError, version
