@@ -8,7 +8,7 @@
 //
 // What limits them: up to 9 kernel elements the bytes, from 25 on the multiply-adds. Where 16-bit storage is converted
 // by the load, the bytes are half as many; a load takes one instruction more, and to round a result to bfloat16 takes
-// seven. Results in rows of 7 or fewer wait for the additions of their own sums. docs/performance.md has the figures.
+// seven. Results in rows of 7 or fewer wait for the additions of their own sums.
 #pragma once
 
 #include "vector.h"

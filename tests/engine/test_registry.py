@@ -37,10 +37,12 @@ def test_backends_may_be_registered_while_another_thread_looks(eager_threads: No
     threads = [threading.Thread(target=look) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for _ in range(3000):
-        register(Another())
-        unregister("another")
-    ended.set()
-    for thread in threads:
-        thread.join()
+    try:
+        for _ in range(3000):
+            register(Another())
+            unregister("another")
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
     assert not failed

@@ -78,7 +78,8 @@ def test_auto_leaves_a_model_whose_gradient_is_wrong_in_channels_last(example):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4)
     report.restore()
     with pytest.warns(UserWarning, match="single image is wrong"):
-        accelerate_(model, "channels_last")
+        accelerate_(model, "channels_last").restore()
+    accelerate_(model.to("meta"), "channels_last")  # of another device nothing is known
 
 
 def test_auto_leaves_a_model_that_does_not_run_in_channels_last():

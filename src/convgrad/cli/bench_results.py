@@ -81,7 +81,7 @@ class Results:
                 self.rows = [row for row in reader if None not in row.values()]
             self._done = {self._of(row) for row in self.rows}
             content = path.read_bytes()
-            path.write_bytes(content[: content.rfind(b"\n") + 1])  # without a line that was cut off
+            os.truncate(path, content.rfind(b"\n") + 1)  # without a line that was cut off; no row is written again
         else:
             with path.open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerow(self.columns)

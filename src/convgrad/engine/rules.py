@@ -35,7 +35,7 @@ _SMALL = 1e6
 #: The same of a matrix product, in which ours gain least. The other layers of a network leave nothing of a call in the
 #: caches: there a step takes 60 to 260 us more by ours (each of 34 layers on a Xeon).
 _SMALL_PRODUCT = 1e7
-#: And from which arithmetic takes longer than a call of oneDNN, 40 us or more.
+#: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more.
 _LARGE = 1e7
 
 

@@ -176,7 +176,8 @@ def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Rep
     if wanted is None:
         return
     convolutions = [m for m in model.modules() if is_convolution(m) and is_spatial(m)]
-    wrong = any(isinstance(m, nn.InstanceNorm2d) for m in model.modules())
+    on_cpu = any(p.is_cpu for p in model.parameters())
+    wrong = on_cpu and any(isinstance(m, nn.InstanceNorm2d) for m in model.modules())
     with quietly(model):
         pays, why = channels_last_pays(convolutions)
     if wanted == "channels_last":
