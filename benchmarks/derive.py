@@ -33,7 +33,7 @@ DOCS, DOCS_LINES = Path(__file__).parents[1] / "docs" / "performance.md", ("<!--
 FOLDS = 5
 #: What the table may name. Which instruction set is faster is left to measuring: lines about it saved 1 % here, and
 #: lost on layers of real models.
-TAKEN = ("native", "aten:float32", "aten:channels_last")
+TAKEN = ("native", "aten:float32", "aten:channels_last", "aten:mkldnn")
 _LEAST_ROWS = 8  # of a cell of the table of gains
 _CLEAR = 1.05  # what a way must gain to be taken
 

@@ -31,11 +31,12 @@ from convgrad.sizes import output_length
 
 CPU = torch.device("cpu")
 #: What is measured.
-WAYS = ("aten", "native", "native:avx2", "im2col", "aten:float32", "aten:channels_last")
+WAYS = ("aten", "native", "native:avx2", "im2col", "aten:float32", "aten:channels_last", "aten:mkldnn")
 #: ``noise`` is how far two measurements of a way are from their mean, in the logarithm; of the way where it is most.
 COLUMNS = ("problem", "emulated", "pass", *WAYS, "noise", *CONDITIONS)
 KEY = ("problem", "pass", "threads")
 _LEAST_FLOPS, _MOST_FLOPS, _MOST_BYTES = 1e4, 2.5e8, 4e7
+_VOLUME_FLOPS = 1e7, 1e9
 
 # ---- problems ----------------------------------------------------------------------------------------
 
@@ -104,19 +105,31 @@ def _pointwise(rng: random.Random) -> dict[str, Any]:
             "stride": rng.choice((1,) * 7 + (2,)), "dilation": 1}  # fmt: skip
 
 
+def _volume(rng: random.Random) -> dict[str, Any]:
+    """Of 3-D networks, one image: stems, small stages and ways up, which PyTorch computes without oneDNN."""
+    kernel, stride = rng.choice(((3, 1), (3, 1), (3, 1), (3, 2), (2, 2), (4, 4), (5, 2)))
+    one = rng.choice((1, 2, 3, 4, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320))
+    other = rng.choice((one, 2 * one, max(1, one // 2), 16, 32, 64))
+    transposed = stride > 1 and rng.random() < 0.5
+    most = 40 if transposed else math.isqrt(20480 // one)
+    size = rng.choice([n for n in (4, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 64) if n <= most])
+    return {"ndim": 3, "channels": (one, other, 1), "kernel": kernel, "stride": stride, "dilation": 1,
+            "transposed": transposed, "batch": 1, "size": size}  # fmt: skip
+
+
 _KINDS: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
-    *(_depthwise,) * 2, *(_grouped,) * 5, *(_few,) * 4, *(_dense,) * 3, *(_pointwise,) * 2
+    *(_depthwise,) * 2, *(_grouped,) * 5, *(_few,) * 4, *(_dense,) * 3, *(_pointwise,) * 2, _volume
 )  # fmt: skip
 _DTYPES = (torch.float32,) * 6 + (torch.float16, torch.bfloat16, torch.float64)
 
 
 def random_problem(number: int, threads: int = 1) -> ConvProblem:
     """The problem of a number: a kind in turn, the rest at random, of a size that takes little time."""
-    rng = random.Random(f"{threads} {number}")
+    rng, kind = random.Random(f"{threads} {number}"), _KINDS[number % len(_KINDS)]
+    least, most = _VOLUME_FLOPS if kind is _volume else (_LEAST_FLOPS, _MOST_FLOPS)
     while True:
-        made = _KINDS[number % len(_KINDS)](rng)
-        p = _problem(rng, **made)
-        if p and _LEAST_FLOPS <= p.flops <= _MOST_FLOPS and p.least_bytes <= _MOST_BYTES:
+        p = _problem(rng, **kind(rng))
+        if p and least <= p.flops <= most and p.least_bytes <= _MOST_BYTES:
             return p
 
 
@@ -128,8 +141,10 @@ def _problem(
     stride: int,
     dilation: int,
     transposed: bool = False,
+    batch: int = 0,
+    size: int = 0,
 ) -> ConvProblem | None:
-    size, extent = _size(rng, ndim), (kernel - 1) * dilation
+    size, extent = size or _size(rng, ndim), (kernel - 1) * dilation
     low = high = 0 if stride >= kernel else extent // 2
     if ndim == 1 and kernel <= 4:  # causal
         low, high = extent, 0
@@ -141,7 +156,7 @@ def _problem(
     layout = formats[ndim] if ndim > 1 and rng.random() < 0.5 else torch.contiguous_format
     one = (1,) * ndim
     return ConvProblem(
-        rng.choice((1, 1, 2, 4, 8, 8, 16, 32)), *channels, sizes, tuple(kernel * n for n in one),
+        batch or rng.choice((1, 1, 2, 4, 8, 8, 16, 32)), *channels, sizes, tuple(kernel * n for n in one),
         tuple(stride * n for n in one), ((low, high),) * ndim, tuple(dilation * n for n in one), outputs,
         dtype=rng.choice(_DTYPES), memory_format=layout, origin="transposed" if transposed else "plain",
     )  # fmt: skip
@@ -168,16 +183,19 @@ def keep_candidates() -> None:
 
 
 def main() -> int:
+    names = {kind.__name__[1:]: number for number, kind in enumerate(_KINDS)}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("csv", type=Path, help="where the rows go; what it holds already is not measured again")
     parser.add_argument("--threads", type=int, default=[1], nargs="+", help="in turn; one named twice gets more time")
     parser.add_argument("--minutes", type=float, default=5.0, help="then stop; 0 for no end")
+    parser.add_argument("--only", choices=sorted(names), help="problems of one kind")
     parser.add_argument("--problems", type=int, default=0, help="stop after so many; 0 for no end")
     options = parser.parse_args()
     prepare(options.threads[0])
     results, deadline = Results(options.csv, COLUMNS, KEY, resume=True), Deadline(options.minutes)
     keep_candidates()
-    where, numbers = conditions_here(), {threads: count() for threads in options.threads}
+    first, step = (names[options.only], len(_KINDS)) if options.only else (0, 1)
+    where, numbers = conditions_here(), {threads: count(first, step) for threads in options.threads}
     with tempfile.TemporaryDirectory() as folder:  # nothing that was measured before, and nothing stays
         os.environ["CONVGRAD_CACHE"] = folder
         measurements.reload()

@@ -229,3 +229,24 @@ def test_usual_strides_are_those_of_a_new_tensor(shape):
     if len(shape) in formats:
         new = torch.empty(shape, memory_format=formats[len(shape)])
         assert usual_strides(shape, channels_last=True) == new.stride()
+
+
+def test_onednn_is_measured_where_pytorch_does_not_call_it():
+    backend = AtenMkldnnBackend()
+    assert backend.is_candidate(ConvProblem.parse("mb1ic32id8oc32kd3pd1"), CPU)
+    assert not backend.is_candidate(ConvProblem.parse("mb2ic32id8oc32kd3pd1"), CPU)
+
+
+def test_rows_left_over_never_reach_onednn():
+    """Its workspace is too small for them (`without_slack`)."""
+    seen: list[ConvProblem] = []
+
+    class Watched(AtenMkldnnBackend):
+        def operator(self, problem, pass_, device):
+            seen.append(problem)
+            return super().operator(problem, pass_, device)
+
+    problem = ConvProblem.parse("mb1ic4id6oc3kd1sd2 channels_last")  # the last row and column are read by nothing
+    for pass_ in PASSES:
+        assert_right(Watched(), problem, pass_)
+    assert [p.input_size for p in seen] == [(5, 5, 5)] * 3

@@ -37,10 +37,11 @@ def test_problems_of_every_kind_repeat_and_are_no_larger_than_they_may_be() -> N
     assert len({*problems}) == len(problems)
     assert {p.ndim for p in problems} == {1, 2, 3}
     assert {p.dtype for p in problems} == {torch.float32, torch.float64, torch.float16, torch.bfloat16}
+    assert {rules.kind_of(p, False) for p in problems} >= {"volume", "pointwise", "dense", "grouped", "depthwise", None}
     for kind in ("depthwise", "channels_last", "transposed", "pointwise"):
         assert {getattr(p, kind) for p in problems} == {True, False}
     assert any(p.groups > 1 and not p.depthwise for p in problems)
-    assert max(p.flops for p in problems) <= sweep._MOST_FLOPS
+    assert max(p.flops for p in problems) <= sweep._VOLUME_FLOPS[1]
 
 
 def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
     monkeypatch.setattr(store, "_unwritten", {})
     fresh(monkeypatch)
-    for name in ("im2col", "aten:channels_last", "aten:padded"):
+    for name in ("im2col", "aten:channels_last", "aten:padded", "aten:mkldnn"):
         monkeypatch.setattr(type(get_backend(name)), "candidate", False)
     before = list(convgrad.list_backends())
     yield tmp_path

@@ -211,6 +211,31 @@ def test_the_part_of_products_inside_the_image(text: str) -> None:
     assert rules._part_inside(p) == pytest.approx(part)
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("mb1ic1id32oc32kd3pd1", "volume"),  # 1 x 32 x 32: PyTorch counts no width
+        ("mb1ic64id16oc64kd3pd1", "volume"),
+        ("mb2ic64id16oc64kd3pd1", None),  # oneDNN's
+        ("mb1ic64id18oc64kd3pd1", None),
+        ("mb1ic64id16oc64kd3pd1 float64", None),
+        ("mb1ic64id8oc64kd3pd1", "wide volume"),  # fewer positions than 12 a channel
+        ("mb1ic96id12oc192kd3pd1 channels_last", "wide volume"),
+        ("mb1ic15id14oc192kd3pd1", None),  # few channels to a column
+        ("mb1ic96id14oc192kd2sd2", None),  # no input in two columns
+        ("mb1ic256id7oc256kd3pd1", None),  # few positions
+        ("mb1ic64id7oc32od14kd2sd2 transposed", None),
+        ("mb1ic64id10oc32od20kd2sd2 transposed", "volume"),
+        ("mb2ic64id10oc32od20kd2sd2 transposed", None),
+        ("mb1ic128id10oc64od20kd2sd2 transposed", None),
+        ("mb1g2ic64id16oc128kd3pd1", None),  # groups are oneDNN's
+        ("mb1ic64ih16oc64kh3ph1", None),
+    ],
+)
+def test_volumes_that_pytorch_writes_columns_of(text: str, kind: str | None) -> None:
+    assert kind_of(ConvProblem.parse(text), emulated=False) == kind
+
+
 # ---- the table in force ------------------------------------------------------------------------------
 
 
@@ -223,7 +248,7 @@ def table_in_force() -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("table", [rules.TABLE, table_in_force()], ids=["of the tests", "in force"])
 def test_the_table_says_what_there_is(table: dict[str, dict[str, float]]) -> None:
     assert table
-    assert {*table} <= {"depthwise", "emulated", "pointwise", "dense", "grouped"}
+    assert {*table} <= {"depthwise", "emulated", "pointwise", "dense", "grouped", "volume", "wide volume"}
     for ways in table.values():
         assert all(backends()[way].candidate for way in ways)  # else a measurement would settle on less than the rule
         assert all(gain > 1 for gain in ways.values())

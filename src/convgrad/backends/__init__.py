@@ -11,7 +11,7 @@ from .aten_direct import aten_choice
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
 from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
-from .native import NativeAvx2Backend, NativeBackend
+from .native import MOST_A_GROUP, NativeAvx2Backend, NativeBackend
 from .native_norm import native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import PaddedCopy, padded
 from .reference import ReferenceBackend, wide_dtype

@@ -24,6 +24,7 @@ from torch import Tensor
 from ..problem import ConvProblem, Output, Pass
 from ..sizes import Dimension, fields_of
 from .aten import AtenBackend, output_padding, statable, statable_arguments
+from .aten_defects import without_slack
 from .base import Backend, Kernel
 from .padding import over_copy, padded
 from .strides import tidy
@@ -110,6 +111,7 @@ class AtenDirect(Backend):
 
     def forced(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
         """The library's operator, for any padding and for one dimension too, which it sees as a height of 1."""
+        problem = without_slack(problem)
         if not problem.symmetric:
             return over_copy(problem, (pass_,), self.forced(padded(problem), pass_, device))
         flat = problem.ndim == 1

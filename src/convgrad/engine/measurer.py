@@ -179,13 +179,17 @@ def steps_of(
 def _candidates(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> dict[str, tuple[Step, ...]]:
     """Way -> its steps, ATen's first where it can."""
     passes = passes_of(outputs)
-    names = [label(b) for b in backends().values() if b.candidate]
-    found = {name: steps_of(name, problem, outputs, device) for name in names}
+    found = {}
+    for backend in backends().values():
+        steps = steps_of(label(backend), problem, outputs, device)
+        if steps and backend.is_candidate(problem, device):
+            found[label(backend)] = steps
     if len(passes) > 1:
         each = [_measured(problem, (p,), device) for p in passes]
         way = ", ".join(m.ranked()[0][0] for m in each if m is not None)
-        found = {**found, way: steps_of(way, problem, outputs, device)}
-    return {way: steps for way, steps in found.items() if steps is not None}
+        if steps := steps_of(way, problem, outputs, device):
+            found[way] = steps
+    return found
 
 
 # ---- measuring -------------------------------------------------------------------------------------

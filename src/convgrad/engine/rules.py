@@ -13,7 +13,7 @@ from math import prod
 import torch
 
 from .._compat import avx512_here, cpu_lacks
-from ..backends import aten_choice
+from ..backends import MOST_A_GROUP, aten_choice
 from ..problem import ConvProblem, Output
 from ..settings import threads
 from .environment import mkl_at_its_best
@@ -27,6 +27,8 @@ TABLE: dict[str, dict[str, float]] = {
     "emulated": {"native": 9.8, "aten:float32": 4.5},
     "grouped": {"native": 2.8},
     "pointwise": {"native": 1.6},
+    "volume": {"native": 2.8},
+    "wide volume": {"aten:mkldnn": 1.8},
 }
 # end of the derived lines
 
@@ -52,7 +54,7 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
     if emulated:
         return "emulated"
     if _full_vectors(problem) or _half_the_products(problem):
-        return None
+        return _volume(problem)
     if problem.flops < (_SMALL_PRODUCT if problem.matrix_product else _SMALL) and _cheap_call(problem):
         return None
     if problem.groups > 1:
@@ -133,6 +135,23 @@ def _full_vectors(p: ConvProblem) -> bool:
     return outputs > 8 or p.channels_last or max(p.stride) > 1
 
 
+def _volume(p: ConvProblem) -> str | None:
+    """A volume for which PyTorch does not call oneDNN, but writes columns down: k**3 times the input.
+
+    It does so with one image of up to 20480 elements, and its count leaves out the width of a volume. Our kernels gain
+    where the weights, which they lay out anew, are used often enough. Wider volumes are for oneDNN by name, which gets
+    copies: these are worth it if an input is in several columns, and a column as wide as a vector.
+    """
+    positions, channels = prod(p.output_size), (p.in_channels // p.groups, p.out_channels // p.groups)
+    if p.ndim < 3 or p.flops < _LARGE or p.dtype is not torch.float32 or not _writes_columns(p):
+        return None
+    if max(channels) <= MOST_A_GROUP and positions >= 12 * max(channels):
+        return "volume"
+    repeated = any(k > step for k, step in zip(p.kernel_size, p.stride, strict=True))
+    wide = repeated and min(channels) >= 16 and positions >= 500 and not p.transposed
+    return "wide volume" if wide else None
+
+
 def _half_the_products(p: ConvProblem) -> bool:
     """A large problem that takes oneDNN at most half as many instructions as our kernels.
 
@@ -160,6 +179,9 @@ def _part_inside(p: ConvProblem) -> float:
 
 def _cheap_call(p: ConvProblem) -> bool:
     """Whether PyTorch calls a matrix product instead of oneDNN, once for each image, as it does with a small one."""
-    if p.groups > 1 or p.dtype.itemsize == 2:
-        return False
+    return p.groups == 1 and p.dtype.itemsize > 2 and _writes_columns(p)
+
+
+def _writes_columns(p: ConvProblem) -> bool:
+    """Whether PyTorch computes matrix products of columns (or of the image itself), and does not call oneDNN."""
     return aten_choice(p, torch.device("cpu")).name.startswith("Slow")
