@@ -91,6 +91,11 @@ def test_bounds() -> None:
     assert {max(p.input_size[1] for p in problems), max(p.batch for p in problems)} == {101, 23}
 
 
+def test_the_search_for_a_bound_ends_where_what_is_accepted_is_no_multiple_of_its_step() -> None:
+    problems = list(construct(lambda p: accepts(p) and p.input_size[1] % 6 == 5 and p.kernel_size == (3, 3)))
+    assert {p.input_size[1] % 6 for p in problems} == {5}
+
+
 def test_hints() -> None:
     """What nobody would guess stands in the kernel's code."""
 

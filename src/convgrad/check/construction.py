@@ -286,7 +286,8 @@ def _largest(search: _Search, base: ConvProblem, axis: _Axis, kind: int, found: 
     """Ask between the largest accepted value and the next one that was not: a bound lies there."""
     step = gcd(*(b - a for a, b in pairwise(found))) or found[0]
     low = found[-1]
-    high = next((v for v in ladder if isinstance(v, int) and v > low and (v - low) % step == 0), 2 * low)
+    further = low + max(1, low // step) * step
+    high = next((v for v in ladder if isinstance(v, int) and v > low and (v - low) % step == 0), further)
     while high - low > step:
         middle = low + (high - low) // 2 // step * step
         changes = list(axis.move(base, middle))[kind]
