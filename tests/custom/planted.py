@@ -208,14 +208,7 @@ def writing(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
 def narrow_sums(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
     """Channel by channel, each sum rounded to the dtype."""
     parts = [forward(x[:, [c]], w[:, [c]], p) for c in range(x.shape[1])]
-    return torch.stack(parts).cumsum(0)[-1] if x.dtype.itemsize > 2 else _rounded_sum(parts)
-
-
-def _rounded_sum(parts: list[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
+    return sum(parts[1:], parts[0])
 
 
 def repeated_border(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
@@ -270,6 +263,8 @@ FORWARD: dict[str, Bug] = {
         lambda x, w, p: forward(x.as_strided(x.shape, torch.empty(x.shape, device="meta").stride()), w, p), dense
     ),
     "300 channels": Bug(when(lambda x, w, p: x.shape[1] >= 300)),
+    "more than 64 columns": Bug(when(lambda x, w, p: x.shape[3] > 64), depthwise),
+    "more than 64 images": Bug(when(lambda x, w, p: len(x) > 64), depthwise),
     "crash at 64x64": Bug(crash_at((64, 64)), depthwise),
     "65,535 planes": Bug(lost(forward, planes), depthwise),
     "last column of an odd width": Bug(
@@ -324,7 +319,7 @@ def _rows_read(p: ConvProblem) -> int:
     return min(p.input_size[0], last + 1)
 
 
-def in_float32(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+def summed_in_float32(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
     """As `forward`, where PyTorch's kernels of 16 bits are wrong too (`backends/aten_defects.py`)."""
     if x.dtype.itemsize > 2:
         return forward(x, w, p)
@@ -332,10 +327,10 @@ def in_float32(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
 
 
 RIGHT: dict[str, tuple[Kernel, Callable[[ConvProblem], bool]]] = {
-    "all in two dimensions": (in_float32, accepts),
-    "multiples of 64": (in_float32, by_64),
+    "all in two dimensions": (summed_in_float32, accepts),
+    "multiples of 64": (summed_in_float32, by_64),
     "depthwise": (taps, depthwise),
-    "pointwise": (in_float32, lambda p: dense(p) and p.pointwise and p.padding == ((0, 0), (0, 0))),
+    "pointwise": (summed_in_float32, lambda p: dense(p) and p.pointwise and p.padding == ((0, 0), (0, 0))),
     "one dimension, causal": (
         lambda x, w, p: F.conv1d(F.pad(x, (3, 0)), w, groups=p.groups),
         lambda p: (
@@ -346,7 +341,7 @@ RIGHT: dict[str, tuple[Kernel, Callable[[ConvProblem], bool]]] = {
         ),
     ),
     "one layer of one network": (
-        in_float32,
+        summed_in_float32,
         lambda p: (
             dense(p)
             and p.in_channels == p.out_channels == 128

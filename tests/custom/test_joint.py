@@ -163,8 +163,3 @@ def test_what_it_returns(result: Any, message: str) -> None:
     x, w = (t.detach().float().requires_grad_() for t in operands())
     with pytest.raises(BackendError, match=message):
         depthwise(x, w).sum().backward()
-
-
-def test_without_a_mask_it_is_refused() -> None:
-    with pytest.raises(ValueError, match='args of backward: "output_mask" is missing'):
-        convgrad.register("mine", backward=lambda g, x, w: None, args=("grad_output", "input", "weight"))

@@ -10,7 +10,7 @@ from convgrad import CheckError
 from .planted import FORWARD, GRADIENTS, RIGHT, WIDE
 
 #: Those that take seconds to find; the others are found in tenths of one.
-LONG = {"65,535 planes"}
+LONG = {"65,535 planes", "more than 64 columns", "more than 64 images"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in FORWARD])
