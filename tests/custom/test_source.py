@@ -18,18 +18,20 @@ TEXT = """
 import torch
 LIMIT = {limit}
 def helper(x): return x * {factor}
+def another(x): return -x
+used = {used}
 class Kernel:
     def __init__(self, n): self.n = n
     def __call__(self, x, w, p): return helper(x) * self.n
 def forward(x, w, p, scale={default}):
     # {comment}
-    return helper(x) if p.batch < LIMIT else torch.relu(x)
+    return helper(x) + another(x) if p.batch < LIMIT else torch.relu(used(x))
 """
 
 
 def digest(name: str = "forward", **changes: object) -> str | None:
     namespace: dict[str, object] = {"__name__": "mine"}
-    values = {"limit": 3, "factor": 2, "default": 1, "comment": "none", **changes}
+    values = {"limit": 3, "factor": 2, "default": 1, "comment": "none", "used": "helper", **changes}
     exec(TEXT.format(**values), namespace)
     part = namespace[name]
     return fingerprint([part(4) if isinstance(part, type) else part])
@@ -38,6 +40,7 @@ def digest(name: str = "forward", **changes: object) -> str | None:
 def test_what_changes_it() -> None:
     assert digest() == digest() == digest(comment="another")
     assert len({digest(), digest(limit=4), digest(factor=3), digest(default=2), digest("Kernel")}) == 5
+    assert digest(used="another") != digest()  # another name of a function that is met by its own name, too
     assert digest("Kernel") == digest("Kernel") != digest("Kernel", factor=3)
 
 
@@ -49,6 +52,7 @@ def test_closures_and_partials() -> None:
     assert fingerprint([make(1, zero)]) == fingerprint([make(1, zero.clone())])
     assert len({fingerprint([make(1, zero)]), fingerprint([make(2, zero)]), fingerprint([make(1, one)])}) == 3
     assert fingerprint([partial(max, 1)]) != fingerprint([partial(max, 2)])
+    assert fingerprint([((8,), 4)]) != fingerprint([((8, 4),)])
 
 
 def test_another_process_has_the_same() -> None:

@@ -73,7 +73,8 @@ class _Walk:
 
     def __init__(self) -> None:
         self.hints: list[Any] = []
-        self._met: dict[int, Any] = {}
+        #: id of an object -> how many were met before it, and the object itself: its id belongs to it
+        self._met: dict[int, tuple[int, Any]] = {}
 
     def tokens(self, part: Any) -> Iterator[Any]:
         """Texts and bytes that together say what it is.
@@ -87,10 +88,12 @@ class _Walk:
             yield part
             return
         if id(part) in self._met:
-            yield "again"
+            yield f"again {self._met[id(part)][0]}"
             return
-        self._met[id(part)] = part  # kept: its id belongs to it
+        self._met[id(part)] = len(self._met), part
         yield type(part).__name__
+        if isinstance(part, (tuple, list, set, frozenset, dict)):
+            yield len(part)  # so that what follows is told from what belongs to it
         if isinstance(part, (tuple, list)):
             if part and all(type(n) is int for n in part):
                 self._mentions(tuple(part))
