@@ -8,8 +8,7 @@ user gets a class made of both, in which ``super()`` finds convgrad's computatio
 from __future__ import annotations
 
 import inspect
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import wraps
 from types import CodeType
 from typing import Any
@@ -20,7 +19,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.utils import parametrize
 
 from .. import nn as ours
-from ..nn import joined
+from ..nn import constructors, joined
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -110,7 +109,9 @@ def accelerated_class(cls: type) -> type:
             body |= {"_compute": compute, "_layout": "NCL"}
         if cls in _LAZY:  # it turns into this class when it first sees an input
             body["cls_to_become"] = base
-        made = _made[cls] = _derive(cls, (cls, base), body, accelerated_class)
+        made = _made[cls] = constructors.derived_class(
+            accelerated_class, cls, (cls, base), body | {"_convgrad_stock": cls}
+        )
     return made
 
 
@@ -128,38 +129,9 @@ def owner_class(cls: type) -> type:
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             return owner.forward(self, *args, **kwargs)
 
-        made = _made[owner, cls] = _derive(cls, (owner, cls), {"forward": forward}, owner_class)
+        body = {"forward": forward, "_convgrad_stock": cls}
+        made = _made[owner, cls] = constructors.derived_class(owner_class, cls, (owner, cls), body)
     return made
-
-
-class _Untold:
-    """The first base of a derived class, so that a user's ``__init_subclass__`` is not called for it."""
-
-    def __init_subclass__(cls) -> None:
-        pass
-
-
-def _derive(cls: type, bases: tuple[type, ...], body: dict[str, Any], maker: Callable[[type], type]) -> type:
-    def reduce(self: nn.Module, protocol: int) -> Any:
-        """Pickled as "the accelerated class of that class": the class itself has no place that pickle could name."""
-        make, args, *rest = super(made, self).__reduce_ex__(protocol)
-        if args and args[0] is made:
-            return (_remake, (maker, make, cls, *args[1:]), *rest)
-        return (make, args, *rest)
-
-    body |= {
-        "__module__": cls.__module__,
-        "__qualname__": cls.__qualname__,
-        "__doc__": cls.__doc__,
-        "__reduce_ex__": reduce,
-        "_convgrad_stock": cls,
-    }
-    made = types.new_class(cls.__name__, (_Untold, *bases), {}, lambda namespace: namespace.update(body))
-    return made
-
-
-def _remake(maker: Callable[[type], type], make: Any, stock: type, *args: Any) -> Any:
-    return make(maker(stock), *args)
 
 
 # ---- back ----------------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""Constructors of layers that are written once for one, two and three dimensions."""
+"""Constructors of layers that are written once for several dimensions, and classes derived from a user's."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection
+import types
+from collections.abc import Callable, Collection
 from typing import Any
 
 
@@ -39,3 +40,30 @@ def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Col
     made: Any = functools.wraps(base.__init__)(constructor)
     made.__signature__ = signature
     cls.__init__ = made
+
+
+class _Untold:
+    """The first base of a derived class, so that a user's ``__init_subclass__`` is not called for it."""
+
+    def __init_subclass__(cls) -> None:
+        pass
+
+
+def derived_class(maker: Callable[[type], type], cls: type, bases: tuple[type, ...], body: dict[str, Any]) -> type:
+    """A class in place of ``cls``, with its name; ``maker`` is the function that makes it, of ``cls`` alone."""
+
+    def reduce(self: Any, protocol: int) -> Any:
+        """Pickled as "what the maker makes of that class": the class itself has no place that pickle could name."""
+        make, args, *rest = super(made, self).__reduce_ex__(protocol)
+        if args and args[0] is made:
+            return (_remake, (maker, make, cls, *args[1:]), *rest)
+        return (make, args, *rest)
+
+    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    body = {**body, **named, "__reduce_ex__": reduce}
+    made = types.new_class(cls.__name__, (_Untold, *bases), {}, lambda namespace: namespace.update(body))
+    return made
+
+
+def _remake(maker: Callable[[type], type], make: Any, cls: type, *args: Any) -> Any:
+    return make(maker(cls), *args)

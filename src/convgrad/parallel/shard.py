@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import named
 from ..errors import ShapeError, UnsupportedError
+from ..nn import constructors
 from .functions import Sharded, circular_convolution
 from .placed import joined, shards, spread
 
@@ -174,23 +175,10 @@ def _sharded_class(cls: type) -> type:
             return circular_convolution(input, weight, bias, pad, self.stride, self.dilation, self.groups)
         return cls._conv_forward(self, input, weight, bias)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def reduce(self: Any, protocol: int) -> Any:
-        """Pickled as "the sharded class of that class", as the class itself has no place that pickle could name."""
-        make, args, *rest = super(made, self).__reduce_ex__(protocol)
-        if args and args[0] is made:
-            return (_remake, (make, cls, *args[1:]), *rest)
-        return (make, args, *rest)
-
-    body: dict[str, Any] = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    body |= {"forward": forward, "__reduce_ex__": reduce}
+    body: dict[str, Any] = {"forward": forward}
     if issubclass(cls, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
         body["_conv_forward"] = conv_forward
-    made = type(cls.__name__, (cls,), body)
-    return made
-
-
-def _remake(make: Any, cls: type, *args: Any) -> Any:
-    return make(_sharded_class(cls), *args)
+    return constructors.derived_class(_sharded_class, cls, (cls,), body)
 
 
 def _placed(value: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
