@@ -192,7 +192,7 @@ def test_packed_rows_under_vmap() -> None:
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0))(w, x, IDS)
     for found, row, its in zip(per_sample, x, IDS, strict=True):
         leaf = w.clone().requires_grad_()
-        (want,) = torch.autograd.grad(F.silu(definition_of_row(row, leaf, b, its)).square().sum(), leaf)
+        (want,) = torch.autograd.grad(F.silu(definition(row[None], leaf, b, its[None])).square().sum(), leaf)
         torch.testing.assert_close(found, want)
 
 
@@ -202,10 +202,6 @@ def test_packings_under_vmap() -> None:
     packings = torch.stack([PACKED, PACKED.flip(1)])
     want = torch.stack([definition(x, w, b, ids).float() for ids in packings])
     assert torch.equal(vmap(lambda ids: causal_conv1d(x, w, b, seq_idx=ids))(packings), want)
-
-
-def definition_of_row(row: Tensor, w: Tensor, b: Tensor, ids: Tensor) -> Tensor:
-    return definition(row[None], w, b, ids[None])
 
 
 def test_the_state_under_vmap() -> None:

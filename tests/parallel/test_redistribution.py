@@ -97,8 +97,10 @@ def die() -> list[str]:
     mesh, said = init_device_mesh("cpu", (3,), mesh_dim_names=("depth",)), []
     x = distributed(torch.ones(6, 6), mesh, [Shard(0)])
     partial = DTensor.from_local(torch.ones(6, 6), mesh, [Partial()], run_check=False)
-    model, total = (shard_(m, mesh, Shard(2)) for m in (nn.Conv2d(1, 1, 1), Square()))
-    loss = total(model(torch.ones(1, 1, 6, 6)))
+    layers = nn.Conv2d(1, 1, 1), Square(), nn.Conv2d(1, 1, 3, padding=1)
+    model, total, wide = (shard_(m, mesh, Shard(2)) for m in layers)
+    image = torch.ones(1, 1, 6, 6)
+    loss = total(model(image))
     dist.barrier()
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -108,7 +110,8 @@ def die() -> list[str]:
         lambda: redistribute(partial, [Shard(0)], "x"),
         lambda: redistribute(partial, [Replicate()], "x"),
         loss.backward,
-        lambda: total(model(torch.ones(1, 1, 6, 6))),
+        lambda: total(model(image)),
+        lambda: wide(image),
     ):
         try:
             call()
@@ -127,11 +130,14 @@ def test_a_killed_process_ends_every_collective_of_the_others_with_its_name(proc
     names = [f"{name} of x" for name in ("all-gather", "all-to-all", "reduce-scatter", "all-reduce")]
     names += ["all-reduce of gradient of (weight|bias)"]
     for rank in (0, 2):
-        *first, last = said[rank]
+        *first, of_sum, of_halo = said[rank]
         for text, name in zip(first, names, strict=True):
             expected = (
                 rf"CollectiveError: {name} over mesh dimension depth \(3 processes\) failed, as another process died"
             )
             assert re.match(expected, text), (rank, text)
-        assert last.startswith("CollectiveError: sum over 3 processes failed")
+        assert of_sum.startswith("CollectiveError: sum over 3 processes failed")
+        assert of_halo.startswith(
+            "CollectiveError: halo exchange along dimension 2 among 3 processes failed, as another"
+        )
     assert time.monotonic() - start < 50  # the process group waits 60 s at most

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
-import re
-import signal
-import time
 import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -259,35 +254,3 @@ def test_dropout_draws_one_mask_whatever_the_mesh(processes: Processes) -> None:
         assert (channel.flatten(2) == channel.flatten(2)[..., :1]).all()
         assert 4 < (channel[:, :, 0, 0, 0] == 0).sum() < 28  # of 32
         assert len(alpha.unique()) == 2
-
-
-# ---- a process that dies ---------------------------------------------------------------------------
-
-
-def die() -> str:
-    mesh = init_device_mesh("cpu", (4,))
-    model = shard_(nn.Conv2d(1, 1, 3, padding=1), mesh, Shard(2))
-    x = torch.ones(1, 1, 16, 16)
-    model(x)
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        for _ in range(3):
-            model(x)
-            shard_(nn.BatchNorm2d(1), mesh, Shard(2))(x)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
-
-
-def test_a_killed_process_ends_the_others_with_an_error_in_bounded_time(processes: Processes) -> None:
-    start = time.monotonic()
-    said, failures = processes.outcomes(4, die, seconds=100)
-    assert [f.rank for f in failures] == [1]
-    assert "SIGKILL" in failures[0].text
-    for rank in (0, 2, 3):
-        assert said[rank].startswith("CollectiveError: "), said[rank]
-        assert re.search(
-            r"(halo exchange along dimension 2 among 4|sum over 4) processes failed, as another", said[rank]
-        )
-    assert time.monotonic() - start < 90  # twice the time that the process group waits at most would be 120
