@@ -150,7 +150,7 @@ def test_every_rule_is_pytorch_in_one_process(processes: Processes, dims, sizes,
 
 # ---- the same call in other words ----------------------------------------------------------------------
 
-_WEIGHTS = torch.rand(3, 4, 9, 7)
+_WEIGHTS, _BITS = torch.rand(3, 4, 9, 7), {"quant_min": 0, "quant_max": 7}
 SPELLINGS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x.flip(1, 2),
     lambda x: x.flip(1),
@@ -160,6 +160,9 @@ SPELLINGS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x.mean(axis=(2, 3), keepdims=True),  # pyright: ignore[reportCallIssue]
     lambda x: torch.cat(torch.chunk(x, 2, axis=1)[::-1], axis=1),  # pyright: ignore[reportCallIssue]
     lambda x: torch.stack(tensors=[x, x], dim=1),
+    lambda x: (
+        x + torch.fake_quantize_per_channel_affine(_WEIGHTS, torch.ones(4), torch.zeros(4), axis=1, **_BITS).sum()
+    ),
     lambda x: F.pixel_shuffle(x, upscale_factor=2),
     lambda x: F.mse_loss(x, x * 2, weight=_WEIGHTS),  # pyright: ignore[reportCallIssue]
     lambda x: F.huber_loss(x, x * 2, weight=x.abs()),  # pyright: ignore[reportCallIssue]

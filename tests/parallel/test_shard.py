@@ -145,6 +145,7 @@ def refuse() -> list[str]:
     said = []
     for module, plan in (
         (nn.Sequential(nn.Conv2d(1, 1, 3), nn.LSTM(3, 3)), Shard(2)),
+        (nn.Sequential(nn.RReLU()), Shard(2)),  # each process would draw as many numbers as it has elements
         (nn.Sequential(nn.Conv1d(1, 1, 3)), Shard(3)),
         (nn.Sequential(nn.MaxPool2d(2, return_indices=True)), Shard(2)),
         (nn.Sequential(nn.Softmax(1)), Shard(1)),
@@ -165,6 +166,7 @@ def refuse() -> list[str]:
 def test_what_cannot_be_exact_is_refused_before_any_work(processes: Processes) -> None:
     assert processes(2, refuse)[0] == [
         "shard_: module '1' (LSTM) cannot be sharded exactly: its function has no rule for shards",
+        "shard_: module '0' (RReLU) cannot be sharded exactly: its function has no rule for shards",
         "shard_: module '0' (Conv1d) cannot be sharded exactly: the plan shards dimension 3, and it works on 1 spatial "
         "dimensions",
         "shard_: module '0' (MaxPool2d) cannot be sharded exactly: return_indices counts positions of the whole, "

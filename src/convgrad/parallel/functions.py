@@ -30,7 +30,7 @@ _BY_ELEMENTS = """
     addcmul addcdiv add sub subtract mul multiply div divide true_divide floor_divide remainder fmod maximum minimum
     fmax fmin atan2 logaddexp eq ne lt le gt ge logical_and logical_or logical_not logical_xor isnan isinf isfinite
     bitwise_and bitwise_or bitwise_not relu relu6 gelu silu mish elu selu celu leaky_relu hardtanh hardswish
-    hardsigmoid hardshrink softshrink tanhshrink softplus softsign logsigmoid sigmoid tanh threshold rrelu __add__
+    hardsigmoid hardshrink softshrink tanhshrink softplus softsign logsigmoid sigmoid tanh threshold __add__
     __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __pow__ __rpow__ __neg__
     __abs__ __floordiv__ __mod__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __invert__ __pos__
 """
@@ -160,10 +160,11 @@ class Sharded(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = {_NUMPYS.get(name, name): value for name, value in (kwargs or {}).items()}
+        kwargs = kwargs or {}
         x = first((*args, *kwargs.values()))
         if x is None or func.__name__ in _own_rules:
             return func(*args, **kwargs)
+        kwargs = {_NUMPYS.get(name, name): value for name, value in kwargs.items()}
         rule = _RULES.get(func)
         if all(p.is_replicate() for p in x.placements) and rule not in (dropout.dropout, dropout.alpha_dropout):
             everything = (t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor))

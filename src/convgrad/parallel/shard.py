@@ -103,7 +103,7 @@ _KNOWN = """
     ParameterDict PixelShuffle PixelUnshuffle ChannelShuffle ConstantPadNd ZeroPadNd ReflectionPadNd ReplicationPadNd
     CircularPadNd Softmax Softmax2d Softmin LogSoftmax GLU ReLU ReLU6 GELU SiLU Mish ELU SELU CELU LeakyReLU PReLU
     Hardtanh Hardswish Hardsigmoid Hardshrink Softshrink Tanhshrink Softplus Softsign LogSigmoid Sigmoid Tanh
-    Threshold RReLU MSELoss L1Loss SmoothL1Loss HuberLoss SoftMarginLoss BCELoss BCEWithLogitsLoss GaussianNLLLoss
+    Threshold MSELoss L1Loss SmoothL1Loss HuberLoss SoftMarginLoss BCELoss BCEWithLogitsLoss GaussianNLLLoss
     PoissonNLLLoss CrossEntropyLoss NLLLoss
 """
 _NAMES = {name.replace("Nd", f"{n}d") for name in _KNOWN.split() for n in (1, 2, 3)}
