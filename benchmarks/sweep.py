@@ -16,6 +16,7 @@ import os
 import random
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from itertools import count, cycle
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 
 from convgrad._compat import cpu_lacks
-from convgrad.cli.bench_results import CONDITIONS, Deadline, Results, conditions_here, prepare
+from convgrad.cli.bench_results import CONDITIONS, Results, conditions_here, deadline, prepare
 from convgrad.engine import backends, measure_now, measurements
 from convgrad.problem import PASSES, ConvProblem
 from convgrad.sizes import output_length
@@ -192,7 +193,7 @@ def main() -> int:
     parser.add_argument("--problems", type=int, default=0, help="stop after so many; 0 for no end")
     options = parser.parse_args()
     prepare(options.threads[0])
-    results, deadline = Results(options.csv, COLUMNS, KEY, resume=True), Deadline(options.minutes)
+    results, end = Results(options.csv, COLUMNS, KEY, resume=True), deadline(options.minutes)
     keep_candidates()
     first, step = (names[options.only], len(_KINDS)) if options.only else (0, 1)
     where, numbers = conditions_here(), {threads: count(first, step) for threads in options.threads}
@@ -200,7 +201,7 @@ def main() -> int:
         os.environ["CONVGRAD_CACHE"] = folder
         measurements.reload()
         for done, threads in enumerate(cycle(options.threads)):
-            if deadline.over() or (options.problems and done >= options.problems):
+            if time.perf_counter() >= end or (options.problems and done >= options.problems):
                 break
             torch.set_num_threads(threads)
             problem = random_problem(next(numbers[threads]), threads)

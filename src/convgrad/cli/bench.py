@@ -33,7 +33,7 @@ def _positive(seconds: float) -> float:
 
 
 Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")]
-Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.")]
+Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.", min=0)]
 Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
 Measured = Annotated[bool, typer.Option("--measure", help="First measure each convolution, as `convgrad tune` does.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")]

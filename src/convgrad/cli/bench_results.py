@@ -111,18 +111,9 @@ def plain(row: Mapping[str, str]) -> dict[str, str | float | None]:
     return {c: v if c in texts else float(v) if v else None for c, v in row.items()}
 
 
-class Deadline:
-    """The end of the time for measuring, which begins with the first call of `over`; 0 minutes: no end."""
-
-    def __init__(self, minutes: float) -> None:
-        if not 0 <= minutes < float("inf"):
-            raise fail(f"--minutes must be finite and not negative, got {minutes}")
-        self._seconds, self._end = 60 * minutes or float("inf"), 0.0
-
-    def over(self) -> bool:
-        now = time.perf_counter()
-        self._end = self._end or now + self._seconds
-        return now >= self._end
+def deadline(minutes: float) -> float:
+    """When the time for measuring that begins now is over, by `time.perf_counter`; 0 minutes: no end."""
+    return time.perf_counter() + (60 * minutes or float("inf"))
 
 
 @contextmanager
@@ -180,7 +171,7 @@ def run_rows(
         columns, key: as for `Results`.
         show: prints the rows.
     """
-    deadline, results = Deadline(given.minutes), Results(given.csv, columns, key, given.resume)
+    results = Results(given.csv, columns, key, given.resume)
     prepare(given.threads)
     todo, where, status = jobs(), conditions_here(given.busy), 0
 
@@ -189,8 +180,9 @@ def run_rows(
 
     with busy_cores(given.busy), progress(what, len(missing())) as advance:
         try:
+            end = deadline(given.minutes)
             for about, timed in missing():
-                if deadline.over():
+                if time.perf_counter() >= end:
                     break
                 results.add({**dict.fromkeys(columns, ""), **about, **timed(), **where})
                 advance()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..engine import Event, backends, observers
+from ..engine import Event, backends, observing
 from ..problem import ConvProblem, shown_outputs
 from ..tables import csv_text, html_table, text_table
 from .aten_rules import Machine
@@ -80,7 +80,7 @@ class Trace(Drawn):
     def __init__(self, *, onednn: bool = False) -> None:
         self.records: list[Record] = []
         self.synchronize = True
-        self._onednn, self._log = onednn, ExitStack()
+        self._onednn, self._block = onednn, ExitStack()
         self._take: Callable[[], tuple[str, ...]] = tuple
 
     def __call__(self, event: Event) -> None:
@@ -100,13 +100,12 @@ class Trace(Drawn):
 
     def __enter__(self) -> Trace:
         if self._onednn:
-            self._take = self._log.enter_context(onednn_log())
-        observers.append(self)
+            self._take = self._block.enter_context(onednn_log())
+        self._block.enter_context(observing(self))
         return self
 
     def __exit__(self, *_: object) -> None:
-        observers.remove(self)
-        self._log.close()
+        self._block.close()
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [_COLUMNS, *(r.cells() for r in self.records)]

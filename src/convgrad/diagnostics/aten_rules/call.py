@@ -14,7 +14,6 @@ from ...backends import usual_strides
 from ...errors import DtypeError
 from ...problem import INT32_MAX, ConvProblem
 from ...shapes import Geometry, conv_geometry, convolution_shape
-from ...sizes import effective_kernel
 
 Ints = int | Sequence[int]
 
@@ -238,12 +237,8 @@ def call_of_problem(p: ConvProblem, device_type: str, need_backward: bool) -> Co
     def spec(shape: tuple[int, ...]) -> TensorSpec:
         return TensorSpec(shape, usual_strides(shape, p.channels_last and len(shape) > 3), p.dtype, device_type)
 
-    output_padding = (0,) * p.ndim
-    if p.transposed:  # the input positions behind the last one that the kernel reaches
-        dims = zip(p.input_size, p.output_size, p.kernel_size, p.stride, p.padding, p.dilation, strict=True)
-        output_padding = tuple(
-            n - ((out - 1) * s - low - high + effective_kernel(k, d)) for n, out, k, s, (low, high), d in dims
-        )
+    # of a transposed one, the input positions behind the last one that the kernel reaches
+    output_padding = tuple(d.high - d.least_high if p.transposed else 0 for d in p.dims)
     input = spec(p.output_shape if p.transposed else p.input_shape)
     bias = spec((p.shape_of(p.bias_slot)[1],)) if p.has_bias else None
     return ConvCall(
