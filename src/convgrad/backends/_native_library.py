@@ -7,6 +7,8 @@ import functools
 import os
 import struct
 import threading
+from collections.abc import Generator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
@@ -106,8 +108,23 @@ def why_absent() -> str:
     return _try_load()[1]
 
 
-#: While one plan is made for another instruction set than the one in use, no other is made.
-_making = threading.Lock()
+_selecting = threading.Lock()
+
+
+@contextmanager
+def _selected(name: str) -> Generator[str, None, None]:
+    """In this block plans are made for an instruction set, in this thread alone; the block is told the one in use.
+
+    Raises:
+        ValueError: this build or this processor does not have it.
+    """
+    with _selecting:
+        in_use = instruction_set()
+        select(name or in_use)
+        try:
+            yield in_use
+        finally:
+            select(in_use)
 
 
 def create_plan(problem: Problem, set_name: str = "") -> tuple[ctypes.CDLL, int]:
@@ -123,15 +140,8 @@ def create_plan(problem: Problem, set_name: str = "") -> tuple[ctypes.CDLL, int]
     library = load()
     if library is None:
         raise RuntimeError(why_absent())
-    with _making:
-        in_use = instruction_set()
-        if set_name and set_name != in_use:
-            select(set_name)
-        try:
-            plan = library.convgrad_plan_create(problem)
-        finally:
-            if set_name and set_name != in_use:
-                select(in_use)
+    with _selected(set_name):
+        plan = library.convgrad_plan_create(problem)
     if not plan:
         raise MemoryError("there is no memory for the plan of a convolution")
     return library, plan
@@ -148,16 +158,11 @@ def why_not(name: str) -> str:
     """Why no plan can be made for an instruction set beside the one in use; empty where one can."""
     if absent := why_absent():
         return absent
-    with _making:
-        in_use = instruction_set()
-        if name == in_use:
-            return f"{name} is what 'native' uses here"
-        try:
-            select(name)
-        except ValueError:
-            return f"this processor, or this build of the library, does not have {name}"
-        select(in_use)
-    return ""
+    try:
+        with _selected(name) as in_use:
+            return f"{name} is what 'native' uses here" if name == in_use else ""
+    except ValueError:
+        return f"this processor, or this build of the library, does not have {name}"
 
 
 @functools.cache

@@ -106,8 +106,7 @@ class Results:
 def plain(row: Mapping[str, str]) -> dict[str, str | float | None]:
     """A row with its numbers as numbers, and None where there is nothing."""
     texts = {"problem", "models", "model", "layout", "choice", "output", "pytorch_best", "rules", "measured", "note"}
-    texts |= {*CONDITIONS}
-    texts -= {"threads", "busy"}
+    texts |= {*CONDITIONS} - {"threads", "busy"}
     return {c: v if c in texts else float(v) if v else None for c, v in row.items()}
 
 

@@ -92,16 +92,15 @@ class Measurement:
 
     def reason(self, way: str) -> str:
         """Why this way is taken, as a sentence."""
-        (first, base), *_ = [(w, t) for w, t in self.ranked() if w == next(iter(self.times))]
-        others = [(w, t) for w, t in self.ranked() if w != way]
-        mine = statistics.median(self.times[way])
+        medians, first = dict(self.ranked()), next(iter(self.times))
+        others = [w for w in medians if w != way]
         often = {1: "once", 2: "twice"}.get(self.count, f"{self.count} times")
         said = f"measured {often} on this machine" + ("" if self.same else ", a similar problem")
         if not others:
             return f"{said}: the only one that can"
         if way == first:
-            return f"{said}: the next, {_in_words(others[0][0])}, takes {others[0][1] / mine:.2f}x as long"
-        return f"{said}: {base / mine:.2f}x as fast as {_in_words(first)}"
+            return f"{said}: the next, {_in_words(others[0])}, takes {medians[others[0]] / medians[way]:.2f}x as long"
+        return f"{said}: {medians[first] / medians[way]:.2f}x as fast as {_in_words(first)}"
 
 
 def _in_words(way: str) -> str:
