@@ -125,7 +125,7 @@ def _measured(
     for way, _ in known.ranked() if known else ():
         steps = steps_of(way, problem, outputs, device)
         if known and steps:
-            return tuple(s._replace(reason=known.reason(way), unsettled=unsettled) for s in steps), unsettled
+            return tuple(s._replace(reason=known.reason(way)) for s in steps), unsettled
     return (), unsettled
 
 

@@ -78,16 +78,16 @@ class Launch:
 
     def _first(self, like: object, tensors: tuple[Tensor, ...]) -> tuple[int, str]:
         names = self._kernel.arg_names
-        given = dict(zip(names, tensors, strict=False))
         programs, parts = self._grid(PROGRAMS)
+        given = {**dict(zip(names, tensors, strict=False)), **self._with(parts)}
         device = tensors[0].device
         with torch.accelerator.device_index(device.index):  # Triton launches on the current one
             if not isinstance(self._kernel, JITFunction):  # the interpreter
-                self._kernel[(programs,)](**given, **self._with(parts), **self._options)
+                self._kernel[(programs,)](**given, **self._options)
                 return parts, ""
-            compiled = self._compiled({**given, **self._with(parts)}, {})
+            compiled = self._compiled(given, {})
             if getattr(compiled, "n_spills", 0) and compiled.metadata.target.backend == "cuda":
-                compiled = self._compiled({**given, **self._with(parts)}, ALL_REGISTERS)
+                compiled = self._compiled(given, ALL_REGISTERS)
             programs, parts = self._grid(at_once(compiled, device))
             known = self._with(parts)
             rest = tuple(known[name] for name in names[len(tensors) :])
