@@ -14,10 +14,10 @@ from .native import DTYPES
 
 #: What an input has at least where it gains: bytes, for a node of autograd computed in Python takes 15 to 30 us more a
 #: step, and in a network, whose other layers leave nothing of it in the caches, more (on one thread of a loaded Xeon a
-#: layer loses 20 to 70 us at 128 KiB, between 50 lost and 40 gained at 256, and gains 300 us at 1 MiB); elements of a
-#: channel, which costs more here (0.75x with 32, 1.45x with 128); and of its part of an image, which is read in vectors
-#: (0.4x with 9, 1.04x with 16).
-LEAST_NORM = {"bytes": 2**18, "elements": 64, "pixels": 16}
+#: layer loses up to 70 us at 256 KiB, is even at 392, and gains 300 us at 1 MiB); elements of a channel, which costs
+#: more here (0.75x with 32, 1.45x with 128); and of its part of an image, which is read in vectors (0.4x with 9, 1.04x
+#: with 16).
+LEAST_NORM = {"bytes": 3 * 2**17, "elements": 64, "pixels": 16}
 
 #: What an input in channels_last has at least: a vector.
 LEAST_CHANNELS = 16
