@@ -40,15 +40,17 @@ class ContiguousPointwise : Pointwise<S, T, N> {
 
   // The weights of some rows of results as [source][row].
   void pack_weights(int64_t group, Range panels) const {
-    for (int64_t i = panels.low; i < panels.high; ++i) pack_panel(group, i);
+    for (int64_t i = panels.low; i < panels.high; ++i) {
+      const int64_t row = group * p.results + p.panel(i).low;
+      pack_panel(weight + row * p.sources, start + row, group, i);
+    }
   }
-  void pack_panel(int64_t group, int64_t panel) const {
+  void pack_panel(T* to, T* starts, int64_t group, int64_t panel) const {
     const Range r = p.panel(panel);
     const int64_t first = group * p.results + r.low;
     const S *bias = static_cast<const S*>(t.bias), *from = static_cast<const S*>(t.weight);
     from += group * p.sources * p.results + r.low * (p.backward ? 1 : p.sources);
-    T* to = weight + first * p.sources;
-    for (int64_t i = 0; i < r.size(); ++i) start[first + i] = bias ? load_one<T>(bias + first + i) : T(0);
+    for (int64_t i = 0; i < r.size(); ++i) starts[i] = bias ? load_one<T>(bias + first + i) : T(0);
     if (r.size() == kPointwiseRows) return pack_rows(to, from, kPointwiseRows);
     pack_rows(to, from, r.size());
   }
@@ -121,13 +123,18 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     ahead.spread_over(tiles * p.sources), run.ahead = &ahead;
     run.pitch = pitch(p.sources), run.terms = run.together = p.sources;
     run.pixels = p.pixels, run.image = p.groups * p.results * p.pixels;
-    const int64_t together = cached(run.pitch);  // vectors, which all panels use
+    const int64_t together = s.late ? vectors : cached(run.pitch);  // which all panels use
     for (int64_t v = 0; v < vectors; v += together) {
       run.source = s.source + v * run.pitch, run.columns = block.columns + v;
       for (int64_t i = panels.low; i < panels.high; ++i) {
         const Range r = p.panel(i);
         const int64_t row = group * p.results + r.low;
         run.weight = weight + row * p.sources, run.start = start + row;
+        if (s.late) {
+          T* const starts = s.late + kPointwiseRows * p.sources;
+          pack_panel(s.late, starts, group, i);
+          run.weight = s.late, run.start = starts;
+        }
         run.result = this->results_tensor() + row * p.pixels;
         multiply_rows<N>(run, r.size(), least(together, vectors - v));
       }
@@ -225,6 +232,7 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     Layout& each = p.memory.each;
     p.source = each.template add<T>(p.block * pitch(p.sources));
     p.columns = each.template add<Column>(2 * p.block);
+    if (p.needs_weight() && p.packs_late()) p.late = each.template add<T>(kPointwiseRows * (p.sources + 1));
     if (!p.wants(CONVGRAD_GRAD_WEIGHT)) return p;
     if (!p.backward) p.other = each.template add<T>(p.block * pitch(p.item_results()));
     p.turned = each.template add<T>(ceil_div(p.backward ? p.item_results() : p.sources, N) * pitch(p.block * N));

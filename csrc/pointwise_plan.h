@@ -10,6 +10,10 @@ namespace {
 // Sums in registers: rows x vectors.
 constexpr int kPointwiseRows = kVectorBytes == 64 ? 8 : 4, kPointwiseColumns = 3;
 
+// Of pixels, packed, that all weights are used with in turn: most of a second-level cache, which has 1 MiB or more in
+// most processors with AVX-512.
+constexpr int64_t kFewPixelsBytes = kVectorBytes == 64 ? 4 * kTileBytes : kTileBytes;
+
 // A vector of columns: the pixel it begins with, and how many of its lanes there are. Where it is `whole` all are, in
 // one image.
 struct Column {
@@ -47,7 +51,10 @@ struct PointwisePlan : Request {
   int64_t inputs() const { return backward ? results : sources; }
   int64_t items() const { return groups / together * chunks * segments; }
   // Weights that few pixels use are packed by the item that needs them, some at a time, which then stay in the cache.
-  bool packs_late() const { return channels_last && segments == 1 && vectors <= 2 * block; }
+  // Backward in contiguous layout, a panel's lie each in another page.
+  bool packs_late() const {
+    return segments == 1 && (channels_last ? vectors <= 2 * block : vectors <= block && !backward);
+  }
   bool packs_early() const { return needs_weight() && !packs_late(); }
   int64_t group_of(int64_t item) const { return item / chunks % groups; }
   int64_t segment_of(int64_t item) const { return item / chunks / (groups / together); }
@@ -90,7 +97,11 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
     p.block = most(shortest, least(4 * shortest, 2 * kTileBytes / (p.together * (p.sources + p.results) * line)));
   } else {
     p.block = most(1, kTileBytes / (p.together * p.sources * line) / kPointwiseColumns) * kPointwiseColumns;
-    if (p.channels_last) p.block = most(p.block, shortest);
+    if (p.channels_last) {
+      p.block = most(p.block, shortest);
+    } else if (!p.backward && p.vectors * vector <= p.results && p.vectors * p.sources * line <= kFewPixelsBytes) {
+      p.block = fewest = p.vectors;  // less than the weights: every thread packs all of it, and late its own weights
+    }
   }
   if (p.threads == 1) {
     p.segments = p.chunks = 1;
