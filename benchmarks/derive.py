@@ -46,6 +46,7 @@ class Row(NamedTuple):
     pass_: Pass
     times: dict[str, float]
     noise: float
+    lacking: str = ""
 
     @property
     def theirs(self) -> float:
@@ -74,10 +75,10 @@ def read(paths: Sequence[Path]) -> Iterator[Row]:
             for row in reader:
                 problem = ConvProblem.parse(row["problem"])
                 torch.set_num_threads(int(row["threads"]))
-                kind = rules.kind_of(problem, row["emulated"] == "1")
+                kind = rules.kind_of(problem, bool(row["lacking"]))
                 times = {way: float(row[way]) for way in WAYS if row[way]}
                 pass_: Pass = row["pass"]  # pyright: ignore[reportAssignmentType]
-                yield Row(problem, kind, pass_, times, float(row["noise"]))
+                yield Row(problem, kind, pass_, times, float(row["noise"]), row["lacking"])
 
 
 def derived(rows: Sequence[Row]) -> Table:
@@ -99,7 +100,7 @@ def _ways(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
 
 def taken(table: Table, row: Row) -> str:
     """What the rules take."""
-    worth = rules.worth_converting(row.problem, (row.pass_,))
+    worth = rules.worth_converting(row.problem, (row.pass_,), row.lacking)
     ways = (way for way in table.get(row.kind or "", ()) if way != "aten:float32" or worth)
     return next((way for way in ways if way in row.times), "aten")
 

@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 #: What is measured.
 WAYS = ("aten", "native", "native:avx2", "im2col", "aten:float32", "aten:channels_last", "aten:mkldnn")
 #: ``noise`` is how far two measurements of a way are from their mean, in the logarithm; of the way where it is most.
-COLUMNS = ("problem", "emulated", "pass", *WAYS, "noise", *CONDITIONS)
+COLUMNS = ("problem", "lacking", "pass", *WAYS, "noise", *CONDITIONS)
 KEY = ("problem", "pass", "threads")
 _LEAST_FLOPS, _MOST_FLOPS, _MOST_BYTES = 1e4, 2.5e8, 4e7
 _VOLUME_FLOPS = 1e7, 1e9
@@ -207,7 +207,7 @@ def main() -> int:
             problem = random_problem(next(numbers[threads]), threads)
             if results.done(problem=problem, threads=threads, **{"pass": PASSES[-1]}):
                 continue
-            fixed = {"problem": str(problem), "emulated": int(cpu_lacks(problem.dtype))}
+            fixed = {"problem": str(problem), "lacking": cpu_lacks(problem.dtype)}
             for row in rows(problem):
                 results.add({**fixed, **row, **where, "threads": threads})
             print(f"\r{done + 1} problems", end="", file=sys.stderr, flush=True)

@@ -104,21 +104,24 @@ def onednn_has(dtype: torch.dtype) -> bool:
 
 
 @cache
-def cpu_lacks(dtype: torch.dtype) -> bool:
-    """Whether this x86 processor lacks the arithmetic for a 16-bit dtype that PyTorch's convolutions would use.
+def cpu_lacks(dtype: torch.dtype) -> str:
+    """What of the arithmetic for a 16-bit dtype that PyTorch's convolutions would use this x86 processor lacks.
 
     PyTorch then converts every number where it uses it, by kernels of its own or by oneDNN's. Of other processors
     nothing is known.
+
+    Returns:
+        "all", "grad_weight" or nothing.
     """
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        return False
-    if dtype is torch.float16:
+        return ""
+    if dtype is torch.float16 and onednn_has(dtype):
         # With AVX512-FP16 alone oneDNN has no kernel for grad_weight: its reference takes 100 times as long.
-        return not (onednn_has(dtype) and torch.cpu._is_amx_fp16_supported())
+        return "" if torch.cpu._is_amx_fp16_supported() else "grad_weight"
     if dtype is torch.bfloat16:
         widest = torch.backends.cpu.get_cpu_capability() == "AVX512" and not torch.cpu._is_avx512_bf16_supported()
-        return widest or not onednn_has(dtype)
-    return False
+        return "all" if widest or not onednn_has(dtype) else ""
+    return "all" if dtype is torch.float16 else ""
 
 
 # ---- autograd and dispatch -------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def made_up(path: Path) -> Path:
         writer = csv.DictWriter(file, sweep.COLUMNS, restval="")
         writer.writeheader()
         for number in range(50):
-            row = {"emulated": 0, "pass": "forward", "aten": 1, "noise": 0.02, **CONDITIONS}
+            row = {"lacking": "", "pass": "forward", "aten": 1, "noise": 0.02, **CONDITIONS}
             depthwise = {"problem": f"g8mb{1 + number}ic8ih9oc8kh3", "native": 0.5 if number % 5 else 1.25}
             slow = {"problem": f"mb{2 + number}ic8ih9oc9kh3", "native": 1.1, "aten:channels_last": 0.5}
             for more in (depthwise, slow):
@@ -119,7 +119,7 @@ def row(fold: int = 0, **times: float) -> derive.Row:
     """A row of a few ways, which the others cannot compute."""
     named = {way.replace("_", ":", 1): time for way, time in times.items()}
     problems = (ConvProblem.parse(f"g2mb{n}ic8ih9oc8kh3") for n in count(1))
-    rows = (derive.Row(problem, "grouped", "forward", {"aten": 1.0, **named}, 0.02) for problem in problems)
+    rows = (derive.Row(problem, "grouped", "forward", {"aten": 1.0, **named}, 0.02, "all") for problem in problems)
     return next(row for row in rows if row.fold == fold)
 
 

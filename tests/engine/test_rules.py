@@ -18,6 +18,7 @@ from convgrad.problem import ConvProblem, Output
 
 CPU = torch.device("cpu")
 BOTH: tuple[Output, ...] = ("grad_input", "grad_weight")
+ONE_BY_ONE: tuple[tuple[Output, ...], ...] = (("forward",), ("grad_input",), ("grad_weight",))
 VOLUME = "mb1ic80id8ih16iw16oc8kd3kh3kw3pd1ph1pw1"
 TABLE = {
     "depthwise": {"native": 2.0},
@@ -47,7 +48,7 @@ ROWS = [
 def table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The rules are those above, on a processor without arithmetic for 16 bits, and nothing was measured."""
     monkeypatch.setattr(rules, "TABLE", TABLE)
-    monkeypatch.setattr(rules, "cpu_lacks", lambda dtype: dtype.itemsize == 2)
+    monkeypatch.setattr(rules, "cpu_lacks", lambda dtype: "all" if dtype.itemsize == 2 else "")
     cache.invalidate()
     yield
     cache.invalidate()
@@ -76,6 +77,13 @@ def test_the_reason_is_the_line() -> None:
 def test_elsewhere_nothing_was_measured() -> None:
     for text, outputs, _ in ROWS:
         assert not list(by_rule(ConvProblem.parse(text), outputs, torch.device("cuda")))
+
+
+@pytest.mark.usefixtures("table")
+def test_only_what_the_processor_lacks_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "cpu_lacks", lambda dtype: "grad_weight")
+    ways = [chosen("mb1ic96ih16oc96kh3ph1 float16", outputs)[0].backend.name for outputs in (*ONE_BY_ONE, BOTH)]
+    assert ways == ["aten", "aten", "aten:float32", "aten:float32"]
 
 
 @pytest.mark.usefixtures("table")

@@ -22,13 +22,13 @@ from .environment import mkl_at_its_best
 #: the sweep, on geometric average.
 # begin of the derived lines
 TABLE: dict[str, dict[str, float]] = {
-    "dense": {"native": 3.2},
+    "dense": {"native": 3.3},
     "depthwise": {"native": 6.0},
-    "emulated": {"native": 9.8, "aten:float32": 4.5},
+    "emulated": {"native": 9.4, "aten:float32": 3.8},
     "grouped": {"native": 2.8},
-    "pointwise": {"native": 1.6},
-    "volume": {"native": 2.8},
-    "wide volume": {"aten:mkldnn": 1.8},
+    "pointwise": {"native": 1.7},
+    "volume": {"native": 3.0},
+    "wide volume": {"aten:mkldnn": 3.3},
 }
 # end of the derived lines
 
@@ -66,19 +66,23 @@ def by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.dev
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
     if device.type == "cpu" and mkl_at_its_best() and _linear_for_mkl(problem):
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
-    kind = kind_of(problem, cpu_lacks(problem.dtype)) if device.type == "cpu" else None
+    lacking = cpu_lacks(problem.dtype)
+    kind = kind_of(problem, bool(lacking)) if device.type == "cpu" else None
     for way, gain in TABLE.get(kind or "", {}).items():
-        if way != "aten:float32" or worth_converting(problem, outputs):
+        if way != "aten:float32" or worth_converting(problem, outputs, lacking):
             yield way, f"{kind} problems: {gain}x as fast as PyTorch when it was measured"
 
 
-def worth_converting(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
+def worth_converting(p: ConvProblem, outputs: tuple[Output, ...], lacking: str) -> bool:
     """Whether each value of the operands is in ten products or more; in fewer, converting takes longer than they do.
 
     For the gradient of the weight it is worth while in any case: some processors have no kernel for that in 16 bits.
+
+    Args:
+        lacking: `cpu_lacks`.
     """
     values = sum(map(prod, (p.input_shape, p.weight_shape, p.output_shape)))
-    return "grad_weight" in outputs or p.flops >= 20 * values
+    return "grad_weight" in outputs or (lacking == "all" and p.flops >= 20 * values)
 
 
 def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
