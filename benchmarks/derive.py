@@ -46,7 +46,7 @@ class Row(NamedTuple):
     pass_: Pass
     times: dict[str, float]
     noise: float
-    lacking: str = ""
+    lacking: str
 
     @property
     def theirs(self) -> float:

@@ -103,6 +103,9 @@ class AtenDirect(Backend):
         """Whether PyTorch would pick this library here."""
         return int(aten_choice(problem, device)) in self.kinds
 
+    def repeats_aten(self, problem: ConvProblem, device: torch.device) -> bool:
+        return self.picked(problem, device)
+
     def contraction(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
         """PyTorch's own call where it would pick this library, else the library's operator."""
         if self.picked(problem, device):

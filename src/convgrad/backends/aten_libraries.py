@@ -181,9 +181,6 @@ class AtenMkldnnBackend(AtenDirect):
     dtypes = (torch.float32, torch.bfloat16, torch.float16)
     candidate = True
 
-    def is_candidate(self, problem: ConvProblem, device: torch.device) -> bool:
-        return self.candidate and not self.picked(problem, device)
-
     def built(self) -> bool:
         return torch.backends.mkldnn.is_available()
 

@@ -89,7 +89,7 @@ class Backend(ABC):
     source: str | None = None
     #: Its kernels are PyTorch's, whose behaviour may depend on the processor.
     from_pytorch: bool = False
-    #: It is measured against the others, where measuring is on and no backend is requested (see `is_candidate`).
+    #: It is measured against the others, where measuring is on and no backend is requested, unless it `repeats_aten`.
     candidate: bool = True
     #: What a measurement depends on besides the library's release: a digest of a source, of a compiled library.
     version: str = ""
@@ -151,9 +151,9 @@ class Backend(ABC):
         """How it sums for this problem."""
         return "direct"
 
-    def is_candidate(self, problem: ConvProblem, device: torch.device) -> bool:
-        """Whether it is measured for this problem, which it can compute."""
-        return self.candidate
+    def repeats_aten(self, problem: ConvProblem, device: torch.device) -> bool:
+        """Whether it would make PyTorch's own call for this problem, which it can compute."""
+        return False
 
     def remark(self, outputs: tuple[Output, ...]) -> str:
         """What a reason for choosing it adds."""

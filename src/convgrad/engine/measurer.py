@@ -181,8 +181,8 @@ def _candidates(problem: ConvProblem, outputs: tuple[Output, ...], device: torch
     passes = passes_of(outputs)
     found = {}
     for backend in backends().values():
-        steps = steps_of(label(backend), problem, outputs, device)
-        if steps and backend.is_candidate(problem, device):
+        steps = steps_of(label(backend), problem, outputs, device) if backend.candidate else None
+        if steps and not backend.repeats_aten(problem, device):
             found[label(backend)] = steps
     if len(passes) > 1:
         each = [_measured(problem, (p,), device) for p in passes]

@@ -128,8 +128,8 @@ def compared(
 
     ways = {CHOSEN: (problem, steps(backend) or chosen(problem))}
     for name, other in here.items():
-        found = steps(name) if name != backend else ()
-        if found and other.is_candidate(problem, device) and not first_look(other, problem, found[0].outputs, device):
+        found = steps(name) if other.candidate and name != backend else ()
+        if found and not (other.repeats_aten(problem, device) or first_look(other, problem, found[0].outputs, device)):
             ways[name] = (problem, found)
     if layout and problem.ndim > 1 and not problem.channels_last:
         turned = problem.replace(memory_format=channels_last_of(problem.ndim))
