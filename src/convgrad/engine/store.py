@@ -15,10 +15,9 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import warnings
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -127,35 +126,24 @@ def forget(kind: str | None = None) -> int:
 def alone(wait: float = 0.0) -> Iterator[bool]:
     """Whether no other process (or thread) that shares the folder is inside such a block; held until the block ends.
 
-    The system opens the lock when a process ends, however it ends. Where there are no locks everybody is alone.
+    The system opens SQLite's lock of the file when a process ends, however it ends. Where there are no locks everybody
+    is alone.
 
     Args:
         wait: seconds to wait until the others have left.
     """
-    try:
-        import fcntl
+    with ExitStack() as stack:
+        found = True
+        try:
+            import sqlite3
 
-        where = folder()
-        if where is None:
-            raise OSError("there is no folder")
-        where.mkdir(parents=True, exist_ok=True)
-        file = open(where / _LOCK, "a")  # noqa: SIM115 - closed below
-    except (ImportError, OSError, RuntimeError):
-        yield True
-        return
-    with file:
-        end = time.monotonic() + wait
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                found = True
-            except BlockingIOError:
-                found = False
-            except OSError:  # a file system without locks
-                found = True
-            if found or time.monotonic() >= end:
-                break
-            time.sleep(0.01)
+            where = folder()
+            if where is not None:
+                where.mkdir(parents=True, exist_ok=True)
+                lock = stack.enter_context(closing(sqlite3.connect(where / _LOCK, timeout=wait, isolation_level=None)))
+                lock.execute("BEGIN EXCLUSIVE")
+        except Exception as error:  # no SQLite, no home, a file system without locks
+            found = "locked" not in str(error)
         yield found
 
 
