@@ -130,6 +130,14 @@ def test_reasons_stand_in_the_table(capsys) -> None:
         [SMALL, "--csv", "no/such/folder/x.csv"],
         [SMALL, "--csv", "."],
         [SMALL, "-b", "nosuch"],
+        ["layers", "nosuch"],
+        ["layers", "--layout", "nosuch"],
+        ["layers", "--seconds", "0"],
+        ["layers", "--minutes", "-1"],
+        ["layers", "--csv", "no/such/folder/x.csv"],
+        ["layers", "--layout", "auto"],
+        ["steps", "nosuch"],
+        ["steps", "--seconds", "nan"],
     ],
 )
 def test_bad_requests(capsys, args: list[str]) -> None:

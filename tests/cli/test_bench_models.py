@@ -204,26 +204,6 @@ def test_a_busy_machine_is_busy_and_idle_again(tmp_path: Path) -> None:
     assert all(other.poll() is not None for other in others)
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["layers", "nosuch"],
-        ["layers", "--layout", "nosuch"],
-        ["layers", "--seconds", "0"],
-        ["layers", "--minutes", "-1"],
-        ["layers", "--csv", "no/such/folder/x.csv"],
-        ["layers", "--layout", "auto"],
-        ["steps", "nosuch"],
-        ["steps", "--seconds", "nan"],
-    ],
-)
-def test_bad_requests(capsys: Any, args: list[str]) -> None:
-    assert run(["bench", *args]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("convgrad: ")
-    assert "Traceback" not in error
-
-
 def test_every_written_problem_is_one() -> None:
     for name in WRITTEN:
         plain, last = (layers_of_written(name, last) for last in (False, True))
