@@ -8,13 +8,12 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Sequence
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from convgrad.parallel import shard_
@@ -23,17 +22,10 @@ from convgrad.parallel.sharding import steps
 
 from .counting import Received
 from .processes import Processes
+from .test_description import Square
 from .test_rules import compare, distributed
 
 EVERY: tuple[Placement, ...] = (Shard(0), Shard(1), Replicate(), Partial())
-
-
-def placed(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """A DTensor of the whole; of a sum, process 0 of that dimension brings all."""
-    local = distributed(whole, mesh, [Replicate() if p.is_partial() else p for p in placements]).to_local()
-    if any(p.is_partial() and mesh.get_local_rank(m) for m, p in enumerate(placements)):
-        local = local * 0
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def changes(mesh_shape: tuple[int, ...], shape: tuple[int, ...], counted: bool) -> int:
@@ -43,7 +35,7 @@ def changes(mesh_shape: tuple[int, ...], shape: tuple[int, ...], counted: bool) 
     for have, want in itertools.product(itertools.product(EVERY, repeat=mesh.ndim), repeat=2):
         if any(p.is_partial() for p in want):
             continue
-        x = placed(whole, mesh, have)
+        x = distributed(whole, mesh, have)
         x.requires_grad_()
         with Received() as received:
             y = redistribute(x, want, "x")
@@ -84,11 +76,6 @@ def test_the_bytes_of_a_change_are_those_that_are_lacking(have, want, least) -> 
 
 
 # ---- a process that dies ---------------------------------------------------------------------------
-
-
-class Square(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x * x).sum()
 
 
 def die() -> list[str]:

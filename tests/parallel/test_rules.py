@@ -122,11 +122,11 @@ def compare(sharded: Tensor, whole: Tensor, exact: bool) -> None:
 
 def distributed(t: Tensor, mesh: DeviceMesh, placements: Any) -> DTensor:
     """A DTensor of the whole; of a sum, process 0 of that dimension brings all."""
-    placements = tuple(placements)
-    if any(isinstance(p, Partial) for p in placements):
-        zero = any(isinstance(p, Partial) and mesh.get_local_rank(i) for i, p in enumerate(placements))
-        return DTensor.from_local(t * 0 if zero else t, mesh, placements, run_check=False)
-    return distribute_tensor(t.detach(), mesh, placements, src_data_rank=None)
+    whole = [Replicate() if p.is_partial() else p for p in placements]
+    local = distribute_tensor(t.detach(), mesh, whole, src_data_rank=None).to_local()
+    if any(p.is_partial() and mesh.get_local_rank(i) for i, p in enumerate(placements)):
+        local = local * 0
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=t.shape, stride=t.stride())
 
 
 def one_form(name: str, mesh_shape: tuple[int, ...], exact: bool, second: bool) -> None:
