@@ -91,6 +91,7 @@ def test_canonical_is_idempotent_and_the_same_form(problem: ConvProblem) -> None
         ({"stride": (0, 1)}, "kernel_size, stride and dilation are positive integers"),
         ({"output_size": (5, 8)}, r"output_size\[1\]=8 does not follow"),
         ({"kernel_size": (30, 2), "output_size": (-5, 7)}, r"output_size\[0\]"),
+        ({"batch": 2**60}, "more than any memory has"),
     ],
 )
 def test_sizes_that_do_not_belong_together(changes: dict[str, object], message: str) -> None:

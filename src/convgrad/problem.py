@@ -155,6 +155,8 @@ class ConvProblem:
                     f"output_size[{i}]={out} does not follow from input_size={n}, "
                     f"kernel_size={k}, stride={s}, padding=({low}, {high}), dilation={dil}, which give {got}"
                 )
+        if self.least_bytes >= 2**63:
+            raise ValueError(f"its tensors have {self.least_bytes:,} bytes, more than any memory has")
 
     def _check_padding_mode(self) -> None:
         mode = self.padding_mode

@@ -56,6 +56,27 @@ def test_a_model_then_compared_with_itself(capsys) -> None:
     assert "mb2ic3ih8" in second.rows[0].problem
 
 
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        (("report_models:with_inputs",), ""),
+        (("--channels-last", "report_models:with_inputs"), "--channels-last "),
+        (("--input", "2x3x8x8", "report_models:with_inputs"), "--input 2x3x8x8 "),
+        (("--dtype", "float64", "report_models:alone"), "--input 2x3x224x224 --dtype float64 "),
+    ],
+)
+def test_the_command_that_measures_takes_the_inputs_of_the_function(
+    capsys, args: tuple[str, ...], options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def profile_model(*_: object, tune: str, **__: object) -> Profile:
+        raise TypeError(tune)  # which is printed
+
+    monkeypatch.setattr("convgrad.report.profile_model", profile_model)
+    assert run(["report", *args]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"TypeError: convgrad tune {options}{args[-1]} (hint" in said
+
+
 def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
     assert run(["report", "--seconds", "0.1", "--json", "--stock", "script.py", "--epochs", "-o", "x"]) == 5
     printed, said = capsys.readouterr()

@@ -125,15 +125,14 @@ def _of_model(
     model = model.to(place)
     if dtype:
         model = model.to(DTYPES[dtype])
+    options = [*["--channels-last"] * channels_last, *["--dtype", dtype] * bool(dtype)]
+    options += ["--device", str(place)] * (place.type != "cpu")
     if inputs is None or shape:
         like = example_input(name, shape, DTYPES[dtype or "float32"])
         inputs = torch.randn(like.shape if shape else (_BATCH, *like.shape[1:]), dtype=like.dtype, device=place)
+        options = ["--input", "x".join(map(str, inputs.shape)), *options]
     if channels_last:
         model, inputs = in_channels_last(model, inputs)
-    options = []
-    if isinstance(inputs, torch.Tensor):
-        options = ["--input", "x".join(map(str, inputs.shape)), *["--channels-last"] * channels_last]
-        options += [*["--dtype", dtype] * bool(dtype), *["--device", str(place)] * (place.type != "cpu")]
     tune = shlex.join(["convgrad", "tune", *options, name])
     try:
         return profile_model(model, inputs, what=name, tune=tune, seconds=seconds, stage=stage)
