@@ -68,6 +68,12 @@ def test_not_preferred_it_is_said_and_no_warning(measured: list[Any]) -> None:
     assert max(t.speed for t in backend.timings) < 0.5
 
 
+def test_an_interpreter_is_not_timed(measured: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert convgrad.register("mine", forward=slow, accepts=depthwise, seconds=1).timings == ()
+    assert not measured
+
+
 def test_the_same_code_is_neither_faster_nor_slower(measured: list[Any]) -> None:
     """Against a backend that sleeps as long, which would run without it."""
     convgrad.register("there", forward=slow, accepts=depthwise, verify=False)

@@ -59,6 +59,7 @@ def test_a_result_of_another_shape_is_wrong_and_nothing_was_raised() -> None:
     assert re.match(r"'wrong' is refused: its forward is wrong \(0 problems passed\)\n", message)
     assert re.search(r"\n  memory: forward of .wrong. returned \(\d.*\) torch\.\w+ on cpu, \(.* was expected", message)
     assert "BackendError" not in message
+    assert message.count("was expected") == 1  # not once more for its threads
 
 
 def test_what_it_raised() -> None:
@@ -87,10 +88,12 @@ def test_a_dtype_that_it_does_not_know() -> None:
         convgrad.register("wrong", forward=floats, accepts=accepts, seconds=60)
 
 
-def test_the_write_comes_first() -> None:
+def test_the_write_stands_alone() -> None:
     with pytest.raises(CheckError) as caught:
         convgrad.register("wrong", forward=writing, accepts=accepts)
-    assert "memory: it wrote to input" in str(caught.value).splitlines()[1]
+    lines = str(caught.value).splitlines()
+    assert "memory: it wrote to input" in lines[1]
+    assert "it was called with" in lines[2]  # nothing of what only follows from it
 
 
 def test_a_changed_setting_comes_first() -> None:
@@ -330,12 +333,14 @@ def test_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reasons == ["it was registered for cuda, not for cpu"]
 
 
-def test_a_race_is_not_explained_by_the_layout() -> None:
+def test_advice() -> None:
     backend = convgrad.register("mine", forward=right, accepts=accepts, verify=False, prefer=False)
     p = ConvProblem.parse("g8mb2ic8ih9oc8kh3ph1 channels_last")
 
-    def hints(*failed: str) -> list[str]:
-        return list(advice(backend, [CheckResult("mine", p, "forward", n, "failed") for n in failed], 1))
+    def hints(*failed: str, message: str = "") -> list[str]:
+        return list(advice(backend, [CheckResult("mine", p, "forward", n, "failed", message) for n in failed], 1))
 
     assert hints("threads") == []  # it passes when it is asked again, in any layout
     assert "it is right where the same tensors are contiguous" in hints("exact")[0]
+    assert "deterministic=False" in hints("deterministic", "again", message="run 2 of 3 gave other bits")[0]
+    assert 'devices="cuda"' in hints("memory", message="it raised RuntimeError: 0 active drivers ([]).")[0]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from concurrent import futures
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -127,7 +128,7 @@ def _check_property(check: PropertyCheck, name: str) -> CheckResult:
 
 def _where(error: BaseException) -> str:
     """The line of the backend's own code at which an error was raised, where there is one."""
-    theirs = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+    theirs = (str(Path(torch.__file__).parent), str(Path(futures.__file__).parent), str(Path(__file__).parents[1]))
     lines = [f for f in extract_tb(error.__traceback__) if not f.filename.startswith(theirs)]
     return f" ({lines[-1].filename}:{lines[-1].lineno})" if lines else ""
 

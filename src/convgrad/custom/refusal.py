@@ -11,9 +11,14 @@ from ..problem import ConvProblem, Output
 from .backend import NO, CustomBackend
 from .loading import loading
 
-#: How many of the properties that a problem lacks are shown; a kernel that writes where it may not lacks them all.
+#: How many of the properties that a problem lacks are shown.
 _SHOWN = 3
 _EXPLAINS_THE_REST = ("it wrote", "it changed")
+_NO_GPU = (
+    'Triton compiles for a GPU: devices="cuda" keeps the kernel to it, and with TRITON_INTERPRET=1 in the environment '
+    "Triton interprets it on the CPU"
+)
+_ATOMICS = "a kernel that sums in another order each time, as atomic additions do, says so: deterministic=False"
 _DTYPES = "a kernel for some dtypes only says which: dtypes=(torch.float32, ...)"
 _ROUNDING = (
     "the result of real numbers is further off than sums in float32 (of float64: in float64) can be; a kernel that "
@@ -57,10 +62,10 @@ def _problems(number: int) -> str:
 
 def wrong(failures: Sequence[CheckResult], hints: Sequence[str], passed: int) -> str:
     """What is wrong, what the kernel was called with, and the problem."""
-    failures = sorted(failures, key=lambda r: not r.message.startswith(_EXPLAINS_THE_REST))
+    failures = [r for r in failures if r.message.startswith(_EXPLAINS_THE_REST)] or failures
     first = failures[0]
     raised = next((r for r in failures if r.message.startswith("it raised")), None)
-    if raised is not None and not first.message.startswith(_EXPLAINS_THE_REST):
+    if raised is not None:
         what = raised.message.removeprefix("it ")
         failures, first = [], raised
     else:
@@ -86,6 +91,10 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
     p = failure.problem
     if "not implemented for" in failure.message and "raised" in failure.message:
         yield _DTYPES
+    elif "active drivers" in failure.message or "cpu tensor?" in failure.message:  # Triton's words
+        yield _NO_GPU
+    elif all("gave other bits" in r.message for r in failures):
+        yield _ATOMICS
     elif "does not require grad" in failure.message:
         yield "a backward pass runs without recording gradients: what differentiates does so in torch.enable_grad()"
     elif names == {"bound"}:  # right on integers, so only the rounding is in question

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -33,6 +34,8 @@ def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float
         named: problems that the user names, taken first.
         seconds: how long the check of it may take; this takes a quarter of that at most, and less than a second.
     """
+    if os.environ.get("TRITON_INTERPRET") == "1":  # an interpreter's time says nothing of the kernel's
+        return ()
     device = torch.device("cpu" if backend.runs_on("cpu") else next(iter(backend.devices or ("cuda",))))
     texts = sorted(str(p) for p in named)
     key = f"speed of {backend.name} {backend.version} on {conditions(device)}, {' '.join(texts)}"
