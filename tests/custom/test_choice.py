@@ -37,7 +37,7 @@ def test_by_name() -> None:
     with convgrad.use_backend("mine"):
         depthwise(x, w).sum().backward()
         assert mine.calls == 1
-        with pytest.raises(BackendError, match=r"(?s)on cpu:\n  mine: its accepts says no\n.*these can: aten, "):
+        with pytest.raises(BackendError, match=r"on cpu:\n  mine: its accepts says no\n  these can: aten, "):
             convgrad.conv2d(torch.randn(1, 8, 9, 9), torch.randn(8, 8, 3, 3))
     with pytest.raises(BackendError, match="it has no grad_weight"), convgrad.use_backend(grad_weight="mine"):
         depthwise(x, w).sum().backward()
