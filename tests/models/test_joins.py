@@ -38,16 +38,74 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 class Block(nn.Module):
     """Both are called by a forward of the user's; the activation twice."""
 
-    def __init__(self, activation: nn.Module, between: Callable[[Tensor], Tensor] | None = None) -> None:
+    def __init__(self, activation: nn.Module) -> None:
         super().__init__()
         self.conv = nn.Conv2d(3, 6, 3, padding=1)
         self.norm = nn.BatchNorm2d(6)
         self.activation = activation
-        self.between = between
+        self.flag = False
+        self.seen: list[Tensor] = []
 
     def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
         z = self.norm(self.conv(x))
-        return self.activation(self.activation(z if self.between is None else self.between(z)) - scale)
+        return self.activation(self.activation(z) - scale)
+
+
+class Optional(Block):
+    """Only the activation itself decides whether it is called, as in the MobileNets of transformers."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        x = self.norm(self.conv(x))
+        if self.activation is not None:
+            x = self.activation(x)
+        return x
+
+
+class Between(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return self.activation(-self.norm(self.conv(x)))
+
+
+class Flagged(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        x = self.norm(self.conv(x))
+        if not self.flag:
+            x = self.activation(x)
+        return x
+
+
+class FlaggedBefore(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        flag, x = self.flag, self.norm(self.conv(x))
+        return x if flag else self.activation(x)
+
+
+class FlaggedOrder(Block):
+    """Called at two places: where the activation follows they are computed together."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        x = self.conv(x)
+        return self.norm(self.activation(x)) if self.flag else self.activation(self.norm(x))
+
+
+class FlaggedLook(Block):
+    """A function that is called between them looks at the result later."""
+
+    def look(self, x: Tensor) -> None:
+        if self.flag:
+            self.seen.append(x.detach().clone())
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        x = self.norm(self.conv(x))
+        self.look(x)
+        return self.activation(x)
+
+
+class FlaggedChoice(Block):
+    """What is called is decided before, in the expression itself."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return (torch.neg if self.flag else self.activation)(self.norm(self.conv(x)))
 
 
 class Both(Block):
@@ -160,7 +218,7 @@ def layers(activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), activation, nn.Conv2d(6, 2, 1))
 
 
-@pytest.mark.parametrize("build", [layers, Block, Padded], ids=["sequential", "module", "padded"])
+@pytest.mark.parametrize("build", [layers, Block, Padded, Optional], ids=["sequential", "module", "padded", "optional"])
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
 def test_nothing_is_different(build: Any, activation: nn.Module, joined: list[str]) -> None:
     ours, stock, report = pair(build(copy.deepcopy(activation)))
@@ -188,10 +246,14 @@ LEFT = {
     "given as a method": lambda: Given(nn.ReLU(), lambda block: block.norm.forward),
     "given in a function": lambda: Given(nn.ReLU(), lambda block: lambda x: block.norm(x) + 0),
     "given with the owner": lambda: Given(nn.ReLU(), lambda block: block),
+    "another call between": lambda: Crossed(nn.ReLU()),
     "a function between": lambda: PaddedBetween(nn.ReLU()),
     "kept in an attribute": lambda: Kept(nn.ReLU()),
     "chance": lambda: Drawing(nn.ReLU()),
-    "something between": lambda: Block(nn.ReLU(), torch.neg),
+    "something between": lambda: Between(nn.ReLU()),
+    "a branch between": lambda: Flagged(nn.ReLU()),
+    "a branch decided before": lambda: FlaggedBefore(nn.ReLU()),
+    "a function that may look": lambda: FlaggedLook(nn.ReLU()),
     "another activation": lambda: layers(nn.GELU()),
     "an activation of the user's": lambda: layers(type("Mine", (nn.ReLU,), {})()),
     "a normalisation of the user's": lambda: nn.Sequential(nn.Conv2d(3, 6, 1), Own(6), nn.ReLU()),
@@ -203,12 +265,7 @@ def test_left_alone(why: str, joined: list[str]) -> None:
     ours, stock, _ = pair(LEFT[why]())
     agree(ours, stock)
     assert set(joined) == {""}
-    assert not hasattr(ours, "_convgrad_joined")
-
-
-def test_two_results_may_wait_for_one_activation(joined: list[str]) -> None:
-    agree(*pair(Crossed(nn.SiLU()))[:2])
-    assert joined == ["silu", "silu"]
+    assert not hasattr(ours, "_convgrad_pairs")
 
 
 def test_looking_for_them_draws_no_random_numbers() -> None:
@@ -275,13 +332,28 @@ def test_another_limit_of_relu6(joined: list[str]) -> None:
     assert joined == [""]
 
 
+@pytest.mark.parametrize("build", [Flagged, FlaggedBefore, FlaggedOrder, FlaggedLook])
+def test_a_flag_that_is_set_later(build: Any) -> None:
+    ours, stock, _ = pair(build(nn.ReLU()).double())
+    ours.flag = stock.flag = True
+    agree(ours, stock, torch.randn(2, 3, 9, 7, dtype=torch.float64))
+    torch.testing.assert_close(ours.seen, stock.seen)
+
+
 def test_a_forward_that_changed_is_an_error() -> None:
-    ours, _, _ = pair(Block(nn.ReLU()))
-    ours.between = torch.neg
-    with pytest.raises(RuntimeError, match="forward of Block has changed"):
+    ours, _, _ = pair(FlaggedChoice(nn.ReLU()))
+    ours.flag = True
+    with pytest.raises(RuntimeError, match="forward of FlaggedChoice has changed"):
         ours(torch.randn(2, 3, 9, 7))
-    ours.between = None
+    ours.flag = False
     ours(torch.randn(2, 3, 9, 7))
+
+
+def test_another_layer_in_the_place_of_an_activation() -> None:
+    ours, stock, _ = pair(layers(nn.ReLU()))
+    for model in (ours, stock):
+        del model[2]
+    agree(ours, stock)
 
 
 @pytest.mark.parametrize("build", [layers, Block], ids=["sequential", "module"])

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import copy
+import dis
+import sys
 import traceback
 import warnings
 import weakref
 from collections import Counter
 from functools import partial
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from ..nn.joined import Place, place_of
 from .classes import ACTIVATIONS, PADS, accelerated_class, is_plain_conv, is_plain_norm, owner_class, restore_class
 from .report import Report
 from .trial import no_number_drawn
 
-_Pair = tuple[str, str]
+_Pair = tuple[str, str, Place]
 
 #: Kinds of layers that may be computed together, in the order of the calls.
 _JOINED = {("norm", "activation"), ("pad", "convolution")}
@@ -34,7 +37,7 @@ def join_layers(model: nn.Module, report: Report) -> None:
         kinds = {k: kind for k, child in owner._modules.items() if (kind := _kind(child, parents[id(child)] == 1))}
         if not any({*pair} <= {*kinds.values()} for pair in _JOINED):
             continue
-        if "forward" in vars(owner) or "_convgrad_joined" in vars(owner):
+        if "forward" in vars(owner) or "_convgrad_pairs" in vars(owner):
             continue
         if not (pairs := _proven(owner, kinds)):
             continue
@@ -42,16 +45,16 @@ def join_layers(model: nn.Module, report: Report) -> None:
             give_class(owner, owner_class(type(owner)), report)
         except Exception:  # a metaclass or `__setattr__` of the user's may refuse in any way
             continue
-        for pair in pairs:
-            taken, layer = pair if kinds[pair[0]] == "pad" else pair[::-1]
+        for one, other, _ in pairs:
+            taken, layer = (one, other) if kinds[one] == "pad" else (other, one)
             module: Any = owner._modules[taken]
             if type(module) in (*ACTIVATIONS, *PADS):
                 give_class(module, accelerated_class(type(module)), report)
             full = f"{name}.{layer}".lstrip(".")
             if full in report.replaced:
                 report.replaced[full] += f", with {module}"
-        owner._convgrad_joined = tuple(pairs)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
-        report._undo.append(partial(vars(owner).pop, "_convgrad_joined"))
+        owner._convgrad_pairs = tuple(pairs)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+        report._undo.append(partial(vars(owner).pop, "_convgrad_pairs"))
 
 
 def _kind(module: Any, once: bool) -> str | None:
@@ -83,6 +86,8 @@ class _Tracer(fx.Tracer):
     def __init__(self, functions: tuple[Any, ...]) -> None:
         super().__init__(autowrap_functions=functions)
         self.given: list[tuple[fx.Node, weakref.ref[fx.Proxy]]] = []
+        #: A module's call -> the function that calls it, and where.
+        self.called: dict[fx.Node, tuple[CodeType, Place]] = {}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         given = super().proxy(node)
@@ -95,6 +100,13 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        given, frame = super().call_module(m, forward, args, kwargs), sys._getframe(1)
+        while frame.f_globals.get("__name__") == fx.Tracer.__module__ and frame.f_back:
+            frame = frame.f_back
+        self.called[given.node] = frame.f_code, place_of(frame)
+        return given
 
 
 def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
@@ -116,8 +128,8 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
     return [pair for pair in found[0] if pair in found[1]]
 
 
-def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, set[fx.Node]]:
-    """What the forward calls, and which results it keeps somewhere.
+def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Tracer]:
+    """What the forward calls, as its tracer has seen it.
 
     Modules are not traced into. Functions are, unless they need the value of a tensor or a size.
     """
@@ -129,8 +141,7 @@ def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, set[fx.Node]]:
             module.training = mode
         try:
             tracer = _Tracer(opaque)
-            graph = tracer.trace(twin)
-            return graph, tracer.kept()
+            return tracer.trace(twin), tracer
         except Exception as error:
             named = {f.__code__: f for f in type(twin).forward.__globals__.values() if isinstance(f, FunctionType)}
             codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -140,12 +151,14 @@ def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, set[fx.Node]]:
             opaque += (failed,)
 
 
-def _pairs(graph: fx.Graph, kept: set[fx.Node], kinds: dict[str, str]) -> list[_Pair]:
+def _pairs(graph: fx.Graph, tracer: _Tracer, kinds: dict[str, str]) -> list[_Pair]:
+    called, kept = tracer.called, tracer.kept()
+    places = Counter(called.values())
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times = Counter(node.target for node in calls)
     given = {node.target for node in graph.nodes if node.op == "get_attr"}  # to a function, which may call it
     return [
-        (node.target, user.target)
+        (node.target, user.target, called[node][1])
         for node in calls
         if times[node.target] == 1 and len(node.users) == 1 and node not in kept and not given & {node.target, ""}
         for user in node.users
@@ -155,4 +168,36 @@ def _pairs(graph: fx.Graph, kept: set[fx.Node], kinds: dict[str, str]) -> list[_
         and (kind == "activation" or (user is node.next and times[user.target] == 1 and user.target not in given))
         and user.args == (node,)
         and not user.kwargs
+        and (called[node][0] is nn.Sequential.forward.__code__ or places[called[node]] == places[called[user]] == 1)
+        and _always_follows(*called[node], called[user], user.target)
     ]
+
+
+def _always_follows(code: CodeType, place: Place, then: tuple[CodeType, Place], name: str) -> bool:
+    """Whether a function that calls at one place next calls at the other, unless the module of this name is None.
+
+    A branch between them may go another way another time, and so may a function that is called there.
+    """
+    if code is nn.Sequential.forward.__code__:
+        return then[0] is code
+    if then[0] is not code:
+        return False
+    at, tested = place[2] + 1, None
+    for step in dis.get_instructions(code):
+        if step.offset < at:
+            continue
+        if step.offset == then[1][2]:
+            return True
+        if step.opname == "JUMP_FORWARD":
+            at = step.argval
+        elif step.opname.startswith(_LEAVES) or ("JUMP" in step.opname and tested != ("LOAD_ATTR", name)):
+            return False
+        elif step.opname not in _OF_A_TEST:
+            tested = step.opname, step.argval
+    return False
+
+
+#: Instructions behind which something else may come.
+_LEAVES = ("CALL", "FOR_", "SEND", "YIELD", "RETURN", "RAISE", "RERAISE", "BEFORE", "WITH")
+#: What ``is None`` and ``bool`` put between what they test and the jump.
+_OF_A_TEST = ("LOAD_CONST", "IS_OP", "TO_BOOL", "NOT_TAKEN", "COPY")

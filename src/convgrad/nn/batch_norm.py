@@ -85,6 +85,8 @@ def _fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
 class _BatchNorm:
     """The forward that the three share."""
 
+    _convgrad_joins = "norm"
+
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
         if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:

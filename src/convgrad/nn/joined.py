@@ -9,7 +9,9 @@ the output of the first (`convgrad.models`).
 
 from __future__ import annotations
 
+import sys
 import threading
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,12 +23,21 @@ from .._compat import saved_tensors_hooks
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
+#: A function's name and line, and the instruction in it that calls: what pickles, and is the same in every process.
+Place = tuple[str, int, int]
+
+
+def place_of(frame: FrameType) -> Place:
+    """Where a frame is."""
+    return frame.f_code.co_name, frame.f_code.co_firstlineno, frame.f_lasti
+
+
 class _Now(threading.local):
     """What is joined in a thread."""
 
     def __init__(self) -> None:
-        #: module -> the one behind it
-        self.behind: dict[Any, Any] = {}
+        #: module -> the one behind it, and where the first is called when the second follows
+        self.behind: dict[Any, tuple[Any, Place]] = {}
         #: activation, number of an input that is its result already -> that input
         self.computed: dict[tuple[Any, int], Tensor] = {}
         #: convolution -> the input that lacks its padding, and that padding, as torch writes it
@@ -35,12 +46,16 @@ class _Now(threading.local):
         self.hooks: Any = None
 
     def joined_with(self, first: Any) -> Any:
-        """The module behind one that is computed together with it; None inside a checkpoint of the owner's forward.
+        """The module behind one that is computed together with it, if it is called where that follows.
 
-        There both are computed again while no owner runs, and must save the same tensors then.
+        None inside a checkpoint of the owner's forward: there both are computed again while no owner runs, and must
+        save the same tensors then.
         """
-        second = self.behind.get(first)
-        return second if second is None or saved_tensors_hooks() == self.hooks else None
+        second, place = self.behind.get(first, (None, None))
+        if second is None or saved_tensors_hooks() != self.hooks:
+            return None
+        # Who calls it: this function and `forward`, and torch's `_call_impl` and `_wrapped_call_impl`, lie between.
+        return second if place_of(sys._getframe(4)) == place else None
 
 
 now = _Now()
@@ -86,8 +101,8 @@ def is_seen(module: Any) -> bool:
 class Owner:
     """The forward of a module that calls both."""
 
-    #: Names of the pairs among its children.
-    _convgrad_joined: tuple[tuple[str, str], ...] = ()
+    #: Names of the pairs among its children, and where the first of each is called.
+    _convgrad_pairs: tuple[tuple[str, str, Place], ...] = ()
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply the module."""
@@ -95,16 +110,16 @@ class Owner:
         if _is_dynamo_compiling() or hooks_of_all._has_any_global_hook():
             return run(*args, **kwargs)
         modules, behind = self._modules, {}
-        for one, other in self._convgrad_joined:
+        for one, other, place in self._convgrad_pairs:
             first, second = modules.get(one), modules.get(other)
+            # Not a wrapper that hands attributes on, nor what a Sequential has there since one was removed.
             if (
-                first is not None
+                getattr(type(first), "_convgrad_joins", "") == getattr(type(second), "_convgrad_joined", None)
                 and (first.training or isinstance(first, _ZeroPad))  # a normalisation computes in training alone
-                and getattr(type(second), "_convgrad_joins", False)  # not a wrapper's that hands attributes on
                 and not (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
                 and not (is_seen(first) or is_seen(second))
             ):
-                behind[first] = second
+                behind[first] = second, place
         if not behind:
             return run(*args, **kwargs)
         before = now.behind, now.computed, now.padding, now.hooks
@@ -113,9 +128,10 @@ class Owner:
         try:
             result = run(*args, **kwargs)
             if now.computed or now.padding:
+                pairs = ", ".join(f"{one} and {other}" for one, other, _ in self._convgrad_pairs)
                 raise RuntimeError(
                     f"the forward of {type(self).__name__} has changed: when accelerate_ saw it, these followed one "
-                    f"another: {', '.join(map(' and '.join, self._convgrad_joined))}; restore() and accelerate_ again"
+                    f"another: {pairs}; restore() and accelerate_ again"
                 )
             return result
         finally:
@@ -127,7 +143,7 @@ class Owner:
 class _Activation:
     """The forward that the three share."""
 
-    _convgrad_joins = True
+    _convgrad_joined = "norm"
     _name = ""
 
     def forward(self: Any, input: Any) -> Any:
@@ -155,6 +171,8 @@ class SiLU(_Activation, nn.SiLU):
 
 class _ZeroPad:
     """The forward that the three share."""
+
+    _convgrad_joins = "pad"
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """Apply the module."""

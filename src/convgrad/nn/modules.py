@@ -116,7 +116,7 @@ class _Conv(_Chosen):
             return self._conv_forward(input, own["weight"], own["bias"])
         return self._conv_forward(input, self.weight, self.bias)
 
-    _convgrad_joins = True
+    _convgrad_joined = "pad"
     _unpadded = staticmethod(convolve)
 
     def _with_zeros(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
