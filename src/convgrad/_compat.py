@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,15 @@ from .errors import CollectiveError
 
 _C: Any = torch._C
 _prims: Any = _prims_common
+
+
+def lock_over_forks() -> Any:
+    """A lock for brief work that no fork cuts short: a child never waits for a thread that it does not have."""
+    lock = threading.RLock()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
+    return lock
+
 
 functorch_active = _C._are_functorch_transforms_active
 is_wrapped: Callable[[Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor

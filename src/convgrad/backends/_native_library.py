@@ -6,11 +6,12 @@ import ctypes
 import functools
 import os
 import struct
-import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
+
+from .._compat import lock_over_forks
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
 ABI = 8
@@ -108,7 +109,7 @@ def why_absent() -> str:
     return _try_load()[1]
 
 
-_selecting = threading.Lock()
+_selecting = lock_over_forks()
 
 
 @contextmanager

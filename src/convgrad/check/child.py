@@ -11,10 +11,11 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
+
+from .._compat import lock_over_forks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 #: glibc writes the complement of this number into what it hands out, and the number itself into what is freed.
 POISON = 0x7E ^ 0xFF
 _spawned = multiprocessing.get_context("spawn")  # memory is poisoned from a process's beginning, or not at all
-_one_at_a_time = threading.Lock()  # a process has one environment
+_one_at_a_time = lock_over_forks()  # a process has one environment
 
 
 def poisoned_environment() -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch.compiler import config
 
-from .._compat import warn_user
+from .._compat import lock_over_forks, warn_user
 from ..backends import Arithmetic, Backend, Layout
 from ..engine import registry
 from ..errors import UnknownNameError
@@ -31,7 +30,7 @@ from .verify import verify as _verify
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 _MARK = re.compile(r"\[convgrad [^\]]*\]")
-_lock = threading.RLock()
+_lock = lock_over_forks()
 
 
 def register(

@@ -13,6 +13,7 @@ finds the others read.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -65,6 +66,15 @@ class _State:
 
 
 _state = _State()
+
+
+def _in_a_fork() -> None:
+    """What another thread of the parent measures is not measured here."""
+    _state.lock, _state.busy = threading.RLock(), False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_a_fork)
 
 
 def check_with(check: Check) -> None:

@@ -7,7 +7,6 @@ calls, transposed convolutions, double backward, scripted models, compiled code.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import cpu_convolution, function_modes, jit_tracing, profiler_enabled, record
+from .._compat import cpu_convolution, function_modes, jit_tracing, lock_over_forks, profiler_enabled, record
 from ..engine import Plan, active, find, generation, make, observed, observers, remember, thread
 from ..errors import BackendError, ConvgradError
 from ..shapes import channels_of_output, conv_geometry
@@ -31,7 +30,7 @@ class _Router:
     """Owns the exchanged kernels, which are registered from the first block that opens until the last one closes."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = lock_over_forks()
         self._open = {"ours": 0, "stock": 0}
         self._override: torch.library.Library | None = None
         self.taking = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._compat import lock_over_forks
 from ..diagnostics import Limits, Machine, kernel_of_event, limits_of, select_conv_backend
 from ..engine import Event, observers
 from ..problem import ConvProblem, Output, shown_outputs
@@ -19,6 +19,9 @@ from ..tables import csv_text, text_table
 
 _HEAD = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
 _NUMBERS = ("calls", "total ms", "mean ms", "share", "of limit")
+
+
+_adding = lock_over_forks()
 
 
 @dataclass
@@ -60,7 +63,6 @@ class Usage:
 
     def __init__(self) -> None:
         self._rows: dict[tuple[object, ...], UsageRow] = {}
-        self._lock = threading.Lock()
 
     def __enter__(self) -> Usage:
         observers.append(self)
@@ -72,7 +74,7 @@ class Usage:
     def __call__(self, event: Event) -> None:
         """Take note of one call; the engine calls this."""
         key = (event.problem, event.outputs, event.backend, event.device)
-        with self._lock:
+        with _adding:
             row = self._rows.get(key)
             if row is None:
                 name = _full_name(event)
