@@ -53,6 +53,15 @@ def test_a_crash_and_its_line() -> None:
         next(messages)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), SystemExit(0), GeneratorExit()], ids=repr)
+def test_what_is_no_exception_is_named(error: BaseException) -> None:
+    def leave(send):
+        raise error
+
+    with pytest.raises(Lost, match=f"raised {type(error).__name__}: {error}"):
+        list(in_child(leave, lambda: 60))
+
+
 def test_an_end_without_a_result() -> None:
     with pytest.raises(Lost, match="ended the process with status 7"):
         list(in_child(lambda send: os._exit(7), lambda: 60))

@@ -61,7 +61,7 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
         patience: how many seconds the child may be silent from now on, asked before every message.
 
     Raises:
-        Lost: the child ended before its work did, or was silent for too long.
+        Lost: the child ended before its work did, was silent for too long, or raised what is no ``Exception``.
         NoChild: it never began.
     """
     with tempfile.TemporaryFile("w+") as trace:
@@ -79,6 +79,8 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
                     raise Lost(_how(child.exitcode or 0, trace)) from None
                 if kind == "end":
                     return
+                if kind == "left":
+                    raise Lost(message)
                 if kind == "error":
                     raise RuntimeError(f"the check failed, not the kernel:\n{message}")
                 yield message
@@ -137,6 +139,8 @@ def _be_the_child(work: Callable[[Send], object], sender: Connection, trace: IO[
             sender.send(("end", None))
         except Exception:  # whatever a kernel raises was caught before
             sender.send(("error", traceback.format_exc()))
+        except BaseException as error:  # Ctrl-C is ignored here: only what is called can raise such a thing
+            sender.send(("left", f"raised {type(error).__name__}: {error}"))
 
     thread = threading.Thread(target=run)
     thread.start()
