@@ -112,8 +112,8 @@ def die() -> list[str]:
 def test_a_killed_process_ends_every_collective_of_the_others_with_its_name(processes: Processes) -> None:
     start = time.monotonic()
     said, failures = processes.outcomes(3, die, seconds=50)
-    assert [f.rank for f in failures] == [1]
-    assert "SIGKILL" in failures[0].text
+    assert list(failures) == [1]
+    assert "terminated abruptly" in failures[1]
     names = [f"{name} of x" for name in ("all-gather", "all-to-all", "reduce-scatter", "all-reduce")]
     names += ["all-reduce of gradient of (weight|bias)"]
     for rank in (0, 2):
