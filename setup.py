@@ -37,6 +37,7 @@ X86_SETS = {
     "baseline": ("-Os", ""),  # for processors without AVX2: half as large, and a call takes 1.4 to 1.6 times as long
     "v3": ("-march=x86-64-v3", "CONVGRAD_HAS_V3"),
     "v4": ("-march=x86-64-v4", "CONVGRAD_HAS_V4"),
+    "amx": ("-march=x86-64-v4 -mavx512bf16 -mamx-tile -mamx-bf16", "CONVGRAD_HAS_AMX"),  # some of float's, beside v4's
 }
 
 
@@ -75,7 +76,8 @@ def build_library(cxx: list[str], target: Path) -> None:
     def compile_part(name: str, arithmetic: str, folder: str) -> Path | None:
         part = Path(folder, f"{name}_{arithmetic}.o")
         macros = [f"-DCONVGRAD_VARIANT={name}", f"-DCONVGRAD_ARITHMETIC={arithmetic}"]
-        command = [*cxx, *FLAGS, *sets[name][0].split(), *macros, "-c", str(SOURCES / "variant.cpp"), "-o", str(part)]
+        source = SOURCES / ("amx.cpp" if name == "amx" else "variant.cpp")
+        command = [*cxx, *FLAGS, *sets[name][0].split(), *macros, "-c", str(source), "-o", str(part)]
         try:
             run(command)
         except OSError:
@@ -87,9 +89,10 @@ def build_library(cxx: list[str], target: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count()) as pool:
             # The longest first: float's arithmetic has three dtypes.
-            work = {(name, kind): pool.submit(compile_part, name, kind, folder) for kind in ARITHMETIC for name in sets}
-            parts = {name: [work[name, kind].result() for kind in ARITHMETIC] for name in sets}
-        built = [name for name, compiled in parts.items() if all(compiled)]
+            wanted = [(name, kind) for kind in ARITHMETIC for name in sets if (name, kind) != ("amx", "double")]
+            work = {part: pool.submit(compile_part, *part, folder) for part in wanted}
+            parts = {name: [job.result() for part, job in work.items() if part[0] == name] for name in sets}
+        built = [name for name, compiled in parts.items() if all(compiled) and (name != "amx" or all(parts["v4"]))]
         macros = [f"-D{sets[name][1]}" for name in built if sets[name][1]]
         linked = Path(folder, "library")
         # No OpenMP is linked: PyTorch's runtime, already loaded, answers the calls of csrc/parallel.h.

@@ -31,9 +31,9 @@ from convgrad.problem import PASSES, ConvProblem, Pass
 RULES, RULE_LINES = Path(rules.__file__), ("# begin of the derived lines\n", "# end of the derived lines\n")
 DOCS, DOCS_LINES = Path(__file__).parents[1] / "docs" / "performance.md", ("<!-- sweep -->\n", "<!-- end -->\n")
 FOLDS = 5
-#: What the table may name. Which instruction set is faster is left to measuring: lines about it saved 1 % here, and
+#: What the table may name. Whether AVX2 is faster than AVX-512 is left to measuring: lines about it saved 1 % here, and
 #: lost on layers of real models.
-TAKEN = ("native", "aten:float32", "aten:channels_last", "aten:mkldnn")
+TAKEN = ("native", "native:amx", "aten:float32", "aten:channels_last", "aten:mkldnn")
 _LEAST_ROWS = 8  # of a cell of the table of gains
 _CLEAR = 1.05  # what a way must gain to be taken
 

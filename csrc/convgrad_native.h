@@ -56,14 +56,15 @@ int32_t convgrad_abi(void);
 /* Name of the instruction set in use: "x86-64-v4", "x86-64-v3" or "baseline". */
 const char *convgrad_instruction_set(void);
 
-/* Use another instruction set for plans from now on (for tests); 0 if this build or this processor has it, else 1. */
+/* Use another instruction set for plans from now on (for tests), or "amx", whose kernels for pointwise convolutions of
+ * float32 stand beside those of x86-64-v4; 0 if this build, this processor and its system have it, else 1. */
 int32_t convgrad_select(const char *name);
 
 /* A plan, to be freed when no call uses it any more; null for lack of memory or for an unknown dtype. */
 convgrad_plan *convgrad_plan_create(const convgrad_problem *problem);
 void convgrad_plan_free(convgrad_plan *plan);
 
-/* Which kernels it runs: "planar", "packed" (those of depthwise.h), "grouped" or "pointwise". */
+/* Which kernels it runs: "planar", "packed" (those of depthwise.h), "grouped", "pointwise" or "amx". */
 const char *convgrad_plan_name(const convgrad_plan *plan);
 
 /* Compute the requested outputs; 0 on success, 1 for lack of memory. Scratch memory belongs to the calling thread,

@@ -26,7 +26,8 @@ asm(".symver pthread_setspecific, pthread_setspecific" CONVGRAD_OLDEST);
 typedef convgrad_plan* Create(const convgrad_problem&);
 // The functions of variant.cpp for an instruction set.
 #define CONVGRAD_CREATE(set) convgrad_plan_create_##set##_float, convgrad_plan_create_##set##_double
-Create CONVGRAD_CREATE(baseline), CONVGRAD_CREATE(v3), CONVGRAD_CREATE(v4);
+Create CONVGRAD_CREATE(baseline), CONVGRAD_CREATE(v3), CONVGRAD_CREATE(v4), convgrad_plan_create_amx_float;
+bool convgrad_amx_allowed();
 typedef bool Normalize(const convgrad_norm&, int threads);
 #define CONVGRAD_NORMALIZE(set) convgrad_normalize_##set##_float, convgrad_normalize_##set##_double
 Normalize CONVGRAD_NORMALIZE(baseline), CONVGRAD_NORMALIZE(v3), CONVGRAD_NORMALIZE(v4);
@@ -40,7 +41,7 @@ struct InstructionSet {
   Normalize* normalize[2];
 };
 
-// Best first.
+// The best first, but for AMX: its kernels are faster only where products are large.
 const InstructionSet instruction_sets[] = {
 #ifdef CONVGRAD_HAS_V4
     {"x86-64-v4",
@@ -63,6 +64,11 @@ const InstructionSet instruction_sets[] = {
     {"baseline", [] { return true; },
      {CONVGRAD_CREATE(baseline)},
      {CONVGRAD_NORMALIZE(baseline)}},
+#ifdef CONVGRAD_HAS_AMX
+    {"amx", convgrad_amx_allowed,
+     {convgrad_plan_create_amx_float, convgrad_plan_create_v4_double},
+     {CONVGRAD_NORMALIZE(v4)}},
+#endif
 };
 
 const InstructionSet* best() {
@@ -115,7 +121,10 @@ CONVGRAD_EXPORT convgrad_plan* convgrad_plan_create(const convgrad_problem* prob
   return selected.load()->create[problem->dtype == CONVGRAD_FLOAT64](*problem);
 }
 
-CONVGRAD_EXPORT void convgrad_plan_free(convgrad_plan* plan) { free(plan); }
+CONVGRAD_EXPORT void convgrad_plan_free(convgrad_plan* plan) {
+  if (plan) free(plan->ordinary);
+  free(plan);
+}
 
 CONVGRAD_EXPORT const char* convgrad_plan_name(const convgrad_plan* plan) { return plan->name; }
 

@@ -9,4 +9,5 @@ struct convgrad_plan {
   int threads;
   // With `threads` of the plan's or fewer. `memory` begins on a cache line.
   void (*run)(const convgrad_plan& plan, const convgrad_tensors& tensors, char* memory, int threads);
+  convgrad_plan* ordinary = nullptr;  // for what this one cannot compute; freed with it
 };

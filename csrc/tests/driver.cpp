@@ -369,7 +369,7 @@ bool check_norm(std::mt19937_64& rng) {
 int main(int count, char** arguments) {
   const int cases = count > 1 ? atoi(arguments[1]) : 300;
   std::mt19937_64 rng(count > 2 ? strtoull(arguments[2], nullptr, 10) : 0);
-  for (const char* set : {"baseline", "x86-64-v3", "x86-64-v4"}) {
+  for (const char* set : {"baseline", "x86-64-v3", "x86-64-v4", "amx"}) {
     if (convgrad_select(set)) continue;
     for (int i = 0; i < cases; ++i) {
       Case c = draw(rng);

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from convgrad.backends import _native_library as library
+
 CSRC = Path(__file__).parents[2] / "csrc"
 SOURCES = [str(CSRC / name) for name in ("dispatch.cpp", "tests/driver.cpp", "tests/threads.cpp")]
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-psabi"]  # psabi: GCC remarks on vectors wider than the processor's
@@ -25,6 +27,7 @@ RACES = ["-O1", "-g", "-fsanitize=thread"]
 SMALL_TILES = "-DCONVGRAD_TILE_BYTES=2048"  # cuts small problems into many tiles
 WIDE = "-DCONVGRAD_VECTOR_BYTES=64"  # the lanes of AVX-512, on a processor that need not have it
 V3 = "-march=x86-64-v3"
+ARITHMETIC = ("float", "double")
 
 
 def first_found(*names: str) -> str:
@@ -52,7 +55,7 @@ def compile_kernels(folder: Path, compiler: str, *flags: str) -> list[str]:
         return name
 
     with ThreadPoolExecutor() as pool:
-        return [*pool.map(compile_part, ("float", "double"))]
+        return [*pool.map(compile_part, ARITHMETIC)]
 
 
 def build_driver(folder: Path, compiler: str, *flags: str) -> str:
@@ -92,6 +95,21 @@ def test_memory_and_results_at_every_vector_width(tmp_path: Path, flags: list[st
     compiler = first_found("g++", "clang++")
     skip_without_avx2(flags)
     assert "500 cases" in run(build_driver(tmp_path, compiler, *flags, *WARNINGS), "500")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(library.why_not("amx")), reason="no processor with AMX")
+@pytest.mark.parametrize("flags", [MEMORY, RACES], ids=["memory", "races"])
+def test_amx_beside_the_baselines_kernels(tmp_path: Path, flags: list[str]) -> None:
+    """Which stand for those of x86-64-v4: compiling all of these takes minutes."""
+    names = [f"{name}_{{}}_{kind}" for name in ("convgrad_plan_create", "convgrad_normalize") for kind in ARITHMETIC]
+    flags = [*flags, "-DCONVGRAD_HAS_AMX", *(f"-D{name.format('v4')}={name.format('baseline')}" for name in names)]
+    compiler, objects = first_found("g++"), compile_kernels(tmp_path, first_found("g++"), *flags)
+    driver, amx = str(tmp_path / "driver"), str(tmp_path / "amx.o")
+    extensions = ["-march=x86-64-v4", "-mavx512bf16", "-mamx-tile", "-mamx-bf16"]
+    run(compiler, "-std=c++17", *flags, *extensions, "-c", str(CSRC / "amx.cpp"), "-o", amx)
+    run(compiler, "-std=c++17", *flags, *SOURCES, *objects, amx, "-pthread", "-o", driver)
+    assert "amx: 500 cases" in run(driver, "500")
 
 
 @pytest.mark.slow

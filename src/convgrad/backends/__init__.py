@@ -11,7 +11,7 @@ from .aten_direct import aten_choice
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
 from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
-from .native import MOST_A_GROUP, NativeAvx2Backend, NativeBackend
+from .native import MOST_A_GROUP, NativeAmxBackend, NativeAvx2Backend, NativeBackend
 from .native_norm import native_norm_takes, norm_gains, normalization_gradients, normalize
 from .padding import PaddedCopy, padded
 from .reference import ReferenceBackend, wide_dtype
@@ -24,5 +24,12 @@ def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
     gpu = [TritonBackend(), TritonBandedBackend()]
     routes = [AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend(), AtenMatmulBackend()]
-    by_name = [NativeAvx2Backend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend()]
+    by_name = [
+        NativeAvx2Backend(),
+        NativeAmxBackend(),
+        AtenCudnnBackend(),
+        AtenMiopenBackend(),
+        AtenMkldnnBackend(),
+        AtenNativeBackend(),
+    ]
     return [AtenBackend(), NativeBackend(), *gpu, Im2colBackend(), ReferenceBackend(), *routes, *by_name]

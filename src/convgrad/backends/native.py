@@ -113,6 +113,26 @@ class NativeAvx2Backend(NativeBackend):
         return super().reasons_against(problem, outputs, device) or [missing] * bool(missing)
 
 
+class NativeAmxBackend(NativeBackend):
+    """Pointwise convolutions of float32 on the tiles of AMX: products of the three bfloat16 parts of each number."""
+
+    name = "native:amx"
+    summary = "pointwise convolutions of float32 on the tiles of AMX, as products of bfloat16 parts"
+    sweeps = ()
+    padding_modes = ("zeros",)
+    instruction_set = "amx"
+
+    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+        reasons = []
+        if not problem.matrix_product or problem.groups > 1 or problem.dtype is not torch.float32:
+            reasons.append("it computes pointwise convolutions of float32 in one group, of stride 1 without padding")
+        sizes = problem.in_channels, problem.out_channels, problem.batch * prod(problem.output_size)
+        if min(sizes) < 16:  # what is left out of a product is within the error bound of a sum of 16
+            reasons.append("it needs 16 channels on both sides and 16 pixels: tiles of fewer are not full")
+        missing = library.why_not(self.instruction_set)
+        return super().reasons_against(problem, outputs, device) + reasons + [missing] * bool(missing)
+
+
 def _padded_elements(p: ConvProblem) -> int:
     return p.in_channels * prod(dim.padded for dim in p.dims)
 

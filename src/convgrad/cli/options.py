@@ -34,7 +34,8 @@ DTYPES: Final = (
 )  # fmt: skip
 BACKENDS: Final = (
     "aten", "native", "triton", "triton:banded", "im2col", "reference", "aten:float32", "aten:channels_last",
-    "aten:padded", "aten:matmul", "native:avx2", "aten:cudnn", "aten:miopen", "aten:mkldnn", "aten:native",
+    "aten:padded", "aten:matmul", "native:avx2", "native:amx", "aten:cudnn", "aten:miopen", "aten:mkldnn",
+    "aten:native",
 )  # fmt: skip
 #: Machines that need not be here; more words say more, see `convgrad.diagnostics.Machine.parse`.
 MACHINES: Final = (

@@ -28,6 +28,7 @@ TABLE: dict[str, dict[str, float]] = {
     "grouped": {"native": 2.8},
     "pointwise": {"native": 1.7},
     "volume": {"native": 3.0},
+    "wide product": {"native:amx": 1.8, "native": 1.5},
     "wide volume": {"aten:mkldnn": 3.3},
 }
 # end of the derived lines
@@ -37,6 +38,8 @@ _SMALL = 1e6
 #: The same of a matrix product, in which ours gain least. The other layers of a network leave nothing of a call in the
 #: caches: there a step takes 60 to 260 us more by ours (each of 34 layers on a Xeon).
 _SMALL_PRODUCT = 1e7
+#: Channels on both sides, and FLOPs of a pass and thread, from which AMX gains more than packing for it takes.
+_WIDE, _LARGE_PRODUCT = 96, 2e7
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more.
 _LARGE = 1e7
 
@@ -59,18 +62,24 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
         return None
     if problem.groups > 1:
         return "grouped"
-    return "pointwise" if problem.matrix_product else "dense"
+    if not problem.matrix_product:
+        return "dense"
+    wide = min(problem.in_channels, problem.out_channels) >= _WIDE and problem.flops >= _LARGE_PRODUCT * threads()
+    return "wide product" if wide and problem.dtype is torch.float32 else "pointwise"
 
 
 def by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Iterator[tuple[str, str]]:
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
-    if device.type == "cpu" and mkl_at_its_best() and _linear_for_mkl(problem):
-        yield "aten:matmul", "a linear layer, and MKL is made for this processor"
     lacking = cpu_lacks(problem.dtype)
     kind = kind_of(problem, bool(lacking)) if device.type == "cpu" else None
+    for_mkl = device.type == "cpu" and mkl_at_its_best() and _linear_for_mkl(problem)
     for way, gain in TABLE.get(kind or "", {}).items():
+        if way == "native" and for_mkl:
+            break
         if way != "aten:float32" or worth_converting(problem, outputs, lacking):
             yield way, f"{kind} problems: {gain}x as fast as PyTorch when it was measured"
+    if for_mkl:
+        yield "aten:matmul", "a linear layer, and MKL is made for this processor"
 
 
 def worth_converting(p: ConvProblem, outputs: tuple[Output, ...], lacking: str) -> bool:
