@@ -87,7 +87,7 @@ def test_explain_a_problem_here_and_there(capsys) -> None:
 def test_explain_names_the_others_and_shows_them_with_all(capsys) -> None:
     status, printed, _ = call(capsys, "explain", SMALL, "--no-measure")
     assert status == 0
-    assert "could too, and native goes before them; 6 more cannot: --all, in Python .text" in " ".join(printed.split())
+    assert "could too, and native goes before them; 7 more cannot: --all, in Python .text" in " ".join(printed.split())
     assert len(printed.splitlines()) < 30
     assert " ms" not in printed
     assert "why PyTorch" not in printed

@@ -24,11 +24,11 @@ from .environment import mkl_at_its_best
 TABLE: dict[str, dict[str, float]] = {
     "dense": {"native": 3.3},
     "depthwise": {"native": 6.0},
-    "emulated": {"native": 9.4, "aten:float32": 3.8},
+    "emulated": {"native": 9.8, "aten:float32": 3.7},
     "grouped": {"native": 2.8},
-    "pointwise": {"native": 1.7},
+    "pointwise": {"native": 1.9},
     "volume": {"native": 3.0},
-    "wide product": {"native:amx": 1.8, "native": 1.5},
+    "wide product": {"native:amx": 1.5, "native": 1.2},
     "wide volume": {"aten:mkldnn": 3.3},
 }
 # end of the derived lines

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ..nn.joined import Place, place_of
+from ..nn import joined
 from .classes import ACTIVATIONS, PADS, accelerated_class, is_plain_conv, is_plain_norm, owner_class, restore_class
 from .report import Report
 from .trial import no_number_drawn
 
-_Pair = tuple[str, str, Place]
+_Pair = tuple[str, str, joined.Place]
 
 #: Kinds of layers that may be computed together, in the order of the calls.
 _JOINED = {("norm", "activation"), ("pad", "convolution")}
@@ -87,7 +87,7 @@ class _Tracer(fx.Tracer):
         super().__init__(autowrap_functions=functions)
         self.given: list[tuple[fx.Node, weakref.ref[fx.Proxy]]] = []
         #: A module's call -> the function that calls it, and where.
-        self.called: dict[fx.Node, tuple[CodeType, Place]] = {}
+        self.called: dict[fx.Node, tuple[CodeType, joined.Place]] = {}
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         given = super().proxy(node)
@@ -105,7 +105,7 @@ class _Tracer(fx.Tracer):
         given, frame = super().call_module(m, forward, args, kwargs), sys._getframe(1)
         while frame.f_globals.get("__name__") == fx.Tracer.__module__ and frame.f_back:
             frame = frame.f_back
-        self.called[given.node] = frame.f_code, place_of(frame)
+        self.called[given.node] = frame.f_code, joined.place_of(frame)
         return given
 
 
@@ -173,7 +173,7 @@ def _pairs(graph: fx.Graph, tracer: _Tracer, kinds: dict[str, str]) -> list[_Pai
     ]
 
 
-def _always_follows(code: CodeType, place: Place, then: tuple[CodeType, Place], name: str) -> bool:
+def _always_follows(code: CodeType, place: joined.Place, then: tuple[CodeType, joined.Place], name: str) -> bool:
     """Whether a function that calls at one place next calls at the other, unless the module of this name is None.
 
     A branch between them may go another way another time, and so may a function that is called there.
