@@ -204,7 +204,7 @@ def test_where_mkl_is_at_its_best_few_rows_are_torchs_unless_measured(
         assert backends(X.repeat(4, 1)) == ran
 
 
-@pytest.mark.parametrize("sizes", [(100, 96, 384), (1024, 96, 1), (512, 16, 16)])
+@pytest.mark.parametrize("sizes", [(100, 96, 384), (1024, 96, 1), (512, 16, 16), (31, 1024, 4096)])
 def test_small_or_narrow_is_torchs(sizes: tuple[int, int, int]) -> None:
     rows, c, n = sizes
     assert not linear_gains(rows * c, n, c)
