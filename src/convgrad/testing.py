@@ -22,7 +22,8 @@ from . import check
 from ._compat import channels_last_of
 from .backends import Backend
 from .check import CheckReport, CheckResult, check_problem, default_problems, outputs_of
-from .custom import ModuleBackend, backend_of
+from .custom import backend_of, problems_for
+from .engine import get_backend
 from .problem import ConvProblem
 from .sizes import Dimension, effective_kernel, fields_of, output_length
 
@@ -46,7 +47,8 @@ def check_backend(
     Args:
         what: a backend, or the name of a registered one; a forward function; or a convolution module, whose forward and
             autograd gradients are checked with its own channels, kernel, stride and padding.
-        problems: what to compute; by default `default_problems`, or for a module inputs of several sizes.
+        problems: what to compute; by default `default_problems`, for a module inputs of several sizes, and for a
+            function or a registered kernel problems made for it.
         args, accepts: for a function, as in `convgrad.register`.
         options: ``device, outputs, seconds, progress, seed, repeats, properties`` of `convgrad.check.check_backend`.
 
@@ -65,9 +67,8 @@ def check_backend(
         what = backend_of(what, args, accepts)
     elif args is not None or accepts is not None:
         raise TypeError("args and accepts belong to a function; a backend states them itself")
-    if problems is None and isinstance(what, ModuleBackend):
-        problems = what.problems()
-    return check.check_backend(what, problems, **options)
+    backend = get_backend(what) if isinstance(what, str) else what
+    return check.check_backend(backend, problems_for(backend) if problems is None else problems, **options)
 
 
 def problems(

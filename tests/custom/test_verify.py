@@ -18,7 +18,9 @@ from torch import Tensor
 import convgrad
 from convgrad import CheckError, ConvProblem
 from convgrad.check import CheckResult
+from convgrad.custom import problems_for
 from convgrad.custom.refusal import advice
+from convgrad.testing import check_backend
 
 from .functions import accepts, grad_weight, passed
 from .functions import forward as right
@@ -344,3 +346,18 @@ def test_advice() -> None:
     assert "it is right where the same tensors are contiguous" in hints("exact")[0]
     assert "deterministic=False" in hints("deterministic", "again", message="run 2 of 3 gave other bits")[0]
     assert 'devices="cuda"' in hints("memory", message="it raised RuntimeError: 0 active drivers ([]).")[0]
+
+
+def test_the_suite_checks_a_registered_kernel_on_problems_made_for_it() -> None:
+    """`convgrad check -b NAME` and `testing.check_backend` without problems; few of the common list are for it."""
+
+    def few(p: ConvProblem) -> bool:
+        return accepts(p) and p.groups == 24 and p.kernel_size == (5, 5)
+
+    backend = convgrad.register("few", forward=right, accepts=few, verify=False)
+    found = problems_for(backend)
+    assert len(found) > 100
+    assert all(few(p) for p in found)
+    checked = {r.problem for r in check_backend("few", seconds=1.0, properties=["exact"]).results}
+    assert checked
+    assert checked <= {*found}

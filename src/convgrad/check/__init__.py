@@ -11,8 +11,8 @@ from .problems import default_problems, real_layers
 from .properties import PROPERTIES
 from .report import CheckReport, CheckResult
 from .stress import STRESS
-from .suite import check_backend, check_problem, outputs_of
+from .suite import accepts, check_backend, check_problem, outputs_of
 
-__all__ = ["PROPERTIES", "STRESS", "CheckReport", "CheckResult", "Lost", "NoChild", "check_backend", "check_problem",
-           "construct", "cost", "default_problems", "first_look", "in_child", "is_large", "outputs_of", "real_layers",
-           "search_aten", "shrunk", "why_not_in_child"]  # fmt: skip
+__all__ = ["PROPERTIES", "STRESS", "CheckReport", "CheckResult", "Lost", "NoChild", "accepts", "check_backend",
+           "check_problem", "construct", "cost", "default_problems", "first_look", "in_child", "is_large", "outputs_of",
+           "real_layers", "search_aten", "shrunk", "why_not_in_child"]  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from ..backends import Backend
@@ -9,8 +11,8 @@ from ..problem import PASSES, ConvProblem, Output
 from .problems import changed
 from .property_check import Failed, PropertyCheck, Skipped, described
 
-#: The reference takes its time: training waits, so a large problem is looked at in a smaller one of its kind, and at
-#: its own size only where the backend does not take the smaller one.
+#: The reference takes its time: training waits, so a large problem is looked at in a smaller one of its kind, and as
+#: small as the backend takes one.
 _FLOPS = 300_000
 _MOST_FLOPS = 100_000_000
 
@@ -25,14 +27,15 @@ def first_look(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ..
         >>> first_look(ReferenceBackend(), ConvProblem.parse("ic3ih8oc4kh3"), ("forward",), torch.device("cpu"))
         ''
     """
-    for candidate in dict.fromkeys((shrunk(problem, _FLOPS), problem)):
-        wrong, _ = backend.wrong_here(candidate, outputs, device)
-        if candidate.flops <= _MOST_FLOPS and not (wrong or backend.reasons_against(candidate, outputs, device)):
-            for output in outputs:
-                why = _wrong(PropertyCheck(backend, candidate, output, device), outputs)
-                if why:
-                    return f"{output} of {candidate}: {why}"
-            break
+
+    def usable(p: ConvProblem) -> bool:
+        return not (backend.reasons_against(p, outputs, device) or backend.wrong_here(p, outputs, device)[0])
+
+    small = shrunk(problem, _FLOPS, usable)
+    if small.flops <= _MOST_FLOPS and usable(small):
+        for output in outputs:
+            if why := _wrong(PropertyCheck(backend, small, output, device), outputs):
+                return f"{output} of {small}: {why}"
     return ""
 
 
@@ -55,11 +58,16 @@ def _wrong(check: PropertyCheck, outputs: tuple[Output, ...]) -> str:
 # ---- the same convolution, smaller ------------------------------------------------------------------
 
 
-def shrunk(problem: ConvProblem, most_flops: int) -> ConvProblem:
+def shrunk(
+    problem: ConvProblem, most_flops: int, accepts: Callable[[ConvProblem], bool] = lambda p: True
+) -> ConvProblem:
     """A problem of at most about ``most_flops``, with the same kernel, stride, dilation, border and kind of groups.
 
     Less batch first, then fewer groups, fewer channels in each, then fewer rows; what cannot be had smaller stays. The
     remainder of every size by the stride stays too, so that rows that no kernel reads are still there.
+
+    Args:
+        accepts: what does not belong to these problems is not made.
 
     Equivalent to:
         >>> p = shrunk(ConvProblem.parse("mb256ic64ih56oc64oh56kh3ph1"), 2_000_000)
@@ -72,8 +80,9 @@ def shrunk(problem: ConvProblem, most_flops: int) -> ConvProblem:
     steps = (_batch, (2, 1)), (_groups, (16, 5, 3, 2)), (_channels, (16, 7, 3)), (_rows, (16, 9, 5, 2, 1))
     for fewer, limits in steps:
         for most in limits:
-            p = p if p.flops <= most_flops else fewer(p, most)
-    return p.canonical()
+            if p.flops > most_flops and accepts(small := fewer(p, most).canonical()):
+                p = small
+    return p
 
 
 def _batch(p: ConvProblem, most: int) -> ConvProblem:

@@ -40,6 +40,12 @@ def outputs_of(backend: Backend) -> tuple[Output, ...]:
     return tuple(o for o in OUTPUTS if o in backend.passes or o in swept)
 
 
+def accepts(backend: Backend, problem: ConvProblem, device: torch.device) -> bool:
+    """Whether a backend can compute anything of a problem."""
+    calls = [*((output,) for output in backend.passes), *backend.sweeps]
+    return not all(backend.reasons_against(problem, outputs, device) for outputs in calls)
+
+
 def check_problem(
     backend: Backend | str,
     problem: ConvProblem | str,

@@ -151,8 +151,8 @@ _json_goes_to: list[TextIO] = []
 
 
 def width() -> int:
-    """Columns of the terminal; 80 where there is none."""
-    return shutil.get_terminal_size((80, 24)).columns
+    """Columns of the terminal; where there is none, enough for a row of a table to be one line."""
+    return shutil.get_terminal_size((200, 24)).columns
 
 
 def say(text: object, file: TextIO | None = None) -> None:

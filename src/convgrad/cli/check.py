@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,7 +61,7 @@ def check(
 
     Ends with 0 if all is well, 1 if something failed, 2 if a request was not understood, 130 if interrupted (the
     summary so far is printed). Every failure prints the command that repeats it. Kernels of --kernels are registered
-    without a check, since they are checked here.
+    without a check, since they are checked here; the list for one of them is made for it.
 
     Examples:
 
@@ -72,7 +73,7 @@ def check(
 
         convgrad check --aten
     """  # fmt: skip
-    from ..check import CheckReport, check_problem, default_problems, shrunk
+    from ..check import CheckReport, check_problem, shrunk
     from .problem_arguments import read_problems
 
     if aten:
@@ -80,7 +81,7 @@ def check(
         if as_json:
             say_json("check", {"aten_findings": findings})
         raise typer.Exit(int(bool(findings)) if ended else 130)
-    problems, unread, _ = read_problems([what], transposed) if what else (list(default_problems()), [], {})
+    problems, unread, _ = read_problems([what], transposed) if what else (_own_list(backend), [], {})
     single = len(problems) == 1 and not unread
     everything = thorough or single or not what
     properties = tuple(property_name or (PROPERTIES if everything else _QUICK))
@@ -93,7 +94,7 @@ def check(
                 if seconds is not None and time.monotonic() - start > seconds:
                     stopped = "time was up"
                     break
-                small = problem if full or single else shrunk(problem, _MOST_FLOPS)
+                small = problem if full or single else shrunk(problem, _MOST_FLOPS, partial(_computed, backend, place))
                 any_checked = False
                 for name, result in _pairs(small, backend, outputs, place):
                     found = check_problem(name, small, result, device=place, seed=seed, properties=properties)
@@ -126,6 +127,23 @@ def check(
             lines.append("nothing could be checked")
         say("\n".join(lines))
     raise typer.Exit(130 if stopped == "interrupted" else int(bool(unread) or not report.ok))
+
+
+def _own_list(names: list[str] | None) -> list[ConvProblem]:
+    from ..check import default_problems
+    from ..custom import problems_for
+    from ..engine import get_backend
+
+    if not names or "all" in names:
+        return list(default_problems())
+    return [*dict.fromkeys(p for name in names for p in problems_for(get_backend(name)))]
+
+
+def _computed(names: list[str] | None, device: torch.device, problem: ConvProblem) -> bool:
+    from ..check import accepts
+    from ..engine import get_backend
+
+    return not names or "all" in names or any(accepts(get_backend(name), problem, device) for name in names)
 
 
 def search_and_record(seconds: float, seed: int) -> tuple[list[dict[str, str]], bool]:

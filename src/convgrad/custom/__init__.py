@@ -25,6 +25,7 @@ from .options import check_mapping, check_options, instance, several, static_met
 from .source import fingerprint
 from .speed import measure
 from .verified import parts_of
+from .verify import problems_for
 from .verify import verify as _verify
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -15,12 +15,15 @@ from typing import Any, Final
 
 import torch
 
+from ..backends import Backend
 from ..check import (
     Lost,
     NoChild,
+    accepts,
     check_problem,
     construct,
     cost,
+    default_problems,
     in_child,
     is_large,
     outputs_of,
@@ -29,6 +32,7 @@ from ..check import (
 from ..errors import CheckError
 from ..problem import ConvProblem, Output
 from . import refusal
+from .adapted import ModuleBackend
 from .backend import CustomBackend
 from .source import hints
 from .verified import Verified, parts_of
@@ -201,6 +205,18 @@ def _examine(
     send("over", complete)
 
 
+def problems_for(backend: Backend) -> list[ConvProblem]:
+    """The problems on which a backend is checked where none are named: `default_problems`; for a kernel that a user
+    registered, those made for it.
+    """
+    if isinstance(backend, ModuleBackend):
+        return list(backend.problems())
+    if not isinstance(backend, CustomBackend):
+        return list(default_problems())
+    place = torch.device(next(iter(backend.devices or ("cpu",))))
+    return list(construct(lambda p: accepts(backend, p, place), hints=hints(parts_of(backend)), most=_MOST))
+
+
 def _problems(
     backend: CustomBackend,
     device: str,
@@ -214,7 +230,7 @@ def _problems(
     computed: list[tuple[Output, ...]] = [(output,), *sweeps] if alone else sweeps
     reasons, place, calls = Counter[str](), torch.device(device), count(1)
 
-    def accepts(p: ConvProblem) -> bool:
+    def computes(p: ConvProblem) -> bool:
         if not next(calls) % _SIGN_OF_LIFE:
             searching()
         against = [backend.reasons_against(p, outputs, place) for outputs in computed]
@@ -223,7 +239,7 @@ def _problems(
         return not all(against)
 
     none = True
-    for problem in construct(accepts, named, hints=hints(parts_of(backend)), most=_MOST, seconds=hurry):
+    for problem in construct(computes, named, hints=hints(parts_of(backend)), most=_MOST, seconds=hurry):
         none = False
         yield problem
     if none and output != "grad_bias":  # few problems have a bias
