@@ -90,6 +90,16 @@ def _few(rng: random.Random) -> dict[str, Any]:
             "stride": stride, "dilation": rng.choice((1,) * 9 + (2,)), "transposed": rng.random() < 0.1}  # fmt: skip
 
 
+def _stem(rng: random.Random) -> dict[str, Any]:
+    """The first layer of a network, whose images have few channels."""
+    ndim = rng.choice((1, 2, 2, 2, 2, 2, 3))
+    inputs, outputs = rng.choice((1, 1, 2, 3, 3, 3, 3, 4)), rng.choice((16, 24, 32, 32, 48, 64, 64, 96, 128))
+    kernel, stride = rng.choice(((2, 2), (3, 1), (3, 1), (3, 2), (3, 2), (4, 4), (5, 1), (7, 2), (7, 4), (16, 16)))
+    size = {1: 0, 2: rng.choice((28, 32, 56, 64, 96, 112, 128, 160, 224)), 3: rng.choice((16, 28, 32, 48))}[ndim]
+    return {"ndim": ndim, "channels": (inputs, outputs, 1), "kernel": kernel, "stride": stride, "dilation": 1,
+            "size": size}  # fmt: skip
+
+
 def _dense(rng: random.Random) -> dict[str, Any]:
     ndim = rng.choice((1, 2, 2, 2, 2, 2, 3))
     kernel = rng.choice((1, 1, 1, 2, 3, 3, 3, 4, 5, 16))
@@ -119,7 +129,7 @@ def _volume(rng: random.Random) -> dict[str, Any]:
 
 
 _KINDS: tuple[Callable[[random.Random], dict[str, Any]], ...] = (
-    *(_depthwise,) * 2, *(_grouped,) * 5, *(_few,) * 4, *(_dense,) * 3, *(_pointwise,) * 2, _volume
+    *(_depthwise,) * 2, *(_grouped,) * 5, *(_few,) * 4, *(_dense,) * 3, *(_pointwise,) * 2, _volume, _stem
 )  # fmt: skip
 _DTYPES = (torch.float32,) * 6 + (torch.float16, torch.bfloat16, torch.float64)
 
