@@ -75,9 +75,9 @@ def read(paths: Sequence[Path]) -> Iterator[Row]:
             for row in reader:
                 problem = ConvProblem.parse(row["problem"])
                 torch.set_num_threads(int(row["threads"]))
-                kind = rules.kind_of(problem, bool(row["lacking"]))
                 times = {way: float(row[way]) for way in WAYS if row[way]}
                 pass_: Pass = row["pass"]  # pyright: ignore[reportAssignmentType]
+                kind = rules.kind_of(problem, (pass_,), bool(row["lacking"]))
                 yield Row(problem, kind, pass_, times, float(row["noise"]), row["lacking"])
 
 

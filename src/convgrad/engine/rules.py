@@ -22,13 +22,14 @@ from .environment import mkl_at_its_best
 #: the sweep, on geometric average.
 # begin of the derived lines
 TABLE: dict[str, dict[str, float]] = {
-    "dense": {"native": 3.3},
-    "depthwise": {"native": 6.0},
-    "emulated": {"native": 9.8, "aten:float32": 3.7},
-    "grouped": {"native": 2.8},
+    "dense": {"native": 2.9},
+    "depthwise": {"native": 7.2},
+    "emulated": {"native": 9.3, "aten:float32": 3.5},
+    "grouped": {"native": 3.1},
+    "narrow": {"native": 3.2},
     "pointwise": {"native": 1.9},
-    "volume": {"native": 3.0},
-    "wide product": {"native:amx": 1.5, "native": 1.2},
+    "volume": {"native": 2.9},
+    "wide product": {"native:amx": 1.5, "native": 1.3},
     "wide volume": {"aten:mkldnn": 3.3},
 }
 # end of the derived lines
@@ -44,10 +45,11 @@ _WIDE, _LARGE_PRODUCT = 96, 2e7
 _LARGE = 1e7
 
 
-def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
+def kind_of(problem: ConvProblem, outputs: tuple[Output, ...], emulated: bool) -> str | None:
     """What the table calls a problem on a CPU; None of one that is PyTorch's in any case.
 
     Args:
+        outputs: the passes asked for.
         emulated: the processor has no arithmetic for its 16 bits, with which PyTorch is slow unless it is depthwise.
     """
     if _mostly_padding(problem):
@@ -56,14 +58,16 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
         return "depthwise"
     if emulated:
         return "emulated"
-    if _full_vectors(problem) or _half_the_products(problem):
+    full = _full_vectors(problem)
+    narrow = full and _narrow(problem, outputs)
+    if (full and not narrow) or _half_the_products(problem):
         return _volume(problem)
     if problem.flops < (_SMALL_PRODUCT if problem.matrix_product else _SMALL) and _cheap_call(problem):
         return None
     if problem.groups > 1:
         return "grouped"
     if not problem.matrix_product:
-        return "dense"
+        return "narrow" if narrow else "dense"
     wide = min(problem.in_channels, problem.out_channels) >= _WIDE and problem.flops >= _LARGE_PRODUCT * threads()
     return "wide product" if wide and problem.dtype is torch.float32 else "pointwise"
 
@@ -71,7 +75,7 @@ def kind_of(problem: ConvProblem, emulated: bool) -> str | None:
 def by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Iterator[tuple[str, str]]:
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
     lacking = cpu_lacks(problem.dtype)
-    kind = kind_of(problem, bool(lacking)) if device.type == "cpu" else None
+    kind = kind_of(problem, outputs, bool(lacking)) if device.type == "cpu" else None
     for_mkl = device.type == "cpu" and mkl_at_its_best() and _linear_for_mkl(problem)
     for way, gain in TABLE.get(kind or "", {}).items():
         if way == "native" and for_mkl:
@@ -146,6 +150,16 @@ def _full_vectors(p: ConvProblem) -> bool:
     if p.ndim == 1:
         return min(inputs, outputs) >= 32 and p.kernel_size[0] <= 24
     return outputs > 8 or p.channels_last or max(p.stride) > 1
+
+
+def _narrow(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
+    """A result of at most eight channels, which oneDNN's vectors hold: an image by a decoder, or its gradient.
+
+    Where kernels do not overlap the problem is a matrix product of patches, and in float64 PyTorch writes columns down.
+    """
+    channels = {"forward": p.out_channels, "grad_input": p.in_channels}
+    few = p.groups == 1 and any(channels.get(output, 9) <= 8 for output in outputs)
+    return few and p.dtype.itemsize <= 4 and any(step < k for step, k in zip(p.stride, p.kernel_size, strict=True))
 
 
 def _volume(p: ConvProblem) -> str | None:
