@@ -37,7 +37,8 @@ def test_problems_of_every_kind_repeat_and_are_no_larger_than_they_may_be() -> N
     assert len({*problems}) == len(problems)
     assert {p.ndim for p in problems} == {1, 2, 3}
     assert {p.dtype for p in problems} == {torch.float32, torch.float64, torch.float16, torch.bfloat16}
-    assert {rules.kind_of(p, False) for p in problems} >= {"volume", "pointwise", "dense", "grouped", "depthwise", None}
+    kinds = {"volume", "pointwise", "dense", "grouped", "depthwise", "narrow", None}
+    assert {rules.kind_of(p, ("grad_input",), False) for p in problems} >= kinds
     for kind in ("depthwise", "channels_last", "transposed", "pointwise"):
         assert {getattr(p, kind) for p in problems} == {True, False}
     assert any(p.groups > 1 and not p.depthwise for p in problems)

@@ -139,7 +139,8 @@ def test_kinds(text: str, kind: str | None) -> None:
         ("mb4ic31iw100oc64kw3", "dense"),
         ("mb4g2ic64iw100oc128kw24", None),
         ("mb4g2ic64iw100oc128kw25", "grouped"),  # oneDNN writes columns down
-        ("mb4ic17ih28oc9kh3ph1 float64", None),
+        ("mb4ic17ih28oc9kh3ph1 float64", "dense"),  # which oneDNN lacks
+        ("mb4ic17ih28oc9kh3sh3 float64", None),  # patches
         ("mb4ic12id8oc16kd3", None),  # slices of a volume that fill few vectors with pixels
         ("mb4ic12id8oc16kd3 float64", "dense"),
         ("mb4ic11id8oc16kd3", "dense"),
@@ -164,7 +165,7 @@ def test_many_channels_a_group(text: str, kind: str | None) -> None:
         ("mb4ic64ih32oc8kh3ph1 channels_last", ("forward",), "narrow"),
         ("mb4ic64ih32oc9kh3ph1 channels_last", ("forward",), None),
         ("mb4ic3ih64oc64kh4sh4", ("grad_input",), None),  # patches
-        ("mb4ic3ih64oc64kh4sh2ph1 float64", ("grad_input",), None),
+        ("mb4ic3ih64oc64kh4sh2ph1 float64", ("grad_input",), "dense"),
         ("mb4g2ic6ih64oc64kh4sh2ph1", ("grad_input",), None),
     ],
 )
@@ -247,7 +248,7 @@ def test_the_part_of_products_inside_the_image(text: str) -> None:
         ("mb1ic64id16oc64kd3pd1", "volume"),
         ("mb2ic64id16oc64kd3pd1", None),  # oneDNN's
         ("mb1ic64id18oc64kd3pd1", None),
-        ("mb1ic64id16oc64kd3pd1 float64", None),
+        ("mb1ic64id16oc64kd3pd1 float64", "dense"),
         ("mb1ic64id8oc64kd3pd1", "wide volume"),  # fewer positions than 12 a channel
         ("mb1ic96id12oc192kd3pd1 channels_last", "wide volume"),
         ("mb1ic15id14oc192kd3pd1", None),  # few channels to a column
@@ -277,7 +278,7 @@ def table_in_force() -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("table", [rules.TABLE, table_in_force()], ids=["of the tests", "in force"])
 def test_the_table_says_what_there_is(table: dict[str, dict[str, float]]) -> None:
     assert table
-    kinds = {"depthwise", "emulated", "pointwise", "dense", "grouped", "volume"}
+    kinds = {"depthwise", "emulated", "pointwise", "dense", "grouped", "narrow", "volume"}
     assert {*table} <= kinds | {"wide volume", "wide product"}
     for ways in table.values():
         assert all(backends()[way].candidate for way in ways)  # else a measurement would settle on less than the rule

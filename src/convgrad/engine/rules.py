@@ -22,10 +22,10 @@ from .environment import mkl_at_its_best
 #: the sweep, on geometric average.
 # begin of the derived lines
 TABLE: dict[str, dict[str, float]] = {
-    "dense": {"native": 2.9},
+    "dense": {"native": 2.7},
     "depthwise": {"native": 7.2},
     "emulated": {"native": 9.3, "aten:float32": 3.5},
-    "grouped": {"native": 3.1},
+    "grouped": {"native": 3.0},
     "narrow": {"native": 3.2},
     "pointwise": {"native": 1.9},
     "volume": {"native": 2.9},
@@ -138,10 +138,11 @@ def _full_vectors(p: ConvProblem) -> bool:
     With more than 16 channels a group it is, except in two cases. Contiguous images of at most eight results fill half
     of it. (Few inputs are read as they lie.) And a sequence has few products for the time that laying it out anew
     takes; for one whose kernel has more than 24 elements oneDNN writes columns down. With 12 to 16 it is where ours
-    hold pixels of small slices of a volume.
+    hold pixels of small slices of a volume. In float64, which oneDNN lacks, only patches are PyTorch's: it writes
+    columns down, and kernels that do not overlap write no element twice.
     """
     inputs, outputs = p.in_channels // p.groups, p.out_channels // p.groups
-    if p.depthwise or p.matrix_product:
+    if p.depthwise or p.matrix_product or (p.dtype is torch.float64 and _overlapping(p)):
         return False
     if max(inputs, outputs) <= 16:
         small_slices = p.ndim == 3 and prod(p.output_size[1:]) <= 128
@@ -155,11 +156,14 @@ def _full_vectors(p: ConvProblem) -> bool:
 def _narrow(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
     """A result of at most eight channels, which oneDNN's vectors hold: an image by a decoder, or its gradient.
 
-    Where kernels do not overlap the problem is a matrix product of patches, and in float64 PyTorch writes columns down.
+    Where kernels do not overlap the problem is a matrix product of patches.
     """
     channels = {"forward": p.out_channels, "grad_input": p.in_channels}
-    few = p.groups == 1 and any(channels.get(output, 9) <= 8 for output in outputs)
-    return few and p.dtype.itemsize <= 4 and any(step < k for step, k in zip(p.stride, p.kernel_size, strict=True))
+    return p.groups == 1 and any(channels.get(output, 9) <= 8 for output in outputs) and _overlapping(p)
+
+
+def _overlapping(p: ConvProblem) -> bool:
+    return any(step < k for step, k in zip(p.stride, p.kernel_size, strict=True))
 
 
 def _volume(p: ConvProblem) -> str | None:
