@@ -133,7 +133,7 @@ def test_what_differs_from_pytorch_gets_no_time(tmp_path: Path, capsys: Any, mon
 
 def test_out_of_time_it_says_what_is_left(tmp_path: Path, capsys: Any) -> None:
     file = tmp_path / "layers.csv"
-    assert run(["bench", "layers", "--minutes", "0.000001", "--csv", str(file)]) == 0
+    assert run(["bench", "layers", "--minutes", "0.0005", "--csv", str(file)]) == 0
     assert "5 of 6 are left; --resume goes on" in capsys.readouterr().err
     assert len(rows(file)) == 1
 
