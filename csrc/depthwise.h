@@ -180,7 +180,7 @@ struct Depthwise {
     Plan p = {};
     static_cast<DepthwiseTiles&>(p) = make_depthwise_tiles(q, N, sizeof(T), kCheapToLoad<S>);
     const Axis& w = p.axis[2];
-    const int64_t row = most(most(w.padded().size(), w.output), kScratchPixels), kept = p.kept_blocks;
+    const int64_t row = most(most(w.padded().size(), w.output), p.result_pixels()), kept = p.kept_blocks;
     // A border of the source changes the region at most twice a kernel element and phase.
     const int64_t phases = least(w.stride, w.padded().size()), regions = most(1, phases) + 2 * w.kernel;
     const int64_t pieces = regions + 2 * row / kMostSums;  // nearly equal ones, none smaller than half of the largest

@@ -19,7 +19,7 @@ struct DepthwiseAccumulate {
             const Source<X>& input) const {
     const Axis* a = p.axis;
     const int64_t pixels = most(1, o[2].size() * least(o[0].size(), 4));
-    const int64_t group = p.rows_together(pixels, p.direct);
+    const int64_t group = most(1, (p.direct ? kTensorPixels : kScratchPixels) / pixels);
     Rows<X> rows;
     rows.prefetcher = &s.prefetcher;
     rows.grad_slice = grad.step[0], rows.grad_row = grad.step[1], rows.grad_pixel = grad.step[2];

@@ -79,9 +79,9 @@ struct DepthwiseCorrelate {
     const bool in_place = p.channels_last && x.step == 1 && !folds;  // results are stored where they belong
     const Axis* a = p.axis;
     const int64_t width = result[2].size(), pitch = in_place ? x.width : b.lanes;
-    // Rows taken together. In a tensor they are as many as need no second list of taps.
-    const bool whole_rows = p.direct ? !backward || a[1].stride == 1 : in_place || folds || width == x.size[2];
-    const int64_t group = !whole_rows ? 1 : p.direct ? result[1].size() : p.rows_together(width, false);
+    // Rows taken together: in a tensor all, so that the taps of each phase are listed once.
+    const bool whole_rows = in_place || folds || width == x.size[2];
+    const int64_t group = p.direct ? result[1].size() : whole_rows ? most(1, p.result_pixels() / width) : 1;
     const int64_t listed = 2 * band + backward;
     if (s.listed.band != listed || s.careful()) {
       list_columns(s.listed, result[2], source, backward);

@@ -96,9 +96,10 @@ struct DepthwisePlan : DepthwiseTiles {
   // The channel with which the vector at a lane begins: read directly, the last vector ends with the last channel.
   int64_t vector_at(const Block& b, int64_t lane) const { return direct ? least(lane, b.live - N) : lane; }
 
-  // Rows of a tile that stay in the first-level cache while every vector of lanes is taken in turn.
-  int64_t rows_together(int64_t pixels, bool in_tensor) const {
-    return most(1, (in_tensor ? kTensorPixels : kScratchPixels) / most(1, pixels));
+  // Pixels of results in scratch memory. With a stride, each phase of grad_input is a convolution of its own and has
+  // only a part of them.
+  int64_t result_pixels() const {
+    return kScratchPixels * (wants(CONVGRAD_GRAD_INPUT) ? least(4, axis[1].stride * axis[2].stride) : 1);
   }
 
   // Whether grad_weight takes one kernel row at a time.
