@@ -27,6 +27,8 @@ SOURCES = Path("csrc")
 LIBRARY = "convgrad.backends.libconvgrad_native"
 # Square roots set no errno: else each may call the mathematical library, which the wheels would then need.
 FLAGS = ["-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno"]
+# A loop that begins anywhere takes up to a fifth longer while another hyperthread uses the same core.
+FLAGS += ["-falign-loops=64"]
 # "-Werror=unknown-pragmas": an OpenMP pragma would be left out in silence, and the loop run on one thread
 FLAGS += ["-Werror=unknown-pragmas"]
 SHARED = ["-shared", *(["-Wl,-undefined,dynamic_lookup"] if sys.platform == "darwin" else ["-s"])]

@@ -78,31 +78,56 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     return load<T, N>(buffer);
   }
 
+  // Vectors of a line of memory: one of them prefetches it.
+  static constexpr int64_t kLine = N * sizeof(S) < 64 ? 64 / (N * sizeof(S)) : 1;
+
   // A block of an item's channels, as [vector][channel][pixel]. The next channel's columns are prefetched: each is a
   // short run of its own.
   void pack(T* to, const Operand& from, const Block& block) const {
-    const int64_t step = pitch(from.channels.size()), image = from.all * p.pixels;
-    const S* row = from.tensor + from.channels.low * p.pixels;
-    for (int64_t c = 0; c < from.channels.size(); ++c, to += N, row += p.pixels)
-      for (int64_t v = 0; v < block.vectors; ++v) {
-        const Column& at = block.columns[v];
-        __builtin_prefetch(row + p.pixels + at.image * image + at.pixel);
-        store<T, N>(to + v * step, load_column(row, image, at));
+    const int64_t pixels = p.pixels, step = pitch(from.channels.size()), image = from.all * pixels;
+    const S* row = from.tensor + from.channels.low * pixels;
+    for (int64_t c = 0; c < from.channels.size(); ++c, to += N, row += pixels) {
+      T* put = to;
+      for (const Column *at = block.columns, *const end = at + block.vectors; at != end;) {
+        const S* x = row + at->image * image + at->pixel;
+        if (!at->run) {
+          __builtin_prefetch(x + pixels);
+          store<T, N>(put, load_column(row, image, *at++)), put += step;
+          continue;
+        }
+        int64_t left = at->run;
+        at += left;
+        for (; left >= kLine; left -= kLine) {
+          __builtin_prefetch(x + pixels);
+#pragma GCC unroll 4
+          for (int64_t v = 0; v < kLine; ++v, x += N, put += step) store<T, N>(put, load<T, N>(x));
+        }
+        if (left) __builtin_prefetch(x + pixels);
+        for (; left > 0; --left, x += N, put += step) store<T, N>(put, load<T, N>(x));
       }
+    }
   }
 
   // The same as [vector of channels][pixel][channel].
   void turn(T* to, const Operand& from, const Block& block) const {
-    const int64_t image = from.all * p.pixels;
+    const int64_t pixels = p.pixels, image = from.all * pixels;
     for (int64_t c = from.channels.low; c < from.channels.high; c += N, to += pitch(block.vectors * N))
       for (int64_t v = 0; v < block.vectors; ++v) {
         const Column& at = block.columns[v];
+        const S* const x = from.tensor + c * pixels + at.image * image + at.pixel;
         Vec<T, N> rows[N];
+        if (v % kLine == 0) {
 #pragma GCC unroll 16
-        for (int l = 0; l < N; ++l) {
-          const S* row = from.tensor + least(c + l, from.channels.high - 1) * p.pixels;
-          __builtin_prefetch(row + N * p.pixels + at.image * image + at.pixel);
-          rows[l] = load_column(row, image, at);
+          for (int l = 0; l < N; ++l) __builtin_prefetch(x + (N + l) * pixels);
+        }
+        if (at.whole && c + N <= from.channels.high) {
+#pragma GCC unroll 16
+          for (int l = 0; l < N; ++l) rows[l] = load<T, N>(x + l * pixels);
+        } else {
+          for (int l = 0; l < N; ++l) {
+            const S* const row = from.tensor + least(c + l, from.channels.high - 1) * pixels;
+            rows[l] = load_column(row, image, at);
+          }
         }
         transpose<T, N>(rows);
 #pragma GCC unroll 16
@@ -197,7 +222,10 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     const bool sums_weight = p.wants(CONVGRAD_GRAD_WEIGHT);
     auto list = [&](Block& block, Range columns) {
       block.vectors = least(p.block, columns.size());
-      for (int64_t v = 0; v < block.vectors; ++v) block.columns[v] = p.column(columns.low + v);
+      for (int64_t v = block.vectors, run = 0; v-- > 0;) {
+        Column& c = block.columns[v] = p.column(columns.low + v);
+        c.run = run = c.whole ? 1 + (c.pixel + 2 * N <= p.pixels ? run : 0) : 0;
+      }
     };
     Range columns = p.columns_of(item);
     Block now = {s.columns, 0}, next = {s.columns + p.block, 0};

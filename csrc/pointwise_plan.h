@@ -11,14 +11,19 @@ namespace {
 constexpr int kPointwiseRows = kVectorBytes == 64 ? 8 : 4, kPointwiseColumns = 3;
 
 // Of pixels, packed, that all weights are used with in turn: most of a second-level cache, which has 1 MiB or more in
-// most processors with AVX-512.
+// most processors with AVX-512, else perhaps 512 KiB. And of those packed while the next ones are prefetched.
 constexpr int64_t kFewPixelsBytes = kVectorBytes == 64 ? 4 * kTileBytes : kTileBytes;
+constexpr int64_t kBlockBytes = kVectorBytes == 64 ? kTileBytes : kTileBytes / 2;
+// Weights whose sums are loaded and stored so fast that a block for them need not be long, but fits into the first-level
+// cache. (Not tried with AVX-512.)
+constexpr int64_t kFewSumsBytes = kVectorBytes == 64 ? 0 : kTileBytes / 4;
 
 // A vector of columns: the pixel it begins with, and how many of its lanes there are. Where it is `whole` all are, in
-// one image.
+// one image, and it is the first of a run of so many of a block that lie together; else that is 0.
 struct Column {
   int64_t image, pixel, live;
   bool whole;
+  int64_t run;
 };
 
 // The pixels of all images are one row of columns, in vectors. The *source* is what the results are computed from: the
@@ -73,7 +78,7 @@ struct PointwisePlan : Request {
 
   Column column(int64_t i) const {
     const int64_t at = i * vector, live = least(vector, batch * pixels - at), pixel = at % pixels;
-    return {at / pixels, pixel, live, live == vector && pixel + vector <= pixels};
+    return {at / pixels, pixel, live, live == vector && pixel + vector <= pixels, 0};
   }
 };
 
@@ -88,15 +93,17 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
   p.channels_last = q.layout == CONVGRAD_CHANNELS_LAST, p.together = p.channels_last ? p.groups : 1;
   p.vectors = ceil_div(p.batch * p.pixels, vector), p.panels = ceil_div(p.results, p.panel_rows());
 
-  // A block for grad_weight is long: its sums are loaded and stored. Else its source fits into the cache; in
+  // A block for grad_weight is long: many sums are loaded and stored. Else its source fits into the cache; in
   // channels_last it is not packed, and with fewer pixels all weights would be read more often.
   const int64_t line = vector * element_bytes, shortest = kTestsTiles ? 1 : 24 * 64 / line;
   int64_t fewest = 2 * kPointwiseColumns;  // vectors of a segment
   if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
     fewest = p.channels_last ? shortest : most(1, shortest / 2);
     p.block = most(shortest, least(4 * shortest, 2 * kTileBytes / (p.together * (p.sources + p.results) * line)));
+    if (p.sources * p.results * element_bytes <= kFewSumsBytes) p.block = most(1, shortest / 3);
   } else {
-    p.block = most(1, kTileBytes / (p.together * p.sources * line) / kPointwiseColumns) * kPointwiseColumns;
+    const int64_t bytes = p.channels_last ? kTileBytes : kBlockBytes;
+    p.block = most(1, bytes / (p.together * p.sources * line) / kPointwiseColumns) * kPointwiseColumns;
     if (p.channels_last) {
       p.block = most(p.block, shortest);
     } else if (!p.backward && p.vectors * vector <= p.results && p.vectors * p.sources * line <= kFewPixelsBytes) {
