@@ -53,7 +53,9 @@ class Norm {
   }
 
   T get(const void* parameters, int64_t c) const {
-    return q.wide ? static_cast<const T*>(parameters)[c] : load_one<T>(static_cast<const S*>(parameters) + c);
+    if (!q.wide) return load_one<T>(static_cast<const S*>(parameters) + c);
+    const T value = static_cast<const T*>(parameters)[c];
+    return value == value ? value : T(__builtin_nan(""));  // `narrow` rounds a NaN with all bits set to zero
   }
   void set(void* parameters, int64_t c, double value) const {
     if (!parameters) return;

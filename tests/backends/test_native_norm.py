@@ -114,6 +114,17 @@ def test_infinite_elements_stay_in_their_channel(last: bool) -> None:
 
 
 @pytest.mark.usefixtures("_set")
+@pytest.mark.parametrize("last", [False, True])
+def test_a_nan_of_a_parameter_stays_one_whatever_its_bits(last: bool) -> None:
+    x = drawn((2, 17, 5, 5), last).bfloat16()
+    weight = torch.ones(17)
+    weight.view(torch.int32)[3] = 0x7FFFFFFF  # as GPUs write it: rounded as other numbers are, it would be -0
+    y, _ = normalize(x, weight, None, None, None, 0.0, 1e-5)
+    assert y[:, 3].isnan().all()
+    assert not y[:, :3].isnan().any()
+
+
+@pytest.mark.usefixtures("_set")
 @pytest.mark.skipif(os.name != "posix", reason="it has no mprotect")
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
