@@ -53,6 +53,15 @@ class WhereItStrides(Asymmetric):
         return self.conv(x if self.conv.stride[0] == 1 else self.pad(x))
 
 
+class PadReadLater(Asymmetric):
+    both = False
+
+    def forward(self, x: Tensor) -> Any:
+        z = self.pad(x)
+        y = self.conv(z)
+        return (y, z) if self.both else y
+
+
 class CheckpointedPad(Asymmetric):
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)  # pyright: ignore[reportReturnType]
@@ -116,6 +125,7 @@ PADDED: dict[str, Callable[[], nn.Module]] = {
     "the padded input is used twice": PadUsedTwice,
     "the convolution is called twice": ConvTwice,
     "the input changes in place": InPlaceBetween,
+    "a flag may give the padded input out": PadReadLater,
     "a checkpoint in the forward": CheckpointedPad,
     "a crop": lambda: Asymmetric(pad=(1, -1, 1, 1)),
     "a forward of the user's": lambda: Asymmetric(conv=Shifted),
