@@ -56,7 +56,12 @@ def modules(w: int) -> dict[str, nn.Module]:
         "exact": up(size=(11, 5), mode="nearest-exact"),
         "bilinear": up(scale_factor=2, mode="bilinear"), "smaller": up(size=(5, 13), mode="bilinear"),
         "corners": up(scale_factor=2, mode="bilinear", align_corners=True), "area": up(size=(5, 3), mode="area"),
-        "one and a half": up(scale_factor=1.5, mode="bilinear"), "bicubic": up(scale_factor=2, mode="bicubic"),
+        "one and a half": up(scale_factor=1.5, mode="bilinear"),
+        # Not quite a whole number of times, where it comes out as one of these sizes.
+        "not quite nearest": up(scale_factor=(1.1, 2.1), mode="nearest"),
+        "not quite exact": up(scale_factor=(1.1, 2.1), mode="nearest-exact"),
+        "not quite linear": up(scale_factor=(1.1, 2.1), mode="bilinear"),
+        "bicubic": up(scale_factor=2, mode="bicubic"),
         "bicubic size": up(size=(5, 13), mode="bicubic"),
         "bicubic corners": up(size=(5, 13), mode="bicubic", align_corners=True),
         "around": nn.Conv2d(4, 4, 3, padding=(2, 1), padding_mode="circular"),
