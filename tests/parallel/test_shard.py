@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
+from convgrad import accelerate_
 from convgrad.errors import ShapeError, UnsupportedError
 from convgrad.parallel import shard_
 
@@ -237,6 +238,61 @@ def together(way: str) -> list[float]:
 def test_it_works_together_with(processes: Processes, way) -> None:
     for found in processes(4, together, way, seconds=200):
         assert max(found) < 1e-12
+
+
+class Scaled(nn.Conv2d):
+    """A class of the user's, which the user does not want to be told of ours."""
+
+    def __init_subclass__(cls) -> None:
+        raise RuntimeError("told")
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def after_accelerating() -> list[float]:
+    """Sharded once and once more, by way of a pickle: the differences to one process."""
+    mesh = init_device_mesh("cpu", (2,))
+    stock = nn.Sequential(
+        nn.ZeroPad2d((0, 1, 0, 1)), Scaled(4, 4, 3, 2, groups=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)
+    ).double()
+    model, x = copy.deepcopy(stock), torch.randn(2, 4, 8, 6, dtype=torch.float64)
+    accelerate_(model, only_gains=False)
+    found = []
+    for dim in (2, 3):
+        model = pickle.loads(pickle.dumps(shard_(model, mesh, Shard(dim))))
+        y = model(x)
+        assert y.placements == (Shard(dim),)
+        found.append(float((y.full_tensor() - stock(x)).detach().abs().max()))
+    return found
+
+
+def test_an_accelerated_model_is_sharded(processes: Processes) -> None:
+    for found in processes(2, after_accelerating):
+        assert max(found) < 1e-12
+
+
+class Final(type):
+    """Its classes have no subclasses."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, object]) -> Final:
+        if any(isinstance(base, Final) for base in bases):
+            raise TypeError("final")
+        return super().__new__(cls, name, bases, namespace)
+
+
+class Alone(nn.Module, metaclass=Final): ...
+
+
+def refuse_class() -> bool:
+    model = nn.Sequential(nn.ReLU(), Alone())
+    with pytest.raises(TypeError, match="final"):
+        shard_(model, init_device_mesh("cpu", (1,)), Shard(2))
+    return type(model) is nn.Sequential and type(model[0]) is nn.ReLU
+
+
+def test_a_class_without_subclasses_leaves_the_model_as_it_was(processes: Processes) -> None:
+    assert processes(1, refuse_class) == [True]
 
 
 def masks(sizes: tuple[int, ...], dims: tuple[int, ...]) -> list[Tensor]:

@@ -67,9 +67,10 @@ def shard_(model: nn.Module, mesh: DeviceMesh, plan: Placement | Sequence[Placem
         if reason:
             what = f"module {name!r} ({type(module).__name__})" if name else type(module).__name__
             raise UnsupportedError(f"shard_: {what} cannot be sharded exactly: {reason}")
+    classes = [_sharded_class(type(module)) for module in model.modules()]  # Python may refuse one
     _equalize(model, mesh)
-    for name, module in model.named_modules():
-        module.__class__ = _sharded_class(type(module))
+    for (name, module), cls in zip(model.named_modules(), classes, strict=True):
+        module.__class__ = cls
         module._convgrad_name = name  # pyright: ignore[reportArgumentType]
     model._convgrad_plan = (mesh, placements)  # pyright: ignore[reportArgumentType]
     return model
