@@ -176,6 +176,8 @@ SPELLINGS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: (x * 0 + 60000).half().mean((2, 3)),
     lambda x: F.adaptive_avg_pool2d((x * 0 + 60000).half(), 1),
     lambda x: F.mse_loss((x * 0).half(), (x * 0 + 200).half()),
+    lambda x: 2 // (x.abs() + 1),
+    lambda x: 2 % (x.abs() + 1),
     lambda x: (x > 0).sum(1),
     lambda x: (x > 0).to(torch.int32).mean(),
     lambda x: F.mse_loss(x, x, reduction="avg"),

@@ -141,6 +141,11 @@ def test_circular_padding_sends_one_halo(processes: Processes) -> None:
 # ---- what is refused -------------------------------------------------------------------------------
 
 
+def doubled(module: nn.Module) -> nn.Module:
+    module.forward = lambda x, run=module.forward: 2 * run(x)
+    return module
+
+
 def refuse() -> list[str]:
     mesh = init_device_mesh("cpu", (2,))
     said = []
@@ -153,6 +158,7 @@ def refuse() -> list[str]:
         (nn.Sequential(nn.GroupNorm(3, 6)), Shard(1)),
         (nn.Sequential(nn.SyncBatchNorm(6)), Shard(2)),
         (nn.Sequential(nn.LazyConv2d(6, 3)), Shard(2)),
+        (doubled(nn.ReLU()), Shard(2)),
         (nn.ReLU(), [Shard(2), Shard(3)]),
         (nn.ReLU(), [Partial()]),
     ):
@@ -179,6 +185,8 @@ def test_what_cannot_be_exact_is_refused_before_any_work(processes: Processes) -
         "those of all shards here",
         "shard_: module '0' (LazyConv2d) cannot be sharded exactly: its parameters are not there yet; call it once "
         "before",
+        "shard_: ReLU cannot be sharded exactly: its forward was replaced on the instance, and nothing would place "
+        "what it is called with",
         "expected a placement for each of 1 mesh dimensions, but got [Shard(dim=2), Shard(dim=3)]",
         "expected Replicate, or Shard of a different dimension from 0 each, but got [Partial(sum)]",
     ]
@@ -312,3 +320,18 @@ def test_dropout_draws_one_mask_whatever_the_mesh(processes: Processes) -> None:
         assert (channel.flatten(2) == channel.flatten(2)[..., :1]).all()
         assert 4 < (channel[:, :, 0, 0, 0] == 0).sum() < 28  # of 32
         assert len(alpha.unique()) == 2
+
+
+def channels() -> list[bool]:
+    """Whether channels without a batch in front are dropped as a whole."""
+    mesh = init_device_mesh("cpu", (2,))
+    ys = (
+        shard_(m, mesh, Shard(1))(torch.ones(40, 4, *[3] * (d - 1)))
+        for m, d in ((nn.Dropout1d(), 1), (nn.Dropout3d(), 3))
+    )
+    wholes = [y.full_tensor().flatten(1) for y in ys]
+    return [bool((y == y[:, :1]).all()) and len(y.unique()) == 2 for y in wholes]
+
+
+def test_dropout_of_channels_without_a_batch(processes: Processes) -> None:
+    assert processes(2, channels) == [[True, True]] * 2

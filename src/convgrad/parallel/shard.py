@@ -64,6 +64,8 @@ def shard_(model: nn.Module, mesh: DeviceMesh, plan: Placement | Sequence[Placem
     placements = _checked_plan(mesh, plan)
     for name, module in model.named_modules():
         reason = _reason_against(module, mesh, placements)
+        if module is model and "forward" in vars(module):
+            reason = "its forward was replaced on the instance, and nothing would place what it is called with"
         if reason:
             what = f"module {name!r} ({type(module).__name__})" if name else type(module).__name__
             raise UnsupportedError(f"shard_: {what} cannot be sharded exactly: {reason}")
