@@ -168,6 +168,15 @@ def test_padding_with_another_value() -> None:
     agree(ours, stock, torch.randn(SHAPES[2]))
 
 
+@pytest.mark.parametrize("scheme", [convgrad.nn.Binary(), convgrad.nn.Xnor(), convgrad.nn.ShiftQ()], ids=repr)
+def test_a_convolution_that_is_converted_later(scheme: Any) -> None:
+    """It quantises the input, so it reads the padded one."""
+    ours, stock, _ = pair(Asymmetric(groups=1))
+    for model in (ours, stock):
+        convgrad.nn.convert_(model, scheme)
+    agree(ours, stock, torch.randn(SHAPES[2]))
+
+
 @pytest.mark.parametrize("which", ["pad", "conv"])
 def test_a_hook_sees_padding_as_it_was(which: str) -> None:
     ours, stock, _ = pair(Asymmetric())
