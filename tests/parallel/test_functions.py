@@ -68,7 +68,11 @@ def modules(w: int) -> dict[str, nn.Module]:
         "around in steps": convgrad.nn.Conv2d(
             4, 6, (4, 2), 2, (5, 1), dilation=(2, 1), groups=2, padding_mode="circular"
         ),
-        "circular": nn.CircularPad2d((2, 1, 1, 3)), "reflect": nn.ReflectionPad2d((2, 1, 1, 3)),
+        "around more on one side": convgrad.nn.Conv2d(4, 4, 3, padding=((0, 2), (1, 0)), padding_mode="circular"),
+        "around a split": convgrad.nn.BinaryConv2d(4, 4, 3, padding=3, padding_mode="circular_split"),
+        "around a crop": convgrad.nn.Conv2d(4, 4, 3, padding=((3, -1), (1, 1)), padding_mode="circular"),
+        "circular": nn.CircularPad2d((2, 1, 1, 3)), "circular crop": nn.CircularPad2d((2, -1, -1, 3)),
+        "reflect": nn.ReflectionPad2d((2, 1, 1, 3)),
         "replicate": nn.ReplicationPad2d((2, 1, 1, 3)), "constant": nn.ConstantPad2d((2, -1, -1, 3), 2.5),
         "shuffle": nn.PixelShuffle(2), "unshuffle": Applied(lambda x: F.pixel_unshuffle(F.pad(x, (0, w % 2, 0, 1)), 2)),
         "cat": Applied(lambda x: torch.cat([x, x * 2], 1)), "residual": Applied(lambda x: x + F.relu(x)),

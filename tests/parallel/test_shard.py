@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
+import convgrad
 from convgrad import accelerate_
 from convgrad.errors import ShapeError, UnsupportedError
 from convgrad.parallel import shard_
@@ -136,6 +137,17 @@ def around() -> int:
 
 def test_circular_padding_sends_one_halo(processes: Processes) -> None:
     assert processes(3, around) == [2 * (2 * 4 * 4)] * 3  # two rows of 2 channels, 4 columns and 4 bytes
+
+
+def around_in_time() -> None:
+    layer = convgrad.nn.Conv1d(3, 3, 3, padding="causal", padding_mode="circular")
+    x = torch.randn(1, 3, 8)
+    y = shard_(copy.deepcopy(layer), init_device_mesh("cpu", (2,)), Shard(2))(x)
+    torch.testing.assert_close(y.full_tensor(), layer(x))
+
+
+def test_causal_circular_padding(processes: Processes) -> None:
+    processes(2, around_in_time)
 
 
 # ---- what is refused -------------------------------------------------------------------------------

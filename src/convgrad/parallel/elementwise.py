@@ -244,6 +244,8 @@ def padded(
 ) -> DTensor:
     """`torch.nn.functional.pad`: along a sharded dimension, the shards are cut anew."""
     shape = func(torch.empty(x.shape, device="meta"), pad, mode, value).shape  # with PyTorch's own checks
+    if mode == "circular" and min(pad) < 0:  # PyTorch goes around what is left by the crop
+        x, pad = padded(func, x, [min(n, 0) for n in pad]), [max(n, 0) for n in pad]
     local, mesh, rest = local_of(x), x.device_mesh, list(pad)
     for d, m in shards(x).items():
         at = 2 * (x.dim() - 1 - d)
