@@ -125,8 +125,8 @@ def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None
     reason = dtype_against(module)
     if reason is not None or not only_gains:
         return reason
-    device, gains = module.weight.device, linear_may_gain if is_linear(module) else worth_replacing
-    return None if gains(module, seen, device, module.weight.dtype) else _no_gain(seen, device)
+    gains = linear_may_gain if is_linear(module) else worth_replacing
+    return None if gains(module, seen) else _no_gain(seen, module.weight.device)
 
 
 def _norm_stays(module: Any, seen: list[Seen] | None) -> str | None:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import UnsupportedError
 from .geometry import chunks
-from .placed import fetch, joined, local_of, mine, on_some, shards
+from .placed import fetch, joined, local_of, meta_of, mine, on_some, shards
 from .pooling import adaptive_avg_pool
 
 #: How many positions of the input a position of the result is made of, to the left of the one it lies at, and in all.
@@ -38,8 +38,7 @@ def interpolate(
     if antialias:
         raise UnsupportedError("interpolation with antialias has no rule for shards")
     options: dict[str, Any] = {"mode": mode, "align_corners": align_corners}
-    meta = torch.empty(x.shape, dtype=x.dtype, device="meta")
-    shape = func(meta, size, scale_factor, recompute_scale_factor=recompute_scale_factor, **options).shape
+    shape = func(meta_of(x), size, scale_factor, recompute_scale_factor=recompute_scale_factor, **options).shape
     if mode == "area":
         return adaptive_avg_pool(getattr(torch.nn.functional, f"adaptive_avg_pool{x.dim() - 2}d"), x, shape[2:])
     given = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * (x.dim() - 2)
