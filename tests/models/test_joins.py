@@ -162,6 +162,22 @@ class FlaggedList(Block):
         return self.activation(seen[-1])
 
 
+class FlaggedError(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        try:
+            y = self.norm(self.conv(x))
+            z = self.activation(y)
+            return refused_if(self.flag, z)
+        except ValueError:
+            return y
+
+
+def refused_if(flag: bool, x: Tensor) -> Tensor:
+    if flag:
+        raise ValueError
+    return x
+
+
 class Rebound(Block):
     """What lies between them is gone behind them, whatever is done to the result."""
 
@@ -401,7 +417,7 @@ def test_another_limit_of_relu6(joined: list[str]) -> None:
 
 FLAGGED = [
     Flagged, FlaggedBefore, FlaggedOrder, FlaggedLook, FlaggedAfter, FlaggedWalrus, FlaggedLoop, FlaggedLog,
-    FlaggedClosure, FlaggedList,
+    FlaggedClosure, FlaggedList, FlaggedError,
 ]  # fmt: skip
 
 

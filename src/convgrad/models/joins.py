@@ -201,14 +201,16 @@ _OF_A_TEST = ("LOAD_CONST", "IS_OP", "TO_BOOL", "NOT_TAKEN", "EXTENDED_ARG")
 
 
 def _reads_later(after: list[dis.Instruction], anywhere: list[dis.Instruction], names: set[str]) -> bool:
-    """Whether a function may read one of these variables in what follows a call, or where that jumps back to."""
+    """Whether a function may read one of these variables in what follows a call, or in what that jumps back to."""
+    handles = any(step.opname in ("POP_EXCEPT", "RERAISE") for step in after)
     for step in after:
         names = names - _variables("STORE", step)
         if names & _variables("LOAD", step):
             return True
-        if step.opname.startswith("RETURN"):
+        returns = step.opname.startswith("RETURN")
+        if returns and not handles:
             return False
-        if step.opcode in _JUMPS:
+        if returns or step.opcode in _JUMPS:
             break
     first = min(step.argval if step.opcode in _JUMPS else step.offset for step in after)
     return any(names & _variables("LOAD", step) for step in anywhere if step.offset >= first)
