@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _first_look(*arguments: Any) -> str:
-    """The conformance suite's, which lies above the engine and is loaded when something is measured."""
+    """`check.first_look`, imported when something is first measured, since `check` lies above the engine."""
     from .check import first_look
 
     return first_look(*arguments)

@@ -53,6 +53,15 @@ class WhereItStrides(Asymmetric):
         return self.conv(x if self.conv.stride[0] == 1 else self.pad(x))
 
 
+class PadReadLater(Asymmetric):
+    both = False
+
+    def forward(self, x: Tensor) -> Any:
+        z = self.pad(x)
+        y = self.conv(z)
+        return (y, z) if self.both else y
+
+
 class CheckpointedPad(Asymmetric):
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)  # pyright: ignore[reportReturnType]
@@ -116,6 +125,7 @@ PADDED: dict[str, Callable[[], nn.Module]] = {
     "the padded input is used twice": PadUsedTwice,
     "the convolution is called twice": ConvTwice,
     "the input changes in place": InPlaceBetween,
+    "a flag may give the padded input out": PadReadLater,
     "a checkpoint in the forward": CheckpointedPad,
     "a crop": lambda: Asymmetric(pad=(1, -1, 1, 1)),
     "a forward of the user's": lambda: Asymmetric(conv=Shifted),
@@ -155,6 +165,15 @@ def test_padding_stays_a_copy_where_pytorch_computes() -> None:
 def test_padding_with_another_value() -> None:
     ours, stock, _ = pair(Asymmetric())
     ours.pad.value = stock.pad.value = 2.0
+    agree(ours, stock, torch.randn(SHAPES[2]))
+
+
+@pytest.mark.parametrize("scheme", [convgrad.nn.Binary(), convgrad.nn.Xnor(), convgrad.nn.ShiftQ()], ids=repr)
+def test_a_convolution_that_is_converted_later(scheme: Any) -> None:
+    """It quantises the input, so it reads the padded one."""
+    ours, stock, _ = pair(Asymmetric(groups=1))
+    for model in (ours, stock):
+        convgrad.nn.convert_(model, scheme)
     agree(ours, stock, torch.randn(SHAPES[2]))
 
 

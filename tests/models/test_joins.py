@@ -108,6 +108,87 @@ class FlaggedChoice(Block):
         return (torch.neg if self.flag else self.activation)(self.norm(self.conv(x)))
 
 
+class FlaggedAfter(Block):
+    """What lies between them is read behind both."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        y = self.norm(self.conv(x))
+        z = self.activation(y)
+        if self.flag:
+            z = z + y
+        return z
+
+
+class FlaggedWalrus(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        z = self.activation(y := self.norm(self.conv(x)))
+        return z + y if self.flag else z
+
+
+class FlaggedLoop(Block):
+    """Read again only where the loop comes back to it."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        x = y = self.conv(x)
+        for _ in range(1 + self.flag):
+            x = self.norm(x)
+            y = self.activation(x)
+        return y
+
+
+class FlaggedLog(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        y = self.norm(self.conv(x))
+        z = self.activation(y)
+        if self.flag:
+            self.seen.append(y)
+        return z
+
+
+class FlaggedClosure(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        y = self.norm(self.conv(x))
+        z = self.activation(y)
+        both = lambda: z + y  # noqa: E731
+        return both() if self.flag else z
+
+
+class FlaggedList(Block):
+    """A list that someone else may have, too."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        seen = self.seen if self.flag else []
+        seen += [self.norm(self.conv(x))]
+        return self.activation(seen[-1])
+
+
+class FlaggedError(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        try:
+            y = self.norm(self.conv(x))
+            z = self.activation(y)
+            return refused_if(self.flag, z)
+        except ValueError:
+            return y
+
+
+def refused_if(flag: bool, x: Tensor) -> Tensor:
+    if flag:
+        raise ValueError
+    return x
+
+
+class Rebound(Block):
+    """What lies between them is gone behind them, whatever is done to the result."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        for _ in range(1):
+            x = self.conv(x)
+            x = self.norm(x)
+            x = self.activation(x)
+        return x + 1 if self.flag else x
+
+
 class Both(Block):
     """The activation is not all that uses the normalisation's output."""
 
@@ -218,7 +299,9 @@ def layers(activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), activation, nn.Conv2d(6, 2, 1))
 
 
-@pytest.mark.parametrize("build", [layers, Block, Padded, Optional], ids=["sequential", "module", "padded", "optional"])
+@pytest.mark.parametrize(
+    "build", [layers, Block, Padded, Optional, Rebound], ids=["sequential", "module", "padded", "optional", "rebound"]
+)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
 def test_nothing_is_different(build: Any, activation: nn.Module, joined: list[str]) -> None:
     ours, stock, report = pair(build(copy.deepcopy(activation)))
@@ -332,7 +415,13 @@ def test_another_limit_of_relu6(joined: list[str]) -> None:
     assert joined == [""]
 
 
-@pytest.mark.parametrize("build", [Flagged, FlaggedBefore, FlaggedOrder, FlaggedLook])
+FLAGGED = [
+    Flagged, FlaggedBefore, FlaggedOrder, FlaggedLook, FlaggedAfter, FlaggedWalrus, FlaggedLoop, FlaggedLog,
+    FlaggedClosure, FlaggedList, FlaggedError,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("build", FLAGGED)
 def test_a_flag_that_is_set_later(build: Any) -> None:
     ours, stock, _ = pair(build(nn.ReLU()).double())
     ours.flag = stock.flag = True

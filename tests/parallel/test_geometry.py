@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convgrad.errors import ShapeError
-from convgrad.parallel.geometry import Exchange, Line, chunks, interior
+from convgrad.parallel.geometry import Exchange, Line, chunks
 from convgrad.sizes import output_length
 
 small = st.integers(1, 4)
@@ -67,18 +67,6 @@ def test_the_convolutions_of_the_shards_compute_every_pair_once(line, parts, mov
         local = pairs(line._replace(input=n, output=m, low=low))
         found += [(i + inputs[0], o + outputs[0]) for i, o in local]
     assert sorted(found) == sorted(pairs(line))
-
-
-@given(lines(), st.integers(1, 5), st.sampled_from(["input", "output"]))
-def test_the_interior_couples_with_own_positions_alone(line, parts, moves):
-    have = line.exchange(moves, parts).have
-    for stays, own in zip(chunks(line.output if moves == "input" else line.input, parts), have, strict=True):
-        start, stop = interior(line, moves, stays, own)
-        coupled = pairs(line) if moves == "input" else {(o, i) for i, o in pairs(line)}
-        assert all(own[0] <= moving < own[1] for moving, staying in coupled if start <= staying < stop)
-        assert stays[0] <= start <= stop <= stays[1]
-    if parts == 1:
-        assert (start, stop) == stays == (0, line.output if moves == "input" else line.input)
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=5), st.integers(-1, 7), st.integers(0, 7), st.booleans())

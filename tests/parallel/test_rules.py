@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import convgrad
 from convgrad.errors import DtypeError, ShapeError
@@ -476,37 +475,6 @@ def compiled() -> None:
     compare(graph, plain.full_tensor(), exact=False)
     for got, expected in zip(*(torch.autograd.grad(y.sum(), (xs, ws)) for y in (graph, plain)), strict=True):
         compare(got, expected.full_tensor(), exact=False)
-
-
-class Order(TorchDispatchMode):
-    """The names of the collectives and of our operators on local tensors, in their order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(t is DTensor for t in types):
-            return NotImplemented
-        namespace, name = func._schema.name.split("::")
-        seen = namespace == "convgrad" or name in ("all_to_all_single", "wait_tensor")
-        if seen and (name == "convolution" or name not in self.names):  # a second wait does nothing
-            self.names.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-def interior_first() -> list[str]:
-    mesh = init_device_mesh("cpu", (3,))
-    xs = distributed(torch.randn(1, 2, 24, 4), mesh, [Shard(2)])
-    with Order() as order:
-        convgrad.conv2d(xs, distributed(torch.randn(2, 2, 3, 3), mesh, [Replicate()]), padding=1)
-    return order.names
-
-
-def test_the_interior_is_computed_while_the_halo_travels(processes):
-    strip = "convolution"
-    edge = ["all_to_all_single", "convolution", "wait_tensor", strip]
-    assert processes(3, interior_first) == [edge, [*edge, strip], edge]
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Shard, distribute_tensor, init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
+import convgrad
+from convgrad import accelerate_
 from convgrad.errors import ShapeError, UnsupportedError
 from convgrad.parallel import shard_
 
@@ -137,7 +139,23 @@ def test_circular_padding_sends_one_halo(processes: Processes) -> None:
     assert processes(3, around) == [2 * (2 * 4 * 4)] * 3  # two rows of 2 channels, 4 columns and 4 bytes
 
 
+def around_in_time() -> None:
+    layer = convgrad.nn.Conv1d(3, 3, 3, padding="causal", padding_mode="circular")
+    x = torch.randn(1, 3, 8)
+    y = shard_(copy.deepcopy(layer), init_device_mesh("cpu", (2,)), Shard(2))(x)
+    torch.testing.assert_close(y.full_tensor(), layer(x))
+
+
+def test_causal_circular_padding(processes: Processes) -> None:
+    processes(2, around_in_time)
+
+
 # ---- what is refused -------------------------------------------------------------------------------
+
+
+def doubled(module: nn.Module) -> nn.Module:
+    module.forward = lambda x, run=module.forward: 2 * run(x)
+    return module
 
 
 def refuse() -> list[str]:
@@ -152,6 +170,7 @@ def refuse() -> list[str]:
         (nn.Sequential(nn.GroupNorm(3, 6)), Shard(1)),
         (nn.Sequential(nn.SyncBatchNorm(6)), Shard(2)),
         (nn.Sequential(nn.LazyConv2d(6, 3)), Shard(2)),
+        (doubled(nn.ReLU()), Shard(2)),
         (nn.ReLU(), [Shard(2), Shard(3)]),
         (nn.ReLU(), [Partial()]),
     ):
@@ -178,6 +197,8 @@ def test_what_cannot_be_exact_is_refused_before_any_work(processes: Processes) -
         "those of all shards here",
         "shard_: module '0' (LazyConv2d) cannot be sharded exactly: its parameters are not there yet; call it once "
         "before",
+        "shard_: ReLU cannot be sharded exactly: its forward was replaced on the instance, and nothing would place "
+        "what it is called with",
         "expected a placement for each of 1 mesh dimensions, but got [Shard(dim=2), Shard(dim=3)]",
         "expected Replicate, or Shard of a different dimension from 0 each, but got [Partial(sum)]",
     ]
@@ -239,6 +260,61 @@ def test_it_works_together_with(processes: Processes, way) -> None:
         assert max(found) < 1e-12
 
 
+class Scaled(nn.Conv2d):
+    """A class of the user's, which the user does not want to be told of ours."""
+
+    def __init_subclass__(cls) -> None:
+        raise RuntimeError("told")
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def after_accelerating() -> list[float]:
+    """Sharded once and once more, by way of a pickle: the differences to one process."""
+    mesh = init_device_mesh("cpu", (2,))
+    stock = nn.Sequential(
+        nn.ZeroPad2d((0, 1, 0, 1)), Scaled(4, 4, 3, 2, groups=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)
+    ).double()
+    model, x = copy.deepcopy(stock), torch.randn(2, 4, 8, 6, dtype=torch.float64)
+    accelerate_(model, only_gains=False)
+    found = []
+    for dim in (2, 3):
+        model = pickle.loads(pickle.dumps(shard_(model, mesh, Shard(dim))))
+        y = model(x)
+        assert y.placements == (Shard(dim),)
+        found.append(float((y.full_tensor() - stock(x)).detach().abs().max()))
+    return found
+
+
+def test_an_accelerated_model_is_sharded(processes: Processes) -> None:
+    for found in processes(2, after_accelerating):
+        assert max(found) < 1e-12
+
+
+class Final(type):
+    """Its classes have no subclasses."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, object]) -> Final:
+        if any(isinstance(base, Final) for base in bases):
+            raise TypeError("final")
+        return super().__new__(cls, name, bases, namespace)
+
+
+class Alone(nn.Module, metaclass=Final): ...
+
+
+def refuse_class() -> bool:
+    model = nn.Sequential(nn.ReLU(), Alone())
+    with pytest.raises(TypeError, match="final"):
+        shard_(model, init_device_mesh("cpu", (1,)), Shard(2))
+    return type(model) is nn.Sequential and type(model[0]) is nn.ReLU
+
+
+def test_a_class_without_subclasses_leaves_the_model_as_it_was(processes: Processes) -> None:
+    assert processes(1, refuse_class) == [True]
+
+
 def masks(sizes: tuple[int, ...], dims: tuple[int, ...]) -> list[Tensor]:
     mesh = init_device_mesh("cpu", sizes)
     modules = nn.Dropout(0.25), nn.Dropout3d(0.5), nn.AlphaDropout(0.25)
@@ -256,3 +332,18 @@ def test_dropout_draws_one_mask_whatever_the_mesh(processes: Processes) -> None:
         assert (channel.flatten(2) == channel.flatten(2)[..., :1]).all()
         assert 4 < (channel[:, :, 0, 0, 0] == 0).sum() < 28  # of 32
         assert len(alpha.unique()) == 2
+
+
+def channels() -> list[bool]:
+    """Whether channels without a batch in front are dropped as a whole."""
+    mesh = init_device_mesh("cpu", (2,))
+    ys = (
+        shard_(m, mesh, Shard(1))(torch.ones(40, 4, *[3] * (d - 1)))
+        for m, d in ((nn.Dropout1d(), 1), (nn.Dropout3d(), 3))
+    )
+    wholes = [y.full_tensor().flatten(1) for y in ys]
+    return [bool((y == y[:, :1]).all()) and len(y.unique()) == 2 for y in wholes]
+
+
+def test_dropout_of_channels_without_a_batch(processes: Processes) -> None:
+    assert processes(2, channels) == [[True, True]] * 2

@@ -11,7 +11,7 @@ from torch import nn
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.engine import register, unregister, use_backend
 from convgrad.engine.ab_timer import Comparison
-from convgrad.models import is_convolution
+from convgrad.models import spatial_convolutions
 from convgrad.problem import ConvProblem
 from convgrad.report import Profile, profile_model, profile_script
 from convgrad.report.costs import CHOSEN, LAST, compared, costs_of_layout, costs_of_rows
@@ -66,7 +66,7 @@ def test_a_step_of_a_model() -> None:
     assert all("grad_input" not in r.outputs for r in first)  # nobody needs the gradient of the images
     assert all(r.pytorch for r in profile.rows if r.direction == "forward")
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
-    assert all(type(m) is nn.Conv2d for m in net.modules() if is_convolution(m))
+    assert all(type(m) is nn.Conv2d for m in spatial_convolutions(net))
     assert all(p.grad is None for p in net.parameters())
     assert Profile.from_dict(profile.to_dict()) == profile
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from .classes import accelerated_class, is_batch_norm, is_convolution, is_known, is_linear, reason_against
 from .joins import give_class, join_layers
-from .layout import channels_last_pays, inputs_to_channels_last, is_spatial, weights_to_channels_last
+from .layout import channels_last_pays, spatial_convolutions, to_channels_last
 from .report import Report
 from .trial import NO_COPY, faster_in_channels_last, inputs_seen, quietly
 from .worth import Seen, dtype_against, linear_may_gain, norm_may_gain, worth_replacing
@@ -125,8 +125,8 @@ def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None
     reason = dtype_against(module)
     if reason is not None or not only_gains:
         return reason
-    device, gains = module.weight.device, linear_may_gain if is_linear(module) else worth_replacing
-    return None if gains(module, seen, device, module.weight.dtype) else _no_gain(seen, device)
+    gains = linear_may_gain if is_linear(module) else worth_replacing
+    return None if gains(module, seen) else _no_gain(seen, module.weight.device)
 
 
 def _norm_stays(module: Any, seen: list[Seen] | None) -> str | None:
@@ -175,7 +175,7 @@ def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Rep
     """Convert the model to channels_last if the caller wants it, or if it is expected to be faster."""
     if wanted is None:
         return
-    convolutions = [m for m in model.modules() if is_convolution(m) and is_spatial(m)]
+    convolutions = spatial_convolutions(model)
     on_cpu = any(p.is_cpu for p in model.parameters())
     wrong = on_cpu and any(isinstance(m, nn.InstanceNorm2d) for m in model.modules())
     with quietly(model):
@@ -191,9 +191,7 @@ def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Rep
     report.layout = why
     if pays:
         report.memory_format = "channels_last"
-        report._undo.append(weights_to_channels_last(convolutions))
-        hook = model.register_forward_pre_hook(inputs_to_channels_last, prepend=True, with_kwargs=True)
-        report._undo.append(hook.remove)
+        report._undo += to_channels_last(model)
 
 
 def _prepare(model: nn.Module, memory_format: str | None) -> None:

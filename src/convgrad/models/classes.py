@@ -95,7 +95,7 @@ def accelerated_class(cls: type) -> type:
     if cls in _OURS:
         return _OURS[cls]
     if _is_parametrized(cls):
-        return _with_base(cls, accelerated_class(cls.__bases__[0]))
+        return constructors.with_base(cls, accelerated_class(cls.__bases__[0]))
     made = _made.get(cls)
     if made is None:
         base: Any = _OURS[_base_of(cls)]
@@ -159,7 +159,7 @@ def stock_class(cls: type) -> type:
         return cls.__dict__["_convgrad_stock"]
     if _is_parametrized(cls):
         base = stock_class(cls.__bases__[0])
-        return cls if base is cls.__bases__[0] else _with_base(cls, base)
+        return cls if base is cls.__bases__[0] else constructors.with_base(cls, base)
     return cls
 
 
@@ -177,12 +177,6 @@ def _is_parametrized(cls: type) -> bool:
         and "__getstate__" in cls.__dict__
         and any(isinstance(v, property) for v in cls.__dict__.values())
     )
-
-
-def _with_base(cls: type, base: type) -> type:
-    """The same class over another base."""
-    body = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
-    return type(cls)(cls.__name__, (base,), body)
 
 
 # ---- what cannot be accelerated --------------------------------------------------------------------------------

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import dis
+import re
 import sys
 import traceback
 import warnings
-import weakref
 from collections import Counter
 from functools import partial
 from types import CodeType, FunctionType
@@ -22,6 +22,8 @@ from .report import Report
 from .trial import no_number_drawn
 
 _Pair = tuple[str, str, joined.Place]
+#: A module's call -> the function that calls it, and where.
+_Called = dict[fx.Node, tuple[CodeType, joined.Place]]
 
 #: Kinds of layers that may be computed together, in the order of the calls.
 _JOINED = {("norm", "activation"), ("pad", "convolution")}
@@ -85,18 +87,7 @@ class _Tracer(fx.Tracer):
 
     def __init__(self, functions: tuple[Any, ...]) -> None:
         super().__init__(autowrap_functions=functions)
-        self.given: list[tuple[fx.Node, weakref.ref[fx.Proxy]]] = []
-        #: A module's call -> the function that calls it, and where.
-        self.called: dict[fx.Node, tuple[CodeType, joined.Place]] = {}
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        given = super().proxy(node)
-        self.given.append((node, weakref.ref(given)))
-        return given
-
-    def kept(self) -> set[fx.Node]:
-        """What the forward has put where it can be found later: into an attribute, a list."""
-        return {node for node, given in self.given if given() is not None}
+        self.called: _Called = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
@@ -128,8 +119,8 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
     return [pair for pair in found[0] if pair in found[1]]
 
 
-def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Tracer]:
-    """What the forward calls, as its tracer has seen it.
+def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Called]:
+    """What the forward calls, and where.
 
     Modules are not traced into. Functions are, unless they need the value of a tensor or a size.
     """
@@ -141,7 +132,7 @@ def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Tracer]:
             module.training = mode
         try:
             tracer = _Tracer(opaque)
-            return tracer.trace(twin), tracer
+            return tracer.trace(twin), tracer.called
         except Exception as error:
             named = {f.__code__: f for f in type(twin).forward.__globals__.values() if isinstance(f, FunctionType)}
             codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
@@ -151,8 +142,7 @@ def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Tracer]:
             opaque += (failed,)
 
 
-def _pairs(graph: fx.Graph, tracer: _Tracer, kinds: dict[str, str]) -> list[_Pair]:
-    called, kept = tracer.called, tracer.kept()
+def _pairs(graph: fx.Graph, called: _Called, kinds: dict[str, str]) -> list[_Pair]:
     places = Counter(called.values())
     calls = [node for node in graph.nodes if node.op == "call_module"]
     times = Counter(node.target for node in calls)
@@ -160,7 +150,7 @@ def _pairs(graph: fx.Graph, tracer: _Tracer, kinds: dict[str, str]) -> list[_Pai
     return [
         (node.target, user.target, called[node][1])
         for node in calls
-        if times[node.target] == 1 and len(node.users) == 1 and node not in kept and not given & {node.target, ""}
+        if times[node.target] == 1 and len(node.users) == 1 and not given & {node.target, ""}
         for user in node.users
         if user in calls
         and (kinds.get(node.target), kind := kinds.get(user.target)) in _JOINED
@@ -176,28 +166,60 @@ def _pairs(graph: fx.Graph, tracer: _Tracer, kinds: dict[str, str]) -> list[_Pai
 def _always_follows(code: CodeType, place: joined.Place, then: tuple[CodeType, joined.Place], name: str) -> bool:
     """Whether a function that calls at one place next calls at the other, unless the module of this name is None.
 
-    A branch between them may go another way another time, and so may a function that is called there.
+    And whether what the first call gives is read nowhere else. A branch between them may go another way another time; a
+    function that is called there, or an attribute or a list that the result is put into, may show it to someone.
     """
     if code is nn.Sequential.forward.__code__:
         return then[0] is code
     if then[0] is not code:
         return False
-    at, tested = place[2] + 1, None
-    for step in dis.get_instructions(code):
+    at, tested, steps = place[2] + 1, None, [*dis.get_instructions(code)]
+    names: set[str] = set()
+    passed: set[int] = set()
+    for i, step in enumerate(steps):
         if step.offset < at:
             continue
+        passed.add(step.offset)
         if step.offset == then[1][2]:
-            return True
+            return not _reads_later(steps[i + 1 :], [s for s in steps if s.offset not in passed], names)
+        names |= _variables("STORE", step)
         if step.opname == "JUMP_FORWARD":
             at = step.argval
-        elif step.opname.startswith(_LEAVES) or ("JUMP" in step.opname and tested != ("LOAD_ATTR", name)):
+        elif step.opname in _OF_A_TEST:
+            continue
+        elif not step.opname.startswith(_HARMLESS) and ("JUMP" not in step.opname or tested != ("LOAD_ATTR", name)):
             return False
-        elif step.opname not in _OF_A_TEST:
+        else:
             tested = step.opname, step.argval
     return False
 
 
-#: Instructions behind which something else may come.
-_LEAVES = ("CALL", "FOR_", "SEND", "YIELD", "RETURN", "RAISE", "RERAISE", "BEFORE", "WITH")
+#: Instructions that give what they have to nobody, and behind which nothing else may come.
+_HARMLESS = ("LOAD_", "STORE_FAST", "PUSH_NULL", "PRECALL", "NOP")
 #: What ``is None`` and ``bool`` put between what they test and the jump.
-_OF_A_TEST = ("LOAD_CONST", "IS_OP", "TO_BOOL", "NOT_TAKEN", "COPY")
+_OF_A_TEST = ("LOAD_CONST", "IS_OP", "TO_BOOL", "NOT_TAKEN", "EXTENDED_ARG")
+
+
+def _reads_later(after: list[dis.Instruction], anywhere: list[dis.Instruction], names: set[str]) -> bool:
+    """Whether a function may read one of these variables in what follows a call, or in what that jumps back to."""
+    handles = any(step.opname in ("POP_EXCEPT", "RERAISE") for step in after)
+    for step in after:
+        names = names - _variables("STORE", step)
+        if names & _variables("LOAD", step):
+            return True
+        returns = step.opname.startswith("RETURN")
+        if returns and not handles:
+            return False
+        if returns or step.opcode in _JUMPS:
+            break
+    first = min(step.argval if step.opcode in _JUMPS else step.offset for step in after)
+    return any(names & _variables("LOAD", step) for step in anywhere if step.offset >= first)
+
+
+_JUMPS = {*dis.hasjrel, *dis.hasjabs}
+
+
+def _variables(does: str, step: dis.Instruction) -> set[str]:
+    """The local variables that an instruction loads or stores; from Python 3.13 on one may do both."""
+    names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    return {n for n, what in zip(names, re.findall("(LOAD|STORE)_FAST", step.opname), strict=False) if what == does}

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 
 from .._compat import channels_last_of
 from ..settings import cudnn_allows_tf32
+from .classes import is_convolution
 
 
 def _turned(value: Any) -> Any:
@@ -24,12 +25,27 @@ def _is_image(t: Tensor) -> bool:
     return t.dim() in (4, 5)
 
 
+def spatial_convolutions(model: nn.Module) -> list[Any]:
+    """The convolutions of a model that are 2-d or 3-d, and so have a layout that could be turned."""
+    return [m for m in model.modules() if is_convolution(m) and len(m.kernel_size) > 1]  # pyright: ignore[reportArgumentType]
+
+
+def to_channels_last(model: nn.Module) -> list[Callable[[], None]]:
+    """Lay the weights of a model's convolutions out in channels_last and, by a hook, what it is called with.
+
+    Returns:
+        Functions that undo both, to be called from the last one on.
+    """
+    hook = model.register_forward_pre_hook(inputs_to_channels_last, prepend=True, with_kwargs=True)
+    return [_weights_to_channels_last(spatial_convolutions(model)), hook.remove]
+
+
 def inputs_to_channels_last(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The forward pre-hook of the root: converts images to channels_last, wherever they are among the arguments."""
     return tree_map(_turned, (args, kwargs))
 
 
-def weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]:
+def _weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]:
     """Lay the weights of these modules out in channels_last; the objects stay the same.
 
     Returns:
@@ -46,11 +62,6 @@ def weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]
                 t.data = t.data.new_empty_strided(t.shape, strides).copy_(t.data)
 
     return back
-
-
-def is_spatial(convolution: Any) -> bool:
-    """Whether a convolution is 2-d or 3-d, and so has a layout that could be turned."""
-    return len(convolution.kernel_size) > 1
 
 
 def channels_last_pays(convolutions: list[Any]) -> tuple[bool, str]:

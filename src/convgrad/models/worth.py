@@ -42,13 +42,13 @@ _SMALL = (1, 2, 3, 4)
 _ROWS = tuple(round(2 ** (i / 2)) for i in range(32, 13, -1))
 
 
-def worth_replacing(module: Any, seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
+def worth_replacing(module: Any, seen: Iterable[Seen] | None) -> bool:
     """Whether any output of a layer is given to another backend than ATen: a faster one, or one that is right.
 
     Args:
         seen: its inputs; None where they are not known.
     """
-    d = len(module.kernel_size)
+    d, device, dtype = len(module.kernel_size), module.weight.device, module.weight.dtype
     contiguous, channels_last = torch.contiguous_format, channels_last_of(d)
     turned = suggests_channels_last(module.weight)  # then so is every result
     formats = dict.fromkeys((channels_last,) if turned else (contiguous, channels_last))
@@ -72,22 +72,23 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, device: torch.devi
     return seen is None and any(aten.wrong_here(p, PASSES, device)[0] for p in problems(small))
 
 
-def linear_may_gain(module: Any, seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
+def linear_may_gain(module: Any, seen: Iterable[Seen] | None) -> bool:
     """Whether a linear layer may be faster as a pointwise convolution: on a CPU, at some size where it is not known.
 
     Where measuring is on, it is found out when the layer runs.
     """
-    (n, c), has_bias = module.weight.shape, module.bias is not None
+    weight, has_bias = module.weight, module.bias is not None
+    n, c = weight.shape
     rows = _ROWS if seen is None else {prod(s.shape[:-1]) for s in seen}
     problems = (
-        ConvProblem.parse(f"mb1ic{c}ih1iw{m}oc{n}kh1kw1 channels_last").replace(dtype=dtype, has_bias=has_bias)
+        ConvProblem.parse(f"mb1ic{c}ih1iw{m}oc{n}kh1kw1 channels_last").replace(dtype=weight.dtype, has_bias=has_bias)
         for m in rows
-        if device.type == "cpu" and linear_gains(m * c, n, c)
+        if weight.is_cpu and linear_gains(m * c, n, c)
     )
     measuring = current().measuring_share > 0
     for problem in problems:
         with suppress(ConvgradError):  # a requested backend cannot
-            if measuring or beats_matmul(plan_for(problem, ("forward",), device)):
+            if measuring or beats_matmul(plan_for(problem, ("forward",), weight.device)):
                 return True
     return False
 

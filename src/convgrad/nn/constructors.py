@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 
 def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Collection[str] = ()) -> None:
     """Give a class a constructor that says its arguments to help(), editors and ``torch.nn.utils.skip_init``.
 
-    It is its own: a subclass has that of its own constructor.
+    The signature belongs to this class; a subclass shows the signature of its own ``__init__``.
 
     Args:
         base: the class whose arguments it takes.
@@ -42,28 +42,41 @@ def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Col
     cls.__init__ = made
 
 
-class _Untold:
+class _NoInitSubclass:
     """The first base of a derived class, so that a user's ``__init_subclass__`` is not called for it."""
 
     def __init_subclass__(cls) -> None:
         pass
 
 
+def with_base(cls: type, base: type) -> type:
+    """The same class over another base, as for a class that torch made for one parametrized module."""
+    body = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
+    return type(cls)(cls.__name__, (base,), body)
+
+
 def derived_class(maker: Callable[[type], type], cls: type, bases: tuple[type, ...], body: dict[str, Any]) -> type:
     """A class in place of ``cls``, with its name; ``maker`` is the function that makes it, of ``cls`` alone."""
 
+    origin, makers = cls.__dict__.get("_convgrad_made_of", (cls, ()))  # it may be a derived class itself
+    makers = (*makers, maker)
+
     def reduce(self: Any, protocol: int) -> Any:
-        """Pickled as "what the maker makes of that class": the class itself has no place that pickle could name."""
+        """Pickled as "what the makers make of that class": the class itself has no place that pickle could name."""
         make, args, *rest = super(made, self).__reduce_ex__(protocol)
         if args and args[0] is made:
-            return (_remake, (maker, make, cls, *args[1:]), *rest)
+            return (_remake, (makers, make, origin, *args[1:]), *rest)
         return (make, args, *rest)
 
     named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    body = {**body, **named, "__reduce_ex__": reduce}
-    made = types.new_class(cls.__name__, (_Untold, *bases), {}, lambda namespace: namespace.update(body))
+    body = {**body, **named, "__reduce_ex__": reduce, "_convgrad_made_of": (origin, makers)}
+    if not any(issubclass(base, _NoInitSubclass) for base in bases):
+        bases = (_NoInitSubclass, *bases)
+    made = types.new_class(cls.__name__, bases, {}, lambda namespace: namespace.update(body))
     return made
 
 
-def _remake(maker: Callable[[type], type], make: Any, cls: type, *args: Any) -> Any:
-    return make(maker(cls), *args)
+def _remake(makers: Iterable[Callable[[type], type]], make: Any, cls: type, *args: Any) -> Any:
+    for maker in makers:
+        cls = maker(cls)
+    return make(cls, *args)

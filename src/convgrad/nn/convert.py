@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -160,7 +161,7 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
     for name, original in zip(scheme.names, _originals(layer), strict=True):
         original.requires_grad_(trained and not getattr(scheme, f"freeze_{name}", False))
     if scheme.quantizes_input:
-        layer.register_forward_pre_hook(_Input(scheme), with_kwargs=True)
+        layer.register_forward_pre_hook(partial(_with_input, scheme), with_kwargs=True)
         if isinstance(scheme, ShiftQ) and isinstance(getattr(layer, "bias", None), Tensor):
             parametrize.register_parametrization(layer, "bias", _Bias(scheme))
     return layer
@@ -276,13 +277,10 @@ class _Bias(nn.Module):
         return bias
 
 
-class _Input:
+def _with_input(
+    scheme: Scheme, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
     """The hook that quantises the input of a layer."""
-
-    def __init__(self, scheme: Scheme) -> None:
-        self.scheme = scheme
-
-    def __call__(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        if args:
-            return (self.scheme.input(args[0]), *args[1:]), kwargs
-        return args, {**kwargs, "input": self.scheme.input(kwargs["input"])}
+    if args:
+        return (scheme.input(args[0]), *args[1:]), kwargs
+    return args, {**kwargs, "input": scheme.input(kwargs["input"])}

@@ -33,7 +33,7 @@ from .. import functional
 from ..engine import use_backend
 from ..errors import UnsupportedError
 from . import modules
-from .constructors import set_constructor
+from .constructors import set_constructor, with_base
 from .convert import new_classes
 
 __all__ = ["FeedbackConv1d", "FeedbackConv2d", "FeedbackConv3d", "FeedbackConvTranspose1d", "FeedbackConvTranspose2d",
@@ -131,7 +131,7 @@ class _Feedback:
 
     @staticmethod
     def _unpadded(*_: Any) -> None:
-        """No call without a padded copy: it would go back through the weight itself."""
+        """Always pad first: the unpadded kernel would use the forward weight in the backward pass."""
 
     def _compute(self: Any, *args: Any) -> Tensor:
         input, weight, bias, *rest = args
@@ -233,6 +233,5 @@ def _converted(layer: torch.nn.Module) -> type | None:
     cls = type(layer)
     base = cls.__bases__[0]
     if parametrize.is_parametrized(layer) and base in _CLASSES:  # torch made this class for this layer
-        body = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
-        return type(cls.__name__, (_CLASSES[base],), body)
+        return with_base(cls, _CLASSES[base])
     return _CLASSES.get(cls)

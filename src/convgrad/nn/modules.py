@@ -108,7 +108,7 @@ class _Conv(_Chosen):
             self.padding = functional.paddings(padding, self.weight.shape, self.stride, self.dilation)
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        """Torch's; where no subclass can have changed what an attribute is, without `Module.__getattr__`."""
+        """As torch's. For our own classes the parameters are read directly, because `Module.__getattr__` is slow."""
         if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
             return traced
         own = self._parameters

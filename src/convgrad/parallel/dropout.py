@@ -25,7 +25,8 @@ def dropout(
     """`torch.nn.functional.dropout`, and of whole channels ``dropout1d`` to ``dropout3d``."""
     if not training or not p:
         return x
-    keep = _kept(x, p, x.dim() if func.__name__ == "dropout" else 2)
+    unbatched = x.dim() < {"dropout1d": 3, "dropout3d": 5}.get(func.__name__, 0)  # PyTorch's rule; 2-d has none
+    keep = _kept(x, p, x.dim() if func.__name__ == "dropout" else 2 - unbatched)
     return joined_like(x, local_of(x) * (keep / (1 - p) if p < 1 else keep).to(x.dtype))
 
 

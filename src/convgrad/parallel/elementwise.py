@@ -15,13 +15,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import UnsupportedError
 from .geometry import chunks
-from .placed import fetch, first, joined, local_of, mine, of_channels, on_some, reduced, shards, spread, take
+from .placed import fetch, first, joined, local_of, meta_of, mine, of_channels, on_some, reduced, shards, spread, take
 
 Function = Callable[..., Any]
 
 
 def of_replicas(func: Function, *args: Any, **kwargs: Any) -> Any:
-    """Anything at all, where every process has everything: each computes the same."""
+    """Any function, where every tensor is replicated: each process computes it by itself."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor)]
     mesh, placements = tensors[0].device_mesh, tensors[0].placements
     args, kwargs = tree_map(lambda t: local_of(t) if isinstance(t, DTensor) else t, (args, kwargs))
@@ -153,7 +153,7 @@ def concatenated(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> DTe
 def divided(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> tuple[DTensor, ...]:
     """`torch.chunk` and `torch.split`, by slices."""
     dim = kwargs.get("dim", args[1] if len(args) > 1 else 0) % x.dim()
-    stops = list(accumulate(t.shape[dim] for t in func(torch.empty(x.shape, device="meta"), *args, **kwargs)))
+    stops = list(accumulate(t.shape[dim] for t in func(meta_of(x), *args, **kwargs)))
     before = [slice(None)] * dim
     return tuple(
         indexed(Tensor.__getitem__, x, (*before, slice(a, b))) for a, b in zip([0, *stops], stops, strict=False)
@@ -162,7 +162,7 @@ def divided(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> tuple[DTen
 
 def summed(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> Any:
     """A sum or a mean: of each shard, then over the shards."""
-    whole = func(torch.empty(x.shape, dtype=x.dtype, device="meta"), *args, **kwargs)  # with PyTorch's own checks
+    whole = func(meta_of(x), *args, **kwargs)  # with PyTorch's own checks
     dim = args[0] if args else kwargs.get("dim")
     keep = args[1] if len(args) > 1 else kwargs.get("keepdim", False)
     dims = sorted(d % x.dim() for d in ((dim,) if isinstance(dim, int) else dim or range(x.dim())))
@@ -230,7 +230,7 @@ def indexed(func: Function, x: DTensor, index: Any) -> DTensor:
 
 def reshaped(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
     """``flatten``, ``reshape`` and their likes, where the sharded dimensions and those before them stay."""
-    shape = func(torch.empty(x.shape, device="meta"), *args, **kwargs).shape
+    shape = func(meta_of(x), *args, **kwargs).shape
     own = shards(x)
     if x.shape[: max(own) + 1] != shape[: max(own) + 1]:
         raise UnsupportedError(f"{func.__name__} from {list(x.shape)} to {list(shape)} where {list(x.placements)}")
@@ -243,7 +243,9 @@ def padded(
     func: Function, x: DTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> DTensor:
     """`torch.nn.functional.pad`: along a sharded dimension, the shards are cut anew."""
-    shape = func(torch.empty(x.shape, device="meta"), pad, mode, value).shape  # with PyTorch's own checks
+    shape = func(meta_of(x), pad, mode, value).shape  # with PyTorch's own checks
+    if mode == "circular" and min(pad) < 0:  # PyTorch goes around what is left by the crop
+        x, pad = padded(func, x, [min(n, 0) for n in pad]), [max(n, 0) for n in pad]
     local, mesh, rest = local_of(x), x.device_mesh, list(pad)
     for d, m in shards(x).items():
         at = 2 * (x.dim() - 1 - d)
@@ -277,7 +279,7 @@ def shuffled(func: Function, x: DTensor, *args: int, **kwargs: int) -> DTensor:
     """`torch.nn.functional.pixel_shuffle` and `pixel_unshuffle`: channels become positions, or the reverse."""
     (factor,) = (*args, *kwargs.values())
     local, mesh, up = local_of(x), x.device_mesh, func.__name__ == "pixel_shuffle"
-    shape = func(torch.empty(x.shape, device="meta"), factor).shape
+    shape = func(meta_of(x), factor).shape
     for d, m in shards(x).items():
         if d == x.dim() - 3:
             raise UnsupportedError(f"{func.__name__} of a tensor whose channels are sharded")

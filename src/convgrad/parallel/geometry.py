@@ -128,11 +128,11 @@ class Exchange(NamedTuple):
 def _routes(exchange: Exchange) -> tuple[Route, ...]:
     parts = range(len(exchange.have))
     pieces = [_cut(exchange, *want) for want in exchange.want]
-    asked = [[tuple(p for p in pieces[t] if p.owner == s != t) for t in parts] for s in parts]
-    received = [sum(p.stop - p.start for s in parts for p in asked[s][t]) for t in parts]
+    sent = [[tuple(p for p in pieces[t] if p.owner == s != t) for t in parts] for s in parts]
+    received = [sum(p.stop - p.start for s in parts for p in sent[s][t]) for t in parts]
     zeros = [_zeros(exchange, *want) for want in exchange.want]
     return tuple(
-        Route(exchange.have[r], pieces[r], zeros[r], tuple(asked[r]), received[r], any(received)) for r in parts
+        Route(exchange.have[r], pieces[r], zeros[r], tuple(sent[r]), received[r], any(received)) for r in parts
     )
 
 
@@ -233,18 +233,6 @@ class Line(NamedTuple):
     def _reaches(self, o: int, inputs: Range) -> bool:
         start = o * self.stride - self.low
         return any(inputs[0] <= start + self.dilation * t < inputs[1] for t in range(self.kernel))
-
-
-@lru_cache(maxsize=1024)
-def interior(line: Line, side: str, stays: Range, own: Range) -> Range:
-    """What is left of a range when its ends are cut until it couples with positions of ``own`` alone."""
-    start, stop = stays
-    while start < stop:
-        first, last = line.needs(side, (start, stop))
-        if first == last or (own[0] <= first and last <= own[1]):
-            break
-        start, stop = (start + 1, stop) if first < own[0] else (start, stop - 1)
-    return start, stop
 
 
 def _trim(start: int, stop: int, needed: Callable[[int], bool]) -> Range:

@@ -1,16 +1,16 @@
 """Halo exchange: a shard extended by what its neighbours hold, as a differentiable function.
 
 One all-to-all a dimension, in which a process sends each other one exactly the positions that it lacks: a single
-functional collective, which the compiler traces and which travels while other work is done. Several dimensions go one
-after another, so that a corner comes along with the border that the neighbour has received already: the bytes that a
-process receives are those that it lacks, and no diagonal neighbour is spoken to.
+functional collective, which the compiler traces. Several dimensions go one after another, so that a corner comes along
+with the border that the neighbour has received already: the bytes that a process receives are those that it lacks, and
+no diagonal neighbour is spoken to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 
 from .._compat import all_to_all, channels_last_of, suggests_channels_last, wait
 from ..errors import ShapeError
-from .geometry import Exchange, Range, Route
+from .geometry import Exchange, Route
 
 Group = ProcessGroup | DeviceMesh
 Counts = int | Sequence[int]
@@ -120,20 +120,12 @@ def exchange(x: Tensor, dim: int, route: Route, group: ProcessGroup, *, back: bo
     return _apply(x, dim, route, group, back)
 
 
-class Flight(NamedTuple):
-    """What has been sent to this process and is perhaps still on its way: the positions as rows, by sender."""
-
-    rows: Tensor | None
-    splits: list[int]
-
-
 class _Exchange(torch.autograd.Function):
     """The linear map `exchange`; its transpose is the same map the other way."""
 
     @staticmethod
     def forward(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: bool) -> Tensor:
-        flight = start(x, dim, route, group, back=back)
-        return collect(x, flight, dim, route, group, back=back)
+        return _exchanged(x, dim, route, group, back)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -162,8 +154,7 @@ def _apply(*arguments: Any) -> Any:
     return (_Exchange if torch.compiler.is_dynamo_compiling() else _Linear).apply(*arguments)
 
 
-def start(x: Tensor, dim: int, route: Route, group: ProcessGroup, *, back: bool = False) -> Flight:
-    """Send what others want of ``x``; no derivative. What arrives is put together by `collect`, which waits for it."""
+def _exchanged(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: bool) -> Tensor:
     rank, everyone = group.rank(), range(group.size())
     shape = [n for d, n in enumerate(x.shape) if d != dim]
     base = route.have[0]
@@ -171,47 +162,28 @@ def start(x: Tensor, dim: int, route: Route, group: ProcessGroup, *, back: bool 
     ours = [[(p.at, p.stop - p.start) for p in route.pieces if p.owner == other != rank] for other in everyone]
     outgoing, incoming = (ours, theirs) if back else (theirs, ours)
     received, given = ([sum(n for _, n in ranges) for ranges in side] for side in (incoming, outgoing))
-    if not route.travels or not prod(shape):  # no bytes, for all of them
-        return Flight(None, received)
-    parts = [x.narrow(dim, at, n).movedim(dim, 0) for ranges in outgoing for at, n in ranges]
-    rows = torch.cat(parts) if parts else x.new_empty((0, *shape))
-    sent = rows.resolve_conj().resolve_neg().reshape(len(rows), prod(shape)).contiguous()
-    return Flight(all_to_all(sent.view(torch.uint8), received, given, group), received)  # bytes: of any dtype
+    if route.travels and prod(shape):
+        pieces = [x.narrow(dim, at, n).movedim(dim, 0) for ranges in outgoing for at, n in ranges]
+        rows = torch.cat(pieces) if pieces else x.new_empty((0, *shape))
+        sent = rows.resolve_conj().resolve_neg().reshape(len(rows), prod(shape)).contiguous()
+        flight = all_to_all(sent.view(torch.uint8), received, given, group)  # bytes: of any dtype
+        arrived = wait(flight, f"halo exchange along dimension {dim} among {len(everyone)} processes")
+        rows = arrived.view(x.dtype).reshape(sum(received), *shape)
+    else:  # no bytes, for all of them
+        rows = x.new_empty((sum(received), *shape))
+    parts = [part.movedim(0, dim) for part in rows.split(received)]
+    return (_returned if back else _extended)(x, parts, dim, route, rank)
 
 
-def collect(
-    x: Tensor,
-    flight: Flight,
-    dim: int,
-    route: Route,
-    group: ProcessGroup,
-    *,
-    back: bool = False,
-    within: Range | None = None,
-) -> Tensor:
-    """Wait for what `start` has sent, and return the result of `exchange`; or ``within`` a range of it alone."""
-    rank, shape = group.rank(), [n for d, n in enumerate(x.shape) if d != dim]
-    if flight.rows is None:
-        rows = x.new_empty((sum(flight.splits), *shape))
-    else:
-        arrived = wait(flight.rows, f"halo exchange along dimension {dim} among {group.size()} processes")
-        rows = arrived.view(x.dtype).reshape(sum(flight.splits), *shape)
-    parts = [part.movedim(0, dim) for part in rows.split(flight.splits)]
-    if back:
-        return _returned(x, parts, dim, route, rank)
-    return _extended(x, parts, dim, route, rank, within)
-
-
-def _extended(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int, within: Range | None) -> Tensor:
+def _extended(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int) -> Tensor:
     layout, used = _layout(x), [0] * len(parts)
     found = [x.narrow(dim, 0, 0)]
-    for owner, a, b, at in route.pieces:
-        source, first = (x, a - route.have[0]) if owner == rank else (parts[owner], used[owner])
-        used[owner] += b - a
-        start, stop = (at, at + b - a) if within is None else (max(at, within[0]), min(at + b - a, within[1]))
-        if start < stop:
-            piece = source.narrow(dim, first + start - at, stop - start)
-            found.append(piece if owner == rank else piece.contiguous(memory_format=layout))
+    for owner, a, b, _ in route.pieces:
+        if owner == rank:
+            found.append(x.narrow(dim, a - route.have[0], b - a))
+        else:
+            found.append(parts[owner].narrow(dim, used[owner], b - a).contiguous(memory_format=layout))
+            used[owner] += b - a
     return torch.cat(found if len(found) == 1 else found[1:], dim)
 
 

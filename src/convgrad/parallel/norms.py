@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ..errors import UnsupportedError
-from .placed import joined, local_of, of_channels, on_some, shards, spread, total, widened
+from .placed import joined, local_of, meta_of, of_channels, on_some, shards, spread, total, widened
 from .redistribution import redistribute
 
 Function = Callable[..., Any]
@@ -35,9 +35,9 @@ def batch_norm(
 ) -> DTensor:
     """`torch.nn.functional.batch_norm`: the statistics are those of the whole batch and of all its shards."""
     vectors = running_mean, running_var, weight, bias
-    metas = [v if v is None else torch.empty(v.shape, device="meta") for v in vectors]
-    func(torch.empty(x.shape, device="meta"), *metas, training)  # with PyTorch's own checks
-    if not training:  # not by PyTorch, which is at a loss without channels
+    metas = [v if v is None else meta_of(v) for v in vectors]
+    func(meta_of(x), *metas, training)  # with PyTorch's own checks
+    if not training:  # not by PyTorch's function, which fails on a shard without channels
         mean, var, *affine = (of_channels(x, v, [1, -1, *[1] * (x.dim() - 2)]) for v in vectors)
         assert mean is not None
         assert var is not None
@@ -73,7 +73,7 @@ def group_norm(
     eps: float = 1e-5,
 ) -> DTensor:
     """`torch.nn.functional.group_norm`: the statistics of each sample and group of channels."""
-    func(torch.empty(x.shape, device="meta"), num_groups)  # with PyTorch's own checks
+    func(meta_of(x), num_groups)  # with PyTorch's own checks
     local, width = widened(local_of(x)), x.shape[1] // num_groups
     m = shards(x).get(1)
     if m is not None and -(-x.shape[1] // x.device_mesh.size(m)) % width:
@@ -94,7 +94,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> DTensor:
     """`torch.nn.functional.layer_norm`: the statistics of the last dimensions."""
-    func(torch.empty(x.shape, device="meta"), normalized_shape)
+    func(meta_of(x), normalized_shape)
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
     local = widened(local_of(x))
     mean, var = _statistics(x, local, dims, 1, dims)
@@ -105,7 +105,7 @@ def rms_norm(
     func: Function, x: DTensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
 ) -> DTensor:
     """`torch.nn.functional.rms_norm`: the mean square of the last dimensions."""
-    func(torch.empty(x.shape, device="meta"), normalized_shape)
+    func(meta_of(x), normalized_shape)
     dims = list(range(x.dim() - len(normalized_shape), x.dim()))
     local = widened(local_of(x))
     over = {m for d, m in shards(x).items() if d in dims}

@@ -9,7 +9,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..calculus import Role
-from .geometry import Line, Range, Route, chunks, interior
+from .geometry import Line, Range, Route, chunks
 from .sharding import ROLES, Choice, Work, line_of, nested
 
 
@@ -38,14 +38,6 @@ class Halo(NamedTuple):
     moved: Range
     stays: Range
 
-    def needs(self, stays: Range) -> Range:
-        """What a range of the other role couples with."""
-        return self.line.needs(self.side, stays)
-
-    def interior(self) -> Range:
-        """The part of the other role that couples with nothing of another process."""
-        return interior(self.line, self.side, self.stays, self.route.have)
-
 
 class Part(NamedTuple):
     """What this process computes.
@@ -65,14 +57,14 @@ class Part(NamedTuple):
         """Whether there is nothing to compute: results are zero, if they have elements at all."""
         return not all(n for size in self.sizes.values() for n in size)
 
-    def along(self, halo: Halo, moved: Range, stays: Range) -> Part:
-        """The same for other ranges along a dimension."""
+    def extended(self, halo: Halo) -> Part:
+        """The same with a halo."""
         stride, padding, *rest = self.arguments
         j, sizes = halo.dim - 2, dict(self.sizes)
-        ranges: dict[Role, Range] = {halo.role: moved, halo.other: stays}
+        ranges: dict[Role, Range] = {halo.role: halo.moved, halo.other: halo.stays}
         for role, (start, stop) in ranges.items():
             sizes[role] = [*sizes[role][: 2 + j], stop - start, *sizes[role][3 + j :]]
-        sides = halo.line.local(*((moved, stays) if halo.side == "input" else (stays, moved)))
+        sides = halo.line.local(*((halo.moved, halo.stays) if halo.side == "input" else (halo.stays, halo.moved)))
         return self._replace(sizes=sizes, arguments=(stride, [*padding[: 2 * j], *sides, *padding[2 * j + 2 :]], *rest))
 
 
@@ -92,7 +84,7 @@ def part_of(work: Work, choice: Choice, mesh: DeviceMesh) -> Part:
     part = Part(sizes, (g.stride, padding, g.dilation, g.transposed, beyond, groups), [])
     for i in spatial:
         halo = _halo(work, choice, mesh, i, place[i])
-        part = part.along(halo, halo.moved, halo.stays)
+        part = part.extended(halo)
         part.halos.append(halo)
     return part
 

@@ -103,6 +103,11 @@ def local_of(x: DTensor) -> Tensor:
     return _Solid.apply(x.to_local())
 
 
+def meta_of(x: Tensor) -> Tensor:
+    """As large, without memory: for PyTorch's own checks, and the size of a result."""
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
 def widened(local: Tensor) -> Tensor:
     """In float32 at least: sums of 16-bit numbers need more digits, and means of them less range than the sums."""
     return local.float() if local.dtype in (torch.float16, torch.bfloat16) else local

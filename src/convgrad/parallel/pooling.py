@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ..errors import UnsupportedError
 from .geometry import Line, chunks
-from .placed import fetch, joined, local_of, local_range, mine, on_some, reduced, shards, widened
+from .placed import fetch, joined, local_of, local_range, meta_of, mine, on_some, reduced, shards, widened
 
 Function = Callable[..., Any]
 Size = int | Sequence[int]
@@ -33,7 +33,7 @@ def max_pool(
     """`torch.nn.functional.max_pool2d` and its likes; outside of the input there is nothing, or less than anything."""
     if return_indices:
         raise UnsupportedError("max pooling with return_indices counts positions of the whole, which no shard has")
-    shape = func(_meta(x), kernel_size, stride, padding, dilation, ceil_mode).shape
+    shape = func(meta_of(x), kernel_size, stride, padding, dilation, ceil_mode).shape
     d = _spatial(func)
     lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     kernel, dilations = _each(kernel_size, d), _each(dilation, d)
@@ -54,7 +54,7 @@ def avg_pool(
     divisor_override: int | None = None,
 ) -> DTensor:
     """`torch.nn.functional.avg_pool2d` and its likes: a sum over each window, divided by what PyTorch counts in it."""
-    shape = func(_meta(x), kernel_size, stride, padding, ceil_mode, count_include_pad).shape
+    shape = func(meta_of(x), kernel_size, stride, padding, ceil_mode, count_include_pad).shape
     d = _spatial(func)
     kernel, pads = _each(kernel_size, d), _each(padding, d)
     window = _each(kernel_size if stride is None or stride == [] else stride, d)
@@ -133,7 +133,7 @@ def _adaptive(func: Function, x: DTensor, output_size: Any, reduce: Callable[...
     A sharded dimension of fewer results than processes is reduced in every process and then over them, and not sharded
     any more; otherwise a process gets what the windows of its results lack.
     """
-    shape = func(_meta(x), output_size).shape
+    shape = func(meta_of(x), output_size).shape
     mesh, placements, local = x.device_mesh, list(x.placements), widened(local_of(x))
     for d in reversed(range(x.dim() - _spatial(func), x.dim())):
         n, out, m = x.shape[d], shape[d], shards(x).get(d)
@@ -172,10 +172,6 @@ def _over_processes(local: Tensor, mesh: DeviceMesh, m: int, reduce: Callable[..
     each = F.pad(local.unsqueeze(0), [*[0, 0] * local.dim(), before, after])
     gathered = reduced(each, mesh, [Partial() if i == m else Replicate() for i in range(mesh.ndim)], each.shape)
     return local_of(gathered).max(0).values, Replicate()
-
-
-def _meta(x: DTensor) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device="meta")
 
 
 def _spatial(func: Function) -> int:

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import UnsupportedError
 from .geometry import chunks
-from .placed import fetch, joined, local_of, mine, on_some, shards
+from .placed import fetch, joined, local_of, meta_of, mine, on_some, shards
 from .pooling import adaptive_avg_pool
 
 #: How many positions of the input a position of the result is made of, to the left of the one it lies at, and in all.
@@ -38,17 +38,22 @@ def interpolate(
     if antialias:
         raise UnsupportedError("interpolation with antialias has no rule for shards")
     options: dict[str, Any] = {"mode": mode, "align_corners": align_corners}
-    meta = torch.empty(x.shape, dtype=x.dtype, device="meta")
-    shape = func(meta, size, scale_factor, recompute_scale_factor=recompute_scale_factor, **options).shape
+    shape = func(meta_of(x), size, scale_factor, recompute_scale_factor=recompute_scale_factor, **options).shape
     if mode == "area":
         return adaptive_avg_pool(getattr(torch.nn.functional, f"adaptive_avg_pool{x.dim() - 2}d"), x, shape[2:])
     given = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * (x.dim() - 2)
-    scales = [None if recompute_scale_factor else s for s in given]
     local, mesh, own = local_of(x), x.device_mesh, shards(x)
     spatial = {d: m for d, m in own.items() if d > 1}
     kind = {"bilinear": "linear", "trilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
+    # Where one of these factors comes out, PyTorch's kernels ignore a scale that is not quite it.
+    wholes = {"linear": (1,), "nearest": (1, 2) if x.dim() == 4 and x.is_cpu else ()}.get(kind, ())
+    scales = [
+        None if recompute_scale_factor or any(o == f * n for f in wholes) else s
+        for s, n, o in zip(given, x.shape[2:], shape[2:], strict=True)
+    ]
     factors = [shape[d] // x.shape[d] for d in range(2, x.dim())]
-    if not align_corners and all(f * n == o for f, n, o in zip(factors, x.shape[2:], shape[2:], strict=True)):
+    multiples = zip(factors, scales, x.shape[2:], shape[2:], strict=True)
+    if not align_corners and all(f * n == o and scale in (None, f) for f, scale, n, o in multiples):
         cuts = []
         for d, m in spatial.items():
             f, n, reach = factors[d - 2], x.shape[d], _REACH[kind][1] // 2

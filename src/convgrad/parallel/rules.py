@@ -18,9 +18,8 @@ from .._compat import warn_user
 from ..calculus import Role, add_bias, sum_of_bias
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 from ..ops import with_rules
-from .geometry import Range
-from .halo import collect, exchange, start
-from .part import Halo, Part, part_of
+from .halo import exchange
+from .part import Part, part_of
 from .redistribution import local_as, mesh_of
 from .sharding import Choice, Work, choose
 
@@ -28,8 +27,6 @@ _ops = torch.ops.convgrad
 _Locals = dict[Role, Tensor]
 #: Computes results from the local tensors of the operands, this process's part, and a bias.
 _Contract = Callable[[_Locals, Part, Any], Sequence[Tensor]]
-#: The same with the bias that belongs to it, and zeros where the part is empty.
-_Contracted = Callable[[_Locals, Part], list[Tensor]]
 
 
 def register() -> None:
@@ -141,14 +138,13 @@ def _compute(
     here: _Locals = {role: local_as(t, choice.placements(role), f"{role} of {name}") for role, t in operands.items()}
     added = _bias(bias, choice, mesh)
     later = "output" in choice.moves or part.empty  # added once, to whole sums
-
-    def contracted(t: _Locals, part: Part) -> list[Tensor]:
-        if not part.empty:
-            return list(contract(t, part, None if later else added))
-        zeros = [next(iter(t.values())).new_zeros(part.sizes[role]) for role in results]
-        return zeros if later or added is None else [add_bias(zeros[0], added)]
-
-    found = _local(here, part, results, contracted)
+    for halo in part.halos:
+        if halo.role in here:
+            here[halo.role] = exchange(here[halo.role], halo.dim, halo.route, halo.group)
+    if part.empty:
+        found = [next(iter(here.values())).new_zeros(part.sizes[role]) for role in results]
+    else:
+        found = list(contract(here, part, None if later else added))
     for halo in reversed(part.halos):
         if halo.role in results:
             at = results.index(halo.role)
@@ -156,45 +152,6 @@ def _compute(
     if added is not None and later:
         found[0] = add_bias(found[0], added)
     return [_wrap(t, mesh, choice, role, work.shape(role), call.layout) for role, t in zip(results, found, strict=True)]
-
-
-def _local(here: _Locals, part: Part, results: tuple[Role, ...], contracted: _Contracted) -> list[Tensor]:
-    """The results of this process, after its operands have been extended."""
-    waiting = [halo for halo in part.halos if halo.role in here]
-    last = waiting[-1] if waiting else None
-    overlaps = last is not None and results == (last.other,) and _mostly_interior(last)
-    for halo in waiting[:-1] if overlaps else waiting:
-        here[halo.role] = exchange(here[halo.role], halo.dim, halo.route, halo.group)
-    return [_overlapped(here, part, last, contracted)] if last and overlaps else contracted(here, part)
-
-
-def _mostly_interior(halo: Halo) -> bool:
-    (start, stop), (first, last) = halo.stays, halo.interior()
-    return halo.route.travels and 2 * (last - first) >= stop - start > 0
-
-
-def _overlapped(here: _Locals, part: Part, halo: Halo, contracted: _Contracted) -> Tensor:
-    """The interior of the result, while the halo is on its way, and then the strips on both sides of it.
-
-    It copies no more than without: the result is put together in place of the extended operand.
-    """
-    x, route = here[halo.role], halo.route
-    flight = start(x, halo.dim, route, halo.group)
-    inner = halo.interior()
-
-    def piece(stays: Range, moved: Range, t: Tensor) -> Tensor:
-        return contracted({**here, halo.role: t}, part.along(halo, moved, stays))[0]
-
-    needed = halo.needs(inner)
-    first = max(needed[0] - route.have[0], 0)  # it may need nothing
-    middle = piece(inner, needed, x.narrow(halo.dim, first, needed[1] - needed[0]))
-    strips = []
-    for stays in ((halo.stays[0], inner[0]), (inner[1], halo.stays[1])):
-        moved = halo.needs(stays)
-        at = (moved[0] - halo.moved[0], moved[1] - halo.moved[0]) if moved[0] < moved[1] else (0, 0)
-        strip = collect(x, flight, halo.dim, route, halo.group, within=at)  # also where it is empty: it waits
-        strips += [piece(stays, moved, strip)] if stays[0] < stays[1] else [None]
-    return torch.cat([t for t in (strips[0], middle, strips[1]) if t is not None], halo.dim)
 
 
 def _bias(bias: Tensor | None, choice: Choice, mesh: DeviceMesh) -> Tensor | None:

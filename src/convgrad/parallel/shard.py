@@ -14,9 +14,11 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distr
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .. import functional
 from .._compat import named
 from ..errors import ShapeError, UnsupportedError
 from ..nn import constructors
+from ..shapes import padding_pairs
 from .functions import Sharded, circular_convolution
 from .placed import joined, shards, spread
 
@@ -64,12 +66,15 @@ def shard_(model: nn.Module, mesh: DeviceMesh, plan: Placement | Sequence[Placem
     placements = _checked_plan(mesh, plan)
     for name, module in model.named_modules():
         reason = _reason_against(module, mesh, placements)
+        if module is model and "forward" in vars(module):
+            reason = "its forward was replaced on the instance, and nothing would place what it is called with"
         if reason:
             what = f"module {name!r} ({type(module).__name__})" if name else type(module).__name__
             raise UnsupportedError(f"shard_: {what} cannot be sharded exactly: {reason}")
+    classes = [_sharded_class(type(module)) for module in model.modules()]  # Python may refuse one
     _equalize(model, mesh)
-    for name, module in model.named_modules():
-        module.__class__ = _sharded_class(type(module))
+    for (name, module), cls in zip(model.named_modules(), classes, strict=True):
+        module.__class__ = cls
         module._convgrad_name = name  # pyright: ignore[reportArgumentType]
     model._convgrad_plan = (mesh, placements)  # pyright: ignore[reportArgumentType]
     return model
@@ -171,8 +176,10 @@ def _sharded_class(cls: type) -> type:
         plain = self.padding_mode == "circular" and getattr(self, "layout", "NCL") == "NCL"
         plain = plain and not torch.compiler.is_compiling()  # a compiled graph pads and then computes
         if plain and isinstance(input, DTensor) and input.dim() == weight.dim() and 1 not in shards(input):
-            pad = self._reversed_padding_repeated_twice
-            return circular_convolution(input, weight, bias, pad, self.stride, self.dilation, self.groups)
+            padding = functional.paddings(self.padding, weight.shape, self.stride, self.dilation)
+            if min(padding) >= 0:
+                sides = padding_pairs(padding, weight.dim() - 2)
+                return circular_convolution(input, weight, bias, sides, self.stride, self.dilation, self.groups)
         return cls._conv_forward(self, input, weight, bias)  # pyright: ignore[reportAttributeAccessIssue]
 
     body: dict[str, Any] = {"forward": forward}

@@ -19,12 +19,10 @@ from ..models import (
     UsageRow,
     accelerate_,
     copied,
-    inputs_to_channels_last,
-    is_convolution,
-    is_spatial,
     observe_aten,
+    spatial_convolutions,
+    to_channels_last,
     training_step,
-    weights_to_channels_last,
     why_it_fails,
 )
 from ..problem import ConvProblem
@@ -155,12 +153,10 @@ def _ways(model: nn.Module, inputs: Any) -> tuple[dict[str, nn.Module], str]:
     stock, ours = twin(), twin()
     report = accelerate_(ours, example_inputs=inputs)
     models = {"PyTorch": stock, "convgrad": ours}
-    spatial = [m for m in model.modules() if is_convolution(m) and is_spatial(m)]
     as_it_is = all(t.is_contiguous() for t in tree_leaves(inputs) if isinstance(t, Tensor))
-    if spatial and as_it_is:
+    if spatial_convolutions(model) and as_it_is:
         turned = twin()
-        weights_to_channels_last(m for m in turned.modules() if is_convolution(m) and is_spatial(m))
-        turned.register_forward_pre_hook(inputs_to_channels_last, prepend=True, with_kwargs=True)
+        to_channels_last(turned)
         both = twin()
         accelerate_(both, "channels_last", example_inputs=inputs)
         models |= {"PyTorch, channels_last": turned, "convgrad, channels_last": both}
