@@ -25,6 +25,8 @@ class Settings(NamedTuple):
     cudnn_tf32: bool
     mkldnn_enabled: bool
     threads: int
+    #: How oneDNN computes convolutions and matrix products of float32.
+    onednn_precision: tuple[str, str]
     #: As in `measuring`.
     measure: float | None = None
 
@@ -45,7 +47,7 @@ class Settings(NamedTuple):
 
 def cudnn_allows_tf32() -> bool:
     """Whether float32 convolutions may round their operands to TF32, by the old switch and the new ones."""
-    return fp32_precision("cuda") == "tf32"
+    return fp32_precision("cuda", "conv") == "tf32"
 
 
 def current() -> Settings:
@@ -58,6 +60,7 @@ def current() -> Settings:
         cudnn_tf32=cudnn_allows_tf32(),
         mkldnn_enabled=torch._C._get_mkldnn_enabled(),
         threads=torch.get_num_threads(),
+        onednn_precision=(fp32_precision("mkldnn", "conv"), fp32_precision("mkldnn", "matmul")),
         measure=measuring[0],
     )
 
@@ -77,7 +80,10 @@ def determinism_demanded(device: torch.device) -> bool:
 
 def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
-    return (threads(), deterministic(), mkldnn(), benchmark(), measuring[0]) if like.is_cpu else current()
+    if not like.is_cpu:
+        return current()
+    conv, matmul = fp32_precision("mkldnn", "conv"), fp32_precision("mkldnn", "matmul")
+    return (threads(), deterministic(), mkldnn(), benchmark(), measuring[0], conv, matmul)
 
 
 class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is

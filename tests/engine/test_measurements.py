@@ -87,12 +87,13 @@ def test_the_key_tells_everything_apart_that_changes_the_answer(monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr("convgrad.engine.environment.current", lambda f=flag, v=value: settings._replace(**{f: v}))
             assert environment(CPU) != where
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        assert environment(CPU) != where
-    finally:
-        torch.set_float32_matmul_precision(before)
+    mkldnn: Any = torch.backends.mkldnn
+    for operation in (mkldnn.conv, mkldnn.matmul):  # each by itself, which makes PyTorch's old getter raise
+        operation.fp32_precision = "bf16"
+        try:
+            assert environment(CPU) != where
+        finally:
+            operation.fp32_precision = "none"
     assert f"torch {torch.__version__}" in where
     assert f"convgrad {convgrad.__version__}" in where
     assert environment(torch.device("meta")) == ""

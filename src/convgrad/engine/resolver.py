@@ -16,7 +16,6 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from .. import settings
 from .._compat import (
     any_autocast,
     aten_memory_format,
@@ -31,6 +30,7 @@ from .._compat import (
 from ..backends import reads_odd_strides
 from ..calculus import Form
 from ..problem import Output, PaddingMode, gradient_outputs
+from ..settings import flags
 from ..shapes import Geometry, check_rank, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_memory, check_operands
 from .cache import plans, remember
@@ -38,8 +38,6 @@ from .plan import Plan, plan_for
 from .request import requested
 
 Ints = Sequence[int]
-_threads, _deterministic, _mkldnn = torch.get_num_threads, settings.deterministic, settings.mkldnn
-_benchmark, _measuring = settings.benchmark, settings.measuring
 
 
 def find(
@@ -84,8 +82,7 @@ def find(
             a.shape, a.stride(), a.dtype, a.device,
             b.shape, b.stride(), b.dtype, b.device,
             None if c is None else (c.shape, c.stride(), c.dtype, c.device),
-            memory_format, requested(),
-            (_threads(), _deterministic(), _mkldnn(), _benchmark(), _measuring[0]) if a.is_cpu else settings.current(),
+            memory_format, requested(), flags(a),
         )  # fmt: skip
     except (ValueError, RuntimeError):  # an argument that has no bytes, a tensor that has no strides
         return None
@@ -165,7 +162,7 @@ def make(
         plan.aten = not reads_odd_strides(problem, input, weight)
     if op == "convolution":
         plan.form = Form(a.shape, b.shape, raw, padding_mode=padding_mode)
-    plan.flags = None if a.is_complex() else settings.flags(a)
+    plan.flags = None if a.is_complex() else flags(a)
     plan.bind(operands if op == "convolution" else ())
     if key is not None:
         remember(key, plan, plan.generation)
