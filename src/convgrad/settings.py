@@ -27,6 +27,8 @@ class Settings(NamedTuple):
     threads: int
     #: How oneDNN computes convolutions and matrix products of float32.
     onednn_precision: tuple[str, str]
+    #: A CUDA graph is being captured.
+    capturing: bool = False
     #: As in `measuring`.
     measure: float | None = None
 
@@ -61,6 +63,7 @@ def current() -> Settings:
         mkldnn_enabled=torch._C._get_mkldnn_enabled(),
         threads=torch.get_num_threads(),
         onednn_precision=(fp32_precision("mkldnn", "conv"), fp32_precision("mkldnn", "matmul")),
+        capturing=torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing(),
         measure=measuring[0],
     )
 

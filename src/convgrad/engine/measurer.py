@@ -33,7 +33,7 @@ from .cache import invalidate
 from .environment import environment, kind_of_machine
 from .events import thread
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
-from .registry import backends, is_capturing, reasons_against
+from .registry import backends, reasons_against
 from .steps import Step
 from .trials import trials
 
@@ -136,7 +136,7 @@ def measure_now(
     key = key_of(similar(problem), outputs, environment(device))
     if not force and time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN:
         return None
-    if (device.type == "cuda" and is_capturing()) or not _state.lock.acquire(blocking=unlimited):
+    if (device.type == "cuda" and current().capturing) or not _state.lock.acquire(blocking=unlimited):
         return None
     start, outer = time.perf_counter(), _state.busy
     try:
