@@ -33,15 +33,6 @@ class Settings(NamedTuple):
     measure: float | None = None
 
     @property
-    def measuring_share(self) -> float:
-        """The share of the running time that measuring may take; 0 where nothing may be measured."""
-        if self.must_be_deterministic:
-            return 0.0
-        if self.measure is None:
-            return _USUAL_SHARE if self.cudnn_benchmark else 0.0
-        return self.measure
-
-    @property
     def must_be_deterministic(self) -> bool:
         """Whether a backend that does not repeat its bits is ruled out."""
         return self.deterministic or self.cudnn_deterministic
@@ -79,6 +70,16 @@ benchmark = torch._C._get_cudnn_benchmark
 def determinism_demanded(device: torch.device) -> bool:
     """Whether a backend that does not repeat its bits may not run on a device; cuDNN's flag says nothing of a CPU."""
     return deterministic() or (device.type != "cpu" and torch.backends.cudnn.deterministic)
+
+
+def measuring_share(device: torch.device) -> float:
+    """The share of the running time that measuring may take on a device; 0 where nothing may be measured."""
+    if determinism_demanded(device):
+        return 0.0
+    share = measuring[0]
+    if share is None:
+        return _USUAL_SHARE if benchmark() else 0.0
+    return share
 
 
 def flags(like: Tensor) -> object:

@@ -101,7 +101,7 @@ class Plan:
         if self._kernels is None:
             self._kernels = [bind_step(self.problem, step, like) for step in self.steps]
             if self._unsettled:
-                self._kernels[0] = look_again(self._kernels[0])
+                self._kernels[0] = look_again(self._kernels[0], self.device)
             if self._kernels:
                 self.kernel = self._kernels[0]
         return self._kernels
