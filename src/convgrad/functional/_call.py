@@ -77,7 +77,7 @@ def _first_call(
 ) -> Tensor:
     """A call that was not seen before, or that must go through the dispatcher (its key is None)."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
-        return _not_tensors(name, input, weight, bias, raw)
+        return not_tensors(name, input, weight, bias, raw)
     refuse_nested(input, weight, bias)
     ndim, read, _ = signatures[name]
     if ndim is None:
@@ -116,11 +116,13 @@ def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | No
     return getattr(kernels, op)(*operands, *raw)
 
 
-def _not_tensors(name: str, input: object, weight: object, bias: object, raw: tuple[Any, ...]) -> Any:
+def not_tensors(name: str, input: object, weight: object, bias: object, raw: tuple[Any, ...], **options: object) -> Any:
     """What is no tensor may stand for one, as a proxy of torch.fx does; anything else is refused as PyTorch does."""
     operands = {"input": input, "weight": weight, **({} if bias is None else {"bias": bias})}
     require_tensors(name, **operands)
-    return handle_torch_function(signatures[name].public, tuple(operands.values()), input, weight, bias, *raw)
+    return handle_torch_function(
+        signatures[name].public, tuple(operands.values()), input, weight, bias, *raw, **options
+    )
 
 
 def _refuse_rank(d: int, input: Tensor, weight: Tensor) -> None:
