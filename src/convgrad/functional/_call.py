@@ -111,7 +111,7 @@ def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | No
     """Compute one call of a gradient operator: without the dispatcher where it is plain and nothing is recorded."""
     operands = (a, b) if c is None else (a, b, c)
     recorded = _recording() and any(t.requires_grad for t in operands)
-    if recorded or find(op, raw, a, b, c) is None:
+    if recorded or a.is_meta or find(op, raw, a, b, c) is None:
         return operator(op)(*operands, *raw)
     return getattr(kernels, op)(*operands, *raw)
 
