@@ -114,6 +114,16 @@ def test_what_is_similar_is_a_problem_of_the_same_kind(text):
         assert 0.8 < a / b < 1.25
 
 
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("machine", ["foo x; y", "", "cuda of no kind"])
+def test_what_another_machine_exported_is_kept_for_it(machine: str) -> None:
+    row = {"machine": machine, "outputs": "forward", "problem": str(P), "times": {"aten": [1.0]}}
+    assert measurements.imported([row]) == (1, 0)
+    assert measurements.exported() == [row]
+    here = {**row, "machine": environment(CPU)}
+    assert measurements.imported([row, here]) == (2, 1)
+
+
 def test_what_is_known_may_be_forgotten_while_a_thread_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another thread reloads in the moment between the look into the store and its use."""
 
