@@ -273,12 +273,12 @@ def convolution_backward(
     if not (functorch_active() or forward_ad_active() or _moves(*tensors)):
         op = torch.ops.convgrad.convolution_backward.default
         return _below(op, keyset, tensors, (bias_sizes, *arguments))(*tensors, bias_sizes, *arguments)
-    geometry = conv_geometry(weight.shape, *rest)
+    form, geometry = Form(input.shape, weight.shape, tuple(rest)), conv_geometry(weight.shape, *rest)
     check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, geometry, mask)
     options = {"memory_format": layout_of(input, weight, geometry)}
     ops = torch.ops.convgrad
     return (
         ops.grad_input.default(grad_output, weight, input.shape, *rest, **options) if mask[0] else None,
         ops.grad_weight.default(grad_output, input, weight.shape, *rest, **options) if mask[1] else None,
-        sum_of_bias(grad_output) if mask[2] else None,
+        sum_of_bias(grad_output, form.bias_size) if mask[2] else None,
     )
