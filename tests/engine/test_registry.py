@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import convgrad
 from convgrad.backends import ReferenceBackend
 from convgrad.engine import backends, register, unregister
 from convgrad.engine.registry import reasons_against
@@ -50,6 +51,18 @@ def test_backends_may_be_registered_while_another_thread_looks(eager_threads: No
         for thread in threads:
             thread.join()
     assert not failed
+
+
+def test_the_default_that_is_removed_is_none_any_more() -> None:
+    """Every call raised KeyError until another default was set."""
+
+    class Another(ReferenceBackend):
+        name = "another"
+
+    register(Another())
+    convgrad.set_default_backend("another")
+    unregister("another")
+    assert convgrad.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 1)).shape == (1, 1, 3)
 
 
 def test_while_a_graph_is_captured_it_is_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
