@@ -165,6 +165,13 @@ def test_a_bias_is_checked_and_traced_as_the_other_operands_are(name: str) -> No
     assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [getattr(convgrad, name)]
 
 
+@pytest.mark.parametrize("padding", ["valid", "same", "causal", 0])
+@pytest.mark.parametrize("size", [(), (4,), (4, 4)])
+def test_a_weight_size_without_space_is_refused(size: tuple[int, ...], padding: Any) -> None:
+    with pytest.raises(convgrad.ShapeError, match="weight should have at least three dimensions"):
+        convgrad.grad_weight(X, size, X, padding=padding)
+
+
 def test_a_gradient_of_no_tensor_is_refused_by_name() -> None:
     x, w, g = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3), torch.randn(1, 2, 4, 4)
     wrong: Any = None

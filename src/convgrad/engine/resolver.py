@@ -231,8 +231,7 @@ def checked_grad_weight(
     g = conv_geometry(weight_size, *arguments)
     check_backward(grad_output.shape, input.shape, weight_size, None, g)
     check_operands(("grad_output", grad_output), ("input", input))
-    weight = torch.empty(tuple(weight_size), dtype=input.dtype, device=input.device)
-    layout = memory_format or layout_of(input, weight, g)
+    layout = memory_format or layout_of(input, input.new_empty(tuple(weight_size)), g)
     return Checked(g, input.shape, weight_size, grad_output.shape, layout, (False, True, False))
 
 

@@ -135,7 +135,7 @@ def paddings(
     d = len(weight_size) - 2
     if not isinstance(padding, str):
         return _padding_integers(padding, d)
-    if padding == "valid":
+    if padding == "valid" or d < 1:  # no weight, which is refused when its shape is looked at
         return (0,) * d
     kernel = weight_size[2:]
     if kernel and type(kernel[0]) is Tensor:
