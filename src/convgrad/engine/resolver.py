@@ -204,37 +204,29 @@ def checked_backward(
     return Checked(g, input.shape, weight.shape, grad_output.shape, layout_of(input, weight, g), mask)
 
 
-def checked_grad_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    input_size: Ints,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
-) -> Checked:
-    """The operands of ``grad_input``, validated; without a layout, that of grad_output and weight decides."""
-    g = conv_geometry(weight.shape, *arguments)
-    check_rank(input_size, weight.shape)
-    check_backward(grad_output.shape, input_size, weight.shape, None, g)
-    check_operands(("grad_output", grad_output), ("weight", weight))
-    layout = memory_format or layout_of(_like(input_size, grad_output), weight, g)
-    return Checked(g, input_size, weight.shape, grad_output.shape, layout, (True, False, False))
+def _checked_gradient(of_weight: bool) -> Callable[..., Checked]:
+    def checked(
+        grad_output: Tensor,
+        other: Tensor,
+        size: Ints,
+        *arguments: Any,
+        memory_format: torch.memory_format | None = None,
+    ) -> Checked:
+        """The operands of ``grad_input`` or ``grad_weight``, validated; without a layout, they decide."""
+        input_size, weight_size = (other.shape, size) if of_weight else (size, other.shape)
+        g = conv_geometry(weight_size, *arguments)
+        check_rank(input_size, weight_size)
+        check_backward(grad_output.shape, input_size, weight_size, None, g)
+        check_operands(("grad_output", grad_output), ("input" if of_weight else "weight", other))
+        if memory_format is None:
+            unread = other.new_empty(tuple(size)) if of_weight else _like(size, grad_output)
+            memory_format = layout_of(other, unread, g) if of_weight else layout_of(unread, other, g)
+        return Checked(g, input_size, weight_size, grad_output.shape, memory_format, (not of_weight, of_weight, False))
+
+    return checked
 
 
-def checked_grad_weight(
-    grad_output: Tensor,
-    input: Tensor,
-    weight_size: Ints,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
-) -> Checked:
-    """The operands of ``grad_weight``, validated."""
-    g = conv_geometry(weight_size, *arguments)
-    check_backward(grad_output.shape, input.shape, weight_size, None, g)
-    check_operands(("grad_output", grad_output), ("input", input))
-    layout = memory_format or layout_of(input, input.new_empty(tuple(weight_size)), g)
-    return Checked(g, input.shape, weight_size, grad_output.shape, layout, (False, True, False))
-
-
+checked_grad_input, checked_grad_weight = _checked_gradient(False), _checked_gradient(True)
 _CHECKS: dict[str, Callable[..., Checked]] = {
     "convolution": checked_convolution,
     "convolution_backward": checked_backward,

@@ -25,7 +25,7 @@ from torch.overrides import handle_torch_function
 from .._compat import profiler_enabled
 from ..engine import Plan, find, make, observers
 from ..errors import ShapeError
-from ..ops import any_subclass, apply, kernels, operator
+from ..ops import any_subclass, apply, operator, run_gradient
 from ..shapes import check_rank
 from ..validation import refuse_nested
 from ._arguments import require_tensors
@@ -111,9 +111,11 @@ def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | No
     """Compute one call of a gradient operator: without the dispatcher where it is plain and nothing is recorded."""
     operands = (a, b) if c is None else (a, b, c)
     recorded = _recording() and any(t.requires_grad for t in operands)
-    if recorded or a.is_meta or find(op, raw, a, b, c) is None:
+    found = None if recorded or a.is_meta else find(op, raw, a, b, c)
+    if found is None:
         return operator(op)(*operands, *raw)
-    return getattr(kernels, op)(*operands, *raw)
+    plan = found if found.__class__ is Plan else make(found, op, raw, a, b, c)
+    return run_gradient(op, plan, raw, *operands)
 
 
 def not_tensors(name: str, input: object, weight: object, bias: object, raw: tuple[Any, ...], **options: object) -> Any:

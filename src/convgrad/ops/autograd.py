@@ -243,22 +243,18 @@ def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
     return _through(op, keyset, "output", form, (input, weight, bias), arguments)
 
 
-def grad_input(
-    keyset: Any, grad_output: Tensor, weight: Tensor, input_size: Any, *arguments: Any, **options: Any
-) -> Tensor:
-    """``convgrad::grad_input`` with derivatives."""
-    refuse_nested(grad_output, weight)
-    op, form = torch.ops.convgrad.grad_input.default, Form(input_size, weight.shape, arguments)
-    return _through(op, keyset, "input", form, (grad_output, weight, None), (input_size, *arguments), **options)
+def _gradient(yields: Role) -> Callable[..., Tensor]:
+    def gradient(keyset: Any, grad_output: Tensor, other: Tensor, size: Any, *arguments: Any, **options: Any) -> Tensor:
+        """``convgrad::grad_input`` or ``convgrad::grad_weight`` with derivatives."""
+        refuse_nested(grad_output, other)
+        sizes = (size, other.shape) if yields == "input" else (other.shape, size)
+        op, form = getattr(torch.ops.convgrad, f"grad_{yields}").default, Form(*sizes, arguments)
+        return _through(op, keyset, yields, form, (grad_output, other, None), (size, *arguments), **options)
+
+    return gradient
 
 
-def grad_weight(
-    keyset: Any, grad_output: Tensor, input: Tensor, weight_size: Any, *arguments: Any, **options: Any
-) -> Tensor:
-    """``convgrad::grad_weight`` with derivatives."""
-    refuse_nested(grad_output, input)
-    op, form = torch.ops.convgrad.grad_weight.default, Form(input.shape, weight_size, arguments)
-    return _through(op, keyset, "weight", form, (grad_output, input, None), (weight_size, *arguments), **options)
+grad_input, grad_weight = _gradient("input"), _gradient("weight")
 
 
 def convolution_backward(

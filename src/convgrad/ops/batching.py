@@ -10,7 +10,7 @@ weight and output the output channels of a group (co); all three share the group
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -104,22 +104,20 @@ def convolution(
     return output, 0
 
 
-def grad_input(
-    info: Any, in_dims: Any, grad_output: Tensor, weight: Tensor, input_size: Any, *arguments: Any, **_: Any
-) -> tuple[Tensor, int]:
-    """vmap of grad_input."""
-    form = Form(input_size, _shape(weight, in_dims[1]), arguments)
-    _check(grad_output, in_dims[0], form)
-    return _batched(info, form, "input", (grad_output, weight), in_dims[:2]), 0
+def _gradient(yields: Role) -> Callable[..., tuple[Tensor, int]]:
+    def rule(
+        info: Any, in_dims: Any, grad_output: Tensor, other: Tensor, size: Any, *arguments: Any, **_: Any
+    ) -> tuple[Tensor, int]:
+        """vmap of a gradient; of grad_weight with both operands batched, per-sample gradients in one contraction."""
+        shape = _shape(other, in_dims[1])
+        form = Form(size, shape, arguments) if yields == "input" else Form(shape, size, arguments)
+        _check(grad_output, in_dims[0], form)
+        return _batched(info, form, yields, (grad_output, other), in_dims[:2]), 0
+
+    return rule
 
 
-def grad_weight(
-    info: Any, in_dims: Any, grad_output: Tensor, input: Tensor, weight_size: Any, *arguments: Any, **_: Any
-) -> tuple[Tensor, int]:
-    """vmap of grad_weight: with both operands batched these are per-sample gradients, as one grouped contraction."""
-    form = Form(_shape(input, in_dims[1]), weight_size, arguments)
-    _check(grad_output, in_dims[0], form)
-    return _batched(info, form, "weight", (grad_output, input), in_dims[:2]), 0
+grad_input, grad_weight = _gradient("input"), _gradient("weight")
 
 
 def convolution_backward(
