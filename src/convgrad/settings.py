@@ -43,6 +43,11 @@ def cudnn_allows_tf32() -> bool:
     return fp32_precision("cuda", "conv") == "tf32"
 
 
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
 def current() -> Settings:
     """Read every flag."""
     return Settings(
@@ -54,7 +59,7 @@ def current() -> Settings:
         mkldnn_enabled=torch._C._get_mkldnn_enabled(),
         threads=torch.get_num_threads(),
         onednn_precision=(fp32_precision("mkldnn", "conv"), fp32_precision("mkldnn", "matmul")),
-        capturing=torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing(),
+        capturing=capturing(),
         measure=measuring[0],
     )
 

@@ -26,7 +26,7 @@ import torch
 from .._compat import dispatch_modes, functorch_active, jit_tracing
 from ..backends import Backend
 from ..problem import ConvProblem, Output, passes_of
-from ..settings import current, measuring_share
+from ..settings import capturing, measuring_share
 from . import store
 from .ab_timer import Comparison, call_seconds, compare, second_call
 from .cache import invalidate
@@ -136,7 +136,7 @@ def measure_now(
     key = key_of(similar(problem), outputs, environment(device))
     if not force and time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN:
         return None
-    if (device.type == "cuda" and current().capturing) or not _state.lock.acquire(blocking=unlimited):
+    if (device.type == "cuda" and capturing()) or not _state.lock.acquire(blocking=unlimited):
         return None
     start, outer = time.perf_counter(), _state.busy
     try:
