@@ -1,4 +1,4 @@
-"""Every private or version-dependent PyTorch call. Nothing else in the library touches one."""
+"""Private and version-dependent PyTorch calls that more than one room needs, or that need a fallback."""
 
 from __future__ import annotations
 

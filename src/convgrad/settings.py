@@ -1,4 +1,4 @@
-"""All of PyTorch's flags that affect which kernel may run or what it returns are read here."""
+"""PyTorch's flags that affect which kernel may run or what it returns, and ours."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def current() -> Settings:
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         cudnn_deterministic=torch.backends.cudnn.deterministic,
         cudnn_tf32=cudnn_allows_tf32(),
-        mkldnn_enabled=torch._C._get_mkldnn_enabled(),
+        mkldnn_enabled=mkldnn(),
         threads=torch.get_num_threads(),
         onednn_precision=(fp32_precision("mkldnn", "conv"), fp32_precision("mkldnn", "matmul")),
         capturing=capturing(),

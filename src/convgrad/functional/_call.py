@@ -61,10 +61,10 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
         first, second = input.requires_grad, weight.requires_grad
         if first or second or (bias is not None and bias.requires_grad):
             if plan.aten:
-                pytorchs = plan.pytorchs.get((first, second))
-                if pytorchs is None:
-                    pytorchs = plan.autograd_is_pytorchs(first, second)
-                if pytorchs and not observers and not profiler_enabled():
+                suffices = plan.suffices.get((first, second))
+                if suffices is None:
+                    suffices = plan.pytorch_autograd_suffices(first, second)
+                if suffices and not observers and not profiler_enabled():
                     return _convolution(input, weight, bias, *plan.arguments)
             return apply(plan, input, weight, bias)
     if observers or profiler_enabled():

@@ -28,7 +28,7 @@ from .._compat import (
     single_level,
     will_engine_execute,
 )
-from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
+from ..calculus import CONTRACTED, Form, Role, derivative, sum_of_bias, tangent
 from ..engine import Plan, Request, active, generation, layout_of, observers, resume
 from ..padding_modes import fold, pad
 from ..settings import flags
@@ -98,7 +98,7 @@ class Contraction(torch.autograd.Function):
         """Forward mode: by linearity in each operand."""
         _, first, second, bias = tangents
         form, yields, tensors = ctx.call.form, ctx.call.yields, ctx.saved_tensors
-        roles = OPERANDS[yields]
+        roles = CONTRACTED[yields]
         operands = dict(zip(roles, tensors, strict=True))
         moved = tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
         if bias is not None:
@@ -176,7 +176,7 @@ def _gradients(
             backward = torch.ops.convgrad.convolution_backward.default
             return backward(cotangent, first, second, sizes, *form.arguments, mask)
         form = _with_layout(form, first, second)
-    roles = OPERANDS[yields]
+    roles = CONTRACTED[yields]
     operands = dict(zip(roles, (first, second), strict=True))
     one, two = (
         derivative(form, yields, role, cotangent, operands) if need else None

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..calculus import OPERANDS, Form, Role, contract
+from ..calculus import CONTRACTED, Form, Role, contract
 from ..shapes import conv_geometry, convolution_shape
 from ..validation import check_backward
 
@@ -65,7 +65,7 @@ def _folded_size(size: Sequence[int], role: Role, axis: str, transposed: bool, b
 
 def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in_dims: Sequence[int | None]) -> Tensor:
     """The contraction with B folded away and back; B comes first in the result."""
-    roles, batch = OPERANDS[yields], info.batch_size
+    roles, batch = CONTRACTED[yields], info.batch_size
     if batch == 0:
         return operands[0].new_empty((0, *getattr(form, f"{yields}_size")))
     if in_dims[0] is None and in_dims[1] is None:
