@@ -75,7 +75,7 @@ class Call(NamedTuple):
 
     kernel: Any
     arguments: dict[str, Any]
-    options: dict[str, int]
+    options: dict[str, Any]
 
 
 @contextmanager
@@ -125,7 +125,7 @@ def compiled(call: Call, target: GPUTarget, more: dict[str, int]) -> Any:
             constants[parameter.name] = value
         else:
             signature[parameter.name] = "i32"
-    options = {**call.options, **more, "enable_fp_fusion": True}
+    options = {**call.options, **more}
     if target.backend == "hip":
         if "PRECISION" in constants:
             constants["PRECISION"] = "ieee"

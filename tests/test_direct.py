@@ -164,7 +164,7 @@ def test_help_shows_every_argument(name):
     flags = len(parameters.keys() & {*FLAGS})
     given = len(ORDER[name].split()) - bool(flags) + flags
     assert len([p for p in parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]) == given
-    assert all(f"{part}:" in function.__doc__ for part in ("Shape", "Raises", "Equivalent to"))
+    assert ": `convgrad." in function.__doc__
     with pytest.raises(TypeError, match=rf"{name}\(\) missing"):
         function()
 

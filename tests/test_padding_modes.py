@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 import convgrad
+from convgrad.padding_modes import fold
 from convgrad.padding_modes import pad as padded
 
 MODES = ("circular", "reflect", "replicate")
@@ -42,6 +43,17 @@ def test_circular_is_pytorchs(sides: Any, last: bool, batch: tuple[int, ...], dt
     assert a.stride() == x.stride()
     assert got.grad_fn is not None
     assert "Moved" in type(got.grad_fn).__name__
+
+
+def test_a_batch_of_gradients_at_once() -> None:
+    """PyTorch's older vmap stands behind it: to Python such a gradient is a plain tensor, but it has no memory."""
+    x = torch.randn(2, 3, 5, 5).contiguous(memory_format=torch.channels_last).requires_grad_()
+    for move in (padded, fold):
+        y = move(x, ((1, 2), (1, 1)), "circular")
+        many = torch.randn(3, 2, *y.shape[2:], 3).movedim(-1, 2)
+        (got,) = torch.autograd.grad(y, x, many, is_grads_batched=True, retain_graph=True)
+        want = [torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in many]
+        torch.testing.assert_close(got, torch.stack(want))
 
 
 def test_a_volume_without_a_batch_that_lies_like_a_channels_last_image() -> None:

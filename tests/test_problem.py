@@ -88,6 +88,10 @@ def test_canonical_is_idempotent_and_the_same_form(problem: ConvProblem) -> None
     [
         ({"input_size": (9,)}, "1, 2 or 3 spatial dimensions"),
         ({"groups": 3}, "multiples of groups=3"),
+        ({"batch": -1}, "are not negative"),
+        ({"in_channels": -2, "groups": 2}, "are not negative"),
+        ({"input_size": (-1, 8), "padding": ((5, 5), (0, 0))}, "are not negative"),
+        ({"origin": "foo"}, "origin is 'plain' or 'transposed', got 'foo'"),
         ({"stride": (0, 1)}, "kernel_size, stride and dilation are positive integers"),
         ({"output_size": (5, 8)}, r"output_size\[1\]=8 does not follow"),
         ({"kernel_size": (30, 2), "output_size": (-5, 7)}, r"output_size\[0\]"),

@@ -138,6 +138,7 @@ def test_words(short: str, long: str) -> None:
         ("g2ic3ih3oc4kh1", ["groups=2", "in the problem 'g2"]),
         ("ic3ih3oc4kh1ih5", ["'ih' is given twice, as 3 and as 5", "position 12"]),
         ("ic3ih3oc4kh1 f16 float32", ["a second dtype, 'float32'", "position 17"]),
+        ("ic3ih3oc4kh1 reflect circular", ["a second padding mode, 'circular'", "position 21"]),
         ("ic3ih" + "9" * 5000, ["'ih' has 5000 digits", "position 3"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""Every private or version-dependent PyTorch call. Nothing else in the library touches one."""
+"""Private and version-dependent PyTorch calls that more than one room needs, or that need a fallback."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def saved_tensors_hooks() -> Any:
     return _C._autograd._top_saved_tensors_default_hooks(True)
 
 
-def fp32_precision(library: str, operation: str = "conv") -> str:
-    """In which precision a library computes float32 convolutions, or a ``matmul``, as its ``fp32_precision`` says."""
-    return _C._get_fp32_precision_getter(library, operation)
+#: In which precision a library ("cuda", "mkldnn") computes an operation ("conv", "matmul") of float32. Not
+#: `torch.get_float32_matmul_precision`, which raises where one library's was set by itself.
+fp32_precision: Callable[[str, str], str] = _C._get_fp32_precision_getter
 
 
-def exact_matmul() -> bool:
-    """Whether a CPU computes matrix products of float32 in float32; else oneDNN may use 16 bits, at twice the speed."""
-    return fp32_precision("mkldnn", "matmul") in ("none", "ieee")
+def exact_matmul(library: str = "mkldnn") -> bool:
+    """Whether a library computes matrix products of float32 in float32; else it may use fewer bits, and be faster."""
+    return fp32_precision(library, "matmul") in ("none", "ieee")
 
 
 def cuda_driver() -> int:

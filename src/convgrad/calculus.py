@@ -39,7 +39,7 @@ from .shapes import channels_of_output, conv_geometry, convolution_shape
 Role = Literal["input", "weight", "output"]
 
 #: The roles that the operator yielding a role contracts, in the order of its arguments.
-OPERANDS: dict[Role, tuple[Role, Role]] = {
+CONTRACTED: dict[Role, tuple[Role, Role]] = {
     "output": ("input", "weight"),
     "input": ("output", "weight"),
     "weight": ("output", "input"),
@@ -79,7 +79,7 @@ class Form(NamedTuple):
 def contract(form: Form, yields: Role, operands: Mapping[Role, Tensor]) -> Tensor:
     """Call the operator that yields a role."""
     ops = torch.ops.convgrad
-    first, second = (operands[r] for r in OPERANDS[yields])
+    first, second = (operands[r] for r in CONTRACTED[yields])
     if yields == "output":
         return ops.convolution.default(first, second, None, *form.arguments)
     options = {"memory_format": form.memory_format}

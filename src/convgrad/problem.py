@@ -143,6 +143,10 @@ class ConvProblem:
                 f"in_channels={self.in_channels} and out_channels={self.out_channels} "
                 f"must be multiples of groups={self.groups}"
             )
+        if min(self.batch, self.in_channels, self.out_channels, *self.input_size) < 0:
+            raise ValueError(f"batch, channels and input_size are not negative; got {self!r}")
+        if self.origin not in ("plain", "transposed"):
+            raise ValueError(f"origin is 'plain' or 'transposed', got {self.origin!r}")
         if min(*self.kernel_size, *self.stride, *self.dilation) < 1:
             raise ValueError(f"kernel_size, stride and dilation are positive integers; got {self!r}")
         if self.padding_mode != "zeros":

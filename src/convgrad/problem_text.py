@@ -72,6 +72,8 @@ def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) 
         elif word[0] in words:
             words[word[0]] = True
         elif word[0] in MODES:
+            if mode not in ("zeros", word[0]):
+                raise _error(text, end + word.start(), f"a second padding mode, {word[0]!r}")
             mode = word[0]
         else:
             known = f"channels_last, transposed, bias, {', '.join(MODES)}, or a dtype such as float64 or bf16"

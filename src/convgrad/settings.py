@@ -1,4 +1,4 @@
-"""All of PyTorch's flags that affect which kernel may run or what it returns are read here."""
+"""PyTorch's flags that affect which kernel may run or what it returns, and ours."""
 
 from __future__ import annotations
 
@@ -25,17 +25,12 @@ class Settings(NamedTuple):
     cudnn_tf32: bool
     mkldnn_enabled: bool
     threads: int
+    #: How oneDNN computes convolutions and matrix products of float32.
+    onednn_precision: tuple[str, str]
+    #: A CUDA graph is being captured.
+    capturing: bool = False
     #: As in `measuring`.
     measure: float | None = None
-
-    @property
-    def measuring_share(self) -> float:
-        """The share of the running time that measuring may take; 0 where nothing may be measured."""
-        if self.must_be_deterministic:
-            return 0.0
-        if self.measure is None:
-            return _USUAL_SHARE if self.cudnn_benchmark else 0.0
-        return self.measure
 
     @property
     def must_be_deterministic(self) -> bool:
@@ -45,7 +40,12 @@ class Settings(NamedTuple):
 
 def cudnn_allows_tf32() -> bool:
     """Whether float32 convolutions may round their operands to TF32, by the old switch and the new ones."""
-    return fp32_precision("cuda") == "tf32"
+    return fp32_precision("cuda", "conv") == "tf32"
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def current() -> Settings:
@@ -56,8 +56,10 @@ def current() -> Settings:
         cudnn_benchmark=torch.backends.cudnn.benchmark,
         cudnn_deterministic=torch.backends.cudnn.deterministic,
         cudnn_tf32=cudnn_allows_tf32(),
-        mkldnn_enabled=torch._C._get_mkldnn_enabled(),
+        mkldnn_enabled=mkldnn(),
         threads=torch.get_num_threads(),
+        onednn_precision=(fp32_precision("mkldnn", "conv"), fp32_precision("mkldnn", "matmul")),
+        capturing=capturing(),
         measure=measuring[0],
     )
 
@@ -75,9 +77,22 @@ def determinism_demanded(device: torch.device) -> bool:
     return deterministic() or (device.type != "cpu" and torch.backends.cudnn.deterministic)
 
 
+def measuring_share(device: torch.device) -> float:
+    """The share of the running time that measuring may take on a device; 0 where nothing may be measured."""
+    if determinism_demanded(device):
+        return 0.0
+    share = measuring[0]
+    if share is None:
+        return _USUAL_SHARE if benchmark() else 0.0
+    return share
+
+
 def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
-    return (threads(), deterministic(), mkldnn(), benchmark(), measuring[0]) if like.is_cpu else current()
+    if not like.is_cpu:
+        return current()
+    conv, matmul = fp32_precision("mkldnn", "conv"), fp32_precision("mkldnn", "matmul")
+    return (threads(), deterministic(), mkldnn(), benchmark(), measuring[0], conv, matmul)
 
 
 class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is

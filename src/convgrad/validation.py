@@ -123,6 +123,8 @@ def check_memory(problem: ConvProblem, outputs: Sequence[Output], operands: Sequ
 
 #: Bytes below which nobody looks at what is free.
 _LARGE = 1 << 30
+#: Where Linux says what the control group of a container may have.
+_GROUP = Path("/sys/fs/cgroup")
 
 
 def _free_memory() -> int:
@@ -132,9 +134,10 @@ def _free_memory() -> int:
         with open("/proc/meminfo", encoding="ascii") as lines:
             kib = {name: int(rest.split()[0]) for name, rest in (line.split(":") for line in lines)}
         free = (kib["MemAvailable"] + kib["SwapFree"]) << 10
-        group = Path("/sys/fs/cgroup")
-        most, now = ((group / name).read_text() for name in ("memory.max", "memory.current"))
-        free = min(free, int(most) - int(now))
+        most, now, stat = ((_GROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+        kinds = dict(line.split() for line in stat.splitlines())
+        cached = int(kinds["active_file"]) + int(kinds["inactive_file"])  # of files: given back where it is needed
+        free = min(free, int(most) - int(now) + cached)
     except (OSError, KeyError, ValueError):  # another system, or a group without a limit ("max")
         pass
     return free

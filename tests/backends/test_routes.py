@@ -120,8 +120,11 @@ def test_matmul_copies_nothing(pass_: Pass, layout: str, dtype: str) -> None:
 def test_matmul_in_16_bits_is_refused_for_float32() -> None:
     try:
         torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # pyright: ignore[reportAttributeAccessIssue]
-        [reason] = get_backend("aten:matmul").reasons_against(ConvProblem.parse("ic2ih4oc2kh1"), ("forward",), CPU)
-        assert "in 16 bits" in reason
+        for name in ("aten:matmul", "im2col"):
+            [reason] = get_backend(name).reasons_against(ConvProblem.parse("ic2ih4oc2kh1"), ("forward",), CPU)
+            assert "in 16 bits" in reason
+        doubles = ConvProblem.parse("ic2ih4oc2kh1 float64")
+        assert get_backend("im2col").reasons_against(doubles, ("forward",), CPU) == []
     finally:
         torch.backends.mkldnn.matmul.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
 

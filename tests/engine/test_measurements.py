@@ -87,12 +87,13 @@ def test_the_key_tells_everything_apart_that_changes_the_answer(monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr("convgrad.engine.environment.current", lambda f=flag, v=value: settings._replace(**{f: v}))
             assert environment(CPU) != where
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        assert environment(CPU) != where
-    finally:
-        torch.set_float32_matmul_precision(before)
+    mkldnn: Any = torch.backends.mkldnn
+    for operation in (mkldnn.conv, mkldnn.matmul):  # each by itself, which makes PyTorch's old getter raise
+        operation.fp32_precision = "bf16"
+        try:
+            assert environment(CPU) != where
+        finally:
+            operation.fp32_precision = "none"
     assert f"torch {torch.__version__}" in where
     assert f"convgrad {convgrad.__version__}" in where
     assert environment(torch.device("meta")) == ""
@@ -111,6 +112,16 @@ def test_what_is_similar_is_a_problem_of_the_same_kind(text):
     assert all(getattr(p, name) == getattr(q, name) for name in same)
     for a, b in zip(p.input_size, q.input_size, strict=True):
         assert 0.8 < a / b < 1.25
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("machine", ["foo x; y", "", "cuda of no kind"])
+def test_what_another_machine_exported_is_kept_for_it(machine: str) -> None:
+    row = {"machine": machine, "outputs": "forward", "problem": str(P), "times": {"aten": [1.0]}}
+    assert measurements.imported([row]) == (1, 0)
+    assert measurements.exported() == [row]
+    here = {**row, "machine": environment(CPU)}
+    assert measurements.imported([row, here]) == (2, 1)
 
 
 def test_what_is_known_may_be_forgotten_while_a_thread_looks(monkeypatch: pytest.MonkeyPatch) -> None:

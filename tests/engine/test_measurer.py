@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
 from convgrad.engine import measurements, measurer, register
-from convgrad.settings import current, measure
+from convgrad.settings import measure, measuring_share
 
-from .measuring import Fake, P, W, X, certainly_known, chosen, deterministic, everything, forward, fresh, known
+from .measuring import CPU, Fake, P, W, X, certainly_known, chosen, deterministic, everything, forward, fresh, known
 
 pytestmark = pytest.mark.usefixtures("folder")
 
@@ -103,21 +103,24 @@ def test_a_deterministic_run_does_not_depend_on_what_was_measured():
 
 
 def test_as_a_setting_it_lasts_and_as_a_block_it_ends():
-    assert current().measuring_share == 0
+    assert measuring_share(CPU) == 0
     with measure():
-        assert current().measuring_share > 0
+        assert measuring_share(CPU) > 0
         with measure(False):
-            assert current().measuring_share == 0
-        assert current().measuring_share > 0
+            assert measuring_share(CPU) == 0
+        assert measuring_share(CPU) > 0
     measure(share=2)
     try:
-        assert current().measuring_share == 2
+        assert measuring_share(CPU) == 2
         with torch.backends.cudnn.flags(deterministic=True):
-            assert current().measuring_share == 0
+            assert measuring_share(CPU) == 2  # which says nothing of a CPU
+            assert measuring_share(torch.device("cuda")) == 0
+        with deterministic():
+            assert measuring_share(CPU) == 0
     finally:
         measure(None)
     with torch.backends.cudnn.flags(benchmark=True):
-        assert current().measuring_share > 0
+        assert measuring_share(CPU) > 0
 
 
 def test_a_share_must_be_positive():

@@ -7,9 +7,14 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+import torch
 
+import convgrad
 from convgrad.backends import ReferenceBackend
 from convgrad.engine import backends, register, unregister
+from convgrad.engine.registry import reasons_against
+from convgrad.problem import ConvProblem
+from convgrad.settings import flags
 
 
 @pytest.fixture
@@ -46,3 +51,31 @@ def test_backends_may_be_registered_while_another_thread_looks(eager_threads: No
         for thread in threads:
             thread.join()
     assert not failed
+
+
+def test_the_default_that_is_removed_is_none_any_more() -> None:
+    """Every call raised KeyError until another default was set."""
+
+    class Another(ReferenceBackend):
+        name = "another"
+
+    register(Another())
+    convgrad.set_default_backend("another")
+    unregister("another")
+    assert convgrad.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 1)).shape == (1, 1, 3)
+
+
+def test_while_a_graph_is_captured_it_is_another_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or a plan that was made before would run what may not be captured, and one that was made then would stay."""
+
+    class Unsafe(ReferenceBackend):
+        capture_safe = False
+
+    asked = Unsafe(), ConvProblem.parse("ic1iw3oc1kw1"), ("forward",), torch.device("cuda")
+    on_a_gpu = torch.empty(0, device="meta")  # anything but a CPU
+    before = flags(on_a_gpu)
+    assert reasons_against(*asked) == []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert flags(on_a_gpu) != before
+    assert reasons_against(*asked) == ["a CUDA graph is being captured and it may not be called then"]

@@ -143,6 +143,35 @@ def test_what_is_no_tensor_is_refused_as_in_pytorch(operands: tuple[Any, ...]) -
             function(*mixed)
 
 
+X, W = torch.randn(2, 4, 9), torch.randn(4, 4, 3)
+OF_A_BIAS: dict[str, Callable[[Any], Any]] = {
+    "conv1d": lambda b: convgrad.conv1d(X.mT, W, b, layout="NLC"),
+    "conv_transpose1d": lambda b: convgrad.conv_transpose1d(X.mT, W, b, layout="NLC"),
+    "feedback_convolution": lambda b: convgrad.feedback_convolution(X, W, 2 * W, b),
+    "causal_conv1d": lambda b: convgrad.causal_conv1d(X, W[0], b),
+    "causal_conv1d_update": lambda b: convgrad.causal_conv1d_update(X, torch.zeros(2, 4, 2), W[0], b),
+}
+
+
+@pytest.mark.parametrize("name", OF_A_BIAS)
+def test_a_bias_is_checked_and_traced_as_the_other_operands_are(name: str) -> None:
+    """A proxy of torch.fx in its place alone was handed on, and a feedback weight was left out of the graph."""
+    call = OF_A_BIAS[name]
+    for none_or_tensor in (None, torch.randn(4)):
+        assert call(none_or_tensor).shape == call(None).shape
+    with pytest.raises(TypeError, match=rf"{name}\(\): argument 'bias' must be Tensor, not float"):
+        call(1.0)
+    graph = torch.fx.symbolic_trace(call)
+    assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [getattr(convgrad, name)]
+
+
+@pytest.mark.parametrize("padding", ["valid", "same", "causal", 0])
+@pytest.mark.parametrize("size", [(), (4,), (4, 4)])
+def test_a_weight_size_without_space_is_refused(size: tuple[int, ...], padding: Any) -> None:
+    with pytest.raises(convgrad.ShapeError, match="weight should have at least three dimensions"):
+        convgrad.grad_weight(X, size, X, padding=padding)
+
+
 def test_a_gradient_of_no_tensor_is_refused_by_name() -> None:
     x, w, g = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3), torch.randn(1, 2, 4, 4)
     wrong: Any = None

@@ -227,6 +227,17 @@ def test_gradients_are_traced_as_calls() -> None:
         assert torch.equal(found, want)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex64])
+def test_gradients_without_data(dtype: torch.dtype) -> None:
+    x, w, g = (torch.ones(size, dtype=dtype, device="meta") for size in ((2, 4, 9), (4, 2, 3), (2, 4, 7)))
+    assert convgrad.grad_input(x.shape, w, g, groups=2).shape == x.shape
+    assert convgrad.grad_weight(x, w.shape, g, groups=2).shape == w.shape
+    assert [t.shape for t in convgrad.convolution_backward(g, x, w, groups=2) if t is not None][:2] == [
+        x.shape,
+        w.shape,
+    ]
+
+
 def test_integers_and_lazy_conjugates() -> None:
     x, w = torch.randint(-3, 4, (2, 4, 6)), torch.randint(-3, 4, (4, 2, 3))
     assert torch.equal(convgrad.conv1d(x, w, groups=2), F.conv1d(x, w, groups=2))

@@ -29,6 +29,19 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], tuple[Any, ...]]] = {
 }
 
 
+@pytest.mark.parametrize("channels", [0, 4], ids=["of the output", "of the bias"])
+@pytest.mark.parametrize(("padding", "steps"), [([1], 9), ([1, 0], 8)])
+def test_an_input_without_channels_has_a_gradient_of_its_whole_bias(
+    padding: list[int], steps: int, channels: int
+) -> None:
+    x, w, g = torch.ones(2, 0, 9), torch.ones(4, 0, 3), torch.ones(2, channels, steps)
+    rest = (w, [4], [1], padding, [1], False, [0], 1, [True] * 3)
+    operator = torch.ops.convgrad.convolution_backward
+    for backward in (operator, decompositions.convolution_backward):
+        for input in (x, x.clone().requires_grad_()):
+            assert [t.shape for t in backward(g, input, *rest)] == [x.shape, w.shape, (4,)]
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_the_same_numbers(case: str, dtype: torch.dtype) -> None:

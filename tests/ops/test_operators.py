@@ -143,6 +143,45 @@ def test_vmap_of_convolution_backward(dims: tuple[int | None, ...]) -> None:
         torch.testing.assert_close(got[k], torch.stack([ours(*r)[k] for r in rows]), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["convolution", "convolution_backward", "grad_input", "grad_weight"])
+def test_vmap_of_a_request_inside_a_graph(name: str) -> None:
+    """Without a rule, PyTorch calls the operator once for each row, and warns."""
+    x, w, g = torch.randn(3, 2, 4, 9), torch.randn(3, 4, 1, 3), torch.randn(3, 2, 4, 7)
+    form = ([1], [0], [1], False, [0], 4)
+    operands, rest = {
+        "convolution": ((x, w), (None, *form)),
+        "convolution_backward": ((g, x, w), ([4], *form, [True] * 3)),
+        "grad_input": ((g, w), (x.shape[1:], *form)),
+        "grad_weight": ((g, x), (w.shape[1:], *form)),
+    }[name]
+    operator = getattr(ops, name)
+    with convgrad.trace() as seen:
+        got = torch.func.vmap(lambda *t: operator.with_backend(*t, *rest, backend="reference"))(*operands)
+    assert {r.backend for r in seen} == {"reference"}
+    assert len(seen) == (2 if name == "convolution_backward" else 1)
+    want = torch.func.vmap(lambda *t: operator(*t, *rest))(*operands)
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("groups", [0, -1, 3, 4])
+@pytest.mark.parametrize("of", ["weight", "grad_input", "grad_weight", "gradients", "bias"])
+def test_vmap_refuses_what_is_refused_without(of: str, groups: int) -> None:
+    """In the same words: of what was given, and not of what B is folded into."""
+    x, w, g = torch.randn(2, 4, 9), torch.randn(5, 4, 1, 3), torch.randn(2, 4, 6)  # one too short
+    calls: dict[str, Callable[[Tensor], Any]] = {
+        "weight": lambda w: convgrad.conv1d(x[:, :3], w, groups=groups),
+        "grad_input": lambda w: convgrad.grad_input(x.shape, w, g, groups=groups),
+        "grad_weight": lambda w: convgrad.grad_weight(x, w.shape, g * w.sum(), groups=groups),
+        "gradients": lambda w: convgrad.convolution_backward(g, x, w, [4], groups=groups),
+        "bias": lambda w: convgrad.conv1d(x, w, torch.ones(1), groups=groups),
+    }
+    with pytest.raises(convgrad.ShapeError) as without:
+        calls[of](w[0])
+    with pytest.raises(convgrad.ShapeError) as within:
+        torch.func.vmap(calls[of])(w)
+    assert str(within.value) == str(without.value)
+
+
 def loss(conv: Callable[..., Tensor], x: Tensor) -> Callable[..., Tensor]:
     return lambda w, b: conv(x, w, b, stride=2, padding=1, groups=2).pow(2).sum()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import convgrad
+from convgrad import validation
 
 FORM = ([1, 1], [0, 0], [1, 1], False, [0, 0], 4)
 X, W, G = (1, 4, 8, 8), (4, 1, 3, 3), (1, 4, 6, 6)
@@ -106,6 +108,17 @@ def test_a_dense_copy_of_grad_output_that_does_not_fit_is_refused() -> None:
     form = {"stride": n, "transposed": True, "output_mask": (False, True, False)}
     with pytest.raises(convgrad.UnsupportedError, match="GB are free"):
         convgrad.convolution_backward(torch.ones(1).expand(1, 2, n + 1), x, w, **form)
+
+
+def test_what_a_container_holds_of_files_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its control group counts them as used, and after a data set was read there seemed to be no memory left."""
+    stat = "anon 400\nactive_file 1500\ninactive_file 1000\nslab 9\n"
+    for name, text in {"max": "3000\n", "current": "2900\n", "stat": stat}.items():
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(validation, "_GROUP", tmp_path)
+    assert validation._free_memory() == 2600
+    (tmp_path / "memory.max").write_text("max\n")
+    assert validation._free_memory() > 1 << 20
 
 
 def test_native_does_not_pack_gigabytes_of_padding() -> None:

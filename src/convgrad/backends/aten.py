@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..problem import PASSES, ConvProblem, Output, Pass
+from ..settings import cudnn_allows_tf32
 from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, without_slack
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
 from .padding import over_copy, padded
@@ -71,8 +72,6 @@ class AtenBackend(Backend):
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         if device.type == "cuda" and problem.dtype is torch.float32:
-            from ..settings import cudnn_allows_tf32
-
             return "tf32" if cudnn_allows_tf32() else "transform"
         if problem.dtype in (torch.float16, torch.bfloat16) and device.type == "cpu":
             return "low-precision accumulation"  # its gradients exceed a bound that assumes float32 sums

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .._compat import amx_here, avx512_here, onednn_has
 from ..problem import ConvProblem, Output
+from ..settings import mkldnn
 from ..sizes import effective_kernel
 from .strides import tidy
 
@@ -322,7 +323,7 @@ def defect_of(problem: ConvProblem, outputs: Iterable[Output], device: torch.dev
     if device.type != "cpu":
         return "", ()
     for output in outputs:
-        for defect in DEFECTS if torch._C._get_mkldnn_enabled() else ():
+        for defect in DEFECTS if mkldnn() else ():
             if defect.instead and defect.concerns(problem, output):
                 return f"{defect.happens} ({defect.when}; {defect.reference})", defect.instead
         if found and (output, geometry(problem)) in found:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._compat import onednn_has
 from ..calculus import add_bias
 from ..problem import ConvProblem, Output, Pass
-from ..settings import cudnn_allows_tf32, current
+from ..settings import cudnn_allows_tf32, current, mkldnn
 from .aten import AtenBackend, aten_backward, output_padding
 from .aten_direct import AtenDirect, Contract, aten_choice, grad_weight_as_convolution
 from .base import Arithmetic
@@ -188,11 +188,8 @@ class AtenMkldnnBackend(AtenDirect):
         reasons = super().reasons_against(problem, outputs, device)
         if not reasons and problem.dtype is not torch.float32 and not onednn_has(problem.dtype):
             reasons.append(f"this CPU lacks the instructions with which oneDNN computes {problem.dtype}")
-        if set(outputs) - {"forward", "grad_bias"} and not torch._C._get_mkldnn_enabled():
-            reasons.append(
-                "torch.backends.mkldnn is switched off, and PyTorch reaches oneDNN's grad_input and grad_weight "
-                "only where it is on"
-            )
+        if not mkldnn():
+            reasons.append("torch.backends.mkldnn is switched off")
         return reasons
 
     def wrong_here(

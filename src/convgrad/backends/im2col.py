@@ -26,7 +26,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from .._compat import accumulate_dtype
+from .._compat import accumulate_dtype, exact_matmul
 from ..problem import ConvProblem, Output, Pass
 from .base import Arithmetic, Backend, Kernel
 from .columns import (
@@ -219,6 +219,8 @@ class Im2colBackend(Backend):
             reasons.append(f"there is no matrix product of {dtype} on {device.type}")
         if dtype.is_floating_point and dtype.itemsize == 1:
             reasons.append(f"there is no matrix product of {dtype} without scales")
+        if device.type == "cpu" and accumulate_dtype(dtype) is torch.float32 and not exact_matmul():
+            reasons.append("PyTorch may compute its matrix products in 16 bits here")
         return reasons
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
@@ -237,5 +239,5 @@ class Im2colBackend(Backend):
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         narrow = problem.dtype in (torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex32)
-        tf32 = device.type == "cuda" and narrow and torch.get_float32_matmul_precision() != "highest"
+        tf32 = device.type == "cuda" and narrow and not exact_matmul("cuda")
         return "tf32" if tf32 else "direct"

@@ -92,9 +92,9 @@ def gather() -> dict[str, Any]:
         },
         "backends": {name: _backend(name, devices[-1].split(":")[0]) for name in backends()},
         "settings": {
-            **{name: bool(value) for name, value in flags._asdict().items() if name not in ("threads", "measure")},
+            **{name: value for name, value in flags._asdict().items() if isinstance(value, bool)},
             "threads": flags.threads,
-            "measuring_fraction_of_time": flags.measuring_share,
+            "measuring_fraction_of_time": settings.measuring_share(torch.device(devices[-1].split(":")[0])),
         },
         "pytorch_defects": defects,
         "store": {

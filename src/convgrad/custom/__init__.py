@@ -14,6 +14,7 @@ from torch.compiler import config
 from .._compat import lock_over_forks, warn_user
 from ..backends import Arithmetic, Backend, Layout
 from ..engine import registry
+from ..engine import unregister as remove
 from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output
 from . import arguments
@@ -176,7 +177,7 @@ def unregister(name: str) -> None:
     with _lock:
         if name not in _mine():
             raise UnknownNameError.of("no backend was registered as", name, _mine())
-        registry.unregister(name)
+        remove(name)
         _mark_graphs()
 
 

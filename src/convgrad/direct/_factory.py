@@ -93,7 +93,10 @@ def function_of(name: str, library: str, what: str, arguments: str) -> Callable[
     made: Any = function
     made.__name__ = made.__qualname__ = name
     made.__module__, made.__signature__ = __package__, signature
-    made.__doc__ = _docstring(library, computation, quirks, tuple(signature.parameters))
+    said = [f"{computation.sentence}, by {library}: `convgrad.{computation.name}` on this library."]
+    said += [quirk.__doc__ for quirk in quirks if quirk.__doc__]
+    said += ["The bias may also be the third argument."] if bias_may_stand_third else []
+    made.__doc__ = "\n\n".join(said)
     return made
 
 
@@ -161,31 +164,31 @@ def _transposed_grad_weight(input: Tensor, grad_output: Tensor, **given: Any) ->
 
 
 class Computation(NamedTuple):
-    """What is computed: in words, by which function of `Given`, today's name in `convgrad`, and the result."""
+    """What is computed: in words, by which function of `Given`, and today's name in `convgrad`."""
 
     sentence: str
     function: Callable[..., Any]
     name: str
-    result: str
 
 
-_OUTPUT, _GRADS = "(N, C_out, *out)", "like the input, like the weight and (C_out,)"
 _COMPUTATIONS = {
-    "forward": Computation("A convolution", functional.convolution, "convolution", _OUTPUT),
-    "backward": Computation("The gradients of a convolution", _backward, "convolution_backward", _GRADS),
-    "grad_input": Computation("The input's gradient of a convolution",
-                              functional.grad_input, "grad_input", "like the input"),
-    "grad_weight": Computation("The weight's gradient of a convolution",
-                               functional.grad_weight, "grad_weight", "like the weight"),
-    "transposed": Computation("A transposed convolution",
-                              partial(functional.convolution, transposed=True), "convolution", _OUTPUT),
-    "transposed_backward": Computation("The gradients of a transposed convolution",
-                                       partial(_backward, transposed=True), "convolution_backward", _GRADS),
-    "transposed_grad_input": Computation("The input's gradient of a transposed convolution",
-                                         _transposed_grad_input, "convolution", "like the input"),
-    "transposed_grad_weight": Computation("The weight's gradient of a transposed convolution",
-                                          _transposed_grad_weight, "grad_weight", "like the weight"),
-}  # fmt: skip
+    "forward": Computation("A convolution", functional.convolution, "convolution"),
+    "backward": Computation("The gradients of a convolution", _backward, "convolution_backward"),
+    "grad_input": Computation("The input's gradient of a convolution", functional.grad_input, "grad_input"),
+    "grad_weight": Computation("The weight's gradient of a convolution", functional.grad_weight, "grad_weight"),
+    "transposed": Computation(
+        "A transposed convolution", partial(functional.convolution, transposed=True), "convolution"
+    ),
+    "transposed_backward": Computation(
+        "The gradients of a transposed convolution", partial(_backward, transposed=True), "convolution_backward"
+    ),
+    "transposed_grad_input": Computation(
+        "The input's gradient of a transposed convolution", _transposed_grad_input, "convolution"
+    ),
+    "transposed_grad_weight": Computation(
+        "The weight's gradient of a transposed convolution", _transposed_grad_weight, "grad_weight"
+    ),
+}
 
 # ---- quirks ----------------------------------------------------------------------------------------
 
@@ -279,35 +282,3 @@ _ANNOTATIONS: dict[str, Any] = {
     "bias_defined": bool,
     "output_mask": Sequence[bool],
 }
-_ABOUT = {
-    "output_mask": "which gradients to compute: of the input, the weight and, third, the bias; the others are None.",
-    "benchmark": "whether the library tries its algorithms and takes the fastest; None: as PyTorch's flag says.",
-    "deterministic": "whether only algorithms that repeat their bits are used; None: as PyTorch's flags say.",
-    "allow_tf32": "whether float32 operands may be rounded to TF32; None: as PyTorch's flags say.",
-}
-
-
-def _docstring(
-    library: str, computation: Computation, quirks: Sequence[Callable[..., Any]], names: tuple[str, ...]
-) -> str:
-    weight = "(C_in, C_out/groups, *k)" if "transposed" in computation.sentence else "(C_out, C_in/groups, *k)"
-    shapes = {
-        **dict.fromkeys(("self", "input", "self_size", "input_size"), "(N, C_in, *in)"),
-        **dict.fromkeys(("weight", "weight_size"), weight),
-        "bias": "(C_out,)",
-        "grad_output": "(N, C_out, *out)",
-    }
-    notes = [quirk.__doc__ for quirk in quirks if quirk.__doc__]
-    notes += ["The bias may also be the third argument."] if names[-1] == "bias" else []
-    about = [f"    {n}: {_ABOUT[n]}" for n in names if n in _ABOUT]
-    lines = [
-        f"{computation.sentence}, by {library}.",
-        *(["", " ".join(notes)] if notes else []),
-        *(["", "Args:", *about] if about else []),
-        *("", "Shape:", *(f"    - {n}: {shapes[n]}" for n in names if n in shapes)),
-        f"    - result: {computation.result}",
-        *("", "Raises:", f"    BackendError: {library} is missing or cannot compute this; with the reasons."),
-        "    ShapeError: arguments that do not belong together.",
-        *("", "Equivalent to:", f"    `convgrad.{computation.name}` on this library."),
-    ]
-    return "\n".join(lines)

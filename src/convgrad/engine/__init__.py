@@ -12,8 +12,8 @@ from .linear import POINTWISE, as_pointwise, beats_matmul
 from .measurer import check_with, measure_now, steps_of
 from .operands import operand_format, prepare
 from .plan import Plan, plan_for
-from .registry import backends, get_backend, reasons_against, register, unregister, without
-from .request import Request, active, request_for, resume, set_default_backend, traced, use_backend
+from .registry import backends, get_backend, reasons_against, register, without
+from .request import Request, active, request_for, resume, set_default_backend, traced, unregister, use_backend
 from .resolver import (
     checked_backward,
     checked_convolution,

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from .._compat import cuda_driver, fp32_precision
+from .._compat import cuda_driver
 from .._version import __version__
 from ..settings import current
 from .ab_timer import memory_kept, processor
@@ -24,8 +24,9 @@ def environment(device: torch.device) -> str:
     """
     settings = current()
     if device.type == "cpu":
-        mkldnn = f"onednn {fp32_precision('mkldnn')}" if settings.mkldnn_enabled else "no onednn"
-        flags = f"{settings.threads} threads, {mkldnn}, matmul {torch.get_float32_matmul_precision()}"
+        conv, matmul = settings.onednn_precision
+        flags = f"{settings.threads} threads, {f'onednn {conv}' if settings.mkldnn_enabled else 'no onednn'}"
+        flags += f", matmul {matmul}"
         flags += ", memory kept" if memory_kept() else ""
     else:
         on = {"cudnn": settings.cudnn_enabled, "benchmark": settings.cudnn_benchmark, "tf32": settings.cudnn_tf32}

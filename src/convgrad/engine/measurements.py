@@ -251,8 +251,8 @@ def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
         if before is None or Measurement.of(before).count < new.count:
             store.write(_KIND, key, new.to_json())
     reload()
-    here = sum(key.split("; ")[0] == kind_of_machine(torch.device(key.split(" ")[0])) for key in found)
-    return len(found), here
+    here = {kind_of_machine(torch.device(kind)) for kind in ("cpu", "cuda")} - {""}
+    return len(found), sum(key.split("; ")[0] in here for key in found)
 
 
 def reload() -> None:

@@ -26,14 +26,14 @@ import torch
 from .._compat import dispatch_modes, functorch_active, jit_tracing
 from ..backends import Backend
 from ..problem import ConvProblem, Output, passes_of
-from ..settings import current
+from ..settings import capturing, measuring_share
 from . import store
 from .ab_timer import Comparison, call_seconds, compare, second_call
 from .cache import invalidate
 from .environment import environment, kind_of_machine
 from .events import thread
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
-from .registry import backends, is_capturing, reasons_against
+from .registry import backends, reasons_against
 from .steps import Step
 from .trials import trials
 
@@ -87,16 +87,15 @@ def check_with(check: Check) -> None:
 
 def worth_measuring(problem: ConvProblem, device: torch.device, known: Measurement | None) -> bool:
     """Whether a choice that is about to run is unsettled and may be measured here, now or a little later."""
-    if current().measuring_share == 0 or problem.least_bytes > _MOST_BYTES or (known and known.count >= SETTLED):
+    if measuring_share(device) == 0 or problem.least_bytes > _MOST_BYTES or (known and known.count >= SETTLED):
         return False
     if not kind_of_machine(device):
         return False
     return not (jit_tracing() is not None or dispatch_modes() or functorch_active() or torch.compiler.is_compiling())
 
 
-def _affordable(amount: float) -> bool:
-    """Whether measuring may take so many seconds now."""
-    share = current().measuring_share
+def _affordable(amount: float, share: float) -> bool:
+    """Whether measuring may take so many seconds now, if it may take this share of the running time."""
     if share == inf:
         return True
     now = time.perf_counter()
@@ -105,15 +104,15 @@ def _affordable(amount: float) -> bool:
     return _GRANTED + share * (now - _state.since) - _state.spent > amount
 
 
-def look_again(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel of an unsettled choice: once there is time to measure, all choices are made anew."""
+def look_again(kernel: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """The kernel of an unsettled choice on a device: once there is time to measure, all choices are made anew."""
     _state.next_look = max(_state.next_look, time.perf_counter() + 1.0)
 
     def run(*args: Any) -> Any:
         now = time.perf_counter()
         if now > _state.next_look:
             _state.next_look = now + _AGAIN / 10
-            if _affordable(_GRANTED):
+            if _affordable(_GRANTED, measuring_share(device)):
                 _state.next_look = now + _AGAIN
                 reload()
                 invalidate()
@@ -130,13 +129,14 @@ def measure_now(
     Args:
         force: whatever the settings and the time say, and wait for others: somebody asked for it.
     """
-    unlimited = force or current().measuring_share == inf
-    if not force and not _affordable(0.0):
+    share = measuring_share(device)
+    unlimited = force or share == inf
+    if not force and not _affordable(0.0, share):
         return None
     key = key_of(similar(problem), outputs, environment(device))
     if not force and time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN:
         return None
-    if (device.type == "cuda" and is_capturing()) or not _state.lock.acquire(blocking=unlimited):
+    if (device.type == "cuda" and capturing()) or not _state.lock.acquire(blocking=unlimited):
         return None
     start, outer = time.perf_counter(), _state.busy
     try:

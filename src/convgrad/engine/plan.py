@@ -40,7 +40,7 @@ class Plan:
         aten: whether PyTorch's own operator, called with the operands as they are, computes all of it.
         arguments: of that operator, if so.
         kernel: for a single pass, the function of (a, b, bias) that computes it without observers; set by `bind`.
-        backwards, pytorchs: the results of `backward` and `autograd_is_pytorchs`, kept.
+        backwards, suffices: the results of `backward` and `pytorch_autograd_suffices`, kept.
         form: for the plan of a call, the form from which its derivatives are made.
         request: the `use_backend` request under which it was made.
         flags, generation: the plan is valid until one of them changes; without flags, never for a backward pass.
@@ -52,7 +52,7 @@ class Plan:
 
     __slots__ = (
         "_kernels", "_places", "_program", "_rests", "_transposed", "_unsettled", "arguments", "aten", "backwards",
-        "device", "flags", "form", "generation", "kernel", "outputs", "problem", "pytorchs", "request", "steps",
+        "device", "flags", "form", "generation", "kernel", "outputs", "problem", "request", "steps", "suffices",
     )  # fmt: skip
 
     def __init__(
@@ -61,7 +61,7 @@ class Plan:
         outputs: tuple[Output, ...],
         device: torch.device,
         steps: tuple[Step, ...],
-        since: int | None = None,
+        since: int,
     ) -> None:
         self.problem = problem
         self.outputs = outputs
@@ -76,7 +76,7 @@ class Plan:
         self.form: Any = None
         self.request: Request | None = active()
         self.flags: object = None
-        self.generation = generation[0] if since is None else since
+        self.generation = since
         self._kernels: list[Callable[..., Any]] | None = None
         #: For each step: which slots it reads, and where among the outputs its results belong.
         self._program = [
@@ -88,7 +88,7 @@ class Plan:
         self._places = [outputs.index(o) if o in outputs else -1 for o in gradient_outputs(problem.transposed)]
         self._transposed = problem.transposed
         self.backwards: dict[tuple[bool, ...], Plan] = {}
-        self.pytorchs: dict[tuple[bool, bool], bool] = {}
+        self.suffices: dict[tuple[bool, bool], bool] = {}
 
     # ---- running -------------------------------------------------------------------------------------
 
@@ -101,7 +101,7 @@ class Plan:
         if self._kernels is None:
             self._kernels = [bind_step(self.problem, step, like) for step in self.steps]
             if self._unsettled:
-                self._kernels[0] = look_again(self._kernels[0])
+                self._kernels[0] = look_again(self._kernels[0], self.device)
             if self._kernels:
                 self.kernel = self._kernels[0]
         return self._kernels
@@ -166,7 +166,7 @@ class Plan:
             self.backwards[needs] = plan
         return plan
 
-    def autograd_is_pytorchs(self, input: bool, weight: bool) -> bool:
+    def pytorch_autograd_suffices(self, input: bool, weight: bool) -> bool:
         """Whether PyTorch's own call, recorded by its own autograd, computes all of it and loses nothing by it.
 
         Args:
@@ -179,7 +179,7 @@ class Plan:
             found = False
         else:
             found = all(self.backward((input, True, bias)).aten for bias in {False, p.has_bias})
-        self.pytorchs[input, weight] = found
+        self.suffices[input, weight] = found
         return found
 
     # ---- observed -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 from ..backends import Backend
 from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output
-from ..settings import determinism_demanded
+from ..settings import capturing, determinism_demanded
 from .cache import invalidate
 from .found import load
 
@@ -91,7 +91,7 @@ def reasons_against(
     reasons: list[str] = []
     if not backend.deterministic and determinism_demanded(device):
         reasons.append("deterministic algorithms are demanded and it does not repeat its bits")
-    if device.type == "cuda" and not backend.capture_safe and is_capturing():
+    if device.type == "cuda" and not backend.capture_safe and capturing():
         reasons.append("a CUDA graph is being captured and it may not be called then")
     reasons += backend.against(problem, outputs, device)
     if not (requested or reasons or problem.empty):
@@ -99,8 +99,3 @@ def reasons_against(
         wrong, _ = backend.wrong_here(problem, outputs, device)
         reasons += [f"PyTorch's kernel is wrong here: {wrong}"] if wrong else []
     return reasons
-
-
-def is_capturing() -> bool:
-    """Whether a CUDA graph is being captured."""
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()

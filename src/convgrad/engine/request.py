@@ -116,6 +116,17 @@ def resume(request: Request | None) -> Generator[None, None, None]:
         _task.reset(token)
 
 
+def unregister(name: str) -> None:
+    """Remove a backend, as the process default too: the engine chooses again.
+
+    Raises:
+        KeyError: no backend has this name, or it is ATen, which stays.
+    """
+    registry.unregister(name)
+    if _default is not None and name in _default:
+        set_default_backend(None)
+
+
 def set_default_backend(name: str | None) -> None:
     """Use the named backend in the whole process, except where `use_backend` says otherwise.
 

@@ -16,7 +16,6 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 from torch.nn import Parameter
 
-from .. import settings
 from .._compat import (
     any_autocast,
     aten_memory_format,
@@ -31,6 +30,7 @@ from .._compat import (
 from ..backends import reads_odd_strides
 from ..calculus import Form
 from ..problem import Output, PaddingMode, gradient_outputs
+from ..settings import flags
 from ..shapes import Geometry, check_rank, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_memory, check_operands
 from .cache import plans, remember
@@ -38,8 +38,6 @@ from .plan import Plan, plan_for
 from .request import requested
 
 Ints = Sequence[int]
-_threads, _deterministic, _mkldnn = torch.get_num_threads, settings.deterministic, settings.mkldnn
-_benchmark, _measuring = settings.benchmark, settings.measuring
 
 
 def find(
@@ -84,8 +82,7 @@ def find(
             a.shape, a.stride(), a.dtype, a.device,
             b.shape, b.stride(), b.dtype, b.device,
             None if c is None else (c.shape, c.stride(), c.dtype, c.device),
-            memory_format, requested(),
-            (_threads(), _deterministic(), _mkldnn(), _benchmark(), _measuring[0]) if a.is_cpu else settings.current(),
+            memory_format, requested(), flags(a),
         )  # fmt: skip
     except (ValueError, RuntimeError):  # an argument that has no bytes, a tensor that has no strides
         return None
@@ -165,7 +162,7 @@ def make(
         plan.aten = not reads_odd_strides(problem, input, weight)
     if op == "convolution":
         plan.form = Form(a.shape, b.shape, raw, padding_mode=padding_mode)
-    plan.flags = None if a.is_complex() else settings.flags(a)
+    plan.flags = None if a.is_complex() else flags(a)
     plan.bind(operands if op == "convolution" else ())
     if key is not None:
         remember(key, plan, plan.generation)
@@ -207,38 +204,29 @@ def checked_backward(
     return Checked(g, input.shape, weight.shape, grad_output.shape, layout_of(input, weight, g), mask)
 
 
-def checked_grad_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    input_size: Ints,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
-) -> Checked:
-    """The operands of ``grad_input``, validated; without a layout, that of grad_output and weight decides."""
-    g = conv_geometry(weight.shape, *arguments)
-    check_rank(input_size, weight.shape)
-    check_backward(grad_output.shape, input_size, weight.shape, None, g)
-    check_operands(("grad_output", grad_output), ("weight", weight))
-    layout = memory_format or layout_of(_like(input_size, grad_output), weight, g)
-    return Checked(g, input_size, weight.shape, grad_output.shape, layout, (True, False, False))
+def _checked_gradient(of_weight: bool) -> Callable[..., Checked]:
+    def checked(
+        grad_output: Tensor,
+        other: Tensor,
+        size: Ints,
+        *arguments: Any,
+        memory_format: torch.memory_format | None = None,
+    ) -> Checked:
+        """The operands of ``grad_input`` or ``grad_weight``, validated; without a layout, they decide."""
+        input_size, weight_size = (other.shape, size) if of_weight else (size, other.shape)
+        g = conv_geometry(weight_size, *arguments)
+        check_rank(input_size, weight_size)
+        check_backward(grad_output.shape, input_size, weight_size, None, g)
+        check_operands(("grad_output", grad_output), ("input" if of_weight else "weight", other))
+        if memory_format is None:
+            unread = other.new_empty(tuple(size)) if of_weight else _like(size, grad_output)
+            memory_format = layout_of(other, unread, g) if of_weight else layout_of(unread, other, g)
+        return Checked(g, input_size, weight_size, grad_output.shape, memory_format, (not of_weight, of_weight, False))
+
+    return checked
 
 
-def checked_grad_weight(
-    grad_output: Tensor,
-    input: Tensor,
-    weight_size: Ints,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
-) -> Checked:
-    """The operands of ``grad_weight``, validated."""
-    g = conv_geometry(weight_size, *arguments)
-    check_backward(grad_output.shape, input.shape, weight_size, None, g)
-    check_operands(("grad_output", grad_output), ("input", input))
-    weight = torch.empty(tuple(weight_size), dtype=input.dtype, device=input.device)
-    layout = memory_format or layout_of(input, weight, g)
-    return Checked(g, input.shape, weight_size, grad_output.shape, layout, (False, True, False))
-
-
+checked_grad_input, checked_grad_weight = _checked_gradient(False), _checked_gradient(True)
 _CHECKS: dict[str, Callable[..., Checked]] = {
     "convolution": checked_convolution,
     "convolution_backward": checked_backward,

@@ -72,17 +72,21 @@ def require_tensors(name: str, **operands: object) -> None:
 def of_tensors(*names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Check the operands of a function, which have these names: each is a tensor, or an object that stands for one.
 
-    Nested tensors are refused. An object that stands for a tensor, such as a proxy of ``torch.fx``, handles the call.
+    One whose default is None may be None. Nested tensors are refused. An object that stands for a tensor, such as a
+    proxy of ``torch.fx``, handles the call.
     """
 
     def made(function: Callable[P, R]) -> Callable[P, R]:
-        places = {name: place for place, name in enumerate(signature(function).parameters) if name in names}
+        parameters = signature(function).parameters
+        places = {name: place for place, name in enumerate(parameters) if name in names}
+        optional = {name for name in names if parameters[name].default is None}
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             given = {
                 n: kwargs[n] if n in kwargs else args[i] for n, i in places.items() if n in kwargs or i < len(args)
             }
+            given = {n: t for n, t in given.items() if t is not None or n not in optional}
             require_tensors(function.__name__, **given)
             operands: Any = tuple(given.values())
             if not all(isinstance(operand, Tensor) for operand in operands):
@@ -131,7 +135,7 @@ def paddings(
     d = len(weight_size) - 2
     if not isinstance(padding, str):
         return _padding_integers(padding, d)
-    if padding == "valid":
+    if padding == "valid" or d < 1:  # no weight, which is refused when its shape is looked at
         return (0,) * d
     kernel = weight_size[2:]
     if kernel and type(kernel[0]) is Tensor:

@@ -25,7 +25,7 @@ from torch.overrides import handle_torch_function
 from .._compat import profiler_enabled
 from ..engine import Plan, find, make, observers
 from ..errors import ShapeError
-from ..ops import any_subclass, apply, kernels, operator
+from ..ops import any_subclass, apply, operator, run_gradient
 from ..shapes import check_rank
 from ..validation import refuse_nested
 from ._arguments import require_tensors
@@ -61,10 +61,10 @@ def run(name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tupl
         first, second = input.requires_grad, weight.requires_grad
         if first or second or (bias is not None and bias.requires_grad):
             if plan.aten:
-                pytorchs = plan.pytorchs.get((first, second))
-                if pytorchs is None:
-                    pytorchs = plan.autograd_is_pytorchs(first, second)
-                if pytorchs and not observers and not profiler_enabled():
+                suffices = plan.suffices.get((first, second))
+                if suffices is None:
+                    suffices = plan.pytorch_autograd_suffices(first, second)
+                if suffices and not observers and not profiler_enabled():
                     return _convolution(input, weight, bias, *plan.arguments)
             return apply(plan, input, weight, bias)
     if observers or profiler_enabled():
@@ -77,7 +77,7 @@ def _first_call(
 ) -> Tensor:
     """A call that was not seen before, or that must go through the dispatcher (its key is None)."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
-        return _not_tensors(name, input, weight, bias, raw)
+        return not_tensors(name, input, weight, bias, raw)
     refuse_nested(input, weight, bias)
     ndim, read, _ = signatures[name]
     if ndim is None:
@@ -111,16 +111,20 @@ def gradient(op: str, raw: tuple[Any, ...], a: Tensor, b: Tensor, c: Tensor | No
     """Compute one call of a gradient operator: without the dispatcher where it is plain and nothing is recorded."""
     operands = (a, b) if c is None else (a, b, c)
     recorded = _recording() and any(t.requires_grad for t in operands)
-    if recorded or find(op, raw, a, b, c) is None:
+    found = None if recorded or a.is_meta else find(op, raw, a, b, c)
+    if found is None:
         return operator(op)(*operands, *raw)
-    return getattr(kernels, op)(*operands, *raw)
+    plan = found if found.__class__ is Plan else make(found, op, raw, a, b, c)
+    return run_gradient(op, plan, raw, *operands)
 
 
-def _not_tensors(name: str, input: object, weight: object, bias: object, raw: tuple[Any, ...]) -> Any:
+def not_tensors(name: str, input: object, weight: object, bias: object, raw: tuple[Any, ...], **options: object) -> Any:
     """What is no tensor may stand for one, as a proxy of torch.fx does; anything else is refused as PyTorch does."""
     operands = {"input": input, "weight": weight, **({} if bias is None else {"bias": bias})}
     require_tensors(name, **operands)
-    return handle_torch_function(signatures[name].public, tuple(operands.values()), input, weight, bias, *raw)
+    return handle_torch_function(
+        signatures[name].public, tuple(operands.values()), input, weight, bias, *raw, **options
+    )
 
 
 def _refuse_rank(d: int, input: Tensor, weight: Tensor) -> None:

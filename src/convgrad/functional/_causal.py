@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from .._compat import is_batched
 from ..errors import DtypeError, ShapeError
 from ..ops import autocast_is_on
-from ._arguments import of_tensors, require_bool, require_tensors
+from ._arguments import of_tensors, require_bool
 from ._names import conv2d
 from ._rows import Layout, require_layout
 
@@ -48,7 +48,7 @@ def causal_conv1d(
     seq_idx: None = None,
     activation: Activation = None,
 ) -> tuple[Tensor, Tensor]: ...
-@of_tensors("x", "weight")
+@of_tensors("x", "weight", "bias", "initial_state", "seq_idx")
 def causal_conv1d(
     x: Tensor,
     weight: Tensor,
@@ -101,13 +101,12 @@ def causal_conv1d(
     if seq_idx is not None and (return_state or initial_state is not None):
         raise ValueError("seq_idx packs whole sequences: there is no initial_state and no state to return beside it")
     if seq_idx is not None:
-        _check_integers("causal_conv1d", "seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
+        _check_integers("seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
         # Not read: a NaN there, times the gradient 0 of its output, would be one of the weight.
         sequence = sequence.masked_fill((seq_idx < 0).unsqueeze(1), 0)
     if initial_state is None:
         before = carried  # zeros
     else:
-        require_tensors("causal_conv1d", initial_state=initial_state)
         state = _of_dtype(_sequence("initial_state", initial_state, layout), sequence)
         _check_state("initial_state", state, sequence, carried, exactly=True)
         sequence = _joined(state, sequence)
@@ -120,7 +119,7 @@ def causal_conv1d(
     return result, _laid_out(F.pad(sequence, (carried - sequence.shape[2], 0)), layout)
 
 
-@of_tensors("x", "conv_state", "weight")
+@of_tensors("x", "conv_state", "weight", "bias", "cache_seqlens", "conv_state_indices")
 def causal_conv1d_update(
     x: Tensor,
     conv_state: Tensor,
@@ -172,7 +171,7 @@ def causal_conv1d_update(
     old, inputs, seen = _of_dtype(state, sequence), sequence, cache_seqlens
     _check_state("conv_state", old, sequence, carried, rows_of_its_own=conv_state_indices is not None)
     for name, counts in (("cache_seqlens", cache_seqlens), ("conv_state_indices", conv_state_indices)):
-        _check_integers("causal_conv1d_update", name, counts, x.shape[:1])
+        _check_integers(name, counts, x.shape[:1])
     rows = mine = None
     if conv_state_indices is not None:
         (rows,) = (conv_state_indices >= 0).nonzero(as_tuple=True)
@@ -309,9 +308,8 @@ def _check_state(
         )
 
 
-def _check_integers(function: str, name: str, t: Tensor | None, size: Sequence[int]) -> None:
+def _check_integers(name: str, t: Tensor | None, size: Sequence[int]) -> None:
     if t is None:
         return
-    require_tensors(function, **{name: t})
     if t.dtype not in (torch.int32, torch.int64) or tuple(t.shape) != tuple(size):
         raise ShapeError(f"Expected {name} of size {list(size)}, int32 or int64, but got {list(t.shape)}, {t.dtype}")

@@ -14,7 +14,7 @@ from ._arguments import Ints, all_arguments, of_tensors
 from ._rows import Layout, as_images, in_one_row
 
 
-@of_tensors("input", "weight", "feedback_weight")
+@of_tensors("input", "weight", "feedback_weight", "bias")
 def feedback_convolution(
     input: Tensor,
     weight: Tensor,

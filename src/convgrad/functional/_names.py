@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.overrides import handle_torch_function
 
-from ._arguments import Ints, conv_arguments, require_tensors, transpose_arguments
-from ._call import Signature, run, signatures
+from ._arguments import Ints, conv_arguments, transpose_arguments
+from ._call import Signature, not_tensors, run, signatures
 from ._rows import Layout, as_images, in_one_row
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
@@ -34,7 +33,7 @@ def conv1d(
     raw = (stride, padding, dilation, groups)
     if layout == "NCL":
         return run("conv1d", input, weight, bias, raw)
-    return _channels_last(conv1d, input, weight, bias, raw, layout)
+    return _channels_last("conv1d", input, weight, bias, raw, layout)
 
 
 def conv_transpose1d(
@@ -52,22 +51,15 @@ def conv_transpose1d(
     raw = (stride, padding, output_padding, groups, dilation)
     if layout == "NCL":
         return run("conv_transpose1d", input, weight, bias, raw)
-    return _channels_last(conv_transpose1d, input, weight, bias, raw, layout)
+    return _channels_last("conv_transpose1d", input, weight, bias, raw, layout)
 
 
 def _channels_last(
-    public: Callable[..., Tensor],
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    raw: tuple[Any, ...],
-    layout: Layout,
+    name: str, input: Tensor, weight: Tensor, bias: Tensor | None, raw: tuple[Any, ...], layout: Layout
 ) -> Tensor:
     """One of the two above, of a tensor (N, L, C)."""
-    name = public.__name__
-    require_tensors(name, input=input, weight=weight)
-    if not (isinstance(input, Tensor) and isinstance(weight, Tensor)):
-        return handle_torch_function(public, (input, weight), input, weight, bias, *raw, layout=layout)
+    if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
+        return not_tensors(name, input, weight, bias, raw, layout=layout)
 
     def call(image: Tensor, kernel: Tensor) -> Tensor:
         return run(f"{name}{_NLC}", image, kernel, bias, raw)

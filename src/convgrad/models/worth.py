@@ -21,7 +21,7 @@ from ..custom import problem_of_module
 from ..engine import beats_matmul, get_backend, linear_gains, plan_for
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output
-from ..settings import current
+from ..settings import measuring_share
 
 Shape = Sequence[int]
 
@@ -85,7 +85,7 @@ def linear_may_gain(module: Any, seen: Iterable[Seen] | None) -> bool:
         for m in rows
         if weight.is_cpu and linear_gains(m * c, n, c)
     )
-    measuring = current().measuring_share > 0
+    measuring = measuring_share(device) > 0
     for problem in problems:
         with suppress(ConvgradError):  # a requested backend cannot
             if measuring or beats_matmul(plan_for(problem, ("forward",), weight.device)):

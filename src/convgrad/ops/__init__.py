@@ -14,6 +14,7 @@ import torch
 from . import autocast, autograd, batching, fake, flops, kernels, with_backend
 from .autocast import autocast_is_on, cast_operands
 from .autograd import apply
+from .kernels import run as run_gradient
 from .lowering import any_subclass, loaders, rules_of, with_rules
 from .with_backend import operator
 
@@ -43,7 +44,8 @@ for _name, _schema in SCHEMAS.items():
     torch.library.register_fake(f"convgrad::{_name}", getattr(fake, _name), lib=_library)
     torch.library.register_vmap(f"convgrad::{_name}", getattr(batching, _name), lib=_library)
     _library.impl(_name, getattr(autograd, _name), "Autograd", with_keyset=True)
-    with_backend.define(_library, _name, _schema, *(getattr(room, _name) for room in (kernels, fake, autograd)))
+    rules = (getattr(room, _name) for room in (kernels, fake, batching, autograd))
+    with_backend.define(_library, _name, _schema, *rules)
 
 autocast.register(_library)
 flops.register()

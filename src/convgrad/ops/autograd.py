@@ -28,7 +28,7 @@ from .._compat import (
     single_level,
     will_engine_execute,
 )
-from ..calculus import OPERANDS, Form, Role, derivative, sum_of_bias, tangent
+from ..calculus import CONTRACTED, Form, Role, derivative, sum_of_bias, tangent
 from ..engine import Plan, Request, active, generation, layout_of, observers, resume
 from ..padding_modes import fold, pad
 from ..settings import flags
@@ -98,7 +98,7 @@ class Contraction(torch.autograd.Function):
         """Forward mode: by linearity in each operand."""
         _, first, second, bias = tangents
         form, yields, tensors = ctx.call.form, ctx.call.yields, ctx.saved_tensors
-        roles = OPERANDS[yields]
+        roles = CONTRACTED[yields]
         operands = dict(zip(roles, tensors, strict=True))
         moved = tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
         if bias is not None:
@@ -176,7 +176,7 @@ def _gradients(
             backward = torch.ops.convgrad.convolution_backward.default
             return backward(cotangent, first, second, sizes, *form.arguments, mask)
         form = _with_layout(form, first, second)
-    roles = OPERANDS[yields]
+    roles = CONTRACTED[yields]
     operands = dict(zip(roles, (first, second), strict=True))
     one, two = (
         derivative(form, yields, role, cotangent, operands) if need else None
@@ -243,22 +243,18 @@ def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
     return _through(op, keyset, "output", form, (input, weight, bias), arguments)
 
 
-def grad_input(
-    keyset: Any, grad_output: Tensor, weight: Tensor, input_size: Any, *arguments: Any, **options: Any
-) -> Tensor:
-    """``convgrad::grad_input`` with derivatives."""
-    refuse_nested(grad_output, weight)
-    op, form = torch.ops.convgrad.grad_input.default, Form(input_size, weight.shape, arguments)
-    return _through(op, keyset, "input", form, (grad_output, weight, None), (input_size, *arguments), **options)
+def _gradient(yields: Role) -> Callable[..., Tensor]:
+    def gradient(keyset: Any, grad_output: Tensor, other: Tensor, size: Any, *arguments: Any, **options: Any) -> Tensor:
+        """``convgrad::grad_input`` or ``convgrad::grad_weight`` with derivatives."""
+        refuse_nested(grad_output, other)
+        sizes = (size, other.shape) if yields == "input" else (other.shape, size)
+        op, form = getattr(torch.ops.convgrad, f"grad_{yields}").default, Form(*sizes, arguments)
+        return _through(op, keyset, yields, form, (grad_output, other, None), (size, *arguments), **options)
+
+    return gradient
 
 
-def grad_weight(
-    keyset: Any, grad_output: Tensor, input: Tensor, weight_size: Any, *arguments: Any, **options: Any
-) -> Tensor:
-    """``convgrad::grad_weight`` with derivatives."""
-    refuse_nested(grad_output, input)
-    op, form = torch.ops.convgrad.grad_weight.default, Form(input.shape, weight_size, arguments)
-    return _through(op, keyset, "weight", form, (grad_output, input, None), (weight_size, *arguments), **options)
+grad_input, grad_weight = _gradient("input"), _gradient("weight")
 
 
 def convolution_backward(
@@ -273,12 +269,12 @@ def convolution_backward(
     if not (functorch_active() or forward_ad_active() or _moves(*tensors)):
         op = torch.ops.convgrad.convolution_backward.default
         return _below(op, keyset, tensors, (bias_sizes, *arguments))(*tensors, bias_sizes, *arguments)
-    geometry = conv_geometry(weight.shape, *rest)
+    form, geometry = Form(input.shape, weight.shape, tuple(rest)), conv_geometry(weight.shape, *rest)
     check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, geometry, mask)
     options = {"memory_format": layout_of(input, weight, geometry)}
     ops = torch.ops.convgrad
     return (
         ops.grad_input.default(grad_output, weight, input.shape, *rest, **options) if mask[0] else None,
         ops.grad_weight.default(grad_output, input, weight.shape, *rest, **options) if mask[1] else None,
-        sum_of_bias(grad_output) if mask[2] else None,
+        sum_of_bias(grad_output, form.bias_size) if mask[2] else None,
     )

@@ -10,12 +10,14 @@ weight and output the output channels of a group (co); all three share the group
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ..calculus import OPERANDS, Form, Role, contract
+from ..calculus import CONTRACTED, Form, Role, contract
+from ..shapes import conv_geometry, convolution_shape
+from ..validation import check_backward
 
 #: The axis shared by two roles and not by the third.
 _SHARED: dict[frozenset[str], str] = {
@@ -63,7 +65,7 @@ def _folded_size(size: Sequence[int], role: Role, axis: str, transposed: bool, b
 
 def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in_dims: Sequence[int | None]) -> Tensor:
     """The contraction with B folded away and back; B comes first in the result."""
-    roles, batch = OPERANDS[yields], info.batch_size
+    roles, batch = CONTRACTED[yields], info.batch_size
     if batch == 0:
         return operands[0].new_empty((0, *getattr(form, f"{yields}_size")))
     if in_dims[0] is None and in_dims[1] is None:
@@ -93,30 +95,29 @@ def convolution(
     *arguments: Any,
 ) -> tuple[Tensor, int]:
     """vmap of convolution: batched input, batched weight, or both; batched bias."""
-    dims = in_dims[:2]
-    shapes = [_shape(t, d) for t, d in zip((input, weight), dims, strict=True)]
-    form = Form(shapes[0], shapes[1], arguments)
-    output = _batched(info, form, "output", (input, weight), dims)
+    x, w = (_shape(t, d) for t, d in zip((input, weight), in_dims[:2], strict=True))
+    convolution_shape(x, w, None if bias is None else _shape(bias, in_dims[2]), conv_geometry(w, *arguments))
+    output = _batched(info, Form(x, w, arguments), "output", (input, weight), in_dims[:2])
     if bias is not None:
         rows = bias[None] if in_dims[2] is None else bias.movedim(in_dims[2], 0)
         output = output + rows.view(rows.shape[0], 1, rows.shape[1], *(1,) * (output.dim() - 3))
     return output, 0
 
 
-def grad_input(
-    info: Any, in_dims: Any, grad_output: Tensor, weight: Tensor, input_size: Any, *arguments: Any, **_: Any
-) -> tuple[Tensor, int]:
-    """vmap of grad_input."""
-    form = Form(input_size, _shape(weight, in_dims[1]), arguments)
-    return _batched(info, form, "input", (grad_output, weight), in_dims[:2]), 0
+def _gradient(yields: Role) -> Callable[..., tuple[Tensor, int]]:
+    def rule(
+        info: Any, in_dims: Any, grad_output: Tensor, other: Tensor, size: Any, *arguments: Any, **_: Any
+    ) -> tuple[Tensor, int]:
+        """vmap of a gradient; of grad_weight with both operands batched, per-sample gradients in one contraction."""
+        shape = _shape(other, in_dims[1])
+        form = Form(size, shape, arguments) if yields == "input" else Form(shape, size, arguments)
+        _check(grad_output, in_dims[0], form)
+        return _batched(info, form, yields, (grad_output, other), in_dims[:2]), 0
+
+    return rule
 
 
-def grad_weight(
-    info: Any, in_dims: Any, grad_output: Tensor, input: Tensor, weight_size: Any, *arguments: Any, **_: Any
-) -> tuple[Tensor, int]:
-    """vmap of grad_weight: with both operands batched these are per-sample gradients, as one grouped contraction."""
-    form = Form(_shape(input, in_dims[1]), weight_size, arguments)
-    return _batched(info, form, "weight", (grad_output, input), in_dims[:2]), 0
+grad_input, grad_weight = _gradient("input"), _gradient("weight")
 
 
 def convolution_backward(
@@ -131,6 +132,7 @@ def convolution_backward(
     """vmap of convolution_backward: each gradient by its own rule."""
     *rest, mask = arguments
     g, x, w = in_dims[:3]
+    _check(grad_output, g, Form(_shape(input, x), _shape(weight, w), tuple(rest)), bias_sizes, mask)
     gradients: list[Tensor | None] = [None, None, None]
     if mask[0]:
         gradients[0], _ = grad_input(info, (g, w), grad_output, weight, _shape(input, x), *rest)
@@ -140,6 +142,14 @@ def convolution_backward(
         rows = grad_output[None] if g is None else grad_output.movedim(g, 0)  # [B or 1, N, C, *out]
         gradients[2] = rows.transpose(1, 2).flatten(2).sum(2).expand(info.batch_size, -1)
     return tuple(gradients), tuple([None if t is None else 0 for t in gradients])
+
+
+def _check(
+    grad_output: Tensor, dim: int | None, form: Form, bias_sizes: Any = None, mask: Sequence[bool] = (True,) * 3
+) -> None:
+    """Refuse what is refused without vmap, in terms of what the user gave and not of what it is folded into."""
+    g = conv_geometry(form.weight_size, *form.arguments)
+    check_backward(_shape(grad_output, dim), form.input_size, form.weight_size, bias_sizes, g, mask)
 
 
 def _shape(t: Tensor, dim: int | None) -> list[int]:

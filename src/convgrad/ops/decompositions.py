@@ -16,7 +16,7 @@ from ..backends import complex_product
 from ..calculus import add_bias, sum_of_bias
 from ..padding_modes import Sides
 from ..padding_modes import by_pytorch as pad
-from ..shapes import padding_pairs
+from ..shapes import channels_of_output, padding_pairs
 
 _aten = torch.ops.aten
 Ints = Sequence[int]
@@ -53,17 +53,18 @@ def convolution_backward(
     """``convgrad::convolution_backward``."""
     *rest, mask = arguments
     first, second, bias = mask
+    channels = channels_of_output(weight.shape, arguments[3], arguments[5])
     if input.is_complex():
         return (
             grad_input(grad_output, weight, input.shape, *rest) if first else None,
             grad_weight(grad_output, input, weight.shape, *rest) if second else None,
-            sum_of_bias(grad_output) if bias else None,
+            sum_of_bias(grad_output, channels) if bias else None,
         )
     sides, known = _sides(weight.dim() - 2, *rest)
-    bias_sizes = [grad_output.shape[1]] if bias else None
+    bias_sizes = [channels] if bias else None
     if sides is None:
         return _aten.convolution_backward.default(grad_output, input, weight, bias_sizes, *known, mask)
-    grad_bias = sum_of_bias(grad_output) if bias else None
+    grad_bias = sum_of_bias(grad_output, channels) if bias else None
     transposed = known[3]
     grad_output, input = (pad(grad_output, sides), input) if transposed else (grad_output, pad(input, sides))
     mask = [first, second, False]

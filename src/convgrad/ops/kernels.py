@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,9 +10,7 @@ from torch import Tensor
 
 from .._compat import profiler_enabled
 from ..backends import aten_backward
-from ..engine import checked_convolution, observers, resolve
-
-Ints = Sequence[int]
+from ..engine import Plan, checked_convolution, observers, resolve
 
 
 def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
@@ -22,38 +20,32 @@ def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: 
     return resolve("convolution", arguments, input, weight, bias).contract(input, weight, bias)
 
 
-def convolution_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Ints | None, *arguments: Any
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Up to three gradients at once; None for those that the mask leaves out."""
-    plan = resolve("convolution_backward", (bias_sizes, *arguments), grad_output, input, weight)
-    mask = arguments[-1]
+def run(op: str, plan: Plan, raw: tuple[Any, ...], *operands: Tensor) -> Any:
+    """A call of a gradient operator by its plan: one gradient, or three with None for those that the mask leaves out.
+
+    Args:
+        raw: the arguments behind its operands.
+    """
+    if op != "convolution_backward":
+        exchanged = op == "grad_weight" and raw[4]  # of a transposed convolution
+        return plan.contract(*(operands[::-1] if exchanged else operands))
+    bias_sizes, *_, mask = raw
     if plan.aten and (bias_sizes is not None or not mask[2]) and not observers and not profiler_enabled():
-        found = aten_backward(grad_output, input, weight, bias_sizes, *plan.arguments, mask)
+        found = aten_backward(*operands, bias_sizes, *plan.arguments, mask)
         # oneDNN computes, and returns, what the mask leaves out too.
-        return tuple([t if wanted else None for t, wanted in zip(found, mask, strict=True)])  # pyright: ignore[reportReturnType]
-    return plan.gradients(grad_output, input, weight)
+        return tuple([t if wanted else None for t, wanted in zip(found, mask, strict=True)])
+    return plan.gradients(*operands)
 
 
-def grad_input(
-    grad_output: Tensor,
-    weight: Tensor,
-    input_size: Ints,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
-) -> Tensor:
-    """The gradient of the input alone, for which no input is needed."""
-    plan = resolve("grad_input", (input_size, *arguments), grad_output, weight, None, memory_format)
-    return plan.contract(grad_output, weight)
+def _gradient(op: str, count: int) -> Callable[..., Any]:
+    """The operator itself, on real tensors; the first ``count`` of its arguments."""
+
+    def kernel(*args: Any, memory_format: torch.memory_format | None = None) -> Any:
+        operands, raw = args[:count], args[count:]
+        return run(op, resolve(op, raw, *operands, memory_format=memory_format), raw, *operands)
+
+    return kernel
 
 
-def grad_weight(
-    grad_output: Tensor,
-    input: Tensor,
-    weight_size: Ints,
-    *arguments: Any,
-    memory_format: torch.memory_format | None = None,
-) -> Tensor:
-    """The gradient of the weight alone, for which no weight is needed."""
-    plan = resolve("grad_weight", (weight_size, *arguments), grad_output, input, None, memory_format)
-    return plan.contract(input, grad_output) if arguments[3] else plan.contract(grad_output, input)
+convolution_backward = _gradient("convolution_backward", 3)
+grad_input, grad_weight = _gradient("grad_input", 2), _gradient("grad_weight", 2)

@@ -17,7 +17,9 @@ from .._compat import is_traced
 from ..engine import Request, active, request_for, resume, traced
 
 
-def define(library: torch.library.Library, name: str, schema: str, kernel: Any, fake: Any, autograd: Any) -> None:
+def define(
+    library: torch.library.Library, name: str, schema: str, kernel: Any, fake: Any, batching: Any, autograd: Any
+) -> None:
     """Add the overload ``with_backend``: one more keyword, the name of a backend or of one for each pass."""
     arguments, result = schema.split(") -> ")
     star = "" if " *, " in arguments else " *,"
@@ -36,9 +38,14 @@ def define(library: torch.library.Library, name: str, schema: str, kernel: Any, 
         with resume(_decode(backend)):
             return autograd(keyset, *args, **options)
 
+    def batched(info: Any, in_dims: Any, *args: Any, backend: str, **options: Any) -> Any:
+        with resume(_decode(backend)):
+            return batching(info, in_dims, *args, **options)
+
     library.impl(f"{name}.with_backend", run, "CompositeExplicitAutograd")
     library.impl(f"{name}.with_backend", with_derivatives, "Autograd", with_keyset=True)
     torch.library.register_fake(f"convgrad::{name}.with_backend", without_data, lib=library)
+    torch.library.register_vmap(f"convgrad::{name}.with_backend", batched, lib=library)
 
 
 def operator(name: str) -> Callable[..., Any]:

@@ -125,7 +125,7 @@ class TritonBackend(Backend):
         return bound(problem, outputs, self._verifier(problem))
 
     def _verifier(self, problem: ConvProblem) -> Callable[..., None]:
-        """What is called with the first result of a compiled kernel.
+        """What is called with results of compiled kernels; it looks at the first one of each.
 
         Raises:
             BackendError: it is wrong; so is the backend on this device from now on.

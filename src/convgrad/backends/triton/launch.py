@@ -27,7 +27,7 @@ def bound(problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..
     """What computes these outputs of a problem.
 
     Args:
-        verify: called with a compiled kernel's hash, the outputs' names, the operands and the results of a first call.
+        verify: called with a compiled kernel's hash, the outputs' names, the operands and the results of a call.
     """
     sweep = len(outputs) > 1
     g = geometry(problem, adjoint="grad_input" in outputs)
@@ -71,9 +71,9 @@ def result_of(
         if with_bias not in launches:
             launches[with_bias] = launch(with_bias)
         added = weight if bias is None else bias.contiguous()
-        _, new = launches[with_bias].start(*order(source, weight, added, out))
-        if new:
-            verify(new, outputs, (source, weight, bias), (out,))
+        _, compiled = launches[with_bias].start(*order(source, weight, added, out))
+        if compiled:
+            verify(compiled, outputs, (source, weight, bias), (out,))
         return out.contiguous(memory_format=problem.memory_format)
 
     return run
@@ -116,15 +116,15 @@ def gradients_of(
                 workspace = torch.empty(size, dtype=torch.uint8, device=source.device)
             partials = workspace.view(torch.float32)
             bias_partials = partials[weights:] if with_bias else partials
-        count, new = main.start(*order(source, centre, taps, out, partials, bias_partials))
+        count, compiled = main.start(*order(source, centre, taps, out, partials, bias_partials))
         if most > 1:
             if count not in adds:
                 adds[count] = adding(count, result.numel(), bias.numel() if with_bias else 0)
             adds[count].start(partials, result, bias_partials, bias)
         results = {"grad_input": out, "grad_weight": result, "grad_bias": bias}
         found = tuple(results[output] for output in outputs)
-        if new:
-            verify(new, outputs, (grad_output, input, weight), found)
+        if compiled:
+            verify(compiled, outputs, (grad_output, input, weight), found)
         return found if sweep else result
 
     return run
