@@ -85,7 +85,7 @@ def linear_may_gain(module: Any, seen: Iterable[Seen] | None) -> bool:
         for m in rows
         if weight.is_cpu and linear_gains(m * c, n, c)
     )
-    measuring = measuring_share(device) > 0
+    measuring = measuring_share(weight.device) > 0
     for problem in problems:
         with suppress(ConvgradError):  # a requested backend cannot
             if measuring or beats_matmul(plan_for(problem, ("forward",), weight.device)):
