@@ -36,7 +36,8 @@ class AtenBackend(Backend):
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
         wanted = {o for o in outputs if o != "grad_bias"}
-        dtype, transposed, as_stated = problem.dtype, problem.transposed, statable(problem) is problem
+        dtype, transposed = problem.dtype, problem.transposed
+        as_stated = statable(problem) is problem and without_slack(problem) is problem
         both = len(wanted) > 1
         not_at_once = {
             "forward and grad_weight of a plain convolution": not transposed and wanted == {"forward", "grad_weight"},

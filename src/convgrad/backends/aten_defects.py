@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import amx_here, avx512_here, onednn_has
+from .._compat import amx_here, avx2_here, avx512_here, onednn_has
 from ..problem import ConvProblem, Output
 from ..settings import mkldnn
 from ..sizes import effective_kernel
@@ -29,10 +29,19 @@ from .strides import tidy
 
 
 @cache
+def _most() -> str:
+    """The most of a processor that environment variables let oneDNN use."""
+    return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL").upper()
+
+
+def _avx2() -> bool:
+    """Whether oneDNN uses AVX2 or more: the processor has it and no environment variable forbids it."""
+    return avx2_here() and not _most().startswith("SSE") and _most() != "AVX"
+
+
 def _avx512() -> bool:
-    """Whether oneDNN uses AVX-512: the processor has it and no environment variable forbids it."""
-    most = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL"
-    return avx512_here() and not most.upper().startswith(("SSE", "AVX2")) and most.upper() != "AVX"
+    """The same of AVX-512."""
+    return _avx2() and avx512_here() and not _most().startswith("AVX2")
 
 
 def _amx() -> bool:
@@ -81,14 +90,15 @@ def without_slack(problem: ConvProblem) -> ConvProblem:
     """The problem itself, or over an input cropped to what its kernel reads where PyTorch would corrupt memory.
 
     oneDNN's workspace for a strided channels_last 1x1 convolution is too small for its backward, if rows or columns are
-    left over behind the last stride and the channels fill no vector: the process dies, sooner or later.
+    left over behind the last stride and the channels fill no vector: the process dies, sooner or later. Of a transposed
+    one the rows left over are output_padding; the result is plain, for PyTorch states no cropped output.
     """
     p = problem
     in_danger = p.ndim > 1 and p.pointwise and p.channels_last and p.dtype.is_floating_point
     if not in_danger or p.in_channels // p.groups % 16 == 0:
         return p
     tight = tuple((dim.low, dim.least_high) for dim in p.dims)
-    return p if tight == p.padding else p.replace(padding=tight)
+    return p if tight == p.padding else p.replace(padding=tight, origin="plain")
 
 
 def reads_every_stride(problem: ConvProblem) -> bool:
@@ -246,9 +256,10 @@ DEFECTS: tuple[Defect, ...] = (
     Defect("gaps in a narrow row", ("forward",), (torch.bfloat16, torch.float32), instead=_AT_THE_BORDER,
            condition=lambda p: p.channels_last and p.dilation[-1] > 1 and p.input_size[-1] < p.stride[-1]
            and p.padding[-1][0] > 0,
+           here=_avx2,
            when="channels_last, a dilated row, padded and narrower than its stride",
            happens="the process dies (segmentation fault), in float32 with a bias",
-           reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16 and brg_conv_fwd:avx512_core",
+           reference="oneDNN 3.12, brg_conv_fwd:avx512_core_bf16, brg_conv_fwd:avx512_core and brg_conv_fwd:avx2",
            example=("mb2ic17ih1iw2oc2kh3kw3sh3sw3ph1pw7dw2 channels_last bias", "forward")),
     Defect("rows of padding", ("forward",), _BF16, instead=_AT_THE_BORDER,
            condition=lambda p: any(_reads_padding_alone(p, dim) for dim in range(p.ndim - 1)),
