@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def test_info_is_a_screen(capsys) -> None:
 def test_info_has_every_reason_and_defect_with_all(capsys) -> None:
     status, printed, _ = call(capsys, "info", "--all")
     assert status == 0
-    for words in ("depthwise on", "groups of 4 channels", "it runs on GPUs", "shallow volume", "verified"):
+    for words in ("depthwise on", "groups of 4 channels", "it runs on GPUs", "rows left over", "verified"):
         assert words in printed
 
 
@@ -87,7 +88,8 @@ def test_explain_a_problem_here_and_there(capsys) -> None:
 def test_explain_names_the_others_and_shows_them_with_all(capsys) -> None:
     status, printed, _ = call(capsys, "explain", SMALL, "--no-measure")
     assert status == 0
-    assert "could too, and native goes before them; 7 more cannot: --all, in Python .text" in " ".join(printed.split())
+    others = r"could too, and native goes before them; \d more cannot: --all, in Python \.text"
+    assert re.search(others, " ".join(printed.split()))
     assert len(printed.splitlines()) < 30
     assert " ms" not in printed
     assert "why PyTorch" not in printed
