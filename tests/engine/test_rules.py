@@ -128,15 +128,17 @@ def test_kinds(text: str, kind: str | None) -> None:
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
-        ("mb4ic17ih28oc9kh3ph1", None),
-        ("mb4ic17ih28oc8kh3ph1", "dense"),  # half of a vector
+        ("mb8ic17ih28oc9kh3ph1", None),
+        ("mb4ic17ih28oc9kh3ph1", "dense"),  # small: oneDNN takes longer to lay it out anew
+        ("mb1ic128ih4oc128kh3ph1", None),  # small, but so would ours
+        ("mb8ic17ih28oc8kh3ph1", "dense"),  # half of a vector
         ("mb4g2ic34ih28oc16kh3ph1", "grouped"),
-        ("mb4ic8ih28oc17kh3ph1", None),  # the other way round oneDNN reads them as they lie
-        ("mb4ic17ih28oc8kh3ph1 channels_last", None),
+        ("mb8ic8ih28oc17kh3ph1", None),  # the other way round oneDNN reads them as they lie
+        ("mb8ic17ih28oc8kh3ph1 channels_last", None),
         ("mb4ic17ih28oc8kh3sh3", None),
         ("mb40ic17ih28oc9kh1", "pointwise"),
-        ("mb4ic32iw100oc32kw3", None),
-        ("mb4ic31iw100oc64kw3", "dense"),
+        ("mb32ic32iw100oc32kw3", None),
+        ("mb32ic31iw100oc64kw3", "dense"),
         ("mb4g2ic64iw100oc128kw24", None),
         ("mb4g2ic64iw100oc128kw25", "grouped"),  # oneDNN writes columns down
         ("mb4ic17ih28oc9kh3ph1 float64", "dense"),  # which oneDNN lacks
@@ -164,7 +166,13 @@ def test_many_channels_a_group(text: str, kind: str | None) -> None:
         ("mb4ic64ih32oc3kh4sh2ph1 transposed bfloat16", ("grad_input",), "narrow"),  # the transposed forward
         ("mb4ic64ih32oc8kh3ph1 channels_last", ("forward",), "narrow"),
         ("mb4ic64ih32oc9kh3ph1 channels_last", ("forward",), None),
-        ("mb4ic3ih64oc64kh4sh4", ("grad_input",), None),  # patches
+        ("mb4ic3ih64oc64kh4sh4", ("grad_input",), "patches"),
+        ("mb4ic3ih64oc64kh4sh4", ("forward",), None),
+        ("mb4ic3ih64oc64kh4sh4", BOTH, None),
+        ("mb1ic3ih16oc64kh4sh4", ("grad_input",), None),  # small
+        ("mb4ic3ih64oc64kh4sh4 float64", ("grad_input",), None),
+        ("mb4ic64ih32oc32kh2sh2 transposed", ("grad_input",), "patches"),  # the transposed forward
+        ("mb64ic4ih64oc16kh4sh4", ("grad_input",), "patches"),
         ("mb4ic3ih64oc64kh4sh2ph1 float64", ("grad_input",), "dense"),
         ("mb4g2ic6ih64oc64kh4sh2ph1", ("grad_input",), None),
     ],
@@ -223,6 +231,8 @@ def test_small_problems_are_pytorchs_where_it_does_not_call_onednn(text: str, th
         ("mb16ic8id8oc16kd3pd1", "dense"),
         ("mb32g8ic128ih4oc128kh5ph2", None),
         ("mb8g8ic128iw16oc128kw127pw63", "grouped"),  # a sequence
+        ("mb64ic4ih64oc16kh4sh4", None),  # patches, whose pixels ours would gather
+        ("mb8ic4ih64oc16kh4sh4", "dense"),
     ],
 )
 def test_where_onednn_needs_half_the_arithmetic(text: str, kind: str | None) -> None:
@@ -278,7 +288,7 @@ def table_in_force() -> dict[str, dict[str, float]]:
 @pytest.mark.parametrize("table", [rules.TABLE, table_in_force()], ids=["of the tests", "in force"])
 def test_the_table_says_what_there_is(table: dict[str, dict[str, float]]) -> None:
     assert table
-    kinds = {"depthwise", "emulated", "pointwise", "dense", "grouped", "narrow", "volume"}
+    kinds = {"depthwise", "emulated", "pointwise", "dense", "grouped", "narrow", "patches", "volume"}
     assert {*table} <= kinds | {"wide volume", "wide product"}
     for ways in table.values():
         assert all(backends()[way].candidate for way in ways)  # else a measurement would settle on less than the rule

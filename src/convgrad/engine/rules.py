@@ -61,7 +61,7 @@ def kind_of(problem: ConvProblem, outputs: tuple[Output, ...], emulated: bool) -
     full = _full_vectors(problem)
     narrow = full and _narrow(problem, outputs)
     if (full and not narrow) or _half_the_products(problem):
-        return _volume(problem)
+        return _volume(problem) or _scattered(problem, outputs)
     if problem.flops < (_SMALL_PRODUCT if problem.matrix_product else _SMALL) and _cheap_call(problem):
         return None
     if problem.groups > 1:
@@ -135,9 +135,10 @@ def _mostly_padding(p: ConvProblem) -> bool:
 def _full_vectors(p: ConvProblem) -> bool:
     """A vector of channels, as oneDNN computes with, is as full as one of pixels is in our kernels.
 
-    With more than 16 channels a group it is, except in two cases. Contiguous images of at most eight results fill half
-    of it. (Few inputs are read as they lie.) And a sequence has few products for the time that laying it out anew
-    takes; for one whose kernel has more than 24 elements oneDNN writes columns down. With 12 to 16 it is where ours
+    With more than 16 channels a group it is, except in three cases. Contiguous images of at most eight results fill
+    half of it. (Few inputs are read as they lie.) Small problems, and sequences, have few products for the time that
+    oneDNN takes to lay them out anew; so have ours where there are few positions for each channel. And for a sequence
+    whose kernel has more than 24 elements oneDNN writes columns down. With 12 to 16 channels it is as full where ours
     hold pixels of small slices of a volume. In float64, which oneDNN lacks, only patches are PyTorch's: it writes
     columns down, and kernels that do not overlap write no element twice.
     """
@@ -148,6 +149,8 @@ def _full_vectors(p: ConvProblem) -> bool:
         small_slices = p.ndim == 3 and prod(p.output_size[1:]) <= 128
         undilated = max(p.dilation) == 1 < max(p.kernel_size)
         return small_slices and undilated and min(inputs, outputs) >= 12 and p.dtype.itemsize == 4
+    if _overlapping(p) and p.flops < _LARGE and p.batch * prod(p.output_size) >= 4 * max(inputs, outputs):
+        return False
     if p.ndim == 1:
         return min(inputs, outputs) >= 32 and p.kernel_size[0] <= 24
     return outputs > 8 or p.channels_last or max(p.stride) > 1
@@ -164,6 +167,11 @@ def _narrow(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
 
 def _overlapping(p: ConvProblem) -> bool:
     return any(step < k for step, k in zip(p.stride, p.kernel_size, strict=True))
+
+
+def _patches(p: ConvProblem) -> bool:
+    """Kernels that do not overlap: the problem is a matrix product of patches."""
+    return not (_overlapping(p) or p.matrix_product)
 
 
 def _volume(p: ConvProblem) -> str | None:
@@ -183,15 +191,27 @@ def _volume(p: ConvProblem) -> str | None:
     return "wide volume" if wide else None
 
 
+def _scattered(p: ConvProblem, outputs: tuple[Output, ...]) -> str | None:
+    """The gradient of the input alone, or the result of a transposed convolution, by kernels that do not overlap.
+
+    Ours writes each element once, in its place.
+    """
+    large = p.flops >= _SMALL and p.dtype.itemsize <= 4
+    return "patches" if large and outputs == ("grad_input",) and _patches(p) else None
+
+
 def _half_the_products(p: ConvProblem) -> bool:
     """A large problem that takes oneDNN at most half as many instructions as our kernels.
 
-    It multiplies two numbers of 16 bits at a time, which ours convert, and leaves out products with the padding of
-    images. Groups must fill half a vector of its, and contiguous matrix products of up to 128 channels are ours: it
-    lays them out anew, which takes longer than their arithmetic.
+    It multiplies two numbers of 16 bits at a time, which ours convert, leaves out products with the padding of images,
+    and where kernels do not overlap it loads a vector of channels where ours gather pixels. Groups must fill half a
+    vector of its, and contiguous matrix products of up to 128 channels are ours: it lays them out anew, which takes
+    longer than their arithmetic.
     """
     if p.flops < _LARGE or p.dtype.itemsize > 4:
         return False
+    if p.groups == 1 and _patches(p):
+        return True
     narrower = min(p.in_channels, p.out_channels) / p.groups
     wide = narrower >= 8
     if p.dtype.itemsize == 2:
