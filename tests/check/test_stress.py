@@ -27,6 +27,11 @@ def test_right_ones_pass(name: str, output) -> None:
         assert {r.status for r in results} == {"passed"}, results
 
 
+def test_samples_are_of_padding_with_zeros() -> None:
+    (result,) = check_problem("reference", "ic2ih6oc4kh3ph1 circular", "forward", properties=["samples"])
+    assert (result.status, result.message) == ("skipped", "single elements are computed for padding with zeros only")
+
+
 def test_shared_memory() -> None:
     scratch: dict[torch.Size, torch.Tensor] = {}
 

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("typer")
 
 import convgrad
+from convgrad.backends import COPY
 from convgrad.check import PROPERTIES
 from convgrad.cli import options
 from convgrad.cli.app import COMMANDS
@@ -109,6 +110,7 @@ def test_a_kernels_script_finds_the_whole_package(tmp_path: Path) -> None:
 def test_the_names_that_are_offered_are_those_there_are() -> None:
     assert options.OUTPUTS == OUTPUTS
     assert (*PROPERTIES,) == options.PROPERTIES
+    assert options.COPY == COPY
     assert (*DTYPES,) == options.DTYPES
     for text in options.MACHINES:
         assert isinstance(Machine.parse(text), Machine)

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 import pytest
 
 from convgrad.backends import ReferenceBackend
-from convgrad.engine import backends, register, unregister
+from convgrad.check import check_problem
+from convgrad.engine import backends, get_backend, register, unregister
+from convgrad.errors import UnknownNameError
+from convgrad.problem import PASSES
 
 
 @pytest.fixture
@@ -46,3 +49,19 @@ def test_backends_may_be_registered_while_another_thread_looks(eager_threads: No
         for thread in threads:
             thread.join()
     assert not failed
+
+
+@pytest.mark.parametrize("name", ["native", "im2col"])
+def test_a_backend_over_a_padded_copy_has_a_name_too(name: str) -> None:
+    """And is right in all respects: also where it has a workspace, and sweeps of transposed problems."""
+    copied = get_backend(f"{name} (padded copy)")
+    assert copied.name == f"{name} (padded copy)"
+    for output in PASSES:
+        found = check_problem(copied, "mb2ic4ih6oc8kh3ph1 reflect", output)
+        assert not [r for r in found if r.status == "failed"]
+        assert [r for r in found if r.status == "passed"]
+    for unknown in (unregister, get_backend):
+        with pytest.raises(UnknownNameError, match="no backend is called"):
+            unknown("none (padded copy)")
+    with pytest.raises(UnknownNameError, match="no backend is called"):
+        unregister(copied.name)

@@ -13,7 +13,7 @@ from .base import Arithmetic, Backend, Kernel, Layout, described
 from .im2col import Im2colBackend
 from .native import MOST_A_GROUP, NativeAmxBackend, NativeAvx2Backend, NativeBackend
 from .native_norm import native_norm_takes, norm_gains, normalization_gradients, normalize
-from .padding import PaddedCopy, padded
+from .padding import COPY, PaddedCopy, padded
 from .reference import ReferenceBackend, wide_dtype
 from .routes import AtenChannelsLastBackend, AtenFloat32Backend, AtenMatmulBackend, AtenPaddedBackend
 from .strides import usual_strides

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from ..backends import Arithmetic, Backend, Kernel, wide_dtype
+from ..backends import Arithmetic, Backend, Kernel, PaddedCopy, wide_dtype
 from ..engine import prepare
 from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, RESULT, ConvProblem, Output, Pass, Slot
@@ -350,7 +350,7 @@ class PropertyCheck:
         dtype: a cast, a padded copy and a product, but no matrix of columns.
         """
         p = self.problem
-        if self.backend.workspace(p, (self.pass_,)):
+        if self.backend.workspace(p, (self.pass_,)) and not isinstance(self.backend, PaddedCopy):
             return _SLACK
         padded = [max(n, n + low + high) for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
         elements = p.batch * p.in_channels * prod(padded) + prod(p.weight_shape) + prod(p.output_shape)

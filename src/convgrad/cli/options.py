@@ -37,6 +37,8 @@ BACKENDS: Final = (
     "aten:padded", "aten:matmul", "native:avx2", "native:amx", "aten:cudnn", "aten:miopen", "aten:mkldnn",
     "aten:native",
 )  # fmt: skip
+#: What the name of a backend may end with, for a problem with a padding mode.
+COPY: Final = " (padded copy)"
 #: Machines that need not be here; more words say more, see `convgrad.diagnostics.Machine.parse`.
 MACHINES: Final = (
     "here", "a100", "h100", "h200", "b200", "v100", "t4", "l4", "rtx4090", "rtx5090", "mi250x", "mi300x", "xpu", "mps",
@@ -90,7 +92,7 @@ def _backends() -> Iterable[str]:
 
 def _known_backends(given: list[str] | None) -> list[str] | None:
     for name in given or ():
-        if name not in ("all", *_backends()):
+        if name.removesuffix(COPY) not in ("all", *_backends()):
             raise UnknownNameError.of("no backend is called", name, [*_backends()])
     return given
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from ..backends import COPY
 from ..engine import Step, get_backend, trials
 from ..engine.ab_timer import compare, second_call
 from ..problem import PASSES, ConvProblem
@@ -24,7 +25,7 @@ def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> 
         return answers
     found = list(answers)
     for pass_ in PASSES:
-        rows = [i for i, r in enumerate(found) if r.output == pass_ and (r.chosen or (r.backend == "aten" and r.runs))]
+        rows = [i for i, r in enumerate(found) if r.output == pass_ and (r.chosen or (r.by_aten and r.runs))]
         if not rows:
             continue
         names = [found[i].backend for i in rows]
@@ -33,7 +34,7 @@ def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> 
         seconds = _seconds(calls, device)
         for i in rows:
             name, runs = found[i].backend, found[i].runs
-            primitive = _onednn_primitive(calls[name]) if name == "aten" and device.type == "cpu" else ""
+            primitive = _onednn_primitive(calls[name]) if found[i].by_aten and device.type == "cpu" else ""
             runs = f"{runs}: {primitive}" if primitive else runs
             found[i] = replace(found[i], seconds=seconds[name], runs=runs, reasons=_seen(found[i], seconds))
     return found
@@ -41,7 +42,8 @@ def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> 
 
 def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
     """The reasons of a row; one that expects another order than was measured just now says that it was a rule's."""
-    slower = "aten" in seconds and seconds[row.backend] > seconds["aten"] * _DIFFERENT
+    aten = next((s for name, s in seconds.items() if name.removesuffix(COPY) == "aten"), None)
+    slower = aten is not None and seconds[row.backend] > aten * _DIFFERENT
     if row.chosen and slower and row.reasons[0].startswith("by rule"):
         return ("by rule; in this measurement aten took less time",)
     return row.reasons
