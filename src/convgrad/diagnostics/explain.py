@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..backends import COPY, Backend, PaddedCopy, described, padded
+from ..backends import COPY, Backend, PaddedCopy, described
 from ..engine import active, backends, choose, reasons_against
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
@@ -221,7 +221,7 @@ def _aten_runs(problem: ConvProblem, machine: Machine) -> dict[Output, str]:
     """What PyTorch runs for each output, by its own rules."""
     if problem.empty:
         return {}
-    aten = trace_aten(problem if problem.padding_mode == "zeros" else padded(problem), device=machine)
+    aten = trace_aten(problem, device=machine)
     gradients = aten.gradient_backend.answer
     found: dict[Output, str] = dict.fromkeys(OUTPUTS, f"{gradients} ({kernel_of(gradients).backward})")
     found[problem.bias_pass] = f"{aten.backend.answer} ({aten.forward.function})"
