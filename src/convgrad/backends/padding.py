@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import padding_modes
 from ..padding_modes import by_pytorch
 from ..problem import PADDING_MODES, ConvProblem, Output, Pass
-from .base import Arithmetic, Backend, Kernel
+from .base import Arithmetic, Backend, Kernel, operand_format
 
 #: What the name of a backend that computes over such a copy ends with.
 COPY: Final = " (padded copy)"
@@ -66,21 +66,31 @@ def _misses(problem: ConvProblem) -> bool:
     return any(-low >= n or -high >= n for n, (low, high) in zip(problem.input_size, problem.padding, strict=True))
 
 
-def over_copy(problem: ConvProblem, outputs: tuple[Output, ...], kernel: Kernel) -> Kernel:
-    """The function that `Backend.bind` returns for a problem, made of that for ``padded(problem)``."""
+def over_copy(
+    problem: ConvProblem, outputs: tuple[Output, ...], kernel: Kernel, layout: torch.memory_format | None = None
+) -> Kernel:
+    """The function that `Backend.bind` returns for a problem, made of that for ``padded(problem)``.
+
+    Args:
+        layout: in which the latter takes the copy, which PyTorch may pad into another; None: any.
+    """
+
+    def pad(input: Tensor) -> Tensor:
+        copy = pad_input(problem, input)
+        return copy if layout is None else copy.contiguous(memory_format=layout)
 
     def forward(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        return kernel(pad_input(problem, a), b, bias, workspace)
+        return kernel(pad(a), b, bias, workspace)
 
     def grad_input(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
         result = unpad_input(problem, kernel(a, b, None, workspace))
         return result if bias is None else result.add_(bias.view(-1, *(1,) * problem.ndim))
 
     def grad_weight(a: Tensor, b: Tensor, bias: None = None, workspace: Tensor | None = None) -> Tensor:
-        return kernel(a, pad_input(problem, b), None, workspace)
+        return kernel(a, pad(b), None, workspace)
 
     def gradients(a: Tensor, b: Tensor, c: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, ...]:
-        found = zip(outputs, kernel(a, pad_input(problem, b), c, workspace), strict=True)
+        found = zip(outputs, kernel(a, pad(b), c, workspace), strict=True)
         return tuple(unpad_input(problem, t) if output == "grad_input" else t for output, t in found)
 
     one: dict[Output, Kernel] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
@@ -115,7 +125,7 @@ class PaddedCopy(Backend):
         return self.of.wrong_here(padded(problem), outputs, device)
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-        return over_copy(problem, outputs, self.of.bind(padded(problem), outputs))
+        return over_copy(problem, outputs, self.of.bind(padded(problem), outputs), operand_format(self.of, problem))
 
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
         return self.of.workspace(padded(problem), outputs)
