@@ -28,6 +28,8 @@ PROPERTIES: Final = (
     "exact", "again", "bound", "memory", "layouts", "bias", "sweeps", "deterministic", "nonfinite",
     "workspace",
 )  # fmt: skip
+#: Checked where they are named only.
+STRESS: Final = ("pages", "threads", "samples")
 DTYPES: Final = (
     "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "uint8", "int8", "int16",
     "int32", "int64", "f16", "bf16", "f32", "f64", "s8", "u8", "s32",
@@ -161,8 +163,10 @@ Backends = Annotated[
 ]  # fmt: skip
 Properties = Annotated[
     list[str] | None,
-    typer.Option("--property", metavar="NAME", help=f"Some of: {', '.join(PROPERTIES)}.",
-                 callback=known("property", PROPERTIES), autocompletion=words(lambda: PROPERTIES)),
+    typer.Option("--property", metavar="NAME",
+                 help=f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}.",
+                 callback=known("property", (*PROPERTIES, *STRESS)),
+                 autocompletion=words(lambda: (*PROPERTIES, *STRESS))),
 ]  # fmt: skip
 Dtype = Annotated[
     str,
