@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from itertools import repeat
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from convgrad.backends import aten_defects
-from convgrad.check import search_aten
+from convgrad.check import aten_search, search_aten
 from convgrad.check.child import Child
 from convgrad.engine import Found, choose, record, recorded, store
 from convgrad.problem import ConvProblem
@@ -38,6 +39,26 @@ def test_it_finds_what_is_known_to_be_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     assert found.problem.batch == 1
     assert found.what
     assert found.repeat.startswith('MALLOC_PERTURB_=129 python -c "import torch; ')
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong", "smallest"),
+    [
+        ("g16mb4ic32ih9oc64kh3", "groups", "g2mb1ic2ih9oc2kh3"),
+        ("mb4ic32ih9oc64kh3", "batch", "mb1ic1ih9oc1kh3"),
+        ("g16mb4ic64ih9oc64kh3", "in_channels", "g2mb1ic8ih9oc2kh3"),
+    ],
+)
+def test_what_is_wrong_is_made_small(monkeypatch: pytest.MonkeyPatch, text: str, wrong: str, smallest: str) -> None:
+    """As long as it stays wrong: with groups, with any problem, with at least four channels in a group."""
+    conditions = {
+        "groups": lambda p: p.groups > 1,
+        "batch": bool,
+        "in_channels": lambda p: p.in_channels > 3 * p.groups,
+    }
+    monkeypatch.setattr(aten_search, "_wrong", lambda child, p, pass_: "wrong" * conditions[wrong](p))
+    small = aten_search._shrunk(Child(answer), ConvProblem.parse(text), "forward", time.monotonic() + 60)
+    assert small == ConvProblem.parse(smallest)
 
 
 def test_what_was_found_is_kept_and_avoided() -> None:

@@ -22,3 +22,8 @@ def test_the_bound_is_not_wide() -> None:
         < direct
         < error_bound("tf32", torch.float32, length, exact, size)
     )
+
+
+def test_integers_are_exact_up_to_the_largest() -> None:
+    size = torch.tensor([0.0, 127.0, 128.0], dtype=torch.float64)
+    assert error_bound("direct", torch.int8, 5, size.long(), size).tolist() == [0, 0, float("inf")]

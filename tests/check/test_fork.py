@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 import time
 
 import pytest
@@ -97,3 +99,19 @@ def test_nothing_is_left_behind() -> None:
     messages.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+
+
+def test_a_child_ends_with_a_parent_that_was_killed() -> None:
+    """It holds no end of its own to read from, so that what it sends next fails, and that is said nowhere."""
+    code = (
+        "import itertools, os\n"
+        "from convgrad.check import in_child\n"
+        "for n in in_child(lambda send: [send(n) for n in itertools.count()], lambda: 60):\n"
+        "    if n == 100: os.kill(os.getpid(), 9)\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert parent.communicate(timeout=60) == (b"", b"")  # which the child keeps open
+    finally:
+        parent.kill()
+    assert parent.returncode == -9

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from convgrad.backends.aten import AtenBackend
+from convgrad.backends.base import BOTH_GRADIENTS
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.check import check_backend, check_problem
+from convgrad.problem import ConvProblem, Output, passes_of
 
 from .broken import TEXT, Broken, OfPytorch, failing_properties, off_by_one
 
@@ -234,3 +240,48 @@ def test_more_memory_than_declared() -> None:
         assert [r.property_name for r in failed] == ["workspace"]
         assert failed[0].worst > failed[0].bound
     assert failing_properties(Im2colBackend(), text=text) == set()
+
+
+class Sweeping(ReferenceBackend):
+    """The reference with both gradients in one call, too; ``first`` is done with the workspace of every call."""
+
+    sweeps = BOTH_GRADIENTS[:2]
+
+    def __init__(self, size: int, first: Callable[[Tensor | None, int], object]) -> None:
+        self.size, self.first = size, first
+
+    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+        return self.size
+
+    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Any:
+        kernels = [super(Sweeping, self).bind(problem, (o,)) for o in passes_of(outputs)]
+
+        def one(a, b, bias=None, workspace=None):
+            self.first(workspace, 1)
+            return kernels[0](a, b)
+
+        def both(grad_output, input, weight, workspace=None):
+            self.first(workspace, 2)
+            results = (kernels[0](grad_output, weight), kernels[1](grad_output, input))
+            return (*results, grad_output.sum((0, 2, 3))) if len(outputs) == 3 else results
+
+        return one if len(kernels) == 1 else both
+
+
+def test_a_sweep_that_takes_more_than_it_declares() -> None:
+    wasteful = Sweeping(0, lambda workspace, passes: torch.empty(1 << 20) if passes == 2 else None)
+    assert failing_properties(wasteful) == set()
+    assert failing_properties(wasteful, "grad_input") == {"workspace"}
+
+
+@pytest.mark.parametrize(("passes", "output", "name"), [(1, "forward", "memory"), (2, "grad_weight", "sweeps")])
+def test_a_write_behind_the_workspace(passes: int, output: Output, name: str) -> None:
+    def behind(workspace: Tensor | None, of: int) -> None:
+        assert workspace is not None
+        assert bool((workspace == 255).all())
+        if of == passes:
+            ctypes.memset(workspace.data_ptr() + workspace.numel(), 0, 4)
+
+    results = check_problem(Sweeping(64, behind), TEXT, output, properties=["memory", "sweeps"])
+    failed = [(r.property_name, r.message) for r in results if r.status == "failed"]
+    assert failed == [(name, "it wrote outside a tensor that it allocated")]

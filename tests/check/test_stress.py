@@ -27,6 +27,21 @@ def test_right_ones_pass(name: str, output) -> None:
         assert {r.status for r in results} == {"passed"}, results
 
 
+@pytest.mark.parametrize("text", ["mb2ic4ih6oc4kh3 int32", "mb1ic64ih12oc3kh3 int8"])
+def test_integers(text: str) -> None:
+    def corner(p, pass_, a, b, result):
+        return off_by_one(result)
+
+    properties = ["layouts", *STRESS]
+    assert {r.status for r in check_problem("reference", text, "forward", properties=properties)} == {"passed"}
+    assert {r.status for r in check_problem(Broken(corner), text, "forward", properties=properties)} == {"failed"}
+
+
+def test_samples_are_of_padding_with_zeros() -> None:
+    (result,) = check_problem("reference", "ic2ih6oc4kh3ph1 circular", "forward", properties=["samples"])
+    assert (result.status, result.message) == ("skipped", "single elements are computed for padding with zeros only")
+
+
 def test_shared_memory() -> None:
     scratch: dict[torch.Size, torch.Tensor] = {}
 

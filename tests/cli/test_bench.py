@@ -152,6 +152,14 @@ def test_what_pytorch_does_not_compute_is_said(capsys) -> None:
     assert "PyTorch does not compute it" in capsys.readouterr().out
 
 
+def test_a_padding_mode_is_compared_with_pytorchs_padded_copy(capsys) -> None:
+    args = ["-o", "forward", "--seconds", "0.05", "--return-memory", "--json"]
+    assert run(["bench", "ic64ih8oc64kh3ph1 circular", *args]) == 0
+    (line,) = json.loads(capsys.readouterr().out)["data"]["problems"]
+    assert line["backend"] == "aten (padded copy)"
+    assert line["speed"] > 0
+
+
 def test_a_file_without_a_problem(capsys, tmp_path) -> None:
     (tmp_path / "empty.txt").write_text("")
     assert run(["bench", str(tmp_path / "empty.txt")]) == 1

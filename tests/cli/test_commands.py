@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -97,6 +98,39 @@ def test_explain_names_the_others_and_shows_them_with_all(capsys) -> None:
     assert status == 0
     assert "it runs on GPUs" in printed
     assert "more cannot" not in printed
+
+
+DENSE_CIRCULAR = "ic64ih8oc64kh3ph1 circular"
+
+
+def test_explain_and_check_where_a_padded_copy_is_chosen(capsys) -> None:
+    """PyTorch's call is measured with its copy, and no row says again that there is one."""
+    status, printed, _ = call(capsys, "explain", DENSE_CIRCULAR, "-o", "forward", "--json")
+    assert status == 0
+    (explained,) = json.loads(printed)["data"]["explanations"]
+    chosen, *others = explained["rows"]
+    assert chosen["backend"] == "aten (padded copy)"
+    assert chosen["seconds"] > 0
+    assert chosen["runs"]
+    assert "aten" not in {row["backend"] for row in others}
+    status, printed, _ = call(capsys, "check", DENSE_CIRCULAR)
+    assert status == 0
+    assert "28 checks passed, 0 failed" in printed
+
+
+def test_explain_measures_what_pytorch_does_with_a_padding_mode(capsys) -> None:
+    status, printed, _ = call(capsys, "explain", f"{SMALL} circular", "-o", "forward", "--json")
+    assert status == 0
+    rows = json.loads(printed)["data"]["explanations"][0]["rows"]
+    assert [r["backend"] for r in rows if r["seconds"]] == ["native", "aten (padded copy)"]
+
+
+@pytest.mark.usefixtures("_wrong")
+def test_what_is_wrong_over_a_padded_copy_is_repeated(capsys) -> None:
+    given = ("check", "ic2ih6oc4kh3ph1 circular", "-b", "wrong (padded copy)", "-o", "forward", "--property", "exact")
+    status, printed, _ = call(capsys, *given)
+    assert status == 1
+    assert "wrong (padded copy) forward of" in " ".join(printed.split())
 
 
 FACTORY = """

@@ -14,7 +14,8 @@ import pytest
 pytest.importorskip("typer")
 
 import convgrad
-from convgrad.check import PROPERTIES
+from convgrad.backends import COPY
+from convgrad.check import PROPERTIES, STRESS
 from convgrad.cli import options
 from convgrad.cli.app import COMMANDS
 from convgrad.diagnostics import Machine
@@ -109,6 +110,8 @@ def test_a_kernels_script_finds_the_whole_package(tmp_path: Path) -> None:
 def test_the_names_that_are_offered_are_those_there_are() -> None:
     assert options.OUTPUTS == OUTPUTS
     assert (*PROPERTIES,) == options.PROPERTIES
+    assert (*STRESS,) == options.STRESS
+    assert options.COPY == COPY
     assert (*DTYPES,) == options.DTYPES
     for text in options.MACHINES:
         assert isinstance(Machine.parse(text), Machine)

@@ -18,8 +18,9 @@ pytest.importorskip("typer")
 from tests.linears import take_small_rows
 
 from convgrad.cli.app import run
-from convgrad.engine import cache, measurements, measurer, store
+from convgrad.engine import cache, choose, measurements, measurer, store
 from convgrad.engine.environment import environment
+from convgrad.problem import ConvProblem
 
 SMALL, OTHER = "g8mb2ic8ih12oc8oh12kh3sh1ph1dh0", "g1mb2ic8ih12oc4oh12kh1sh1ph0dh0"
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,16 @@ def test_a_problem_is_measured_forward_and_backward(capsys) -> None:
     spent = measurer._state.spent
     assert run(["tune", SMALL]) == 0  # nothing is left to do
     assert measurer._state.spent == spent
+
+
+def test_of_a_padding_mode_its_padded_copy_is_measured(capsys) -> None:
+    """That is what a choice is looked up for."""
+    problem = ConvProblem.parse("ic8ih8oc8kh3ph1 circular")
+    assert run(["tune", str(problem)]) == 0
+    assert capsys.readouterr().out.count("measured 3 times on this machine") == 2
+    assert counts() == each("g1mb2ic8ih10oc8oh8kh3sh1ph0dh0")
+    (step,) = choose(problem, ("forward",), torch.device("cpu"))
+    assert step.reason.startswith("measured")
 
 
 def test_info_says_what_is_there(capsys) -> None:

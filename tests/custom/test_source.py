@@ -6,7 +6,7 @@ import ctypes
 import subprocess
 import sys
 import threading
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -42,6 +42,27 @@ def test_what_changes_it() -> None:
     assert len({digest(), digest(limit=4), digest(factor=3), digest(default=2), digest("Kernel")}) == 5
     assert digest(used="another") != digest()  # another name of a function that is met by its own name, too
     assert digest("Kernel") == digest("Kernel") != digest("Kernel", factor=3)
+
+
+def test_an_object_that_calls_a_function_is_more_than_that() -> None:
+    class Scaled:
+        def __init__(self, fn, factor: int) -> None:
+            self.fn, self.factor = fn, factor
+
+        def __call__(self, x, w, p):
+            return self.fn(x) * self.factor
+
+    class Negated(Scaled):
+        def __call__(self, x, w, p):
+            return -self.fn(x)
+
+    def double(x):
+        return x * 2
+
+    kernels = [Scaled(double, 2), Scaled(double, 3), Scaled(lambda x: x, 2), Negated(double, 2)]
+    assert len({fingerprint([k]) for k in kernels} - {None}) == 4
+    assert fingerprint([cache(double)]) == fingerprint([cache(double)]) != fingerprint([cache(lambda x: x)])
+    assert fingerprint([cache(double)]) is not None
 
 
 def test_closures_and_partials() -> None:

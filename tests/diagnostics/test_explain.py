@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from convgrad import conv1d, conv2d
+from convgrad.backends.base import BOTH_GRADIENTS, Kernel
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.diagnostics import Explanation, ModelExplanation, explain, explain_problem, trace
 from convgrad.diagnostics.aten_rules import Machine, TensorSpec
@@ -105,6 +106,23 @@ def test_measuring() -> None:
         assert "backward_weights" in aten.runs
     with pytest.raises(ValueError, match="is not here"):
         explain_problem(P, device=H100, measure=True)
+
+
+def test_what_is_computed_in_sweeps_only_is_not_measured_alone() -> None:
+    class InOneSweep(ReferenceBackend):
+        name, passes, sweeps = "in_one_sweep", (), BOTH_GRADIENTS[:1]
+
+        def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+            raise AssertionError("called")
+
+    register(InOneSweep())
+    try:
+        with use_backend("in_one_sweep"):
+            e = explain_problem(P, ["grad_input", "grad_weight"], measure=True)
+    finally:
+        unregister("in_one_sweep")
+    assert set(e.chosen().values()) == {"in_one_sweep"}
+    assert {r.backend for r in e.rows if r.seconds is not None} == {"aten"}
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.int64])

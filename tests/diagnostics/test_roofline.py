@@ -11,6 +11,8 @@ from convgrad.diagnostics.aten_rules import Machine
 from convgrad.engine import store
 from convgrad.problem import ConvProblem
 
+CPU = torch.device("cpu")
+
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch) -> None:
@@ -38,16 +40,35 @@ def test_measured_once_and_kept(monkeypatch) -> None:
     assert limits.limits_of(here, torch.float32, measured=True) == found
 
 
+def test_those_of_a_gpu_are_kept_too(monkeypatch) -> None:
+    """Beside the CPU's; until they are measured, its datasheet holds."""
+    gpu = Machine.parse("h100")
+    monkeypatch.setattr(Machine, "is_here", True)
+    monkeypatch.setattr(limits, "conditions", str)
+    monkeypatch.setattr(limits, "measure_limits", lambda *_: pytest.fail("measured again"))
+    assert limits.limits_of(gpu, torch.float32) == limits.datasheet(gpu, torch.float32)
+    found = Limits(2e12, 5e13, "float32", "measured on a GPU")
+    limits._store(torch.float32, torch.device("cuda"), found)
+    assert limits.limits_of(gpu, torch.float32, measured=True) == limits.limits_of(gpu, torch.float32) == found
+    assert limits.limits_of(Machine.here(), torch.float32) is None
+
+
+def test_measured_with_another_precision_is_another(monkeypatch) -> None:
+    limits._store(torch.float32, CPU, Limits(1e9, 1e9, "float32", "measured before"))
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "medium")
+    assert limits.limits_of(Machine.here(), torch.float32) is None
+
+
 def test_measuring_again_only_raises(monkeypatch) -> None:
     monkeypatch.setattr(limits, "_best", lambda call, device, seconds=0.0: 1e-3)
     fast = Limits(1e18, 1e21, "float32", "measured before")
-    limits._store(torch.float32, fast)
+    limits._store(torch.float32, CPU, fast)
     again = limits.measure_limits(torch.float32)
     assert (again.bytes_per_second, again.flops_per_second) == (1e18, 1e21)
 
 
 def test_what_is_no_measurement_is_none() -> None:
-    store.write("limits", limits._key(torch.float32), {"wrong": 1})
+    store.write("limits", limits._key(torch.float32, CPU), {"wrong": 1})
     assert limits.limits_of(Machine.here(), torch.float32) is None
 
 

@@ -11,9 +11,11 @@ import torch
 
 import convgrad
 from convgrad.backends import ReferenceBackend
-from convgrad.engine import backends, register, unregister
+from convgrad.check import check_problem
+from convgrad.engine import backends, get_backend, register, unregister
 from convgrad.engine.registry import reasons_against
-from convgrad.problem import ConvProblem
+from convgrad.errors import UnknownNameError
+from convgrad.problem import PASSES, ConvProblem
 from convgrad.settings import flags
 
 
@@ -79,3 +81,19 @@ def test_while_a_graph_is_captured_it_is_another_call(monkeypatch: pytest.Monkey
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert flags(on_a_gpu) != before
     assert reasons_against(*asked) == ["a CUDA graph is being captured and it may not be called then"]
+
+
+@pytest.mark.parametrize("name", ["native", "im2col"])
+def test_a_backend_over_a_padded_copy_has_a_name_too(name: str) -> None:
+    """And is right in all respects: also where it has a workspace, and sweeps of transposed problems."""
+    copied = get_backend(f"{name} (padded copy)")
+    assert copied.name == f"{name} (padded copy)"
+    for output in PASSES:
+        found = check_problem(copied, "mb2ic4ih6oc8kh3ph1 reflect", output)
+        assert not [r for r in found if r.status == "failed"]
+        assert [r for r in found if r.status == "passed"]
+    for unknown in (unregister, get_backend):
+        with pytest.raises(UnknownNameError, match="no backend is called"):
+            unknown("none (padded copy)")
+    with pytest.raises(UnknownNameError, match="no backend is called"):
+        unregister(copied.name)

@@ -13,8 +13,9 @@ from torch import Tensor
 import convgrad
 from convgrad.backends import _native_library as library
 from convgrad.backends import padded
+from convgrad.check import check_problem
 from convgrad.engine import plan_for
-from convgrad.problem import ConvProblem
+from convgrad.problem import OUTPUTS, ConvProblem
 
 pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
 
@@ -128,6 +129,15 @@ def test_images_too_large_to_be_folded_in_scratch_memory(mode: str) -> None:
     assert [e.backend for e in traced.records] == ["native", "native (padded copy)"]
     z = of_copy(layer, x, ((1, 1), (1, 1)), layer.weight, layer.bias)
     torch.testing.assert_close(got, torch.autograd.grad(z, [x, *layer.parameters()], g))
+
+
+@pytest.mark.parametrize("name", ["native", "reference", "im2col", "aten"])
+@pytest.mark.parametrize("mode", MODES)
+def test_the_suite_on_a_padded_copy(name: str, mode: str) -> None:
+    """Also of an image whose strides PyTorch's padding takes for contiguous ones, but channels_last kernels do not."""
+    for output in OUTPUTS:
+        found = check_problem(f"{name} (padded copy)", f"mb1ic4ih5oc8kh3ph2 channels_last {mode}", output, repeats=2)
+        assert not [str(r) for r in found if r.status == "failed"]
 
 
 @pytest.mark.parametrize("name", ["native", "reference", "im2col", "aten"])

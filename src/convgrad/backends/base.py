@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 import torch
 
+from .._compat import channels_last_of
 from ..problem import PASSES, ConvProblem, Output, PaddingMode, Pass, gradient_outputs
 
 #: How a backend sums products; it selects the error bound to which the backend is held.
@@ -162,3 +163,14 @@ class Backend(ABC):
     def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
         """Which of its kernels would run, where it has several: for people."""
         return ""
+
+
+def operand_format(backend: Backend, problem: ConvProblem) -> torch.memory_format | None:
+    """The one layout in which the backend receives this problem's operands; None where any strides will do."""
+    if "strided" in backend.layouts or "any" in backend.layouts:
+        return None
+    if problem.channels_last and "channels_last" in backend.layouts:
+        return problem.memory_format
+    if "contiguous" in backend.layouts:
+        return torch.contiguous_format
+    return channels_last_of(problem.ndim)

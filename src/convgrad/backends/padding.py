@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from .. import padding_modes
 from ..padding_modes import by_pytorch
 from ..problem import PADDING_MODES, ConvProblem, Output, Pass
-from .base import Arithmetic, Backend, Kernel
+from .base import Arithmetic, Backend, Kernel, operand_format
+
+#: What the name of a backend that computes over such a copy ends with.
+COPY: Final = " (padded copy)"
 
 
 def padded(problem: ConvProblem) -> ConvProblem:
@@ -61,22 +66,32 @@ def _misses(problem: ConvProblem) -> bool:
     return any(-low >= n or -high >= n for n, (low, high) in zip(problem.input_size, problem.padding, strict=True))
 
 
-def over_copy(problem: ConvProblem, outputs: tuple[Output, ...], kernel: Kernel) -> Kernel:
-    """The function that `Backend.bind` returns for a problem, made of that for ``padded(problem)``."""
+def over_copy(
+    problem: ConvProblem, outputs: tuple[Output, ...], kernel: Kernel, layout: torch.memory_format | None = None
+) -> Kernel:
+    """The function that `Backend.bind` returns for a problem, made of that for ``padded(problem)``.
+
+    Args:
+        layout: in which the latter takes the copy, which PyTorch may pad into another; None: any.
+    """
+
+    def pad(input: Tensor) -> Tensor:
+        copy = pad_input(problem, input)
+        return copy if layout is None else copy.contiguous(memory_format=layout)
 
     def forward(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
-        return kernel(pad_input(problem, a), b, bias, workspace)
+        return kernel(pad(a), b, bias, workspace)
 
     def grad_input(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
         result = unpad_input(problem, kernel(a, b, None, workspace))
         return result if bias is None else result.add_(bias.view(-1, *(1,) * problem.ndim))
 
     def grad_weight(a: Tensor, b: Tensor, bias: None = None, workspace: Tensor | None = None) -> Tensor:
-        return kernel(a, pad_input(problem, b), None, workspace)
+        return kernel(a, pad(b), None, workspace)
 
     def gradients(a: Tensor, b: Tensor, c: Tensor, workspace: Tensor | None = None) -> tuple[Tensor, ...]:
-        first, *rest = kernel(a, pad_input(problem, b), c, workspace)
-        return (unpad_input(problem, first), *rest)
+        found = zip(outputs, kernel(a, pad(b), c, workspace), strict=True)
+        return tuple(unpad_input(problem, t) if output == "grad_input" else t for output, t in found)
 
     one: dict[Output, Kernel] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
     return one[outputs[0]] if len(outputs) == 1 else gradients
@@ -88,25 +103,38 @@ class PaddedCopy(Backend):
     padding_modes = PADDING_MODES
 
     def __init__(self, backend: Backend) -> None:
-        self._of = backend
-        self.name = f"{backend.name} (padded copy)"
+        self.of = backend
+        self.name, self.source = backend.name + COPY, backend.source
         self.passes, self.sweeps, self.layouts = backend.passes, backend.sweeps, backend.layouts
         self.deterministic, self.capture_safe = backend.deterministic, backend.capture_safe
+        self.from_pytorch = backend.from_pytorch
+
+    @classmethod
+    def where_needed(
+        cls, backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
+    ) -> Backend:
+        """What computes a problem with a padding mode: the backend itself where it can, else over a copy."""
+        return cls(backend) if backend.against(problem, outputs, device) else backend
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        return self._of.reasons_against(padded(problem), outputs, device)
+        return self.of.reasons_against(padded(problem), outputs, device)
+
+    def wrong_here(
+        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
+    ) -> tuple[str, tuple[str, ...]]:
+        return self.of.wrong_here(padded(problem), outputs, device)
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-        return over_copy(problem, outputs, self._of.bind(padded(problem), outputs))
+        return over_copy(problem, outputs, self.of.bind(padded(problem), outputs), operand_format(self.of, problem))
 
     def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
-        return self._of.workspace(padded(problem), outputs)
+        return self.of.workspace(padded(problem), outputs)
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
-        return self._of.fuses_bias(padded(problem))
+        return self.of.fuses_bias(padded(problem))
 
     def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
-        return self._of.kernel_name(padded(problem), outputs)
+        return self.of.kernel_name(padded(problem), outputs)
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return self._of.arithmetic(padded(problem), pass_, device)
+        return self.of.arithmetic(padded(problem), pass_, device)

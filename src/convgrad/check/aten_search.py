@@ -47,7 +47,7 @@ def search_aten(
                 if not what:
                     continue
                 small = _shrunk(child, p, pass_, start + 2 * seconds)
-                key = (pass_, small.replace(batch=1, dtype=p.dtype))
+                key = (pass_, small.replace(batch=1))
                 if key not in seen:
                     seen.add(key)
                     yield Found(small, pass_, what, _upstream_command(small, pass_))
@@ -70,17 +70,26 @@ def _wrong(child: Child, p: ConvProblem, pass_: Pass, seed: int = 0) -> str:
 def _shrunk(child: Child, p: ConvProblem, pass_: Pass, until: float) -> ConvProblem:
     """Fewer images and channels, as long as it stays wrong."""
     for change in (
-        {"batch": 1},
-        {"groups": 2, "in_channels": p.in_channels // p.groups * 2, "out_channels": p.out_channels // p.groups * 2},
-        {"in_channels": p.groups},
-        {"out_channels": p.groups},
+        lambda p: p.replace(batch=1),
+        lambda p: _with_groups(p, min(2, p.groups)),
+        lambda p: p.replace(in_channels=p.groups),
+        lambda p: p.replace(out_channels=p.groups),
     ):
-        if time.monotonic() > until or change.get("groups", 1) > p.groups:
+        if time.monotonic() > until:
             break
-        smaller = p.replace(**change)
+        smaller = change(p)
         if smaller != p and _wrong(child, smaller, pass_):
             p = smaller
     return p
+
+
+def _with_groups(p: ConvProblem, groups: int) -> ConvProblem:
+    """The same groups, but so many."""
+    return p.replace(
+        groups=groups,
+        in_channels=p.in_channels // p.groups * groups,
+        out_channels=p.out_channels // p.groups * groups,
+    )
 
 
 def _upstream_command(p: ConvProblem, output: Output) -> str:

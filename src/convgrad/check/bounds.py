@@ -55,12 +55,14 @@ def error_bound(arithmetic: Arithmetic, dtype: torch.dtype, length: int, exact: 
         arithmetic: what the backend declares.
         dtype: of operands and result.
         length: `reduction_length`, and one more where a bias is added.
-        exact: the result in float64 (complex128).
+        exact: the result in float64 (complex128, int64).
         magnitude: the same pass of the absolute values, in float64.
 
     Shape:
         - exact, magnitude and the bound: any, the same
     """
+    if not (dtype.is_floating_point or dtype.is_complex):  # exact, or too large, and then nobody says what it is
+        return torch.zeros_like(magnitude).masked_fill_(magnitude > torch.iinfo(dtype).max, float("inf"))
     store = unit_roundoff(dtype)
     if arithmetic == "low-precision accumulation":
         u = store

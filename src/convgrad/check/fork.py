@@ -93,7 +93,7 @@ def _started(work: Callable[[Send], object], trace: IO[str]) -> tuple[Connection
     forked = multiprocessing.get_context("fork")
     for _ in range(_ATTEMPTS):
         receiver, sender = forked.Pipe(duplex=False)
-        child = forked.Process(target=_be_the_child, args=(work, sender, trace))
+        child = forked.Process(target=_be_the_child, args=(work, receiver, sender, trace))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: this process has several threads
             child.start()
@@ -112,7 +112,8 @@ def _end(receiver: Connection, child: BaseProcess) -> None:
     child.join()
 
 
-def _be_the_child(work: Callable[[Send], object], sender: Connection, trace: IO[str]) -> None:
+def _be_the_child(work: Callable[[Send], object], receiver: Connection, sender: Connection, trace: IO[str]) -> None:
+    receiver.close()  # the parent's: while it is open here too, sending to a parent that was killed waits for ever
     with contextlib.suppress(ValueError, OSError):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, who ends the child
     with contextlib.suppress(ImportError, ValueError, OSError):
@@ -138,7 +139,8 @@ def _be_the_child(work: Callable[[Send], object], sender: Connection, trace: IO[
             work(send)
             sender.send(("end", None))
         except Exception:  # whatever a kernel raises was caught before
-            sender.send(("error", traceback.format_exc()))
+            with contextlib.suppress(BrokenPipeError):  # the parent was killed
+                sender.send(("error", traceback.format_exc()))
         except BaseException as error:  # Ctrl-C is ignored here: only what is called can raise such a thing
             sender.send(("left", f"raised {type(error).__name__}: {error}"))
 

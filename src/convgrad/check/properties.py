@@ -12,13 +12,14 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from .._compat import channels_last_of
 from ..problem import OPERANDS, PASSES, Pass, Slot
 from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
 from .operands import Operands, reference
 from .process_state import restore, settings
-from .property_check import Failed, PropertyCheck, Skipped
+from .property_check import SWEPT, Failed, PropertyCheck, Skipped
 from .samples import index_of
 
 Property = Callable[[PropertyCheck], tuple[float, float]]
@@ -214,17 +215,24 @@ def nonfinite(check: PropertyCheck) -> tuple[float, float]:
 
 def workspace(check: PropertyCheck) -> tuple[float, float]:
     """It needs no more memory than it declares."""
-    outputs = (check.pass_,)
-    a, b = check.prepared(check.integers(), OPERANDS[check.pass_])
-    given = check.scratch(outputs)
-    with PeakMemory() as watch:
-        watch.ignore(a, b, *([] if given is None else [given]))
-        result = check.kernel(outputs)(a, b, None, given)
-    used = watch.peak - result.untyped_storage().nbytes()
-    allowed = check.allowed_bytes()
-    if used > allowed:
-        raise Failed(f"it took {used} bytes beside its result and its workspace, {allowed} are allowed", used, allowed)
-    return used, allowed
+    worst = (0, 0)
+    for outputs in check.calls():
+        swept = len(outputs) > 1
+        operands = check.integers(*(PASSES if swept else ()))
+        tensors = check.prepared(operands, SWEPT if swept else OPERANDS[check.pass_])
+        given = check.scratch(outputs)
+        with PeakMemory() as watch:
+            watch.ignore(*tensors, *([] if given is None else [given]))
+            results = check.kernel(outputs)(*tensors, *([] if swept else [None]), given)
+        storages = [t.untyped_storage() for t in tree_leaves(results)]
+        used = watch.peak - sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+        allowed = check.allowed_bytes(outputs)
+        if used > allowed:
+            where = f" (in the sweep {outputs})" if swept else ""
+            text = f"it took {used} bytes beside its result and its workspace, {allowed} are allowed{where}"
+            raise Failed(text, used, allowed)
+        worst = max(worst, (used, allowed))
+    return worst
 
 
 PROPERTIES: Final[dict[str, Property]] = {

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Any, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
-from ..backends import Arithmetic, Backend, Kernel, wide_dtype
+from ..backends import Arithmetic, Backend, Kernel, PaddedCopy, wide_dtype
 from ..engine import prepare
 from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, RESULT, ConvProblem, Output, Pass, Slot
@@ -31,6 +31,8 @@ from .samples import elements_at, index_of
 
 _T = TypeVar("_T")
 
+#: The slots that a sweep reads, in the order in which its kernel takes them.
+SWEPT: Final[tuple[Slot, ...]] = ("grad_output", "input", "weight")
 #: Bytes that may be taken for odds and ends, such as a bias in another dtype.
 _SLACK = 4096
 
@@ -157,7 +159,9 @@ class PropertyCheck:
     def scratch(self, outputs: tuple[Output, ...]) -> Tensor | None:
         """A workspace of the declared size, full of ones: NaN to every floating-point dtype."""
         size = self.backend.workspace(self.problem, outputs)
-        return torch.full((size,), 255, dtype=torch.uint8, device=self.device) if size else None
+        if not size:
+            return None
+        return torch.empty(size, dtype=torch.uint8, device=self.device).fill_(255)  # empty: between `Poison`'s margins
 
     def prepared(self, operands: Operands, slots: Sequence[Slot]) -> list[Tensor]:
         tensors = [prepare(self.backend, self.problem, self.place(operands[s])) for s in slots]
@@ -182,7 +186,7 @@ class PropertyCheck:
         Raises:
             Failed: a result of another shape, dtype, device or layout than the problem's.
         """
-        tensors = self.prepared(operands, ("grad_output", "input", "weight"))
+        tensors = self.prepared(operands, SWEPT)
         results = self.kernel(outputs)(*tensors, self.scratch(outputs))
         if len(results) != len(outputs):
             raise Failed(f"the sweep {outputs} returned {len(results)} tensors")
@@ -224,13 +228,18 @@ class PropertyCheck:
         """How the backend computes the output, alone and in sweeps: in words, the passes whose operands it needs, and
         the call.
         """
-        found: list[tuple[str, tuple[Pass, ...], Callable[[Operands], Tensor]]] = []
-        alone = self.output in self.backend.passes
-        if alone and not self.backend.against(self.problem, (self.output,), self.device):
-            found.append(("", (self.pass_,), self.run))
-        for outputs in self.usable_sweeps():
-            found.append((f"in the sweep {outputs}", PASSES, partial(self.sweep, outputs)))
-        return found
+        return [
+            (f"in the sweep {outputs}", PASSES, partial(self.sweep, outputs))
+            if len(outputs) > 1
+            else ("", (self.pass_,), self.run)
+            for outputs in self.calls()
+        ]
+
+    def calls(self) -> list[tuple[Output, ...]]:
+        """What the backend computes in one call with the output among it: the output alone, and sweeps."""
+        alone: tuple[Output, ...] = (self.output,)
+        usable = self.output in self.backend.passes and not self.backend.against(self.problem, alone, self.device)
+        return [alone, *self.usable_sweeps()] if usable else self.usable_sweeps()
 
     # ---- comparing -----------------------------------------------------------------------------
 
@@ -343,14 +352,14 @@ class PropertyCheck:
         if int((expected != 0)[read].sum()) * 2 < int(read.sum()):
             raise Skipped("the output is mostly zero, which proves nothing")
 
-    def allowed_bytes(self) -> int:
-        """What may be allocated beside the result and the declared workspace.
+    def allowed_bytes(self, outputs: tuple[Output, ...]) -> int:
+        """What one call may allocate beside its results and the declared workspace.
 
         A backend that declares none may hold its operands and its result three times more, padded, in the widest
         dtype: a cast, a padded copy and a product, but no matrix of columns.
         """
         p = self.problem
-        if self.backend.workspace(p, (self.pass_,)):
+        if self.backend.workspace(p, outputs) and not isinstance(self.backend, PaddedCopy):
             return _SLACK
         padded = [max(n, n + low + high) for n, (low, high) in zip(p.input_size, p.padding, strict=True)]
         elements = p.batch * p.in_channels * prod(padded) + prod(p.weight_shape) + prod(p.output_shape)

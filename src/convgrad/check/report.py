@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
+from ..backends import COPY
 from ..engine import backends
 from ..problem import ConvProblem, Output
 
@@ -47,7 +48,7 @@ class CheckResult:
     @property
     def command(self) -> str:
         """What repeats it: a command, or the call where no command knows the backend."""
-        known = backends().get(self.backend)
+        known = backends().get(self.backend.removesuffix(COPY))
         return self.repeat(None if known is None else known.source)
 
     def repeat(self, source: str | None) -> str:

@@ -82,6 +82,8 @@ def samples(check: PropertyCheck) -> tuple[float, float]:
     """Of a result that is too large to compute twice, every element is written, and those at the corners and one in
     each of many parts are right.
     """
+    if check.problem.padding_mode != "zeros":
+        raise Skipped("single elements are computed for padding with zeros only")
     worst = (0.0, 0.0)
     for how, passes, run in check.variants():
         operands = check.integers(*passes, certain=False)

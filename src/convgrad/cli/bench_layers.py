@@ -12,6 +12,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from ..backends import COPY
 from ..diagnostics import Limits, Machine, limits_of
 from ..engine import Step, choose, get_backend, measure_now, measurements, reasons_against, trials
 from ..engine.ab_timer import Ratio, compare
@@ -84,7 +85,7 @@ def pytorchs(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.de
     """PyTorch as given, and through channels_last and back (a sequence as an image of one row), where it can."""
     found: dict[str, Steps] = {}
     for name in ("aten", "aten:channels_last"):
-        backend = get_backend(name)
+        backend = get_backend(name + COPY * (problem.padding_mode != "zeros"))
         each: tuple[tuple[Output, ...], ...] = tuple((o,) for o in outputs)
         for sets in ((outputs,), each):
             if not any(reasons_against(backend, problem, o, device, requested=True) for o in sets):

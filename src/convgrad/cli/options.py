@@ -28,6 +28,8 @@ PROPERTIES: Final = (
     "exact", "again", "bound", "memory", "layouts", "bias", "sweeps", "deterministic", "nonfinite",
     "workspace",
 )  # fmt: skip
+#: Checked where they are named only.
+STRESS: Final = ("pages", "threads", "samples")
 DTYPES: Final = (
     "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "uint8", "int8", "int16",
     "int32", "int64", "f16", "bf16", "f32", "f64", "s8", "u8", "s32",
@@ -37,6 +39,8 @@ BACKENDS: Final = (
     "aten:padded", "aten:matmul", "native:avx2", "native:amx", "aten:cudnn", "aten:miopen", "aten:mkldnn",
     "aten:native",
 )  # fmt: skip
+#: What the name of a backend may end with, for a problem with a padding mode.
+COPY: Final = " (padded copy)"
 #: Machines that need not be here; more words say more, see `convgrad.diagnostics.Machine.parse`.
 MACHINES: Final = (
     "here", "a100", "h100", "h200", "b200", "v100", "t4", "l4", "rtx4090", "rtx5090", "mi250x", "mi300x", "xpu", "mps",
@@ -90,7 +94,7 @@ def _backends() -> Iterable[str]:
 
 def _known_backends(given: list[str] | None) -> list[str] | None:
     for name in given or ():
-        if name not in ("all", *_backends()):
+        if name.removesuffix(COPY) not in ("all", *_backends()):
             raise UnknownNameError.of("no backend is called", name, [*_backends()])
     return given
 
@@ -159,8 +163,10 @@ Backends = Annotated[
 ]  # fmt: skip
 Properties = Annotated[
     list[str] | None,
-    typer.Option("--property", metavar="NAME", help=f"Some of: {', '.join(PROPERTIES)}.",
-                 callback=known("property", PROPERTIES), autocompletion=words(lambda: PROPERTIES)),
+    typer.Option("--property", metavar="NAME",
+                 help=f"Some of: {', '.join(PROPERTIES)}; by name only: {', '.join(STRESS)}.",
+                 callback=known("property", (*PROPERTIES, *STRESS)),
+                 autocompletion=words(lambda: (*PROPERTIES, *STRESS))),
 ]  # fmt: skip
 Dtype = Annotated[
     str,

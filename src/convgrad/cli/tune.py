@@ -141,16 +141,22 @@ def jobs_of(problems: Iterable[ConvProblem]) -> Iterator[Job]:
     """The calls that training makes of some problems."""
     for problem in problems:
         if not problem.empty:
-            p = problem.replace(name="")
-            yield Job(p, (p.bias_pass,))
-            yield _backward(p)
+            yield _job(problem, (problem.bias_pass,))
+            yield _backward(problem)
 
 
 def _backward(problem: ConvProblem) -> Job:
     """Both gradients; measuring them measures each alone, too."""
     from ..problem import gradient_outputs
 
-    return Job(problem.replace(has_bias=False, name=""), gradient_outputs(problem.transposed, (True, True, False)))
+    return _job(problem.replace(has_bias=False), gradient_outputs(problem.transposed, (True, True, False)))
+
+
+def _job(problem: ConvProblem, outputs: tuple[Output, ...]) -> Job:
+    """Of a problem with a padding mode, what is best for the padded copy is looked up."""
+    from ..backends import padded
+
+    return Job((problem if problem.padding_mode == "zeros" else padded(problem)).replace(name=""), outputs)
 
 
 def _of_script(script: str, args: Sequence[str]) -> list[Job]:
@@ -161,9 +167,7 @@ def _of_script(script: str, args: Sequence[str]) -> list[Job]:
     if not seen.rows:
         raise fail(f"{script} computed no convolution (its exit status is {status})")
     return [
-        Job(row.problem.replace(name=""), row.outputs)
-        if row.outputs == (row.problem.bias_pass,)
-        else _backward(row.problem)
+        _job(row.problem, row.outputs) if row.outputs == (row.problem.bias_pass,) else _backward(row.problem)
         for row in seen.rows
     ]
 

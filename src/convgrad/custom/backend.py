@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import Arithmetic, Backend, Kernel
+from ..backends import Arithmetic, Backend, Kernel, operand_format
 from ..calculus import sum_of_bias
-from ..engine import operand_format, thread
+from ..engine import thread
 from ..errors import BackendError
 from ..problem import PASSES, RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
 from . import arguments

@@ -21,8 +21,9 @@ import torch
 from ..problem import ConvProblem
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...), torch.dtype, torch.device, torch.memory_format)
-#: Functions behind the objects that a decorator makes of them: of Triton, numba, and torch.library.
+#: Functions behind the objects that decorators of these packages make of them, whose other attributes are caches.
 _WRAPPED = ("fn", "py_func", "_init_fn", "__wrapped__")
+_WRAPPERS = ("triton", "numba", "torch", "functools")
 #: A tensor with more bytes is not looked at.
 _MOST_BYTES = 1 << 24
 _ENOUGH_HINTS = 40
@@ -173,7 +174,8 @@ class _Walk:
                 yield Path(library).read_bytes()
 
     def _instance(self, part: Any) -> Iterator[Any]:
-        inner = next((f for w in _WRAPPED if callable(f := getattr(part, w, None))), None)
+        wrapped = _WRAPPED if type(part).__module__.partition(".")[0] in _WRAPPERS else ()
+        inner = next((f for w in wrapped if callable(f := getattr(part, w, None))), None)
         if inner is not None:
             yield from self.tokens(inner)
             return

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..backends import Backend, described, padded
+from ..backends import COPY, Backend, PaddedCopy, described
 from ..engine import active, backends, choose, reasons_against
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
@@ -187,8 +187,10 @@ def _answers(
             why = "nothing to contract: the result is zero" if problem.empty else "a sum over batch and space"
             answers.append(Answer(output, "engine", True, (why,), "as it lies", 0))
             continue
-        rest = [] if output == "grad_bias" else [b for b in backends().values() if b is not step.backend]
-        for backend in (step.backend, *rest):
+        others = [] if output == "grad_bias" else backends().values()
+        if problem.padding_mode != "zeros":
+            others = [PaddedCopy.where_needed(b, problem, (output,), place) for b in others]
+        for backend in (step.backend, *(b for b in others if b.name != step.backend.name)):
             chosen = backend is step.backend
             of: tuple[Output, ...] = step.outputs if chosen else (output,)
             against: list[str] = []
@@ -204,7 +206,8 @@ def _answers(
             usable = chosen or not against
             runs = ""
             if usable:
-                runs = aten_runs[output] if backend.name == "aten" else backend.kernel_name(problem, of)
+                by_aten = backend.name.removesuffix(COPY) == "aten"
+                runs = aten_runs[output] if by_aten else backend.kernel_name(problem, of)
             answers.append(Answer(
                 output, backend.name, chosen, tuple(reasons),
                 "as they lie" if "strided" in backend.layouts else layout,
@@ -218,7 +221,7 @@ def _aten_runs(problem: ConvProblem, machine: Machine) -> dict[Output, str]:
     """What PyTorch runs for each output, by its own rules."""
     if problem.empty:
         return {}
-    aten = trace_aten(problem if problem.padding_mode == "zeros" else padded(problem), device=machine)
+    aten = trace_aten(problem, device=machine)
     gradients = aten.gradient_backend.answer
     found: dict[Output, str] = dict.fromkeys(OUTPUTS, f"{gradients} ({kernel_of(gradients).backward})")
     found[problem.bias_pass] = f"{aten.backend.answer} ({aten.forward.function})"
@@ -229,6 +232,7 @@ def _described_library(
     backend: Backend, output: Output, machine: Machine, against: list[str], aten_runs: dict[Output, str]
 ) -> list[str]:
     """The reasons against a GPU library as they hold on a machine that is not here, with another build of PyTorch."""
+    backend = backend.of if isinstance(backend, PaddedCopy) else backend
     library = getattr(backend, "library", None)
     if library not in ("cuDNN", "MIOpen") or machine.device_type != "cuda" or torch.cuda.is_available():
         return against

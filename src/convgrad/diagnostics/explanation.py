@@ -9,6 +9,7 @@ from functools import cached_property
 from html import escape
 from typing import Any, ClassVar
 
+from ..backends import COPY
 from ..problem import PASSES, ConvProblem, Output
 from ..tables import html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
@@ -37,6 +38,11 @@ class Answer:
     runs: str = ""
     seconds: float | None = None
     usable: bool = True
+
+    @property
+    def by_aten(self) -> bool:
+        """Whether this is PyTorch's own call, which pads the input first where the problem has a padding mode."""
+        return self.backend.removesuffix(COPY) == "aten"
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,7 @@ class Explanation(Drawn):
             everything: a row for every backend; otherwise those that were not chosen are only named, except ATen and
                 what was measured.
         """
-        shown = [r for r in self.rows if everything or r.chosen or r.backend == "aten" or r.seconds is not None]
+        shown = [r for r in self.rows if everything or r.chosen or r.by_aten or r.seconds is not None]
         head, table = f"{self.problem}\non {self.machine}\n{self.summary}", text_table(self._table(shown), width=width)
         rest = self._named([r for r in self.rows if r not in shown])
         rest += [_exchanged([t.cells() for t in self.transfers], width)] if self.transfers else []

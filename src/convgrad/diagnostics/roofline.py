@@ -99,23 +99,23 @@ def datasheet(machine: Machine, dtype: torch.dtype) -> Limits | None:
 
 
 def limits_of(machine: Machine, dtype: torch.dtype, *, measured: bool = False) -> Limits | None:
-    """What is known about a machine: the datasheet of a described one, what was measured of this one.
+    """What is known about a machine: what was measured of this one, else the datasheet.
 
     Args:
         measured: measure this machine now (about two seconds) where that was not done before.
     """
-    if machine.device_type == "cpu" and machine.is_here:
-        return _stored(dtype) or (measure_limits(dtype) if measured else None)
-    if measured and machine.device_type == "cuda" and machine.is_here:
-        return measure_limits(dtype, "cuda")
-    return datasheet(machine, dtype)
+    known = None
+    if machine.device_type in ("cpu", "cuda") and machine.is_here:
+        device = torch.device(machine.device_type)
+        known = _stored(dtype, device) or (measure_limits(dtype, device) if measured else None)
+    return known or datasheet(machine, dtype)
 
 
 def measure_limits(dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu") -> Limits:
     """Measure this machine: the best of several large copies and of several large matrix products.
 
-    The result is kept on disk for the same processor, number of threads, PyTorch and dtype; measuring again can only
-    raise it, since a busy machine shows less than it can do.
+    The result is kept on disk for the same processor, number of threads, PyTorch, precision and dtype; measuring again
+    can only raise it, since a busy machine shows less than it can do.
 
     Equivalent to:
         >>> 1e8 < measure_limits().bytes_per_second < 1e14
@@ -132,12 +132,11 @@ def measure_limits(dtype: torch.dtype = torch.float32, device: torch.device | st
         y = torch.empty_like(x)
         product = max(product, 2 * n**3 / _best(lambda x=x, y=y: torch.mm(x, x, out=y), device, 0.3))
     where = "this CPU" if device.type == "cpu" else torch.cuda.get_device_name(device)
-    known = _stored(dtype) if device.type == "cpu" else None
+    known = _stored(dtype, device)
     if known is not None:
         copy, product = max(copy, known.bytes_per_second), max(product, known.flops_per_second)
     found = Limits(copy, product, short(arithmetic), f"measured on {where}: a 64 MB copy, the best matrix product")
-    if device.type == "cpu":
-        _store(dtype, found)
+    _store(dtype, device, found)
     return found
 
 
@@ -163,14 +162,14 @@ def _best(call: Callable[[], object], device: torch.device, seconds: float = 0.4
 # ---- what was measured before --------------------------------------------------------------------
 
 
-def _key(dtype: torch.dtype) -> str:
-    return f"{conditions('cpu')}, {short(dtype)}"
+def _key(dtype: torch.dtype, device: torch.device) -> str:
+    return f"{conditions(device)}, matmul {torch.get_float32_matmul_precision()}, {short(dtype)}"
 
 
-def _stored(dtype: torch.dtype) -> Limits | None:
-    found = store.read("limits", _key(dtype))
+def _stored(dtype: torch.dtype, device: torch.device) -> Limits | None:
+    found = store.read("limits", _key(dtype, device))
     return Limits(**found) if isinstance(found, dict) and found.keys() == Limits.__annotations__.keys() else None
 
 
-def _store(dtype: torch.dtype, found: Limits) -> None:
-    store.write("limits", _key(dtype), asdict(found))
+def _store(dtype: torch.dtype, device: torch.device, found: Limits) -> None:
+    store.write("limits", _key(dtype, device), asdict(found))

@@ -10,7 +10,7 @@ from .events import Event, observed, observers, observing, thread
 from .found import Found, record, recorded
 from .linear import POINTWISE, as_pointwise, beats_matmul
 from .measurer import check_with, measure_now, steps_of
-from .operands import operand_format, prepare
+from .operands import prepare
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, without
 from .request import Request, active, request_for, resume, set_default_backend, traced, unregister, use_backend

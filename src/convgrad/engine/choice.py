@@ -42,7 +42,7 @@ def choose(
     """
     if problem.padding_mode != "zeros":  # what is best for the padded copy, and no copy where it can do without
         steps = choose(padded(problem), outputs, device, request, now=now, stored=stored)
-        return tuple(s._replace(backend=_of_copy(s.backend, problem, s.outputs, device)) for s in steps)
+        return tuple(s._replace(backend=PaddedCopy.where_needed(s.backend, problem, s.outputs, device)) for s in steps)
     passes = passes_of(outputs)
     names = {_name_for(p, request, alone=len(passes) == 1) for p in passes}
     steps: tuple[Step, ...] = ()
@@ -64,10 +64,6 @@ def choose(
     return steps or tuple(
         step for p in passes for step in choose(problem, (p,), device, request, now=now, stored=stored)
     )
-
-
-def _of_copy(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Backend:
-    return PaddedCopy(backend) if backend.against(problem, outputs, device) else backend
 
 
 # ---- by name -------------------------------------------------------------------------------------

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from .._compat import channels_last_of
-from ..backends import Backend
+from ..backends import Backend, operand_format
 from ..problem import ConvProblem
-
-
-def operand_format(backend: Backend, problem: ConvProblem) -> torch.memory_format | None:
-    """The one layout in which the backend receives this problem's operands; None where any strides will do."""
-    if "strided" in backend.layouts or "any" in backend.layouts:
-        return None
-    if problem.channels_last and "channels_last" in backend.layouts:
-        return problem.memory_format
-    if "contiguous" in backend.layouts:
-        return torch.contiguous_format
-    return channels_last_of(problem.ndim)
 
 
 def is_prepared(backend: Backend, problem: ConvProblem, tensor: Tensor) -> bool:
@@ -40,6 +27,7 @@ def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
         - tensor and result: that of a slot of the problem.
 
     Equivalent to:
+        >>> import torch
         >>> from convgrad.backends.reference import ReferenceBackend
         >>> x = torch.zeros(1, 3, 4)
         >>> prepare(ReferenceBackend(), ConvProblem.parse("mb1ic3iw4oc1kw1"), x) is x

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 
 import torch
 
-from ..backends import Backend
+from ..backends import COPY, Backend, PaddedCopy
 from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output
 from ..settings import capturing, determinism_demanded
@@ -34,8 +34,10 @@ def unregister(name: str) -> None:
     """
     if name == "aten":
         raise UnknownNameError("the backend 'aten' is what everything falls back to and cannot be removed")
-    get_backend(name)
-    del _backends[name]
+    try:
+        del _backends[name]
+    except (KeyError, TypeError):
+        raise _unknown(name) from None
     invalidate()
 
 
@@ -57,15 +59,20 @@ def without(name: str) -> Generator[None, None, None]:
 
 
 def get_backend(name: str) -> Backend:
-    """The backend of this name.
+    """The backend of this name, which may say that it computes over a padded copy.
 
     Raises:
         KeyError: there is none; the message lists those there are.
     """
     try:
-        return _backends[name]
-    except (KeyError, TypeError):
-        raise UnknownNameError.of("no backend is called", name, _backends) from None
+        base = name.removesuffix(COPY)
+        return _backends[base] if base == name else PaddedCopy(_backends[base])
+    except (KeyError, TypeError, AttributeError):
+        raise _unknown(name) from None
+
+
+def _unknown(name: object) -> UnknownNameError:
+    return UnknownNameError.of("no backend is called", name, _backends)
 
 
 def reasons_against(

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..backends import Backend
+from ..backends import Backend, operand_format
 from ..problem import OPERANDS, ConvProblem, Output, Slot
-from .operands import is_prepared, operand_format, prepare, prepare_bias
+from .operands import is_prepared, prepare, prepare_bias
 
 SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
 

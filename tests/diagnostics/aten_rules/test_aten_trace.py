@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from convgrad.diagnostics import explain_problem
 from convgrad.diagnostics.aten_rules import TensorSpec, trace_aten
 from convgrad.errors import DtypeError
+from convgrad.problem import ConvProblem
 
 F64 = torch.float64
 
@@ -117,6 +119,13 @@ def test_operands_of_two_dtypes_are_refused(what: str) -> None:
         torch.convolution(x, w, b, [1], [0], [1], False, [0], 1)
     with pytest.raises(DtypeError, match=f"{what} type .* should be the same"):
         trace_aten(x, w, b)
+
+
+def test_a_padding_mode_is_written_out_before_pytorch_is_called() -> None:
+    p = ConvProblem.parse("mb2ic8ih9oc8kh3ph1 circular")
+    call = trace_aten(p).call
+    assert (call.input.shape, call.padding, call.output_shape) == ((2, 8, 11, 11), ((0, 0), (0, 0)), p.output_shape)
+    assert explain_problem(p).aten.call == call
 
 
 def test_padding_of_two_sides_is_a_padded_copy() -> None:

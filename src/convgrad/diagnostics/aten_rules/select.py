@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...backends import padded
 from ...problem import ConvProblem
 from . import conditions
 from .call import ConvCall, Ints, TensorSpec, call_of_problem
@@ -80,6 +81,8 @@ def described_call(
     """The call that the arguments of `select_conv_backend` mean, and the machine that it runs on."""
     if isinstance(input, ConvProblem):
         machine = machine_of(device)
+        if input.padding_mode != "zeros":  # which PyTorch writes out around the input before
+            input = padded(input)
         return call_of_problem(input, machine.device_type, need_backward is not False), machine
     if weight is None:
         raise TypeError("a weight is needed beside an input tensor (or give one ConvProblem)")
