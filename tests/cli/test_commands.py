@@ -115,7 +115,7 @@ def test_explain_and_check_where_a_padded_copy_is_chosen(capsys) -> None:
     assert "aten" not in {row["backend"] for row in others}
     status, printed, _ = call(capsys, "check", DENSE_CIRCULAR)
     assert status == 0
-    assert "28 checks passed, 0 failed" in printed
+    assert re.search(r"\d\d checks passed, 0 failed", printed)
 
 
 def test_explain_measures_what_pytorch_does_with_a_padding_mode(capsys) -> None:
