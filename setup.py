@@ -45,11 +45,12 @@ X86_SETS = {
 
 def compiler() -> list[str]:
     """The C++ compiler: $CXX, or the first of the usual names that runs."""
-    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        command = shlex.split(name or "")
+    wanted = os.environ.get("CXX")
+    for name in [wanted] if wanted else ["c++", "g++", "clang++"]:
+        command = shlex.split(name)
         if command and shutil.which(command[0]):
             return command
-    raise FileNotFoundError("no C++ compiler was found")
+    raise FileNotFoundError(f"no C++ compiler was found{f', CXX={wanted} is none' if wanted else ''}")
 
 
 def run(command: list[str]) -> str:
@@ -65,7 +66,7 @@ def run(command: list[str]) -> str:
 
 def kept_library(cxx: list[str]) -> Path:
     """Where the library of these sources and this compiler is kept."""
-    key = blake2b(run([*cxx, "--version"]).encode(), digest_size=8)
+    key = blake2b(repr([*cxx, run([*cxx, "--version"])]).encode(), digest_size=8)
     for path in (Path(__file__), *sorted(SOURCES.glob("*.*"))):
         key.update(path.read_bytes())
     return Path("build", f"kernels-{key.hexdigest()}.so")

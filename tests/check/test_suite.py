@@ -105,6 +105,8 @@ def test_outputs_and_properties() -> None:
     chosen = ("bound", "exact")
     assert [r.property_name for r in check_problem("reference", TEXT, "forward", properties=chosen)] == list(chosen)
     assert {r.property_name for r in check_backend("reference", [TEXT], properties=chosen).results} == set(chosen)
+    with pytest.raises(ValueError, match="there is no device cuda:99 here"):
+        check_problem("reference", "ic1iw3oc1kw1", "forward", device="cuda:99")
     with pytest.raises(ValueError, match="unknown property 'exac'; properties are exact, again"):
         check_problem("reference", TEXT, "forward", properties=["exac"])
 

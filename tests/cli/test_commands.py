@@ -89,7 +89,7 @@ def test_explain_a_problem_here_and_there(capsys) -> None:
 def test_explain_names_the_others_and_shows_them_with_all(capsys) -> None:
     status, printed, _ = call(capsys, "explain", SMALL, "--no-measure")
     assert status == 0
-    others = r"could too, and native goes before them; \d more cannot: --all, in Python \.text"
+    others = r"could too, and native goes before them; \d others cannot \(--all shows why; in Python, "
     assert re.search(others, " ".join(printed.split()))
     assert len(printed.splitlines()) < 30
     assert " ms" not in printed
@@ -97,7 +97,7 @@ def test_explain_names_the_others_and_shows_them_with_all(capsys) -> None:
     status, printed, _ = call(capsys, "explain", SMALL, "--no-measure", "--all")
     assert status == 0
     assert "it runs on GPUs" in printed
-    assert "more cannot" not in printed
+    assert "others cannot" not in printed
 
 
 DENSE_CIRCULAR = "ic64ih8oc64kh3ph1 circular"

@@ -113,6 +113,14 @@ class Own(Backend):
         return both if len(outputs) > 1 else one
 
 
+def test_the_padding_modes_of_a_class_are_its_backends() -> None:
+    class Circular(Own):
+        padding_modes = ("zeros", "circular")
+
+    convgrad.register("own", verify=False)(Circular)
+    assert convgrad.list_backends()["own"].padding_modes == Circular.padding_modes
+
+
 @pytest.mark.parametrize("what", [Own, Own()])
 def test_a_class_of_ones_own_with_what_it_sweeps(what: Any) -> None:
     assert convgrad.register("own", seconds=0.5)(what) is what
@@ -250,6 +258,7 @@ def test_one_problem_may_be_named_alone(named: Any) -> None:
     ("arguments", "error", "message"),
     [
         ({"name": "aten"}, ValueError, "'aten' is the name of a backend that comes with the library"),
+        ({"name": "all"}, ValueError, "'all' means something else where backends are named"),
         ({"name": "my kernel"}, ValueError, "a backend's name consists of"),
         ({"layouts": ("nhwc",)}, ValueError, "layouts are among"),
         ({"layouts": ()}, ValueError, "layouts are among"),

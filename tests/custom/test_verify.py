@@ -335,6 +335,15 @@ def test_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reasons == ["it was registered for cuda, not for cpu"]
 
 
+def test_one_device_of_two_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"cpu": "verified on 3 problems on cpu", "cuda": "not verified: no problem was reached"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("convgrad.custom.verify._on_device", lambda backend, device, *_: found[device])
+    backend = convgrad.register("mine", forward=right, accepts=accepts, prefer=False, devices=("cpu", "cuda"))
+    assert not backend.verified
+    assert backend.note == "; ".join(found.values())
+
+
 def test_advice() -> None:
     backend = convgrad.register("mine", forward=right, accepts=accepts, verify=False, prefer=False)
     p = ConvProblem.parse("g8mb2ic8ih9oc8kh3ph1 channels_last")

@@ -49,7 +49,9 @@ def test_what_was_not_chosen_is_named_and_no_line_is_wider_than_a_terminal() -> 
     usable = [r.backend for r in e.rows if r.output == "forward" and r.usable]
     assert {"aten", "im2col", "reference"} <= {*usable} < {*backends()}
     named = next(line for line in e.text().splitlines() if line.startswith("forward, grad_input, grad_weight: "))
-    assert named.endswith(f"; {len(backends()) - len(usable)} more cannot: --all, in Python .text(everything=True)")
+    assert named.endswith(
+        f"; {len(backends()) - len(usable)} others cannot (--all shows why; in Python, .text(everything=True))"
+    )
     assert named.split(": ")[1].split(" could")[0].split(", ") == [n for n in usable if n not in ("native", "aten")]
     everything = e.text(everything=True)
     assert all(f"{r.output:<11}  {r.backend}" in everything for r in e.rows)

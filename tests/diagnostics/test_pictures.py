@@ -35,10 +35,10 @@ def test_nothing_to_draw_is_said() -> None:
 
 def test_for_a_page_its_colours_are_variables_and_its_points_are_numbered() -> None:
     figure = draw_roofline(
-        [Point("", 400, 100, 1e-8), Point("", 0, 1, 1.0), Point("", 400, 100, 1e-7, False)], [LIMITS]
+        [Point("", 400, 100, 1e-8), Point("", 0, 1, 1.0), *[Point("", 400, 100, 1e-7, False)] * 2], [LIMITS]
     )
     text = svg(figure, "What it shows")
-    assert re.findall(r'data-row="(\d)"', text) == ["0", "2"]
+    assert re.findall(r'data-row="(\d)"', text) == ["0", "2", "3"]
     assert 'role="img" aria-label="What it shows"' in text
     assert set(re.findall(r"#[0-9a-f]{6}\b", re.sub(r"var\([^)]*\)", "", text))) <= {"#000000"}
     assert "GFLOP/s" in text  # text is text

@@ -39,6 +39,14 @@ def test_the_table_of_a_run(tmp_path, monkeypatch) -> None:
     assert profile_table(path).finding.startswith("8 calls of convolutions, ")
 
 
+def test_a_call_that_took_next_to_no_time(tmp_path) -> None:
+    path = tmp_path / "kernels.csv"
+    columns = "calls,output,backend,layout,total ms,mean ms,share,of limit,problem"
+    path.write_text(f"{columns}\n1,forward,native,contiguous,0.00,0.0041,0.1%,,mb1ic1ih3oc1kh3\n")
+    (row,) = read_table(path)
+    assert row.total == pytest.approx(0.0041)
+
+
 def test_the_table_of_a_trace(tmp_path) -> None:
     with observe_aten(), convgrad.trace() as t:
         compute()
@@ -65,9 +73,9 @@ def test_the_table_of_a_benchmark(tmp_path) -> None:
     [
         ("", "it has no line"),
         ("a,b\n1,2\n", "it has the columns a, b"),
-        ("calls,output,backend,total ms,problem\n1,sideways,aten,2,ic2ih3oc2kh1\n", "unknown output 'sideways'"),
-        ("calls,output,backend,total ms,problem\n0,forward,aten,2,ic2ih3oc2kh1\n", "division by zero"),
-        ("calls,output,backend,total ms,problem\n1,forward,aten,2,ic2zz\n", "unrecognized field 'zz'"),
+        ("calls,output,backend,mean ms,problem\n1,sideways,aten,2,ic2ih3oc2kh1\n", "unknown output 'sideways'"),
+        ("calls,output,backend,mean ms,problem\n0,forward,aten,2,ic2ih3oc2kh1\n", "division by zero"),
+        ("calls,output,backend,mean ms,problem\n1,forward,aten,2,ic2zz\n", "unrecognized field 'zz'"),
     ],
 )
 def test_another_file_is_refused_by_name(tmp_path, text: str, words: str) -> None:

@@ -77,7 +77,7 @@ def check_problem(
         one if the backend has reasons against the problem.
 
     Raises:
-        ValueError: an unknown output or property, or a text that is not a problem.
+        ValueError: an unknown output or property, a text that is not a problem, or a device that is not here.
         KeyError: no backend has this name.
 
     Equivalent to:
@@ -91,6 +91,10 @@ def check_problem(
     if unknown := [name for name in names if name not in ALL_PROPERTIES]:
         raise ValueError(f"unknown property {unknown[0]!r}; properties are {', '.join(ALL_PROPERTIES)}")
     backend, problem = _backend(backend), _problem(problem)
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:  # an AssertionError where PyTorch was built without it
+        raise ValueError(f"there is no device {device} here: {error}") from None
     name = ""
 
     def doing() -> None:

@@ -73,15 +73,14 @@ class Results:
         if path.exists() and path.stat().st_size:
             if not resume:
                 raise fail(f"{path} exists", "--resume adds what is missing; or remove it")
-            with path.open(encoding="utf-8", newline="") as file:
-                reader = csv.DictReader(file)
-                if tuple(reader.fieldnames or ()) != self.columns:
-                    raise fail(f"{path} has other columns: it is of another command or version", "another file")
-                # A row that was being written when the process was killed is measured again.
-                self.rows = [row for row in reader if None not in row.values()]
-            self._done = {self._of(row) for row in self.rows}
             content = path.read_bytes()
-            os.truncate(path, content.rfind(b"\n") + 1)  # without a line that was cut off; no row is written again
+            whole = content[: content.rfind(b"\n") + 1]  # a row that was being written when the process was killed
+            reader = csv.DictReader(whole.decode("utf-8").splitlines())
+            if tuple(reader.fieldnames or ()) != self.columns:
+                raise fail(f"{path} has other columns: it is of another command or version", "another file")
+            self.rows = list(reader)
+            self._done = {self._of(row) for row in self.rows}
+            os.truncate(path, len(whole))
         else:
             with path.open("w", encoding="utf-8", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerow(self.columns)

@@ -71,7 +71,10 @@ def explain_command(
     rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Every backend, those that cannot too.")] = False,
     plot: Annotated[
-        Path | None, typer.Option("--plot", help="Also draw the roofline into this file, as PNG.", callback=writable)
+        Path | None,
+        typer.Option(
+            "--plot", help="Also draw the roofline into this file, in the format of its ending.", callback=writable
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,6 +104,8 @@ def explain_command(
         raise fail("--measure times what is here, and no --device is", "-d here beside it")
     if measure and not (layer or is_problem(what)):
         raise fail("--measure times layers, and a whole model is a table of them", "name some with --layer")
+    if rules and not (layer or is_problem(what)):
+        raise fail("--rules shows those of layers, and a whole model is a table of them", "name some with --layer")
     models: list[ModelExplanation] = []
     answers: list[Explanation] = []
     if is_problem(what):

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,7 +179,8 @@ def _own(name: str) -> Callable[[], Any]:
     from torch import nn
 
     module, _, attribute = name.partition(":")
-    sys.path.insert(0, os.getcwd())
+    folder = os.getcwd()
+    sys.path.insert(0, folder)
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
@@ -186,7 +188,8 @@ def _own(name: str) -> Callable[[], Any]:
     except (ImportError, AttributeError) as error:
         raise fail(f"cannot get {name!r}: {error}", _FACTORY) from None
     finally:
-        sys.path.remove(os.getcwd())
+        with suppress(ValueError):  # it removed it
+            sys.path.remove(folder)
     if isinstance(found, nn.Module):
         return lambda: found
     if not callable(found):

@@ -31,7 +31,9 @@ def report(
         str, typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.", autocompletion=problem_or(*MODELS))
     ],
     args: Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="Arguments of the script.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Else report.html; or data alone, x.json.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page, report.html by default; NAME.json gets its data.")
+    ] = None,
     against: Annotated[Path | None, typer.Option("--against", help="An earlier page or data, to compare with.")] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="For measuring; of a script, when it has ended.")] = 10.0,
     device: Device = "cpu",

@@ -54,7 +54,9 @@ def tune(
     ] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Read choices that were exported.")] = None,
     forget: Annotated[bool, typer.Option("--forget", help="First remove every choice that is stored.")] = False,
-    aten: Annotated[float, typer.Option("--aten", min=0, help="First check --aten for so many seconds.")] = 0.0,
+    aten: Annotated[
+        float, typer.Option("--aten", min=0, help="First do as check --aten does, for so many seconds.")
+    ] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure ahead of time which backend is fastest for each convolution, and remember it on this machine.
@@ -96,7 +98,7 @@ def tune(
         if not ended:
             data["interrupted"] = True
     if what and not data.get("interrupted"):
-        jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype or "float32", channels_last)))
+        jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype or "float32", channels_last, place)))
         if not jobs:
             raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
         data |= _tune(jobs, place)
@@ -116,7 +118,9 @@ def tune(
 # ---- what to measure -------------------------------------------------------------------------------
 
 
-def _jobs_of(what: str, args: Sequence[str], shape: str, dtype: str, channels_last: bool) -> Iterator[Job]:
+def _jobs_of(
+    what: str, args: Sequence[str], shape: str, dtype: str, channels_last: bool, place: torch.device
+) -> Iterator[Job]:
     """The calls that training makes of what the command line names."""
     from ..diagnostics import Machine
     from ..problem_text import DTYPES
@@ -132,7 +136,7 @@ def _jobs_of(what: str, args: Sequence[str], shape: str, dtype: str, channels_la
         for error in unread:
             raise error
     else:
-        model = explained(what, Machine.here(), DTYPES[dtype], channels_last, shape)
+        model = explained(what, Machine.here(place), DTYPES[dtype], channels_last, shape)
         problems = [layer.problem for layer in model]
     yield from jobs_of(problems)
 

@@ -185,8 +185,9 @@ def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: floa
     """Check the backend and time it, then let everybody see it."""
     _check_named(backend, named)
     backend.version = (fingerprint(parts_of(backend)) or uuid.uuid4().hex)[:16]
-    backend.note = "not verified: registered with verify=False" if seconds is None else _verify(backend, named, seconds)
-    backend.verified = backend.note.startswith("verified")
+    unseen = ["not verified: registered with verify=False"]
+    sentences = unseen if seconds is None else _verify(backend, named, seconds)
+    backend.note, backend.verified = "; ".join(sentences), all(s.startswith("verified") for s in sentences)
     if backend.preferred and seconds is not None and not backend.verified:
         warn_user(f"{backend.name!r} runs wherever it is usable, and is {backend.note}")
     here = any(backend.runs_on(d) for d in ("cpu", *["cuda"] * torch.cuda.is_available()))
@@ -230,5 +231,7 @@ def _mark_graphs() -> None:
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"a backend's name consists of letters, digits, '_', '-' and '.'; got {name!r}")
+    if name in ("all", "engine"):
+        raise ValueError(f"{name!r} means something else where backends are named; take another name")
     if name in registry.backends() and name not in _mine():
         raise ValueError(f"{name!r} is the name of a backend that comes with the library; take another one")

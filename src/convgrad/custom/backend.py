@@ -248,6 +248,7 @@ class ClassBackend(CustomBackend):
         self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
         self.passes, self.sweeps, self.layouts = own.passes, own.sweeps, own.layouts
         self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
+        self.padding_modes = own.padding_modes
         self._own = own
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:

@@ -39,11 +39,11 @@ def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float
     device = torch.device("cpu" if backend.runs_on("cpu") else next(iter(backend.devices or ("cuda",))))
     texts = sorted(str(p) for p in named)
     key = f"speed of {backend.name} {backend.version} on {conditions(device)}, {' '.join(texts)}"
-    found = store.read("verified", key)
+    found = store.read("speed", key)
     if isinstance(found, list):
         return tuple(Timing(t[0], tuple(t[1]), *t[2:]) for t in found)
     timings = tuple(_timings(backend, named, device, time.perf_counter() + min(_SECONDS, seconds / 4)))
-    store.write("verified", key, [list(t) for t in timings])
+    store.write("speed", key, [list(t) for t in timings])
     slow = {t.outputs for t in timings} - {t.outputs for t in timings if t.speed >= _SLOW}
     if backend.preferred and slow:
         worst = [t for t in timings if t.outputs in slow]

@@ -61,7 +61,7 @@ _SIGN_OF_LIFE = 500
 _UNFIT = "fork-based multiprocessing"
 
 
-def verify(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float) -> str:
+def verify(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float) -> list[str]:
     """Check every output on problems that the backend accepts.
 
     Args:
@@ -70,15 +70,15 @@ def verify(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float)
             not counted: it waits for what is loaded and compiled when the kernel is first called.
 
     Returns:
-        What was checked, as a sentence that begins with "verified" or "not verified".
+        What was checked on each type of device, as sentences that begin with "verified" or "not verified".
 
     Raises:
         CheckError: the first problem that fails, crashes or hangs, or an output accepts none.
     """
     devices = [d for d in ("cpu", "cuda") if backend.runs_on(d) and (d == "cpu" or torch.cuda.is_available())]
     if not devices:
-        return f"not verified: no {' or '.join(backend.devices or ())} is here"
-    return "; ".join(dict.fromkeys(_on_device(backend, device, named, seconds) for device in devices))
+        return [f"not verified: no {' or '.join(backend.devices or ())} is here"]
+    return list(dict.fromkeys(_on_device(backend, device, named, seconds) for device in devices))
 
 
 def _on_device(backend: CustomBackend, device: str, named: Sequence[ConvProblem], seconds: float) -> str:

@@ -167,7 +167,9 @@ class Explanation(Drawn):
             can = [r.backend for r in rows if r.output == output and r.usable]
             cannot = sum(r.output == output and not r.usable for r in rows)
             can_text = f"{', '.join(can)} could too, and {chosen} goes before them" if can else ""
-            cannot_text = f"{cannot} more cannot: --all, in Python .text(everything=True)" if cannot else ""
+            cannot_text = (
+                f"{cannot} others cannot (--all shows why; in Python, .text(everything=True))" if cannot else ""
+            )
             text = "; ".join(filter(None, (can_text, cannot_text)))
             outputs_of.setdefault(text, []).append(output)
         return [f"{', '.join(outputs)}: {text}" for text, outputs in outputs_of.items() if text]

@@ -63,8 +63,8 @@ def draw_roofline(
         ImportError: matplotlib is missing; the extra ``[report]`` brings it.
         ValueError: there is nothing to draw.
     """
-    drawn = [(p, p.flops / p.bytes, _reached(p, limits)) for p in points if p.flops and p.bytes]
-    drawn = [(p, x, y) for p, x, y in drawn if y]
+    given = [(i, p, p.flops / p.bytes, _reached(p, limits)) for i, p in enumerate(points) if p.flops and p.bytes]
+    drawn = [(i, p, x, y) for i, p, x, y in given if y]
     if not drawn:
         raise ValueError("there is nothing to draw: no call was measured, and what this machine can do is not known")
     from matplotlib.figure import Figure
@@ -73,20 +73,20 @@ def draw_roofline(
     figure = Figure((width, height), layout="constrained")
     axes = figure.add_subplot(xscale="log", yscale="log", xlabel="FLOP per byte", ylabel="GFLOP/s")
     ridges = [one.flops_per_second / one.bytes_per_second for one in limits]
-    left, right = min([x for _, x, _ in drawn] + ridges) / 1.7, max([x for _, x, _ in drawn] + ridges) * 1.7
+    left, right = min([x for _, _, x, _ in drawn] + ridges) / 1.7, max([x for _, _, x, _ in drawn] + ridges) * 1.7
     top = max([y for *_, y in drawn] + [one.flops_per_second / 1e9 for one in limits])
     axes.set(xlim=(left, right), ylim=(min(y for *_, y in drawn) / 1.8, top * 1.9))
     for one in limits:
         _roof(axes, one, left, right)
     for ours, name, marker in ((True, "convgrad", "o"), (False, "PyTorch", "s")):
         colour = _COLOURS["ours" if ours else "theirs"]
-        of_these = [(i, p, x, y) for i, (p, x, y) in enumerate(drawn) if p.ours is ours]
+        of_these = [one for one in drawn if one[1].ours is ours]
         for i, p, x, y in of_these:
             hollow = p.seconds is None
             axes.scatter(
                 [x], [y], s=16 + 150 * p.weight, marker=marker, linewidths=1.2, edgecolors=colour,
                 facecolors="none" if hollow else colour, alpha=None if hollow else 0.8, zorder=3,
-                gid=f"row-{points.index(p) if len(drawn) != len(points) else i}",
+                gid=f"row-{i}",
             )  # fmt: skip
         if of_these:
             axes.scatter([], [], s=40, marker=marker, color=colour, label=name)
@@ -126,13 +126,13 @@ def _roof(axes: Any, limits: Limits, left: float, right: float) -> None:
                       textcoords="offset points", ha="right", **said)  # fmt: skip
 
 
-def _labels(axes: Any, drawn: Sequence[tuple[Point, float, float]]) -> None:
+def _labels(axes: Any, drawn: Sequence[tuple[int, Point, float, float]]) -> None:
     """Names beside the points, where there are few, none on top of another one."""
     if len(drawn) > _LABELS:
         return
     (left, right), (low, high) = (map(math.log, limits) for limits in (axes.get_xlim(), axes.get_ylim()))
     at = 0.0
-    for point, x, y in sorted(drawn, key=lambda one: one[2]):
+    for _, point, x, y in sorted(drawn, key=lambda one: one[3]):
         at = max(at + 0.045, (math.log(y) - low) / (high - low))
         before = math.log(x) - left > 0.6 * (right - left)  # the label would not fit behind its point
         axes.annotate(

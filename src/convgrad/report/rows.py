@@ -82,7 +82,8 @@ def _usage(line: Line, outputs: str, backend: str, calls: int, seconds: float) -
 def _of_run(lines: list[Line]) -> list[Row]:
     rows = []
     for line in lines:
-        seen = _usage(line, line["output"], line["backend"], int(line["calls"]), float(line["total ms"]) * 1e-3)
+        calls = int(line["calls"])
+        seen = _usage(line, line["output"], line["backend"], calls, calls * float(line["mean ms"]) * 1e-3)
         part = line.get("of limit")
         rows.append(row_of(seen, of_limit=float(part.rstrip("%")) / 100 if part else None))
     return rows
@@ -112,7 +113,7 @@ def _of_bench(lines: list[Line]) -> list[Row]:
 
 #: Columns by which a table is recognised -> what reads it.
 _FORMS: dict[tuple[str, ...], Callable[[list[Line]], list[Row]]] = {
-    ("calls", "output", "backend", "total ms", "problem"): _of_run,
+    ("calls", "output", "backend", "mean ms", "problem"): _of_run,
     ("call", "outputs", "backend", "kernel", "copies", "milliseconds", "problem"): _of_trace,
     ("output", "backend", "milliseconds", "pytorch_milliseconds", "of_limit", "problem"): _of_bench,
 }
