@@ -293,7 +293,7 @@ def warn_user(text: str) -> None:
 
 # ---- the processor --------------------------------------------------------------------------------
 
-#: Whether this processor has AVX-512, and AMX.
+#: Whether this processor has AVX2, AVX-512, and AMX.
 avx2_here: Callable[[], bool] = torch.cpu._is_avx2_supported
 avx512_here: Callable[[], bool] = torch.cpu._is_avx512_supported
 amx_here: Callable[[], bool] = torch.cpu._is_amx_tile_supported

@@ -37,3 +37,13 @@ def test_what_a_kernel_changes_is_named_and_set_back(change: Callable[[], Any], 
     (found,) = check_problem(Broken(changing), TEXT, "forward", properties=["memory"])
     assert (found.status, found.message) == ("failed", f"it changed {what}, for whatever runs after it")
     assert settings(random=True) == before
+
+
+def test_a_precision_of_one_library_is_the_users() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # now PyTorch's own getter raises
+    try:
+        test_what_a_kernel_changes_is_named_and_set_back(
+            partial(torch.set_float32_matmul_precision, "medium"), "the precision of matrix products"
+        )
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -55,14 +55,15 @@ def test_backends_may_be_registered_while_another_thread_looks(eager_threads: No
     assert not failed
 
 
-def test_the_default_that_is_removed_is_none_any_more() -> None:
+@pytest.mark.parametrize("spelling", ["", " (padded copy)"])
+def test_the_default_that_is_removed_is_none_any_more(spelling: str) -> None:
     """Every call raised KeyError until another default was set."""
 
     class Another(ReferenceBackend):
         name = "another"
 
     register(Another())
-    convgrad.set_default_backend("another")
+    convgrad.set_default_backend("another" + spelling)
     unregister("another")
     assert convgrad.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 1)).shape == (1, 1, 3)
 

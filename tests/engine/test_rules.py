@@ -285,11 +285,18 @@ def table_in_force() -> dict[str, dict[str, float]]:
     return literal_eval(source.split("TABLE: dict[str, dict[str, float]] = ")[1].split("# end of")[0])
 
 
+KINDS = {"depthwise", "emulated", "pointwise", "dense", "grouped", "narrow", "patches", "volume", "wide volume",
+         "wide product"}  # fmt: skip
+
+
+def test_every_kind_has_a_line() -> None:
+    assert {*table_in_force()} == KINDS
+
+
 @pytest.mark.parametrize("table", [rules.TABLE, table_in_force()], ids=["of the tests", "in force"])
 def test_the_table_says_what_there_is(table: dict[str, dict[str, float]]) -> None:
     assert table
-    kinds = {"depthwise", "emulated", "pointwise", "dense", "grouped", "narrow", "patches", "volume"}
-    assert {*table} <= kinds | {"wide volume", "wide product"}
+    assert {*table} <= KINDS
     for ways in table.values():
         assert all(backends()[way].candidate for way in ways)  # else a measurement would settle on less than the rule
         assert all(gain > 1 for gain in ways.values())

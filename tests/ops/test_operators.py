@@ -143,6 +143,15 @@ def test_vmap_of_convolution_backward(dims: tuple[int | None, ...]) -> None:
         torch.testing.assert_close(got[k], torch.stack([ours(*r)[k] for r in rows]), rtol=1e-4, atol=1e-4)
 
 
+def test_vmap_of_an_input_without_channels() -> None:
+    ops, rest = torch.ops.convgrad, ([1], [0], [1], False, [0], 1)
+    x, w, b, g = torch.ones(3, 2, 0, 5), torch.ones(6, 0, 3), torch.ones(6), torch.ones(3, 2, 0, 3)
+    y = torch.func.vmap(lambda x: ops.convolution(x, w, b, *rest))(x)
+    assert y.shape == (3, *ops.convolution(x[0], w, b, *rest).shape)
+    got = torch.func.vmap(lambda g, x: ops.convolution_backward(g, x, w, [6], *rest, [True] * 3))(g, x)
+    assert [t.shape for t in got] == [x.shape, (3, *w.shape), (3, 6)]
+
+
 @pytest.mark.parametrize("name", ["convolution", "convolution_backward", "grad_input", "grad_weight"])
 def test_vmap_of_a_request_inside_a_graph(name: str) -> None:
     """Without a rule, PyTorch calls the operator once for each row, and warns."""

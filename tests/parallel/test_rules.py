@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 import convgrad
 from convgrad.errors import DtypeError, ShapeError
+from convgrad.parallel import shard_
 from convgrad.parallel.geometry import Line
 
 from .counting import Received
@@ -400,6 +401,8 @@ def ways() -> None:
     assert got.stride() == F.conv2d(x, w, padding=1).stride()
     with torch.autocast("cpu", torch.bfloat16):
         assert convgrad.conv2d(xs, ws, padding=1).dtype == torch.bfloat16
+        layers = [torch.nn.Conv2d(3, 3, 3, padding=1, padding_mode=mode) for mode in ("zeros", "circular")]
+        assert shard_(torch.nn.Sequential(*layers), mesh, [Shard(2)])(x).dtype == torch.bfloat16
 
     layer = convgrad.nn.Conv2d(3, 4, 3, padding=1).double()
     expected = layer(x.double())

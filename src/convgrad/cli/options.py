@@ -94,7 +94,7 @@ def _backends() -> Iterable[str]:
 
 def _known_backends(given: list[str] | None) -> list[str] | None:
     for name in given or ():
-        if name.removesuffix(COPY) not in ("all", *_backends()):
+        if name != "all" and name.removesuffix(COPY) not in _backends():
             raise UnknownNameError.of("no backend is called", name, [*_backends()])
     return given
 

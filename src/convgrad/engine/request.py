@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from torch.compiler import is_dynamo_compiling
 
+from ..backends import COPY
 from ..problem import Pass
 from . import registry
 from .cache import invalidate
@@ -123,7 +124,7 @@ def unregister(name: str) -> None:
         KeyError: no backend has this name, or it is ATen, which stays.
     """
     registry.unregister(name)
-    if _default is not None and name in _default:
+    if _default is not None and any(n.removesuffix(COPY) == name for n in _default[:3] if n):
         set_default_backend(None)
 
 

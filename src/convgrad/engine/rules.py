@@ -137,11 +137,11 @@ def _full_vectors(p: ConvProblem) -> bool:
     """A vector of channels, as oneDNN computes with, is as full as one of pixels is in our kernels.
 
     With more than 16 channels a group it is, except in three cases. Contiguous images of at most eight results fill
-    half of it. (Few inputs are read as they lie.) Small problems, and sequences, have few products for the time that
-    oneDNN takes to lay them out anew; so have ours where there are few positions for each channel. And for a sequence
-    whose kernel has more than 24 elements oneDNN writes columns down. With 12 to 16 channels it is as full where ours
-    hold pixels of small slices of a volume. In float64, which oneDNN lacks, only patches are PyTorch's: it writes
-    columns down, and kernels that do not overlap write no element twice.
+    half of it. (Few inputs are read as they lie.) Small problems with several positions for each channel have few
+    products for the time that laying them out anew takes. So have sequences; and for one whose kernel has more than 24
+    elements oneDNN writes columns down. With 12 to 16 channels it is as full where ours hold pixels of small slices of
+    a volume. In float64, which oneDNN lacks, only patches are PyTorch's: it writes columns down, and kernels that do
+    not overlap write no element twice.
     """
     inputs, outputs = p.in_channels // p.groups, p.out_channels // p.groups
     if p.depthwise or p.matrix_product or (p.dtype is torch.float64 and _overlapping(p)):

@@ -36,11 +36,11 @@ def to_channels_last(model: nn.Module) -> list[Callable[[], None]]:
     Returns:
         Functions that undo both, to be called from the last one on.
     """
-    hook = model.register_forward_pre_hook(inputs_to_channels_last, prepend=True, with_kwargs=True)
+    hook = model.register_forward_pre_hook(_inputs_to_channels_last, prepend=True, with_kwargs=True)
     return [_weights_to_channels_last(spatial_convolutions(model)), hook.remove]
 
 
-def inputs_to_channels_last(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _inputs_to_channels_last(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The forward pre-hook of the root: converts images to channels_last, wherever they are among the arguments."""
     return tree_map(_turned, (args, kwargs))
 

@@ -98,7 +98,7 @@ def convolution(
     x, w = (_shape(t, d) for t, d in zip((input, weight), in_dims[:2], strict=True))
     convolution_shape(x, w, None if bias is None else _shape(bias, in_dims[2]), conv_geometry(w, *arguments))
     output = _batched(info, Form(x, w, arguments), "output", (input, weight), in_dims[:2])
-    if bias is not None:
+    if bias is not None and output.shape[2]:
         rows = bias[None] if in_dims[2] is None else bias.movedim(in_dims[2], 0)
         output = output + rows.view(rows.shape[0], 1, rows.shape[1], *(1,) * (output.dim() - 3))
     return output, 0
@@ -132,7 +132,8 @@ def convolution_backward(
     """vmap of convolution_backward: each gradient by its own rule."""
     *rest, mask = arguments
     g, x, w = in_dims[:3]
-    _check(grad_output, g, Form(_shape(input, x), _shape(weight, w), tuple(rest)), bias_sizes, mask)
+    form = Form(_shape(input, x), _shape(weight, w), tuple(rest))
+    _check(grad_output, g, form, bias_sizes, mask)
     gradients: list[Tensor | None] = [None, None, None]
     if mask[0]:
         gradients[0], _ = grad_input(info, (g, w), grad_output, weight, _shape(input, x), *rest)
@@ -140,7 +141,8 @@ def convolution_backward(
         gradients[1], _ = grad_weight(info, (g, x), grad_output, input, _shape(weight, w), *rest)
     if mask[2]:
         rows = grad_output[None] if g is None else grad_output.movedim(g, 0)  # [B or 1, N, C, *out]
-        gradients[2] = rows.transpose(1, 2).flatten(2).sum(2).expand(info.batch_size, -1)
+        sums = rows.transpose(1, 2).flatten(2).sum(2) if rows.shape[2] else rows.new_zeros(1, form.bias_size)
+        gradients[2] = sums.expand(info.batch_size, -1)
     return tuple(gradients), tuple([None if t is None else 0 for t in gradients])
 
 

@@ -21,7 +21,7 @@ from .. import functional
 from ..errors import UnsupportedError
 from ..padding_modes import Sides, by_pytorch
 from . import dropout, elementwise, losses, norms, pooling, resampling
-from .placed import first, joined, meta_of, shards, spread
+from .placed import first, joined, shards, spread
 from .redistribution import redistribute
 
 Rule = Callable[..., Any]
@@ -74,7 +74,8 @@ def circular_convolution(
     """
     own, mesh, d = shards(x), x.device_mesh, weight.dim() - 2
     conv = getattr(functional, f"conv{d}d")
-    metas = [t if t is None else meta_of(t) for t in (x, weight, bias)]
+    # Of one dtype, as under autocast, which leaves them alone.
+    metas = [t if t is None else torch.empty(t.shape, dtype=x.dtype, device="meta") for t in (x, weight, bias)]
     metas[0] = by_pytorch(metas[0], sides, "circular")  # pyright: ignore[reportArgumentType] - with PyTorch's own checks
     shape = conv(*metas, stride, 0, dilation, groups).shape
     low = [low for low, _ in sides]

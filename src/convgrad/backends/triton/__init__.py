@@ -132,11 +132,11 @@ class TritonBackend(Backend):
         """
 
         def verify(kernel: str, outputs: tuple[Output, ...], operands: Any, results: tuple[Tensor, ...]) -> None:
-            from .check import fault
-
             device = results[0].device
             if (device, kernel) in self._checked:
                 return
+            from .check import fault
+
             wrong = fault(problem, outputs, operands, results, self.arithmetic(problem, passes_of(outputs)[0], device))
             if wrong:
                 self._banned[device] = wrong

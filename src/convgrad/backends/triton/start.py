@@ -46,7 +46,7 @@ class Launch:
             compiled = self._run(programs, parts, tensors)
             spills = getattr(compiled, "n_spills", 0) and device.type == "cuda" and torch.version.hip is None
             if spills and "maxnreg" not in self._options:
-                self._options |= ALL_REGISTERS
+                self._options = {**self._options, **ALL_REGISTERS}
                 compiled = self._run(programs, parts, tensors)
             # The interpreter compiles nothing, and during a capture nobody can wait for a result.
             return parts, "" if compiled is None or capturing() else compiled.hash
