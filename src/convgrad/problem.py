@@ -214,6 +214,11 @@ class ConvProblem:
         return self.memory_format in (torch.channels_last, torch.channels_last_3d)
 
     @property
+    def layout(self) -> str:
+        """The layout of the results as tables call it, in any number of dimensions."""
+        return "channels_last" if self.channels_last else "contiguous"
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         return (self.batch, self.in_channels, *self.input_size)
 
