@@ -236,6 +236,10 @@ class ConvProblem:
             return self.input_shape
         return self.weight_shape if slot == "weight" else self.output_shape
 
+    def result_shape(self, output: Output) -> tuple[int, ...]:
+        """Shape of what an output computes; the gradient of a bias has the bias's."""
+        return (self.shape_of(self.bias_slot)[1],) if output == "grad_bias" else self.shape_of(RESULT[output])
+
     @property
     def bias_slot(self) -> Slot:
         """The slot over whose channels a bias runs."""
