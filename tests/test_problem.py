@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.problem import OPERANDS, PASSES, RESULT, ConvProblem, gradient_outputs, output_length
+from convgrad.problem import OPERANDS, OUTPUTS, PASSES, RESULT, ConvProblem, gradient_outputs, output_length
 from convgrad.testing import problems
 
 PLAIN = ConvProblem(2, 4, 6, 2, (9, 8), (3, 2), (2, 1), ((1, 1), (0, 1)), (1, 2), (5, 7))
@@ -26,7 +26,9 @@ def test_derived_values() -> None:
     assert not p.pointwise
     assert ConvProblem.parse("ic2iw3oc4kw1").pointwise
     assert (p.bias_slot, p.bias_pass) == ("grad_output", "forward")
+    assert [p.result_shape(o) for o in OUTPUTS] == [p.output_shape, p.input_shape, p.weight_shape, (6,)]
     t = p.replace(origin="transposed")
+    assert t.result_shape("grad_bias") == (4,)
     assert (t.bias_slot, t.bias_pass) == ("input", "grad_input")
     assert p.replace(batch=0).empty
     assert not p.empty

@@ -214,6 +214,11 @@ class ConvProblem:
         return self.memory_format in (torch.channels_last, torch.channels_last_3d)
 
     @property
+    def layout(self) -> str:
+        """The layout of the results as tables call it, in any number of dimensions."""
+        return "channels_last" if self.channels_last else "contiguous"
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         return (self.batch, self.in_channels, *self.input_size)
 
@@ -230,6 +235,10 @@ class ConvProblem:
         if slot == "input":
             return self.input_shape
         return self.weight_shape if slot == "weight" else self.output_shape
+
+    def result_shape(self, output: Output) -> tuple[int, ...]:
+        """Shape of what an output computes; the gradient of a bias has the bias's."""
+        return (self.shape_of(self.bias_slot)[1],) if output == "grad_bias" else self.shape_of(RESULT[output])
 
     @property
     def bias_slot(self) -> Slot:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import repeat
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -72,6 +74,13 @@ def test_what_was_found_is_kept_and_avoided() -> None:
         assert step.reason.startswith("PyTorch's kernel is wrong here: off by 7, as convgrad check --aten") == avoided
     (step,) = choose(problem, ("forward",), CPU)
     assert step.backend.name == "aten"
+
+
+def test_only_a_death_counts_and_no_error_of_the_comparison() -> None:
+    p = ConvProblem.parse("ic2ih5oc2kh3")
+    for death, counts in (("the process died (SIGSEGV)", 1), ("no answer in 60 s", 1), ("the process ended with 1", 0)):
+        child: Any = SimpleNamespace(ask=lambda request, death=death: (None, death))
+        assert aten_search._wrong(child, p, "forward") == death * counts
 
 
 def test_a_child_that_dies_is_an_answer() -> None:

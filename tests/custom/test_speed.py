@@ -28,8 +28,8 @@ def depthwise(p: ConvProblem) -> bool:
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
     """What was timed; nothing is in the store at first, and what is registered is not checked, only timed."""
-    store.forget("verified")
-    monkeypatch.setattr(convgrad.custom, "_verify", lambda *_: "verified elsewhere")
+    store.forget("speed")
+    monkeypatch.setattr(convgrad.custom, "_verify", lambda *_: ["verified elsewhere"])
     timed, real = [], speed._timed
 
     def note(backend: Any, outputs: Any, problem: ConvProblem, device: torch.device) -> Any:
@@ -47,6 +47,7 @@ def slow(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
 
 def test_a_slow_one_is_told_once(measured: list[Any]) -> None:
     options: dict[str, Any] = {"forward": slow, "accepts": depthwise, "problems": [LAYER], "seconds": 1}
+    verified = store.items("verified")
     with pytest.warns(
         UserWarning, match=r"'mine' runs wherever it is usable, and is slower there: forward 0\."
     ) as told:
@@ -58,6 +59,7 @@ def test_a_slow_one_is_told_once(measured: list[Any]) -> None:
     row = next(r for r in explain_problem(LAYER).rows if r.backend == "mine" and r.output == "forward")
     assert re.match(r"registered by the user, forward 0\.", row.reasons[0])
     count = len(measured)
+    assert (len(store.items("speed")), store.items("verified")) == (1, verified)  # `info` counts the latter
     again = convgrad.register("mine", **options)  # a script that runs again
     assert (again.timings, len(measured)) == (backend.timings, count)
 
@@ -124,5 +126,5 @@ def test_one_that_raises_for_a_layer_is_refused(measured: list[Any]) -> None:
         return forward(input, weight, p)
 
     backend = convgrad.register("mine", forward=small, accepts=depthwise, verify=False)
-    with pytest.raises(CheckError, match="its forward raised ValueError: too large\n  problem: g32mb1ic32ih112"):
+    with pytest.raises(CheckError, match=r"its forward raised ValueError: too large\n  problem: g\d+mb1ic\d+ih112"):
         speed.measure(backend, (), 1.0)

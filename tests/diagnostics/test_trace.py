@@ -16,6 +16,7 @@ import convgrad
 from convgrad.diagnostics import trace
 from convgrad.engine import plan_for, use_backend
 from convgrad.engine.events import observers
+from convgrad.models import Usage
 from convgrad.problem import ConvProblem
 
 P = ConvProblem.parse("g4mb2ic4ih9oc4kh3ph1")
@@ -40,6 +41,13 @@ def test_each_call_is_noted_in_order() -> None:
     ]
     assert all(r.milliseconds > 0 and r.device == "cpu" and r.problem == str(P) for r in t)
     assert not observers
+
+
+def test_a_layout_has_one_name_in_any_number_of_dimensions() -> None:
+    """The name that explain and problems as text have for it."""
+    with trace() as t, Usage() as usage:
+        forward(ConvProblem.parse("ic2id5oc2kd3 channels_last"))
+    assert [r.layout for r in (*t, *usage.rows)] == ["channels_last"] * 2
 
 
 def test_a_sweep_is_one_call() -> None:

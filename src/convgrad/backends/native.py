@@ -10,7 +10,7 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from ..problem import PADDING_MODES, RESULT, ConvProblem, Output
+from ..problem import PADDING_MODES, ConvProblem, Output
 from . import _native_library as library
 from ._native_library import pack_tensors as pack
 from .base import BOTH_GRADIENTS, Backend, Kernel
@@ -216,5 +216,5 @@ def _fill(problem: ConvProblem, outputs: tuple[Output, ...]) -> library.Problem:
 
 def _result(problem: ConvProblem, output: Output) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides."""
-    shape = problem.shape_of(RESULT[output])  # pyright: ignore[reportArgumentType]
+    shape = problem.result_shape(output)
     return shape, usual_strides(shape, problem.channels_last)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from .._compat import lock_over_forks
 
@@ -69,14 +70,8 @@ class Child:
     def _started(self) -> tuple[Any, Connection]:
         pipe, its_own = _spawned.Pipe()
         process = _spawned.Process(target=_serve, args=(self._answer, its_own), daemon=True)
-        with _one_at_a_time:
-            before = dict(os.environ)
-            os.environ.update(self._environment)
-            try:
-                process.start()
-            finally:
-                os.environ.clear()
-                os.environ.update(before)
+        with _one_at_a_time, patch.dict(os.environ, self._environment):
+            process.start()
         its_own.close()
         return process, pipe
 

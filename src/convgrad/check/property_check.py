@@ -15,7 +15,7 @@ from torch import Tensor
 from ..backends import Arithmetic, Backend, Kernel, PaddedCopy, wide_dtype
 from ..engine import prepare
 from ..errors import BackendError
-from ..problem import OPERANDS, PASSES, RESULT, ConvProblem, Output, Pass, Slot
+from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass, Slot
 from .bounds import error_bound, reduction_length
 from .operands import (
     Operands,
@@ -194,9 +194,8 @@ class PropertyCheck:
 
     def _as_stated(self, result: Tensor) -> Tensor:
         p = self.problem
-        shape = (p.shape_of(p.bias_slot)[1],) if self.output == "grad_bias" else p.shape_of(RESULT[self.output])
         for what, got, expected in (
-            ("shape", tuple(result.shape), shape),
+            ("shape", tuple(result.shape), p.result_shape(self.output)),
             ("dtype", result.dtype, p.dtype),
             ("device", result.device.type, self.device.type),
         ):
@@ -298,7 +297,7 @@ class PropertyCheck:
         if not worst <= 1:
             worst_at = int(ratio.argmax())
             at = tuple(index_of(worst_at, ratio.shape))
-            shape = self.problem.shape_of(RESULT[self.pass_]) if places is not None else ()
+            shape = self.problem.result_shape(self.pass_) if places is not None else ()
             shown = at if places is None else tuple(index_of(int(places[worst_at]), shape))
             failed = self.unpromised if self.arithmetic == "low-precision accumulation" else Failed
             raise failed(

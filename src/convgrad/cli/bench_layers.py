@@ -54,7 +54,7 @@ def run_layers(given: Given, batch: int, size: int) -> tuple[int, dict[str, Any]
         found: list[Job] = []
         for p, names in of.items():
             for output in ("forward", "backward"):
-                about = {"problem": str(p), "layout": LAYOUTS[p.channels_last], "output": output}
+                about = {"problem": str(p), "layout": p.layout, "output": output}
                 about["models"] = " ".join(sorted(names))
                 found.append((about, partial(_timed, p, output, given.seconds, limits[p.dtype])))
         return found

@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -67,16 +68,11 @@ def run_steps(given: Given, measured: bool) -> tuple[int, dict[str, Any]]:
 @contextmanager
 def _by_rules_alone() -> Generator[None, None, None]:
     """While the block runs, nothing was measured."""
-    before = os.environ.get("CONVGRAD_CACHE")
     try:
-        os.environ["CONVGRAD_CACHE"] = "off"
-        _look_again()
-        yield
+        with patch.dict(os.environ, CONVGRAD_CACHE="off"):
+            _look_again()
+            yield
     finally:
-        if before is None:
-            del os.environ["CONVGRAD_CACHE"]
-        else:
-            os.environ["CONVGRAD_CACHE"] = before
         _look_again()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import command, device_here, progress, say, say_json
+from .app import command, device_here, fail, progress, say, say_json
 from .options import PROPERTIES, AsJson, Backends, Device, Outputs, Properties, Transposed, outputs_named, problem_or
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def check(
         if as_json:
             say_json("check", {"aten_findings": findings})
         raise typer.Exit(int(bool(findings)) if ended else 130)
-    problems, unread, _ = read_problems([what], transposed) if what else (_own_list(backend), [], {})
+    problems, unread, _ = read_problems([what], transposed) if what else (_own_list(backend, transposed), [], {})
     single = len(problems) == 1 and not unread
     everything = thorough or single or not what
     properties = tuple(property_name or (PROPERTIES if everything else _QUICK))
@@ -129,11 +129,13 @@ def check(
     raise typer.Exit(130 if stopped == "interrupted" else int(bool(unread) or not report.ok))
 
 
-def _own_list(names: list[str] | None) -> list[ConvProblem]:
+def _own_list(names: list[str] | None, transposed: bool) -> list[ConvProblem]:
     from ..check import default_problems
     from ..custom import problems_for
     from ..engine import get_backend
 
+    if transposed:
+        raise fail("--transposed says how a problem or a file is read, and none is named", "check PROBLEM --transposed")
     if not names or "all" in names:
         return list(default_problems())
     return [*dict.fromkeys(p for name in names for p in problems_for(get_backend(name)))]

@@ -115,18 +115,18 @@ def register(
         >>> convgrad.unregister("mine")
     """
     options: dict[str, Any] = {
-        "layouts": several(layouts),
-        "dtypes": several(dtypes),
+        "layouts": several("layouts", layouts),
+        "dtypes": several("dtypes", dtypes),
         "deterministic": deterministic,
         "capture_safe": capture_safe,
         "arithmetic": arithmetic,
     }
-    places = None if devices is None else several(devices)
+    places = None if devices is None else several("devices", devices)
     _check_name(name)
     check_options({**options, "prefer": prefer}, places, seconds)
     for option, given in (("args", args), ("accepts", accepts)):
         check_mapping(option, given)
-    named = [ConvProblem.parse(p) if isinstance(p, str) else p for p in several(problems)]
+    named = [ConvProblem.parse(p) if isinstance(p, str) else p for p in several("problems", problems)]
 
     def kernel(function: Callable[..., Any], method: Method) -> UserKernel:
         its_args: Any = args.get(method) if isinstance(args, Mapping) else args

@@ -12,7 +12,7 @@ from ..backends import Arithmetic, Backend, Kernel, operand_format
 from ..calculus import sum_of_bias
 from ..engine import thread
 from ..errors import BackendError
-from ..problem import PASSES, RESULT, ConvProblem, Output, Pass, gradient_outputs, passes_of
+from ..problem import PASSES, ConvProblem, Output, Pass, gradient_outputs, passes_of
 from . import arguments
 from .arguments import METHODS, Method
 
@@ -103,7 +103,7 @@ class CustomBackend(Backend):
             BackendError: no tensor, or one of another shape, dtype or device.
         """
         p, device = problem, given[0].device
-        shape = (p.shape_of(p.bias_slot)[1],) if output == "grad_bias" else p.shape_of(RESULT[output])
+        shape = p.result_shape(output)
         tensor = isinstance(result, Tensor)
         if not tensor or result.shape != shape or result.dtype != p.dtype or result.device != device:
             got = f"{tuple(result.shape)} {result.dtype} on {result.device}" if tensor else type(result).__name__
@@ -190,7 +190,7 @@ class FunctionsBackend(CustomBackend):
         tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
         values = arguments.values(args, problem, method, outputs)
         writes = "out" in args
-        shape = problem.shape_of(RESULT[method]) if writes else ()  # pyright: ignore[reportArgumentType]
+        shape = problem.result_shape(method) if writes else ()  # pyright: ignore[reportArgumentType]
         layout = operand_format(self, problem) or problem.memory_format
 
         def call(*operands: Tensor | None) -> Any:
@@ -249,6 +249,8 @@ class ClassBackend(CustomBackend):
         self.passes, self.sweeps, self.layouts = own.passes, own.sweeps, own.layouts
         self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
         self.padding_modes = own.padding_modes
+        self.workspace, self.fuses_bias = own.workspace, own.fuses_bias
+        self.arithmetic, self.kernel_name = own.arithmetic, own.kernel_name
         self._own = own
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
@@ -269,18 +271,6 @@ class ClassBackend(CustomBackend):
             return tuple(self._as_stated(r, problem, o, what, given) for r, o in zip(results, outputs, strict=True))
 
         return stated
-
-    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
-        return self._own.workspace(problem, outputs)
-
-    def fuses_bias(self, problem: ConvProblem) -> bool:
-        return self._own.fuses_bias(problem)
-
-    def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
-        return self._own.arithmetic(problem, pass_, device)
-
-    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
-        return self._own.kernel_name(problem, outputs)
 
 
 class Timing(NamedTuple):

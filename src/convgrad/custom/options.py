@@ -14,10 +14,10 @@ from ..problem import OUTPUTS, PASSES, ConvProblem
 from .arguments import METHODS, Method
 
 
-def several(option: Any) -> tuple[Any, ...]:
+def several(name: str, option: Any) -> tuple[Any, ...]:
     """An option that may be one value or a sequence of them, as a tuple."""
     if option is None:
-        raise TypeError("layouts, devices, dtypes and problems are one or a sequence of them, got None")
+        raise TypeError(f"{name} are one or a sequence of them, got None")
     return (option,) if isinstance(option, (str, torch.dtype, ConvProblem)) else tuple(option)
 
 
@@ -83,7 +83,8 @@ def instance(own: Backend | type[Backend]) -> Backend:
 
 def _with_outputs(own: Backend) -> Backend:
     """The backend itself; refused if it computes nothing, or an unknown output."""
-    what, passes, sweeps = f"class {type(own).__name__}", several(own.passes), tuple(map(several, own.sweeps))
+    what, passes = f"class {type(own).__name__}", several("passes", own.passes)
+    sweeps = tuple(several("sweeps", s) for s in own.sweeps)
     unknown = [p for p in passes if p not in PASSES]
     if unknown:
         raise ValueError(f"passes of {what} are among {', '.join(PASSES)}, got {unknown[0]!r}")

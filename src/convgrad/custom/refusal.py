@@ -57,7 +57,7 @@ def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, na
 
 
 def _problems(number: int) -> str:
-    return f"{number} problem{'s'[: number != 1]}"
+    return f"{number} problem{'s' * (number != 1)}"
 
 
 def wrong(failures: Sequence[CheckResult], hints: Sequence[str], passed: int) -> str:

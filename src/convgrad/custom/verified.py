@@ -91,7 +91,7 @@ class Verified:
         rest = f"; it was checked in this process: {self.alone}" if self.alone else ""
         if few[1]:
             why = "it accepts no more that could be found" if self.complete else f"no more fitted into {seconds:g} s"
-            right = f"{few[0]} problem{'s'[: few[0] != 1]}" + (f" of {few[1]}" if len(self.outputs) > 1 else "")
+            right = f"{few[0]} problem{'s' * (few[0] != 1)}" + (f" of {few[1]}" if len(self.outputs) > 1 else "")
             return f"not verified: {right} passed, {FLOOR} are needed; {why}{rest}"
         more = "" if self.complete else f"; more did not fit into {seconds:g} s"
         return f"verified on {n} problems{more}{rest}"

@@ -179,7 +179,6 @@ def _answers(
     """Every backend's answer for the outputs of one call, the chosen one first."""
     place = torch.device(machine.device_type)
     steps = () if problem.empty else choose(problem, together, place, active(), stored=here)
-    layout = "channels_last" if problem.channels_last else "contiguous"
     answers: list[Answer] = []
     for output in together:
         step = next((s for s in steps if output in s.outputs), None)
@@ -210,7 +209,7 @@ def _answers(
                 runs = aten_runs[output] if by_aten else backend.kernel_name(problem, of)
             answers.append(Answer(
                 output, backend.name, chosen, tuple(reasons),
-                "as they lie" if "strided" in backend.layouts else layout,
+                "as they lie" if "strided" in backend.layouts else problem.layout,
                 backend.workspace(problem, of) if usable else 0,
                 runs, usable=usable,
             ))  # fmt: skip

@@ -16,7 +16,6 @@ from ..engine import Event, backends, observing
 from ..problem import ConvProblem, shown_outputs
 from ..tables import csv_text, html_table, text_table
 from .aten_rules import Machine
-from .aten_rules.call import short
 from .onednn_log import onednn_log
 from .pictures import Drawn, Point, by_pytorch
 from .roofline import Limits, least_work, limits_of
@@ -89,7 +88,7 @@ class Trace(Drawn):
         p = event.problem
         self.records.append(Record(
             len(self.records), "+".join(event.outputs), event.backend, ", ".join(kernels) or kernel_of_event(event),
-            short(p.memory_format), event.copies, event.seconds * 1e3, event.device, str(p), event.reason, p.transposed,
+            p.layout, event.copies, event.seconds * 1e3, event.device, str(p), event.reason, p.transposed,
         ))  # fmt: skip
 
     def __len__(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._compat import profiler_enabled
 from ..backends import runs_as_stated, statable_arguments
 from ..calculus import Role, add_bias, sum_of_bias
-from ..problem import RESULT, ConvProblem, Output, gradient_outputs, in_order
+from ..problem import ConvProblem, Output, gradient_outputs, in_order
 from .cache import generation
 from .choice import choose
 from .events import observed, observers
@@ -197,8 +197,7 @@ class Plan:
 
 def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tensor | None) -> Tensor:
     """The result of a contraction over nothing: zeros, plus bias."""
-    slot = RESULT[output]  # pyright: ignore[reportArgumentType]
-    zeros = torch.zeros(problem.shape_of(slot), dtype=like.dtype, device=like.device)
+    zeros = torch.zeros(problem.result_shape(output), dtype=like.dtype, device=like.device)
     return add_bias(zeros, bias).contiguous(memory_format=problem.memory_format)
 
 

@@ -53,7 +53,7 @@ class UsageRow:
     @property
     def layout(self) -> str:
         """The layout of the results."""
-        return str(self.problem.memory_format).removeprefix("torch.").removesuffix("_format")
+        return self.problem.layout
 
 
 class Usage:

@@ -10,14 +10,14 @@ import torch
 import torchgen
 
 import convgrad
-from convgrad.diagnostics.aten_rules import BACKENDS, backward_of, forward_of, kernel_of, named
+from convgrad.diagnostics.aten_rules import BACKENDS, kernel_of, named
 from convgrad.diagnostics.aten_rules.names import KERNELS, SCRATCH
 
 
 def test_every_backend_has_its_pair() -> None:
     for name in BACKENDS:
         assert name in kernel_of(name).backends
-        assert (backward_of(name).name == "") == (name in ("Winograd3x3Depthwise", "Xnnpack2d"))
+        assert (kernel_of(name).backward == "") == (name in ("Winograd3x3Depthwise", "Xnnpack2d"))
 
 
 def test_what_is_called_callable_is() -> None:
@@ -71,16 +71,16 @@ def test_pairs_are_those_of_derivatives_yaml() -> None:
     ],
 )  # fmt: skip
 def test_old_and_new_names(name: str, forward: str, backward: str) -> None:
-    assert (forward_of(name).name, backward_of(name).name) == (forward, backward)
+    assert (kernel_of(name).forward, kernel_of(name).backward) == (forward, backward)
 
 
 def test_text_says_what_to_call_today() -> None:
-    text = str(backward_of("cudnn_convolution_backward_input"))
+    text = str(kernel_of("cudnn_convolution_backward_input"))
     assert "torch.ops.aten.convolution_backward" in text
-    assert "finput" in str(backward_of("thnn_conv2d"))
+    assert "finput" in str(kernel_of("thnn_conv2d"))
     assert "fgrad_input" in str(kernel_of("slow_conv3d"))
-    assert "columns" in str(forward_of("slow_conv_transpose2d"))
-    assert "inference only" in str(backward_of("Xnnpack2d"))
+    assert "columns" in str(kernel_of("slow_conv_transpose2d"))
+    assert "inference only" in str(kernel_of("Xnnpack2d"))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_text_says_what_to_call_today() -> None:
     ],
 )
 def test_names_of_the_sources_and_in_any_letters(name: str, backward: str) -> None:
-    assert backward_of(name).name == backward
+    assert kernel_of(name).backward == backward
 
 
 @pytest.mark.parametrize("name", SCRATCH)
@@ -112,4 +112,4 @@ def test_scratch_tensors(name: str) -> None:
 
 def test_unknown_name() -> None:
     with pytest.raises(KeyError, match="did you mean 'cudnn_convolution'"):
-        backward_of("cudnn_convolutoin")
+        kernel_of("cudnn_convolutoin")

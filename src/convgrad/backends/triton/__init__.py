@@ -104,7 +104,7 @@ class TritonBackend(Backend):
         return partial_values(problem, "sweep" if len(outputs) > 1 else "sum", "grad_bias" in outputs)
 
     def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
-        return "channels_last" if problem.channels_last else "contiguous"
+        return problem.layout
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
         made: dict[torch.device, Callable[..., Any]] = {}  # at the first call, which is when triton is imported

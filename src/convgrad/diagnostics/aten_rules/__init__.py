@@ -16,12 +16,11 @@ from .call import ConvCall, TensorSpec
 from .decision import Decision, Rule
 from .layouts import LAYOUT_RULES
 from .machine import MODELLED_VERSIONS, DeviceLike, Machine, machine_of
-from .names import Function, Kernel, Scratch, backward_of, forward_of, kernel_of, named
+from .names import Kernel, Scratch, kernel_of, named
 from .select import BACKENDS, determine_backend_memory_format, select_conv_backend
 
 __all__ = [
     "BACKENDS", "LAYOUT_RULES", "MODELLED_VERSIONS", "AtenTrace", "ConvCall", "Copy", "Decision", "DeviceLike",
-    "Function", "Kernel", "KernelRun", "Machine", "Rule", "Scratch", "TensorSpec", "backward_of",
-    "determine_backend_memory_format", "forward_of", "kernel_of", "machine_of", "named", "select_conv_backend",
-    "trace_aten",
+    "Kernel", "KernelRun", "Machine", "Rule", "Scratch", "TensorSpec", "determine_backend_memory_format", "kernel_of",
+    "machine_of", "named", "select_conv_backend", "trace_aten",
 ]  # fmt: skip

@@ -185,8 +185,10 @@ def kernel_of(name: str) -> Kernel:
         KeyError: no such name; the nearest ones are in the message.
 
     Equivalent to:
-        >>> kernel_of("cudnn_convolution_backward_input").backends
-        ('Cudnn',)
+        >>> kernel_of("thnn_conv2d").backward, kernel_of("conv2d").backward, kernel_of("NnpackSpatial").backward
+        ('_slow_conv2d_backward', 'convolution_backward', 'slow_conv_dilated2d_backward')
+        >>> kernel_of("cudnn_convolution_backward_weight").forward
+        'cudnn_convolution'
     """
     key = _PREFIX.sub("", name.strip().lower())
     for candidate in (key, key.split(".")[0], _SUFFIX.sub("", key), "_" + _SUFFIX.sub("", key)):
@@ -258,53 +260,3 @@ def named(name: str) -> Kernel | Scratch:
         ('finput', '_slow_conv2d_backward')
     """
     return SCRATCH.get(name.strip().lower()) or kernel_of(name)
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """One function of ATen, on its own.
-
-    Args:
-        name: today's name; empty where the kernel has no backward.
-        temporaries: what it allocates beside its results.
-        call: what to call today.
-        kernel: the pair that it belongs to.
-    """
-
-    name: str
-    temporaries: tuple[str, ...]
-    call: str
-    kernel: Kernel
-
-    def __str__(self) -> str:
-        return str(self.kernel)
-
-
-def backward_of(name: str) -> Function:
-    """The function that computes the gradients of a forward function: what it allocates and what to call today.
-
-    Old and internal names, backends and the public ``conv2d`` are all understood.
-
-    Raises:
-        KeyError: no such name; the nearest ones are in the message.
-
-    Equivalent to:
-        >>> backward_of("thnn_conv2d").name, backward_of("conv2d").name, backward_of("NnpackSpatial").name
-        ('_slow_conv2d_backward', 'convolution_backward', 'slow_conv_dilated2d_backward')
-    """
-    k = kernel_of(name)
-    return Function(k.backward, k.backward_temporaries, k.call_backward, k)
-
-
-def forward_of(name: str) -> Function:
-    """The forward function that a backward function belongs to: what it allocates and what to call today.
-
-    Raises:
-        KeyError: no such name; the nearest ones are in the message.
-
-    Equivalent to:
-        >>> forward_of("cudnn_convolution_backward_weight").name, forward_of("convolution_backward").name
-        ('cudnn_convolution', 'convolution')
-    """
-    k = kernel_of(name)
-    return Function(k.forward, k.forward_temporaries, _FORWARD, k)
