@@ -48,9 +48,14 @@ def saved_tensors_hooks() -> Any:
 fp32_precision: Callable[[str, str], str] = _C._get_fp32_precision_getter
 
 
+def precision(library: str, operation: str) -> str:
+    """The same; where nobody chose one it is "ieee", as if it had been chosen."""
+    return fp32_precision(library, operation).replace("none", "ieee")
+
+
 def exact_matmul(library: str = "mkldnn") -> bool:
     """Whether a library computes matrix products of float32 in float32; else it may use fewer bits, and be faster."""
-    return fp32_precision(library, "matmul") in ("none", "ieee")
+    return precision(library, "matmul") == "ieee"
 
 
 def cuda_driver() -> int:

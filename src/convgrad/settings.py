@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ._compat import fp32_precision
+from ._compat import fp32_precision, precision
 
 #: What `measure` has set: the share of the running time that measuring may take, 0 for none at all; None leaves it to
 #: ``torch.backends.cudnn.benchmark``. A list of one item, which a call reads without a function.
@@ -58,7 +58,7 @@ def current() -> Settings:
         cudnn_tf32=cudnn_allows_tf32(),
         mkldnn_enabled=mkldnn(),
         threads=torch.get_num_threads(),
-        onednn_precision=(fp32_precision("mkldnn", "conv"), fp32_precision("mkldnn", "matmul")),
+        onednn_precision=(precision("mkldnn", "conv"), precision("mkldnn", "matmul")),
         capturing=capturing(),
         measure=measuring[0],
     )

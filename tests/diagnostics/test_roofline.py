@@ -55,7 +55,7 @@ def test_those_of_a_gpu_are_kept_too(monkeypatch) -> None:
 
 def test_measured_with_another_precision_is_another(monkeypatch) -> None:
     limits._store(torch.float32, CPU, Limits(1e9, 1e9, "float32", "measured before"))
-    monkeypatch.setattr(limits, "fp32_precision", lambda library, operation: "bf16")
+    monkeypatch.setattr(limits, "precision", lambda library, operation: "bf16")
     assert limits.limits_of(Machine.here(), torch.float32) is None
 
 

@@ -94,6 +94,8 @@ def test_the_key_tells_everything_apart_that_changes_the_answer(monkeypatch):
             assert environment(CPU) != where
         finally:
             operation.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")  # what holds where nothing is said
+    assert environment(CPU) == where
     assert f"torch {torch.__version__}" in where
     assert f"convgrad {convgrad.__version__}" in where
     assert environment(torch.device("meta")) == ""

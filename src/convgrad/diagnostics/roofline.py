@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from .._compat import fp32_precision, onednn_has
+from .._compat import onednn_has, precision
 from ..engine import store
 from ..engine.ab_timer import call_seconds, conditions
 from ..problem import OPERANDS, RESULT, ConvProblem, Slot, passes_of
@@ -164,7 +164,7 @@ def _best(call: Callable[[], object], device: torch.device, seconds: float = 0.4
 
 def _key(dtype: torch.dtype, device: torch.device) -> str:
     library = "cuda" if device.type == "cuda" else "mkldnn"
-    return f"{conditions(device)}, matmul {fp32_precision(library, 'matmul')}, {short(dtype)}"
+    return f"{conditions(device)}, matmul {precision(library, 'matmul')}, {short(dtype)}"
 
 
 def _stored(dtype: torch.dtype, device: torch.device) -> Limits | None:
