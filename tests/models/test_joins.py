@@ -149,7 +149,10 @@ class FlaggedClosure(Block):
     def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
         y = self.norm(self.conv(x))
         z = self.activation(y)
-        both = lambda: z + y  # noqa: E731
+
+        def both() -> Tensor:
+            return z + y
+
         return both() if self.flag else z
 
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from .._compat import channels_last_of
+from ..engine.steps import SLOTS
 from ..problem import OPERANDS, PASSES, Pass, Slot
 from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
 from .operands import Operands, reference
 from .process_state import restore, settings
-from .property_check import SWEPT, Failed, PropertyCheck, Skipped
+from .property_check import Failed, PropertyCheck, Skipped
 from .samples import index_of
 
 Property = Callable[[PropertyCheck], tuple[float, float]]
@@ -219,7 +220,7 @@ def workspace(check: PropertyCheck) -> tuple[float, float]:
     for outputs in check.calls():
         swept = len(outputs) > 1
         operands = check.integers(*(PASSES if swept else ()))
-        tensors = check.prepared(operands, SWEPT if swept else OPERANDS[check.pass_])
+        tensors = check.prepared(operands, SLOTS if swept else OPERANDS[check.pass_])
         given = check.scratch(outputs)
         with PeakMemory() as watch:
             watch.ignore(*tensors, *([] if given is None else [given]))

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
 from ..backends import Arithmetic, Backend, Kernel, PaddedCopy, wide_dtype
 from ..engine import prepare
+from ..engine.steps import SLOTS
 from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass, Slot
 from .bounds import error_bound, reduction_length
@@ -31,8 +32,6 @@ from .samples import elements_at, index_of
 
 _T = TypeVar("_T")
 
-#: The slots that a sweep reads, in the order in which its kernel takes them.
-SWEPT: Final[tuple[Slot, ...]] = ("grad_output", "input", "weight")
 #: Bytes that may be taken for odds and ends, such as a bias in another dtype.
 _SLACK = 4096
 
@@ -186,7 +185,7 @@ class PropertyCheck:
         Raises:
             Failed: a result of another shape, dtype, device or layout than the problem's.
         """
-        tensors = self.prepared(operands, SWEPT)
+        tensors = self.prepared(operands, SLOTS)
         results = self.kernel(outputs)(*tensors, self.scratch(outputs))
         if len(results) != len(outputs):
             raise Failed(f"the sweep {outputs} returned {len(results)} tensors")
