@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from .._compat import channels_last_of
-from ..engine.steps import SLOTS
+from ..engine import SLOTS
 from ..problem import OPERANDS, PASSES, Pass, Slot
 from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
 from .operands import Operands, reference

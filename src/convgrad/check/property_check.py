@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..backends import Arithmetic, Backend, Kernel, PaddedCopy, wide_dtype
-from ..engine import prepare
-from ..engine.steps import SLOTS
+from ..engine import SLOTS, prepare
 from ..errors import BackendError
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass, Slot
 from .bounds import error_bound, reduction_length

@@ -25,7 +25,7 @@ from .resolver import (
     resolve,
 )
 from .rules import linear_gains
-from .steps import Step
+from .steps import SLOTS, Step
 from .trials import trials
 
 for _backend in built_in():
