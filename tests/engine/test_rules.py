@@ -36,7 +36,7 @@ ROWS = [
     ("mb4g2ic544ih2oc544kh1", ("grad_input",), ["aten"]),  # several products are grouped
     ("mb2ic80ih9oc8kh3", ("forward",), ["im2col"]),  # native cannot
     ("mb2ic80ih9oc8kh3", BOTH, ["im2col", "im2col"]),  # it has no call for both
-    ("mb2ic8ih9oc32kh3", ("forward",), ["aten"]),  # native can
+    ("mb4ic8ih29oc32kh3", ("forward",), ["aten"]),  # native can
     ("mb1ic64ih64oc64kh3 bfloat16", ("forward",), ["aten:float32"]),
     ("mb1ic96ih16oc384kh16sh16 float16", ("forward",), ["aten"]),  # a weight is in one product
     ("mb1ic96ih16oc384kh16sh16 float16", ("grad_weight",), ["aten:float32"]),
@@ -135,12 +135,17 @@ def test_kinds(text: str, kind: str | None) -> None:
         ("mb4g2ic34ih28oc16kh3ph1", "grouped"),
         ("mb8ic8ih28oc17kh3ph1", None),  # the other way round oneDNN reads them as they lie
         ("mb8ic17ih28oc8kh3ph1 channels_last", None),
-        ("mb4ic17ih28oc8kh3sh3", None),
+        ("mb32ic17ih28oc8kh3sh3", None),
+        ("mb4ic17ih28oc8kh3sh3", "dense"),  # less than a call of oneDNN
+        ("mb4ic17ih28oc8kh5sh5", None),
+        ("mb1g2ic96ih4oc96kh3ph1", "grouped"),
+        ("mb4g2ic384ih24oc16kh3sh2ph1", "grouped"),
         ("mb40ic17ih28oc9kh1", "pointwise"),
-        ("mb32ic32iw100oc32kw3", None),
-        ("mb32ic31iw100oc64kw3", "dense"),
-        ("mb4g2ic64iw100oc128kw24", None),
-        ("mb4g2ic64iw100oc128kw25", "grouped"),  # oneDNN writes columns down
+        ("mb32ic64iw100oc64kw3", None),
+        ("mb32ic63iw100oc64kw3", "dense"),
+        ("mb32ic32iw100oc32kw2sw2", "dense"),
+        ("mb8g2ic128iw100oc128kw24", None),
+        ("mb8g2ic128iw100oc128kw25", "grouped"),  # oneDNN writes columns down
         ("mb4ic17ih28oc9kh3ph1 float64", "dense"),  # which oneDNN lacks
         ("mb4ic17ih28oc9kh3sh3 float64", None),  # patches
         ("mb4ic12id8oc16kd3", None),  # slices of a volume that fill few vectors with pixels
@@ -169,10 +174,16 @@ def test_many_channels_a_group(text: str, kind: str | None) -> None:
         ("mb4ic3ih64oc64kh4sh4", ("grad_input",), "patches"),
         ("mb4ic3ih64oc64kh4sh4", ("forward",), None),
         ("mb4ic3ih64oc64kh4sh4", BOTH, None),
-        ("mb1ic3ih16oc64kh4sh4", ("grad_input",), None),  # small
+        ("mb1ic3ih16oc64kh4sh4", ("grad_input",), "dense"),  # less than a call of oneDNN
         ("mb4ic3ih64oc64kh4sh4 float64", ("grad_input",), None),
         ("mb4ic64ih32oc32kh2sh2 transposed", ("grad_input",), "patches"),  # the transposed forward
         ("mb64ic4ih64oc16kh4sh4", ("grad_input",), "patches"),
+        ("mb4ic3id32oc64kd16sd16", ("grad_input",), None),  # too large for the caches
+        ("mb4ic16ih64oc64kh3ph1", ("grad_weight",), "narrow"),  # a first layer
+        ("mb4ic16ih64oc64kh3ph1", ("forward",), None),
+        ("mb4ic17ih64oc64kh3ph1", ("grad_weight",), None),
+        ("mb4ic16ih63oc64kh3ph1", ("grad_weight",), None),
+        ("mb4ic16ih64oc64kh3ph1 channels_last", ("grad_weight",), None),
         ("mb4ic3ih64oc64kh4sh2ph1 float64", ("grad_input",), "dense"),
         ("mb4g2ic6ih64oc64kh4sh2ph1", ("grad_input",), None),
     ],
@@ -194,6 +205,8 @@ def test_a_result_of_few_channels(text: str, outputs: tuple[Output, ...], kind: 
         ("mb16ic8ih9oc16kh1", 1, "pointwise"),
         ("mb15ic64ih9oc64kh1", 1, None),
         ("mb4ic64ih9oc64kh1 float64", 2, None),
+        ("mb1ic64id8oc64kd1", 2, None),
+        ("mb1ic64id8oc64kd1 channels_last", 2, "pointwise"),  # copied first
         ("mb15ic64ih9oc64kh1", 2, "pointwise"),
         ("mb15ic96ih9oc96kh1", 1, "wide product"),  # not small
         ("mb15ic96ih9oc96kh1", 2, "pointwise"),
@@ -232,6 +245,9 @@ def test_small_problems_are_pytorchs_where_it_does_not_call_onednn(text: str, th
         ("mb32g8ic128ih4oc128kh5ph2", None),
         ("mb8g8ic128iw16oc128kw127pw63", "grouped"),  # a sequence
         ("mb64ic4ih64oc16kh4sh4", None),  # patches, whose pixels ours would gather
+        ("mb16ic4ih64oc16kh8sh8", None),
+        ("mb1ic4ih64oc16kh8sh8", "dense"),  # small
+        ("mb64ic4iw4096oc16kw4sw4", "dense"),
         ("mb8ic4ih64oc16kh4sh4", "dense"),
     ],
 )
@@ -263,7 +279,8 @@ def test_the_part_of_products_inside_the_image(text: str) -> None:
         ("mb1ic96id12oc192kd3pd1 channels_last", "wide volume"),
         ("mb1ic15id14oc192kd3pd1", None),  # few channels to a column
         ("mb1ic96id14oc192kd2sd2", None),  # no input in two columns
-        ("mb1ic256id7oc256kd3pd1", None),  # few positions
+        ("mb1ic256id7oc256kd3pd1", "wide volume"),
+        ("mb1ic256id5oc256kd3pd1", None),  # few positions
         ("mb1ic64id7oc32od14kd2sd2 transposed", None),
         ("mb1ic64id10oc32od20kd2sd2 transposed", "volume"),
         ("mb2ic64id10oc32od20kd2sd2 transposed", None),

@@ -22,16 +22,16 @@ from .environment import mkl_at_its_best
 #: the sweep, on geometric average.
 # begin of the derived lines
 TABLE: dict[str, dict[str, float]] = {
-    "dense": {"native": 2.9},
-    "depthwise": {"native": 7.9},
-    "emulated": {"native": 9.2, "aten:float32": 4.2},
-    "grouped": {"native": 3.3},
-    "narrow": {"native": 2.9},
-    "patches": {"native": 2.4},
+    "dense": {"native": 3.0},
+    "depthwise": {"native": 7.8},
+    "emulated": {"native": 8.7, "aten:float32": 3.9},
+    "grouped": {"native": 3.1},
+    "narrow": {"native": 2.5},
+    "patches": {"native": 2.6},
     "pointwise": {"native": 1.8},
-    "volume": {"native": 2.7},
-    "wide product": {"native:amx": 1.5, "native": 1.3},
-    "wide volume": {"aten:mkldnn": 2.8},
+    "volume": {"native": 2.8},
+    "wide product": {"native:amx": 1.5, "native": 1.2},
+    "wide volume": {"aten:mkldnn": 2.1},
 }
 # end of the derived lines
 
@@ -136,34 +136,44 @@ def _mostly_padding(p: ConvProblem) -> bool:
 def _full_vectors(p: ConvProblem) -> bool:
     """A vector of channels, as oneDNN computes with, is as full as one of pixels is in our kernels.
 
-    With more than 16 channels a group it is, except in three cases. Contiguous images of at most eight results fill
-    half of it. (Few inputs are read as they lie.) Small problems with several positions for each channel have few
-    products for the time that laying them out anew takes. So have sequences; and for one whose kernel has more than 24
-    elements oneDNN writes columns down. With 12 to 16 channels it is as full where ours hold pixels of small slices of
-    a volume. In float64, which oneDNN lacks, only patches are PyTorch's: it writes columns down, and kernels that do
-    not overlap write no element twice.
+    With more than 16 channels a group it is, except in four cases. Contiguous images of at most eight results fill half
+    of it. (Few inputs are read as they lie.) Small problems, unless their kernels are large and do not overlap, take
+    less time than a call of oneDNN; larger ones with several positions for each channel have few products for the time
+    that laying them out anew takes. So have sequences. With 12 to 16 channels it is as full where ours hold pixels of
+    small slices of a volume, and in any case where large kernels do not overlap. In float64, which oneDNN lacks, only
+    what does not overlap is PyTorch's: it writes columns down, and there it writes no element twice.
     """
     inputs, outputs = p.in_channels // p.groups, p.out_channels // p.groups
     if p.depthwise or p.matrix_product or (p.dtype is torch.float64 and _overlapping(p)):
         return False
+    if p.flops >= _SMALL and not _overlapping(p) and prod(p.kernel_size) >= 50:
+        return True
     if max(inputs, outputs) <= 16:
         small_slices = p.ndim == 3 and prod(p.output_size[1:]) <= 128
         undilated = max(p.dilation) == 1 < max(p.kernel_size)
         return small_slices and undilated and min(inputs, outputs) >= 12 and p.dtype.itemsize == 4
+    if p.flops < 3 * _SMALL and (_overlapping(p) or prod(p.kernel_size) <= 16):
+        return False
     if _overlapping(p) and p.flops < _LARGE and p.batch * prod(p.output_size) >= 4 * max(inputs, outputs):
         return False
     if p.ndim == 1:
-        return min(inputs, outputs) >= 32 and p.kernel_size[0] <= 24
-    return outputs > 8 or p.channels_last or max(p.stride) > 1
+        return min(inputs, outputs) >= 64 and p.kernel_size[0] <= 24
+    return outputs > 8 or p.channels_last or not _overlapping(p)
 
 
 def _narrow(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
     """A result of at most eight channels, which oneDNN's vectors hold: an image by a decoder, or its gradient.
 
+    So are the gradients of a first layer, whose images have long rows and few channels and lie in PyTorch's order.
     Where kernels do not overlap the problem is a matrix product of patches.
     """
+    if p.ndim == 2 and p.output_size[-1] >= 64 and not p.channels_last and p.dtype is torch.float32:
+        first_layer = p.in_channels <= 16 * p.groups and "forward" not in outputs
+    else:
+        first_layer = False
     channels = {"forward": p.out_channels, "grad_input": p.in_channels}
-    return p.groups == 1 and any(channels.get(output, 9) <= 8 for output in outputs) and _overlapping(p)
+    few = p.groups == 1 and any(channels.get(output, 9) <= 8 for output in outputs)
+    return _overlapping(p) and (few or first_layer)
 
 
 def _overlapping(p: ConvProblem) -> bool:
@@ -188,16 +198,16 @@ def _volume(p: ConvProblem) -> str | None:
     if max(channels) <= MOST_A_GROUP and positions >= 12 * max(channels):
         return "volume"
     repeated = any(k > step for k, step in zip(p.kernel_size, p.stride, strict=True))
-    wide = repeated and min(channels) >= 16 and positions >= 500 and not p.transposed
+    wide = repeated and min(channels) >= 16 and positions >= 200 and not p.transposed
     return "wide volume" if wide else None
 
 
 def _scattered(p: ConvProblem, outputs: tuple[Output, ...]) -> str | None:
     """The gradient of the input alone, or the result of a transposed convolution, by kernels that do not overlap.
 
-    Ours writes each element once, in its place.
+    Ours writes each element once, in its place. Kernels of a thousand elements and more are too large for the caches.
     """
-    large = p.flops >= _SMALL and p.dtype.itemsize <= 4
+    large = p.flops >= _SMALL and p.dtype.itemsize <= 4 and prod(p.kernel_size) <= 512
     return "patches" if large and outputs == ("grad_input",) and _patches(p) else None
 
 
@@ -211,7 +221,7 @@ def _half_the_products(p: ConvProblem) -> bool:
     """
     if p.flops < _LARGE or p.dtype.itemsize > 4:
         return False
-    if p.groups == 1 and _patches(p):
+    if p.groups == 1 and _patches(p) and p.ndim > 1:
         return True
     narrower = min(p.in_channels, p.out_channels) / p.groups
     wide = narrower >= 8
@@ -230,8 +240,12 @@ def _part_inside(p: ConvProblem) -> float:
 
 
 def _cheap_call(p: ConvProblem) -> bool:
-    """Whether PyTorch calls a matrix product instead of oneDNN, once for each image, as it does with a small one."""
-    return p.groups == 1 and p.dtype.itemsize > 2 and _writes_columns(p)
+    """Whether PyTorch calls a matrix product instead of oneDNN, once for each image, as it does with a small one.
+
+    A volume in channels_last it copies first.
+    """
+    copied = p.ndim == 3 and p.channels_last
+    return p.groups == 1 and p.dtype.itemsize > 2 and not copied and _writes_columns(p)
 
 
 def _writes_columns(p: ConvProblem) -> bool:
