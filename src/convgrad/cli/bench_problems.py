@@ -56,7 +56,7 @@ class Line:
         if self.milliseconds is None or self.speed is None:
             return (self.output, self.backend, "", "", "not timed", "", "", "", self.note)
         ratio = Ratio(self.speed, self.speed_low or 0.0, self.speed_high or 0.0)
-        limit = "" if self.of_limit is None else f"{100 * self.of_limit:.2g} %"
+        limit = "" if self.of_limit is None else f"{100 * self.of_limit:.3g} %"
         return (
             self.output, self.backend, f"{self.milliseconds:.4g}", f"{self.pytorch_milliseconds:.4g}", str(ratio),
             self.pytorch_layout, f"{self.gflops_per_second:.4g}", limit, self.note,

@@ -121,7 +121,7 @@ class Explanation(Drawn):
                 r.output, r.backend, "chosen" if r.chosen else "", r.runs, r.layout,
                 f"{r.workspace:,} B" if r.workspace else "0",
                 "" if r.seconds is None else f"{r.seconds * 1e3:.3f} ms",
-                "" if part is None else f"{100 * part:.2g} %" if part < 0.995 else f"{100 * part:.0f} %",
+                "" if part is None else f"{100 * part:.3g} %",
                 "; ".join(r.reasons),
             ))  # fmt: skip
         return table
