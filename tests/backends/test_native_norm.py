@@ -186,6 +186,20 @@ def test_activated(activation: str, dtype: torch.dtype) -> None:
         torch.testing.assert_close(alone, (None, *found[1:]), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_a_bias_in_float32_without_a_weight(activation: str, dtype: torch.dtype) -> None:
+    """The backward read the bias as if it had the input's dtype."""
+    x, g, bias = drawn((2, 20, 9, 9)).to(dtype), drawn((2, 20, 9, 9)).to(dtype), 3 * torch.randn(20)
+    _, statistics = normalize(x, None, bias, None, None, 0.0, 0.5, activation)
+    found = normalization_gradients(g, x, None, bias, statistics, (True, False, True), activation)
+    weight = torch.ones(20)
+    want = normalization_gradients(g, x, weight, bias, statistics, (True, False, True), activation)
+    assert found[2] is not None
+    assert found[2].dtype is torch.float32
+    torch.testing.assert_close(found, want, rtol=0, atol=0)
+
+
 @pytest.mark.usefixtures("_set")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_silu_over_its_whole_range(dtype: torch.dtype) -> None:

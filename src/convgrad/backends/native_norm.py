@@ -64,10 +64,8 @@ def normalize(
     """
     output = torch.empty_like(input)
     statistics = input.new_empty((2, input.shape[1]), dtype=accumulate_dtype(input.dtype))
-    known = weight if weight is not None else bias if bias is not None else running_mean
-    wide = known is not None and known.dtype is not input.dtype
     tensors = (weight, bias, None, running_mean, running_var, output, None, None)
-    _run(input, statistics, activation, wide, tensors, epsilon, momentum)
+    _run(input, statistics, activation, tensors, epsilon, momentum)
     return output, statistics
 
 
@@ -86,12 +84,12 @@ def normalization_gradients(
         grad_output: of the activation's result; with the input's strides.
         statistics: what `normalize` returned.
     """
-    like = input if weight is None else weight
+    like = weight if weight is not None else bias if bias is not None else input
     grad_input = torch.empty_like(input) if needs[0] else None
     grad_weight = like.new_empty(input.shape[1]) if needs[1] else None
     grad_bias = like.new_empty(input.shape[1]) if needs[2] else None
     tensors = (weight, bias, grad_output, None, None, grad_input, grad_weight, grad_bias)
-    _run(input, statistics, activation, like.dtype is not input.dtype, tensors)
+    _run(input, statistics, activation, tensors)
     return grad_input, grad_weight, grad_bias
 
 
@@ -99,7 +97,6 @@ def _run(
     input: Tensor,
     statistics: Tensor,
     activation: str,
-    wide: bool,
     tensors: tuple[Tensor | None, ...],
     epsilon: float = 0.0,
     momentum: float = 0.0,
@@ -113,6 +110,7 @@ def _run(
     invstd = mean + channels * statistics.itemsize
     channels_last, threads = not input.is_contiguous(), torch.get_num_threads()
     number, follows = DTYPES[input.dtype], ACTIVATIONS.index(activation)
+    wide = any(t is not None and t.dtype is not input.dtype for t in (*tensors[:2], tensors[3]))  # of the channels
     sizes = batch, channels, pixels, epsilon, momentum, channels_last, number, threads, follows, wide
     weight, bias, grad_output, *others = [0 if t is None else t.data_ptr() for t in tensors]
     addresses = input.data_ptr(), weight, bias, grad_output, mean, invstd, *others
