@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 /* Raised whenever a struct or a signature changes; the loader refuses another number. */
-#define CONVGRAD_ABI 8
+#define CONVGRAD_ABI 9
 
 #ifdef __cplusplus
 extern "C" {
@@ -56,12 +56,16 @@ int32_t convgrad_abi(void);
 /* Name of the instruction set in use: "x86-64-v4", "x86-64-v3" or "baseline". */
 const char *convgrad_instruction_set(void);
 
-/* Use another instruction set for plans from now on (for tests), or "amx", whose kernels for pointwise convolutions of
- * float32 stand beside those of x86-64-v4; 0 if this build, this processor and its system have it, else 1. */
+/* Whether this build, this processor and its system have an instruction set, or "amx", whose kernels for pointwise
+ * convolutions of float32 stand beside those of x86-64-v4. */
+int32_t convgrad_has(const char *name);
+
+/* Use another instruction set from now on (for tests); 0 if it is there, else 1. */
 int32_t convgrad_select(const char *name);
 
-/* A plan, to be freed when no call uses it any more; null for lack of memory or for an unknown dtype. */
-convgrad_plan *convgrad_plan_create(const convgrad_problem *problem);
+/* A plan for an instruction set, or where its name is empty for that in use, to be freed when no call uses it any more;
+ * null for lack of memory or of this set, or for an unknown dtype. */
+convgrad_plan *convgrad_plan_create(const convgrad_problem *problem, const char *set);
 void convgrad_plan_free(convgrad_plan *plan);
 
 /* Which kernels it runs: "planar", "packed" (those of depthwise.h), "grouped", "pointwise" or "amx". */

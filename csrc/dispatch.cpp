@@ -77,6 +77,12 @@ const InstructionSet* best() {
   return nullptr;
 }
 
+const InstructionSet* find(const char* name) {
+  for (const InstructionSet& set : instruction_sets)
+    if (strcmp(set.name, name) == 0 && set.supported()) return &set;
+  return nullptr;
+}
+
 std::atomic<const InstructionSet*> selected{best()};
 const pid_t loaded_in = getpid();
 
@@ -107,18 +113,18 @@ CONVGRAD_EXPORT int32_t convgrad_abi(void) { return CONVGRAD_ABI; }
 
 CONVGRAD_EXPORT const char* convgrad_instruction_set(void) { return selected.load()->name; }
 
+CONVGRAD_EXPORT int32_t convgrad_has(const char* name) { return find(name) != nullptr; }
+
 CONVGRAD_EXPORT int32_t convgrad_select(const char* name) {
-  for (const InstructionSet& set : instruction_sets)
-    if (strcmp(set.name, name) == 0 && set.supported()) {
-      selected = &set;
-      return 0;
-    }
-  return 1;
+  const InstructionSet* const set = find(name);
+  if (set) selected = set;
+  return !set;
 }
 
-CONVGRAD_EXPORT convgrad_plan* convgrad_plan_create(const convgrad_problem* problem) {
-  if (!known(problem->dtype)) return nullptr;
-  return selected.load()->create[problem->dtype == CONVGRAD_FLOAT64](*problem);
+CONVGRAD_EXPORT convgrad_plan* convgrad_plan_create(const convgrad_problem* problem, const char* name) {
+  const InstructionSet* const set = *name ? find(name) : selected.load();
+  if (!set || !known(problem->dtype)) return nullptr;
+  return set->create[problem->dtype == CONVGRAD_FLOAT64](*problem);
 }
 
 CONVGRAD_EXPORT void convgrad_plan_free(convgrad_plan* plan) {

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 import pytest
 
 from convgrad import custom
-from convgrad.backends import _native_library
 from convgrad.check import child
 from convgrad.engine import measurer
 from convgrad.models import usage
@@ -23,7 +22,6 @@ pytestmark = [
 
 
 LOCKS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "of a plan": lambda: _native_library._selecting,
     "of a registration": lambda: custom._lock,
     "of an observer": lambda: usage._adding,
     "of the environment": lambda: child._one_at_a_time,

@@ -6,15 +6,11 @@ import ctypes
 import functools
 import os
 import struct
-from collections.abc import Generator
-from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 
-from .._compat import lock_over_forks
-
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 8
+ABI = 9
 
 _SIZES = ctypes.c_int64 * 3
 
@@ -86,9 +82,9 @@ def _try_load() -> tuple[ctypes.CDLL | None, str]:
 
 def _declare(library: ctypes.CDLL) -> None:
     library.convgrad_instruction_set.restype = ctypes.c_char_p
-    library.convgrad_select.argtypes = (ctypes.c_char_p,)
+    library.convgrad_has.argtypes = library.convgrad_select.argtypes = (ctypes.c_char_p,)
     library.convgrad_plan_create.restype = ctypes.c_void_p
-    library.convgrad_plan_create.argtypes = (ctypes.POINTER(Problem),)
+    library.convgrad_plan_create.argtypes = (ctypes.POINTER(Problem), ctypes.c_char_p)
     library.convgrad_plan_free.restype = None
     library.convgrad_plan_free.argtypes = (ctypes.c_void_p,)
     library.convgrad_plan_name.restype = ctypes.c_char_p
@@ -109,30 +105,11 @@ def why_absent() -> str:
     return _try_load()[1]
 
 
-_selecting = lock_over_forks()
-
-
-@contextmanager
-def _selected(name: str) -> Generator[str, None, None]:
-    """In this block plans are made for an instruction set, in this thread alone; the block is told the one in use.
-
-    Raises:
-        ValueError: this build or this processor does not have it.
-    """
-    with _selecting:
-        in_use = instruction_set()
-        select(name or in_use)
-        try:
-            yield in_use
-        finally:
-            select(in_use)
-
-
 def create_plan(problem: Problem, set_name: str = "") -> tuple[ctypes.CDLL, int]:
     """The library, and the address of a new plan, which the caller frees by ``convgrad_plan_free``.
 
     Args:
-        set_name: the instruction set of its kernels; the one in use where none is named.
+        set_name: the instruction set of its kernels, one that there is; the one in use where none is named.
 
     Raises:
         RuntimeError: there is no library.
@@ -141,8 +118,7 @@ def create_plan(problem: Problem, set_name: str = "") -> tuple[ctypes.CDLL, int]
     library = load()
     if library is None:
         raise RuntimeError(why_absent())
-    with _selected(set_name):
-        plan = library.convgrad_plan_create(problem)
+    plan = library.convgrad_plan_create(problem, set_name.encode())
     if not plan:
         raise MemoryError("there is no memory for the plan of a convolution")
     return library, plan
@@ -157,13 +133,13 @@ def instruction_set() -> str:
 @functools.cache
 def why_not(name: str) -> str:
     """Why no plan can be made for an instruction set beside the one in use; empty where one can."""
-    if absent := why_absent():
-        return absent
-    try:
-        with _selected(name) as in_use:
-            return f"{name} is what 'native' uses here" if name == in_use else ""
-    except ValueError:
-        return f"this processor, or this build of the library, does not have {name}"
+    library = load()
+    if library is None:
+        return why_absent()
+    if name == instruction_set():
+        return f"{name} is what 'native' uses here"
+    here = library.convgrad_has(name.encode())
+    return "" if here else f"this processor, or this build of the library, does not have {name}"
 
 
 @functools.cache

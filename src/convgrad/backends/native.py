@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..problem import PADDING_MODES, ConvProblem, Output
 from . import _native_library as library
-from ._native_library import pack_tensors as pack
 from .base import BOTH_GRADIENTS, Backend, Kernel
 from .padding import padded
 from .strides import usual_strides
@@ -69,7 +68,8 @@ class NativeBackend(Backend):
             )
         if problem.dtype not in DTYPES:
             reasons.append(f"it has no kernels for {problem.dtype}, only for float32, float64, bfloat16 and float16")
-        if (elements := _padded_elements(problem)) > max(_MOST_ELEMENTS, 4 * prod(problem.input_shape[1:])):
+        elements = problem.in_channels * prod(dim.padded for dim in problem.dims)
+        if elements > max(_MOST_ELEMENTS, 4 * prod(problem.input_shape[1:])):
             reasons.append(f"it may pack a whole image with its padding, and the input has {elements} elements with it")
         if problem.padding_mode != "zeros" and "grad_input" in outputs:
             sizes = problem.input_size, problem.output_size, padded(problem).input_size
@@ -78,8 +78,8 @@ class NativeBackend(Backend):
                     "it adds the gradients of the padding up in scratch memory, which holds at most "
                     f"{most} positions of input, output and padded input, here there are {positions}"
                 )
-        if absent := library.why_absent():
-            reasons.append(absent)
+        if missing := library.why_not(self.instruction_set) if self.instruction_set else library.why_absent():
+            reasons.append(missing)
         return reasons
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
@@ -108,10 +108,6 @@ class NativeAvx2Backend(NativeBackend):
     summary = "the kernels of native for AVX2, on a processor with AVX-512"
     instruction_set = "x86-64-v3"
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        missing = library.why_not(self.instruction_set)
-        return super().reasons_against(problem, outputs, device) or [missing] * bool(missing)
-
 
 class NativeAmxBackend(NativeBackend):
     """Pointwise convolutions of float32 on the tiles of AMX: products of the three bfloat16 parts of each number."""
@@ -129,12 +125,7 @@ class NativeAmxBackend(NativeBackend):
         sizes = problem.in_channels, problem.out_channels, problem.batch * prod(problem.output_size)
         if min(sizes) < 16:  # what is left out of a product is within the error bound of a sum of 16
             reasons.append("it needs 16 channels on both sides and 16 pixels: tiles of fewer are not full")
-        missing = library.why_not(self.instruction_set)
-        return super().reasons_against(problem, outputs, device) + reasons + [missing] * bool(missing)
-
-
-def _padded_elements(p: ConvProblem) -> int:
-    return p.in_channels * prod(dim.padded for dim in p.dims)
+        return super().reasons_against(problem, outputs, device) + reasons
 
 
 def _group(p: ConvProblem) -> tuple[int, int]:
@@ -181,7 +172,7 @@ def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Ou
         grad_bias = weight.new_empty(channels) if bias else None
         x, w, g, y = input.data_ptr(), weight.data_ptr(), grad_output.data_ptr(), first.data_ptr()
         sums = grad_weight.data_ptr(), 0 if grad_bias is None else grad_bias.data_ptr()
-        if run(plan, pack(x, w, g, 0, y if forward else 0, 0 if forward else y, *sums)):
+        if run(plan, library.pack_tensors(x, w, g, 0, y if forward else 0, 0 if forward else y, *sums)):
             raise MemoryError(_NO_MEMORY)
         return (first, grad_weight) if grad_bias is None else (first, grad_weight, grad_bias)
 
