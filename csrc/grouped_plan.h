@@ -122,10 +122,13 @@ inline GroupedPlan make_grouped_plan(const convgrad_problem& q, int64_t vector, 
   if (p.wants(CONVGRAD_GRAD_WEIGHT) && p.bands[2] == 1 && 5 * as_one <= 5 * apart + rows)
     p.plane[2] = p.output_extent[2] = pitch;
   const int64_t items = p.threads == 1 ? 1 : 8 * p.threads;
-  if (p.wants(CONVGRAD_GRAD_WEIGHT))  // each segment has sums of its own, so there are few
-    p.chunks = least(p.lane_blocks, items), p.segments = least(p.units(), ceil_div(items, p.chunks));
-  else
+  if (p.wants(CONVGRAD_GRAD_WEIGHT)) {  // each segment has sums of its own, so there are few
+    p.chunks = least(p.lane_blocks, items);
+    const int64_t few = most(ceil_div(p.threads, p.chunks), most_sums(p.groups * p.group_sums() * element_bytes));
+    p.segments = least(p.units(), least(ceil_div(items, p.chunks), few));
+  } else {
     p.segments = least(p.units(), items), p.chunks = least(p.lane_blocks, ceil_div(items, most(1, p.segments)));
+  }
   return p;
 }
 

@@ -243,6 +243,10 @@ constexpr bool kTestsTiles = false;
 constexpr int64_t kTileBytes = 256 * 1024, kSmallTileBytes = 32 * 1024;
 #endif
 
+// How many sums for grad_weight, of so many bytes, work items may have of their own: as fit the memory that a thread
+// keeps (dispatch.cpp). To write and add more of them, in new memory for each call, takes up to a quarter of the time.
+inline int64_t most_sums(int64_t bytes) { return most(1, (16 << 20) / bytes); }
+
 // Elements of the packed tiles if the dimensions were cut into these bands; an estimate from the first full band.
 inline int64_t packed_pixels(const Tiling& p, const int64_t bands[3]) {
   int64_t input = p.needs_input(), output = p.needs_grad_output() * p.multiplier;

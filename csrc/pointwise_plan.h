@@ -114,6 +114,7 @@ inline PointwisePlan make_pointwise_plan(const convgrad_problem& q, int64_t vect
     p.segments = p.chunks = 1;
   } else {  // where there are too few columns for all threads, they share out the channels
     p.segments = most(1, least(ceil_div(4 * p.threads * p.together, p.groups), p.vectors / fewest));
+    if (p.wants(CONVGRAD_GRAD_WEIGHT)) p.segments = least(p.segments, most_sums(p.sums() * element_bytes));
     if (p.segments > p.threads) p.segments -= p.segments % p.threads;
     // As few as there are threads where every chunk packs what it reads: only results in channels_last do not.
     const int64_t items = (p.channels_last && !p.wants(CONVGRAD_GRAD_WEIGHT) ? 2 : 1) * p.threads;

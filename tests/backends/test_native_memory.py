@@ -6,6 +6,7 @@ import ctypes
 import platform
 import sys
 from collections.abc import Callable
+from math import prod
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from convgrad.backends import _native_library as library
+from convgrad.backends import native
 from convgrad.problem import ConvProblem, Output
 
 from .native_cases import BACKEND, any_problem, everything, on_threads, operands, reference
@@ -35,6 +37,27 @@ def test_nothing_outside_the_operands_is_read(p: ConvProblem) -> None:
     tensors = tuple(in_poison(x) for x in operands(p, 1))
     for name, result in everything(p, *tensors):
         assert not result.isnan().any(), name
+
+
+class Plan(ctypes.Structure):
+    """The first members of ``convgrad_plan``."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("bytes", ctypes.c_int64))
+
+
+@pytest.mark.parametrize("layout", ["", "channels_last"])
+@pytest.mark.parametrize(
+    "text", ["ic2048ih1iw65536oc4096oh1ow65536kh1kw1", "g16mb4ic768ih1iw12000oc768oh1ow12001kh1kw128ph0pw64"]
+)
+def test_sums_of_large_weights_take_no_memory_for_every_thread(text: str, layout: str) -> None:
+    """A layer of a language model, and one of wav2vec 2.0: 128 and 32 segments of the rows had sums of their own."""
+    p = ConvProblem.parse(f"{text} {layout}")
+    with on_threads(64):
+        loaded, plan = library.create_plan(native._fill(p, ("grad_weight",)))
+    try:
+        assert Plan.from_address(plan).bytes < 24 * p.dtype.itemsize * prod(p.weight_shape)
+    finally:
+        loaded.convgrad_plan_free(plan)
 
 
 class FloatingPoint(ctypes.Structure):
