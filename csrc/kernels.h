@@ -15,11 +15,6 @@
 
 namespace {
 
-// The step from pixel to pixel that kernels are compiled for: in scratch memory. Storage that is converted by the load
-// lies in a tensor; there only a tensor of N channels has this step, which is not worth kernels of its own.
-template <class T, int N, class X>
-constexpr int kPackedStep = std::is_same<T, X>::value ? N : 0;
-
 // A kernel element as the inner loops see it.
 struct Tap {
   int64_t source, weight;  // offsets in elements

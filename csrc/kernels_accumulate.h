@@ -75,16 +75,15 @@ inline void add_right(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X*& 
   ((r.right > I ? add_border<T, N, R, W, 0, W - 1 - I>(sum[I % U], offset, grad, input, step, r) : void()), ...);
 }
 
-// sums[tap] += sum over pixels of grad * input[tap], for R kernel rows of W taps that lie one step apart. Step: that
-// step where it is known when compiled, else 0. Few taps have U sums each, enough of them to hide an addition's
-// latency.
-template <class T, int N, class X, int R, int W, int Step, bool Sliding>
+// sums[tap] += sum over pixels of grad * input[tap], for R kernel rows of W taps that lie one step apart. Few taps have
+// U sums each, enough of them to hide an addition's latency.
+template <class T, int N, class X, int R, int W, bool Sliding>
 void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
   constexpr bool kConverts = !std::is_same<T, X>::value;  // which takes a register
   constexpr int K = R * W, U = K == 1 && !kConverts ? 8 : K <= 2 ? 4 : K <= 5 ? 2 : 1;
   constexpr int kAtOnce = (K <= 8 && U == 1 ? 6 : 4) - (kConverts && K >= 8);
   constexpr int V = K == 1 || (!Sliding && K != 2) ? U : kAtOnce;  // pixels at once
-  const int64_t step = Step ? Step : r.tap_step;
+  const int64_t step = r.tap_step;
   constexpr auto kBorders = std::make_integer_sequence<int, W - 1>();
   Vec<T, N> sum[U][K] = {};
   int64_t offset[R];
@@ -121,12 +120,12 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
 }
 
 // The kernels by rows and by taps in a row; null where these are more than the registers hold.
-template <class T, int N, class X, int Step, bool Sliding>
+template <class T, int N, class X, bool Sliding>
 constexpr auto accumulate_kernels() {
   using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
   return make_all<kMostTaps * kMostTaps>([](auto i) -> Kernel {
     constexpr int R = i / kMostTaps + 1, W = i % kMostTaps + 1;
-    if constexpr (R * W <= kMostTaps) return accumulate<T, N, X, R, W, Step, Sliding>;
+    if constexpr (R * W <= kMostTaps) return accumulate<T, N, X, R, W, Sliding>;
     return nullptr;
   });
 }
@@ -146,10 +145,9 @@ void accumulate_piece(Kernel kernel, T* sums, const Tap* taps, int64_t along, in
 template <class T, int N, class X>
 void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<X>& r) {
   constexpr int M = kMostTaps;
-  static constexpr auto apart = accumulate_kernels<T, N, X, 0, false>();
-  static constexpr auto sliding = accumulate_kernels<T, N, X, 0, true>();
-  static constexpr auto packed = accumulate_kernels<T, N, X, kPackedStep<T, N, X>, true>();
-  const auto& of_size = r.tap_step != r.input_pixel ? apart : r.tap_step == N ? packed : sliding;
+  static constexpr auto apart = accumulate_kernels<T, N, X, false>();
+  static constexpr auto sliding = accumulate_kernels<T, N, X, true>();
+  const auto& of_size = r.tap_step == r.input_pixel ? sliding : apart;
   const int64_t most_along = most(1, least(along, M)), most_rows = M / most_along;
   for (int64_t row_pieces = ceil_div(rows, most_rows); row_pieces > 0; --row_pieces) {
     const int64_t rows_now = row_pieces == 1 ? rows : ceil_div(rows, row_pieces);

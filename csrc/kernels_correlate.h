@@ -59,10 +59,10 @@ inline void add_taps(Vec<T, N>* sum, const X* source, int64_t step, const T* wei
 }
 
 // result[p] = start + sum over taps of source[p * source_step + tap] * weight[tap], for P pixels of one vector in each
-// row. Step: source_step where it is known when compiled, else 0. G: so many taps are taken at once.
-template <class T, int N, class X, class S, int P, int Step, int G>
+// row. G: so many taps are taken at once.
+template <class T, int N, class X, class S, int P, int G>
 void correlate(const Run<T, X, S>& run, int64_t lane, int64_t live) {
-  const int64_t step = Step ? Step : run.source_step;
+  const int64_t step = run.source_step;
   const Vec<T, N> start = load<T, N>(run.start + lane);
   const X* source = run.source + lane * run.source_lane;
   const T* weight = run.weight + lane * run.weight_lane;
@@ -96,11 +96,9 @@ void correlate(const Run<T, X, S>& run, int64_t lane, int64_t live) {
 // The kernel for a run of so many pixels, at most kMostSums.
 template <class T, int N, class X, class S>
 auto correlate_kernel(const Run<T, X, S>& run, int64_t pixels) {
-  constexpr int kPacked = kPackedStep<T, N, X>;
-  static constexpr auto single = make_all<kMostSums>([](auto p) { return correlate<T, N, X, S, p + 1, 0, 1>; });
-  static constexpr auto three = make_all<kMostSums>([](auto p) { return correlate<T, N, X, S, p + 1, 0, 3>; });
-  static constexpr auto packed = make_all<kMostSums>([](auto p) { return correlate<T, N, X, S, p + 1, kPacked, 3>; });
-  return (run.along < 3 ? single : run.source_step == N ? packed : three)[pixels - 1];
+  static constexpr auto single = make_all<kMostSums>([](auto p) { return correlate<T, N, X, S, p + 1, 1>; });
+  static constexpr auto three = make_all<kMostSums>([](auto p) { return correlate<T, N, X, S, p + 1, 3>; });
+  return (run.along < 3 ? single : three)[pixels - 1];
 }
 
 // All lanes of a run in a tensor. The last vector begins early enough to be full.
