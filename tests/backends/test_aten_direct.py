@@ -60,7 +60,7 @@ def assert_right(backend: AtenDirect, problem: ConvProblem, pass_: Pass) -> None
 @hypothesis_settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_operators_themselves_are_right(backend, pass_, problem, monkeypatch):
     with monkeypatch.context() as patch:  # also where PyTorch would take the way to them itself
-        patch.setattr(AtenDirect, "picked", lambda self, problem, device: False)
+        patch.setattr(AtenDirect, "repeats_aten", lambda self, problem, device: False)
         assert_right(backend, problem, pass_)
 
 
@@ -100,10 +100,10 @@ def test_bit_equal_to_aten_where_pytorch_would_pick_the_same(dtype):
 
 def test_a_pick_is_forced_where_pytorch_would_pick_another():
     small = ConvProblem.parse("mb1ic2ih5oc3kh3ph1")
-    assert AtenNativeBackend().picked(small.replace(dtype=torch.float64), CPU)
+    assert AtenNativeBackend().repeats_aten(small.replace(dtype=torch.float64), CPU)
     large = ConvProblem.parse("mb16ic8ih9oc8kh3ph1")
-    assert AtenMkldnnBackend().picked(large, CPU)
-    assert not AtenCudnnBackend().picked(large, CPU)
+    assert AtenMkldnnBackend().repeats_aten(large, CPU)
+    assert not AtenCudnnBackend().repeats_aten(large, CPU)
     native = AtenNativeBackend()
     a, b = (torch.randn_like(t) for t in operands(large, "forward"))
     own = torch.ops.aten._slow_conv2d_forward(a, b, [3, 3], None, [1, 1], [1, 1])
@@ -189,7 +189,7 @@ def test_a_weight_gradient_that_pytorch_gives_to_another_backend_is_refused(monk
 
 def test_a_weight_gradient_that_pytorch_would_give_to_the_library_is_pytorchs_own(monkeypatch):
     calls = install(monkeypatch)
-    monkeypatch.setattr(AtenDirect, "picked", lambda self, problem, device: True)
+    monkeypatch.setattr(AtenDirect, "repeats_aten", lambda self, problem, device: True)
     assert_right(AtenCudnnBackend(), ConvProblem.parse("mb2ic2ih5oc3kh3 float64"), "grad_weight")
     assert calls == []
 

@@ -99,16 +99,12 @@ class AtenDirect(Backend):
 
         return kernel
 
-    def picked(self, problem: ConvProblem, device: torch.device) -> bool:
-        """Whether PyTorch would pick this library here."""
-        return int(aten_choice(problem, device)) in self.kinds
-
     def repeats_aten(self, problem: ConvProblem, device: torch.device) -> bool:
-        return self.picked(problem, device)
+        return int(aten_choice(problem, device)) in self.kinds
 
     def contraction(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
         """PyTorch's own call where it would pick this library, else the library's operator."""
-        if self.picked(problem, device):
+        if self.repeats_aten(problem, device):
             return _aten.bind(problem, (pass_,))
         return self.forced(problem, pass_, device)
 

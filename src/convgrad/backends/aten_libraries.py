@@ -82,7 +82,7 @@ class _GpuLibrary(AtenDirect):
         reasons = super().reasons_against(problem, outputs, device)
         if reasons or "grad_weight" not in outputs or not torch.cuda.is_available():
             return reasons
-        if self.flags.stricter_than_pytorch(problem.dtype) or self.picked(problem, device):
+        if self.flags.stricter_than_pytorch(problem.dtype) or self.repeats_aten(problem, device):
             return reasons
         return [
             f"{self.library}'s gradient of the weight is reached only through convolution_backward, "

@@ -59,8 +59,8 @@ class _Restated(Backend):
         def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: object = None) -> Tensor:
             return back(kernel(there(a), there(b), None if bias is None else bias.to(other.dtype)))
 
-        def sweep(*operands: Tensor | None) -> tuple[Tensor, ...]:
-            found = kernel(*[there(t) for t in operands[:3] if t is not None])
+        def sweep(a: Tensor, b: Tensor, c: Tensor, workspace: object = None) -> tuple[Tensor, ...]:
+            found = kernel(there(a), there(b), there(c))
             return tuple(t.to(problem.dtype) if t.dim() == 1 else back(t) for t in found)
 
         return one_pass if len(outputs) == 1 else sweep

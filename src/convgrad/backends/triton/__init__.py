@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ _BOTH: tuple[Output, ...] = ("grad_input", "grad_weight")
 _ALL: tuple[Output, ...] = (*_BOTH, "grad_bias")
 
 
-@lru_cache(maxsize=1)
+@cache
 def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
@@ -107,15 +107,13 @@ class TritonBackend(Backend):
         return problem.layout
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
-        made: dict[torch.device, Callable[..., Any]] = {}  # at the first call, which is when triton is imported
+        made = cache(partial(self._made, problem, outputs))  # at the first call, which is when triton is imported
 
         def run(*operands: Tensor) -> Any:
             device = operands[0].device
             if self._banned:
                 self._refuse(device)
-            if device not in made:
-                made[device] = self._made(problem, outputs, device)
-            return made[device](*operands)
+            return made(device)(*operands)
 
         return run
 

@@ -52,10 +52,8 @@ class Launch:
             return parts, "" if compiled is None or capturing() else compiled.hash
 
     def _run(self, programs: int, parts: int, tensors: tuple[Tensor, ...]) -> Any:
-        return self._kernel[(programs,)](*tensors, **self._with(parts), **self._options)
-
-    def _with(self, parts: int) -> dict[str, Any]:
-        return {**self._arguments, "parts": parts} if parts else self._arguments
+        arguments = {**self._arguments, "parts": parts} if parts else self._arguments
+        return self._kernel[(programs,)](*tensors, **arguments, **self._options)
 
 
 @cache
