@@ -36,8 +36,10 @@ class _Now(threading.local):
     """What is joined in a thread."""
 
     def __init__(self) -> None:
-        #: module -> the one behind it, and where the first is called when the second follows
-        self.behind: dict[Any, tuple[Any, Place]] = {}
+        #: the owner whose forward runs
+        self.owner: Any = None
+        #: module -> the one behind it, and where the first is called when the second follows; made when first needed
+        self.behind: dict[Any, tuple[Any, Place]] | None = None
         #: activation, number of an input that is its result already -> that input
         self.computed: dict[tuple[Any, int], Tensor] = {}
         #: convolution -> the input that lacks its padding, and that padding, as torch writes it
@@ -51,8 +53,20 @@ class _Now(threading.local):
         None inside a checkpoint of the owner's forward: there both are computed again while no owner runs, and must
         save the same tensors then.
         """
+        if self.owner is None or saved_tensors_hooks() != self.hooks or hooks_of_all._has_any_global_hook():
+            return None
+        if self.behind is None:
+            modules = self.owner._modules
+            self.behind = {modules.get(one): (modules.get(other), at) for one, other, at in self.owner._convgrad_pairs}
         second, place = self.behind.get(first, (None, None))
-        if second is None or saved_tensors_hooks() != self.hooks:
+        # Not a wrapper that hands attributes on, nor what a Sequential has there since one was removed.
+        if (
+            getattr(type(first), "_convgrad_joins", "") != getattr(type(second), "_convgrad_joined", None)
+            or not (first.training or isinstance(first, _ZeroPad))  # a normalisation computes in training alone
+            or (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
+            or is_seen(first)
+            or is_seen(second)
+        ):
             return None
         # Who calls it: this function and `forward`, and torch's `_call_impl` and `_wrapped_call_impl`, lie between.
         return second if place_of(sys._getframe(4)) == place else None
@@ -107,24 +121,10 @@ class Owner:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply the module."""
         run = super().forward  # pyright: ignore[reportAttributeAccessIssue]
-        if _is_dynamo_compiling() or hooks_of_all._has_any_global_hook():
+        if _is_dynamo_compiling():
             return run(*args, **kwargs)
-        modules, behind = self._modules, {}
-        for one, other, place in self._convgrad_pairs:
-            first, second = modules.get(one), modules.get(other)
-            # Not a wrapper that hands attributes on, nor what a Sequential has there since one was removed.
-            if (
-                getattr(type(first), "_convgrad_joins", "") == getattr(type(second), "_convgrad_joined", None)
-                and (first.training or isinstance(first, _ZeroPad))  # a normalisation computes in training alone
-                and not (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
-                and not (is_seen(first) or is_seen(second))
-            ):
-                behind[first] = second, place
-        if not behind:
-            return run(*args, **kwargs)
-        before = now.behind, now.computed, now.padding, now.hooks
-        now.behind = behind
-        now.computed, now.padding, now.hooks = {}, {}, saved_tensors_hooks()
+        before = now.owner, now.behind, now.computed, now.padding, now.hooks
+        now.owner, now.behind, now.computed, now.padding, now.hooks = self, None, {}, {}, saved_tensors_hooks()
         try:
             result = run(*args, **kwargs)
             if now.computed or now.padding:
@@ -135,7 +135,7 @@ class Owner:
                 )
             return result
         finally:
-            now.behind, now.computed, now.padding, now.hooks = before
+            now.owner, now.behind, now.computed, now.padding, now.hooks = before
 
     __prepare_scriptable__ = stock_twin
 
