@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from convgrad.check import construct
+from convgrad.check.problems import changed
 from convgrad.problem import ConvProblem
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -120,3 +121,16 @@ def test_time_is_limited() -> None:
     asked: list[ConvProblem] = []
     assert not list(construct(lambda p: bool(asked.append(p)), seconds=0.0))
     assert len(asked) < 500
+
+
+def test_what_makes_no_problem_is_left_out() -> None:
+    """Other sizes than these belong together, or have more elements than any memory."""
+    image = ConvProblem.parse("mb1ic4ih9oc4kh3")
+    for changes in ({"groups": 3}, {"kernel_size": (10, 10)}, {"input_size": (1 << 31, 1 << 31)}):
+        assert changed(image, **changes) is None
+    assert changed(ConvProblem.parse("mb1ic4ih9oc4kh3ph8 circular"), input_size=(7, 7)) is None
+
+
+def test_a_named_one_may_be_larger_than_what_is_searched_for() -> None:
+    large = ConvProblem.parse("mb8ic64ih112oc64kh3ph1")
+    assert next(construct(lambda p: p == large, [large])) == large

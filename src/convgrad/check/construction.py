@@ -28,7 +28,7 @@ Accepts = Callable[[ConvProblem], bool]
 Changes = dict[str, Any]
 _Move = Callable[[ConvProblem, Any], Iterable[Changes]]
 
-#: What no problem exceeds: operations, and elements of one tensor.
+#: What no problem exceeds that nobody names: operations, and elements of one tensor.
 _MOST_FLOPS: Final = 300_000_000
 _MOST_ELEMENTS: Final = 5_000_000
 #: Accepted problems to start from; how many are drawn in any case, and at most where few are accepted.
@@ -81,7 +81,7 @@ def construct(
         (150, {0}, True)
     """
     search = _Search(accepts, hints, seconds)
-    given = [p for p in dict.fromkeys(named) if search.accepted(p)]
+    given = [p for p in dict.fromkeys(named) if search.accepted(p, named=True)]
     most += len(given)
     search.ask(h for h in hints if isinstance(h, ConvProblem))
     search.ask(default_problems())
@@ -119,13 +119,13 @@ class _Search:
         for p in problems:
             self.accepted(p)
 
-    def accepted(self, p: ConvProblem | None) -> bool:
+    def accepted(self, p: ConvProblem | None, *, named: bool = False) -> bool:
         if p is None or p.empty:
             return False
         if p not in self._asked:
             if self.over:
                 return False
-            self._asked[p] = _affordable(p) and bool(self._accepts(p))
+            self._asked[p] = (named or _affordable(p)) and bool(self._accepts(p))
         return self._asked[p]
 
     @property
@@ -314,10 +314,11 @@ def _channels(p: ConvProblem, n: int) -> Iterator[Changes]:
 
 
 def _dimensions(name: str, *paddings: Callable[[ConvProblem, tuple[int, ...]], Any]) -> _Move:
-    """One value for all dimensions, for one after the other, or for each; also with these paddings."""
+    """One value for all dimensions, and for one after the other, or a tuple of them; also with these paddings."""
 
     def move(p: ConvProblem, n: Any) -> Iterator[Changes]:
-        for values in _all_and_each(getattr(p, name), n):
+        each = (_put(getattr(p, name), i, n) for i in range(p.ndim))
+        for values in (n,) if isinstance(n, tuple) else ((n,) * p.ndim, *each):
             yield {name: values}
             for padding in paddings:
                 yield {name: values, "padding": padding(p, values)}
@@ -359,16 +360,6 @@ _AXES: Final = (
     _Axis(("origin", "transposed"), lambda p, origin: [{"origin": origin}], ("plain", "transposed")),
     _Axis(("has_bias",), lambda p, has: [{"has_bias": has}], (False, True)),
 )
-
-
-def _all_and_each(values: tuple[int, ...], n: Any) -> Iterator[tuple[int, ...]]:
-    """The value in every dimension, and in one after the other; a tuple as it is."""
-    if isinstance(n, tuple):
-        yield n
-        return
-    yield (n,) * len(values)
-    for i in range(len(values) if len(values) > 1 else 0):
-        yield _put(values, i, n)
 
 
 def _put(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:

@@ -100,10 +100,10 @@ def changed(p: ConvProblem, **changes: Any) -> ConvProblem | None:
     names = ("input_size", "kernel_size", "stride", "padding", "dilation")
     dims = zip(*(changes.get(name, getattr(p, name)) for name in names), strict=True)
     out = tuple([output_length(n, k, s, low, high, d) for n, k, s, (low, high), d in dims])
-    groups = changes.get("groups", p.groups)
-    if min(out) < 1 or any(changes.get(c, getattr(p, c)) % groups for c in ("in_channels", "out_channels")):
+    try:
+        return p.replace(output_size=out, **{"name": "", **changes}).canonical()
+    except ValueError:  # sizes that do not belong together, or that no memory holds
         return None
-    return p.replace(output_size=out, **{"name": "", **changes}).canonical()
 
 
 _VARIANTS = (torch.float64, torch.bfloat16, torch.float16)
