@@ -66,18 +66,15 @@ def _grad_input(p: ConvProblem, grad_output: Tensor, weight: Tensor) -> Tensor:
     g, w = _split(p, grad_output, 1), _split(p, weight, 0)  # [N, G, C_out/G, *out], [G, C_out/G, C_in/G, *k]
     padded = g.new_zeros((p.batch, p.in_channels, *_padded_size(p)))
     for k, window in _windows(p):
-        term = torch.einsum("ngo...,goi->ngi...", g, w[(..., *k)])
-        padded[window] += term.reshape(p.batch, p.in_channels, *p.output_size)
+        padded[window] += torch.einsum("ngo...,goi->ngi...", g, w[(..., *k)]).flatten(1, 2)
     return _unpad(p, padded)
 
 
 def _grad_weight(p: ConvProblem, grad_output: Tensor, input: Tensor) -> Tensor:
     g, padded = _split(p, grad_output, 1), _pad(p, input)  # [N, G, C_out/G, *out], [N, C_in, *padded]
-    g = g.flatten(3)
     grad_weight = _split(p, g.new_zeros(p.weight_shape), 0)  # [G, C_out/G, C_in/G, *k]
     for k, window in _windows(p):
-        x = _split(p, padded[window], 1).flatten(3)  # [N, G, C_in/G, positions]
-        grad_weight[(..., *k)] = torch.einsum("ngop,ngip->goi", g, x)
+        grad_weight[(..., *k)] = torch.einsum("ngo...,ngi...->goi", g, _split(p, padded[window], 1))
     return grad_weight.reshape(p.weight_shape)
 
 
