@@ -26,3 +26,9 @@ def test_watching_memory() -> None:
     assert guard.tensor.shape == (5, 4, 3)
     assert guard.tensor.data_ptr() % 8 == 4
     assert not guard.overstepped()
+
+
+def test_a_tensor_without_elements_may_be_resized_by_who_writes_it() -> None:
+    with Poison() as poison:
+        assert torch.mm(torch.ones(2, 3), torch.ones(3, 4), out=torch.empty(0)).eq(3).all()
+    assert not poison.overstepped()

@@ -50,10 +50,10 @@ class Guarded:
     """
 
     def __init__(self, shape: torch.Size, strides: tuple[int, ...], like: Tensor, shift: int = 0) -> None:
-        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+        extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         start = _MARGIN + shift
         self._whole = poison_(torch.empty(start + extent + _MARGIN, dtype=like.dtype, device=like.device))
-        self._ends = (slice(0, start), slice(start + extent, None))
+        self._first, self._end = (n * like.dtype.itemsize for n in (start, start + extent))  # bytes
         self.tensor = self._whole.as_strided(shape, strides, start)
 
     def bytes(self) -> Tensor:
@@ -62,11 +62,9 @@ class Guarded:
 
     def overstepped(self) -> bool:
         """Whether a margin was written."""
-        fresh = poison_(torch.empty_like(self._whole)).view(torch.uint8)
-        size = self._whole.dtype.itemsize
-        byte_ends = [slice(e.start * size, None if e.stop is None else e.stop * size) for e in self._ends]
-        mine = self._whole.view(torch.uint8)
-        return any(not torch.equal(mine[e], fresh[e]) for e in byte_ends)
+        mine, fresh = (t.view(torch.uint8) for t in (self._whole, poison_(torch.empty_like(self._whole))))
+        ends = slice(0, self._first), slice(self._end, None)
+        return not all(torch.equal(mine[e], fresh[e]) for e in ends)
 
 
 def guarded_copy(tensor: Tensor, shift: int = 0) -> Guarded:
@@ -103,7 +101,10 @@ def paged_copy(tensor: Tensor, *, at_end: bool) -> Tensor:
 
 
 class Poison(DispatchMode):
-    """Every tensor that is allocated without being filled is poisoned, between guarded margins."""
+    """Every tensor that is allocated without being filled is poisoned, between guarded margins.
+
+    One without elements is left alone: as in ``out=torch.empty(0)``, who fills it resizes it first.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +116,7 @@ class Poison(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func in _EMPTY and result.layout is torch.strided and not result.is_meta:
+        if func in _EMPTY and result.layout is torch.strided and result.numel() and not result.is_meta:
             self._guards.append(Guarded(result.shape, result.stride(), result))
             return self._guards[-1].tensor
         return result
