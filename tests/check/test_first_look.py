@@ -64,6 +64,10 @@ def test_a_kernel_of_few_problems_gets_a_smaller_one_that_it_accepts() -> None:
     assert shrunk(p, 200_000, lambda q: q == p) == p
 
 
+def test_a_padding_mode_keeps_the_input_that_it_reads() -> None:
+    assert shrunk(ConvProblem.parse("mb2ic8ih9oc8kh7ph6 circular"), 1000).input_size == (9, 9)
+
+
 def test_what_is_known_to_be_wrong_in_the_smaller_one_does_not_run() -> None:
     """As PyTorch's depthwise float16, which for 16 channels may never return."""
 

@@ -15,7 +15,7 @@ from convgrad.backends.base import BOTH_GRADIENTS
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.check import check_backend, check_problem
-from convgrad.problem import ConvProblem, Output, passes_of
+from convgrad.problem import PASSES, ConvProblem, Output, passes_of
 
 from .broken import TEXT, Broken, OfPytorch, failing_properties, off_by_one
 
@@ -201,6 +201,28 @@ def test_strides_that_are_ignored() -> None:
     assert failing_properties(Declares()) == set()
 
 
+def test_lazy_operations_that_are_ignored() -> None:
+    class Careless(ReferenceBackend):
+        layouts = ("any",)
+
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def as_in_memory(t: Tensor) -> Tensor:
+                return torch.empty(0, dtype=t.dtype).set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())
+
+            return lambda a, b, *rest: kernel(as_in_memory(a), as_in_memory(b), *rest)
+
+    assert failing_properties(Careless()) == {"layouts"}
+    (result,) = check_problem(Careless(), f"{TEXT} complex64", "forward", properties=["layouts"])
+    assert "lazily conjugated" in result.message
+
+    class Declares(Careless):
+        layouts = ("strided",)
+
+    assert failing_properties(Declares()) == set()
+
+
 def test_a_wrong_bias_and_a_wrong_sweep() -> None:
     class Doubles(Im2colBackend):
         def bind(self, problem, outputs):
@@ -221,6 +243,13 @@ def test_a_wrong_bias_and_a_wrong_sweep() -> None:
 
     assert failing_properties(Sweeps(), "grad_weight") == {"sweeps"}
     assert failing_properties(Sweeps(), "grad_bias") == set()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "float32"])
+@pytest.mark.parametrize("output", PASSES)
+def test_the_reference_needs_no_more_memory_than_it_declares(output: Output, dtype: str) -> None:
+    (result,) = check_problem("reference", f"mb4ic16ih20oc4kh3ph1 {dtype}", output, properties=["workspace"])
+    assert result.status == "passed", result
 
 
 def test_more_memory_than_declared() -> None:

@@ -95,3 +95,19 @@ def test_a_mostly_zero_output_does_not_count() -> None:
         case.compare(torch.zeros(p.output_shape), operands)
     with pytest.raises(Failed, match="differ"):
         case.compare(torch.ones(p.output_shape), operands)
+
+
+def test_an_output_that_is_refused_alone_is_checked_in_sweeps() -> None:
+    class Together(AtenBackend):
+        def reasons_against(self, problem, outputs, device):
+            return ["only both gradients"] if len(outputs) == 1 else super().reasons_against(problem, outputs, device)
+
+        def bind(self, problem, outputs):
+            assert len(outputs) > 1
+            return super().bind(problem, outputs)
+
+    results = check_problem(Together(), TEXT, "grad_weight")
+    assert {r.status for r in results if r.property_name in ("sweeps", "workspace")} == {"passed"}
+    assert {r.message for r in results if r.property_name in ("exact", "bound")} == {"computed in sweeps only"}
+    (result,) = check_problem(Together(), TEXT, "forward")
+    assert (result.property_name, result.message) == ("usable", "only both gradients")

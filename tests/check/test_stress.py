@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from convgrad.backends.aten import AtenBackend
 from convgrad.check import STRESS, check_problem
 from convgrad.check.memory_guards import paged_copy
 from convgrad.problem import PASSES
@@ -79,6 +80,26 @@ def test_a_large_result() -> None:
 
     (wrong,) = check_problem(Broken(unwritten), text, "forward", properties=["samples"])
     assert "never written" in wrong.message
+
+
+def test_a_large_result_of_a_sweep() -> None:
+    class Together(AtenBackend):
+        passes = ()
+
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def far(*args):
+                grad_input, *rest = kernel(*args)
+                grad_input.view(-1)[-20_000:] += 1
+                return grad_input, *rest
+
+            return far
+
+    text = "mb300g16ic16ih9oc16kh3ph1"
+    for output, status in (("grad_input", "failed"), ("grad_weight", "passed")):
+        (result,) = check_problem(Together(), text, output, properties=["samples"])
+        assert result.status == status, result
 
 
 def test_pages() -> None:

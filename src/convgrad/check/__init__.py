@@ -9,10 +9,11 @@ from .first_look import first_look, shrunk
 from .fork import Lost, NoChild, in_child, why_not_in_child
 from .problems import default_problems, real_layers
 from .properties import PROPERTIES
+from .property_check import calls_with
 from .report import CheckReport, CheckResult
 from .stress import STRESS
 from .suite import accepts, check_backend, check_problem, outputs_of
 
-__all__ = ["PROPERTIES", "STRESS", "CheckReport", "CheckResult", "Lost", "NoChild", "accepts", "check_backend",
-           "check_problem", "construct", "cost", "default_problems", "first_look", "in_child", "is_large", "outputs_of",
-           "real_layers", "search_aten", "shrunk", "why_not_in_child"]  # fmt: skip
+__all__ = ["PROPERTIES", "STRESS", "CheckReport", "CheckResult", "Lost", "NoChild", "accepts", "calls_with",
+           "check_backend", "check_problem", "construct", "cost", "default_problems", "first_look", "in_child",
+           "is_large", "outputs_of", "real_layers", "search_aten", "shrunk", "why_not_in_child"]  # fmt: skip

@@ -16,6 +16,7 @@ from ..engine import Found, get_backend
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass
 from .bounds import error_bound, reduction_length
 from .child import POISON, Child
+from .first_look import fewer_groups
 from .operands import integer_operands, magnitude, reference
 from .problems import random_problems
 
@@ -73,7 +74,7 @@ def _shrunk(child: Child, p: ConvProblem, pass_: Pass, until: float) -> ConvProb
     """Fewer images and channels, as long as it stays wrong."""
     for change in (
         lambda p: p.replace(batch=1),
-        lambda p: _with_groups(p, min(2, p.groups)),
+        lambda p: fewer_groups(p, 2),
         lambda p: p.replace(in_channels=p.groups),
         lambda p: p.replace(out_channels=p.groups),
     ):
@@ -83,15 +84,6 @@ def _shrunk(child: Child, p: ConvProblem, pass_: Pass, until: float) -> ConvProb
         if smaller != p and _wrong(child, smaller, pass_):
             p = smaller
     return p
-
-
-def _with_groups(p: ConvProblem, groups: int) -> ConvProblem:
-    """The same groups, but so many."""
-    return p.replace(
-        groups=groups,
-        in_channels=p.in_channels // p.groups * groups,
-        out_channels=p.out_channels // p.groups * groups,
-    )
 
 
 def _upstream_command(p: ConvProblem, output: Output) -> str:

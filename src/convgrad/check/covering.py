@@ -73,11 +73,9 @@ def spread(problems: list[ConvProblem], most: int, before: Sequence[ConvProblem]
 def _numbers(p: ConvProblem) -> tuple[int, ...]:
     """The attributes that have a least and a largest value."""
     g = p.groups
-    sizes = (p.batch, p.in_channels, p.out_channels, g, p.in_channels // g, p.out_channels // g)
-    planes = (p.batch * p.in_channels, p.batch * p.out_channels)
     return (
-        *sizes,
-        *planes,
+        *(p.batch, p.in_channels, p.out_channels, g, p.in_channels // g, p.out_channels // g),
+        *(p.batch * p.in_channels, p.batch * p.out_channels),
         *(f(v) for v in (p.input_size, p.output_size, p.kernel_size, p.stride, p.dilation) for f in (min, max)),
         min(low for low, _ in p.padding),
         max(high for _, high in p.padding),
@@ -91,12 +89,6 @@ def _properties(p: ConvProblem) -> list[Hashable]:
         kind = "depthwise" if p.in_channels == p.out_channels else "multiplier"
     over = [low - high for low, high in p.padding]
     edge = [max(pair) >= size for pair, size in zip(p.padding, p.kernel_size, strict=True)]
-    unread = any(
-        (o - 1) * s + effective_kernel(k, d) < n + low + high
-        for o, s, k, d, n, (low, high) in zip(
-            p.output_size, p.stride, p.kernel_size, p.dilation, p.input_size, p.padding, strict=True
-        )
-    )
     labels: list[Hashable] = [
         ("ndim", p.ndim),
         ("kind", p.ndim, kind),
@@ -115,7 +107,7 @@ def _properties(p: ConvProblem) -> list[Hashable]:
         ("crop", min(map(min, p.padding)) < 0),
         ("more padding than kernel", any(edge)),
         ("two paddings", len(set(p.padding)) > 1),
-        ("unread", unread),
+        ("unread", any(d.high > d.least_high for d in p.dims)),
         ("planes", p.batch * p.in_channels >= PLANES, p.batch * p.out_channels >= PLANES),
         ("image", p.input_size if len(set(p.input_size)) == 1 and p.input_size[0] in _TYPICAL else None),
     ]

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from .._compat import channels_last_of
-from ..engine import SLOTS
-from ..problem import OPERANDS, PASSES, Pass, Slot
+from ..problem import PASSES, Pass, Slot
 from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
 from .operands import Operands, reference
 from .process_state import restore, settings
@@ -103,7 +102,7 @@ def layouts(check: PropertyCheck) -> tuple[float, float]:
     operands = check.integers()
     worst = (0.0, 0.0)
     for slot in operands:
-        for name, changed in _layouts_of(check.place(operands[slot])):
+        for name, changed in _layouts_of(check.place(operands[slot]), lazy="any" in check.backend.layouts):
             result = check.run({**operands, slot: changed})
             worst = max(worst, check.compare(result, operands, where=f"with {slot} {name}"))
         for name, changed in _expanded(check.place(operands[slot])):
@@ -112,14 +111,18 @@ def layouts(check: PropertyCheck) -> tuple[float, float]:
     return worst
 
 
-def _layouts_of(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The same values in other places."""
+def _layouts_of(tensor: Tensor, lazy: bool) -> Iterator[tuple[str, Tensor]]:
+    """The same values in other places, and those of which PyTorch keeps the negative or the conjugate."""
     yield "contiguous", tensor.contiguous()
     if tensor.dim() > 3:
         yield "channels_last", tensor.contiguous(memory_format=channels_last_of(tensor.dim() - 2))
+    if lazy and tensor.is_complex():
+        yield "lazily conjugated", tensor.conj_physical().conj()
+    if lazy and tensor.dtype in (torch.float32, torch.float64):
+        yield "lazily negated", torch.complex(tensor, -tensor).conj().imag
     yield "permuted", tensor.transpose(0, -1).contiguous().transpose(0, -1)
     yield "sliced", torch.stack([tensor, torch.full_like(tensor, 77)], dim=-1)[..., 0]
-    for odd in (1, 123):  # below and, for most of these problems, above what it would be
+    for odd in (1, 123) if 1 in tensor.shape else ():  # below and, for most of these problems, above what it would be
         strides = [odd if n == 1 else s for n, s in zip(tensor.shape, tensor.stride(), strict=True)]
         yield f"of stride {odd} where its size is 1", tensor.as_strided(tensor.shape, strides)
 
@@ -142,13 +145,13 @@ def bias(check: PropertyCheck) -> tuple[float, float]:
 
 def sweeps(check: PropertyCheck) -> tuple[float, float]:
     """Several outputs at once are what each is alone."""
-    mine = check.usable_sweeps()
+    mine = [outputs for outputs in check.calls if len(outputs) > 1]
     if not mine:
         raise Skipped("no sweep computes this output")
     worst = (0.0, 0.0)
     for outputs in mine:
         where = f"in the sweep {outputs}"
-        run = partial(check.sweep, outputs)
+        run = partial(check.call, outputs)
         operands = check.integers(*PASSES)
         with torch.no_grad():  # as in a backward pass
             result = _guarded(check, operands, run)
@@ -217,19 +220,16 @@ def nonfinite(check: PropertyCheck) -> tuple[float, float]:
 def workspace(check: PropertyCheck) -> tuple[float, float]:
     """It needs no more memory than it declares."""
     worst = (0, 0)
-    for outputs in check.calls():
-        swept = len(outputs) > 1
-        operands = check.integers(*(PASSES if swept else ()))
-        tensors = check.prepared(operands, SLOTS if swept else OPERANDS[check.pass_])
-        given = check.scratch(outputs)
+    for outputs in check.calls:
+        arguments = check.arguments(outputs, check.integers(*check.passes(outputs)))
         with PeakMemory() as watch:
-            watch.ignore(*tensors, *([] if given is None else [given]))
-            results = check.kernel(outputs)(*tensors, *([] if swept else [None]), given)
+            watch.ignore(*(t for t in arguments if t is not None))
+            results = check.kernel(outputs)(*arguments)
         storages = [t.untyped_storage() for t in tree_leaves(results)]
         used = watch.peak - sum({s.data_ptr(): s.nbytes() for s in storages}.values())
         allowed = check.allowed_bytes(outputs)
         if used > allowed:
-            where = f" (in the sweep {outputs})" if swept else ""
+            where = f" (in the sweep {outputs})" if len(outputs) > 1 else ""
             text = f"it took {used} bytes beside its result and its workspace, {allowed} are allowed{where}"
             raise Failed(text, used, allowed)
         worst = max(worst, (used, allowed))

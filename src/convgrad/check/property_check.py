@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 from typing import Any, TypeVar, get_args
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..backends import Arithmetic, Backend, Kernel, PaddedCopy, wide_dtype
 from ..engine import SLOTS, prepare
 from ..errors import BackendError
-from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass, Slot
+from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass, Slot, passes_of
 from .bounds import error_bound, reduction_length
 from .operands import (
     Operands,
@@ -56,6 +56,12 @@ def described(error: BaseException) -> str:
     return str(error) if isinstance(error, BackendError) else f"it raised {type(error).__name__}: {error}"
 
 
+def calls_with(backend: Backend, output: Output) -> list[tuple[Output, ...]]:
+    """The calls of a backend that yield an output: of that alone, and sweeps."""
+    alone: list[tuple[Output, ...]] = [(output,)] if output in backend.passes else []
+    return [*alone, *(sweep for sweep in backend.sweeps if output in sweep)]
+
+
 @dataclass
 class PropertyCheck:
     """An output of a problem by a backend on a device: what every property is checked on.
@@ -85,7 +91,7 @@ class PropertyCheck:
         Raises:
             Skipped: the backend computes it in sweeps only.
         """
-        if self.output == "grad_bias" or self.output not in self.backend.passes:
+        if self.output == "grad_bias" or (self.output,) not in self.calls:
             raise Skipped("computed in sweeps only")
         return self.output
 
@@ -101,25 +107,22 @@ class PropertyCheck:
         """Why the backend computes this output neither alone nor in a sweep; empty if it does."""
         if self.problem.empty:
             return ["backends are never given an empty problem"]
-        if self.usable_sweeps():
-            return self._no_memory()
-        if self.output in self.backend.passes:
-            return self.backend.against(self.problem, (self.output,), self.device) or self._no_memory()
-        return [f"it does not compute {self.output} of this problem"]
-
-    def _no_memory(self) -> list[str]:
-        """A reason where its operands cannot even be allocated: that is no failure of a backend."""
-        try:
+        if not self.calls:
+            alone = self.output in self.backend.passes
+            against = self.backend.against(self.problem, (self.output,), self.device) if alone else []
+            return against or [f"it does not compute {self.output} of this problem"]
+        try:  # operands that cannot even be allocated are no failure of a backend
             for slot in get_args(Slot):
                 torch.empty(self.problem.shape_of(slot), dtype=self.problem.dtype, device=self.device)
         except (RuntimeError, MemoryError):
             return [f"there is no memory for {self.problem.least_bytes:,} bytes of operands"]
         return []
 
-    def usable_sweeps(self) -> list[tuple[Output, ...]]:
-        """The sweeps that compute this output."""
-        with_output = [s for s in self.backend.sweeps if self.output in s]
-        return [s for s in with_output if not self.backend.against(self.problem, s, self.device)]
+    @cached_property
+    def calls(self) -> list[tuple[Output, ...]]:
+        """What the backend computes in one call with the output among it: the output alone, and sweeps."""
+        calls = calls_with(self.backend, self.output)
+        return [c for c in calls if not self.backend.against(self.problem, c, self.device)]
 
     # ---- what it is given ----------------------------------------------------------------------
 
@@ -168,24 +171,31 @@ class PropertyCheck:
         self.calling()
         return tensors
 
+    def passes(self, outputs: tuple[Output, ...]) -> tuple[Pass, ...]:
+        """The passes whose operands one call for these outputs reads."""
+        return PASSES if len(outputs) > 1 else passes_of(outputs)
+
+    def arguments(
+        self, outputs: tuple[Output, ...], operands: Operands, bias: Tensor | None = None
+    ) -> list[Tensor | None]:
+        """What the `kernel` of one call for these outputs is called with."""
+        swept = len(outputs) > 1
+        tensors = self.prepared(operands, SLOTS if swept else OPERANDS[self.passes(outputs)[0]])
+        return [*tensors, *([] if swept else [bias]), self.scratch(outputs)]
+
     def run(self, operands: Operands, bias: Tensor | None = None) -> Tensor:
-        """The pass, by the backend.
+        """The output, computed alone."""
+        return self.call((self.pass_,), operands, bias)
+
+    def call(self, outputs: tuple[Output, ...], operands: Operands, bias: Tensor | None = None) -> Tensor:
+        """The output, out of one call of the backend for these outputs.
 
         Raises:
             Failed: a result of another shape, dtype, device or layout than the problem's.
         """
-        outputs = (self.pass_,)
-        a, b = self.prepared(operands, OPERANDS[self.pass_])
-        return self._as_stated(self.kernel(outputs)(a, b, bias, self.scratch(outputs)))
-
-    def sweep(self, outputs: tuple[Output, ...], operands: Operands) -> Tensor:
-        """The output, out of a sweep.
-
-        Raises:
-            Failed: a result of another shape, dtype, device or layout than the problem's.
-        """
-        tensors = self.prepared(operands, SLOTS)
-        results = self.kernel(outputs)(*tensors, self.scratch(outputs))
+        results = self.kernel(outputs)(*self.arguments(outputs, operands, bias))
+        if len(outputs) == 1:
+            return self._as_stated(results)
         if len(results) != len(outputs):
             raise Failed(f"the sweep {outputs} returned {len(results)} tensors")
         return self._as_stated(results[outputs.index(self.output)])
@@ -226,17 +236,9 @@ class PropertyCheck:
         the call.
         """
         return [
-            (f"in the sweep {outputs}", PASSES, partial(self.sweep, outputs))
-            if len(outputs) > 1
-            else ("", (self.pass_,), self.run)
-            for outputs in self.calls()
+            (f"in the sweep {outputs}" if len(outputs) > 1 else "", self.passes(outputs), partial(self.call, outputs))
+            for outputs in self.calls
         ]
-
-    def calls(self) -> list[tuple[Output, ...]]:
-        """What the backend computes in one call with the output among it: the output alone, and sweeps."""
-        alone: tuple[Output, ...] = (self.output,)
-        usable = self.output in self.backend.passes and not self.backend.against(self.problem, alone, self.device)
-        return [alone, *self.usable_sweeps()] if usable else self.usable_sweeps()
 
     # ---- comparing -----------------------------------------------------------------------------
 
@@ -278,8 +280,9 @@ class PropertyCheck:
         Raises:
             Failed: one is wrong.
         """
-        p, arithmetic = self.problem, self.arithmetic
-        expected, size = elements_at(p, self.pass_, operands, places)
+        p, arithmetic, pass_ = self.problem, self.arithmetic, self.output
+        assert pass_ != "grad_bias"
+        expected, size = elements_at(p, pass_, operands, places)
         got = result.detach().cpu().flatten()[places].to(expected.dtype)
         allowed = error_bound(arithmetic, p.dtype, self._length(operands), expected, size)
         if arithmetic != "transform":
@@ -295,7 +298,7 @@ class PropertyCheck:
         if not worst <= 1:
             worst_at = int(ratio.argmax())
             at = tuple(index_of(worst_at, ratio.shape))
-            shape = self.problem.result_shape(self.pass_) if places is not None else ()
+            shape = self.problem.result_shape(self.output)
             shown = at if places is None else tuple(index_of(int(places[worst_at]), shape))
             failed = self.unpromised if self.arithmetic == "low-precision accumulation" else Failed
             raise failed(

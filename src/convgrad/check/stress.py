@@ -99,7 +99,7 @@ def samples(check: PropertyCheck) -> tuple[float, float]:
         if bool(unwritten.any()):
             at = tuple(unwritten.nonzero()[0].tolist())
             raise Failed(f"element {at} is {result[at].item()}: never written, or made of what was not {how}".rstrip())
-        places = sample(check.problem, check.pass_, check.seed)
+        places = sample(check.problem, check.output, check.seed)
         worst = max(worst, check.compare_at(places, result, operands, how))
     return worst
 

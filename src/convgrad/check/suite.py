@@ -21,7 +21,7 @@ from ..engine import get_backend
 from ..problem import OUTPUTS, ConvProblem, Output
 from .problems import default_problems
 from .properties import PROPERTIES
-from .property_check import Differs, Failed, PropertyCheck, Skipped, described
+from .property_check import Differs, Failed, PropertyCheck, Skipped, calls_with, described
 from .report import CheckReport, CheckResult, Status
 from .stress import STRESS
 
@@ -36,14 +36,12 @@ def outputs_of(backend: Backend) -> tuple[Output, ...]:
         >>> outputs_of(ReferenceBackend())
         ('forward', 'grad_input', 'grad_weight')
     """
-    swept = {output for sweep in backend.sweeps for output in sweep}
-    return tuple(o for o in OUTPUTS if o in backend.passes or o in swept)
+    return tuple(o for o in OUTPUTS if calls_with(backend, o))
 
 
 def accepts(backend: Backend, problem: ConvProblem, device: torch.device) -> bool:
     """Whether a backend can compute anything of a problem."""
-    calls = [*((output,) for output in backend.passes), *backend.sweeps]
-    return not all(backend.reasons_against(problem, outputs, device) for outputs in calls)
+    return not all(backend.against(problem, call, device) for o in OUTPUTS for call in calls_with(backend, o))
 
 
 def check_problem(
