@@ -224,6 +224,13 @@ def test_what_is_faster_is_found_and_what_is_wrong_never_timed() -> None:
 
 
 @pytest.mark.usefixtures("_planted")
+def test_a_padding_mode_has_the_alternatives_of_its_padded_copy() -> None:
+    seen = compared(ConvProblem.parse(f"{P} circular"), ("forward",), CPU, "sleepy")
+    assert seen is not None
+    assert "aten" in seen.samples
+
+
+@pytest.mark.usefixtures("_planted")
 def test_the_sweep_of_both_gradients_of_a_transposed_one_has_alternatives() -> None:
     problem = ConvProblem.parse("mb2ic4ih9oc4kh3 transposed")
     seen = compared(problem, ("forward", "grad_weight", "grad_bias"), CPU, "aten")

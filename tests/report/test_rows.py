@@ -96,6 +96,7 @@ def test_the_first_calls_hardly_count_but_in_the_total() -> None:
     seen.latest.extend([9.0, 1e-3, 1e-3, 1e-3, 1e-3])
     assert (row_of(seen).milliseconds, row_of(seen).total) == (1.0, 9004.0)
     assert (row_of(seen, calls=2).calls, row_of(seen, calls=2).total) == (2, 2.0)  # two belong to a step
+    assert (row_of(seen, calls=0.25).calls, row_of(seen, calls=0.25).total) == (1, 0.25)  # by chance in one of four
 
 
 def test_a_limit_that_a_row_exceeds_is_measured_again_once(monkeypatch) -> None:

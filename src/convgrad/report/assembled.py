@@ -71,7 +71,7 @@ def assembled(
         notes = [*notes, _BUSY]
     return Profile(
         rows=tuple(rows),
-        costs=tuple(sorted(costs, key=lambda cost: -(cost.milliseconds or 0.0))),
+        costs=tuple(sorted(costs, key=lambda cost: -cost.milliseconds)),
         notes=tuple(notes),
         limits=tuple(asdict(one) for one in dict.fromkeys(limits) if one),
         made=datetime.now(timezone.utc).isoformat(timespec="seconds"),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from .._compat import channels_last_of
+from ..backends import padded
 from ..check import first_look
 from ..engine import Step, active, backends, choose, measurements, steps_of, trials
 from ..engine.ab_timer import Comparison, compare, second_call
@@ -78,7 +79,7 @@ def costs_of_rows(
         said = f"In channels_last {len(lasts)} of the {looked} most expensive rows are faster, each timed alone."
         remedy = "model.to(memory_format=torch.channels_last), and the inputs"
         found.append(Cost("layout", said, remedy, sum(ms for _, ms in lasts), tuple(i for i, _ in lasts)))
-    found = [cost for cost in found if (cost.milliseconds or 0) > _WORTH * whole]
+    found = [cost for cost in found if cost.milliseconds > _WORTH * whole]
     share = sum(row.total for row in rows[:looked]) / (sum(row.total for row in rows) or 1)
     how = f"{looked} of {len(rows)} rows, {share:.0%} of the time in convolutions, were timed against other backends."
     return found[:_MOST_LINES], how
@@ -113,6 +114,8 @@ def compared(
     Args:
         layout: also the convolution as it would run on operands in channels_last (`LAST`).
     """
+    if problem.padding_mode != "zeros":
+        problem = padded(problem)  # which every backend computes that does not pad in this way itself
     passes = passes_of(outputs)
     if not passes or problem.empty or problem.least_bytes > _MOST_BYTES:
         return None

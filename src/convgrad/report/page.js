@@ -11,7 +11,7 @@
   const shown = (e) => e.getClientRects().length > 0;
 
   const words = (r) => [
-    r.milliseconds === null ? "" : `${digits(r.milliseconds)} ms a call, ${r.backend}`,
+    `${digits(r.milliseconds)} ms a call, ${r.backend}`,
     r.of_limit === null ? "" : `${Math.round(100 * r.of_limit)} % of the limit${r.bound ? " of " + r.bound : ""}`,
     r.problem,
   ];

@@ -18,7 +18,6 @@ Data = dict[str, Any]
 _HERE = Path(__file__).parent
 _FIRST = 20  # rows that are shown until somebody wants all
 _TIMES = "\N{MULTIPLICATION SIGN}"
-_MISSING = "the page needs {}; install it with: pip install 'convgrad[report]'"
 
 
 def page_of(profile: Data, changes: Sequence[Data]) -> str:
@@ -28,10 +27,11 @@ def page_of(profile: Data, changes: Sequence[Data]) -> str:
         ImportError: what the extra ``[report]`` brings is missing.
     """
     try:
+        import matplotlib  # noqa: F401
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
         from markupsafe import Markup, escape
     except ImportError as error:
-        raise ImportError(_MISSING.format(error.name)) from None
+        raise ImportError(f"the page needs {error.name}; install it with: pip install 'convgrad[report]'") from None
     environment = Environment(loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined)
     environment.filters |= {"times": _times, "day": _day, "breaks": lambda name: Markup(_breaks(str(escape(name))))}
     text = {name: Markup((_HERE / f"page.{name}").read_text(encoding="utf-8")) for name in ("css", "js")}
@@ -71,8 +71,6 @@ def _plot(profile: Data, width: float, height: float) -> str:
     label = f"Roofline of {len(points)} rows: operations per second against operations per byte"
     try:
         figure = draw_roofline(points, [Limits(**limits) for limits in profile["limits"]], width=width, height=height)
-    except ImportError as error:
-        raise ImportError(_MISSING.format(error.name)) from None
     except ValueError:
         return "<p>No call has a time.</p>"
     return svg(figure, label)

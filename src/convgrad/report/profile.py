@@ -88,14 +88,14 @@ class Cost:
         kind: ``"layout"``, ``"backend"`` or ``"tune"``: what the remedy changes.
         what: a sentence.
         remedy: one line of Python or shell.
-        milliseconds: what it would save of the whole; None where that was not measured.
+        milliseconds: what it would save of the whole.
         rows: which of the rows it concerns, by number.
     """
 
     kind: str
     what: str
     remedy: str
-    milliseconds: float | None = None
+    milliseconds: float
     rows: tuple[int, ...] = ()
 
 

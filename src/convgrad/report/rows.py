@@ -36,10 +36,10 @@ def row_of(
     seconds = seen.median_seconds
     least = limits and limits.seconds(seen.problem, seen.outputs)
     part = least / seconds if least else of_limit
-    count = round(calls or seen.calls)
+    count = max(1, round(calls or seen.calls))  # of what ran in one step of several, one
     return Row(
         tuple(layers), str(seen.problem), seen.outputs, seen.output, seen.backend, seen.reason, seen.layout,
-        seen.device, count, rounded(seconds * 1e3), rounded((seconds * count if calls else seen.seconds) * 1e3),
+        seen.device, count, rounded(seconds * 1e3), rounded((seconds * calls if calls else seen.seconds) * 1e3),
         *least_work(seen.problem, seen.outputs), pytorch and rounded(pytorch * 1e3), least and rounded(least * 1e3),
         limits and limits.bound(seen.problem, seen.outputs), part and rounded(part), seen.copies,
     )  # fmt: skip
