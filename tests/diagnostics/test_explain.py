@@ -355,3 +355,10 @@ def test_a_rule_is_not_held_against_a_measurement(monkeypatch) -> None:
     monkeypatch.setattr("convgrad.diagnostics.measure._seconds", lambda calls, device: dict.fromkeys(calls, 1.0))
     (row,) = (r for r in explain_problem(P, "forward", measure=True).rows if r.chosen)
     assert row.reasons[0].startswith("by rule: depthwise problems")
+
+
+def test_the_layout_is_that_of_the_operands_that_a_backend_gets() -> None:
+    e = explain_problem(P.replace(memory_format=torch.channels_last), "forward")
+    found = {r.backend: r.layout for r in e.rows}
+    names = ("native", "aten", "reference", "triton:banded")
+    assert [found[n] for n in names] == ["channels_last", "channels_last", "as they lie", "contiguous"]

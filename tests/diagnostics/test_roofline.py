@@ -79,6 +79,8 @@ def test_datasheets() -> None:
     assert (bf16.bytes_per_second, bf16.flops_per_second) == (3350e9, 989e12)
     assert "datasheet" in str(bf16)
     assert limits.limits_of(Machine.parse("cuda sm_90"), torch.float32) is None
+    called = Machine(device_type="cuda", label="NVIDIA GeForce RTX 4090")
+    assert limits.datasheet(called, torch.float32) == limits.datasheet(Machine.parse("rtx4090"), torch.float32)
     assert limits.limits_of(Machine.parse("h100"), torch.int32) is None
     assert limits.limits_of(Machine.parse("xpu"), torch.float32) is None
 

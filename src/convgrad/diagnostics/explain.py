@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..backends import COPY, Backend, PaddedCopy, described
+from ..backends import COPY, Backend, PaddedCopy, described, operand_format
 from ..engine import active, backends, choose, reasons_against
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
@@ -203,13 +203,14 @@ def _answers(
                 why += f"{'' if swept else ', in one call'} with {' and '.join(together_with)}"
             reasons = [why] if chosen else against or [f"usable; {step.backend.name} goes before it"]
             usable = chosen or not against
+            taken = problem.replace(memory_format=operand_format(backend, problem) or problem.memory_format)
             runs = ""
             if usable:
                 by_aten = backend.name.removesuffix(COPY) == "aten"
                 runs = aten_runs[output] if by_aten else backend.kernel_name(problem, of)
             answers.append(Answer(
                 output, backend.name, chosen, tuple(reasons),
-                "as they lie" if "strided" in backend.layouts else problem.layout,
+                "as they lie" if "strided" in backend.layouts else taken.layout,
                 backend.workspace(problem, of) if usable else 0,
                 runs, usable=usable,
             ))  # fmt: skip

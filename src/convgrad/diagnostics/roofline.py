@@ -6,6 +6,7 @@ A pass cannot take less time than its bytes need (two operands read, one result 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
@@ -83,14 +84,14 @@ _DATASHEETS: dict[str, tuple[float, dict[str, float]]] = {
     "h100": (3350, {"float64": 67, "float32": 67, "float16": 989, "bfloat16": 989}),
     "h200": (4800, {"float64": 67, "float32": 67, "float16": 989, "bfloat16": 989}),
     "rtx4090": (1008, {"float64": 1.3, "float32": 82.6, "float16": 165, "bfloat16": 165}),
-    "mi250x": (3277, {"float64": 95.7, "float32": 47.9, "float16": 383, "bfloat16": 383}),
+    "mi250x": (3277, {"float64": 95.7, "float32": 95.7, "float16": 383, "bfloat16": 383}),
     "mi300x": (5300, {"float64": 163.4, "float32": 163.4, "float16": 1307, "bfloat16": 1307}),
 }  # fmt: skip
 
 
 def datasheet(machine: Machine, dtype: torch.dtype) -> Limits | None:
     """The limits of a described GPU by its datasheet; None where its name or this dtype is not in the table."""
-    words = machine.label.lower().replace("-", " ").replace(",", " ").split()
+    words = re.sub(r"[-,]", " ", machine.label.lower()).replace("rtx ", "rtx").split()
     name, key = next((w for w in words if w in _DATASHEETS), ""), short(dtype)
     bandwidth, flops = _DATASHEETS.get(name, (0, {}))
     if key not in flops:
