@@ -142,6 +142,16 @@ def test_a_function_that_ends_in_itself() -> None:
         convgrad.conv2d(x, w, padding=1, groups=8)
 
 
+def test_a_function_that_never_ends_by_itself() -> None:
+    def endless(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        return endless(x, w, p)
+
+    convgrad.register("mine", forward=endless, accepts=lambda p: p == DEPTHWISE, verify=False)
+    x, w = (t.detach().float() for t in operands())
+    with pytest.raises(RecursionError):
+        convgrad.conv2d(x, w, padding=1, groups=8)
+
+
 def test_another_version_of_a_function_that_was_typed_in() -> None:
     """Where there is no source, the code tells them apart; remembered choices belong to one of them."""
 

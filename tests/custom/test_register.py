@@ -173,6 +173,31 @@ def test_results_of_a_class_may_lie_in_any_layout_and_in_the_workspace() -> None
     assert torch.equal(first, want)
 
 
+def test_passes_and_sweeps_of_a_class_may_be_any_sequence() -> None:
+    stated: list[dict[str, Any]] = [
+        {"passes": "forward", "sweeps": [["grad_input", "grad_weight"]], "layouts": "contiguous"},
+        {"passes": ["forward"]},
+    ]
+    for attributes in stated:
+        convgrad.register("own", verify=False)(type("Listed", (Own,), attributes))
+        backend = convgrad.list_backends()["own"]
+        assert (backend.passes, backend.sweeps, backend.layouts) == (Own.passes, Own.sweeps, Own.layouts)
+
+
+def test_a_class_that_raises_for_a_problem_does_not_compute_it() -> None:
+    class Square(Own):
+        def reasons_against(self, problem: ConvProblem, outputs: Any, device: torch.device) -> list[str]:
+            return [] if problem.kernel_size[1] == 3 else ["it is for 3x3"]
+
+    convgrad.register("own", verify=False)(Square)
+    found = convgrad.list_backends()["own"].reasons_against(
+        ConvProblem.parse("ic2iw9oc2kw3"), ("forward",), torch.device("cpu")
+    )
+    assert found == ["its reasons_against raised IndexError: tuple index out of range"]
+    x, w = torch.randn(1, 2, 9), torch.randn(2, 2, 3)
+    torch.testing.assert_close(convgrad.conv1d(x, w), F.conv1d(x, w))
+
+
 def test_a_class_that_returns_something_else() -> None:
     class Shorter(Own):
         def bind(self, problem: ConvProblem, outputs: Any) -> Any:
@@ -274,6 +299,11 @@ def test_one_problem_may_be_named_alone(named: Any) -> None:
         ({"accepts": True}, TypeError, "accepts is a function of the problem, got True; None accepts every problem"),
         ({"accepts": lambda p: p.kernel[0] == 3}, TypeError, "accepts raised AttributeError: .* for every problem"),
         ({"problems": ["nonsense"]}, ValueError, "nonsense"),
+        (
+            {"problems": "g8mb2ic8ih9oc8kh3ph1 circular"},
+            ValueError,
+            "does not accept: it computes padding_mode=",
+        ),
         (
             {"problems": ["ic2iw9oc2kw3"]},
             ValueError,

@@ -183,6 +183,27 @@ def test_a_kernel_that_accepts_one_problem() -> None:
         convgrad.register("one", forward=when(lambda x, w, p: True), accepts=lambda p: p == only)
 
 
+def test_what_was_skipped_has_not_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def skip(backend: Any, problem: ConvProblem, output: Any, **_: Any) -> list[CheckResult]:
+        return [CheckResult("right", problem, output, "usable", "skipped", "there is no memory")]
+
+    monkeypatch.setattr(convgrad.custom.verify, "check_problem", skip)
+    monkeypatch.setattr(convgrad.custom.verify, "_LEAST_SEARCH", 0.1)
+    monkeypatch.setattr(convgrad.custom, "measure", lambda *_: ())
+    backend = convgrad.register("right", forward=right, accepts=accepts, seconds=0.2, prefer=False)
+    assert backend.note.startswith("not verified: 0 problems passed, 30 are needed")
+
+
+def test_a_named_problem_may_be_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convgrad.custom.verify, "_LEAST_SEARCH", 0.1)
+    monkeypatch.setattr(convgrad.custom, "measure", lambda *_: ())
+    only = ConvProblem.parse("mb8ic64ih56oc64kh3ph1")
+    options: dict[str, Any] = {"accepts": lambda p: p == only, "problems": only, "prefer": False, "seconds": 0.2}
+    assert passed(convgrad.register("one", forward=right, **options)) == 1
+    with pytest.raises(CheckError, match="its forward is wrong"):
+        convgrad.register("one", forward=when(lambda x, w, p: True), **options)
+
+
 def test_a_crash() -> None:
     def crashing(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
         if p.input_size[0] == 6:

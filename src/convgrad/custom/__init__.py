@@ -209,7 +209,7 @@ def _check_named(backend: CustomBackend, named: Sequence[ConvProblem]) -> None:
     computed: list[tuple[Output, ...]] = [*((p,) for p in backend.passes), *backend.sweeps]
     places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
     for problem in named:
-        against = [backend.reasons_against(problem, outputs, place) for outputs in computed for place in places]
+        against = [backend.against(problem, outputs, place) for outputs in computed for place in places]
         if problem.empty or all(against):
             reasons = dict.fromkeys(r for reasons in against for r in reasons) or ["it is empty"]
             raise ValueError(f"problems= names {problem}, which {backend.name!r} does not accept: {'; '.join(reasons)}")

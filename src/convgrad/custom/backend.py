@@ -15,6 +15,7 @@ from ..errors import BackendError
 from ..problem import PASSES, ConvProblem, Output, Pass, gradient_outputs, passes_of
 from . import arguments
 from .arguments import METHODS, Method
+from .options import several
 
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
@@ -87,6 +88,8 @@ class CustomBackend(Backend):
         try:
             return function(*args)
         except RecursionError:
+            if not outer:  # the function's own
+                raise
             raise BackendError(
                 f"{what} of {self.name!r} ends in itself: convgrad, called in it, chose {self.name!r} again; "
                 'inside it name another one, with convgrad.use_backend("aten")'
@@ -158,9 +161,8 @@ class FunctionsBackend(CustomBackend):
         """Which function computes them: one of its own goes before that with a mask."""
         if outputs in self.sweeps:
             return ("backward",)
-        masked = "backward" in self._kernels
-        return tuple("backward" if masked and p not in self._kernels and p in self.passes else p
-                     for p in passes_of(outputs))  # fmt: skip
+        masked = {*self.passes}.difference(self._kernels)
+        return tuple("backward" if p in masked else p for p in passes_of(outputs))
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return not problem.transposed and "forward" in self._kernels and "bias" in self._kernels["forward"].args
@@ -246,7 +248,8 @@ class ClassBackend(CustomBackend):
     def __init__(self, name: str, own: Backend, devices: tuple[str, ...] | None, prefer: bool) -> None:
         super().__init__(name, devices, prefer)
         self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
-        self.passes, self.sweeps, self.layouts = own.passes, own.sweeps, own.layouts
+        self.passes, self.layouts = several("passes", own.passes), several("layouts", own.layouts)
+        self.sweeps = tuple(several("sweeps", sweep) for sweep in own.sweeps)
         self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
         self.padding_modes = own.padding_modes
         self.workspace, self.fuses_bias = own.workspace, own.fuses_bias
@@ -254,7 +257,10 @@ class ClassBackend(CustomBackend):
         self._own = own
 
     def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
-        own = self._own.reasons_against(problem, outputs, device)
+        try:
+            own = self._own.reasons_against(problem, outputs, device)
+        except Exception as e:  # as of an `accepts`: most often a look at a dimension that this problem does not have
+            own = [f"its reasons_against raised {type(e).__name__}: {e}"]
         return [*dict.fromkeys([*super().reasons_against(problem, outputs, device), *own])]
 
     def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:

@@ -72,17 +72,12 @@ def _check_accepts(accepts: Callable[..., object]) -> None:
 
 
 def instance(own: Backend | type[Backend]) -> Backend:
-    """The backend itself, or one of this class."""
-    if isinstance(own, Backend):
-        return _with_outputs(own)
-    if inspect.isabstract(own):
-        missing = " and no ".join(sorted(own.__abstractmethods__))
-        raise TypeError(f"class {own.__name__} has no {missing}, which every Backend has")
-    return _with_outputs(own())
-
-
-def _with_outputs(own: Backend) -> Backend:
-    """The backend itself; refused if it computes nothing, or an unknown output."""
+    """The backend itself, or one of this class; refused if it computes nothing, or an unknown output."""
+    if not isinstance(own, Backend):
+        if inspect.isabstract(own):
+            missing = " and no ".join(sorted(own.__abstractmethods__))
+            raise TypeError(f"class {own.__name__} has no {missing}, which every Backend has")
+        own = own()
     what, passes = f"class {type(own).__name__}", several("passes", own.passes)
     sweeps = tuple(several("sweeps", s) for s in own.sweeps)
     unknown = [p for p in passes if p not in PASSES]

@@ -36,7 +36,7 @@ def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float
     """
     if os.environ.get("TRITON_INTERPRET") == "1":  # an interpreter's time says nothing of the kernel's
         return ()
-    device = torch.device("cpu" if backend.runs_on("cpu") else next(iter(backend.devices or ("cuda",))))
+    device = torch.device("cpu" if backend.runs_on("cpu") else "cuda")
     texts = sorted(str(p) for p in named)
     key = f"speed of {backend.name} {backend.version} on {conditions(device)}, {' '.join(texts)}"
     found = store.read("speed", key)
@@ -75,7 +75,7 @@ def _problems(
 
     def accepted(problems: Iterable[ConvProblem]) -> list[ConvProblem]:
         plain = [p for p in problems if not (p.empty or (p.transposed and len(outputs) > 1))]
-        return [p for p in plain if not backend.reasons_against(p, outputs, device)]
+        return [p for p in plain if not backend.against(p, outputs, device)]
 
     found = accepted(named)
     yield from found

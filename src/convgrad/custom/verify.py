@@ -20,6 +20,7 @@ from ..check import (
     Lost,
     NoChild,
     accepts,
+    calls_with,
     check_problem,
     construct,
     cost,
@@ -201,7 +202,8 @@ def _examine(
                 send("failed", failures, [*refusal.advice(backend, failures, _REPEATS)])
                 return
             budget.took(time.monotonic() - begun, problem, large)
-            send("passed", output, problem)
+            if any(r.status == "passed" for r in results):
+                send("passed", output, problem)
     send("over", complete)
 
 
@@ -226,14 +228,12 @@ def _problems(
     searching: Callable[[], None],
 ) -> Iterator[ConvProblem | list[tuple[str, int]]]:
     """The problems to check, or the reasons why there are none."""
-    alone, sweeps = output in backend.passes, [s for s in backend.sweeps if output in s]
-    computed: list[tuple[Output, ...]] = [(output,), *sweeps] if alone else sweeps
-    reasons, place, calls = Counter[str](), torch.device(device), count(1)
+    computed, reasons, place, calls = calls_with(backend, output), Counter[str](), torch.device(device), count(1)
 
     def computes(p: ConvProblem) -> bool:
         if not next(calls) % _SIGN_OF_LIFE:
             searching()
-        against = [backend.reasons_against(p, outputs, place) for outputs in computed]
+        against = [backend.against(p, outputs, place) for outputs in computed]
         # What it was registered for is said where nothing else is in the way: the user knows that.
         reasons.update([r for r in against[0] if not r.startswith("it was registered for")] or against[0])
         return not all(against)
