@@ -411,6 +411,13 @@ def test_parts_by_themselves(joined: list[str]) -> None:
     assert set(joined) == {""}
 
 
+def test_a_name_that_someone_gives_an_activation(joined: list[str]) -> None:
+    ours, stock, _ = pair(layers(nn.ReLU()))
+    ours[2]._name = "features.2"
+    agree(ours, stock)
+    assert joined == ["relu"]
+
+
 def test_another_limit_of_relu6(joined: list[str]) -> None:
     ours, stock, _ = pair(layers(nn.ReLU6()))
     ours[2].max_val = stock[2].max_val = 0.5
