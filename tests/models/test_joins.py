@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import pickle
 import random
 from collections.abc import Callable
@@ -363,6 +364,19 @@ def test_looking_for_them_draws_no_random_numbers() -> None:
         accelerate()
         drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
     assert drawn[0] == drawn[1]
+
+
+def test_python_is_as_it_was_while_they_are_looked_for() -> None:
+    """Dynamo, which `checkpoint` imports, looks functions of `math` up by what they are when it is imported."""
+    log, seen = math.log, []
+
+    class Watching(Block):
+        def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+            seen.append(math.log)
+            return super().forward(x, scale)
+
+    pair(Watching(nn.ReLU()))
+    assert set(seen) == {log}
 
 
 @pytest.mark.parametrize("which", ["norm", "activation"])
