@@ -120,14 +120,35 @@ def test_torch_fx_traces_what_it_would_trace():
         torch.testing.assert_close(one(x), stock(x))
 
 
-def test_an_attribute_called_backend_belongs_to_the_user():
+@pytest.mark.parametrize("mode", ["zeros", "reflect"])
+def test_every_other_name_belongs_to_the_user(mode):
     class Named(nn.Conv2d):
-        backend = "mine"
+        backend, layout, _layout, _function = "mine", "mine", 3.0, None
 
-    model = Named(4, 4, 3)
+        def _compute(self, x):
+            return 2 * x
+
+        def _sides(self):
+            return self._layout
+
+        def forward(self, input):
+            return super().forward(self._compute(input)) + self._sides()
+
+    model, x = Named(4, 4, 3, padding=1, padding_mode=mode), image()
+    want = model(x)
     accelerate_(model, only_gains=False)
     assert model.backend == "mine"
-    model(image())
+    torch.testing.assert_close(model(x), want)
+    assert runs_ours(model, x)
+
+
+@pytest.mark.parametrize("name", ["backend", "layout"])
+def test_an_instance_with_an_attribute_that_would_be_read_is_left(name):
+    model, x = nn.Conv1d(4, 4, 3), image(nn.Conv1d)
+    want = model(x)
+    setattr(model, name, "mine")
+    assert repr(name) in accelerate_(model, only_gains=False).left[""]
+    assert torch.equal(model(x), want)
 
 
 def test_a_weight_that_a_class_computes_is_what_is_read():
@@ -330,4 +351,4 @@ def test_quantised_linear_layers_keep_their_class():
     convgrad.nn.convert_(model, skip="0")
     report = accelerate_(model, only_gains=False)
     assert list(report.replaced) == ["0"]
-    assert "QuantizedLinear" in report.left["1"]
+    assert report.left["1"] == "convgrad computes it already"

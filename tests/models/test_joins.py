@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import pickle
 import random
 from collections.abc import Callable
@@ -365,6 +366,19 @@ def test_looking_for_them_draws_no_random_numbers() -> None:
     assert drawn[0] == drawn[1]
 
 
+def test_python_is_as_it_was_while_they_are_looked_for() -> None:
+    """Dynamo, which `checkpoint` imports, looks functions of `math` up by what they are when it is imported."""
+    log, seen = math.log, []
+
+    class Watching(Block):
+        def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+            seen.append(math.log)
+            return super().forward(x, scale)
+
+    pair(Watching(nn.ReLU()))
+    assert set(seen) == {log}
+
+
 @pytest.mark.parametrize("which", ["norm", "activation"])
 @pytest.mark.parametrize("how", ["forward", "compile", "wrapper"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile's own
@@ -409,6 +423,13 @@ def test_parts_by_themselves(joined: list[str]) -> None:
     ours[2], stock[2] = nn.Tanh(), nn.Tanh()
     agree(ours, stock)
     assert set(joined) == {""}
+
+
+def test_a_name_that_someone_gives_an_activation(joined: list[str]) -> None:
+    ours, stock, _ = pair(layers(nn.ReLU()))
+    ours[2]._name = "features.2"
+    agree(ours, stock)
+    assert joined == ["relu"]
 
 
 def test_another_limit_of_relu6(joined: list[str]) -> None:

@@ -55,6 +55,17 @@ def test_images_in_keywords_and_volumes_are_turned_too():
     report.restore()
 
 
+def test_a_video_is_no_image():
+    class Frames(nn.Conv2d):
+        def forward(self, input):
+            return super().forward(input.view(-1, *input.shape[2:]))
+
+    model, x = nn.Sequential(Frames(4, 4, 3)), torch.randn(2, 3, 4, 9, 7)
+    want = model(x)
+    assert accelerate_(model, "auto").memory_format == "channels_last"
+    torch.testing.assert_close(model(x), want)
+
+
 def test_auto_follows_a_rule_and_says_it():
     sequence, double = nn.Conv1d(4, 4, 3), nn.Conv2d(4, 4, 3).double()
     assert accelerate_(sequence, "auto").memory_format is None

@@ -75,6 +75,12 @@ def test_a_network(scheme: Any) -> None:
     torch.testing.assert_close(y, plain(x))
 
 
+def test_an_accelerated_network() -> None:
+    net = network()
+    convgrad.accelerate_(net, only_gains=False)
+    assert nn.convert_(net, nn.Binary()) == CONVERTIBLE
+
+
 def test_layers_that_stay_in_float() -> None:
     net = network()
     assert nn.convert_(net, nn.Binary(), skip=["0", "6"]) == ["1", "2.1", "3"]

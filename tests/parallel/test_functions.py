@@ -35,6 +35,11 @@ def in_place(x: Tensor) -> Tensor:
     return y.mul_(3)
 
 
+def one_row(x: Tensor) -> Tensor:
+    y = F.max_pool2d(x, (9, 1))
+    return F.relu(y) + y
+
+
 def modules(w: int) -> dict[str, nn.Module]:
     """For an input of size (3, 4, 9, w)."""
     up = nn.Upsample
@@ -78,7 +83,9 @@ def modules(w: int) -> dict[str, nn.Module]:
         "cat": Applied(lambda x: torch.cat([x, x * 2], 1)), "residual": Applied(lambda x: x + F.relu(x)),
         "scale": Applied(lambda x, p: x * p + p, 4, 1, 1), "each position": Applied(lambda x, p: x * p, 9, w),
         "mean": Applied(lambda x: x.mean()), "sum": Applied(lambda x: x.sum(2)), "in place": Applied(in_place),
-        "gate": Applied(lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True))),
+        "gate": Applied(lambda x: x * torch.sigmoid(x.mean((2, 3), keepdim=True)).expand_as(x)),
+        "one column": Applied(lambda x: F.relu(F.max_pool2d(x, (1, w)))), "one row": Applied(one_row),
+        "masked": Applied(lambda x: x.masked_fill(x > 0.5, 2.0)),
         "gate with a layer": Applied(lambda x, p: x * F.linear(x.mean((2, 3)), p)[..., None, None], 4, 4),
         "crop": Applied(lambda x: x[:, :, 1:-1, 2:]), "steps": Applied(lambda x: x[:, None, ..., ::2]),
         "chunk": Applied(lambda x: torch.cat(x.chunk(2, 1)[::-1], 1)),
@@ -213,6 +220,29 @@ def test_other_words_for_a_call_mean_the_same(processes: Processes) -> None:
             torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5, msg=lambda m, n=number: f"{n}: {m}")
         else:
             assert got is expected, number
+
+
+def complex_weights() -> list[float]:
+    """The differences of the gradients of complex parameters that each process uses for its part."""
+    mesh, found = init_device_mesh("cpu", (2,)), []
+    scaled = Applied(lambda x, p: F.linear(x, p) * p[0])
+    scaled.weight = nn.Parameter(torch.randn(3, 3, dtype=torch.complex128))
+    for module in (nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular", dtype=torch.complex128), scaled):
+        x, results = torch.randn(2, 4, 5, 3, dtype=torch.complex128), []
+        loss = Applied(lambda y: (y * y).sum())
+        for model, criterion in (
+            (module, loss), (shard_(copy.deepcopy(module), mesh, Shard(2)), shard_(copy.deepcopy(loss), mesh, Shard(2)))
+        ):  # fmt: skip
+            value = criterion(model(x))
+            value = value.to_local() if isinstance(value, DTensor) else value
+            results.append(torch.autograd.grad(value.real, list(model.parameters())))
+        found += [float((a - b).abs().max()) for a, b in zip(*results, strict=True)]
+    return found
+
+
+def test_gradients_of_complex_weights_are_sums_too(processes: Processes) -> None:
+    for found in processes(2, complex_weights):
+        assert max(found) < 1e-12
 
 
 def flip_a_shard() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import warnings
 
@@ -281,6 +282,7 @@ def after_accelerating() -> list[float]:
     found = []
     for dim in (2, 3):
         model = pickle.loads(pickle.dumps(shard_(model, mesh, Shard(dim))))
+        assert inspect.signature(model.forward) == inspect.signature(stock.forward)
         y = model(x)
         assert y.placements == (Shard(dim),)
         found.append(float((y.full_tensor() - stock(x)).detach().abs().max()))

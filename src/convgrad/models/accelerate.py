@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .classes import accelerated_class, is_batch_norm, is_convolution, is_known, is_linear, reason_against
+from .classes import accelerated_class, is_batch_norm, is_convolution, is_linear, reason_against
 from .joins import give_class, join_layers
 from .layout import channels_last_pays, spatial_convolutions, to_channels_last
 from .report import Report
@@ -187,18 +187,8 @@ def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Rep
     elif wrong:
         pays, why = False, _OF_INSTANCES
     elif pays and example_inputs is not None:
-        pays, why = faster_in_channels_last(model, _prepare, example_inputs) or (pays, f"{why}; {NO_COPY}")
+        pays, why = faster_in_channels_last(model, accelerate_, example_inputs) or (pays, f"{why}; {NO_COPY}")
     report.layout = why
     if pays:
         report.memory_format = "channels_last"
         report._undo += to_channels_last(model)
-
-
-def _prepare(model: nn.Module, memory_format: str | None) -> None:
-    """A copy that is only timed: every layer replaced that can be."""
-    report = Report()
-    _turn(model, memory_format, None, report)
-    for module in model.modules():
-        if is_known(module) and reason_against(module) is None:
-            _replace(module, report)
-    join_layers(model, report)

@@ -73,11 +73,6 @@ def is_plain_conv(module: Any) -> bool:
     return all(getattr(cls, f, None) is getattr(conv, f) for f in ("forward", "_conv_forward"))
 
 
-def is_ours(module: nn.Module) -> bool:
-    """Whether convgrad computes this module already."""
-    return isinstance(module, tuple(_STOCK))
-
-
 def _base_of(cls: type) -> type[nn.Module]:
     """The class of torch.nn that a class is derived from."""
     return next(c for c in cls.__mro__ if c in _OURS)
@@ -98,15 +93,9 @@ def accelerated_class(cls: type) -> type:
         return constructors.with_base(cls, accelerated_class(cls.__bases__[0]))
     made = _made.get(cls)
     if made is None:
-        base: Any = _OURS[_base_of(cls)]
-
-        def compute(self: nn.Module, *args: Any) -> Any:
-            """Without a request: attributes ``backend`` and ``layout`` of a user's class are the user's."""
-            return base._function(*args)
-
-        body: dict[str, Any] = {}
-        if issubclass(cls, _CONVOLUTIONS):
-            body |= {"_compute": compute, "_layout": "NCL"}
+        base = _OURS[_base_of(cls)]
+        # Attributes ``backend`` and ``layout`` of a user's class are the user's.
+        body: dict[str, Any] = {"_convgrad_backend": None, "_convgrad_layout": "NCL"}
         if cls in _LAZY:  # it turns into this class when it first sees an input
             body["cls_to_become"] = base
         made = _made[cls] = constructors.derived_class(
@@ -187,7 +176,7 @@ _TAKEOVER = {True: "; convgrad.takeover() computes it", False: ""}
 
 def reason_against(module: nn.Module) -> str | None:
     """Why a module cannot be accelerated by its class; None where it can."""
-    if is_ours(module):
+    if isinstance(module, tuple(_STOCK)):
         return "convgrad computes it already"
     if "forward" in vars(module) or "_conv_forward" in vars(module):
         return "its forward was replaced on the instance"
@@ -197,7 +186,8 @@ def reason_against(module: nn.Module) -> str | None:
     if parametrize.is_parametrized(module) and _is_parametrized(cls):
         cls = cls.__bases__[0]
     if cls in _OURS or cls in _LAZY:
-        return None
+        own = is_convolution(module) and sorted({"backend", "layout"} & vars(module).keys())
+        return f"it has an attribute {own[0]!r}, which means something else to convgrad" if own else None
     if type(cls).__name__ == "ScriptMeta":
         return f"it is scripted{_TAKEOVER[is_convolution(module)]}"
     return _own_computation(cls)

@@ -86,7 +86,8 @@ class _Tracer(fx.Tracer):
     """Sees which modules a forward calls with what, and nothing inside them."""
 
     def __init__(self, functions: tuple[Any, ...]) -> None:
-        super().__init__(autowrap_functions=functions)
+        # Not `math`, which would be another one for everybody meanwhile: also for Dynamo, if it is imported then.
+        super().__init__(autowrap_modules=(), autowrap_functions=functions)  # pyright: ignore[reportArgumentType]
         self.called: _Called = {}
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,17 +13,6 @@ from torch.utils._pytree import tree_map
 from .._compat import channels_last_of
 from ..settings import cudnn_allows_tf32
 from .classes import is_convolution
-
-
-def _turned(value: Any) -> Any:
-    """An image or volume in channels_last; anything else as it is."""
-    if isinstance(value, Tensor) and value.is_floating_point() and value.layout is torch.strided and _is_image(value):
-        return value.contiguous(memory_format=channels_last_of(value.dim() - 2))
-    return value
-
-
-def _is_image(t: Tensor) -> bool:
-    return t.dim() in (4, 5)
 
 
 def spatial_convolutions(model: nn.Module) -> list[Any]:
@@ -36,13 +26,25 @@ def to_channels_last(model: nn.Module) -> list[Callable[[], None]]:
     Returns:
         Functions that undo both, to be called from the last one on.
     """
-    hook = model.register_forward_pre_hook(_inputs_to_channels_last, prepend=True, with_kwargs=True)
-    return [_weights_to_channels_last(spatial_convolutions(model)), hook.remove]
+    convolutions = spatial_convolutions(model)
+    turn = partial(_inputs_to_channels_last, {len(m.kernel_size) + 2 for m in convolutions})
+    hook = model.register_forward_pre_hook(turn, prepend=True, with_kwargs=True)
+    return [_weights_to_channels_last(convolutions), hook.remove]
 
 
-def _inputs_to_channels_last(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The forward pre-hook of the root: converts images to channels_last, wherever they are among the arguments."""
-    return tree_map(_turned, (args, kwargs))
+def _inputs_to_channels_last(dims: set[int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The forward pre-hook of the root: converts what its convolutions may see, wherever it is among the arguments.
+
+    Args:
+        dims: how many dimensions that has; a video is no image for a model of images.
+    """
+
+    def turned(t: Any) -> Any:
+        if isinstance(t, Tensor) and t.is_floating_point() and t.layout is torch.strided and t.dim() in dims:
+            return t.contiguous(memory_format=channels_last_of(t.dim() - 2))
+        return t
+
+    return tree_map(turned, (args, kwargs))
 
 
 def _weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]:
@@ -52,7 +54,7 @@ def _weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None
         A function that lays them out as they were, with the values that they have by then.
     """
     found = [t for m in modules for t in (*m.parameters(), *m.buffers()) if not nn.parameter.is_lazy(t)]
-    before = {t: t.stride() for t in found if _is_image(t)}  # a shared one once
+    before = {t: t.stride() for t in found if t.dim() in (4, 5)}  # a shared one once
     for t in before:
         t.data = t.data.contiguous(memory_format=channels_last_of(t.dim() - 2))
 

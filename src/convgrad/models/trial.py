@@ -123,12 +123,12 @@ def no_number_drawn(device: torch.device) -> Iterator[Callable[[], bool]]:
 
 
 def faster_in_channels_last(
-    model: nn.Module, prepare: Callable[[nn.Module, str | None], None], inputs: Any
+    model: nn.Module, accelerate_: Callable[..., object], inputs: Any
 ) -> tuple[bool, str] | None:
     """Whether forward and backward are faster in channels_last, timed alternately on two copies, and the finding.
 
     Args:
-        prepare: accelerates a copy, in a layout or as it is.
+        accelerate_: the function of this name, for the copies.
 
     Returns:
         None where the model cannot be copied.
@@ -136,8 +136,8 @@ def faster_in_channels_last(
     as_it_was, turned = copied(model), copied(model)
     if as_it_was is None or turned is None:
         return None
-    prepare(as_it_was, None)
-    prepare(turned, "channels_last")
+    accelerate_(as_it_was, only_gains=False)
+    accelerate_(turned, "channels_last", only_gains=False)
     device = _device(model)
     calls = {"as it was": training_step(as_it_was, inputs), "channels_last": training_step(turned, inputs)}
     with no_number_drawn(device):

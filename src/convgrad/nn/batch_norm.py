@@ -107,7 +107,7 @@ class _BatchNorm:
             self.num_batches_tracked.add_(1)
             if momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        name = "" if activation is None else activation._name
+        name = "" if activation is None else activation._convgrad_activation
         arguments = (input, weight, bias, mean, var, momentum or 0.0, self.eps, name)
         if torch.is_grad_enabled() and (
             input.requires_grad

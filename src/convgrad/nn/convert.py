@@ -189,7 +189,7 @@ def clip_(model: nn.Module) -> None:
         [[[0.5, -1.0]]]
     """
     for module in model.modules():
-        scheme = module.scheme if isinstance(module, Quantized) else _parametrized(module)
+        scheme = _scheme_of(module)
         if scheme is not None:
             scheme.clip_(*_originals(module))
 
@@ -212,7 +212,7 @@ def export_shift(layer: nn.Module) -> ShiftIntegers:
         >>> integers.shift.tolist(), integers.sign.tolist()
         ([[[-2, 0, -3]]], [[[1, -1, 1]]])
     """
-    scheme = layer.scheme if isinstance(layer, Quantized) else _parametrized(layer)
+    scheme = _scheme_of(layer)
     if not isinstance(scheme, ShiftQ):
         raise TypeError(f"{type(layer).__name__} has no shift weights")
     return scheme.integers(*_originals(layer), bias=getattr(layer, "bias", None))
@@ -224,7 +224,9 @@ def _scheme(scheme: object) -> Scheme:
     return scheme
 
 
-def _parametrized(layer: nn.Module) -> Scheme | None:
+def _scheme_of(layer: nn.Module) -> Scheme | None:
+    if isinstance(layer, Quantized):
+        return layer.scheme
     if not parametrize.is_parametrized(layer, "weight"):
         return None
     held: Any = layer.parametrizations

@@ -130,10 +130,10 @@ class _Feedback:
         self.feedback_weight.add_(mean - weight_decay * self.feedback_weight, alpha=lr)
 
     @staticmethod
-    def _unpadded(*_: Any) -> None:
+    def _convgrad_unpadded(*_: Any) -> None:
         """Always pad first: the unpadded kernel would use the forward weight in the backward pass."""
 
-    def _compute(self: Any, *args: Any) -> Tensor:
+    def _convgrad_compute(self: Any, *args: Any) -> Tensor:
         input, weight, bias, *rest = args
         if self.transposed:
             stride, padding, output_padding, groups, dilation = rest
@@ -141,8 +141,8 @@ class _Feedback:
             (stride, padding, dilation, groups), output_padding = rest, 0
         form = (stride, padding, dilation, self.transposed, output_padding, groups)
         back = self._feedback_of(weight)  # of the weight that is used, which need not be the layer's own
-        with nullcontext() if self.backend is None else use_backend(self.backend):
-            return functional.feedback_convolution(input, weight, back, bias, *form, layout=self._layout)
+        with nullcontext() if self._convgrad_backend is None else use_backend(self._convgrad_backend):
+            return functional.feedback_convolution(input, weight, back, bias, *form, layout=self._convgrad_layout)
 
     def extra_repr(self: Any) -> str:
         return f"{super().extra_repr()}, rule={self.rule!r}"  # pyright: ignore[reportAttributeAccessIssue]

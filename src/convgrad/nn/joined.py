@@ -144,7 +144,7 @@ class _Activation:
     """The forward that the three share."""
 
     _convgrad_joined = "norm"
-    _name = ""
+    _convgrad_activation = ""
 
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
@@ -158,15 +158,15 @@ class _Activation:
 
 
 class ReLU(_Activation, nn.ReLU):
-    _name = "relu"
+    _convgrad_activation = "relu"
 
 
 class ReLU6(_Activation, nn.ReLU6):
-    _name = "relu6"
+    _convgrad_activation = "relu6"
 
 
 class SiLU(_Activation, nn.SiLU):
-    _name = "silu"
+    _convgrad_activation = "silu"
 
 
 class _ZeroPad:

@@ -7,6 +7,7 @@ every error is torch's.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -67,11 +68,8 @@ def _plan(key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | No
     """The plan of a call, remembered under its key; None where it is torch's."""
     plan, since = None, generation[0]
     if exact_matmul() and input.dim() > 0 and input.is_contiguous() and weight.is_contiguous():
-        try:
-            plan = make(None, "convolution", POINTWISE, *as_pointwise(input, weight), bias)
-            if not beats_matmul(plan):
-                plan = None
-        except ConvgradError:  # operands that do not belong together, or a requested backend that cannot
-            plan = None
+        with suppress(ConvgradError):  # operands that do not belong together, or a requested backend that cannot
+            made = make(None, "convolution", POINTWISE, *as_pointwise(input, weight), bias)
+            plan = made if beats_matmul(made) else None
     remember(key, plan, since)
     return plan

@@ -34,6 +34,8 @@ _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 class _Chosen:
     """The ``backend`` keyword: the name of a backend that this module asks for, or None.
 
+    Private names of the modules begin with ``_convgrad``: any other one may be an attribute of a user's class.
+
     Raises:
         KeyError: no backend has this name; a kernel of yours is registered before the module that asks for it is made.
     """
@@ -46,23 +48,24 @@ class _Chosen:
         super().__init__(*args, **kwargs)
         self.backend = backend
 
-    _function: Callable[..., Tensor]
-    _layout: Any = "NCL"
+    _convgrad_function: Callable[..., Tensor]
+    _convgrad_layout: Any = "NCL"
 
-    def _compute(self, *args: Any) -> Tensor:
-        function = self._function if self._layout == "NCL" else partial(self._function, layout=self._layout)
-        if self.backend is None:
+    @property
+    def _convgrad_backend(self) -> str | None:
+        return self.backend
+
+    def _convgrad_compute(self, *args: Any) -> Tensor:
+        function, backend, layout = self._convgrad_function, self._convgrad_backend, self._convgrad_layout
+        if layout != "NCL":
+            function = partial(function, layout=layout)
+        if backend is None:
             return function(*args)
         if torch.compiler.is_compiling():
             of_transposed = isinstance(self, _ConvTranspose)
-            return functional.convolution_with_backend(self.backend, of_transposed, *args, layout=self._layout)
-        with use_backend(self.backend):
+            return functional.convolution_with_backend(backend, of_transposed, *args, layout=layout)
+        with use_backend(backend):
             return function(*args)
-
-    def _sides(self: Any) -> tuple[tuple[int, int], ...]:
-        """Low and high padding of each dimension."""
-        size = (0, 0, *self.kernel_size)  # the weight may be a proxy of torch.fx, without sizes
-        return padding_pairs(functional.paddings(self.padding, size, self.stride, self.dilation), len(self.kernel_size))
 
     def __prepare_scriptable__(self) -> None:
         """What ``torch.jit.script`` calls first; its language has no words for what these modules do."""
@@ -88,13 +91,19 @@ class _OfSequences:
         self.layout = layout
 
     @property
-    def _layout(self) -> functional.Layout:
+    def _convgrad_layout(self) -> functional.Layout:
         return self.layout
 
     def extra_repr(self: Any) -> str:
         """Torch's, and the layout where it is not torch's."""
         shown = super().extra_repr()  # pyright: ignore[reportAttributeAccessIssue]
-        return shown if self._layout == "NCL" else f"{shown}, layout={self._layout}"
+        return shown if self._convgrad_layout == "NCL" else f"{shown}, layout={self._convgrad_layout}"
+
+
+def _sides(module: Any) -> tuple[tuple[int, int], ...]:
+    """Low and high padding of each dimension."""
+    size = (0, 0, *module.kernel_size)  # the weight may be a proxy of torch.fx, without sizes
+    return padding_pairs(functional.paddings(module.padding, size, module.stride, module.dilation), len(size) - 2)
 
 
 class _Conv(_Chosen):
@@ -117,38 +126,36 @@ class _Conv(_Chosen):
         return self._conv_forward(input, self.weight, self.bias)
 
     _convgrad_joined = "pad"
-    _unpadded = staticmethod(convolve)
-
-    def _with_zeros(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """As `_conv_forward`, of an input that lacks the zeros that the module in front pads it with."""
-        zeros, sides = now.padding.pop(self)[1], self._sides()
-        if self._layout == "NCL" and not self.backend and len(zeros) == 2 * len(sides):
-            more = zip(zeros[-2::-2], zeros[::-2], strict=True)  # torch begins with the last dimension
-            sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
-            output = self._unpadded(input, weight, bias, self.stride, sides, self.dilation, self.groups, "zeros")
-            if output is not None:
-                return output
-        return self._conv_forward(F.pad(input, zeros), weight, bias)
+    _convgrad_unpadded = staticmethod(convolve)
 
     def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self.padding_mode == "zeros":
+        stride, dilation, groups, mode = self.stride, self.dilation, self.groups, self.padding_mode
+        if mode == "zeros":
             if not _is_dynamo_compiling() and now.padding and now.padding.get(self, _NONE)[0] is input:
-                return self._with_zeros(input, weight, bias)
-            return self._compute(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
-        sides, kernel, stride, dilation = self._sides(), weight, self.stride, self.dilation
-        in_rows = self._layout == "NLC"
+                # It lacks the zeros that the module in front pads it with.
+                zeros, sides = now.padding.pop(self)[1], _sides(self)
+                if self._convgrad_layout == "NCL" and not self._convgrad_backend and len(zeros) == 2 * len(sides):
+                    more = zip(zeros[-2::-2], zeros[::-2], strict=True)  # torch begins with the last dimension
+                    sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
+                    output = self._convgrad_unpadded(input, weight, bias, stride, sides, dilation, groups, mode)
+                    if output is not None:
+                        return output
+                input = F.pad(input, zeros)
+            return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
+        sides, kernel, backend = _sides(self), weight, self._convgrad_backend
+        in_rows = self._convgrad_layout == "NLC"
         if in_rows:  # the image that it is computed as: see `conv1d`
             input, kernel = input.transpose(-1, -2).unsqueeze(-2), weight.unsqueeze(-2)
             sides, stride, dilation = ((0, 0), *sides), (1, *stride), (1, *dilation)
         if not torch.compiler.is_compiling():
-            with use_backend(self.backend) if self.backend else nullcontext():
-                output = self._unpadded(input, kernel, bias, stride, sides, dilation, self.groups, self.padding_mode)
+            with nullcontext() if backend is None else use_backend(backend):
+                output = self._convgrad_unpadded(input, kernel, bias, stride, sides, dilation, groups, mode)
             if output is not None:
                 return output.squeeze(-2).transpose(-1, -2).contiguous() if in_rows else output
-        input = pad(input, sides, self.padding_mode)
+        input = pad(input, sides, mode)
         if in_rows:
             input = input.squeeze(-2).transpose(-1, -2)
-        return self._compute(input, weight, bias, self.stride, 0, self.dilation, self.groups)
+        return self._convgrad_compute(input, weight, bias, self.stride, 0, self.dilation, groups)
 
 
 class _ConvTranspose(_Chosen):
@@ -166,19 +173,13 @@ class _ConvTranspose(_Chosen):
         size, padding = output_size, self.padding
         if size is not None:
             # torch's rule knows one padding for both sides: what the high side has more goes into the size it is given.
-            sides = self._sides()
+            sides = _sides(self)
             more = [0] * (len(size) - len(sides)) + [high - low for low, high in sides]
             size, padding = [n + m for n, m in zip(size, more, strict=False)], [low for low, _ in sides]
-        output_padding = self._output_padding(
-            input if self._layout == "NCL" else input.transpose(-1, -2),
-            size,
-            self.stride,
-            padding,
-            self.kernel_size,
-            len(self.kernel_size),
-            self.dilation,
-        )
-        return self._compute(input, weight, bias, self.stride, self.padding, output_padding, self.groups, self.dilation)
+        d, stride, dilation = len(self.kernel_size), self.stride, self.dilation
+        known = input if self._convgrad_layout == "NCL" else input.transpose(-1, -2)
+        more = self._output_padding(known, size, stride, padding, self.kernel_size, d, dilation)
+        return self._convgrad_compute(input, weight, bias, stride, self.padding, more, self.groups, dilation)
 
 
 _DOCSTRING = """A {d}-d {what}: ``torch.nn.{name}`` computed by convgrad; ``backend=`` requests a backend by name.
@@ -209,7 +210,7 @@ def _as_in_torch(module: type[_Chosen]) -> None:
     name = module.__name__
     known = functional.words(name)
     one_d = known["d"] == 1
-    module._function = staticmethod(getattr(functional, known["function"]))
+    module._convgrad_function = staticmethod(getattr(functional, known["function"]))
     module.__doc__ = _DOCSTRING.format(
         **known, layout=_LAYOUT if one_d else "", raises="\n        ValueError: another ``layout``." if one_d else ""
     )

@@ -34,7 +34,7 @@ class Quantized:
     def __init_subclass__(cls, scheme: type[Scheme] | None = None, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if scheme is not None:
-            cls._scheme, cls._base = scheme, cls.__bases__[-1]  # convgrad's convolution, or torch.nn.Linear
+            cls._scheme, cls._base = scheme, cls.__bases__[-1]
             layers[scheme, cls._base] = layers[scheme, getattr(nn, cls._base.__name__)] = cls
             options = {"check_grad": False} if "check_grad" in scheme._leading else {}
             options |= {f.name: f.default for f in dataclasses.fields(scheme)}
@@ -108,7 +108,8 @@ class Quantized:
             return self._conv_forward(seen, weight, bias, *rest)
         # K is of the magnitude of the input alone: the bias comes after it.
         kernel = getattr(self, "kernel_size", ())
-        channels = -1 if getattr(self, "_layout", "NCL") == "NLC" else -1 - len(kernel)  # in which dimension they lie
+        in_rows = getattr(self, "_convgrad_layout", "NCL") == "NLC"
+        channels = -1 if in_rows else -1 - len(kernel)  # in which dimension they lie
         output = self._conv_forward(seen, weight, None, *rest)
         output = self._times_input_scale(output, input, channels, kernel, *rest)
         return output if bias is None else output + bias.to(output.dtype).view(-1, *[1] * (-1 - channels))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch.nn import Linear
-
+from .linear import Linear
 from .modules import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from .quantized import Quantized, QuantizedLinear
 from .schemes import Binary, Ternary, Xnor

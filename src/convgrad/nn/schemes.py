@@ -143,9 +143,8 @@ class Scheme:
         """Bring shadow weights back into their range, in place, after an update."""
 
     def __str__(self) -> str:
-        changed = ((f.name, getattr(self, f.name)) for f in dataclasses.fields(self))
-        defaults = {f.name: f.default for f in dataclasses.fields(self)}
-        return ", ".join(f"{name}={value!r}" for name, value in changed if value != defaults[name])
+        values = ((f, getattr(self, f.name)) for f in dataclasses.fields(self))
+        return ", ".join(f"{f.name}={value!r}" for f, value in values if value != f.default)
 
 
 def quantized(scheme: Scheme, transposed: bool, groups: int, training: bool, *originals: Tensor) -> Tensor:

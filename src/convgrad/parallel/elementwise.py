@@ -41,7 +41,7 @@ def by_elements(func: Function, *args: Any, **kwargs: Any) -> Any:
         missing = len(shape) - t.dim()
         own: list[Placement] = [
             Shard(p.dim - missing)
-            if isinstance(p, Shard) and p.dim >= missing and t.shape[p.dim - missing] > 1
+            if isinstance(p, Shard) and p.dim >= missing and t.shape[p.dim - missing] == shape[p.dim]
             else Replicate()
             for p in placements
         ]
@@ -104,10 +104,8 @@ def along(default: int | None = None, position: int = 1, shift: int = 0) -> Func
             raise UnsupportedError(f"{func.__name__} works along dimension {dim}, which is sharded")
         shape = [max(sizes) for sizes in zip(*(t.shape for t in tensors if t.dim() == x.dim()), strict=True)]
         mesh, placements, used = _common(tensors, shape)
-        like = spread(x, mesh, placements, used)
         args, kwargs = tree_map(
-            lambda t: t if not isinstance(t, Tensor) else like if t is x else spread(t, mesh, placements, used),
-            (args, kwargs),
+            lambda t: spread(t, mesh, placements, used) if isinstance(t, Tensor) else t, (args, kwargs)
         )
         whole = next(t for t in tensors if isinstance(t, DTensor) and list(t.placements) == placements)
         moved: dict[int, int] = {d: d + shift for d in shards(whole) if d >= dim} if shift else {}

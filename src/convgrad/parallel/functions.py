@@ -34,7 +34,7 @@ _BY_ELEMENTS = """
     hardsigmoid hardshrink softshrink tanhshrink softplus softsign logsigmoid sigmoid tanh threshold __add__
     __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __div__ __rdiv__ __pow__ __rpow__ __neg__
     __abs__ __floordiv__ __rfloordiv__ __mod__ __rmod__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__
-    __invert__ __pos__
+    __invert__ __pos__ expand_as masked_fill
 """
 #: In place, and what computes nothing or only turns a tensor around: DTensor's own, which are exact and send nothing.
 _DTENSORS = """

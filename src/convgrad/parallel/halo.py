@@ -176,7 +176,7 @@ def _exchanged(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: boo
 
 
 def _extended(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int) -> Tensor:
-    layout, used = _layout(x), [0] * len(parts)
+    layout, used = layout_of(x), [0] * len(parts)
     found = [x.narrow(dim, 0, 0)]
     for owner, a, b, _ in route.pieces:
         if owner == rank:
@@ -195,7 +195,7 @@ def _returned(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int)
         total = own.pop()[1].clone()
     else:
         size = [stop - base if d == dim else n for d, n in enumerate(x.shape)]
-        total = x.new_zeros(size).contiguous(memory_format=_layout(x))
+        total = x.new_zeros(size).contiguous(memory_format=layout_of(x))
     for other, arrived in enumerate(parts):
         at = 0
         for _, a, b, _ in route.sent[other]:
@@ -206,7 +206,8 @@ def _returned(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int)
     return total
 
 
-def _layout(x: Tensor) -> torch.memory_format:
+def layout_of(x: Tensor) -> torch.memory_format:
+    """The layout in which a tensor lies, or the contiguous one."""
     return channels_last_of(x.dim() - 2) if suggests_channels_last(x) else torch.contiguous_format
 
 

@@ -79,7 +79,7 @@ def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], use
             "redistribute it first"
         )
     shared = [m for m in range(mesh.ndim) if have[m].is_replicate() and (m in used or m in cuts)]
-    for group in groups_of(mesh, shared) if local.is_floating_point() else ():
+    for group in groups_of(mesh, shared) if local.is_floating_point() or local.is_complex() else ():
         local = _Share.apply(local, group)
     for m in cuts:
         dim = placements[m].dim  # pyright: ignore[reportAttributeAccessIssue]

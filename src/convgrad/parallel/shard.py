@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -158,29 +158,30 @@ def _equalize(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 @cache
-def _sharded_class(cls: type) -> type:
+def _sharded_class(cls: Any) -> type:
     """The class that computes what ``cls`` computes, on shards."""
 
+    @wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "_convgrad_plan" in self.__dict__ and not any(isinstance(t, DTensor) for t in tree_leaves((args, kwargs))):
             args, kwargs = tree_map(lambda t: _placed(t, *self._convgrad_plan), (args, kwargs))
         try:
             with nullcontext() if any(type(mode) is Sharded for mode in _get_current_function_mode_stack()) else _mode:
-                return cls.forward(self, *args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+                return cls.forward(self, *args, **kwargs)
         except UnsupportedError as error:
             if self._convgrad_name and not str(error).startswith("module "):
                 raise UnsupportedError(f"module {self._convgrad_name!r}: {error}") from None
             raise
 
     def conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        plain = self.padding_mode == "circular" and getattr(self, "layout", "NCL") == "NCL"
+        plain = self.padding_mode == "circular" and getattr(self, "_convgrad_layout", "NCL") == "NCL"
         plain = plain and not torch.compiler.is_compiling()  # a compiled graph pads and then computes
         if plain and isinstance(input, DTensor) and input.dim() == weight.dim() and 1 not in shards(input):
             padding = functional.paddings(self.padding, weight.shape, self.stride, self.dilation)
             if min(padding) >= 0:
                 sides = padding_pairs(padding, weight.dim() - 2)
                 return circular_convolution(input, weight, bias, sides, self.stride, self.dilation, self.groups)
-        return cls._conv_forward(self, input, weight, bias)  # pyright: ignore[reportAttributeAccessIssue]
+        return cls._conv_forward(self, input, weight, bias)
 
     body: dict[str, Any] = {"forward": forward}
     if issubclass(cls, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
