@@ -19,13 +19,12 @@ from torch.nn import Parameter
 from .._compat import (
     any_autocast,
     aten_memory_format,
-    channels_last_of,
     dispatch_modes,
     function_modes,
     functorch_active,
     is_legacy_batched,
     jit_tracing,
-    suggests_channels_last,
+    suggested_format,
 )
 from ..backends import reads_odd_strides
 from ..calculus import Form
@@ -219,7 +218,9 @@ def _checked_gradient(of_weight: bool) -> Callable[..., Checked]:
         check_backward(grad_output.shape, input_size, weight_size, None, g)
         check_operands(("grad_output", grad_output), ("input" if of_weight else "weight", other))
         if memory_format is None:
-            unread = other.new_empty(tuple(size)) if of_weight else _like(size, grad_output)
+            # Of what is not there only the layout is looked at: a contiguous weight, an input as grad_output lies.
+            known = torch.contiguous_format if of_weight else suggested_format(grad_output)
+            unread = torch.empty(tuple(size), dtype=other.dtype, device=other.device, memory_format=known)
             memory_format = layout_of(other, unread, g) if of_weight else layout_of(unread, other, g)
         return Checked(g, input_size, weight_size, grad_output.shape, memory_format, (not of_weight, of_weight, False))
 
@@ -243,11 +244,3 @@ def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format
     wider = min if g.transposed else max
     padding = tuple(max(wider(low, high), 0) for low, high in g.padding)
     return aten_memory_format(input, weight, *g._replace(padding=padding))  # pyright: ignore[reportArgumentType]
-
-
-def _like(shape: Ints, like: Tensor) -> Tensor:
-    """An uninitialized tensor of this shape in the layout of another one; only its layout is looked at."""
-    memory_format = torch.contiguous_format
-    if like.dim() == len(shape) and suggests_channels_last(like):
-        memory_format = channels_last_of(like.dim() - 2)
-    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)
