@@ -26,7 +26,7 @@ from ..engine.ab_timer import Ratio, compare
 from ..models import accelerate_
 from .app import say, say_table
 from .bench_models import models_named
-from .bench_results import CONDITIONS, Given, Job, run_rows
+from .bench_results import CONDITIONS, Given, Row, run_rows
 from .models import MODELS, Model, in_channels_last
 from .options import LAYOUTS, STEP_LAYOUTS
 from .tune import jobs_of, measure_all
@@ -47,7 +47,7 @@ def run_steps(given: Given, measured: bool) -> tuple[int, dict[str, Any]]:
     wanted = models_named(given.models, MODELS)
     choice = "measured" if measured else "rules"
 
-    def jobs() -> list[Job]:
+    def all_rows() -> list[Row]:
         return [
             (
                 {"model": name, "layout": layout, "choice": choice},
@@ -62,7 +62,7 @@ def run_steps(given: Given, measured: bool) -> tuple[int, dict[str, Any]]:
         _show([row for row in rows if row["choice"] == choice])
 
     with nullcontext() if measured else _by_rules_alone():
-        return run_rows("steps", given, COLUMNS, _KEY, jobs, show)
+        return run_rows("steps", given, COLUMNS, _KEY, all_rows, show)
 
 
 @contextmanager
