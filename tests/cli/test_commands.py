@@ -204,6 +204,10 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", "convnext", "--measure"), "--measure times layers, and a whole model is a table of them"),
         (("explain", "os:getcwd"), "'os:getcwd' returned str, not an nn.Module (hint: module:factory"),
         (("explain", "os:mkdir"), "'os:mkdir' raised TypeError"),
+        (("explain", ":make"), "cannot get ':make': Empty module name"),
+        (("explain", "os:getcwd", "-d", "here int8"), "PyTorch makes no model of torch.int8"),
+        (("explain", "resnet50", "--input", f"{10**20}x3"), "does not fit in any memory"),
+        (("explain", "resnet50", "--input", f"{10**9}x{10**9}x{10**9}"), "does not fit in any memory"),
     ],
 )
 def test_errors_are_one_line_with_a_hint(capsys, args: tuple[str, ...], words: str) -> None:
@@ -331,6 +335,17 @@ mb1ic4iw40oc4kw5pw2 bfloat16
 """
 
 
+def test_a_script_of_kernels_may_end_itself(capsys, tmp_path) -> None:
+    script = tmp_path / "mine.py"
+    for status in (0, 3):
+        script.write_text(f"import sys\nsys.exit({status})\n")
+        if status:
+            with pytest.raises(SystemExit, match="3"):
+                run(["--kernels", str(script), "names", "conv2d"])
+        else:
+            assert "convolution_backward" in call(capsys, "--kernels", str(script), "names", "conv2d")[1]
+
+
 def test_check_a_file(capsys, tmp_path: Path) -> None:
     path = tmp_path / "shapes_some"
     path.write_text(FILE)
@@ -343,6 +358,19 @@ def test_check_a_file(capsys, tmp_path: Path) -> None:
     status, printed, _ = call(capsys, "check", str(path), "--transposed", "-b", "reference")
     assert status == 0
     assert "(exact, bound;" in printed
+
+
+def test_a_problem_longer_than_a_files_name(capsys) -> None:
+    name = "x" * 300
+    status, printed, _ = call(capsys, "check", f'ic2iw9oc2kw3n"{name}"', "-b", "reference", "--property", "exact")
+    assert status == 0
+    assert "1 of 1 problems" in printed
+
+
+def test_explain_measures_unsigned_integers(capsys) -> None:
+    status, printed, _ = call(capsys, "explain", "ic2iw9oc2kw3 uint8", "-o", "forward", "--measure")
+    assert status == 0
+    assert " ms" in printed
 
 
 def test_check_stops_when_time_is_up(capsys, tmp_path: Path) -> None:

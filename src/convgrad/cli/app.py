@@ -134,6 +134,9 @@ def _load_kernels(source: str, verify: bool) -> None:
     try:
         with redirect_stdout(sys.stderr):
             load_kernels(source, verify=verify)
+    except SystemExit as stop:  # nothing to say: the script has ended
+        if stop.code:
+            raise
     except Exception as error:
         frames = foreign_frames(error)
         if isinstance(error, (FileNotFoundError, ModuleNotFoundError, ValueError)) and not frames:  # it is not there
@@ -218,6 +221,13 @@ class RequestError(Exception):
 def fail(message: str, hint: str = "") -> Exception:
     """An error for the user: a message and a hint; raise what it returns."""
     return RequestError(f"{message} (hint: {hint})" if hint else message)
+
+
+def finite(seconds: float) -> float:
+    """For typer: refuse a time for measuring that is none or has no end."""
+    if not 0 < seconds < float("inf"):
+        raise fail(f"--seconds must be positive and finite, got {seconds}")
+    return seconds
 
 
 def device_here(text: str) -> torch.device:
