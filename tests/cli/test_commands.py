@@ -18,6 +18,8 @@ import convgrad
 
 pytest.importorskip("typer")
 
+import typer
+
 from convgrad.backends import Backend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.cli.app import run
@@ -397,6 +399,17 @@ def test_interrupted_with_a_partial_summary(capsys, tmp_path: Path, monkeypatch)
     status, printed, _ = call(capsys, "check", str(path))
     assert status == 130
     assert printed.startswith("interrupted after 1 of 2 problems: 6 checks passed")
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, typer.Abort])
+def test_interrupted_in_a_command_that_has_nothing_to_say_then(monkeypatch, interrupt: type[BaseException]) -> None:
+    """Releases of typer differ in what they make of it."""
+
+    def named(name: str) -> None:
+        raise interrupt
+
+    monkeypatch.setattr("convgrad.diagnostics.named", named)
+    assert run(["names", "conv2d"]) == 130
 
 
 @pytest.mark.parametrize("command", [["check", "--aten"], ["tune", "--aten", "60", "ic2iw9oc2kw3"]])

@@ -258,6 +258,8 @@ def run(args: Sequence[str] | None = None) -> int:
         text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
         extra = "a problem of several words stands in quotes: " if "unexpected extra argument" in text else ""
         return _refused(f"{text} (hint: {extra}see convgrad --help)")
+    except typer.Abort:  # what older releases of typer make of an interrupt
+        return 130
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # typer would end with 1, as if a check had failed
             return 141
