@@ -19,6 +19,7 @@ import convgrad
 pytest.importorskip("typer")
 
 import typer
+from tests.linears import take_small_rows
 
 from convgrad.backends import Backend
 from convgrad.backends.reference import ReferenceBackend
@@ -170,6 +171,26 @@ def test_explain_a_model_of_ones_own(capsys, tmp_path, monkeypatch) -> None:
     assert "is of type int" in refused(capsys, "explain", "my_factory_module:number")
     assert "cannot get" in refused(capsys, "explain", "my_factory_module:nothing")
     assert "is no shape" in refused(capsys, "explain", "my_factory_module:make", "--input", "3,4")
+
+
+def test_explain_layers_that_not_every_machine_has(capsys, tmp_path, monkeypatch) -> None:
+    """A linear layer is one of ours on a CPU alone."""
+    take_small_rows(monkeypatch)
+    (tmp_path / "mixed_layers.py").write_text(
+        "from torch.nn import Conv1d, Linear, ModuleDict, Module\n"
+        "class Net(Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.mix = ModuleDict({'rows': Linear(8, 4), 'steps': Conv1d(3, 5, 1)})\n"
+        "    def forward(self, x):\n"
+        "        return self.mix['steps'](self.mix['rows'](x))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    given = ("explain", "mixed_layers:Net", "--input", "2x3x8", "-l", "mix", "-d", "here", "-d", "h100")
+    status, printed, _ = call(capsys, *given, "--no-measure", "--json")
+    assert status == 0
+    problems = [e["problem"] for e in json.loads(printed)["data"]["explanations"]]
+    assert [p.startswith("g1mb2ic3iw4oc5") for p in problems] == [False, True, True]
 
 
 def test_explain_a_known_model(capsys) -> None:
