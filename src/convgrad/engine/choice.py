@@ -71,7 +71,7 @@ def choose(
 
 def _name_for(pass_: Pass, request: Request | None, alone: bool) -> str | None:
     """The backend that is requested for a pass; None if it has the pass in sweeps only, and none is needed."""
-    name = request.of(pass_) if request else None
+    name = getattr(request, pass_) if request else None
     if name is None or not alone or pass_ in get_backend(name).passes:
         return name
     return None if any(pass_ in sweep for sweep in get_backend(name).sweeps) else name

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch.compiler import is_dynamo_compiling
 
 from ..backends import COPY
-from ..problem import PASSES, Pass
+from ..problem import PASSES
 from . import registry
 from .cache import invalidate
 
@@ -23,10 +23,6 @@ class Request(NamedTuple):
     grad_weight: str | None = None
     #: It is part of the program, so a compiled graph carries it.
     fixed: bool = False
-
-    def of(self, pass_: Pass) -> str | None:
-        """The backend asked for in one pass."""
-        return getattr(self, pass_)
 
 
 _task: ContextVar[Request | None] = ContextVar("convgrad_request", default=None)

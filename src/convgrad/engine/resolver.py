@@ -30,7 +30,7 @@ from ..backends import reads_odd_strides
 from ..calculus import Form
 from ..problem import Output, PaddingMode, gradient_outputs
 from ..settings import flags
-from ..shapes import Geometry, check_rank, conv_geometry, convolution_shape, problem_of
+from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_memory, check_operands
 from .cache import plans, remember
 from .plan import Plan, plan_for
@@ -214,7 +214,6 @@ def _checked_gradient(of_weight: bool) -> Callable[..., Checked]:
         """The operands of ``grad_input`` or ``grad_weight``, validated; without a layout, they decide."""
         input_size, weight_size = (other.shape, size) if of_weight else (size, other.shape)
         g = conv_geometry(weight_size, *arguments)
-        check_rank(input_size, weight_size)
         check_backward(grad_output.shape, input_size, weight_size, None, g)
         check_operands(("grad_output", grad_output), ("input" if of_weight else "weight", other))
         if memory_format is None:
