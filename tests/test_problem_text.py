@@ -177,6 +177,14 @@ def test_reading_a_file_of_shapes(tmp_path: Path) -> None:
     assert "cannot be read" in bad[2][1]
 
 
+def test_a_file_with_a_mark_of_its_encoding_and_one_of_no_text(tmp_path: Path) -> None:
+    (tmp_path / "marked").write_text("ic1iw5oc1kw3\n", encoding="utf-8-sig")
+    assert list(read_problem_file(tmp_path / "marked", parse)) == [(1, parse("ic1iw5oc1kw3"))]
+    (tmp_path / "raw").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="raw is no text"):
+        list(read_problem_file(tmp_path / "raw", parse))
+
+
 def test_lines_instead_of_a_file() -> None:
     found = list(read_problem_file(['mb1ic8iw5oc4kw2n"two words" f64', "--batch=x"], partial(parse, transposed=True)))
     assert [line for line, _ in found] == [1]

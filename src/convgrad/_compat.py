@@ -64,11 +64,13 @@ def cuda_driver() -> int:
     return 0 if ask is None or torch.version.hip is not None else ask()
 
 
+#: The layout that the strides of a tensor say: channels_last of 4-d ones, channels_last_3d of 5-d ones, or contiguous.
+suggested_format: Callable[[Tensor], torch.memory_format] = _prims.suggest_memory_format
+
+
 def suggests_channels_last(t: Tensor) -> bool:
-    """PyTorch's suggest_memory_format for a 4-d or 5-d tensor: strides that order it channels_last."""
-    if t.dim() not in (4, 5):
-        return False
-    return _prims.suggest_memory_format(t) is not torch.contiguous_format
+    """Whether strides order a tensor channels_last."""
+    return suggested_format(t) is not torch.contiguous_format
 
 
 #: Strides of a new tensor of some sizes.
@@ -284,6 +286,17 @@ def compile_in_this_thread() -> None:
 
 
 # ---- Python ----------------------------------------------------------------------------------------
+
+
+def package_version(name: str) -> str | None:
+    """The version of an installed package; None where there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
 
 _NOT_THE_USERS = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
 

@@ -230,7 +230,7 @@ def read_problem_file(
         options: filled with benchdnn's options that are in force at each problem, such as ``{"dir": "FWD_B"}``.
 
     Raises:
-        OSError: ``source`` is a path that cannot be read.
+        OSError, ValueError: ``source`` is a path that cannot be read, or of no text.
 
     Equivalent to:
         >>> from convgrad import ConvProblem
@@ -240,9 +240,16 @@ def read_problem_file(
     options = {} if options is None else options
     if isinstance(source, (str, PathLike)):
         path = Path(source)
-        yield from _read_lines(path.read_text().splitlines(), read, options, (path,))
+        yield from _read_lines(_lines_of(path), read, options, (path,))
     else:
         yield from _read_lines(source, read, options, ())
+
+
+def _lines_of(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no text: {error}") from None
 
 
 def _read_lines(
@@ -256,7 +263,7 @@ def _read_lines(
                     nested = files[-1].parent / token.removeprefix("--batch=")
                     if nested.resolve() in [file.resolve() for file in files]:
                         raise ValueError(f"--batch={nested} reads itself")
-                    yield from _read_lines(nested.read_text().splitlines(), read, options, (*files, nested))
+                    yield from _read_lines(_lines_of(nested), read, options, (*files, nested))
                 elif token == "--reset":
                     options.clear()
                 elif token.startswith("--"):

@@ -31,6 +31,7 @@ def check_backward(
         ShapeError: a grad_output that is not of the output's shape, bias_sizes that no bias has.
     """
     require(len(output_mask) == 3, lambda: f"expected output_mask to have 3 entries, but got {list(output_mask)}")
+    expected = convolution_shape(input_shape, weight_shape, None, g)
     require(
         len(grad_shape) == len(input_shape),
         lambda: (
@@ -38,7 +39,6 @@ def check_backward(
             f"but got: {len(input_shape)} and {len(grad_shape)}"
         ),
     )
-    expected = convolution_shape(input_shape, weight_shape, None, g)
     for i, (got, want) in enumerate(zip(grad_shape, expected, strict=True)):
         if i == 1 and isinstance(want, int) and want == 0 and got == weight_shape[0]:
             continue  # the output of an input without channels: both spellings of its gradient are accepted

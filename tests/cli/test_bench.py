@@ -76,6 +76,16 @@ def test_a_part_of_the_limit(capsys, monkeypatch) -> None:
     assert line["fraction_of_limit"] == pytest.approx(least / line["milliseconds"] * 1e3)
 
 
+def test_all_backends_and_one_of_them_are_all(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(bench, "_line", lambda problem, output, name, *rest: bench.Line(str(problem), output, name))
+    tables = []
+    for more in ([], ["-b", "im2col"]):
+        assert run(["bench", SMALL, "-o", "forward", "-b", "all", *more, "--return-memory"]) == 1  # nothing is timed
+        tables.append(capsys.readouterr().out)
+    assert tables[0] == tables[1]
+    assert "im2col" in tables[0]
+
+
 def test_a_files_directions_say_what_is_timed_unless_the_command_does(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(bench, "_line", lambda problem, output, name, *rest: bench.Line(str(problem), output, name))
     shapes = tmp_path / "shapes"

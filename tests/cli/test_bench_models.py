@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 pytest.importorskip("typer")
 
+from convgrad.backends import aten_defects
 from convgrad.cli import bench_layers, bench_models, bench_steps
 from convgrad.cli.app import run
 from convgrad.cli.bench_models import WRITTEN, layers_of
 from convgrad.cli.models import MODELS, Model
 from convgrad.diagnostics import Limits
-from convgrad.engine import measurements, measurer, trials
-from convgrad.problem import ConvProblem
+from convgrad.engine import Found, choose, measurements, measurer, record, trials
+from convgrad.engine.found import load
+from convgrad.problem import ConvProblem, Output
 
 #: A depthwise layer, a dense one, and the first once more under another name.
 TINY = 'g4mb2ic4ih6oc4kh3ph1n"one"\nmb1ic4iw9oc6kw3\ng4mb2ic4ih6oc4kh3ph1n"two"'
@@ -157,6 +159,24 @@ def test_steps_in_each_layout_with_equal_losses(tmp_path: Path, capsys: Any) -> 
     assert measurements.entries() == {}
     assert run([*command, "--resume"]) == 0
     assert rows(file) == found
+
+
+def test_by_the_rules_what_pytorch_gets_wrong_is_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though nothing that was measured counts, and nothing was read from the store before."""
+    problem, cpu = ConvProblem.parse("mb2ic8iw9oc8kw3"), torch.device("cpu")
+    outputs: tuple[Output, ...] = ("forward",)
+    monkeypatch.setattr(aten_defects, "found", {})
+    measurements.add(problem, outputs, cpu, measurements.Measurement({"aten": [1.0]}))
+    record(Found(problem, "forward", "a test", ""))
+    aten_defects.found.clear()
+    load.cache_clear()
+    try:
+        with bench_steps._by_rules_alone():
+            (step,) = choose(problem, outputs, cpu)
+        assert step.backend.name != "aten"
+        assert not step.reason.startswith("measured")
+    finally:
+        load.cache_clear()
 
 
 def test_steps_with_every_convolution_measured(tmp_path: Path, capsys: Any) -> None:

@@ -18,6 +18,9 @@ import convgrad
 
 pytest.importorskip("typer")
 
+import typer
+from tests.linears import take_small_rows
+
 from convgrad.backends import Backend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.cli.app import run
@@ -170,6 +173,26 @@ def test_explain_a_model_of_ones_own(capsys, tmp_path, monkeypatch) -> None:
     assert "is no shape" in refused(capsys, "explain", "my_factory_module:make", "--input", "3,4")
 
 
+def test_explain_layers_that_not_every_machine_has(capsys, tmp_path, monkeypatch) -> None:
+    """A linear layer is one of ours on a CPU alone."""
+    take_small_rows(monkeypatch)
+    (tmp_path / "mixed_layers.py").write_text(
+        "from torch.nn import Conv1d, Linear, ModuleDict, Module\n"
+        "class Net(Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.mix = ModuleDict({'rows': Linear(8, 4), 'steps': Conv1d(3, 5, 1)})\n"
+        "    def forward(self, x):\n"
+        "        return self.mix['steps'](self.mix['rows'](x))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    given = ("explain", "mixed_layers:Net", "--input", "2x3x8", "-l", "mix", "-d", "here", "-d", "h100")
+    status, printed, _ = call(capsys, *given, "--no-measure", "--json")
+    assert status == 0
+    problems = [e["problem"] for e in json.loads(printed)["data"]["explanations"]]
+    assert [p.startswith("g1mb2ic3iw4oc5") for p in problems] == [False, True, True]
+
+
 def test_explain_a_known_model(capsys) -> None:
     pytest.importorskip("transformers")
     status, printed, _ = call(capsys, "explain", "convnext", "-d", "h100 cudnn 9.10 bfloat16 channels_last")
@@ -204,6 +227,10 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", "convnext", "--measure"), "--measure times layers, and a whole model is a table of them"),
         (("explain", "os:getcwd"), "'os:getcwd' returned str, not an nn.Module (hint: module:factory"),
         (("explain", "os:mkdir"), "'os:mkdir' raised TypeError"),
+        (("explain", ":make"), "cannot get ':make': Empty module name"),
+        (("explain", "os:getcwd", "-d", "here int8"), "PyTorch makes no model of torch.int8"),
+        (("explain", "resnet50", "--input", f"{10**20}x3"), "does not fit in any memory"),
+        (("explain", "resnet50", "--input", f"{10**9}x{10**9}x{10**9}"), "does not fit in any memory"),
     ],
 )
 def test_errors_are_one_line_with_a_hint(capsys, args: tuple[str, ...], words: str) -> None:
@@ -331,6 +358,17 @@ mb1ic4iw40oc4kw5pw2 bfloat16
 """
 
 
+def test_a_script_of_kernels_may_end_itself(capsys, tmp_path) -> None:
+    script = tmp_path / "mine.py"
+    for status in (0, 3):
+        script.write_text(f"import sys\nsys.exit({status})\n")
+        if status:
+            with pytest.raises(SystemExit, match="3"):
+                run(["--kernels", str(script), "names", "conv2d"])
+        else:
+            assert "convolution_backward" in call(capsys, "--kernels", str(script), "names", "conv2d")[1]
+
+
 def test_check_a_file(capsys, tmp_path: Path) -> None:
     path = tmp_path / "shapes_some"
     path.write_text(FILE)
@@ -343,6 +381,19 @@ def test_check_a_file(capsys, tmp_path: Path) -> None:
     status, printed, _ = call(capsys, "check", str(path), "--transposed", "-b", "reference")
     assert status == 0
     assert "(exact, bound;" in printed
+
+
+def test_a_problem_longer_than_a_files_name(capsys) -> None:
+    name = "x" * 300
+    status, printed, _ = call(capsys, "check", f'ic2iw9oc2kw3n"{name}"', "-b", "reference", "--property", "exact")
+    assert status == 0
+    assert "1 of 1 problems" in printed
+
+
+def test_explain_measures_unsigned_integers(capsys) -> None:
+    status, printed, _ = call(capsys, "explain", "ic2iw9oc2kw3 uint8", "-o", "forward", "--measure")
+    assert status == 0
+    assert " ms" in printed
 
 
 def test_check_stops_when_time_is_up(capsys, tmp_path: Path) -> None:
@@ -369,6 +420,17 @@ def test_interrupted_with_a_partial_summary(capsys, tmp_path: Path, monkeypatch)
     status, printed, _ = call(capsys, "check", str(path))
     assert status == 130
     assert printed.startswith("interrupted after 1 of 2 problems: 6 checks passed")
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, typer.Abort])
+def test_interrupted_in_a_command_that_has_nothing_to_say_then(monkeypatch, interrupt: type[BaseException]) -> None:
+    """Releases of typer differ in what they make of it."""
+
+    def named(name: str) -> None:
+        raise interrupt
+
+    monkeypatch.setattr("convgrad.diagnostics.named", named)
+    assert run(["names", "conv2d"]) == 130
 
 
 @pytest.mark.parametrize("command", [["check", "--aten"], ["tune", "--aten", "60", "ic2iw9oc2kw3"]])

@@ -105,6 +105,7 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
         (("report_models:wrong",), "raised RuntimeError: Given groups=1"),
         (("report_models:nothing",), "cannot get"),
         (("--seconds", "0", "script.py"), "Invalid value for '--seconds'"),
+        (("--seconds", "inf", "report_models:alone"), "--seconds must be positive and finite, got inf"),
     ],
 )
 def test_what_cannot_be_reported_is_refused_in_one_line(capsys, args: tuple[str, ...], words: str) -> None:

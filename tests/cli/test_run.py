@@ -57,3 +57,23 @@ def test_what_cannot_be_run_is_said(script, capsys):
     assert "script.py' is a script, and the data would be written over it" in lines[4]
     with open(script) as file:
         assert file.read() == SCRIPT
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["run", "--no-limit", "--csv"], "x.csv"),
+        (["run", "--no-limit", "--json"], "x.json"),
+        (["report", "--seconds", "0.1", "-o"], "x.json"),
+        (["tune", "--export"], "x.json"),
+    ],
+)
+def test_a_script_that_goes_to_another_folder_takes_no_file_with_it(command, name, script, tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    with open(script, "w") as file:
+        file.write(SCRIPT.replace("import torch", "import torch, os; os.chdir('other')"))
+    assert run([*command, name, script]) in (0, 5)
+    assert (tmp_path / name).exists()
+    assert not list((tmp_path / "other").iterdir())

@@ -55,6 +55,8 @@ def test_a_value_that_is_no_measurement_is_not_one(value: Any, tmp_path: Path, m
         assert measurements.find(P, ("forward",), CPU, fresh=True) is None
         [step] = convgrad.engine.choose(P, ("forward",), CPU)
         assert step.backend.name == "aten"
+        new = Measurement({"aten": [1.0]})
+        assert measurements.add(P, ("forward",), CPU, new) == new
     finally:
         measurements.reload()
 

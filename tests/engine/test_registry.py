@@ -14,7 +14,7 @@ from convgrad.backends import ReferenceBackend
 from convgrad.check import check_problem
 from convgrad.engine import backends, get_backend, register, unregister
 from convgrad.engine.registry import reasons_against
-from convgrad.errors import UnknownNameError
+from convgrad.errors import BackendError, UnknownNameError
 from convgrad.problem import PASSES, ConvProblem
 from convgrad.settings import flags
 
@@ -98,3 +98,9 @@ def test_a_backend_over_a_padded_copy_has_a_name_too(name: str) -> None:
             unknown("none (padded copy)")
     with pytest.raises(UnknownNameError, match="no backend is called"):
         unregister(copied.name)
+
+
+def test_a_padded_copy_that_cannot_says_why() -> None:
+    x = torch.ones(1, 1, 3, dtype=torch.complex64)
+    with convgrad.use_backend("native (padded copy)"), pytest.raises(BackendError, match=r"\n  native .*: \w"):
+        convgrad.conv1d(x, x)

@@ -45,3 +45,9 @@ def test_a_trial_computes_what_a_plan_does() -> None:
     [found] = trials({"aten": (biased, steps("aten", ("forward",)))}, ("forward",), CPU)["aten"]()
     x, w = random_operands(P, (1, 2), CPU).values()
     torch.testing.assert_close(found, torch.nn.functional.conv2d(x, w, torch.ones(6)))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.complex64])
+def test_operands_of_every_dtype(dtype: torch.dtype) -> None:
+    (found,) = random_operands(P.replace(dtype=dtype), (1,), CPU).values()
+    assert (found.dtype, found.shape) == (dtype, P.input_shape)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import convgrad
 from convgrad.backends import _native_library
@@ -194,6 +195,21 @@ def test_another_choice_is_noticed() -> None:
     finally:
         convgrad.set_default_backend(None)
     assert is_pytorchs(convgrad.conv2d(x, w, groups=2))
+
+
+@pytest.mark.parametrize("defaults", [("reference", None), (None, "reference")])
+def test_the_choice_may_change_between_the_forwards_of_a_checkpoint(defaults: tuple[str | None, str | None]) -> None:
+    """As measuring makes it change. For a first layer, PyTorch's own call would save one tensor more than ours."""
+    x, w = operands()
+    try:
+        convgrad.set_default_backend(defaults[0])
+        y: Any = checkpoint(lambda x: convgrad.conv2d(x, w), x.detach(), use_reentrant=False)
+        convgrad.set_default_backend(defaults[1])
+        y.sum().backward()
+    finally:
+        convgrad.set_default_backend(None)
+    (want,) = torch.autograd.grad(torch.conv2d(x, w).sum(), w)
+    torch.testing.assert_close(w.grad, want)
 
 
 def test_the_third_derivative_with_an_output_padding() -> None:

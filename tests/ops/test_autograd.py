@@ -156,6 +156,23 @@ def test_each_gradient_is_one_call(counting: Counting) -> None:
     assert sorted(counting.calls) == ["grad_input", "grad_weight"]
 
 
+@pytest.mark.parametrize("moving", [(0,), (1,), (2,), (0, 1), (1, 2)])
+@pytest.mark.parametrize("of", [convgrad.conv2d, lambda x, w, b: convgrad.feedback_convolution(x, w, w, b)])
+def test_forward_mode_contracts_only_what_moves(counting: Counting, moving: tuple[int, ...], of: Any) -> None:
+    """A zero in the place of a tangent would cost a contraction, and make NaN of an infinite operand."""
+    fixed = [t.detach() for t in operands()]
+    fixed[0][0, 0, 0, 0] = fixed[1][0, 0, 0, 0] = torch.inf
+
+    def function(*moved: Tensor) -> Tensor:
+        return of(*[moved[moving.index(i)] if i in moving else t for i, t in enumerate(fixed)])
+
+    primals = tuple(fixed[i] for i in moving)
+    with convgrad.use_backend("counting"):
+        _, tangent = torch.func.jvp(function, primals, tuple(map(torch.zeros_like, primals)))
+    assert len(counting.calls) == 1 + len({0, 1} & {*moving})
+    assert tangent.isnan().any() == bool({0, 1} & {*moving})
+
+
 @pytest.mark.parametrize("wanted", [("input",), ("weight",), ("bias",), ("input", "bias"), ("weight", "bias")])
 def test_only_the_gradients_asked_for(counting: Counting, wanted: tuple[str, ...]) -> None:
     tensors = dict(zip(("input", "weight", "bias"), operands(), strict=True))

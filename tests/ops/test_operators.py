@@ -13,7 +13,8 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import convgrad
-from convgrad.backends import _native_library
+from convgrad.backends import ReferenceBackend, _native_library
+from convgrad.engine import register, unregister
 
 from .forms import case
 
@@ -431,3 +432,25 @@ def test_use_backend_inside_a_compiled_function(fullgraph: bool) -> None:
     with convgrad.trace() as seen:
         convgrad.conv2d(x, w)
     assert [r.backend for r in seen] == ["aten"]
+
+
+def test_a_request_in_a_graph_for_a_library_with_two_flags() -> None:
+    """As `convgrad.direct` registers them: their names have commas."""
+
+    class Flagged(ReferenceBackend):
+        name = "flagged[benchmark=1,deterministic=1]"
+
+    x, w = torch.randn(1, 4, 9), torch.randn(4, 4, 3)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        with convgrad.use_backend(Flagged.name):
+            return convgrad.conv1d(x, w)
+
+    register(Flagged())
+    try:
+        with convgrad.trace() as seen:
+            convgrad.nn.Conv1d(4, 4, 3, backend=Flagged.name)(x)
+            torch.compile(function, backend="aot_eager", fullgraph=True)(x)
+        assert [r.backend for r in seen] == [Flagged.name] * 2
+    finally:
+        unregister(Flagged.name)

@@ -134,6 +134,9 @@ def _load_kernels(source: str, verify: bool) -> None:
     try:
         with redirect_stdout(sys.stderr):
             load_kernels(source, verify=verify)
+    except SystemExit as stop:  # nothing to say: the script has ended
+        if stop.code:
+            raise
     except Exception as error:
         frames = foreign_frames(error)
         if isinstance(error, (FileNotFoundError, ModuleNotFoundError, ValueError)) and not frames:  # it is not there
@@ -220,6 +223,13 @@ def fail(message: str, hint: str = "") -> Exception:
     return RequestError(f"{message} (hint: {hint})" if hint else message)
 
 
+def finite(seconds: float) -> float:
+    """For typer: refuse a time for measuring that is none or has no end."""
+    if not 0 < seconds < float("inf"):
+        raise fail(f"--seconds must be positive and finite, got {seconds}")
+    return seconds
+
+
 def device_here(text: str) -> torch.device:
     """The device of an option, once something has been put on it."""
     import torch
@@ -248,6 +258,8 @@ def run(args: Sequence[str] | None = None) -> int:
         text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
         extra = "a problem of several words stands in quotes: " if "unexpected extra argument" in text else ""
         return _refused(f"{text} (hint: {extra}see convgrad --help)")
+    except typer.Abort:  # what older releases of typer make of an interrupt
+        return 130
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):  # typer would end with 1, as if a check had failed
             return 141

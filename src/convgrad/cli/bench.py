@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from .app import app, command, device_here, fail, say_json
+from .app import app, command, device_here, fail, finite, say_json
 from .options import AsJson, Backends, CsvFile, Device, Layout, Outputs, StepLayout, Threads, Transposed, problem_or
 
 
@@ -26,12 +26,6 @@ bench = typer.Typer(
 app.add_typer(bench, name="bench")
 
 
-def _positive(seconds: float) -> float:
-    if not 0 < seconds < float("inf"):
-        raise fail(f"--seconds must be positive and finite, got {seconds}")
-    return seconds
-
-
 Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")]
 Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.", min=0)]
 Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
@@ -48,7 +42,7 @@ def problems(
     backend: Backends = None,
     output: Outputs = None,
     device: Device = "cpu",
-    seconds: Annotated[float, typer.Option(help="For each line of the table.", callback=_positive)] = 1.0,
+    seconds: Annotated[float, typer.Option(help="For each line of the table.", callback=finite)] = 1.0,
     keep: Annotated[bool, typer.Option("--keep-memory/--return-memory", help="Keep freed memory (both sides).")] = True,
     limit: Annotated[bool, typer.Option("--limit/--no-limit", help="Measure the machine's limit if unknown.")] = True,
     transposed: Transposed = False,
@@ -85,7 +79,7 @@ def layers(
     layout: Layout = "",
     batch: Annotated[int, typer.Option(help="Of the models of transformers.", min=1)] = 4,
     size: Annotated[int, typer.Option(help="Height and width of their images.", min=1)] = 224,
-    seconds: Annotated[float, typer.Option(help="For the comparison of each layer.", callback=_positive)] = 0.5,
+    seconds: Annotated[float, typer.Option(help="For the comparison of each layer.", callback=finite)] = 0.5,
     minutes: Minutes = 0.0,
     busy: Busy = False,
     as_csv: CsvFile = None,
@@ -117,7 +111,7 @@ def steps(
     threads: Threads = 0,
     layout: StepLayout = "",
     seconds: Annotated[
-        float, typer.Option(help="For each comparison: images shrink until it fits.", callback=_positive)
+        float, typer.Option(help="For each comparison: images shrink until it fits.", callback=finite)
     ] = 15.0,
     minutes: Minutes = 0.0,
     measure: Measured = False,

@@ -14,14 +14,15 @@ from torch import Tensor
 
 from ..backends import COPY
 from ..diagnostics import Limits, Machine, limits_of
-from ..engine import Step, choose, get_backend, measure_now, measurements, reasons_against, trials
+from ..engine import Step, choose, get_backend, measure_now, reasons_against, trials
 from ..engine.ab_timer import Ratio, compare
-from ..problem import ConvProblem, Output, gradient_outputs
+from ..problem import ConvProblem, Output
 from .app import say, say_table
 from .bench_models import WRITTEN, layers_of, models_named
-from .bench_results import CONDITIONS, Given, Job, run_rows
+from .bench_results import CONDITIONS, Given, Row, run_rows
 from .models import MODELS
 from .options import LAYOUTS
+from .tune import Job, jobs_of
 
 CPU = torch.device("cpu")
 _SAME = 1e-3  # relative difference of results that are the same; a wrong one is thousands of times above
@@ -46,20 +47,20 @@ def run_layers(given: Given, batch: int, size: int) -> tuple[int, dict[str, Any]
     """Time every layer and print the tables; the exit status, and all as plain data."""
     wanted = models_named(given.models, [*MODELS, *WRITTEN])
 
-    def jobs() -> list[Job]:
+    def all_rows() -> list[Row]:
         of: dict[ConvProblem, set[str]] = {}
         for name, problem in _in_turn(wanted, batch, size, [given.layout] if given.layout else LAYOUTS):
             of.setdefault(problem, set()).add(name)
         limits = {dtype: limits_of(Machine.here(), dtype, measured=True) for dtype in {p.dtype for p in of}}
-        found: list[Job] = []
+        found: list[Row] = []
         for p, names in of.items():
-            for output in ("forward", "backward"):
+            for output, job in zip(("forward", "backward"), jobs_of([p]), strict=True):
                 about = {"problem": str(p), "layout": p.layout, "output": output}
                 about["models"] = " ".join(sorted(names))
-                found.append((about, partial(_timed, p, output, given.seconds, limits[p.dtype])))
+                found.append((about, partial(_timed, job, given.seconds, limits[p.dtype])))
         return found
 
-    return run_rows("layers", given, COLUMNS, _KEY, jobs, _show)
+    return run_rows("layers", given, COLUMNS, _KEY, all_rows, _show)
 
 
 # ---- what to time ------------------------------------------------------------------------------------
@@ -98,14 +99,10 @@ def _named(steps: Steps) -> str:
     return ", ".join(dict.fromkeys(step.backend.name for step in steps))
 
 
-def _timed(p: ConvProblem, output: str, seconds: float, limits: Limits | None) -> dict[str, Any]:
+def _timed(job: Job, seconds: float, limits: Limits | None) -> dict[str, Any]:
     """The columns of a row that are found by running it."""
-    outputs: tuple[Output, ...] = (p.bias_pass,)
-    if output == "backward":
-        outputs = gradient_outputs(p.transposed, (True, True, False))
-        p = p.replace(has_bias=False)  # the engine sums its gradient, whatever computes the others
-    known = measurements.find(p, outputs, CPU, fresh=True)
-    if known is None or not known.same:
+    p, outputs = job
+    if not job.count(CPU):
         measure_now(p, outputs, CPU, force=True)
     ways = pytorchs(p, outputs)
     stock = [*ways]

@@ -115,7 +115,7 @@ def run_problems(
 
 
 def _backends(problem: ConvProblem, pass_: Pass, names: list[str], device: torch.device) -> list[str]:
-    if names == ["all"]:
+    if "all" in names:
         return [n for n, b in backends().items() if not reasons_against(b, problem, (pass_,), device)]
     return names or [choose(problem, (pass_,), device)[0].backend.name]
 

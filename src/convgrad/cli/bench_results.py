@@ -151,7 +151,7 @@ class Given(NamedTuple):
 
 
 #: Columns that say what a row is about, and a function that finds the others.
-Job = tuple[dict[str, str], Callable[[], dict[str, Any]]]
+Row = tuple[dict[str, str], Callable[[], dict[str, Any]]]
 
 
 def run_rows(
@@ -159,7 +159,7 @@ def run_rows(
     given: Given,
     columns: Sequence[str],
     key: Sequence[str],
-    jobs: Callable[[], Sequence[Job]],
+    wanted: Callable[[], Sequence[Row]],
     show: Callable[[Sequence[dict[str, str]]], None],
 ) -> tuple[int, dict[str, Any]]:
     """Time every row that the file lacks, and print all; the exit status, and all as plain data.
@@ -171,10 +171,10 @@ def run_rows(
     """
     results = Results(given.csv, columns, key, given.resume)
     prepare(given.threads)
-    todo, where, status = jobs(), conditions_here(given.busy), 0
+    todo, where, status = wanted(), conditions_here(given.busy), 0
 
-    def missing() -> list[Job]:
-        return [job for job in todo if not results.done(**{**where, **job[0]})]
+    def missing() -> list[Row]:
+        return [row for row in todo if not results.done(**{**where, **row[0]})]
 
     with busy_cores(given.busy), progress(what, len(missing())) as advance:
         try:

@@ -7,7 +7,6 @@ does it.
 from __future__ import annotations
 
 import copy
-import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -21,12 +20,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..diagnostics import Explanation, explain
-from ..engine import cache, measurements
+from ..engine import cache, choice
 from ..engine.ab_timer import Ratio, compare
 from ..models import accelerate_
 from .app import say, say_table
 from .bench_models import models_named
-from .bench_results import CONDITIONS, Given, Job, run_rows
+from .bench_results import CONDITIONS, Given, Row, run_rows
 from .models import MODELS, Model, in_channels_last
 from .options import LAYOUTS, STEP_LAYOUTS
 from .tune import jobs_of, measure_all
@@ -45,12 +44,12 @@ _SAME = 1e-2  # relative difference of losses that are the same
 def run_steps(given: Given, measured: bool) -> tuple[int, dict[str, Any]]:
     """Time every model's step and print the tables; the exit status, and all as plain data."""
     wanted = models_named(given.models, MODELS)
-    choice = "measured" if measured else "rules"
+    chosen = "measured" if measured else "rules"
 
-    def jobs() -> list[Job]:
+    def all_rows() -> list[Row]:
         return [
             (
-                {"model": name, "layout": layout, "choice": choice},
+                {"model": name, "layout": layout, "choice": chosen},
                 partial(_timed, MODELS[name], layout, given.seconds, measured),
             )
             for name in wanted
@@ -59,27 +58,21 @@ def run_steps(given: Given, measured: bool) -> tuple[int, dict[str, Any]]:
         ]
 
     def show(rows: Sequence[dict[str, str]]) -> None:
-        _show([row for row in rows if row["choice"] == choice])
+        _show([row for row in rows if row["choice"] == chosen])
 
     with nullcontext() if measured else _by_rules_alone():
-        return run_rows("steps", given, COLUMNS, _KEY, jobs, show)
+        return run_rows("steps", given, COLUMNS, _KEY, all_rows, show)
 
 
 @contextmanager
 def _by_rules_alone() -> Generator[None, None, None]:
-    """While the block runs, nothing was measured."""
+    """While the block runs, nothing was measured; what PyTorch was found to get wrong is avoided all the same."""
     try:
-        with patch.dict(os.environ, CONVGRAD_CACHE="off"):
-            _look_again()
+        with patch.object(choice, "find", return_value=None):
+            cache.invalidate()
             yield
     finally:
-        _look_again()
-
-
-def _look_again() -> None:
-    """Read what was measured, and make every choice anew."""
-    measurements.reload()
-    cache.invalidate()
+        cache.invalidate()
 
 
 # ---- timing ------------------------------------------------------------------------------------------
@@ -122,7 +115,7 @@ def _measure(stock: nn.Module, x: Tensor, layouts: Sequence[str]) -> None:
         found = explain(*(in_channels_last(copy.deepcopy(stock), x) if last else (stock, x)))
         layers = [found] if isinstance(found, Explanation) else found
         measure_all([*dict.fromkeys(jobs_of(layer.problem for layer in layers))], x.device, set())
-    _look_again()
+    cache.invalidate()
 
 
 def _scaled(stock: nn.Module, model: Model, channels_last: bool, seconds: float) -> tuple[int, int, Tensor]:

@@ -145,14 +145,17 @@ def _one(text: str, place: Place, outputs: tuple[Output, ...] | None, measure: b
 def _details(
     models: list[ModelExplanation], outputs: tuple[Output, ...] | None, measure: bool | None
 ) -> list[Explanation]:
-    """Layer by layer, every machine after the other."""
+    """Layer by layer, every machine after the other; a linear layer is only one of ours on a CPU."""
     from ..diagnostics import explain_problem
 
-    found = [layer.explanation for layers in zip(*models, strict=False) for layer in layers]
+    found: dict[tuple[str, ...], list[Explanation]] = {}
+    for layer in (layer for model in models for layer in model):
+        found.setdefault(layer.names, []).append(layer.explanation)
     wanted = measure is not False
     return [
         explain_problem(e.problem, outputs, e.machine, measure=True) if wanted and e.machine.is_here else e
-        for e in found
+        for machines in found.values()
+        for e in machines
     ]
 
 

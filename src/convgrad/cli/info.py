@@ -65,6 +65,7 @@ def gather() -> dict[str, Any]:
     import torch
 
     from .. import __version__, settings
+    from .._compat import package_version
     from ..backends import DEFECTS
     from ..diagnostics import MODELLED_VERSIONS, Machine, limits_of
     from ..engine import backends, measurements, recorded, store
@@ -80,7 +81,7 @@ def gather() -> dict[str, Any]:
             "convgrad": __version__,
             "torch": torch.__version__,
             "python": platform.python_version(),
-            "triton": _version("triton"),
+            "triton": package_version("triton"),
             "cudnn": str(torch.backends.cudnn.version()) if torch.cuda.is_available() else None,
             "modelled_torch": list(MODELLED_VERSIONS),
         },
@@ -120,15 +121,6 @@ def _backend(name: str, device: str) -> dict[str, Any]:
         usable = [p for p, against in reasons.items() if not against]
         layers[kind] = {"passes": usable, "reasons_against": next((r for r in reasons.values() if r), [])}
     return {"summary": backend.summary, "device": device, "layers": layers}
-
-
-def _version(package: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 # ---- for people ----------------------------------------------------------------------------------

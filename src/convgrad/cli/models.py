@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .app import RequestError, fail
-from .options import no_file
+from .options import DTYPES, no_file
 
 if TYPE_CHECKING:
     import torch
@@ -109,6 +109,8 @@ def explained(
 
     from ..diagnostics import Explanation, Layer, ModelExplanation, explain
 
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise fail(f"PyTorch makes no model of {dtype}", f"one of {', '.join(DTYPES)}")
     net, given = build(name, "meta")
     net = net.to(dtype=dtype)
     if not isinstance(input, str):
@@ -185,7 +187,7 @@ def _own(name: str) -> Callable[[], Any]:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise fail(f"cannot get {name!r}: {error}", _FACTORY) from None
     finally:
         with suppress(ValueError):  # it removed it
@@ -205,4 +207,7 @@ def example_input(name: str, shape: str, dtype: torch.dtype) -> torch.Tensor:
     if not shape:
         return model.sample(device="meta", dtype=dtype)
     sizes = [int(n) for n in shape.split("x")]
-    return torch.empty(sizes, dtype=torch.int64 if model.vocabulary else dtype, device="meta")
+    try:
+        return torch.empty(sizes, dtype=torch.int64 if model.vocabulary else dtype, device="meta")
+    except (RuntimeError, TypeError):
+        raise fail(f"an input of {shape} does not fit in any memory") from None

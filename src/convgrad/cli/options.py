@@ -30,9 +30,9 @@ PROPERTIES: Final = (
 )  # fmt: skip
 #: Checked where they are named only.
 STRESS: Final = ("pages", "threads", "samples")
+#: Of models, which PyTorch makes of no integers.
 DTYPES: Final = (
-    "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "uint8", "int8", "int16",
-    "int32", "int64", "f16", "bf16", "f32", "f64", "s8", "u8", "s32",
+    "float16", "bfloat16", "float32", "float64", "complex32", "complex64", "complex128", "f16", "bf16", "f32", "f64",
 )  # fmt: skip
 BACKENDS: Final = (
     "aten", "native", "triton", "triton:banded", "im2col", "reference", "aten:float32", "aten:channels_last",
@@ -106,12 +106,12 @@ def _shape(text: str) -> str:
 
 
 def writable(file: Path | None) -> Path | None:
-    """For typer: refuse a file that cannot be written, before anything runs."""
+    """For typer: refuse a file that cannot be written, before anything runs; it stays that one where a script moves."""
     if file is not None and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
         raise fail(f"{str(file)!r} cannot be written", "the name of a file, in a folder that is there")
     if file is not None and file.suffix == ".py":
         raise fail(f"{str(file)!r} is a script, and the data would be written over it", "a file such as calls.json")
-    return file
+    return file and file.absolute()
 
 
 # ---- completed -----------------------------------------------------------------------------------

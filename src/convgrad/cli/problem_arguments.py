@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 from ..problem import PASSES, ConvProblem, Pass
 from ..problem_text import read_problem_file
@@ -34,7 +34,7 @@ def read_problems(
     options: dict[str, str] = {}
     read = partial(ConvProblem.parse, transposed=transposed)
     for what in whats:
-        if Path(what).is_file():
+        if os.path.isfile(what):  # a text may be too long for a name
             options.clear()
             for _, found in read_problem_file(what, read, options):
                 if isinstance(found, ConvProblem):
@@ -43,7 +43,7 @@ def read_problems(
                         passes.setdefault(found, set()).update(_passes(direction, found))
                 else:
                     unread.append(found)
-        elif "/" in what or Path(what).exists() or ("." in what and not is_problem(what)):
+        elif "/" in what or os.path.exists(what) or ("." in what and not is_problem(what)):
             raise fail(*no_file(what))
         else:
             problems.append(read(what))

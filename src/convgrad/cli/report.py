@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import command, device_here, fail, say, say_json
+from .app import command, device_here, fail, finite, say, say_json
 from .models import MODELS, build, example_input, in_channels_last
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, problem_or, writable
 
@@ -35,7 +35,9 @@ def report(
         Path | None, typer.Option("--out", "-o", help="The page, report.html by default; NAME.json gets its data.")
     ] = None,
     against: Annotated[Path | None, typer.Option("--against", help="An earlier page or data, to compare with.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.1, help="For measuring; of a script, when it has ended.")] = 10.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, help="For measuring; of a script, when it has ended.", callback=finite)
+    ] = 10.0,
     device: Device = "cpu",
     shape: Input = "",
     dtype: Dtype = "",
@@ -64,8 +66,7 @@ def report(
     from ..report import Profile, profile_script, profile_table
 
     page = out or (None if as_json else Path("report.html"))
-    if page is not None:
-        _ready(page)
+    target = page and _ready(page)
     before = None if against is None else Profile.read(against)
     of_script, is_table, status = is_script(what), what.endswith(".csv"), 0
     for_a_model = {"--input": shape, "--dtype": dtype, "--channels-last": channels_last, "--device": device != "cpu"}
@@ -86,9 +87,9 @@ def report(
         else:
             profile = _of_model(what, device_here(device), shape, dtype, channels_last, seconds, stage)
         profile = profile if before is None else profile.against(before)
-        if page is not None:
+        if target is not None:
             stage("drawing the page")
-            profile.save(page)
+            profile.save(target)
     if as_json:
         say_json("report", profile.to_dict())
     else:
@@ -99,13 +100,13 @@ def report(
     raise typer.Exit(status)
 
 
-def _ready(page: Path) -> None:
-    """Refuse what cannot be written before anything runs."""
-    writable(page)
+def _ready(page: Path) -> Path | None:
+    """What `writable` makes of it; refused before anything runs where it cannot be drawn."""
     if page.suffix != ".json":
         for package in ("jinja2", "matplotlib"):
             if find_spec(package) is None:
                 raise fail(f"a page needs {package}", "pip install 'convgrad[report]', or -o report.json")
+    return writable(page)
 
 
 def _of_model(

@@ -35,8 +35,7 @@ def run_command(
     """
     from ..models import run_script
 
-    target = as_json and as_json.absolute()  # the script may go to another folder
-    then = None if target is None else partial(say_json, "run", file=target)
+    then = None if as_json is None else partial(say_json, "run", file=as_json)
     if script.startswith("-") and not Path(script).exists():
         raise fail(f"there is no option {script!r}", "see convgrad run --help; options of the script stand behind it")
     try:

@@ -131,7 +131,7 @@ def _jobs_of(
         return
     if args:
         raise fail(f"only a script takes arguments, got {args[0]!r}", "options stand before what is measured")
-    if Path(what).is_file() or is_problem(what):
+    if is_problem(what) or Path(what).is_file():
         problems, unread, _ = read_problems([what])
         for error in unread:
             raise error

@@ -51,7 +51,7 @@ def choose(
         if name is not None:
             steps = _by(get_backend(name), "requested by name", problem, outputs, device, requested=True)
             if not steps and len(passes) == 1:
-                raise BackendError(_refusal(name, problem, passes[0], device))
+                raise BackendError(_refusal(name, problem, passes, device))
         elif mine is not None:
             steps = _by(mine, "registered by the user", problem, outputs, device)
         else:
@@ -71,7 +71,7 @@ def choose(
 
 def _name_for(pass_: Pass, request: Request | None, alone: bool) -> str | None:
     """The backend that is requested for a pass; None if it has the pass in sweeps only, and none is needed."""
-    name = request.of(pass_) if request else None
+    name = getattr(request, pass_) if request else None
     if name is None or not alone or pass_ in get_backend(name).passes:
         return name
     return None if any(pass_ in sweep for sweep in get_backend(name).sweeps) else name
@@ -143,7 +143,7 @@ def _by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.de
         return _by(aten, _why_first(aten, backends(), device), problem, outputs, device)
     usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, passes, device)}
     if not usable:
-        raise BackendError(_refusal(None, problem, "+".join(passes), device))
+        raise BackendError(_refusal(None, problem, passes, device))
     wrong, instead = get_backend("aten").wrong_here(problem, passes, device)
     first = next((usable[n] for n in instead if n in usable), next(iter(usable.values())))
     why = f"PyTorch's kernel is wrong here: {wrong}" if wrong else _why_first(first, usable, device)
@@ -159,11 +159,13 @@ def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.devic
     return "no rule prefers another backend" if measured else f"no other backend was ever timed on {device.type}"
 
 
-def _refusal(requested: str | None, problem: ConvProblem, pass_: str, device: torch.device) -> str:
+def _refusal(requested: str | None, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> str:
     """The message: the reasons of the backend that was requested, else of each."""
-    who = "no backend" if requested is None else f"backend {requested!r}"
-    found = {n: reasons_against(b, problem, (pass_,), device) for n, b in backends().items()}  # pyright: ignore[reportArgumentType]
+    who, there = "no backend", backends()
+    if requested is not None:
+        who, there[requested] = f"backend {requested!r}", get_backend(requested)  # over a padded copy, perhaps
+    found = {n: reasons_against(b, problem, outputs, device) for n, b in there.items()}
     lines = [f"  {n}: {'; '.join(against)}" for n, against in found.items() if against and requested in (None, n)]
     can = [n for n, against in found.items() if not against]
     these = [f"  these can: {', '.join(can)}"] if can else []
-    return "\n".join([f"{who} cannot compute {pass_} of {problem} on {device}:", *lines, *these])
+    return "\n".join([f"{who} cannot compute {'+'.join(outputs)} of {problem} on {device}:", *lines, *these])

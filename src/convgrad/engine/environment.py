@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from .._compat import cuda_driver
+from .._compat import cuda_driver, package_version
 from .._version import __version__
 from ..settings import current
 from .ab_timer import memory_kept, processor
@@ -55,13 +55,8 @@ def kind_of_machine(device: torch.device) -> str:
 def _versions(device_type: str) -> str:
     parts = [f"convgrad {__version__}", f"torch {torch.__version__}"]
     if device_type != "cpu":
-        from importlib.metadata import PackageNotFoundError, version
-
-        parts.append(f"cudnn {torch.backends.cudnn.version()}")
-        try:
-            parts.append(f"triton {version('triton')}")
-        except PackageNotFoundError:
-            parts.append("no triton")
+        triton = package_version("triton")
+        parts += [f"cudnn {torch.backends.cudnn.version()}", f"triton {triton}" if triton else "no triton"]
     return ", ".join(parts)
 
 

@@ -187,12 +187,19 @@ def add(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device,
 
 def _merge(key: str, new: Measurement, where: str) -> Measurement:
     """Merge a measurement into what the store holds under a key."""
-    before = store.read(_KIND, key)  # not the snapshot: another process may have measured it too
-    found = new if before is None else Measurement.of(before).merged(new)
+    found = _stored(key).merged(new)  # not of the snapshot: another process may have measured it too
     value = found.to_json()
     store.write(_KIND, key, value)
     _snapshot(where)[key] = value
     return found
+
+
+def _stored(key: str) -> Measurement:
+    """What the store holds under a key; no times where that is nothing, or another version's."""
+    try:
+        return Measurement.of(store.read(_KIND, key))
+    except ValueError:
+        return Measurement()
 
 
 # ---- all of them -----------------------------------------------------------------------------------
@@ -247,8 +254,7 @@ def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
             raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
         found[key] = Measurement.of(row)
     for key, new in found.items():
-        before = store.read(_KIND, key)
-        if before is None or Measurement.of(before).count < new.count:
+        if _stored(key).count < new.count:
             store.write(_KIND, key, new.to_json())
     reload()
     here = {kind_of_machine(torch.device(kind)) for kind in ("cpu", "cuda")} - {""}

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch.compiler import is_dynamo_compiling
 
 from ..backends import COPY
-from ..problem import Pass
+from ..problem import PASSES
 from . import registry
 from .cache import invalidate
 
@@ -23,10 +23,6 @@ class Request(NamedTuple):
     grad_weight: str | None = None
     #: It is part of the program, so a compiled graph carries it.
     fixed: bool = False
-
-    def of(self, pass_: Pass) -> str | None:
-        """The backend asked for in one pass."""
-        return getattr(self, pass_)
 
 
 _task: ContextVar[Request | None] = ContextVar("convgrad_request", default=None)
@@ -44,30 +40,23 @@ def active() -> Request | None:
     return _task.get() or _default
 
 
-def request_for(name: str) -> Request:
-    """What ``use_backend(name)`` asks for.
+def request_for(
+    name: str | None, forward: str | None = None, grad_input: str | None = None, grad_weight: str | None = None
+) -> Request:
+    """What `use_backend` with these arguments asks for; a pass that a user's kernel lacks is chosen by the engine.
 
     Raises:
-        KeyError: no backend has this name.
+        KeyError: no backend has one of these names.
     """
-    return _request(name, None, None, None) or Request()
-
-
-def _request(name: str | None, forward: str | None, grad_input: str | None, grad_weight: str | None) -> Request | None:
-    for n in (name, forward, grad_input, grad_weight):
-        if n is not None:
-            registry.get_backend(n)
-    given: dict[Pass, str | None] = {"forward": forward, "grad_input": grad_input, "grad_weight": grad_weight}
-    names = [own or _having(name, pass_) for pass_, own in given.items()]
-    return Request._make((*names, False)) if any(names) else None
-
-
-def _having(name: str | None, pass_: Pass) -> str | None:
-    """The name, if its backend has this pass; a pass that a user's kernel lacks is chosen by the engine."""
-    if name is None:
-        return None
-    backend = registry.get_backend(name)
-    return name if pass_ in backend.passes or any(pass_ in sweep for sweep in backend.sweeps) else None
+    names = [forward, grad_input, grad_weight]
+    for own in names:
+        if own is not None:
+            registry.get_backend(own)
+    if name is not None:
+        backend = registry.get_backend(name)
+        has = [pass_ in backend.passes or any(pass_ in sweep for sweep in backend.sweeps) for pass_ in PASSES]
+        names = [own or (name if can else None) for own, can in zip(names, has, strict=True)]
+    return Request._make((*names, False))
 
 
 @contextmanager
@@ -95,7 +84,7 @@ def use_backend(
         >>> y.item()
         9.0
     """
-    request = _request(name, forward, grad_input, grad_weight) or Request()
+    request = request_for(name, forward, grad_input, grad_weight)
     if is_dynamo_compiling():  # the compiler knows no context variables, but follows a list
         traced.append(request)
         try:
@@ -140,5 +129,5 @@ def set_default_backend(name: str | None) -> None:
         >>> convgrad.set_default_backend(None)
     """
     global _default  # noqa: PLW0603
-    _default = _request(name, None, None, None)
+    _default = None if name is None else request_for(name)
     invalidate()

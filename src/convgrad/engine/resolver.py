@@ -19,19 +19,18 @@ from torch.nn import Parameter
 from .._compat import (
     any_autocast,
     aten_memory_format,
-    channels_last_of,
     dispatch_modes,
     function_modes,
     functorch_active,
     is_legacy_batched,
     jit_tracing,
-    suggests_channels_last,
+    suggested_format,
 )
 from ..backends import reads_odd_strides
 from ..calculus import Form
 from ..problem import Output, PaddingMode, gradient_outputs
 from ..settings import flags
-from ..shapes import Geometry, check_rank, conv_geometry, convolution_shape, problem_of
+from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_memory, check_operands
 from .cache import plans, remember
 from .plan import Plan, plan_for
@@ -215,11 +214,12 @@ def _checked_gradient(of_weight: bool) -> Callable[..., Checked]:
         """The operands of ``grad_input`` or ``grad_weight``, validated; without a layout, they decide."""
         input_size, weight_size = (other.shape, size) if of_weight else (size, other.shape)
         g = conv_geometry(weight_size, *arguments)
-        check_rank(input_size, weight_size)
         check_backward(grad_output.shape, input_size, weight_size, None, g)
         check_operands(("grad_output", grad_output), ("input" if of_weight else "weight", other))
         if memory_format is None:
-            unread = other.new_empty(tuple(size)) if of_weight else _like(size, grad_output)
+            # Of what is not there only the layout is looked at: a contiguous weight, an input as grad_output lies.
+            known = torch.contiguous_format if of_weight else suggested_format(grad_output)
+            unread = torch.empty(tuple(size), dtype=other.dtype, device=other.device, memory_format=known)
             memory_format = layout_of(other, unread, g) if of_weight else layout_of(unread, other, g)
         return Checked(g, input_size, weight_size, grad_output.shape, memory_format, (not of_weight, of_weight, False))
 
@@ -243,11 +243,3 @@ def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format
     wider = min if g.transposed else max
     padding = tuple(max(wider(low, high), 0) for low, high in g.padding)
     return aten_memory_format(input, weight, *g._replace(padding=padding))  # pyright: ignore[reportArgumentType]
-
-
-def _like(shape: Ints, like: Tensor) -> Tensor:
-    """An uninitialized tensor of this shape in the layout of another one; only its layout is looked at."""
-    memory_format = torch.contiguous_format
-    if like.dim() == len(shape) and suggests_channels_last(like):
-        memory_format = channels_last_of(like.dim() - 2)
-    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)

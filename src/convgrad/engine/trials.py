@@ -77,6 +77,7 @@ def random_operands(problem: ConvProblem, slots: tuple[int, ...], device: torch.
             t = torch.empty(shape, dtype=problem.dtype, device=device)
             (torch.view_as_real(t) if t.is_complex() else t).uniform_(-1, 1, generator=generator)
         else:
-            t = torch.randint(-3, 4, shape, dtype=problem.dtype, device=device, generator=generator)
+            least = max(-3, torch.iinfo(problem.dtype).min)
+            t = torch.randint(least, 4, shape, dtype=problem.dtype, device=device, generator=generator)
         found[i] = t.contiguous(memory_format=problem.memory_format)
     return found

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .._compat import forward_ad_active, functorch_active
+from ..calculus import add_bias
 from ..engine import active, resume
 from ._call import run
 from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
@@ -31,11 +32,14 @@ class _Feedback(torch.autograd.Function):
         if functorch_active() or forward_ad_active():
             ctx.output_shape = output.shape
             ctx.save_for_forward(input, weight)
+            ctx.set_materialize_grads(False)  # a zero in place of a tangent would be convolved like any other
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         """Public functions only, which are differentiable to any order: so is this."""
         (g,) = grad_outputs
+        if g is None:
+            return (None,) * 5
         input, feedback_weight = ctx.saved_tensors
         (input_size, weight_size), (_, w, bias, b, _) = ctx.sizes, ctx.needs_input_grad
         of_input = of_weight = of_bias = None
@@ -62,9 +66,7 @@ class _Feedback(torch.autograd.Function):
             terms.append(run("convolution", x, weight, None, ctx.form))
         if w is not None:
             terms.append(run("convolution", input, w, None, ctx.form))
-        if bias is not None:
-            terms.append(bias.view(-1, *(1,) * (input.dim() - 2)).expand(ctx.output_shape).clone())
-        return sum(terms[1:], terms[0])
+        return add_bias(sum(terms[1:], terms[0]) if terms else input.new_zeros(ctx.output_shape), bias)
 
 
 @torch.compiler.allow_in_graph

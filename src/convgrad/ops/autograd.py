@@ -28,7 +28,7 @@ from .._compat import (
     single_level,
     will_engine_execute,
 )
-from ..calculus import CONTRACTED, Form, Role, derivative, sum_of_bias, tangent
+from ..calculus import CONTRACTED, Form, Role, add_bias, derivative, sum_of_bias, tangent
 from ..engine import Plan, Request, active, generation, layout_of, observers, resume
 from ..padding_modes import fold, pad
 from ..settings import flags
@@ -73,11 +73,12 @@ class Contraction(torch.autograd.Function):
         if not call.transformed:
             return call.below(first, second, bias)
         ctx.save_for_forward(first, second)
+        ctx.set_materialize_grads(False)  # a zero in place of a tangent would be contracted like any other
         with inner_transforms():
             return call.below(first, second, bias)
 
     @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, cotangent: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One contraction for each gradient that the running backward pass needs."""
         call = ctx.call
         first, second = ctx.saved_tensors
@@ -88,7 +89,7 @@ class Contraction(torch.autograd.Function):
             return None, grad_first, grad_second, grad_bias
         alone = torch.compiler.is_compiling() or functorch_active()  # no autograd engine runs that could be asked
         needs = ctx.needs_input_grad[1:] if alone else _needed(ctx)
-        if not any(needs):
+        if cotangent is None or not any(needs):
             return (None,) * 4
         with resume(call.request):
             return (None, *_gradients(call.form, call.yields, cotangent, first, second, needs))
@@ -101,11 +102,7 @@ class Contraction(torch.autograd.Function):
         roles = CONTRACTED[yields]
         operands = dict(zip(roles, tensors, strict=True))
         moved = tangent(form, yields, operands, dict(zip(roles, (first, second), strict=True)))
-        if bias is not None:
-            column = bias.view(-1, *(1,) * (tensors[0].dim() - 2))
-            return column.expand(form.output_size).clone() if moved is None else moved + column
-        assert moved is not None
-        return moved
+        return add_bias(bias.new_zeros(form.output_size) if moved is None else moved, bias)
 
 
 apply = apply_of(Contraction)

@@ -27,25 +27,20 @@ def define(
         f"{name}.with_backend{arguments},{star} str backend) -> {result}", tags=(torch.Tag.pt2_compliant_tag,)
     )
 
-    def run(*args: Any, backend: str, **options: Any) -> Any:
-        with resume(_decode(backend)):
-            return kernel(*args, **options)
+    def under(rule: Callable[..., Any]) -> Callable[..., Any]:
+        def requested(*args: Any, backend: str, **options: Any) -> Any:
+            with resume(_decode(backend)):
+                return rule(*args, **options)
+
+        return requested
 
     def without_data(*args: Any, backend: str, **options: Any) -> Any:
         return fake(*args, **options)
 
-    def with_derivatives(keyset: Any, *args: Any, backend: str, **options: Any) -> Any:
-        with resume(_decode(backend)):
-            return autograd(keyset, *args, **options)
-
-    def batched(info: Any, in_dims: Any, *args: Any, backend: str, **options: Any) -> Any:
-        with resume(_decode(backend)):
-            return batching(info, in_dims, *args, **options)
-
-    library.impl(f"{name}.with_backend", run, "CompositeExplicitAutograd")
-    library.impl(f"{name}.with_backend", with_derivatives, "Autograd", with_keyset=True)
+    library.impl(f"{name}.with_backend", under(kernel), "CompositeExplicitAutograd")
+    library.impl(f"{name}.with_backend", under(autograd), "Autograd", with_keyset=True)
     torch.library.register_fake(f"convgrad::{name}.with_backend", without_data, lib=library)
-    torch.library.register_vmap(f"convgrad::{name}.with_backend", batched, lib=library)
+    torch.library.register_vmap(f"convgrad::{name}.with_backend", under(batching), lib=library)
 
 
 def operator(name: str) -> Callable[..., Any]:
@@ -67,11 +62,10 @@ def traced_overload(op: Any, first: Tensor | None) -> Callable[..., Any] | None:
 
 
 def _encode(request: Request) -> str:
-    return ",".join(name or "" for name in (request.forward, request.grad_input, request.grad_weight))
+    return ";".join(name or "" for name in request[:3])  # ``aten:cudnn[benchmark=1,deterministic=1]`` has a comma
 
 
 def _decode(text: str) -> Request:
-    if "," not in text:
+    if ";" not in text:
         return request_for(text)._replace(fixed=True)
-    forward, grad_input, grad_weight = (name or None for name in text.split(","))
-    return Request(forward, grad_input, grad_weight, fixed=True)
+    return Request(*(name or None for name in text.split(";")), fixed=True)  # pyright: ignore[reportArgumentType]
