@@ -203,11 +203,11 @@ def test_a_result_of_few_channels(text: str, outputs: tuple[Output, ...], kind: 
         ("mb15ic8ih9oc16kh1", 1, None),
         ("mb15ic8ih9oc16kh1", 2, "pointwise"),
         ("mb16ic8ih9oc16kh1", 1, "pointwise"),
-        ("mb15ic64ih9oc64kh1", 1, None),
+        ("mb4ic64ih9oc64kh1", 1, None),
         ("mb4ic64ih9oc64kh1 float64", 2, None),
-        ("mb1ic64id8oc64kd1", 2, None),
-        ("mb1ic64id8oc64kd1 channels_last", 2, "pointwise"),  # copied first
-        ("mb15ic64ih9oc64kh1", 2, "pointwise"),
+        ("mb1ic64id7oc64kd1", 2, None),
+        ("mb1ic64id7oc64kd1 channels_last", 2, "pointwise"),  # copied first
+        ("mb5ic64ih9oc64kh1", 2, "pointwise"),
         ("mb15ic96ih9oc96kh1", 1, "wide product"),  # not small
         ("mb15ic96ih9oc96kh1", 2, "pointwise"),
         ("mb15ic96ih9oc96kh1 float64", 1, "pointwise"),

@@ -28,7 +28,7 @@ def operands(groups: int = 1, kernel: int = 3, channels: int = 8) -> tuple[Tenso
 
 @pytest.mark.parametrize(("groups", "kernel"), [(1, 1), (1, 3), (2, 3), (4, 3)])
 def test_what_aten_computes_anyway_is_pytorchs_own(groups: int, kernel: int) -> None:
-    x, w = operands(groups, kernel, 24 * groups)  # of 24 channels, which native cannot compute
+    x, w = operands(groups, kernel, 80 * groups)  # of 80 channels, which native cannot compute
     for _ in range(3):  # made, looked up, looked up without strides
         y = convgrad.conv2d(x, w, groups=groups)
         assert is_pytorchs(y)
@@ -187,7 +187,7 @@ def test_who_watches_is_told() -> None:
 
 def test_another_choice_is_noticed() -> None:
     """A kernel that is registered later computes what was PyTorch's own."""
-    x, w = operands(2, channels=48)
+    x, w = operands(2, channels=160)
     assert is_pytorchs(convgrad.conv2d(x, w, groups=2))
     convgrad.set_default_backend("reference")
     try:

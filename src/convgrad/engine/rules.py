@@ -28,18 +28,16 @@ TABLE: dict[str, dict[str, float]] = {
     "grouped": {"native": 3.1},
     "narrow": {"native": 2.5},
     "patches": {"native": 2.6},
-    "pointwise": {"native": 1.8},
+    "pointwise": {"native": 1.7},
     "volume": {"native": 2.8},
     "wide product": {"native:amx": 1.5, "native": 1.2},
     "wide volume": {"aten:mkldnn": 2.1},
 }
 # end of the derived lines
 
-#: FLOPs of a pass up to which PyTorch's autograd, whose calls take 45 us less than ours, gains more than a kernel can.
-_SMALL = 1e6
-#: The same of a matrix product, in which ours gain least. The other layers of a network leave nothing of a call in the
-#: caches: there a step takes 60 to 260 us more by ours (each of 34 layers on a Xeon).
-_SMALL_PRODUCT = 1e7
+#: FLOPs of a pass up to which PyTorch's autograd, whose calls take up to 45 us less than ours, gains more than a kernel
+#: can; and of a matrix product, in which ours gain least.
+_SMALL, _SMALL_PRODUCT = 1e6, 3e6
 #: Channels on both sides, and FLOPs of a pass and thread, from which AMX gains more than packing for it takes.
 _WIDE, _LARGE_PRODUCT = 96, 2e7
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more.
