@@ -214,10 +214,26 @@ def test_small_or_narrow_is_torchs(sizes: tuple[int, int, int]) -> None:
     assert linear_gains(100 * rows * c, 8 * n, c)
 
 
-def test_autocast(small: None) -> None:
+@NEEDS_KERNELS
+@pytest.mark.parametrize("lacking", ["", "all"])
+def test_autocast(small: None, monkeypatch: pytest.MonkeyPatch, lacking: str) -> None:
+    """Where the processor has no arithmetic for 16 bits, our kernels convert; elsewhere it is torch's."""
+    for module in (convgrad.nn.linear, rules):
+        monkeypatch.setattr(module, "cpu_lacks", lambda dtype: lacking if dtype.itemsize == 2 else "")
+    monkeypatch.setitem(rules.TABLE, "emulated", {"native": 2.0})
     ours, theirs = pair(64, 128, dtype=torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(ours(X), theirs(X))
+    with torch.autocast("cpu", torch.bfloat16), Trace() as seen:
+        found, expected = ours(X), theirs(X)
+        assert torch.is_autocast_enabled("cpu")
+    assert found.dtype is torch.bfloat16
+    assert {r.backend for r in seen} == ({"native"} if lacking else set())
+    for one, other in zip(
+        (found, *torch.autograd.grad(found.float().square().sum(), [*ours.parameters()])),
+        (expected, *torch.autograd.grad(expected.float().square().sum(), [*theirs.parameters()])),
+        strict=True,
+    ):
+        assert one.dtype is other.dtype
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2 * float(other.detach().abs().max()))
 
 
 def test_matrix_products_in_16_bits_are_torchs(small: None) -> None:

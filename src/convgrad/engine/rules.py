@@ -75,7 +75,7 @@ def by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.dev
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
     lacking = cpu_lacks(problem.dtype)
     kind = kind_of(problem, outputs, bool(lacking)) if device.type == "cpu" else None
-    for_mkl = device.type == "cpu" and mkl_at_its_best() and _linear_for_mkl(problem)
+    for_mkl = device.type == "cpu" and not lacking and mkl_at_its_best() and _linear_for_mkl(problem)
     for way, gain in TABLE.get(kind or "", {}).items():
         if way == "native" and for_mkl:
             break

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._compat import exact_matmul, jit_tracing
+from .._compat import cpu_lacks, exact_matmul, jit_tracing
 from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
 from ..errors import ConvgradError
-from ..ops import apply
+from ..ops import apply, autocast_is_on, cast_operands
 from .joined import leaf_of_fx, stock_twin
 
 __all__ = ["Linear"]
@@ -48,20 +48,28 @@ class Linear(torch.nn.Linear):
             return traced
         if _is_dynamo_compiling() or not plain or jit_tracing() is not None:  # sizes may be no numbers
             return super().forward(input)
-        weight, bias = self.weight, self.bias
-        plan: Any = None
-        if input.is_cpu and weight.dim() == 2 and linear_gains(input.numel(), *weight.shape):
-            plan = find("linear", (), input, weight, bias)
-            if plan.__class__ is tuple:
-                plan = _plan(plan, input, weight, bias)
-        if plan is None:  # not torch's `forward`, which would compute a parametrized weight again
-            return torch.nn.functional.linear(input, weight, bias)
-        compute = apply if _recording() else Plan.contract
-        output = compute(plan, *as_pointwise(input, weight), bias)  # [1, out_features, 1, rows]
-        # No view, since autograd would record what changes it in place, such as a ReLU, as a change of all of `output`.
-        return _unsafe_view(output.permute(0, 2, 3, 1), (*input.shape[:-1], weight.shape[0]))
+        operands = input, self.weight, self.bias
+        if input.is_cpu and autocast_is_on("cpu") and cpu_lacks(torch.get_autocast_dtype("cpu")):
+            operands = cast_operands(*operands)
+            with torch.autocast("cpu", enabled=False):
+                return _linear(*operands)
+        return _linear(*operands)
 
     __prepare_scriptable__ = stock_twin
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    plan: Any = None
+    if input.is_cpu and weight.dim() == 2 and linear_gains(input.numel(), *weight.shape):
+        plan = find("linear", (), input, weight, bias)
+        if plan.__class__ is tuple:
+            plan = _plan(plan, input, weight, bias)
+    if plan is None:  # not torch's `forward`, which would compute a parametrized weight again
+        return torch.nn.functional.linear(input, weight, bias)
+    compute = apply if _recording() else Plan.contract
+    output = compute(plan, *as_pointwise(input, weight), bias)  # [1, out_features, 1, rows]
+    # No view, since autograd would record what changes it in place, such as a ReLU, as a change of all of `output`.
+    return _unsafe_view(output.permute(0, 2, 3, 1), (*input.shape[:-1], weight.shape[0]))
 
 
 def _plan(key: tuple[Any, ...], input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
