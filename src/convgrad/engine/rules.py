@@ -80,7 +80,7 @@ def by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.dev
         if way == "native" and for_mkl:
             break
         if way != "aten:float32" or worth_converting(problem, outputs, lacking):
-            yield way, f"{kind} problems: {gain}x as fast as PyTorch on average of the sweeps"
+            yield way, f"{kind} problems are {gain}x as fast as PyTorch on average"
     if for_mkl:
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
 

@@ -48,7 +48,7 @@ class Linear(torch.nn.Linear):
             return traced
         if _is_dynamo_compiling() or not plain or jit_tracing() is not None:  # sizes may be no numbers
             return super().forward(input)
-        operands = input, self.weight, self.bias
+        operands: Any = input, self.weight, self.bias
         if input.is_cpu and autocast_is_on("cpu") and cpu_lacks(torch.get_autocast_dtype("cpu")):
             operands = cast_operands(*operands)
             with torch.autocast("cpu", enabled=False):
