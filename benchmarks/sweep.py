@@ -5,7 +5,7 @@
 Each problem is measured as `convgrad tune` does it: every way is checked against the reference, then all are timed
 alternately with their conversions, twice. A row holds the times of one pass relative to PyTorch's call as given, by how
 much they may be wrong, and the commit that they are of. The numbers of threads take turns, each with problems of its
-own, always the same ones; what the file holds is not measured again.
+own, always the same ones but for --skip; what the file holds is not measured again.
 """
 
 from __future__ import annotations
@@ -200,13 +200,14 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=[1], nargs="+", help="in turn; one named twice gets more time")
     parser.add_argument("--minutes", type=float, default=5.0, help="then stop; 0 for no end")
     parser.add_argument("--only", choices=sorted(names), help="problems of one kind")
+    parser.add_argument("--skip", type=int, default=0, help="begin behind so many problems")
     parser.add_argument("--problems", type=int, default=0, help="stop after so many; 0 for no end")
     options = parser.parse_args()
     prepare(options.threads[0])
     results, end = Results(options.csv, COLUMNS, KEY, resume=True), deadline(options.minutes)
     keep_candidates()
     first, step = (names[options.only], len(_KINDS)) if options.only else (0, 1)
-    where, numbers = conditions_here(), {threads: count(first, step) for threads in options.threads}
+    where, numbers = conditions_here(), {t: count(first + options.skip * step, step) for t in options.threads}
     with tempfile.TemporaryDirectory() as folder:  # nothing that was measured before, and nothing stays
         os.environ["CONVGRAD_CACHE"] = folder
         measurements.reload()

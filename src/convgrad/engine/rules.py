@@ -165,10 +165,8 @@ def _narrow(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
     So are the gradients of a first layer, whose images have long rows and few channels and lie in PyTorch's order.
     Where kernels do not overlap the problem is a matrix product of patches.
     """
-    if p.ndim == 2 and p.output_size[-1] >= 64 and not p.channels_last and p.dtype is torch.float32:
-        first_layer = p.in_channels <= 16 * p.groups and "forward" not in outputs
-    else:
-        first_layer = False
+    long_rows = p.ndim == 2 and p.output_size[-1] >= 64 and not p.channels_last and p.dtype is torch.float32
+    first_layer = long_rows and p.in_channels <= 16 * p.groups and "forward" not in outputs
     channels = {"forward": p.out_channels, "grad_input": p.in_channels}
     few = p.groups == 1 and any(channels.get(output, 9) <= 8 for output in outputs)
     return _overlapping(p) and (few or first_layer)
@@ -203,7 +201,7 @@ def _volume(p: ConvProblem) -> str | None:
 def _scattered(p: ConvProblem, outputs: tuple[Output, ...]) -> str | None:
     """The gradient of the input alone, or the result of a transposed convolution, by kernels that do not overlap.
 
-    Ours writes each element once, in its place. Kernels of a thousand elements and more are too large for the caches.
+    Ours writes each element once, in its place; kernels of more than 512 elements are too large for that.
     """
     large = p.flops >= _SMALL and p.dtype.itemsize <= 4 and prod(p.kernel_size) <= 512
     return "patches" if large and outputs == ("grad_input",) and _patches(p) else None

@@ -2,7 +2,7 @@
 
 The rows of its input are the pixels of an image of one row in channels_last, for which there are kernels; the engine
 chooses, measures and reports such a call as any other. What it would leave to ATen, whatever is not a plain call, and
-every error is torch's.
+every error is torch's; under autocast every call is, unless the processor lacks the arithmetic of the dtype.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from .._compat import suggested_format
 from ..calculus import Role
 from ..diagnostics import Transfer
 from ..shapes import Geometry, convolution_shape
-from .halo import layout_of
 from .part import Halo, Part, part_of
 from .redistribution import groups_of, mesh_of, names_of
 from .sharding import Choice, Placements, Step, Work, choose, steps
@@ -79,7 +79,7 @@ def described(
     text = f"on a mesh of {' x '.join(f'{name} {n}' for name, n in zip(names, mesh.shape, strict=True))}: " + ", ".join(
         f"{role} {list(placements)}" for role, placements in {**operands, "output": output}.items()
     )
-    layout = layout_of(input.to_local())
+    layout = suggested_format(input.to_local())
     local: list[Tensor | None] = [
         torch.empty(part.sizes[role], dtype=input.dtype, device="meta", memory_format=layout) for role in roles
     ]

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import pad
 
-from .._compat import all_to_all, channels_last_of, suggests_channels_last, wait
+from .._compat import all_to_all, suggested_format, wait
 from ..errors import ShapeError
 from .geometry import Exchange, Route
 
@@ -176,7 +176,7 @@ def _exchanged(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: boo
 
 
 def _extended(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int) -> Tensor:
-    layout, used = layout_of(x), [0] * len(parts)
+    layout, used = suggested_format(x), [0] * len(parts)
     found = [x.narrow(dim, 0, 0)]
     for owner, a, b, _ in route.pieces:
         if owner == rank:
@@ -195,7 +195,7 @@ def _returned(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int)
         total = own.pop()[1].clone()
     else:
         size = [stop - base if d == dim else n for d, n in enumerate(x.shape)]
-        total = x.new_zeros(size).contiguous(memory_format=layout_of(x))
+        total = x.new_zeros(size).contiguous(memory_format=suggested_format(x))
     for other, arrived in enumerate(parts):
         at = 0
         for _, a, b, _ in route.sent[other]:
@@ -204,11 +204,6 @@ def _returned(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int)
     for at, term in own:
         total.narrow(dim, at, term.shape[dim]).add_(term)
     return total
-
-
-def layout_of(x: Tensor) -> torch.memory_format:
-    """The layout in which a tensor lies, or the contiguous one."""
-    return channels_last_of(x.dim() - 2) if suggests_channels_last(x) else torch.contiguous_format
 
 
 # ---- arguments -----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def page_of(profile: Data, changes: Sequence[Data]) -> str:
         ImportError: what the extra ``[report]`` brings is missing.
     """
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401 - what draws the page needs it; said before anything is drawn
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
         from markupsafe import Markup, escape
     except ImportError as error:
