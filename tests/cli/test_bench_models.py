@@ -191,6 +191,18 @@ def test_steps_with_every_convolution_measured(tmp_path: Path, capsys: Any) -> N
     assert measurements.entries() == known
 
 
+def test_steps_of_compiled_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, *_: compiled.append(self))
+    file = tmp_path / "steps.csv"
+    command = ["bench", "steps", "--layout", "contiguous", "--seconds", "0.02", "--csv", str(file)]
+    assert run([*command, "--compile"]) == 0
+    stock, ours = compiled
+    assert stock is not ours
+    [row] = rows(file)
+    assert (row["choice"], row["note"]) == ("rules, compiled", "")
+
+
 @pytest.mark.parametrize("in_both", [False, True])
 def test_a_step_whose_loss_differs_or_vanishes_is_not_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_both: bool

@@ -89,6 +89,9 @@ def test_the_key_tells_everything_apart_that_changes_the_answer(monkeypatch):
         with monkeypatch.context() as patched:
             patched.setattr("convgrad.engine.environment.current", lambda f=flag, v=value: settings._replace(**{f: v}))
             assert environment(CPU) != where
+    with monkeypatch.context() as patched:
+        patched.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        assert environment(CPU) != where
     mkldnn: Any = torch.backends.mkldnn
     for operation in (mkldnn.conv, mkldnn.matmul):  # each by itself, which makes PyTorch's old getter raise
         operation.fp32_precision = "bf16"

@@ -115,6 +115,7 @@ def steps(
     ] = 15.0,
     minutes: Minutes = 0.0,
     measure: Measured = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Both under torch.compile.")] = False,
     busy: Busy = False,
     as_csv: CsvFile = None,
     resume: Resume = False,
@@ -126,8 +127,8 @@ def steps(
     channels_last where that is measured to be faster.
 
     The rules choose, whatever was measured here before, or with --measure what is measured now; a file may hold rows
-    of both. The losses are compared first; then steps of the two alternate. Interrupted, or out of time, it goes on
-    with --resume.
+    of both, and of compiled models. The losses are compared first; then steps of the two alternate. Interrupted, or
+    out of time, it goes on with --resume.
 
     Examples:
 
@@ -138,7 +139,8 @@ def steps(
     from .bench_results import Given
     from .bench_steps import run_steps
 
-    _end(*run_steps(Given(models or [], threads, layout, seconds, minutes, busy, as_csv, resume), measure), as_json)
+    given = Given(models or [], threads, layout, seconds, minutes, busy, as_csv, resume)
+    _end(*run_steps(given, measure, compiled), as_json)
 
 
 def _end(status: int, data: dict[str, Any], as_json: bool) -> None:

@@ -41,16 +41,16 @@ _CALLS = 20  # of a step, in one comparison of stock with ours
 _SAME = 1e-2  # relative difference of losses that are the same
 
 
-def run_steps(given: Given, measured: bool) -> tuple[int, dict[str, Any]]:
+def run_steps(given: Given, measured: bool, compiled: bool) -> tuple[int, dict[str, Any]]:
     """Time every model's step and print the tables; the exit status, and all as plain data."""
     wanted = models_named(given.models, MODELS)
-    chosen = "measured" if measured else "rules"
+    chosen = ("measured" if measured else "rules") + ", compiled" * compiled
 
     def all_rows() -> list[Row]:
         return [
             (
                 {"model": name, "layout": layout, "choice": chosen},
-                partial(_timed, MODELS[name], layout, given.seconds, measured),
+                partial(_timed, MODELS[name], layout, given.seconds, measured, compiled),
             )
             for name in wanted
             for layout in STEP_LAYOUTS
@@ -78,7 +78,7 @@ def _by_rules_alone() -> Generator[None, None, None]:
 # ---- timing ------------------------------------------------------------------------------------------
 
 
-def _timed(model: Model, layout: str, seconds: float, measured: bool) -> dict[str, Any]:
+def _timed(model: Model, layout: str, seconds: float, measured: bool, compiled: bool) -> dict[str, Any]:
     """The columns of a row that are found by running it."""
     torch.manual_seed(0)
     stock = model.build().train()
@@ -87,6 +87,10 @@ def _timed(model: Model, layout: str, seconds: float, measured: bool) -> dict[st
         _measure(stock, x, LAYOUTS if layout == "auto" else (layout,))
     ours = copy.deepcopy(stock)
     report = accelerate_(ours, "auto" if layout == "auto" else None, example_inputs=x)
+    if compiled:
+        torch.compiler.reset()
+        stock.compile()
+        ours.compile()
     calls = {"stock": _step(stock, x), "ours": _step(ours, x)}
     losses = []
     for call in calls.values():

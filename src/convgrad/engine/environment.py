@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 
 import torch
@@ -25,8 +26,9 @@ def environment(device: torch.device) -> str:
     settings = current()
     if device.type == "cpu":
         conv, matmul = settings.onednn_precision
-        flags = f"{settings.threads} threads, {f'onednn {conv}' if settings.mkldnn_enabled else 'no onednn'}"
-        flags += f", matmul {matmul}"
+        limit = onednn_limit()
+        onednn = f"onednn {conv}{limit and f' up to {limit}'}" if settings.mkldnn_enabled else "no onednn"
+        flags = f"{settings.threads} threads, {onednn}, matmul {matmul}"
         flags += ", memory kept" if memory_kept() else ""
     else:
         on = {"cudnn": settings.cudnn_enabled, "benchmark": settings.cudnn_benchmark, "tf32": settings.cudnn_tf32}
@@ -49,6 +51,11 @@ def kind_of_machine(device: torch.device) -> str:
         return ""
     major, minor = torch.cuda.get_device_capability(device)
     return f"cuda {torch.cuda.get_device_name(device)}, {major}.{minor}, driver {cuda_driver()}"
+
+
+def onednn_limit() -> str:
+    """The instruction set up to which oneDNN may go, where the user named one."""
+    return os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
 
 
 @lru_cache

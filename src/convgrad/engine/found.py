@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from functools import cache
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from ..backends import learn
 from ..problem import OUTPUTS, ConvProblem, Output
 from . import store
 from .cache import invalidate
+from .environment import onednn_limit
 
 _KIND = "defect"
 
@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
 def _machine() -> str:
     """What decides which kernel runs, for a finding holds for nothing else."""
-    limit = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "any"
+    limit = onednn_limit() or "any"
     return f"torch {torch.__version__} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} {limit}"
 
 
