@@ -434,6 +434,17 @@ def test_use_backend_inside_a_compiled_function(fullgraph: bool) -> None:
     assert [r.backend for r in seen] == ["aten"]
 
 
+def test_use_backend_inside_an_exported_function() -> None:
+    class Requests(torch.nn.Module):
+        def forward(self, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            with convgrad.use_backend("im2col"):
+                return convgrad.conv1d(x, w)
+
+    graph = torch.export.export(Requests(), (torch.randn(1, 4, 9), torch.randn(4, 4, 3)), strict=False).graph
+    (call,) = [n for n in graph.nodes if n.op == "call_function"]
+    assert call.kwargs["backend"] == "im2col;im2col;im2col"
+
+
 def test_a_request_in_a_graph_for_a_library_with_two_flags() -> None:
     """As `convgrad.direct` registers them: their names have commas."""
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from torch.compiler import is_dynamo_compiling
+from torch.compiler import is_compiling
 
 from ..backends import COPY
 from ..problem import PASSES
@@ -27,7 +27,7 @@ class Request(NamedTuple):
 
 _task: ContextVar[Request | None] = ContextVar("convgrad_request", default=None)
 _default: Request | None = None
-#: The requests of the `use_backend` blocks in which the compiler is at the moment; empty while nothing is compiled.
+#: The requests of the `use_backend` blocks in which a compiler or exporter is at the moment; else empty.
 traced: list[Request] = []
 
 
@@ -85,7 +85,7 @@ def use_backend(
         9.0
     """
     request = request_for(name, forward, grad_input, grad_weight)
-    if is_dynamo_compiling():  # the compiler knows no context variables, but follows a list
+    if is_compiling():  # the compiler knows no context variables, but follows a list
         traced.append(request)
         try:
             yield

@@ -44,9 +44,9 @@ def define(
 
 
 def operator(name: str) -> Callable[..., Any]:
-    """``torch.ops.convgrad.<name>``; in a `use_backend` block of a function that is being compiled its overload."""
+    """``torch.ops.convgrad.<name>``; in a `use_backend` block that is being compiled or exported its overload."""
     packet = getattr(torch.ops.convgrad, name)
-    if torch.compiler.is_dynamo_compiling() and traced:
+    if torch.compiler.is_compiling() and traced:
         return partial(packet.with_backend, backend=_encode(traced[-1]))
     return packet.default
 
