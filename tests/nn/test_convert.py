@@ -169,6 +169,32 @@ def test_deepshift_ps_keeps_what_was_frozen() -> None:
     assert list(layer.state_dict()) == ["bias", "shift", "sign"]
 
 
+class Rounded(nn.Scheme):
+    """A scheme of a user's."""
+
+    def quantize(self, *originals: Tensor, transposed: bool = False, groups: int = 1, training: bool = False) -> Tensor:
+        return nn.straight_through(originals[0].round(), originals[0])
+
+
+class AllRounded(Rounded):
+    def input(self, input: Tensor) -> Tensor:
+        return input.round()
+
+    def bias(self, bias: Tensor | None) -> Tensor | None:
+        return None if bias is None else bias.round()
+
+
+def test_a_scheme_of_ones_own_may_quantise_the_input_and_the_bias() -> None:
+    layer, x = torch.nn.Conv2d(1, 2, 3), 4 * torch.randn(1, 1, 5, 5)
+    weight, bias = (9 * p.data for p in layer.parameters())
+    layer.load_state_dict({"weight": weight, "bias": bias})
+    want = torch.nn.functional.conv2d(x.round(), weight.round(), bias.round())
+    torch.testing.assert_close(nn.parametrize_(layer, AllRounded())(x), want)
+    layer = nn.parametrize_(torch.nn.Conv2d(1, 2, 3), Rounded())
+    assert not layer._forward_pre_hooks
+    assert not parametrize.is_parametrized(layer, "bias")
+
+
 def test_a_scheme_of_ones_own_has_no_layers() -> None:
     class Mine(nn.Binary): ...
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .quantized import Quantized, layers
-from .schemes import Scheme
-from .shift import ShiftIntegers, ShiftQ
+from .schemes import Scheme, Xnor
+from .shift import ShiftIntegers, ShiftQ, get_shift_and_sign
 
 __all__ = ["clip_", "convert_", "export_shift", "parametrize_"]
 
@@ -154,7 +154,7 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
         raise TypeError(f"{type(layer).__name__} has no floating-point weight of at least two dimensions")
     if isinstance(layer, Quantized) or parametrize.is_parametrized(layer, "weight"):
         raise TypeError(f"the weight of this {type(layer).__name__} is quantised or parametrized already")
-    if scheme.scales_output:
+    if isinstance(scheme, Xnor) and scheme.scale_input:
         raise ValueError("scale_input=True multiplies the output, which no parametrization can: use convert_")
     trained = weight.requires_grad
     parametrize.register_parametrization(layer, "weight", _Weight(scheme, layer))
@@ -162,7 +162,7 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
         original.requires_grad_(trained and not getattr(scheme, f"freeze_{name}", False))
     if scheme.quantizes_input:
         layer.register_forward_pre_hook(partial(_with_input, scheme), with_kwargs=True)
-        if isinstance(scheme, ShiftQ) and isinstance(getattr(layer, "bias", None), Tensor):
+        if type(scheme).bias is not Scheme.bias and isinstance(getattr(layer, "bias", None), Tensor):
             parametrize.register_parametrization(layer, "bias", _Bias(scheme))
     return layer
 
@@ -215,7 +215,14 @@ def export_shift(layer: nn.Module) -> ShiftIntegers:
     scheme = _scheme_of(layer)
     if not isinstance(scheme, ShiftQ):
         raise TypeError(f"{type(layer).__name__} has no shift weights")
-    return scheme.integers(*_originals(layer), bias=getattr(layer, "bias", None))
+    fraction_bits = scheme.act_fraction_bits
+    if fraction_bits is None:
+        raise ValueError("the input and the bias are not rounded (act_fraction_bits=None), so they are no integers")
+    shift, sign = get_shift_and_sign(scheme.quantize(*_originals(layer)).detach(), shift_range=scheme.limits)
+    bias = scheme.bias(getattr(layer, "bias", None))
+    if bias is not None:
+        bias = (bias.detach().double() * 2.0**fraction_bits).long()
+    return ShiftIntegers(shift.to(torch.int8), sign.to(torch.int8), bias, scheme.act_integer_bits, fraction_bits)
 
 
 def _scheme(scheme: object) -> Scheme:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from .. import functional
 from .constructors import set_constructor
-from .schemes import Scheme, quantized
+from .schemes import Scheme, Xnor, quantized
 
 #: (scheme, torch's class or convgrad's) -> the layer that is both.
 layers: dict[tuple[type[Scheme], type[nn.Module]], type[Quantized]] = {}
@@ -104,7 +104,7 @@ class Quantized:
         rest = () if output_size is None else (output_size,)
         weight, bias = self.quantized_weight(), self.scheme.bias(self.bias)
         seen = self.scheme.input(input)
-        if not self.scheme.scales_output:
+        if not (isinstance(self.scheme, Xnor) and self.scheme.scale_input):
             return self._conv_forward(seen, weight, bias, *rest)
         # K is of the magnitude of the input alone: the bias comes after it.
         kernel = getattr(self, "kernel_size", ())

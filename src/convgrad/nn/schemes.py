@@ -131,13 +131,8 @@ class Scheme:
 
     @property
     def quantizes_input(self) -> bool:
-        """Whether `input` changes anything."""
-        return False
-
-    @property
-    def scales_output(self) -> bool:
-        """Whether the output is multiplied by the magnitude of the input (K of XNOR-Net)."""
-        return False
+        """Whether `input` or `bias` changes anything."""
+        return type(self).input is not Scheme.input or type(self).bias is not Scheme.bias
 
     def clip_(self, *originals: Tensor) -> None:
         """Bring shadow weights back into their range, in place, after an update."""
@@ -211,14 +206,6 @@ class Xnor(Binary):
 
     def input(self, input: Tensor) -> Tensor:
         return binarize(input)
-
-    @property
-    def quantizes_input(self) -> bool:
-        return True
-
-    @property
-    def scales_output(self) -> bool:
-        return self.scale_input
 
 
 @dataclass(frozen=True)

@@ -221,22 +221,6 @@ class ShiftQ(Scheme):
         (weight,) = originals
         weight.copy_(weight.sign() * weight.abs().clamp(2.0**low, 2.0**high))
 
-    def integers(self, *originals: Tensor, bias: Tensor | None) -> ShiftIntegers:
-        """The layer in integers.
-
-        Raises:
-            ValueError: there is no number of fraction bits.
-        """
-        if self.act_fraction_bits is None:
-            raise ValueError("the input and the bias are not rounded (act_fraction_bits=None), so they are no integers")
-        shift, sign = get_shift_and_sign(self.quantize(*originals).detach(), shift_range=self.limits)
-        rounded = self.bias(bias)
-        if rounded is not None:
-            rounded = (rounded.detach().double() * 2.0**self.act_fraction_bits).long()
-        return ShiftIntegers(
-            shift.to(torch.int8), sign.to(torch.int8), rounded, self.act_integer_bits, self.act_fraction_bits
-        )
-
 
 @dataclass(frozen=True)
 class ShiftPS(ShiftQ):
