@@ -10,22 +10,27 @@ from ._causal import causal_conv1d, causal_conv1d_update
 from ._convolution import convolution
 from ._convolution import convolution_with_backend as convolution_with_backend
 from ._feedback import feedback_convolution
-from ._gradient_names import (
+from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
+from ._names import (
+    conv1d,
     conv1d_input,
     conv1d_weight,
+    conv2d,
     conv2d_input,
     conv2d_weight,
+    conv3d,
     conv3d_input,
     conv3d_weight,
+    conv_transpose1d,
     conv_transpose1d_input,
     conv_transpose1d_weight,
+    conv_transpose2d,
     conv_transpose2d_input,
     conv_transpose2d_weight,
+    conv_transpose3d,
     conv_transpose3d_input,
     conv_transpose3d_weight,
 )
-from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
-from ._names import conv1d, conv2d, conv3d, conv_transpose1d, conv_transpose2d, conv_transpose3d
 from ._names import words as words
 from ._per_sample import per_sample_norms
 from ._rows import Layout as Layout

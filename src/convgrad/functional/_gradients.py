@@ -30,7 +30,7 @@ def grad_input(
     """The gradient of a convolution with respect to its input.
 
     Shape:
-        - input_size: the N, C_in and D spatial sizes of the input
+        - input_size: the N, C_in and D spatial sizes of the input; or without N
         - weight, grad_output: as in `convolution`, grad_output like its result
         - result: ``input_size``
 
@@ -46,10 +46,12 @@ def grad_input(
         True
     """
     form = (stride, padding, dilation, transposed, output_padding, groups)
+    size = sizes(input_size, "input_size")
+    if len(size) == grad_output.dim() == weight.dim() - 1:
+        return grad_input((1, *size), weight, grad_output.unsqueeze(0), *form).squeeze(0)
     arguments = all_arguments(weight.dim() - 2, weight.shape, *form)
     other = weight.conj() if weight.is_complex() else weight
-    rest = (sizes(input_size, "input_size"), *arguments)
-    return gradient("grad_input", rest, grad_output, other)
+    return gradient("grad_input", (size, *arguments), grad_output, other)
 
 
 @of_tensors("input", "grad_output")
@@ -75,7 +77,7 @@ def grad_weight(
 
     Shape:
         - weight_size: the sizes of the weight as in `convolution`
-        - input, grad_output: as in `convolution`, grad_output like its result
+        - input, grad_output: as in `convolution`, grad_output like its result; or both without N
         - result: ``weight_size``; per sample (N, *weight_size)
 
     Raises:
@@ -92,6 +94,8 @@ def grad_weight(
     require_bool("per_sample", per_sample)
     size = sizes(weight_size, "weight_size")
     form = (stride, padding, dilation, transposed, output_padding, groups)
+    if input.dim() == grad_output.dim() == len(size) - 1 and not per_sample:
+        return grad_weight(input.unsqueeze(0), size, grad_output.unsqueeze(0), *form)
     arguments = all_arguments(len(size) - 2, size, *form)
     other = input.conj() if input.is_complex() else input
     if per_sample:

@@ -1,17 +1,18 @@
-"""The 1-d, 2-d and 3-d names: thin over the N-d function, with the signatures of ``torch.nn.functional``.
+"""The 1-d, 2-d and 3-d names: thin over the N-d functions, with the signatures of PyTorch's functions and gradients.
 
 Each signature is written once; only the name, the docstring and the number of dimensions differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from ._arguments import Ints, conv_arguments, transpose_arguments
 from ._call import Signature, not_tensors, run, signatures
+from ._gradients import grad_input, grad_weight
 from ._rows import Layout, as_images, in_one_row
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
@@ -168,3 +169,99 @@ conv1d = _named("conv1d", conv1d, conv_arguments)
 conv_transpose1d = _named("conv_transpose1d", conv_transpose1d, transpose_arguments)
 conv2d, conv_transpose2d = _of_dimensions(2)
 conv3d, conv_transpose3d = _of_dimensions(3)
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def _gradients_of_dimensions(d: int):
+    """The four functions of ``d`` dimensions; those of transposed convolutions have another order of arguments."""
+
+    def conv_input(
+        input_size: Sequence[int],
+        weight: Tensor,
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        return grad_input(input_size, weight, grad_output, stride, padding, dilation, False, 0, groups)
+
+    def conv_weight(
+        input: Tensor,
+        weight_size: Sequence[int],
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        return grad_weight(input, weight_size, grad_output, stride, padding, dilation, False, 0, groups)
+
+    def conv_transpose_input(
+        input_size: Sequence[int],
+        weight: Tensor,
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        output_padding: Ints = 0,
+        groups: int = 1,
+        dilation: Ints = 1,
+    ) -> Tensor:
+        return grad_input(input_size, weight, grad_output, stride, padding, dilation, True, output_padding, groups)
+
+    def conv_transpose_weight(
+        input: Tensor,
+        weight_size: Sequence[int],
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        output_padding: Ints = 0,
+        groups: int = 1,
+        dilation: Ints = 1,
+    ) -> Tensor:
+        return grad_weight(input, weight_size, grad_output, stride, padding, dilation, True, output_padding, groups)
+
+    for function in (conv_input, conv_weight, conv_transpose_input, conv_transpose_weight):
+        kind, operand = function.__name__.rsplit("_", 1)
+        forward, of_input = f"{kind}{d}d", operand == "input"
+        function.__name__ = function.__qualname__ = f"{forward}_{operand}"
+        function.__doc__ = _OF_GRADIENT.format(
+            **words(forward),
+            gradient=function.__name__,
+            operand=operand,
+            as_in_torch="" if "transpose" in forward else f", as ``torch.nn.grad.{function.__name__}``",
+            input="input_size" if of_input else "input",
+            of_weight="weight" if of_input else "weight_size",
+            variable="x" if of_input else "w",
+            arguments="x.shape, w" if of_input else "x, w.shape",
+        )
+    return conv_input, conv_weight, conv_transpose_input, conv_transpose_weight
+
+
+_OF_GRADIENT = """The gradient of `{name}` with respect to its {operand}{as_in_torch}.
+
+    Shape:
+        - {input}: (N, C_in, {size}), or without N
+        - {of_weight}: the weight's, as in `{name}`
+        - grad_output: like the result of `{name}`
+        - result: ``{operand}_size``
+
+    Raises:
+        ShapeError: a grad_output that is not of the shape of the output.
+
+    Equivalent to:
+        >>> import torch, convgrad
+        >>> x = torch.randn(2, 4{x7}, requires_grad=True)
+        >>> w = torch.randn({channels}{x3}, requires_grad=True)
+        >>> y = torch.nn.functional.{name}(x, w)
+        >>> (want,) = torch.autograd.grad(y.sum(), {variable})
+        >>> got = convgrad.{gradient}({arguments}, torch.ones_like(y))
+        >>> torch.allclose(got, want, atol=1e-4)
+        True
+    """
+
+conv1d_input, conv1d_weight, conv_transpose1d_input, conv_transpose1d_weight = _gradients_of_dimensions(1)
+conv2d_input, conv2d_weight, conv_transpose2d_input, conv_transpose2d_weight = _gradients_of_dimensions(2)
+conv3d_input, conv3d_weight, conv_transpose3d_input, conv_transpose3d_weight = _gradients_of_dimensions(3)
