@@ -57,12 +57,6 @@ def _unfold(t: Tensor, role: Role, axis: str, groups: int, transposed: bool, bat
     return t.unflatten(dim, (batch, t.shape[dim] // batch)).movedim(dim, 0)
 
 
-def _folded_size(size: Sequence[int], role: Role, axis: str, transposed: bool, batch: int) -> list[int]:
-    size = list(size)
-    size[_position(role, axis, transposed)[0]] *= batch
-    return size
-
-
 def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in_dims: Sequence[int | None]) -> Tensor:
     """The contraction with B folded away and back; B comes first in the result."""
     roles, batch = CONTRACTED[yields], info.batch_size
@@ -79,9 +73,9 @@ def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in
     folded: dict[Role, Tensor] = {
         r: _fold(t, r, axis, groups, transposed) if r in which else t for r, t in zip(roles, moved, strict=True)
     }
-    sizes: dict[Role, Sequence[int]] = {"input": form.input_size, "weight": form.weight_size}
+    sizes: dict[Role, list[int]] = {"input": [*form.input_size], "weight": [*form.weight_size]}
     if yields in sizes:
-        sizes[yields] = _folded_size(sizes[yields], yields, axis, transposed, batch)
+        sizes[yields][_position(yields, axis, transposed)[0]] *= batch
     wide = Form(sizes["input"], sizes["weight"], (*arguments, groups * batch if axis == "g" else groups))
     return _unfold(contract(wide, yields, folded), yields, axis, groups, transposed, batch)
 

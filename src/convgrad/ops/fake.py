@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,10 +16,17 @@ def _empty(shape: Sequence[int], like: Tensor, memory_format: torch.memory_forma
     return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
-def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Tensor:
-    """The output, without data."""
-    call = checked_convolution(input, weight, bias, *arguments)
-    return _empty(call.output_size, input, call.layout)
+def _alone(checked: Callable[..., Any], size: str) -> Callable[..., Tensor]:
+    def fake(first: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """The output, or one gradient, without data."""
+        call = checked(first, *arguments, **options)
+        return _empty(getattr(call, size), first, call.layout)
+
+    return fake
+
+
+convolution = _alone(checked_convolution, "output_size")
+grad_input, grad_weight = _alone(checked_grad_input, "input_size"), _alone(checked_grad_weight, "weight_size")
 
 
 def convolution_backward(
@@ -33,15 +40,3 @@ def convolution_backward(
         _empty(weight.shape, weight, call.layout) if call.mask[1] else None,
         input.new_empty(channels_of_output(weight.shape, g.transposed, g.groups)) if call.mask[2] else None,
     )
-
-
-def grad_input(grad_output: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """The gradient of the input, without data."""
-    call = checked_grad_input(grad_output, weight, *arguments, **options)
-    return _empty(call.input_size, grad_output, call.layout)
-
-
-def grad_weight(grad_output: Tensor, input: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """The gradient of the weight, without data."""
-    call = checked_grad_weight(grad_output, input, *arguments, **options)
-    return _empty(call.weight_size, input, call.layout)

@@ -42,13 +42,13 @@ def rules_of(kind: type) -> Callable[..., Any] | None:
 # ---- the compiler --------------------------------------------------------------------------------
 
 
-def traced_operator(op: Any, operands: tuple[Tensor | None, ...], rest: tuple[Any, ...]) -> Callable[..., Any] | None:
+def traced_operator(op: Any, operands: tuple[Any, ...], rest: tuple[Any, ...]) -> Callable[..., Any] | None:
     """The operator of aten that takes the place of ours in a graph that is being traced; None where ours stays.
 
     It does where ATen would be chosen; in an exported program always, because that may be loaded without this library.
     """
-    first, second = operands[0], operands[1]
-    if first is None or second is None or not is_traced(first):
+    first, second = operands[:2]
+    if not is_traced(first):
         return None
     name = op._schema.name.removeprefix("convgrad::")
     if torch.compiler.is_exporting():
@@ -56,7 +56,6 @@ def traced_operator(op: Any, operands: tuple[Tensor | None, ...], rest: tuple[An
     if name in ("grad_input", "grad_weight"):
         return None  # aten has no operator for one gradient alone
     input, weight = (first, second) if name == "convolution" else (second, operands[2])
-    assert weight is not None
     arguments = rest if name == "convolution" else rest[1:7]
     if len(arguments[1]) == 2 * (input.dim() - 2):
         return None  # aten cannot state this padding
