@@ -1,6 +1,6 @@
 """What it means that a backend is right: one function for each property, all of them listed in `PROPERTIES`.
 
-A property takes a `PropertyCheck` and returns the worst error that it found and the one allowed. It raises `Failed`,
+A property takes a `PropertyCheck` and yields each error that it found, with the one allowed. It raises `Failed`,
 `Differs` or `Skipped`.
 """
 
@@ -22,49 +22,47 @@ from .process_state import restore, settings
 from .property_check import Failed, PropertyCheck, Skipped
 from .samples import index_of
 
-Property = Callable[[PropertyCheck], tuple[float, float]]
+Found = Iterator[tuple[float, float]]
+Property = Callable[[PropertyCheck], Found]
 
 
-def exact(check: PropertyCheck) -> tuple[float, float]:
+def exact(check: PropertyCheck) -> Found:
     """Small integers give the reference's result with no differing element."""
     operands = check.integers()
     with check.parallel():
         result = check.run(operands)
-    return check.compare(result, operands)
+    yield check.compare(result, operands)
 
 
-def again(check: PropertyCheck) -> tuple[float, float]:
+def again(check: PropertyCheck) -> Found:
     """A second call is as right as the first, with other operands and with the same ones."""
     first, second = check.integers(), check.integers(other=True)
     before = check.run(first)
     check.compare(check.run(second), second)
     check.compare(before, first, where="the first call's result, after a second call")
     after = check.run(first)
-    worst = check.compare(after, first)
+    yield check.compare(after, first)
     if check.backend.deterministic:
         _same_bits(before, after, "the second call with the same operands")
-    return worst
 
 
-def bound(check: PropertyCheck) -> tuple[float, float]:
+def bound(check: PropertyCheck) -> Found:
     """Real numbers stay within the error bound of the arithmetic that the backend declares."""
     if not (check.problem.dtype.is_floating_point or check.problem.dtype.is_complex):
         raise Skipped("integers have no rounding")
     operands = check.reals()
-    return check.compare(check.run(operands), operands, integers=False)
+    yield check.compare(check.run(operands), operands, integers=False)
 
 
-def memory(check: PropertyCheck) -> tuple[float, float]:
+def memory(check: PropertyCheck) -> Found:
     """It writes every element, reads and writes nothing outside its tensors, and leaves its operands and PyTorch's
     settings as they are.
     """
-    worst = (0.0, 0.0)
     operands = check.integers()
     for shift, where in ((0, "in poisoned memory"), (1, "with operands off alignment, in no_grad")):
         with torch.set_grad_enabled(not shift):  # a backward pass calls it without gradients, a forward with or without
             result = _guarded(check, operands, check.run, shift)
-        worst = max(worst, check.compare(result, operands, where=where))
-    return worst
+        yield check.compare(result, operands, where=where)
 
 
 def _guarded(check: PropertyCheck, operands: Operands, run: Callable[[Operands], Tensor], shift: int = 0) -> Tensor:
@@ -97,18 +95,16 @@ def _header(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.stride(), None if tensor.is_inference() else tensor._version
 
 
-def layouts(check: PropertyCheck) -> tuple[float, float]:
+def layouts(check: PropertyCheck) -> Found:
     """Any strides of the operands give the same."""
     operands = check.integers()
-    worst = (0.0, 0.0)
     for slot in operands:
         for name, changed in _layouts_of(check.place(operands[slot]), lazy="any" in check.backend.layouts):
             result = check.run({**operands, slot: changed})
-            worst = max(worst, check.compare(result, operands, where=f"with {slot} {name}"))
+            yield check.compare(result, operands, where=f"with {slot} {name}")
         for name, changed in _expanded(check.place(operands[slot])):
             varied: Operands = {**operands, slot: changed}
-            worst = max(worst, check.compare(check.run(varied), varied, where=f"with {slot} {name}"))
-    return worst
+            yield check.compare(check.run(varied), varied, where=f"with {slot} {name}")
 
 
 def _layouts_of(tensor: Tensor, lazy: bool) -> Iterator[tuple[str, Tensor]]:
@@ -133,39 +129,37 @@ def _expanded(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "expanded from one element", tensor.new_ones([1] * tensor.dim()).expand_as(tensor)
 
 
-def bias(check: PropertyCheck) -> tuple[float, float]:
+def bias(check: PropertyCheck) -> Found:
     """A fused bias is added once, in its dtype, to the right channels."""
     if check.pass_ != check.problem.bias_pass or not check.backend.fuses_bias(check.problem):
         raise Skipped("the engine adds the bias")
     operands = check.integers()
     channels = check.problem.shape_of(check.problem.bias_slot)[1]
     added = (torch.arange(channels, device="cpu") % 2 + 1).to(check.problem.dtype)
-    return check.compare(check.run(operands, check.place(added)), operands, bias=added)
+    yield check.compare(check.run(operands, check.place(added)), operands, bias=added)
 
 
-def sweeps(check: PropertyCheck) -> tuple[float, float]:
+def sweeps(check: PropertyCheck) -> Found:
     """Several outputs at once are what each is alone."""
     mine = [outputs for outputs in check.calls if len(outputs) > 1]
     if not mine:
         raise Skipped("no sweep computes this output")
-    worst = (0.0, 0.0)
     for outputs in mine:
         where = f"in the sweep {outputs}"
         run = partial(check.call, outputs)
         operands = check.integers(*PASSES)
         with torch.no_grad():  # as in a backward pass
             result = _guarded(check, operands, run)
-        worst = max(worst, check.compare(result, operands, where=where))
+        yield check.compare(result, operands, where=where)
         if check.problem.dtype.is_floating_point:
             real = check.reals(*PASSES)
             result = run(real)
             check.compare(result, real, integers=False, where=where)
             for _ in range(check.repeats - 1 if check.backend.deterministic else 0):
                 _same_bits(result, run(real), f"a run of the sweep {outputs}")
-    return worst
 
 
-def deterministic(check: PropertyCheck) -> tuple[float, float]:
+def deterministic(check: PropertyCheck) -> Found:
     """The same operands give the same bits, every time."""
     if not check.backend.deterministic:
         raise Skipped("it does not declare to repeat its bits")
@@ -176,7 +170,7 @@ def deterministic(check: PropertyCheck) -> tuple[float, float]:
         first = check.run(operands)
         for i in range(2, check.repeats + 1):
             _same_bits(first, check.run(operands), f"run {i} of {check.repeats}")
-    return 0.0, 0.0
+    yield 0.0, 0.0
 
 
 def _same_bits(a: Tensor, b: Tensor, what: str) -> None:
@@ -189,7 +183,7 @@ def _same_bits(a: Tensor, b: Tensor, what: str) -> None:
 _SPOILED: Final[dict[Pass, Slot]] = {"forward": "input", "grad_input": "grad_output", "grad_weight": "input"}
 
 
-def nonfinite(check: PropertyCheck) -> tuple[float, float]:
+def nonfinite(check: PropertyCheck) -> Found:
     """A NaN or an infinity reaches exactly the elements that read it."""
     if not check.problem.dtype.is_floating_point:
         raise Skipped("only real numbers have a NaN and an infinity of their own")
@@ -214,12 +208,11 @@ def nonfinite(check: PropertyCheck) -> tuple[float, float]:
                 f"{got[where].item():.9g} instead of {expected[where].item():.9g}",
                 count,
             )
-    return 0.0, 0.0
+    yield 0.0, 0.0
 
 
-def workspace(check: PropertyCheck) -> tuple[float, float]:
+def workspace(check: PropertyCheck) -> Found:
     """It needs no more memory than it declares."""
-    worst = (0, 0)
     for outputs in check.calls:
         arguments = check.arguments(outputs, check.integers(*check.passes(outputs)))
         with PeakMemory() as watch:
@@ -232,8 +225,7 @@ def workspace(check: PropertyCheck) -> tuple[float, float]:
             where = f" (in the sweep {outputs})" if len(outputs) > 1 else ""
             text = f"it took {used} bytes beside its result and its workspace, {allowed} are allowed{where}"
             raise Failed(text, used, allowed)
-        worst = max(worst, (used, allowed))
-    return worst
+        yield used, allowed
 
 
 PROPERTIES: Final[dict[str, Property]] = {

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .memory_guards import Poison, paged_copy
 from .operands import Operands, slots_of
+from .properties import Found
 from .property_check import Failed, PropertyCheck, Skipped
 from .samples import sample
 
@@ -24,11 +25,10 @@ _THREADS = 4
 _ROUNDS = 3
 
 
-def pages(check: PropertyCheck) -> tuple[float, float]:
+def pages(check: PropertyCheck) -> Found:
     """It reads nothing in front of its operands and nothing behind them: a closed page lies there."""
     if check.device.type != "cpu":
         raise Skipped("pages of the CPU's memory only can be closed")
-    worst = (0.0, 0.0)
     for how, passes, run in check.variants():
         operands = check.integers(*passes)
         slots = slots_of(passes)
@@ -41,15 +41,13 @@ def pages(check: PropertyCheck) -> tuple[float, float]:
             except NotImplementedError as e:
                 raise Skipped(str(e)) from None
             where = f"closed pages {side} its operands {how}".rstrip()
-            worst = max(worst, check.compare(run(closed), operands, where=where))
-    return worst
+            yield check.compare(run(closed), operands, where=where)
 
 
-def threads(check: PropertyCheck) -> tuple[float, float]:
+def threads(check: PropertyCheck) -> Found:
     """Four threads at once, with one weight and two inputs, three times each, do not disturb one another."""
     if os.environ.get("TRITON_INTERPRET") == "1":
         raise Skipped("Triton's interpreter runs one kernel at a time")
-    worst = (0.0, 0.0)
     for how, passes, run in check.variants():
         first = check.integers(*passes)
         weight = {slot: t for slot, t in first.items() if slot == "weight"}
@@ -57,8 +55,7 @@ def threads(check: PropertyCheck) -> tuple[float, float]:
         placed: list[Operands] = [{slot: check.place(t) for slot, t in each.items()} for each in inputs]
         for i, result in _at_once(run, placed):
             where = f"in one of {_THREADS} threads at once {how}".rstrip()
-            worst = max(worst, check.compare(result, inputs[i], where=where))
-    return worst
+            yield check.compare(result, inputs[i], where=where)
 
 
 def _at_once(run: Callable[[Operands], Tensor], operands: list[Operands]) -> list[tuple[int, Tensor]]:
@@ -78,13 +75,12 @@ def _at_once(run: Callable[[Operands], Tensor], operands: list[Operands]) -> lis
         sys.setswitchinterval(before)
 
 
-def samples(check: PropertyCheck) -> tuple[float, float]:
+def samples(check: PropertyCheck) -> Found:
     """Of a result that is too large to compute twice, every element is written, and those at the corners and one in
     each of many parts are right.
     """
     if check.problem.padding_mode != "zeros":
         raise Skipped("single elements are computed for padding with zeros only")
-    worst = (0.0, 0.0)
     for how, passes, run in check.variants():
         operands = check.integers(*passes, certain=False)
         placed: Operands = {slot: check.place(t) for slot, t in operands.items()}
@@ -93,15 +89,14 @@ def samples(check: PropertyCheck) -> tuple[float, float]:
         if poison.overstepped():
             raise Failed("it wrote outside a tensor that it allocated")
         if check.output == "grad_bias":
-            worst = max(worst, check.compare(result, operands, where=how))
+            yield check.compare(result, operands, where=how)
             continue
         unwritten = ~result.isfinite()
         if bool(unwritten.any()):
             at = tuple(unwritten.nonzero()[0].tolist())
             raise Failed(f"element {at} is {result[at].item()}: never written, or made of what was not {how}".rstrip())
         places = sample(check.problem, check.output, check.seed)
-        worst = max(worst, check.compare_at(places, result, operands, how))
-    return worst
+        yield check.compare_at(places, result, operands, how)
 
 
 STRESS: Final = {p.__name__: p for p in (pages, threads, samples)}

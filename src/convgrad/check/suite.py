@@ -124,7 +124,7 @@ def _problem(problem: ConvProblem | str) -> ConvProblem:
 
 def _check_property(check: PropertyCheck, name: str) -> CheckResult:
     try:
-        worst, bound = ALL_PROPERTIES[name](check)
+        worst, bound = max(ALL_PROPERTIES[name](check))
     except Skipped as e:
         return _result(check, name, "skipped", str(e))
     except Failed as e:
@@ -162,15 +162,11 @@ def check_backend(
     """Check a backend on many problems.
 
     Args:
-        backend: a backend, or the name of a registered one.
+        backend, device, seed, repeats, properties: as for `check_problem`.
         problems: what to compute; `default_problems` if not given.
-        device: where to run.
         outputs: which of its outputs; all that it has if not given.
         seconds: stop when this much time has passed; the report says so.
         progress: called with (problems done, problems in all, the next problem).
-        seed: of the operands.
-        repeats: how many runs must agree bit by bit.
-        properties: which to check, names out of ``PROPERTIES`` and ``STRESS``; all of ``PROPERTIES`` if not given.
 
     Equivalent to:
         >>> report = check_backend("reference", ["ic2iw5oc3kw3", "g2ic2ih4oc4kh3ph1 float64"])
