@@ -13,13 +13,10 @@ import signal
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 from .._compat import lock_over_forks
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 #: glibc writes the complement of this number into what it hands out, and the number itself into what is freed.
 POISON = 0x7E ^ 0xFF
@@ -83,7 +80,7 @@ class Child:
             process.join()
             pipe.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Child:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..backends import wide_dtype
-from ..problem import OPERANDS, RESULT, ConvProblem, Pass
+from ..problem import OPERANDS, RESULT, ConvProblem, Pass, Slot
 from .bounds import reduction_length
 from .operands import Operands
 
@@ -52,10 +52,9 @@ def elements_at(problem: ConvProblem, pass_: Pass, operands: Operands, places: T
         - places, both results: [samples]
     """
     index = index_of(places.view(-1, 1, 1), problem.shape_of(RESULT[pass_]))
-    at_a, at_b, inside = _READ[pass_](problem, index)
-    a, b = (operands[slot].cpu() for slot in OPERANDS[pass_])
-    wide = wide_dtype(problem.dtype)
-    products = a[at_a].to(wide) * b[at_b].to(wide) * inside
+    read, inside = _read(problem, pass_, index)
+    a, b = (operands[slot].cpu()[read[slot]].to(wide_dtype(problem.dtype)) for slot in OPERANDS[pass_])
+    products = a * b * inside
     return products.sum((1, 2)), products.abs().sum((1, 2), dtype=torch.float64)
 
 
@@ -74,51 +73,40 @@ def index_of(place: _T, shape: Sequence[int]) -> list[_T]:
 # ---- which elements of the operands an element of the result reads ------------------------------
 
 
-def _forward(p: ConvProblem, index: list[Tensor]) -> tuple[_Index, _Index, Tensor]:
-    n, o, *position = index
-    channel = _count(p.in_channels // p.groups)
-    group = o // (p.out_channels // p.groups)
-    kernel = _positions(p.kernel_size)
-    x, inside = _meeting(p, position, kernel)
-    return (n, group * (p.in_channels // p.groups) + channel, *x), (o, channel, *kernel), inside
+def _read(p: ConvProblem, pass_: Pass, index: list[Tensor]) -> tuple[dict[Slot, _Index], Tensor]:
+    """The elements of input, weight and output that meet where the result has this index, and which are no padding.
 
-
-def _grad_input(p: ConvProblem, index: list[Tensor]) -> tuple[_Index, _Index, Tensor]:
-    n, c, *position = index
+    An output position y and a kernel position k meet at the input position x = stride * y - low + dilation * k. Each
+    pass has two of the three in its index, or in the sum, and the third follows.
+    """
     per_in, per_out = p.in_channels // p.groups, p.out_channels // p.groups
-    o = c // per_in * per_out + _count(per_out)
-    kernel = _positions(p.kernel_size)
+    first, second, *place = index
+    if pass_ == "grad_weight":
+        n, o, c, kernel, place = _count(p.batch), first, second, place, _positions(p.output_size)
+        group = o // per_out
+    elif pass_ == "forward":
+        n, o, c, kernel = first, second, _count(per_in), _positions(p.kernel_size)
+        group = o // per_out
+    else:
+        n, c, kernel, group = first, second % per_in, _positions(p.kernel_size), second // per_in
+        o = group * per_out + _count(per_out)
     inside = torch.ones((), dtype=torch.bool, device="cpu")
-    found = []
-    for i, (x, k) in enumerate(zip(position, kernel, strict=True)):
-        shifted = x + p.padding[i][0] - k * p.dilation[i]
-        y = shifted.div(p.stride[i], rounding_mode="floor")
-        inside = inside & (shifted % p.stride[i] == 0) & (y >= 0) & (y < p.output_size[i])
-        found.append(y.clamp(0, p.output_size[i] - 1))
-    return (n, o, *found), (o, c % per_in, *kernel), inside
-
-
-def _grad_weight(p: ConvProblem, index: list[Tensor]) -> tuple[_Index, _Index, Tensor]:
-    o, c, *kernel = index
-    n = _count(p.batch)
-    group = o // (p.out_channels // p.groups)
-    position = _positions(p.output_size)
-    x, inside = _meeting(p, position, kernel)
-    return (n, o, *position), (n, group * (p.in_channels // p.groups) + c, *x), inside
-
-
-_READ = {"forward": _forward, "grad_input": _grad_input, "grad_weight": _grad_weight}
-
-
-def _meeting(p: ConvProblem, position: list[Tensor], kernel: list[Tensor]) -> tuple[list[Tensor], Tensor]:
-    """Where in the input an output position meets a kernel position, and whether that is no padding."""
-    inside = torch.ones((), dtype=torch.bool, device="cpu")
-    found = []
-    for i, (y, k) in enumerate(zip(position, kernel, strict=True)):
-        x = y * p.stride[i] - p.padding[i][0] + k * p.dilation[i]
-        inside = inside & (x >= 0) & (x < p.input_size[i])
-        found.append(x.clamp(0, p.input_size[i] - 1))
-    return found, inside
+    inputs, outputs = [], []
+    for i, (at, k) in enumerate(zip(place, kernel, strict=True)):
+        shift = k * p.dilation[i] - p.padding[i][0]
+        if pass_ == "grad_input":
+            x, y = at, (at - shift).div(p.stride[i], rounding_mode="floor")
+            inside = inside & (y * p.stride[i] + shift == x)
+        else:
+            x, y = at * p.stride[i] + shift, at
+        inside = inside & (x >= 0) & (x < p.input_size[i]) & (y >= 0) & (y < p.output_size[i])
+        inputs.append(x.clamp(0, p.input_size[i] - 1))
+        outputs.append(y.clamp(0, p.output_size[i] - 1))
+    return {
+        "input": (n, group * per_in + c, *inputs),
+        "weight": (o, c, *kernel),
+        "grad_output": (n, o, *outputs),
+    }, inside
 
 
 def _count(n: int) -> Tensor:
