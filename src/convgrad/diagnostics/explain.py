@@ -144,10 +144,8 @@ def explain_problem(
 
     Args:
         outputs: which; all where none are given.
-        device: None for this CPU, a device that is here, or a description of one that is not
-            (`convgrad.diagnostics.Machine`).
-        measure: time the chosen backend and ATen, and the machine's limit where it is not known yet; only for a
-            machine that is here.
+        device: None for this CPU, a device that is here, or a description of one that is not.
+        measure: time the chosen backend and ATen, and the machine's limit where it is not known yet.
 
     Raises:
         BackendError: a backend that was requested by name cannot.

@@ -40,11 +40,10 @@ def onednn_log() -> Generator[Callable[[], tuple[str, ...]], None, None]:
             return tuple(kernel for line in lines if line.startswith(_OURS) for kernel in _kernel(line.decode()))
 
         os.dup2(file.fileno(), 1)
-        torch._C._verbose.mkldnn_set_verbose(1)  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            yield take
+            with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):
+                yield take
         finally:
-            torch._C._verbose.mkldnn_set_verbose(0)  # pyright: ignore[reportAttributeAccessIssue]
             take()
             os.dup2(real, 1)
             os.close(real)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -72,10 +74,10 @@ def test_depthwise_on_devices_that_are_not_here(got: str, want: str) -> None:
 
 
 def test_forced_depthwise_kernel_skips_the_table_only() -> None:
-    machine = Machine.parse(H).replace(depthwise_kernel="cudnn")
+    machine = replace(Machine.parse(H), depthwise_kernel="cudnn")
     assert depthwise(8, 96, 56, 56, 7, device=machine) == "Cudnn"
     assert depthwise(8, 96, 56, 56, 7, device=machine, dtype=F32) == "CudaDepthwise2d"
-    assert depthwise(8, 96, 56, 56, 7, device=machine.replace(torch_version="2.12")) == "CudaDepthwise2d"
+    assert depthwise(8, 96, 56, 56, 7, device=replace(machine, torch_version="2.12")) == "CudaDepthwise2d"
 
 
 @pytest.mark.parametrize(
@@ -186,10 +188,10 @@ def test_mps_reads_exact_strides_since_2_12() -> None:
 
 
 def test_old_cudnn_in_old_releases() -> None:
-    machine = Machine.parse("v100 torch 2.12").replace(cudnn=8004)
+    machine = replace(Machine.parse("v100 torch 2.12"), cudnn=8004)
     x3, w3 = spec(2, 8, 4, 4, 4, last=True), spec(8, 8, 3, 3, 3)
     assert determine_backend_memory_format(x3, w3, "Cudnn", device=machine).memory_format == torch.contiguous_format
-    newer = machine.replace(torch_version="2.13")
+    newer = replace(machine, torch_version="2.13")
     assert determine_backend_memory_format(x3, w3, "Cudnn", device=newer).memory_format == torch.channels_last_3d
 
 

@@ -6,10 +6,11 @@ import difflib
 import os
 import platform
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.torch_version import TorchVersion
 
 from ..._compat import onednn_has
 
@@ -81,12 +82,7 @@ class Machine:
 
     def since(self, version: str) -> bool:
         """Whether this release is ``version`` or later."""
-        mine, other = ([int(n) for n in re.findall(r"\d+", v)[:2]] for v in (self.torch_version, version))
-        return mine >= other
-
-    def replace(self, **changes: Any) -> Machine:
-        """The same machine with some fields changed."""
-        return replace(self, **changes)
+        return TorchVersion(self.torch_version) >= version
 
     @property
     def cudnn_text(self) -> str:
@@ -169,13 +165,13 @@ class Machine:
         found: dict[str, Any] = {}
         while words:
             _read_words(words, found)
-        arch = found.pop("arch", "x86")
-        machine, assumed = cls(label=text.strip(), **found), []
-        if machine.device_type == "cuda" and not machine.miopen:
-            machine = _with_libraries(machine, assumed)
-        elif machine.device_type == "cpu":
-            machine = _with_instructions(machine, arch, found, assumed)
-        return machine.replace(assumed=tuple(assumed))
+        arch, kind = found.pop("arch", "x86"), found.get("device_type", "cpu")
+        assumed: tuple[str, ...] = ()
+        if kind == "cuda" and "miopen" not in found:
+            assumed = _with_libraries(found)
+        elif kind == "cpu":
+            assumed = _with_instructions(found, arch)
+        return cls(label=text.strip(), assumed=assumed, **found)
 
 
 # ---- descriptions --------------------------------------------------------------------------------
@@ -287,30 +283,29 @@ def _unknown(word: str) -> str:
     )
 
 
-def _with_libraries(m: Machine, assumed: list[str]) -> Machine:
+def _with_libraries(found: dict[str, Any]) -> tuple[str, ...]:
     """Fill in what the description of an NVIDIA GPU left open, and say so."""
-    if m.capability is None:
-        m = m.replace(capability=(8, 0))
+    assumed: list[str] = []
+    if "capability" not in found:
+        found["capability"] = (8, 0)
         assumed.append("compute capability 8.0")
-    if m.cudnn is None:
-        m = m.replace(cudnn=_WHEEL_CUDNN.get(m.torch_version, max(_WHEEL_CUDNN.values())))
-        if m.cudnn_enabled:
-            assumed.append(m.cudnn_text)
-    return m
+    if "cudnn" not in found:
+        version = found.get("torch_version", _minor(torch.__version__))
+        found["cudnn"] = _WHEEL_CUDNN.get(version, max(_WHEEL_CUDNN.values()))
+        if found.get("cudnn_enabled", True):
+            assumed.append(Machine(cudnn=found["cudnn"]).cudnn_text)
+    return tuple(assumed)
 
 
-def _with_instructions(m: Machine, arch: str, found: dict[str, Any], assumed: list[str]) -> Machine:
+def _with_instructions(found: dict[str, Any], arch: str) -> tuple[str, ...]:
     """Fill in what the description of a CPU left open, and say so."""
+    threads = () if "threads" in found else ("4 threads",)
     if arch == "x86":
-        m = m.replace(mkldnn_bf16=found.get("mkldnn_bf16", False))
-    elif arch == "arm":
-        m = m.replace(mkldnn_fp16=False)
-        if "mkldnn_bf16" not in found:
-            assumed.append("Arm BF16 instructions")
-    else:  # Apple and RISC-V builds come without oneDNN and with the Winograd kernel
-        nnpack = found.get("nnpack", arch == "apple")
-        m = m.replace(mkldnn=found.get("mkldnn", False), winograd=True, nnpack=nnpack)
-        assumed.append("built without oneDNN")
-    if "threads" not in found:
-        assumed.append("4 threads")
-    return m
+        found.setdefault("mkldnn_bf16", False)
+        return threads
+    if arch == "arm":
+        found["mkldnn_fp16"] = False
+        return threads if "mkldnn_bf16" in found else ("Arm BF16 instructions", *threads)
+    # Apple and RISC-V builds come without oneDNN and with the Winograd kernel
+    found.update({"mkldnn": False, "nnpack": arch == "apple", **found, "winograd": True})
+    return ("built without oneDNN", *threads)

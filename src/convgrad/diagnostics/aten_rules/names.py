@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import torch
+
 from ...errors import UnknownNameError
 
 _FORWARD = "torch.convolution (or torch.nn.functional.conv1d/2d/3d, conv_transpose1d/2d/3d)"
@@ -36,7 +38,6 @@ class Kernel:
         autograd: what autograd records when the forward function is called on its own (``derivatives.yaml``).
         forward_temporaries: what the forward allocates beside its result.
         backward_temporaries: what the backward allocates beside its results.
-        exposed: whether the backward can be called from Python; most are reached through ``convolution_backward`` only.
         old_names: names of removed functions that did this work.
         note: what surprises people.
     """
@@ -47,16 +48,11 @@ class Kernel:
     autograd: str = "convolution_backward"
     forward_temporaries: tuple[str, ...] = ()
     backward_temporaries: tuple[str, ...] = ()
-    exposed: bool = False
     old_names: tuple[str, ...] = ()
     note: str = ""
 
-    @property
-    def call_backward(self) -> str:
-        """What to call today for the gradients."""
-        return f"torch.ops.aten.{self.backward}" if self.exposed else _BACKWARD
-
     def __str__(self) -> str:
+        by_name = hasattr(torch.ops.aten, self.backward)  # most are reached through `convolution_backward` only
         lines = [
             f"forward:  {self.forward}",
             f"backward: {self.backward or 'none: this kernel is for inference only'}",
@@ -65,7 +61,7 @@ class Kernel:
             *(f"forward allocates   {t}" for t in self.forward_temporaries),
             *(f"backward allocates  {t}" for t in self.backward_temporaries),
             f"call today, forward:  {_FORWARD}",
-            f"call today, backward: {self.call_backward}",
+            f"call today, backward: {f'torch.ops.aten.{self.backward}' if by_name else _BACKWARD}",
         ]
         lines += [f"older names: {', '.join(self.old_names)}"] if self.old_names else []
         return "\n".join([*lines, f"note: {self.note}"] if self.note else lines)
@@ -74,13 +70,13 @@ class Kernel:
 _CUDNN_NOTE = "It computes grad_input and grad_weight; grad_bias is a sum over grad_output made outside."
 
 KERNELS: tuple[Kernel, ...] = (
-    Kernel((), "convolution", "convolution_backward", exposed=True,
+    Kernel((), "convolution", "convolution_backward",
            old_names=("_convolution_nogroup",),
            note="The one entry to every backend below, for every device. Its own derivative is "
                 "_convolution_double_backward. conv1d, conv2d, conv3d, conv_transpose1d to 3d and _convolution all "
                 "end here; there is no conv2d_backward."),
     Kernel(("Slow2d",), "_slow_conv2d_forward", "_slow_conv2d_backward", "_slow_conv2d_backward",
-           (_FINPUT,), (f"grad_weight: {_FINPUT}", f"grad_input: {_FGRAD2}"), True,
+           (_FINPUT,), (f"grad_weight: {_FINPUT}", f"grad_input: {_FGRAD2}"),
            ("thnn_conv2d", "thnn_conv2d_forward", "thnn_conv2d_backward", "_thnn_conv2d_forward",
             "_thnn_conv2d_backward", "slow_conv2d", "slow_conv2d_forward", "slow_conv2d_backward",
             "SpatialConvolutionMM"),
@@ -140,11 +136,11 @@ KERNELS: tuple[Kernel, ...] = (
            old_names=("miopen_convolution_transpose_backward_input", "miopen_convolution_transpose_backward_weight")),
     Kernel(("MiopenDepthwise",), "miopen_depthwise_convolution", "miopen_depthwise_convolution_backward",
            old_names=("miopen_depthwise_convolution_backward_input", "miopen_depthwise_convolution_backward_weight")),
-    Kernel(("Mps",), "_mps_convolution", "mps_convolution_backward", "mps_convolution_backward", exposed=True),
+    Kernel(("Mps",), "_mps_convolution", "mps_convolution_backward", "mps_convolution_backward"),
     Kernel(("MpsTranspose",), "_mps_convolution_transpose", "mps_convolution_transpose_backward",
-           "mps_convolution_transpose_backward", exposed=True),
+           "mps_convolution_transpose_backward"),
     Kernel(("Overrideable",), "convolution_overrideable", "convolution_backward_overrideable",
-           "convolution_backward_overrideable", exposed=True,
+           "convolution_backward_overrideable",
            note="What a device outside PyTorch's core (XPU among them) implements; on any other device it raises."),
     Kernel(("Empty",), "empty (inside convolution)", "zeros (inside convolution_backward)", "convolution_backward",
            note="An empty batch or no channels: the gradients are zeros, and nothing is computed."),
@@ -152,7 +148,7 @@ KERNELS: tuple[Kernel, ...] = (
            note="Inference only, on Apple and 32-bit Arm and on RISC-V; selected only where no gradient is needed."),
     Kernel(("Xnnpack2d",), "xnnpack::convolution2d", "", "",
            note="Inference only, mobile builds; selected only where no gradient is needed."),
-    Kernel((), "conv_tbc", "conv_tbc_backward", "conv_tbc_backward", exposed=True,
+    Kernel((), "conv_tbc", "conv_tbc_backward", "conv_tbc_backward",
            note="Time, batch, channels: a separate function that never reaches the pipeline."),
 )  # fmt: skip
 
