@@ -158,7 +158,8 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
         raise ValueError("scale_input=True multiplies the output, which no parametrization can: use convert_")
     trained = weight.requires_grad
     parametrize.register_parametrization(layer, "weight", _Weight(scheme, layer))
-    for name, original in zip(scheme.names, _originals(layer), strict=True):
+    _, originals = _quantised(layer) or (scheme, ())
+    for name, original in zip(scheme.names, originals, strict=True):
         original.requires_grad_(trained and not getattr(scheme, f"freeze_{name}", False))
     if scheme.quantizes_input:
         layer.register_forward_pre_hook(partial(_with_input, scheme), with_kwargs=True)
@@ -189,9 +190,9 @@ def clip_(model: nn.Module) -> None:
         [[[0.5, -1.0]]]
     """
     for module in model.modules():
-        scheme = _scheme_of(module)
+        scheme, originals = _quantised(module) or (None, ())
         if scheme is not None:
-            scheme.clip_(*_originals(module))
+            scheme.clip_(*originals)
 
 
 def export_shift(layer: nn.Module) -> ShiftIntegers:
@@ -212,13 +213,13 @@ def export_shift(layer: nn.Module) -> ShiftIntegers:
         >>> integers.shift.tolist(), integers.sign.tolist()
         ([[[-2, 0, -3]]], [[[1, -1, 1]]])
     """
-    scheme = _scheme_of(layer)
+    scheme, originals = _quantised(layer) or (None, ())
     if not isinstance(scheme, ShiftQ):
         raise TypeError(f"{type(layer).__name__} has no shift weights")
     fraction_bits = scheme.act_fraction_bits
     if fraction_bits is None:
         raise ValueError("the input and the bias are not rounded (act_fraction_bits=None), so they are no integers")
-    shift, sign = get_shift_and_sign(scheme.quantize(*_originals(layer)).detach(), shift_range=scheme.limits)
+    shift, sign = get_shift_and_sign(scheme.quantize(*originals).detach(), shift_range=scheme.limits)
     bias = scheme.bias(getattr(layer, "bias", None))
     if bias is not None:
         bias = (bias.detach().double() * 2.0**fraction_bits).long()
@@ -231,21 +232,15 @@ def _scheme(scheme: object) -> Scheme:
     return scheme
 
 
-def _scheme_of(layer: nn.Module) -> Scheme | None:
+def _quantised(layer: Any) -> tuple[Scheme, tuple[Tensor, ...]] | None:
+    """The scheme of a quantised or parametrized layer, and the float tensors behind its weight."""
     if isinstance(layer, Quantized):
-        return layer.scheme
-    if not parametrize.is_parametrized(layer, "weight"):
+        return layer.scheme, layer.originals()
+    held: Any = layer.parametrizations["weight"] if parametrize.is_parametrized(layer, "weight") else [None]
+    if not isinstance(held[0], _Weight):
         return None
-    held: Any = layer.parametrizations
-    return held["weight"][0].scheme if isinstance(held["weight"][0], _Weight) else None
-
-
-def _originals(layer: Any) -> tuple[Tensor, ...]:
-    """The float tensors behind the weight of a quantised or parametrized layer."""
-    if isinstance(layer, Quantized):
-        return layer.originals()
-    held = layer.parametrizations["weight"]
-    return (held.original,) if held.is_tensor else tuple(getattr(held, f"original{i}") for i in range(held.ntensors))
+    names = ["original"] if held.is_tensor else [f"original{i}" for i in range(held.ntensors)]
+    return held[0].scheme, tuple(getattr(held, name) for name in names)
 
 
 class _Weight(nn.Module):
