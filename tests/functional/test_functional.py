@@ -115,6 +115,16 @@ def test_gradients_of_transposed_convolutions(d: int, unbatched: bool) -> None:
 
 
 @pytest.mark.parametrize("d", [1, 2, 3])
+def test_gradients_without_a_batch(d: int) -> None:
+    x, w = torch.randn(4, *[7] * d).double().requires_grad_(), torch.randn(6, 2, *[3] * d).double().requires_grad_()
+    y = getattr(F, f"conv{d}d")(x, w, stride=2, groups=2)
+    g = torch.randn_like(y)
+    options = {"stride": 2, "groups": 2}
+    got = convgrad.grad_input(x.shape, w, g, **options), convgrad.grad_weight(x, w.shape, g, **options)
+    torch.testing.assert_close(got, torch.autograd.grad(y, (x, w), g))
+
+
+@pytest.mark.parametrize("d", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_a_transposed_convolution_whose_result_has_size_zero(d: int, dtype: torch.dtype) -> None:
     """PyTorch returns an empty one for an empty batch; for a full one some of its kernels do, and some refuse."""
