@@ -13,6 +13,13 @@ from ..problem import OPERANDS, PASSES, ConvProblem, Output, gradient_outputs
 Method = Literal["forward", "grad_input", "grad_weight", "backward"]
 METHODS: Final[tuple[Method, ...]] = (*PASSES, "backward")
 
+#: The tensors that a function may be given.
+TENSORS: Final[dict[Method, tuple[str, ...]]] = {
+    "forward": (*OPERANDS["forward"], "bias", "out"),
+    "grad_input": (*OPERANDS["grad_input"], "out"),
+    "grad_weight": (*OPERANDS["grad_weight"], "out"),
+    "backward": ("grad_output", "input", "weight"),
+}
 #: What a function may be given besides tensors, in PyTorch's words. Sizes have batch and channels.
 VALUES: dict[str, Callable[[ConvProblem], Any]] = {
     "problem": lambda p: p,
@@ -35,22 +42,8 @@ _MOST: Final = {
 _ARGUMENT = re.compile(r"([a-z_]+)(?:\[(:?)(\d+)\])?")
 
 
-def tensors_of(method: Method) -> tuple[str, ...]:
-    """The names of the tensors that a function may be given."""
-    if method == "backward":
-        return ("grad_output", "input", "weight")
-    return (*OPERANDS[method], "bias", "out") if method == "forward" else (*OPERANDS[method], "out")
-
-
-def default_args(method: Method) -> tuple[str, ...]:
-    """What a function is called with if ``args`` is not given."""
-    if method == "backward":
-        return (*tensors_of(method), "problem", "output_mask")
-    return (*OPERANDS[method], "problem")
-
-
 def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Method) -> tuple[Any, ...]:
-    """The arguments as a tuple; without any, `default_args`.
+    """The arguments as a tuple; without any, the operands, the problem and the mask of ``backward``.
 
     Raises:
         TypeError: the function cannot be called with them, or they are a text.
@@ -58,11 +51,13 @@ def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Meth
     """
     if isinstance(args, str):
         raise TypeError(f"args of {method} is a sequence, got the text {args!r}; of one argument: args=({args!r},)")
-    chosen = default_args(method) if args is None else tuple(args)
+    masked = method == "backward"
+    usual = (*TENSORS[method], "problem", "output_mask") if masked else (*OPERANDS[method], "problem")
+    chosen = usual if args is None else tuple(args)
     for arg in chosen:
         if isinstance(arg, str):
             _check_name(arg, method)
-    if method == "backward" and not any(str(arg).startswith("output_mask") for arg in chosen):
+    if masked and not any(str(arg).startswith("output_mask") for arg in chosen):
         raise ValueError(
             'args of backward: "output_mask" is missing, the booleans that say which of grad_input, grad_weight and '
             'grad_bias are needed; "output_mask[:2]" are the first two, "output_mask[0]" is one'
@@ -72,7 +67,7 @@ def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Meth
 
 
 def _check_name(arg: str, method: Method) -> None:
-    whole = (*tensors_of(method), "problem", "groups", "transposed")
+    whole = (*TENSORS[method], "problem", "groups", "transposed")
     several = [name for name in _MOST if name != "output_mask" or method == "backward"]
     name, first, number = found.groups() if (found := _ARGUMENT.fullmatch(arg)) else ("", None, None)
     if name not in several if number else name not in (*whole, *several):
@@ -97,7 +92,7 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...], method: Met
         called = f"{method}= is called with ({', '.join(map(str, args))})"
         raise TypeError(
             f"{called}{'' if given else ', as no args= are given'}: {error}; its parameters are {parameters}: say what "
-            f"each of them gets, args=, among {', '.join(tensors_of(method))}, problem, stride, stride[0] and others"
+            f"each of them gets, args=, among {', '.join(TENSORS[method])}, problem, stride, stride[0] and others"
         ) from None
 
 
@@ -116,7 +111,7 @@ def values(
     result: list[Any] = []
     for arg in args:
         found = _ARGUMENT.fullmatch(arg) if isinstance(arg, str) else None
-        if found is None or found[1] in tensors_of(method):
+        if found is None or found[1] in TENSORS[method]:
             result.append(None if found else arg)
             continue
         name, first = found[1], bool(found[2])

@@ -188,7 +188,7 @@ class FunctionsBackend(CustomBackend):
     def _bind_function(self, method: Method, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
         """The function of the tensors, by position, which fills in everything else."""
         function, args, _ = self._kernels[method]
-        names = arguments.tensors_of(method)
+        names = arguments.TENSORS[method]
         tensors = [(i, names.index(arg)) for i, arg in enumerate(args) if isinstance(arg, str) and arg in names]
         values = arguments.values(args, problem, method, outputs)
         writes = "out" in args
