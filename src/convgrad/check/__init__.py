@@ -13,7 +13,3 @@ from .property_check import calls_with
 from .report import CheckReport, CheckResult
 from .stress import STRESS
 from .suite import accepts, check_backend, check_problem, outputs_of
-
-__all__ = ["PROPERTIES", "STRESS", "CheckReport", "CheckResult", "Lost", "NoChild", "accepts", "calls_with",
-           "check_backend", "check_problem", "construct", "cost", "default_problems", "first_look", "in_child",
-           "is_large", "outputs_of", "real_layers", "search_aten", "shrunk", "why_not_in_child"]  # fmt: skip
