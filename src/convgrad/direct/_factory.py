@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,18 +31,12 @@ Given = dict[str, Any]
 Change = Callable[[Any], Any]
 
 
-class Library(NamedTuple):
-    """A library's backend with the flags of a call, and which flags its functions take."""
-
-    backend: Callable[[Flags], Backend]
-    flags: tuple[str, ...] = ()
-
-
-_LIBRARIES = {
-    "cuDNN": Library(AtenCudnnBackend, Flags._fields),
-    "MIOpen": Library(AtenMiopenBackend, Flags._fields[:2]),
-    "oneDNN": Library(lambda _: get_backend("aten:mkldnn")),
-    "PyTorch's own kernel": Library(lambda _: get_backend("aten:native")),
+#: A library's backend with the flags of a call, and which flags its functions take.
+_LIBRARIES: dict[str, tuple[Callable[[Flags], Backend], tuple[str, ...]]] = {
+    "cuDNN": (AtenCudnnBackend, Flags._fields),
+    "MIOpen": (AtenMiopenBackend, Flags._fields[:2]),
+    "oneDNN": (lambda _: get_backend("aten:mkldnn"), ()),
+    "PyTorch's own kernel": (lambda _: get_backend("aten:native"), ()),
 }
 #: What the words in capitals in a row stand for; FLAGS are the library's.
 _SHORT = {
@@ -67,8 +61,9 @@ def function_of(name: str, library: str, what: str, arguments: str) -> Callable[
             and may return what is then done to the result. Their docstrings become part of the function's.
     """
     computed, *peculiar = what.split("+")
-    computation, quirks = _COMPUTATIONS[computed], [globals()[quirk] for quirk in peculiar]
-    signature = _signature(arguments, _LIBRARIES[library].flags)
+    (sentence, compute, today), quirks = _COMPUTATIONS[computed], [globals()[quirk] for quirk in peculiar]
+    backend_of, taken = _LIBRARIES[library]
+    signature = _signature(arguments, taken)
     bias_may_stand_third = arguments.endswith("BIAS")
 
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -81,11 +76,11 @@ def function_of(name: str, library: str, what: str, arguments: str) -> Callable[
         bound.apply_defaults()
         given = {n.replace("self", "input"): value for n, value in bound.arguments.items()}
         flags = [given.pop(flag, None) for flag in Flags._fields]
-        backend = _LIBRARIES[library].backend(Flags(*[None if flag is None else bool(flag) for flag in flags]))
+        backend = backend_of(Flags(*[None if flag is None else bool(flag) for flag in flags]))
         device = _device(name, given)
         changes = [quirk(name, given) for quirk in quirks]
         with _forced(name, backend, device):
-            result = computation.function(**given)
+            result = compute(**given)
         for change in changes:
             result = result if change is None else change(result)
         return result
@@ -93,7 +88,7 @@ def function_of(name: str, library: str, what: str, arguments: str) -> Callable[
     made: Any = function
     made.__name__ = made.__qualname__ = name
     made.__module__, made.__signature__ = __package__, signature
-    said = [f"{computation.sentence}, by {library}: `convgrad.{computation.name}` on this library."]
+    said = [f"{sentence}, by {library}: `convgrad.{today}` on this library."]
     said += [quirk.__doc__ for quirk in quirks if quirk.__doc__]
     said += ["The bias may also be the third argument."] if bias_may_stand_third else []
     made.__doc__ = "\n\n".join(said)
@@ -163,32 +158,23 @@ def _transposed_grad_weight(input: Tensor, grad_output: Tensor, **given: Any) ->
     return functional.grad_weight(grad_output, grad_output=input, **given)
 
 
-class Computation(NamedTuple):
-    """What is computed: in words, by which function of `Given`, and today's name in `convgrad`."""
-
-    sentence: str
-    function: Callable[..., Any]
-    name: str
-
-
-_COMPUTATIONS = {
-    "forward": Computation("A convolution", functional.convolution, "convolution"),
-    "backward": Computation("The gradients of a convolution", _backward, "convolution_backward"),
-    "grad_input": Computation("The input's gradient of a convolution", functional.grad_input, "grad_input"),
-    "grad_weight": Computation("The weight's gradient of a convolution", functional.grad_weight, "grad_weight"),
-    "transposed": Computation(
-        "A transposed convolution", partial(functional.convolution, transposed=True), "convolution"
+#: What is computed: in words, by which function of `Given`, and today's name in `convgrad`.
+_COMPUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
+    "forward": ("A convolution", functional.convolution, "convolution"),
+    "backward": ("The gradients of a convolution", _backward, "convolution_backward"),
+    "grad_input": ("The input's gradient of a convolution", functional.grad_input, "grad_input"),
+    "grad_weight": ("The weight's gradient of a convolution", functional.grad_weight, "grad_weight"),
+    "transposed": ("A transposed convolution", partial(functional.convolution, transposed=True), "convolution"),
+    "transposed_backward": (
+        "The gradients of a transposed convolution", partial(_backward, transposed=True), "convolution_backward",
     ),
-    "transposed_backward": Computation(
-        "The gradients of a transposed convolution", partial(_backward, transposed=True), "convolution_backward"
+    "transposed_grad_input": (
+        "The input's gradient of a transposed convolution", _transposed_grad_input, "convolution",
     ),
-    "transposed_grad_input": Computation(
-        "The input's gradient of a transposed convolution", _transposed_grad_input, "convolution"
+    "transposed_grad_weight": (
+        "The weight's gradient of a transposed convolution", _transposed_grad_weight, "grad_weight",
     ),
-    "transposed_grad_weight": Computation(
-        "The weight's gradient of a transposed convolution", _transposed_grad_weight, "grad_weight"
-    ),
-}
+}  # fmt: skip
 
 # ---- quirks ----------------------------------------------------------------------------------------
 
