@@ -234,14 +234,20 @@ def hint_of(n: Any) -> int | None:
 # ---- collectives ----------------------------------------------------------------------------------
 
 
-def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
+def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any, what: str) -> Tensor:
     """Send the first ``sent[0]`` rows to the first process of a group, and so on; the rows that arrive, by sender.
 
-    A functional collective: the compiler traces it, and it need not have ended before its result is first used.
+    A functional collective, which the compiler traces. Bytes travel, so rows may be of any dtype.
+
+    Raises:
+        CollectiveError: ``what`` failed, since another process died or did not answer in time.
     """
     from torch.distributed._functional_collectives import all_to_all_single
 
-    return all_to_all_single(rows, received, sent, group)
+    shape = rows.shape[1:]
+    data = rows.resolve_conj().resolve_neg().reshape(len(rows), shape.numel()).contiguous().view(torch.uint8)
+    arrived = wait(all_to_all_single(data, received, sent, group), what)
+    return arrived.view(rows.dtype).reshape(len(arrived), *shape)
 
 
 def wait(t: Tensor, what: str | None = None) -> Tensor:

@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.functional import pad
 
-from .._compat import all_to_all, suggested_format, wait
+from .._compat import all_to_all, suggested_format
 from ..errors import ShapeError
 from .geometry import Exchange, Route
 
@@ -155,54 +155,36 @@ def _apply(*arguments: Any) -> Any:
 
 
 def _exchanged(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: bool) -> Tensor:
-    rank, everyone = group.rank(), range(group.size())
+    rank, everyone, (base, stop) = group.rank(), range(group.size()), route.have
     shape = [n for d, n in enumerate(x.shape) if d != dim]
-    base = route.have[0]
-    theirs = [[(p.start - base, p.stop - p.start) for p in pieces] for pieces in route.sent]
-    ours = [[(p.at, p.stop - p.start) for p in route.pieces if p.owner == other != rank] for other in everyone]
-    outgoing, incoming = (ours, theirs) if back else (theirs, ours)
-    received, given = ([sum(n for _, n in ranges) for ranges in side] for side in (incoming, outgoing))
+    kept = [(p.at, p.start - base, p.stop - p.start) for p in route.pieces if p.owner == rank]
+    lacked = [[(p.at, p.stop - p.start) for p in route.pieces if p.owner == other != rank] for other in everyone]
+    sent = [[(p.start - base, p.stop - p.start) for p in pieces] for pieces in route.sent]
+    outgoing, incoming = (lacked, sent) if back else (sent, lacked)
+    places = [place for ranges in incoming for place in ranges]
     if route.travels and prod(shape):
         pieces = [x.narrow(dim, at, n).movedim(dim, 0) for ranges in outgoing for at, n in ranges]
         rows = torch.cat(pieces) if pieces else x.new_empty((0, *shape))
-        sent = rows.resolve_conj().resolve_neg().reshape(len(rows), prod(shape)).contiguous()
-        flight = all_to_all(sent.view(torch.uint8), received, given, group)  # bytes: of any dtype
-        arrived = wait(flight, f"halo exchange along dimension {dim} among {len(everyone)} processes")
-        rows = arrived.view(x.dtype).reshape(sum(received), *shape)
+        received, given = ([sum(n for _, n in ranges) for ranges in side] for side in (incoming, outgoing))
+        what = f"halo exchange along dimension {dim} among {len(everyone)} processes"
+        arrived = all_to_all(rows, received, given, group, what)
     else:  # no bytes, for all of them
-        rows = x.new_empty((sum(received), *shape))
-    parts = [part.movedim(0, dim) for part in rows.split(received)]
-    return (_returned if back else _extended)(x, parts, dim, route, rank)
-
-
-def _extended(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int) -> Tensor:
-    layout, used = suggested_format(x), [0] * len(parts)
-    found = [x.narrow(dim, 0, 0)]
-    for owner, a, b, _ in route.pieces:
-        if owner == rank:
-            found.append(x.narrow(dim, a - route.have[0], b - a))
-        else:
-            found.append(parts[owner].narrow(dim, used[owner], b - a).contiguous(memory_format=layout))
-            used[owner] += b - a
-    return torch.cat(found if len(found) == 1 else found[1:], dim)
-
-
-def _returned(x: Tensor, parts: list[Tensor], dim: int, route: Route, rank: int) -> Tensor:
-    """The own part of an extended range, with everything added that came back."""
-    base, stop = route.have
-    own = [(p.start - base, x.narrow(dim, p.at, p.stop - p.start)) for p in route.pieces if p.owner == rank]
-    if len(own) == 1 and own[0][1].shape[dim] == stop - base:
-        total = own.pop()[1].clone()
+        arrived = x.new_empty((sum(n for _, n in places), *shape))
+    parts = [part.movedim(0, dim) for part in arrived.split([n for _, n in places])] if places else []
+    if not back:
+        found = {at: x.narrow(dim, start, n) for at, start, n in kept}
+        for (at, _), part in zip(places, parts, strict=True):
+            found[at] = part.contiguous(memory_format=suggested_format(x))
+        return torch.cat([found[p.at] for p in route.pieces] or [x.narrow(dim, 0, 0)], dim)
+    if [n for *_, n in kept] == [stop - base]:
+        total = x.narrow(dim, kept.pop()[0], stop - base).clone()
     else:
         size = [stop - base if d == dim else n for d, n in enumerate(x.shape)]
         total = x.new_zeros(size).contiguous(memory_format=suggested_format(x))
-    for other, arrived in enumerate(parts):
-        at = 0
-        for _, a, b, _ in route.sent[other]:
-            own.append((a - base, arrived.narrow(dim, at, b - a)))
-            at += b - a
-    for at, term in own:
-        total.narrow(dim, at, term.shape[dim]).add_(term)
+    for at, start, n in kept:
+        total.narrow(dim, start, n).add_(x.narrow(dim, at, n))
+    for (start, n), part in zip(places, parts, strict=True):
+        total.narrow(dim, start, n).add_(part)
     return total
 
 

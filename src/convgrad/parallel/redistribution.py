@@ -138,9 +138,8 @@ def _shared_out(local: Tensor, mesh: DeviceMesh, step: Step, shape: Sequence[int
     if isinstance(have, Shard):
         for size, (start, stop) in zip(sizes, chunks(shape[have.dim], parts), strict=True):
             size[have.dim] = stop - start
-    rows = torch.cat([piece.reshape(-1) for piece in pieces]).resolve_conj().resolve_neg()
-    received, sent = [[n * rows.itemsize for n in side] for side in (map(prod, sizes), (p.numel() for p in pieces))]
-    arrived = wait(all_to_all(rows.view(torch.uint8), received, sent, group), what).view(local.dtype)  # any may travel
+    rows = torch.cat([piece.reshape(-1) for piece in pieces])
+    arrived = all_to_all(rows, [*map(prod, sizes)], [piece.numel() for piece in pieces], group, what)
     if not isinstance(have, Shard):
         return arrived.view(parts, *sizes[rank]).sum(0, dtype=local.dtype)
     found = zip(arrived.split([prod(size) for size in sizes]), sizes, strict=True)
