@@ -58,8 +58,8 @@ class _Router:
         library = torch.library.Library("aten", "IMPL")
         try:
             for key in _keys():
-                for op, kernel_of in (("convolution", _forward_kernel), ("convolution_backward", _backward_kernel)):
-                    kernel = kernel_of(self, torch.library.get_kernel(f"aten::{op}", key).call_boxed)
+                for op in ("convolution", "convolution_backward"):
+                    kernel = _kernel(self, op, torch.library.get_kernel(f"aten::{op}", key).call_boxed)
                     library.impl(op, kernel, key, with_keyset=True)
                     _retired.append((torch.library.get_kernel(f"aten::{op}", key), kernel))
         except BaseException:
@@ -80,7 +80,6 @@ def _keys() -> tuple[str, ...]:
 
 
 # ---- the kernels ---------------------------------------------------------------------------------
-# Every call of PyTorch's convolution passes through one of these two functions.
 
 
 class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator would cost several microseconds more
@@ -98,54 +97,33 @@ class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator woul
         thread.in_backend = False
 
 
-def _forward_kernel(router: _Router, original: Original) -> Callable[..., Tensor]:
-    """The kernel for aten::convolution."""
-    short = cpu_convolution()  # computes what the original does on a CPU, and starts faster
+def _kernel(router: _Router, op: str, original: Original) -> Callable[..., Any]:
+    """The kernel for aten::convolution or aten::convolution_backward: every call of PyTorch's passes through here."""
+    backward = op == "convolution_backward"
+    name, plan_of = f"aten::{op}", _plan_backward if backward else _plan_forward
+    short = None if backward else cpu_convolution()  # computes what the original does on a CPU, and starts faster
 
-    def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *raw: Any) -> Tensor:
+    def kernel(keyset: Any, a: Tensor, b: Tensor, c: Any, *raw: Any) -> Any:
+        """Of a forward, a to c are input, weight and bias; of a backward, grad_output, input and weight."""
+        if backward and raw[0] is None and raw[7][2]:  # without bias_sizes an empty batch would end the process
+            raw = ([channels_of_output(c.shape, raw[4], raw[6])], *raw[1:])
         watched = observers or profiler_enabled()
         if thread.in_backend or not (router.taking or watched) or jit_tracing() is not None:
-            return original(keyset, input, weight, bias, *raw)
-        plan: Any = find("aten::convolution", raw, input, weight, bias, None, True)
+            return original(keyset, a, b, c, *raw)
+        plan: Any = find(name, raw, a, b, c, None, True)
         if plan.__class__ is tuple:
             with inside():
-                plan = _plan_forward(plan, raw, input, weight, bias)
+                plan = plan_of(plan, raw, a, b, c)
         if plan is not None and router.taking and not plan.aten:
             with inside():
-                return plan.contract(input, weight, bias)
+                return plan.gradients(a, b, c) if backward else plan.contract(a, b, c)
         if plan is not None and watched:
-            return _observed(plan, partial(original, keyset, input, weight, bias, *raw))
-        if short is None or not input.is_cpu or function_modes():  # those see what is called from Python
-            return original(keyset, input, weight, bias, *raw)
-        return short(input, weight, bias, *raw, False, False, False, False)
+            return _observed(plan, partial(original, keyset, a, b, c, *raw))
+        if short is None or not a.is_cpu or function_modes():  # those see what is called from Python
+            return original(keyset, a, b, c, *raw)
+        return short(a, b, c, *raw, False, False, False, False)
 
-    return convolution
-
-
-def _backward_kernel(router: _Router, original: Original) -> Callable[..., Any]:
-    """The kernel for aten::convolution_backward."""
-
-    def convolution_backward(
-        keyset: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Ints | None, *rest: Any
-    ) -> Any:
-        if bias_sizes is None and rest[6][2]:  # without them an empty batch would end the process
-            bias_sizes = [channels_of_output(weight.shape, rest[3], rest[5])]
-        watched = observers or profiler_enabled()
-        if thread.in_backend or not (router.taking or watched) or jit_tracing() is not None:
-            return original(keyset, grad_output, input, weight, bias_sizes, *rest)
-        raw = (bias_sizes, *rest)
-        plan: Any = find("aten::convolution_backward", raw, grad_output, input, weight, None, True)
-        if plan.__class__ is tuple:
-            with inside():
-                plan = _plan_backward(plan, raw, grad_output, input, weight)
-        if plan is not None and router.taking and not plan.aten:
-            with inside():
-                return plan.gradients(grad_output, input, weight)
-        if plan is not None and watched:
-            return _observed(plan, partial(original, keyset, grad_output, input, weight, bias_sizes, *rest))
-        return original(keyset, grad_output, input, weight, bias_sizes, *rest)
-
-    return convolution_backward
+    return kernel
 
 
 def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
