@@ -186,6 +186,7 @@ SPELLINGS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: (x * 0 + 60000).half().mean(),
     lambda x: (x * 0 + 60000).half().mean((2, 3)),
     lambda x: F.adaptive_avg_pool2d((x * 0 + 60000).half(), 1),
+    lambda x: F.batch_norm(x, None, None, training=True, eps=0.0),
     lambda x: F.mse_loss((x * 0).half(), (x * 0 + 200).half()),
     lambda x: 2 // (x.abs() + 1),
     lambda x: 2 % (x.abs() + 1),
@@ -222,6 +223,20 @@ def test_other_words_for_a_call_mean_the_same(processes: Processes) -> None:
             assert got is expected, number
 
 
+def resampled_in_16_bits() -> None:
+    def bicubic(x: Tensor) -> Tensor:
+        return F.interpolate(x, size=(7, 3), mode="bicubic")
+
+    x = torch.randn(3, 4, 9, 7).half()
+    y = shard_(Applied(bicubic), init_device_mesh("cpu", (2,)), Shard(3))(x)
+    expected = bicubic(x.float()).half()  # PyTorch's own kernel of 16 bits rounds more often
+    torch.testing.assert_close(y.full_tensor(), expected, rtol=2**-10, atol=1e-6)
+
+
+def test_interpolation_of_16_bits_rounds_once(processes: Processes) -> None:
+    processes(2, resampled_in_16_bits)
+
+
 def complex_weights() -> list[float]:
     """The differences of the gradients of complex parameters that each process uses for its part."""
     mesh, found = init_device_mesh("cpu", (2,)), []
@@ -245,10 +260,20 @@ def test_gradients_of_complex_weights_are_sums_too(processes: Processes) -> None
         assert max(found) < 1e-12
 
 
-def flip_a_shard() -> None:
-    shard_(Applied(lambda x: x.flip(1, 3)), init_device_mesh("cpu", (2,)), Shard(3))(torch.randn(3, 4, 9, 7))
+def refused() -> list[str]:
+    mesh, said = init_device_mesh("cpu", (2,)), []
+    for function in (
+        lambda x: x.flip(1, 3),
+        lambda x: F.interpolate(x.to(torch.uint8), size=(7, 3), mode="bilinear"),
+    ):
+        with pytest.raises(UnsupportedError) as error:
+            shard_(Applied(function), mesh, Shard(3))(torch.rand(3, 4, 9, 7))
+        said.append(str(error.value))
+    return said
 
 
-def test_a_flip_over_shards_is_refused(processes: Processes) -> None:
-    with pytest.raises(AssertionError, match="flip works along dimension 3, which is sharded"):
-        processes(2, flip_a_shard)
+def test_what_has_no_rule_on_shards_is_refused(processes: Processes) -> None:
+    assert processes(2, refused)[0] == [
+        "flip works along dimension 3, which is sharded",
+        "bilinear interpolation of torch.uint8 to any size has no rule for shards",
+    ]

@@ -15,7 +15,7 @@ from .._compat import suggested_format
 from ..calculus import Role
 from ..diagnostics import Transfer
 from ..shapes import Geometry, convolution_shape
-from .part import Halo, Part, part_of
+from .part import Part, part_of
 from .redistribution import groups_of, mesh_of, names_of
 from .sharding import Choice, Placements, Step, Work, choose, steps
 
@@ -112,21 +112,16 @@ def _halos(
     name: str, tensor: str, role: Role, result: bool, work: Work, part: Part, mesh: DeviceMesh
 ) -> Iterator[Transfer]:
     """Of an operand, what it is extended by; of a result, what others have computed of this process's own part."""
-    for halo in part.halos:
-        if halo.role == role and halo.route.travels:
+    halos, size = [halo for halo in part.halos if halo.role == role], list(part.sizes[role])
+    for halo in halos:
+        size[halo.dim] = halo.route.have[1] - halo.route.have[0]
+    for halo in halos:
+        if halo.route.travels:
             sent = sum(p.stop - p.start for pieces in halo.route.sent for p in pieces)
-            size = _row(work, part, halo) * (sent if result else halo.route.received)
-            over = [m for m in range(mesh.ndim) if mesh.get_group(m) is halo.group]
-            yield Transfer(name, tensor, "halo exchange", names_of(mesh, over), size, size, _WHY["halo exchange"])
-
-
-def _row(work: Work, part: Part, halo: Halo) -> int:
-    """The bytes of one position: halos of dimensions before it are there already, those after it are not yet."""
-    size = list(part.sizes[halo.role])
-    for other in part.halos[part.halos.index(halo) :]:
-        if other.role == halo.role:
-            size[other.dim] = other.route.have[1] - other.route.have[0]
-    return work.itemsize * prod(size[: halo.dim] + size[halo.dim + 1 :])
+            row = work.itemsize * prod(size[: halo.dim] + size[halo.dim + 1 :])
+            moved, over = row * (sent if result else halo.route.received), names_of(mesh, (halo.over,))
+            yield Transfer(name, tensor, "halo exchange", over, moved, moved, _WHY["halo exchange"])
+        size[halo.dim] = part.sizes[role][halo.dim]  # the next one's rows are as long
 
 
 def _redistributions(name: str, tensor: str, taken: Sequence[Step], mesh: DeviceMesh) -> Iterator[Transfer]:

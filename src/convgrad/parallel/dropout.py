@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from .elementwise import joined_like
-from .placed import local_of, local_range, shards
+from .placed import joined_like, local_of, local_range, shards
 
 _ALPHA = -1.7580993408473766  # -scale * alpha of SELU: what alpha dropout puts in place of an element
 

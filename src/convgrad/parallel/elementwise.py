@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..errors import UnsupportedError
-from .geometry import chunks
-from .placed import fetch, first, joined, local_of, meta_of, mine, of_channels, on_some, reduced, shards, spread, take
+from .geometry import Range, clipped
+from .placed import joined, joined_like, local_of, local_range, meta_of, needed, on_some, reduced, shards, spread, take
 
 Function = Callable[..., Any]
 
@@ -33,7 +33,7 @@ def by_elements(func: Function, *args: Any, **kwargs: Any) -> Any:
     """Each element of the result depends on the elements at the same place of the operands, which may be broadcast."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
-    mesh, placements, used = _common(tensors, shape)
+    mesh, placements, used = _common(tensors, len(shape))
 
     def local(t: Any) -> Any:
         if not isinstance(t, Tensor) or (t.dim() == 0 and not isinstance(t, DTensor) and not t.requires_grad):
@@ -51,13 +51,13 @@ def by_elements(func: Function, *args: Any, **kwargs: Any) -> Any:
     return joined(func(*args, **kwargs), mesh, placements, shape)
 
 
-def _common(tensors: Sequence[Tensor], shape: Sequence[int]) -> tuple[DeviceMesh, list[Placement], set[int]]:
+def _common(tensors: Sequence[Tensor], ndim: int) -> tuple[DeviceMesh, list[Placement], set[int]]:
     """How the result of an elementwise function lies: as the operands that are sharded."""
     mesh = next(t.device_mesh for t in tensors if isinstance(t, DTensor))
     placements: list[Placement] = [Replicate()] * mesh.ndim
     for t in tensors:
         for dim, m in shards(t).items() if isinstance(t, DTensor) else ():
-            here = Shard(dim + len(shape) - t.dim())
+            here = Shard(dim + ndim - t.dim())
             if placements[m] not in (here, Replicate()):
                 raise UnsupportedError(
                     f"operands are sharded along dimensions {placements[m]} and {here} of the result"
@@ -67,20 +67,6 @@ def _common(tensors: Sequence[Tensor], shape: Sequence[int]) -> tuple[DeviceMesh
     if len({p for p in placements if not p.is_replicate()}) < len(used):
         raise UnsupportedError(f"operands would be sharded twice along one dimension: {placements}")
     return mesh, placements, used
-
-
-def joined_like(x: DTensor, local: Tensor, moved: dict[int, int] | None = None) -> DTensor:
-    """A result whose sharded dimensions are those of ``x``, at other places perhaps.
-
-    Args:
-        moved: where a dimension of ``x`` is in the result; all others stay.
-    """
-    where = {d: (moved or {}).get(d, d) for d in shards(x)}
-    placements = [Shard(where[p.dim]) if isinstance(p, Shard) else p for p in x.placements]
-    shape = list(local.shape)
-    for d, to in where.items():
-        shape[to] = x.shape[d]
-    return joined(local, x.device_mesh, placements, shape)
 
 
 def along(default: int | None = None, position: int = 1, shift: int = 0) -> Function:
@@ -94,23 +80,21 @@ def along(default: int | None = None, position: int = 1, shift: int = 0) -> Func
 
     def rule(func: Function, *args: Any, **kwargs: Any) -> Any:
         dim = kwargs.get("dim", args[position] if len(args) > position else default)
-        x = first((*args, *kwargs.values()))
-        assert x is not None
         if dim is None:
             raise UnsupportedError(f"{func.__name__} needs its argument dim where tensors are sharded")
-        dim = dim % (x.dim() + max(shift, 0))
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        x = next(t for t in tensors if isinstance(t, DTensor))
+        dim = dim % (x.dim() + max(shift, 0))
         if shift <= 0 and any(dim in shards(t) for t in tensors if isinstance(t, DTensor)):
             raise UnsupportedError(f"{func.__name__} works along dimension {dim}, which is sharded")
-        shape = [max(sizes) for sizes in zip(*(t.shape for t in tensors if t.dim() == x.dim()), strict=True)]
-        mesh, placements, used = _common(tensors, shape)
+        mesh, placements, used = _common(tensors, x.dim())
+        metas, keywords = tree_map(lambda t: meta_of(t) if isinstance(t, Tensor) else t, (args, kwargs))
+        wholes = func(*metas, **keywords)  # with PyTorch's own checks
         args, kwargs = tree_map(
             lambda t: spread(t, mesh, placements, used) if isinstance(t, Tensor) else t, (args, kwargs)
         )
-        whole = next(t for t in tensors if isinstance(t, DTensor) and list(t.placements) == placements)
-        moved: dict[int, int] = {d: d + shift for d in shards(whole) if d >= dim} if shift else {}
-        result = func(*args, **kwargs)
-        return tree_map(lambda t: joined_like(whole, t, moved) if isinstance(t, Tensor) else t, result)
+        places = [Shard(p.dim + shift) if isinstance(p, Shard) and p.dim >= dim else p for p in placements]
+        return tree_map(lambda t, whole: joined(t, mesh, places, whole.shape), func(*args, **kwargs), wholes)
 
     return rule
 
@@ -131,19 +115,17 @@ def concatenated(func: Function, tensors: Sequence[Tensor], dim: int = 0) -> DTe
     dim %= tensors[0].dim()
     length, shape = sum(t.shape[dim] for t in tensors), list(tensors[0].shape)
     shape[dim] = length
-    mesh, placements, used = _common(tensors, shape)
+    mesh, placements, used = _common(tensors, len(shape))
     m, parts, end = next((m for m, p in enumerate(placements) if p == Shard(dim)), None), [], 0
     for t in tensors:
-        here = isinstance(t, DTensor) and shards(t).get(dim) == m
         start, end = end, end + t.shape[dim]
-        local = spread(t, mesh, [Replicate() if n == m and not here else p for n, p in enumerate(placements)], used)
-        if m is not None:
-            ranges = [
-                (min(max(a, start), end) - start, min(max(b, start), end) - start)
-                for a, b in chunks(length, mesh.size(m))
-            ]
-            a, b = mine(mesh, m, ranges)
-            local = fetch(local, dim, mesh, m, t.shape[dim], ranges) if here else local.narrow(dim, a, b - a)
+        cut = partial(clipped, start, end)
+        if isinstance(t, DTensor) and dim in shards(t):
+            local = needed(t, spread(t, mesh, placements, used), dim, length, cut)[0]
+        else:
+            local = spread(t, mesh, [Replicate() if n == m else p for n, p in enumerate(placements)], used)
+            a, b = cut((0, length) if m is None else local_range(mesh, m, length))
+            local = local.narrow(dim, a, b - a)
         parts.append(local)
     return joined(func(parts, dim), mesh, placements, shape)
 
@@ -179,7 +161,8 @@ def summed(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> Any:
 
 def prelu(func: Function, x: DTensor, weight: Tensor) -> DTensor:
     """`torch.nn.functional.prelu`: a weight for each channel, or one for all."""
-    return joined_like(x, func(local_of(x), of_channels(x, weight.expand(x.shape[1]))))
+    each = weight.reshape([-1, *[1] * (x.dim() - 2)] if weight.numel() > 1 else [])
+    return by_elements(lambda x, weight: func(x, weight.reshape(-1)), x, each)
 
 
 def linear(func: Function, x: DTensor, weight: Tensor, bias: Tensor | None = None) -> DTensor:
@@ -203,27 +186,25 @@ def indexed(func: Function, x: DTensor, index: Any) -> DTensor:
     at = next((n for n, i in enumerate(given) if i is Ellipsis), len(given))
     count = sum(i is not None and i is not Ellipsis for i in given)
     given[at : at + 1] = [slice(None)] * (x.dim() - count)
-    local, mesh = local_of(x), x.device_mesh
+    shape, local = func(meta_of(x), index).shape, local_of(x)
     moved: dict[int, int] = {}
-    sizes, own, d, to = {}, [], 0, 0
+    own, d, to = [], 0, 0
     for i in given:
+        if i is None or d not in shards(x):
+            own.append(i)
+        elif isinstance(i, int):
+            raise UnsupportedError(f"one position of dimension {d}, which is sharded, cannot be selected")
+        else:
+            wanted = range(x.shape[d])[i]
+            if wanted != range(x.shape[d]):
+                local = take(x, local, d, len(wanted), lambda part, w=wanted: list(w[slice(*part)]))
+            own.append(slice(None))
         if i is not None:
-            m = shards(x).get(d)
-            if m is not None:
-                if isinstance(i, int):
-                    raise UnsupportedError(f"one position of dimension {d}, which is sharded, cannot be selected")
-                wanted = range(x.shape[d])[i]
-                if wanted != range(x.shape[d]):
-                    local = take(local, d, mesh, m, x.shape[d], lambda a, b, w=wanted: list(w[a:b]), len(wanted))
-                sizes[to] = len(wanted)
             moved[d] = to
             d += 1
-        own.append(i if to not in sizes else slice(None))
         to += not isinstance(i, int)
-    local = func(local, tuple(own))
-    shape = [sizes.get(n, size) for n, size in enumerate(local.shape)]
     placements = [Shard(moved[p.dim]) if isinstance(p, Shard) else p for p in x.placements]
-    return joined(local, mesh, placements, shape)
+    return joined(func(local, tuple(own)), x.device_mesh, placements, shape)
 
 
 def reshaped(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
@@ -234,7 +215,7 @@ def reshaped(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
         raise UnsupportedError(f"{func.__name__} from {list(x.shape)} to {list(shape)} where {list(x.placements)}")
     local = local_of(x)
     sizes = [local.shape[d] if d in own else n for d, n in enumerate(shape)]
-    return joined(local.reshape(sizes), x.device_mesh, x.placements, shape)
+    return joined_like(x, local.reshape(sizes), shape)
 
 
 def padded(
@@ -244,46 +225,49 @@ def padded(
     shape = func(meta_of(x), pad, mode, value).shape  # with PyTorch's own checks
     if mode == "circular" and min(pad) < 0:  # PyTorch goes around what is left by the crop
         x, pad = padded(func, x, [min(n, 0) for n in pad]), [max(n, 0) for n in pad]
-    local, mesh, rest = local_of(x), x.device_mesh, list(pad)
-    for d, m in shards(x).items():
+    local, rest = local_of(x), list(pad)
+    for d in shards(x):
         at = 2 * (x.dim() - 1 - d)
         low, high = [*pad, *[0] * 2 * x.dim()][at : at + 2]
         if not (low or high):
             continue
         rest[at : at + 2] = 0, 0
-        size, places = x.shape[d], chunks(shape[d], mesh.size(m))
-        if mode in ("constant", "circular"):
-            local = fetch(local, d, mesh, m, size, [(a - low, b - low) for a, b in places], mode == "circular")
-        else:
-            local = take(local, d, mesh, m, size, partial(_mirrored, mode, size, low), shape[d])
+        size = x.shape[d]
+        if mode not in ("constant", "circular"):
+            local = take(x, local, d, shape[d], partial(_mirrored, mode, size, low))
+            continue
+        local, (start, stop), _ = needed(
+            x, local, d, shape[d], lambda part, low=low: (part[0] - low, part[1] - low), mode == "circular"
+        )
         if mode == "constant" and value:
-            outside = torch.tensor(
-                [not 0 <= i - low < size for i in range(*mine(mesh, m, places))], dtype=torch.bool, device=local.device
-            )
-            local = local.masked_fill(outside.view(-1, *[1] * (x.dim() - 1 - d)), value)
+            outside = torch.tensor([not 0 <= i < size for i in range(start, stop)], dtype=torch.bool)
+            local = local.masked_fill(outside.to(local.device).view(-1, *[1] * (x.dim() - 1 - d)), value)
     if any(rest):
         local = on_some(lambda t: func(t, rest, mode, value), local)
-    return joined(local, mesh, x.placements, shape)
+    return joined_like(x, local, shape)
 
 
-def _mirrored(mode: str, size: int, low: int, start: int, stop: int) -> list[int]:
-    """Which positions of a tensor the ``start`` to ``stop`` of the padded one are."""
+def _mirrored(mode: str, size: int, low: int, part: Range) -> list[int]:
+    """Which positions of a tensor those of a part of the padded one are."""
     if mode == "replicate":
-        return [min(max(i - low, 0), size - 1) for i in range(start, stop)]
-    return [size - 1 - abs(size - 1 - abs(i - low)) for i in range(start, stop)]
+        return [min(max(i - low, 0), size - 1) for i in range(*part)]
+    return [size - 1 - abs(size - 1 - abs(i - low)) for i in range(*part)]
 
 
 def shuffled(func: Function, x: DTensor, *args: int, **kwargs: int) -> DTensor:
     """`torch.nn.functional.pixel_shuffle` and `pixel_unshuffle`: channels become positions, or the reverse."""
     (factor,) = (*args, *kwargs.values())
-    local, mesh, up = local_of(x), x.device_mesh, func.__name__ == "pixel_shuffle"
+    local, up, cuts = local_of(x), func.__name__ == "pixel_shuffle", []
     shape = func(meta_of(x), factor).shape
-    for d, m in shards(x).items():
-        if d == x.dim() - 3:
-            raise UnsupportedError(f"{func.__name__} of a tensor whose channels are sharded")
-        if d > x.dim() - 3 and not up:
-            needed = [(a * factor, b * factor) for a, b in chunks(shape[d], mesh.size(m))]
-            local = fetch(local, d, mesh, m, x.shape[d], needed)
+    if x.dim() - 3 in shards(x):
+        raise UnsupportedError(f"{func.__name__} of a tensor whose channels are sharded")
+
+    def needs(part: Range) -> Range:
+        return (part[0] // factor, -(-part[1] // factor)) if up else (part[0] * factor, part[1] * factor)
+
+    for d in (x.dim() - 2, x.dim() - 1):
+        local, (start, _), (a, b) = needed(x, local, d, shape[d], needs)
+        cuts.append((d, a - start * factor if up and a < b else 0, b - a))
     *lead, c, h, w = local.shape  # written out: PyTorch's derivative of no pixels is wrong
     if up:
         blocks = local.reshape(*lead, c // factor**2, factor, factor, h, w).movedim((-4, -3), (-3, -1))
@@ -291,8 +275,6 @@ def shuffled(func: Function, x: DTensor, *args: int, **kwargs: int) -> DTensor:
     else:
         blocks = local.reshape(*lead, c, h // factor, factor, w // factor, factor).movedim((-3, -1), (-4, -3))
         local = blocks.reshape(*lead, c * factor**2, h // factor, w // factor)
-    for d, m in shards(x).items() if up else ():
-        if d > x.dim() - 3:
-            have = [(a * factor, b * factor) for a, b in chunks(x.shape[d], mesh.size(m))]
-            local = fetch(local, d, mesh, m, have, chunks(shape[d], mesh.size(m)))
-    return joined(local, mesh, x.placements, shape)
+    for d, at, length in cuts:
+        local = local.narrow(d, at, length)
+    return joined_like(x, local, shape)

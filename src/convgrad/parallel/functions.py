@@ -21,7 +21,7 @@ from .. import functional
 from ..errors import UnsupportedError
 from ..padding_modes import Sides, by_pytorch
 from . import dropout, elementwise, losses, norms, pooling, resampling
-from .placed import first, joined, shards, spread
+from .placed import joined_like, shards, spread
 from .redistribution import redistribute
 
 Rule = Callable[..., Any]
@@ -83,7 +83,7 @@ def circular_convolution(
     w, b = (t if t is None else spread(t, mesh, everywhere, set(own.values())) for t in (weight, bias))
     local, ranges = pooling.windows(x, shape, weight.shape[2:], stride, low, dilation, circular=True)
     result = pooling.windowed(local, ranges, lambda t: conv(t, w, b, stride, 0, dilation, groups))
-    return joined(result, mesh, x.placements, shape)
+    return joined_like(x, result, shape)
 
 
 def _replicated(t: Tensor, mesh: DeviceMesh, what: str) -> DTensor:
@@ -164,15 +164,14 @@ class Sharded(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        x = first((*args, *kwargs.values()))
-        if x is None or func.__name__ in _own_rules:
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor)]
+        if not tensors or func.__name__ in _own_rules:
             return func(*args, **kwargs)
         kwargs = {_NUMPYS.get(name, name): value for name, value in kwargs.items()}
-        rule = _RULES.get(func)
-        if all(p.is_replicate() for p in x.placements) and rule not in (dropout.dropout, dropout.alpha_dropout):
-            everything = (t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor))
-            if all(p.is_replicate() for t in everything for p in t.placements):
-                return elementwise.of_replicas(func, *args, **kwargs)
+        x, rule = tensors[0], _RULES.get(func)
+        draws = rule in (dropout.dropout, dropout.alpha_dropout)
+        if not draws and all(p.is_replicate() for t in tensors for p in t.placements):
+            return elementwise.of_replicas(func, *args, **kwargs)
         if rule is None:
             raise UnsupportedError(
                 f"{func.__name__} has no rule for sharded tensors (here {list(x.placements)} of size {list(x.shape)}); "

@@ -5,12 +5,11 @@ Along one spatial dimension a convolution couples the input position i with the 
     i = o * stride - low + dilation * t        for one of the kernel's elements t.
 
 Let each shard own a range of inputs and a range of outputs. Every such pair must be computed by exactly one process,
-and two choices need no more than a halo. If the owner of o computes it, the process needs the inputs that its outputs
-couple with: the smallest of them is ``first * stride - low``, the largest ``last * stride - low + dilation * (k - 1)``.
-If the owner of i computes it, it needs the outputs that its inputs couple with: from ``(first + low - dilation * (k -
-1)) / stride``, rounded up, to ``(last + low) / stride``, rounded down. So one side of the convolution stays where it is
-and the other side **moves**: a tensor there that is read is extended by what other processes own, and one there that
-is written is computed with the same extension, which is then sent back and added. This is all, for every pass:
+and two choices need no more than a halo: the owner of o computes it, which needs all inputs that its outputs couple
+with; or the owner of i does, which needs all outputs that its inputs couple with. So one side of the convolution stays
+where it is and the other side **moves**: a tensor there that is read is extended by what other processes own, and one
+there that is written is computed with the same extension, which is then sent back and added. This is all, for every
+pass:
 
 - the forward pass extends the input (or sends parts of the output back);
 - the input's gradient sends parts of its result back to their owners (or extends the output's gradient);
@@ -24,7 +23,7 @@ of these positions is needed by a process that does not have it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -69,6 +68,11 @@ def chunks(length: int, parts: int) -> tuple[Range, ...]:
     """The ranges into which DTensor shards a dimension, by the rule of `torch.chunk`; the last ones may be empty."""
     size = -(-length // parts)
     return tuple((min(r * size, length), min((r + 1) * size, length)) for r in range(parts))
+
+
+def clipped(start: int, end: int, part: Range) -> Range:
+    """What of a range lies between two positions, counted from the first."""
+    return min(max(part[0], start), end) - start, min(max(part[1], start), end) - start
 
 
 class Exchange(NamedTuple):
@@ -174,7 +178,6 @@ class Line(NamedTuple):
         stride: distance of the inputs at which two neighbouring outputs begin.
         low: padding before the first input.
         dilation: distance of the inputs of two neighbouring elements of the kernel.
-        circular: whether the padding repeats the other end of the input.
     """
 
     input: int
@@ -183,32 +186,30 @@ class Line(NamedTuple):
     stride: int = 1
     low: int = 0
     dilation: int = 1
-    circular: bool = False
+
+    def reads(self, outputs: Range) -> Range:
+        """The inputs, and beyond the ends the padding, from the first to the last that these outputs read."""
+        end = (outputs[1] - 1) * self.stride - self.low + effective_kernel(self.kernel, self.dilation)
+        return outputs[0] * self.stride - self.low, end
 
     def inputs_of(self, outputs: Range) -> Range:
         """The smallest range of inputs that holds all that couple with a range of outputs."""
-        first, stop = outputs
-        if first == stop:
-            return (0, 0)
-        reach = effective_kernel(self.kernel, self.dilation)
-        start, end = first * self.stride - self.low, (stop - 1) * self.stride - self.low + reach
-        if self.circular:
-            return start, end
-        return _trim(max(start, 0), min(end, self.input), lambda i: self._couples(i, outputs))
+        pairs = self._coupled((0, self.input), outputs)
+        return _hull([o * self.stride + shift for *ends, shift in pairs for o in ends])
 
     def outputs_of(self, inputs: Range) -> Range:
         """The smallest range of outputs that holds all that couple with a range of inputs."""
-        first, stop = inputs
-        if first == stop:
-            return (0, 0)
-        reach = self.dilation * (self.kernel - 1)
-        start, end = -((reach - first - self.low) // self.stride), (stop - 1 + self.low) // self.stride + 1
-        return _trim(max(start, 0), min(end, self.output), lambda o: self._reaches(o, inputs))
+        return _hull([o for *ends, _ in self._coupled(inputs, (0, self.output)) for o in ends])
 
-    def needs(self, side: str, stays: Range) -> Range:
-        """What a range of one side couples with on the other: ``side``, ``input`` or ``output``."""
-        return self.inputs_of(stays) if side == "input" else self.outputs_of(stays)
+    def _coupled(self, inputs: Range, outputs: Range) -> Iterator[tuple[int, int, int]]:
+        """Of each of the kernel's elements: its first and last output among these, and by what it shifts the input."""
+        for shift in range(-self.low, self.dilation * self.kernel - self.low, self.dilation):
+            first = max(outputs[0], -((shift - inputs[0]) // self.stride))
+            last = min(outputs[1] - 1, (inputs[1] - 1 - shift) // self.stride)
+            if first <= last:
+                yield first, last, shift
 
+    @lru_cache(maxsize=1024)  # noqa: B019 - of values
     def exchange(self, moves: str, parts: int) -> Exchange:
         """The exchange after which each process can compute its part.
 
@@ -217,27 +218,15 @@ class Line(NamedTuple):
             parts: the number of shards, of input and output alike.
         """
         inputs, outputs = chunks(self.input, parts), chunks(self.output, parts)
-        have, stays = (inputs, outputs) if moves == "input" else (outputs, inputs)
-        return Exchange(have, tuple(self.needs(moves, r) for r in stays))
+        if moves == "input":
+            return Exchange(inputs, tuple(map(self.inputs_of, outputs)))
+        return Exchange(outputs, tuple(map(self.outputs_of, inputs)))
 
     def local(self, inputs: Range, outputs: Range) -> tuple[int, int]:
         """The padding, low and high, of the convolution that has these inputs and yields these outputs."""
-        low = self.low + inputs[0] - outputs[0] * self.stride
-        reach = (outputs[1] - outputs[0] - 1) * self.stride + effective_kernel(self.kernel, self.dilation)
-        return low, reach - low - (inputs[1] - inputs[0])
-
-    def _couples(self, i: int, outputs: Range) -> bool:
-        starts = (i + self.low - self.dilation * t for t in range(self.kernel))
-        return any(at % self.stride == 0 and outputs[0] <= at // self.stride < outputs[1] for at in starts)
-
-    def _reaches(self, o: int, inputs: Range) -> bool:
-        start = o * self.stride - self.low
-        return any(inputs[0] <= start + self.dilation * t < inputs[1] for t in range(self.kernel))
+        start, end = self.reads(outputs)
+        return inputs[0] - start, end - inputs[1]
 
 
-def _trim(start: int, stop: int, needed: Callable[[int], bool]) -> Range:
-    while start < stop and not needed(start):
-        start += 1
-    while start < stop and not needed(stop - 1):
-        stop -= 1
-    return (start, stop) if start < stop else (0, 0)
+def _hull(positions: list[int]) -> Range:
+    return (min(positions), max(positions) + 1) if positions else (0, 0)

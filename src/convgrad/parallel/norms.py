@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from ..errors import UnsupportedError
-from .placed import joined, local_of, meta_of, of_channels, on_some, shards, spread, total, widened
+from .placed import joined, joined_like, local_of, meta_of, of_channels, on_some, shards, spread, total, widened
 from .redistribution import redistribute
 
 Function = Callable[..., Any]
@@ -25,43 +25,44 @@ Function = Callable[..., Any]
 def batch_norm(
     func: Function,
     x: DTensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    first: int = 0,
 ) -> DTensor:
-    """`torch.nn.functional.batch_norm`: the statistics are those of the whole batch and of all its shards."""
+    """`torch.nn.functional.batch_norm`: the statistics are those of the whole batch and of all its shards.
+
+    Args:
+        first: the first dimension over which they are taken.
+    """
     vectors = running_mean, running_var, weight, bias
     metas = [v if v is None else meta_of(v) for v in vectors]
-    func(meta_of(x), *metas, training)  # with PyTorch's own checks
-    if not training:  # not by PyTorch's function, which fails on a shard without channels
-        mean, var, *affine = (of_channels(x, v, [1, -1, *[1] * (x.dim() - 2)]) for v in vectors)
+    func(meta_of(x), *metas, training, momentum, eps)  # with PyTorch's own checks
+    shape, local = [1, -1, *[1] * (x.dim() - 2)], widened(local_of(x))
+    if training:
+        dims = [d for d in range(first, x.dim()) if d != 1]
+        mean, var = _statistics(x, local, dims, 1, dims)
+        count = prod(x.shape[d] for d in dims)
+        with torch.no_grad():
+            for kept, seen in ((running_mean, mean), (running_var, var * (count / (count - 1)))):
+                if kept is not None:
+                    kept.lerp_(_whole(x, seen, dims).to(kept.dtype), momentum)
+    else:  # not by PyTorch's function, which fails on a shard without channels
+        mean, var = (of_channels(x, v, shape) for v in vectors[:2])
         assert mean is not None
         assert var is not None
-        return _like(x, _applied(widened(local_of(x)), mean, var + eps, *affine))
-    return _per_channel(
-        x, [d for d in range(x.dim()) if d != 1], (running_mean, running_var), weight, bias, momentum, eps
-    )
+    return _like(x, _applied(local, mean, var + eps, *(of_channels(x, v, shape) for v in (weight, bias))))
 
 
-def instance_norm(
-    func: Function,
-    x: DTensor,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    use_input_stats: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> DTensor:
+def instance_norm(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
     """`torch.nn.functional.instance_norm`: the statistics of each sample and channel."""
-    if not use_input_stats:
-        return batch_norm(torch.nn.functional.batch_norm, x, running_mean, running_var, weight, bias, eps=eps)
-    return _per_channel(x, list(range(2, x.dim())), (running_mean, running_var), weight, bias, momentum, eps)
+    if len(args) < 5:
+        kwargs["training"] = kwargs.pop("use_input_stats", True)
+    return batch_norm(func, x, *args, **kwargs, first=2)
 
 
 def group_norm(
@@ -121,29 +122,6 @@ def local_response_norm(func: Function, x: DTensor, *args: Any, **kwargs: Any) -
     return _like(x, on_some(lambda t: func(t, *args, **kwargs), local_of(x)))
 
 
-def _per_channel(
-    x: DTensor,
-    dims: list[int],
-    running: tuple[Tensor | None, Tensor | None],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    momentum: float,
-    eps: float,
-) -> DTensor:
-    """Normalized over ``dims``, with the running statistics of each channel brought up to date."""
-    count = prod(x.shape[d] for d in dims)
-    if count == 1:
-        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.shape}")
-    local = widened(local_of(x))
-    mean, var = _statistics(x, local, dims, 1, dims)
-    with torch.no_grad():
-        for kept, seen in zip(running, (mean, var * (count / (count - 1))), strict=True):
-            if kept is not None:
-                kept.lerp_(_whole(x, seen, dims).to(kept.dtype), momentum)
-    shape = [1, -1, *[1] * (x.dim() - 2)]
-    return _like(x, _applied(local, mean, var + eps, *(of_channels(x, v, shape) for v in (weight, bias))))
-
-
 def _statistics(x: DTensor, local: Tensor, dims: list[int], width: int, whole: list[int]) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over ``dims`` of the local part: ``whole`` dimensions of ``x``, ``width`` channels."""
     over = {m for d, m in shards(x).items() if d in whole}
@@ -194,4 +172,4 @@ def _whole(x: DTensor, statistic: Tensor, dims: list[int]) -> Tensor:
 
 
 def _like(x: DTensor, local: Tensor) -> DTensor:
-    return joined(local.to(x.dtype), x.device_mesh, x.placements, x.shape)
+    return joined_like(x, local.to(x.dtype))

@@ -10,7 +10,7 @@ derivatives.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,20 +25,6 @@ from ..errors import UnsupportedError
 from .geometry import Exchange, Range, Route, chunks
 from .halo import exchange
 from .redistribution import groups_of
-
-T = TypeVar("T")
-
-
-def first(values: Any) -> DTensor | None:
-    """The first DTensor among arguments, also inside of their lists."""
-    for value in values:
-        if isinstance(value, DTensor):
-            return value
-        if isinstance(value, (list, tuple)):
-            found = first(value)
-            if found is not None:
-                return found
-    return None
 
 
 def shards(x: DTensor) -> dict[int, int]:
@@ -96,6 +82,11 @@ def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], sha
         strides[d], step = step, step * max(shape[d], 1)
     whole, local = torch.Size(shape), _Solid.apply(local)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole, stride=tuple(strides))
+
+
+def joined_like(x: DTensor, local: Tensor, shape: Sequence[int] | None = None) -> DTensor:
+    """The whole of this shape, or that of ``x``, which lies as ``x`` does."""
+    return joined(local, x.device_mesh, x.placements, x.shape if shape is None else shape)
 
 
 def local_of(x: DTensor) -> Tensor:
@@ -207,55 +198,55 @@ def of_channels(x: DTensor, vector: Tensor | None, shape: Sequence[int] = (-1,))
 
 def local_range(mesh: DeviceMesh, m: int, length: int) -> Range:
     """The positions of a dimension of this length that this process owns, along a mesh dimension."""
-    return mine(mesh, m, chunks(length, mesh.size(m)))
+    return chunks(length, mesh.size(m))[mesh.get_local_rank(m)]
 
 
-def mine(mesh: DeviceMesh, m: int, values: Sequence[T]) -> T:
-    """This process's own among the values of all along a mesh dimension."""
-    return values[mesh.get_local_rank(m)]
-
-
-def fetch(
-    local: Tensor,
-    dim: int,
-    mesh: DeviceMesh,
-    m: int,
-    length: int | Sequence[Range],
-    ranges: Sequence[Range],
-    circular: bool = False,
-) -> Tensor:
-    """The range of positions of the whole that this process needs, of which it has its shard.
+def needed(
+    x: DTensor, local: Tensor, d: int, out: int, needs: Callable[[Range], Range], circular: bool = False
+) -> tuple[Tensor, Range, Range]:
+    """The positions of ``x`` along a dimension that this process's part of a result needs.
 
     Args:
-        length: how many positions the whole has, shared out as DTensor does it; or the range that each process has.
-        ranges: what every process along it needs; beyond the ends there are zeros.
+        local: this process's part of ``x``, of which other dimensions may be extended already.
+        out: how many positions the result has, which lies as ``x`` does.
+        needs: which range of ``x`` a range of the result needs; beyond the ends there are zeros.
         circular: beyond the ends there is the other end.
+
+    Returns:
+        The local part with these positions, which of ``x`` they are, and of the result those of this process.
     """
-    have = chunks(length, mesh.size(m)) if isinstance(length, int) else tuple(length)
-    route = _route(have, tuple(ranges), circular, mesh.get_local_rank(m))
-    local = exchange(local, dim, route, mesh.get_group(m))
-    return pad(local, [*[0, 0] * (local.dim() - 1 - dim), *route.zeros]) if any(route.zeros) else local
+    m, mesh = shards(x).get(d), x.device_mesh
+    if m is None:
+        return local, (0, x.shape[d]), (0, out)
+    results = chunks(out, mesh.size(m))
+    ranges = tuple(needs(r) if r[0] < r[1] else (0, 0) for r in results)
+    rank = mesh.get_local_rank(m)
+    route = _route(chunks(x.shape[d], mesh.size(m)), ranges, circular, rank)
+    local = exchange(local, d, route, mesh.get_group(m))
+    if any(route.zeros):
+        local = pad(local, [*[0, 0] * (local.dim() - 1 - d), *route.zeros])
+    return local, ranges[rank], results[rank]
 
 
 @torch.compiler.assume_constant_result
-def _route(have: tuple[Range, ...], ranges: tuple[Range, ...], circular: bool, rank: int) -> Route:
+def _route(have: tuple[Range, ...], want: tuple[Range, ...], circular: bool, rank: int) -> Route:
     """What the compiler computes once and does not trace."""
-    return Exchange(have, ranges, circular).route(rank)
+    return Exchange(have, want, circular).route(rank)
 
 
-def take(
-    local: Tensor, dim: int, mesh: DeviceMesh, m: int, length: int, positions: Callable[[int, int], list[int]], out: int
-) -> Tensor:
-    """This process's part of a tensor that consists of positions of another one along a sharded dimension.
+def take(x: DTensor, local: Tensor, d: int, out: int, positions: Callable[[Range], list[int]]) -> Tensor:
+    """This process's part of a tensor that consists of positions of ``x`` along a sharded dimension.
 
     Args:
-        local: this process's shard of the other one, which has ``length`` positions in all.
-        positions: which positions the ``start`` to ``stop`` of the result are, which has ``out``.
+        positions: which ones a range of the result consists of.
     """
-    lists = [positions(start, stop) for start, stop in chunks(out, mesh.size(m))]
-    ranges = [(min(p), max(p) + 1) if p else (0, 0) for p in lists]
-    own, (start, stop) = mine(mesh, m, lists), mine(mesh, m, ranges)
-    local = fetch(local, dim, mesh, m, length, ranges)
+
+    def ends(result: Range) -> Range:
+        found = positions(result)
+        return min(found), max(found) + 1
+
+    local, (start, stop), result = needed(x, local, d, out, ends)
+    own = positions(result)
     if own == list(range(start, stop)):
         return local
-    return local.index_select(dim, torch.tensor([p - start for p in own], dtype=torch.long, device=local.device))
+    return local.index_select(d, torch.tensor([p - start for p in own], dtype=torch.long, device=local.device))

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
 from torch.nn import functional as F
 
 from ..errors import UnsupportedError
-from .geometry import Line, chunks
-from .placed import fetch, joined, local_of, local_range, meta_of, mine, on_some, reduced, shards, widened
+from .geometry import Line, clipped
+from .placed import joined_like, local_of, local_range, meta_of, needed, on_some, reduced, shards, widened
 
 Function = Callable[..., Any]
 Size = int | Sequence[int]
@@ -37,10 +37,10 @@ def max_pool(
     d = _spatial(func)
     lowest = -torch.inf if x.is_floating_point() else torch.iinfo(x.dtype).min
     kernel, dilations = _each(kernel_size, d), _each(dilation, d)
-    window = _each(kernel_size if stride is None or stride == [] else stride, d)
+    window = _each(stride or kernel_size, d)
     local, own = windows(x, shape, kernel, window, _each(padding, d), dilations, lowest)
     result = windowed(local, own, lambda t: func(t, kernel, window, 0, dilations))
-    return joined(result, x.device_mesh, x.placements, shape)
+    return joined_like(x, result, shape)
 
 
 def avg_pool(
@@ -57,18 +57,18 @@ def avg_pool(
     shape = func(meta_of(x), kernel_size, stride, padding, ceil_mode, count_include_pad).shape
     d = _spatial(func)
     kernel, pads = _each(kernel_size, d), _each(padding, d)
-    window = _each(kernel_size if stride is None or stride == [] else stride, d)
+    window = _each(stride or kernel_size, d)
     local, own = windows(x, shape, kernel, window, pads, [1] * d)
     values = windowed(local, own, lambda t: func(t, kernel, window))
     if divisor_override:
-        return joined(values * (prod(kernel) / divisor_override), x.device_mesh, x.placements, shape)
+        return joined_like(x, values * (prod(kernel) / divisor_override), shape)
     for n, (k, s, p) in enumerate(zip(kernel, window, pads, strict=True)):
         size, beyond = x.shape[x.dim() - d + n], p if count_include_pad else 0
         counts = [min(o * s - p + k, size + beyond) - max(o * s - p, -beyond) for o in range(*own[n])]
         if any(c != k for c in counts):
             ratio = torch.tensor([k / c for c in counts], dtype=x.dtype, device=values.device)
             values = values * ratio.view(-1, *[1] * (d - 1 - n))
-    return joined(values, x.device_mesh, x.placements, shape)
+    return joined_like(x, values, shape)
 
 
 def windows(
@@ -82,21 +82,15 @@ def windows(
     circular: bool = False,
 ) -> tuple[Tensor, list[tuple[int, int]]]:
     """All that this process's windows read, with what lies outside written out, and which windows these are."""
-    local, mesh, own = local_of(x), x.device_mesh, shards(x)
+    local = local_of(x)
     pads, around, outputs = [], [], []
     for n, (k, s, p, dil) in enumerate(zip(kernel, stride, padding, dilation, strict=True)):
         d = x.dim() - len(kernel) + n
-        line = Line(x.shape[d], shape[d], k, s, p, dil, circular)
-        m = own.get(d)
-        ranges = chunks(shape[d], 1 if m is None else mesh.size(m))
-        output, inputs = ranges[0], (0, x.shape[d])
-        if m is not None:
-            needed = [line.inputs_of(o) for o in ranges]
-            local = fetch(local, d, mesh, m, x.shape[d], needed, circular)
-            output, inputs = mine(mesh, m, ranges), mine(mesh, m, needed)
+        line = Line(x.shape[d], shape[d], k, s, p, dil)
+        local, inputs, output = needed(x, local, d, shape[d], line.reads if circular else line.inputs_of, circular)
         # Without a window of its own, a process computes one of nothing: its graph is the same as the others'.
         sides = line.local(inputs, output) if output[0] < output[1] else (0, dil * (k - 1) + 1)
-        own_end = circular and m is None
+        own_end = circular and d not in shards(x)
         pads, around = [*((0, 0) if own_end else sides), *pads], [*(sides if own_end else (0, 0)), *around]
         outputs.append(output)
     if any(around):
@@ -138,16 +132,12 @@ def _adaptive(func: Function, x: DTensor, output_size: Any, reduce: Callable[...
     for d in reversed(range(x.dim() - _spatial(func), x.dim())):
         n, out, m = x.shape[d], shape[d], shards(x).get(d)
         bins = [(o * n // out, -(-(o + 1) * n // out)) for o in range(out)]
-        own = (0, n)
         if m is not None and out < mesh.size(m):
             own = local_range(mesh, m, n)
-        elif m is not None:
-            ranges = chunks(out, mesh.size(m))
-            needed = [(bins[a][0], bins[b - 1][1]) if a < b else (0, 0) for a, b in ranges]
-            local, own = fetch(local, d, mesh, m, n, needed), mine(mesh, m, needed)
-            bins = bins[slice(*mine(mesh, m, ranges))]
-        cuts = [(min(max(a, own[0]), own[1]) - own[0], min(max(b, own[0]), own[1]) - own[0]) for a, b in bins]
-        parts = [local.narrow(d, start, stop - start) for start, stop in cuts]
+        else:
+            local, own, (a, b) = needed(x, local, d, out, lambda o, bins=bins: (bins[o[0]][0], bins[o[1] - 1][1]))
+            bins = bins[a:b]
+        parts = [local.narrow(d, start, stop - start) for start, stop in (clipped(*own, b) for b in bins)]
         local = reduce(parts, d, bins) if parts else local.narrow(d, 0, 0)
         if m is not None and out < mesh.size(m):
             local, placements[m] = _over_processes(local, mesh, m, reduce)

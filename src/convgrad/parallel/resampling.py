@@ -1,8 +1,7 @@
 """Interpolation over shards: each position of the result is a weighted sum of a few positions of the input.
 
 Where the result is a whole number of times finer, PyTorch's own kernel runs on the shard and a halo, and what it
-computes of the halo is cut off. Otherwise the positions and their weights are written out, one dimension at a time, by
-the formulas of ATen/native/UpSample.h.
+computes of the halo is cut off. Otherwise the sums are written out, one dimension at a time, with PyTorch's weights.
 """
 
 from __future__ import annotations
@@ -14,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
 from ..errors import UnsupportedError
-from .geometry import chunks
-from .placed import fetch, joined, local_of, meta_of, mine, on_some, shards
+from .geometry import Range
+from .placed import joined_like, local_of, meta_of, needed, on_some, widened
 from .pooling import adaptive_avg_pool
-
-#: How many positions of the input a position of the result is made of, to the left of the one it lies at, and in all.
-_REACH = {"nearest": (0, 1), "nearest-exact": (0, 1), "linear": (0, 2), "cubic": (1, 4)}
 
 
 def interpolate(
@@ -40,95 +37,73 @@ def interpolate(
     options: dict[str, Any] = {"mode": mode, "align_corners": align_corners}
     shape = func(meta_of(x), size, scale_factor, recompute_scale_factor=recompute_scale_factor, **options).shape
     if mode == "area":
-        return adaptive_avg_pool(getattr(torch.nn.functional, f"adaptive_avg_pool{x.dim() - 2}d"), x, shape[2:])
+        return adaptive_avg_pool(getattr(functional, f"adaptive_avg_pool{x.dim() - 2}d"), x, shape[2:])
     given = scale_factor if isinstance(scale_factor, (list, tuple)) else [scale_factor] * (x.dim() - 2)
-    local, mesh, own = local_of(x), x.device_mesh, shards(x)
-    spatial = {d: m for d, m in own.items() if d > 1}
-    kind = {"bilinear": "linear", "trilinear": "linear", "bicubic": "cubic"}.get(mode, mode)
-    # Where one of these factors comes out, PyTorch's kernels ignore a scale that is not quite it.
-    wholes = {"linear": (1,), "nearest": (1, 2) if x.dim() == 4 and x.is_cpu else ()}.get(kind, ())
-    scales = [
-        None if recompute_scale_factor or any(o == f * n for f in wholes) else s
-        for s, n, o in zip(given, x.shape[2:], shape[2:], strict=True)
-    ]
+    scales = [None] * len(given) if recompute_scale_factor else given
+    local = local_of(x)
+    taps = 4 if mode == "bicubic" else 1 if mode.startswith("nearest") else 2
     factors = [shape[d] // x.shape[d] for d in range(2, x.dim())]
     multiples = zip(factors, scales, x.shape[2:], shape[2:], strict=True)
     if not align_corners and all(f * n == o and scale in (None, f) for f, scale, n, o in multiples):
         cuts = []
-        for d, m in spatial.items():
-            f, n, reach = factors[d - 2], x.shape[d], _REACH[kind][1] // 2
-            ranges = [
-                (max(a // f - reach, 0), min(-(-b // f) + reach, n)) if a < b else (0, 0)
-                for a, b in chunks(shape[d], mesh.size(m))
-            ]
-            local = fetch(local, d, mesh, m, n, ranges)
-            start, (a, b) = mine(mesh, m, ranges)[0], mine(mesh, m, chunks(shape[d], mesh.size(m)))
+        for d, f in enumerate(factors, 2):
+            local, (start, _), (a, b) = needed(x, local, d, shape[d], partial(_around, f, taps // 2, x.shape[d]))
             cuts.append((d, a - start * f if a < b else 0, b - a))
         local = on_some(lambda t: func(t, [f * n for f, n in zip(factors, t.shape[2:], strict=True)], **options), local)
         for d, a, length in cuts:
             local = local.narrow(d, a, length)
-        return joined(local, mesh, x.placements, shape)
-    for d in range(2, x.dim()):
-        n, out, m = x.shape[d], shape[d], spatial.get(d)
-        places = partial(_places, kind, n, out, bool(align_corners), scales[d - 2], x.dtype)
-        ranges = chunks(out, 1 if m is None else mesh.size(m))
-        found = [places(a, b) for a, b in ranges]
-        positions, weights = found[0] if m is None else mine(mesh, m, found)
-        start = 0
-        if m is not None:
-            needed = [(int(p.min()), int(p.max()) + 1) if p.numel() else (0, 0) for p, _ in found]
-            local, start = fetch(local, d, mesh, m, n, needed), mine(mesh, m, needed)[0]
-        local = _weighted(local, d, positions - start, weights)
-    return joined(local, mesh, x.placements, shape)
+        return joined_like(x, local, shape)
+    if taps > 1 and not x.is_floating_point():
+        raise UnsupportedError(f"{mode} interpolation of {x.dtype} to any size has no rule for shards")
+    sums = []
+    for d, scale in enumerate(scales, 2):
+        positions, weights = _made_of(x, d, taps, shape[d], scale, options)
+        local, (start, _), (a, b) = needed(x, local, d, shape[d], partial(_ends, positions.cpu()))
+        sums.append((positions[:, a:b] - start, weights[:, a:b]))
+    result = widened(local)
+    for d, (positions, weights) in enumerate(sums, 2):
+        result = _weighted(result, d, positions, weights)
+    return joined_like(x, result.to(x.dtype), shape)
+
+
+def _around(factor: int, reach: int, length: int, result: Range) -> Range:
+    return max(result[0] // factor - reach, 0), min(-(-result[1] // factor) + reach, length)
+
+
+def _ends(positions: Tensor, result: Range) -> Range:
+    part = positions[:, slice(*result)]
+    return int(part.min()), int(part.max()) + 1
 
 
 def _weighted(local: Tensor, d: int, positions: Tensor, weights: Tensor) -> Tensor:
     """The sum of what lies at each row of positions, times its weights."""
-    positions, weights = positions.to(local.device), weights.to(local.device)
     if len(positions) == 1:
         return local.index_select(d, positions[0])
     shape = [-1, *[1] * (local.dim() - 1 - d)]
-    rows = [local.index_select(d, p) * w.view(shape) for p, w in zip(positions, weights, strict=True)]
+    rows = [local.index_select(d, p) * w.to(local.dtype).view(shape) for p, w in zip(positions, weights, strict=True)]
     return torch.stack(rows).sum(0)
 
 
-def _places(
-    kind: str, n: int, out: int, align: bool, scale: float | None, dtype: torch.dtype, start: int, stop: int
+def _made_of(
+    x: DTensor, d: int, taps: int, out: int, scale: float | None, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """For ``start`` to ``stop`` of the result: the positions of the input that it is made of, and their weights.
+    """The positions of the input along a dimension that each position of the result is made of, and their weights.
+
+    Both are read off what PyTorch makes of combs whose teeth are ``taps`` apart, so that one tooth of each counts: of
+    height 1 it gives the weight; of the height of its position, that times the position.
 
     Returns:
-        Two tensors of size [positions a result is made of, stop - start].
+        Two tensors of size [taps, out].
     """
-    real = torch.float64 if dtype == torch.float64 else torch.float32
-    if kind.startswith("nearest"):
-        real = torch.float32  # whatever the dtype, as in PyTorch's kernels
-    o = torch.arange(start, stop, dtype=real)
-    if align:
-        source = o * torch.tensor((n - 1) / (out - 1) if out > 1 else 0.0, dtype=real)
-    else:
-        step = torch.tensor(1 / scale if scale else n / out, dtype=real)
-        half = 0.0 if kind == "nearest" else 0.5
-        source = (o + half) * step - (half if kind in ("linear", "cubic") else 0.0)
-        if kind == "linear":
-            source = source.clamp_min(0)
-    before, taps = _REACH[kind]
-    base = source.floor().clamp_max(n - 1) if kind != "cubic" else source.floor()
-    t = source - base
-    positions = torch.stack([(base.long() - before + i).clamp(0, n - 1) for i in range(taps)])
-    if taps == 1:
-        return positions, torch.ones_like(t)[None]
-    if taps == 2:
-        t = t.clamp(0, 1)
-        return positions, torch.stack([1 - t, t]).to(dtype)
-    return positions, torch.stack([_far(t + 1), _near(t), _near(1 - t), _far(2 - t)]).to(dtype)
-
-
-def _near(t: Tensor, a: float = -0.75) -> Tensor:
-    """Keys' cubic kernel within one position ("Cubic convolution interpolation", 1981, equation 15)."""
-    return ((a + 2) * t - (a + 3)) * t * t + 1
-
-
-def _far(t: Tensor, a: float = -0.75) -> Tensor:
-    """The same, between one and two positions away."""
-    return ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+    at = torch.arange(x.shape[d], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+    combs = torch.stack([(at % taps == j).to(at.dtype) for j in range(taps)])
+    shape = [1 if i != d else len(at) for i in range(2, x.dim())]
+    goal = {"size": [1 if i != d else out for i in range(2, x.dim())]}
+    if scale is not None:
+        goal = {"scale_factor": [1.0 if i != d else scale for i in range(2, x.dim())]}
+    made = functional.interpolate(torch.cat([combs, combs * at]).view(1, -1, *shape), **goal, **options)
+    weights, moments = made.view(2, taps, out)
+    positions = (moments / weights).round()
+    heaviest = positions.gather(0, weights.abs().argmax(0, keepdim=True))
+    without = weights.abs() < 16 * torch.finfo(at.dtype).eps  # their place does not matter
+    return torch.where(without, heaviest + 1, positions).clamp(0, len(at) - 1).long(), weights

@@ -140,7 +140,7 @@ def _compute(
     later = "output" in choice.moves or part.empty  # added once, to whole sums
     for halo in part.halos:
         if halo.role in here:
-            here[halo.role] = exchange(here[halo.role], halo.dim, halo.route, halo.group)
+            here[halo.role] = exchange(here[halo.role], halo.dim, halo.route, mesh.get_group(halo.over))
     if part.empty:
         found = [next(iter(here.values())).new_zeros(part.sizes[role]) for role in results]
     else:
@@ -148,7 +148,7 @@ def _compute(
     for halo in reversed(part.halos):
         if halo.role in results:
             at = results.index(halo.role)
-            found[at] = exchange(found[at], halo.dim, halo.route, halo.group, back=True)
+            found[at] = exchange(found[at], halo.dim, halo.route, mesh.get_group(halo.over), back=True)
     if added is not None and later:
         found[0] = add_bias(found[0], added)
     return [_wrap(t, mesh, choice, role, work.shape(role), call.layout) for role, t in zip(results, found, strict=True)]

@@ -27,7 +27,7 @@ will cost later is not, as in DTensor's own rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 from math import prod
@@ -225,14 +225,10 @@ def _halos(c: Work, choice: Choice, i: int, j: int) -> Iterator[tuple[int, Role]
     line, used = line_of(c.geometry, c.shapes, j), [role for role, _ in c.operands] + list(c.results)
     sides: tuple[Role, Role] = ("output", "input") if c.geometry.transposed else ("input", "output")
     for side, role in zip(("input", "output"), sides, strict=True):
-        row = _bytes(c, role, choice.placements(role), i) // c.shape(role)[2 + j]
+        shape = c.shape(role)
+        apart = [c.mesh[k] for k, p in enumerate(choice.placements(role)) if p.is_shard() and k != i]
+        row = c.itemsize * prod(shape) // prod(apart) // shape[2 + j]  # of one process
         yield used.count(role) * row * line.exchange(side, c.mesh[i]).moved // c.mesh[i], role
-
-
-def _bytes(c: Work, role: Role, placements: Iterable[Placement], apart: int) -> int:
-    """The bytes of a role on one process, were it not for one dimension of the mesh."""
-    shards = [c.mesh[i] for i, p in enumerate(placements) if p.is_shard() and i != apart]
-    return c.itemsize * prod(c.shape(role)) // prod(shards)
 
 
 class Step(NamedTuple):
