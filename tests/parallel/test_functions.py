@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -235,6 +236,29 @@ def resampled_in_16_bits() -> None:
 
 def test_interpolation_of_16_bits_rounds_once(processes: Processes) -> None:
     processes(2, resampled_in_16_bits)
+
+
+def compiled() -> list[float]:
+    """The differences of the result and the gradients of layers whose shards exchange something, in one graph."""
+    warnings.filterwarnings("ignore", ".*should not be instantiated")  # PyTorch's own, where Dynamo meets a Function
+    mesh, found = init_device_mesh("cpu", (2,)), []
+    layers = nn.Sequential(nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.AvgPool2d(3, 2, 1), nn.MaxPool2d(2)).double()
+    model, loss = shard_(copy.deepcopy(layers), mesh, Shard(2)), Applied(lambda y: (y * y).sum())
+    x = torch.randn(2, 4, 9, 7, dtype=torch.float64)
+    expected, y = layers(x), torch.compile(model, fullgraph=True, backend="aot_eager")(x)
+    loss(expected).backward()
+    shard_(copy.deepcopy(loss), mesh, Shard(2))(y).backward()
+    found.append(float((y.full_tensor() - expected).detach().abs().max()))
+    for p, q in zip(layers.parameters(), model.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        found.append(float((p.grad - q.grad).abs().max()))
+    return found
+
+
+def test_layers_that_exchange_something_compile_into_one_graph(processes: Processes) -> None:
+    for found in processes(2, compiled):
+        assert max(found) < 1e-12
 
 
 def complex_weights() -> list[float]:

@@ -162,6 +162,8 @@ def _exchanged(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: boo
     sent = [[(p.start - base, p.stop - p.start) for p in pieces] for pieces in route.sent]
     outgoing, incoming = (lacked, sent) if back else (sent, lacked)
     places = [place for ranges in incoming for place in ranges]
+    compiled = torch.compiler.is_dynamo_compiling()  # it traces no question about a gradient's layout
+    layout = torch.contiguous_format if compiled else suggested_format(x)
     if route.travels and prod(shape):
         pieces = [x.narrow(dim, at, n).movedim(dim, 0) for ranges in outgoing for at, n in ranges]
         rows = torch.cat(pieces) if pieces else x.new_empty((0, *shape))
@@ -174,13 +176,13 @@ def _exchanged(x: Tensor, dim: int, route: Route, group: ProcessGroup, back: boo
     if not back:
         found = {at: x.narrow(dim, start, n) for at, start, n in kept}
         for (at, _), part in zip(places, parts, strict=True):
-            found[at] = part.contiguous(memory_format=suggested_format(x))
+            found[at] = part.contiguous(memory_format=layout)
         return torch.cat([found[p.at] for p in route.pieces] or [x.narrow(dim, 0, 0)], dim)
     if [n for *_, n in kept] == [stop - base]:
         total = x.narrow(dim, kept.pop()[0], stop - base).clone()
     else:
         size = [stop - base if d == dim else n for d, n in enumerate(x.shape)]
-        total = x.new_zeros(size).contiguous(memory_format=suggested_format(x))
+        total = x.new_zeros(size).contiguous(memory_format=layout)
     for at, start, n in kept:
         total.narrow(dim, start, n).add_(x.narrow(dim, at, n))
     for (start, n), part in zip(places, parts, strict=True):

@@ -46,7 +46,7 @@ def batch_norm(
     if training:
         dims = [d for d in range(first, x.dim()) if d != 1]
         mean, var = _statistics(x, local, dims, 1, dims)
-        count = prod(x.shape[d] for d in dims)
+        count = prod([x.shape[d] for d in dims])
         with torch.no_grad():
             for kept, seen in ((running_mean, mean), (running_var, var * (count / (count - 1)))):
                 if kept is not None:
@@ -125,8 +125,8 @@ def local_response_norm(func: Function, x: DTensor, *args: Any, **kwargs: Any) -
 def _statistics(x: DTensor, local: Tensor, dims: list[int], width: int, whole: list[int]) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over ``dims`` of the local part: ``whole`` dimensions of ``x``, ``width`` channels."""
     over = {m for d, m in shards(x).items() if d in whole}
-    count = width * prod(x.shape[d] for d in whole)
-    own = prod(local.shape[d] for d in dims)
+    count = width * prod([x.shape[d] for d in whole])
+    own = prod([local.shape[d] for d in dims])
     if local.numel():
         var, mean = torch.var_mean(local, dims, correction=0, keepdim=True)
     else:  # a part of the graph all the same: backwards, every process takes part in each collective

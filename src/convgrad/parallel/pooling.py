@@ -166,7 +166,7 @@ def _over_processes(local: Tensor, mesh: DeviceMesh, m: int, reduce: Callable[..
 
 def _spatial(func: Function) -> int:
     """The number of dimensions that a function such as ``max_pool2d`` pools over."""
-    return next(int(letter) for letter in func.__name__ if letter.isdigit())
+    return int(func.__name__[-2])
 
 
 def _each(value: Size, d: int) -> list[int]:
