@@ -55,6 +55,13 @@ def test_images_in_keywords_and_volumes_are_turned_too():
     report.restore()
 
 
+def test_inside_of_vmap_inputs_keep_their_layout():
+    model, x = nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8)).eval(), image()
+    want = model(x)
+    accelerate_(model, "channels_last", only_gains=False)
+    torch.testing.assert_close(torch.func.vmap(lambda image: model(image[None])[0])(x), want)
+
+
 def test_a_video_is_no_image():
     class Frames(nn.Conv2d):
         def forward(self, input):

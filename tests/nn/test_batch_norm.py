@@ -262,6 +262,7 @@ PLAIN = {
     "forward mode": lambda m, x: torch.func.jvp(m, (x,), (torch.ones_like(x),))[1],
     "func.grad": lambda m, x: torch.func.grad(lambda x: m(x).square().sum())(x),
     "vmap": lambda m, x: torch.func.vmap(m)(x[None]),
+    "vmap, turned": lambda m, x: torch.func.vmap(m)(x[None].to(memory_format=torch.channels_last_3d)),
     "a mode": in_a_mode,
     "negated lazily": lambda m, x: m(torch._neg_view(x)),
     "zeros without memory": lambda m, x: m(torch._efficientzerotensor(x.shape)),
@@ -270,7 +271,8 @@ PLAIN = {
 
 @pytest.mark.parametrize("how", PLAIN)
 def test_by_torch(how: str, calls: list[str]) -> None:
-    ours, theirs = pair(**({"track_running_stats": False} if how in ("vmap", "func.grad", "forward mode") else {}))
+    transforms = ("vmap", "vmap, turned", "func.grad", "forward mode")
+    ours, theirs = pair(**({"track_running_stats": False} if how in transforms else {}))
     x = image(2, 6, 5, 7)
     torch.testing.assert_close(PLAIN[how](ours, x), PLAIN[how](theirs, x), rtol=0, atol=0)
     assert calls == []

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .._compat import channels_last_of
+from .._compat import channels_last_of, is_batched
 from ..settings import cudnn_allows_tf32
 from .classes import is_convolution
 
@@ -40,9 +40,11 @@ def _inputs_to_channels_last(dims: set[int], module: nn.Module, args: tuple[Any,
     """
 
     def turned(t: Any) -> Any:
-        if isinstance(t, Tensor) and t.is_floating_point() and t.layout is torch.strided and t.dim() in dims:
-            return t.contiguous(memory_format=channels_last_of(t.dim() - 2))
-        return t
+        if not isinstance(t, Tensor) or not t.is_floating_point() or t.layout is not torch.strided:
+            return t
+        if t.dim() not in dims or is_batched(t):  # inside of vmap PyTorch knows no such layout
+            return t
+        return t.contiguous(memory_format=channels_last_of(t.dim() - 2))
 
     return tree_map(turned, (args, kwargs))
 
