@@ -276,6 +276,30 @@ class Kept(Block):
         return self.activation(self.z)
 
 
+class Memory(nn.Module):
+    """It keeps what it is given, as a codebook or a queue of samples does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+        self.register_buffer("count", torch.zeros(()))
+
+    def keep(self, x: Tensor) -> None:
+        self.kept.append(x.detach())
+        self.count += 1
+
+
+class Remembering(Block):
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__(activation)
+        self.memory = Memory()
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        z = self.activation(self.norm(self.conv(x)))
+        self.memory.keep(z)
+        return z
+
+
 class Drawing(Block):
     def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
         z = self.norm(self.conv(x))
@@ -364,6 +388,13 @@ def test_looking_for_them_draws_no_random_numbers() -> None:
         accelerate()
         drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
     assert drawn[0] == drawn[1]
+
+
+def test_looking_for_them_changes_no_module(joined: list[str]) -> None:
+    ours, stock, _ = pair(Remembering(nn.ReLU()))
+    assert (ours.memory.kept, ours.memory.count) == ([], 0)
+    agree(ours, stock)
+    assert joined == ["relu"]
 
 
 def test_python_is_as_it_was_while_they_are_looked_for() -> None:
@@ -460,6 +491,23 @@ def test_a_forward_that_changed_is_an_error() -> None:
         ours(torch.randn(2, 3, 9, 7))
     ours.flag = False
     ours(torch.randn(2, 3, 9, 7))
+
+
+def test_a_forward_that_is_edited_and_reloaded() -> None:
+    """As by autoreload in a notebook, or between pickling and unpickling; what stands before the change stays there."""
+
+    def before(self: Any, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return self.activation(y) + x.sum()
+
+    def after(self: Any, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x))
+        return self.activation(y) + y.sum()
+
+    cls = type("Edited", (Block,), {"forward": before})
+    ours, stock, _ = pair(cls(nn.ReLU()).double())
+    before.__code__ = after.__code__.replace(co_name="before", co_firstlineno=before.__code__.co_firstlineno)
+    agree(ours, stock, torch.randn(2, 3, 9, 7, dtype=torch.float64))
 
 
 def test_another_layer_in_the_place_of_an_activation() -> None:

@@ -9,12 +9,13 @@ import sys
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from functools import partial
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from ..nn import joined
 from .classes import ACTIVATIONS, PADS, accelerated_class, is_plain_conv, is_plain_norm, owner_class, restore_class
@@ -105,7 +106,6 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
     """The pairs that follow one another in training and in evaluation, with no other user between."""
     if isinstance(owner, (fx.GraphModule, torch.jit.ScriptModule)):
         return []
-    modes = [(module, module.training) for module in owner.modules()]
     try:
         with warnings.catch_warnings(), no_number_drawn(torch.device("cpu")) as drawn:
             warnings.simplefilter("ignore")
@@ -114,9 +114,6 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
                 return []
     except Exception:  # whatever a forward raises where there are no values: nothing is proven
         return []
-    finally:
-        for module, training in modes:
-            module.training = training
     return [pair for pair in found[0] if pair in found[1]]
 
 
@@ -125,10 +122,9 @@ def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Called]:
 
     Modules are not traced into. Functions are, unless they need the value of a tensor or a size.
     """
-    shared = (*owner._modules.values(), *owner._parameters.values())
     opaque: tuple[Any, ...] = ()
     while True:
-        twin = copy.deepcopy(owner, {id(part): part for part in shared})  # a forward may change its module
+        twin = copy.deepcopy(owner, {id(t): t for t in _not_copied(owner)})  # a forward may change its modules
         for module in twin.modules():
             module.training = mode
         try:
@@ -141,6 +137,14 @@ def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Called]:
             if failed is None or failed in opaque:
                 raise
             opaque += (failed,)
+
+
+def _not_copied(owner: nn.Module) -> Iterator[Tensor]:
+    """The parameters of a module, for their size, and the tensors in it that cannot be copied."""
+    for module in owner.modules():
+        for t in (*module._parameters.values(), *module._buffers.values(), *vars(module).values()):
+            if isinstance(t, nn.Parameter) or (isinstance(t, Tensor) and (nn.parameter.is_lazy(t) or not t.is_leaf)):
+                yield t
 
 
 def _pairs(graph: fx.Graph, called: _Called, kinds: dict[str, str]) -> list[_Pair]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import zlib
 from types import FrameType
 from typing import Any
 
@@ -23,13 +24,14 @@ from .._compat import saved_tensors_hooks
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
-#: A function's name and line, and the instruction in it that calls: what pickles, and is the same in every process.
+#: A function's name, a checksum of its code, for it may be edited and reloaded, and the instruction in it that calls:
+#: what pickles, and is the same in every process.
 Place = tuple[str, int, int]
 
 
 def place_of(frame: FrameType) -> Place:
     """Where a frame is."""
-    return frame.f_code.co_name, frame.f_code.co_firstlineno, frame.f_lasti
+    return frame.f_code.co_name, zlib.crc32(frame.f_code.co_code), frame.f_lasti
 
 
 class _Now(threading.local):
