@@ -41,6 +41,17 @@ def test_convolution(d: int, mode: str, padding: Any) -> None:
         torch.testing.assert_close(a.grad, b.grad, rtol=1.3e-6, atol=max(1e-5, near))
 
 
+@pytest.mark.parametrize("mode", [*MODES[1:], "constant"])
+def test_padding_that_is_changed_where_torch_reads_it(mode: str) -> None:
+    """As a causal convolution may; "constant" is no mode that the constructor takes."""
+    ours, theirs = pair("Conv2d", 4, 6, 3, padding=1, padding_mode="circular")
+    for module in (ours, theirs):
+        module.padding_mode, module.padding = mode, (5, 5)  # pyright: ignore[reportArgumentType]
+        module._reversed_padding_repeated_twice = [2, 0, 1, 0]  # pyright: ignore[reportArgumentType]
+    x = torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(ours(x), theirs(x))
+
+
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_transposed(d: int) -> None:
     ours, theirs = pair(f"ConvTranspose{d}d", 4, 6, 3, stride=2, padding=1, groups=2)

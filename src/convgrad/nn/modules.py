@@ -106,6 +106,11 @@ def _sides(module: Any) -> tuple[tuple[int, int], ...]:
     return padding_pairs(functional.paddings(module.padding, size, module.stride, module.dilation), len(size) - 2)
 
 
+def _as_pairs(sides: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """The same of what ``torch.nn.functional.pad`` takes, which begins with the last dimension."""
+    return tuple(zip(sides[-2::-2], sides[::-2], strict=True))
+
+
 class _Conv(_Chosen):
     """What the three convolutions share."""
 
@@ -115,6 +120,7 @@ class _Conv(_Chosen):
         super().__init__(padding=known, **kwargs)
         if known is not padding:
             self.padding = functional.paddings(padding, self.weight.shape, self.stride, self.dilation)
+        self._reversed_padding_repeated_twice = [side for pair in reversed(_sides(self)) for side in pair]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """As torch's. For our own classes the parameters are read directly, because `Module.__getattr__` is slow."""
@@ -135,14 +141,14 @@ class _Conv(_Chosen):
                 # It lacks the zeros that the module in front pads it with.
                 zeros, sides = now.padding.pop(self)[1], _sides(self)
                 if self._convgrad_layout == "NCL" and not self._convgrad_backend and len(zeros) == 2 * len(sides):
-                    more = zip(zeros[-2::-2], zeros[::-2], strict=True)  # torch begins with the last dimension
+                    more = _as_pairs(zeros)
                     sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
                     output = self._convgrad_unpadded(input, weight, bias, stride, sides, dilation, groups, mode)
                     if output is not None:
                         return output
                 input = F.pad(input, zeros)
             return self._convgrad_compute(input, weight, bias, stride, self.padding, dilation, groups)
-        sides, kernel, backend = _sides(self), weight, self._convgrad_backend
+        sides, kernel, backend = _as_pairs(self._reversed_padding_repeated_twice), weight, self._convgrad_backend
         in_rows = self._convgrad_layout == "NLC"
         if in_rows:  # the image that it is computed as: see `conv1d`
             input, kernel = input.transpose(-1, -2).unsqueeze(-2), weight.unsqueeze(-2)

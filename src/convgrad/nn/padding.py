@@ -12,7 +12,7 @@ from ..backends import PaddedCopy
 from ..engine import Plan, find, make, observers
 from ..ops import apply
 from ..padding_modes import Sides, fits, is_plain
-from ..problem import PaddingMode
+from ..problem import PADDING_MODES, PaddingMode
 
 
 def convolve(
@@ -33,7 +33,7 @@ def convolve(
     Raises:
         ConvgradError: the operands do not belong together, or a backend that was requested cannot.
     """
-    if not is_plain(input):
+    if not is_plain(input) or mode not in PADDING_MODES:
         return None
     if input.dim() == len(sides) + 1:
         output = convolve(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, mode)
