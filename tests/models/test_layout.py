@@ -60,6 +60,7 @@ def test_inside_of_vmap_inputs_keep_their_layout():
     want = model(x)
     accelerate_(model, "channels_last", only_gains=False)
     torch.testing.assert_close(torch.func.vmap(lambda image: model(image[None])[0])(x), want)
+    torch.func.jacfwd(model)(x[:1, :, :3, :3])
 
 
 def test_a_video_is_no_image():
