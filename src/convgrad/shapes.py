@@ -85,7 +85,7 @@ def _at_least(least: int, otherwise: str, **argument: Shape) -> None:
 
 
 def _expand(name: str, values: Shape, d: int) -> tuple[int, ...]:
-    values = tuple(values)
+    values = (values,) if isinstance(values, int) else tuple(values)
     more = f" (or {2 * d}: low and high of each dimension in turn)" if name == "padding" else ""
     require(
         len(values) in (1, d),

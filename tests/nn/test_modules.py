@@ -48,6 +48,7 @@ def test_padding_that_is_changed_where_torch_reads_it(mode: str) -> None:
     for module in (ours, theirs):
         module.padding_mode, module.padding = mode, (5, 5)  # pyright: ignore[reportArgumentType]
         module._reversed_padding_repeated_twice = [2, 0, 1, 0]  # pyright: ignore[reportArgumentType]
+        module.stride = 2  # pyright: ignore[reportArgumentType]
     x = torch.randn(2, 4, 6, 6)
     torch.testing.assert_close(ours(x), theirs(x))
 
