@@ -165,6 +165,15 @@ class DispatchMode(TorchDispatchMode):
         return "torch._dynamo" in sys.modules
 
 
+def left_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself, which Dynamo, while it watches a thread, neither compiles nor looks into."""
+    frames = _C._dynamo.eval_frame  # `torch.compiler.disable` would import all of Dynamo, which takes a second
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    return function
+
+
 def forward_ad_active() -> bool:
     """Whether a `torch.autograd.forward_ad.dual_level` is open."""
     return forward_ad._current_level >= 0

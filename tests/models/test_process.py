@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 import convgrad
 from convgrad.diagnostics import Trace
+from convgrad.engine import Plan
 from convgrad.engine.events import observers
 from convgrad.models import observe_aten, takeover
 
@@ -137,6 +138,18 @@ def test_compiled_code_when_it_runs(ours):
     compiled = torch.compile(lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=2).relu(), fullgraph=True)
     compiled(x, w, b).sum().backward()
     assert {"forward", "grad_input", "grad_weight"} <= set(computed(ours))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_dynamo_does_not_look_into_it(ours):
+    """It does not compile a container of torch's own layers, and watches what runs inside of it."""
+    from torch._dynamo.eval_frame import _debug_get_cache_entry_list
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    model.compile(backend="eager")
+    model(torch.randn(1, 3, 5, 5)).sum().backward()
+    assert computed(ours) == ["forward", "grad_weight"]
+    assert not _debug_get_cache_entry_list(Plan.contract.__code__)
 
 
 def test_the_profiler_sees_who_ran(ours):

@@ -16,7 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import cpu_convolution, function_modes, jit_tracing, lock_over_forks, profiler_enabled, record
+from .._compat import (
+    cpu_convolution,
+    function_modes,
+    jit_tracing,
+    left_by_dynamo,
+    lock_over_forks,
+    profiler_enabled,
+    record,
+)
 from ..engine import Plan, active, find, generation, make, observed, observers, remember, thread
 from ..errors import BackendError, ConvgradError
 from ..shapes import channels_of_output, conv_geometry
@@ -103,6 +111,7 @@ def _kernel(router: _Router, op: str, original: Original) -> Callable[..., Any]:
     name, plan_of = f"aten::{op}", _plan_backward if backward else _plan_forward
     short = None if backward else cpu_convolution()  # computes what the original does on a CPU, and starts faster
 
+    @left_by_dynamo
     def kernel(keyset: Any, a: Tensor, b: Tensor, c: Any, *raw: Any) -> Any:
         """Of a forward, a to c are input, weight and bias; of a backward, grad_output, input and weight."""
         if backward and raw[0] is None and raw[7][2]:  # without bias_sizes an empty batch would end the process
