@@ -7,6 +7,7 @@ import inspect
 import math
 import pickle
 import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -395,6 +396,18 @@ def test_looking_for_them_changes_no_module(joined: list[str]) -> None:
     assert (ours.memory.kept, ours.memory.count) == ([], 0)
     agree(ours, stock)
     assert joined == ["relu"]
+
+
+class Awaited(Block):
+    async def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.activation(self.norm(self.conv(x)))
+
+
+def test_looking_for_them_warns_of_nothing() -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        pair(Awaited(nn.ReLU()))
+    assert not seen
 
 
 def test_python_is_as_it_was_while_they_are_looked_for() -> None:

@@ -106,14 +106,14 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
     """The pairs that follow one another in training and in evaluation, with no other user between."""
     if isinstance(owner, (fx.GraphModule, torch.jit.ScriptModule)):
         return []
-    try:
-        with warnings.catch_warnings(), no_number_drawn(torch.device("cpu")) as drawn:
-            warnings.simplefilter("ignore")
+    with warnings.catch_warnings(), no_number_drawn(torch.device("cpu")) as drawn:
+        warnings.simplefilter("ignore")
+        try:
             found = [_pairs(*_graph(owner, mode), kinds) for mode in (True, False)]
-            if drawn():  # another time it may call something else
-                return []
-    except Exception:  # whatever a forward raises where there are no values: nothing is proven
-        return []
+        except Exception:  # whatever a forward raises where there are no values: nothing is proven
+            return []
+        if drawn():  # another time it may call something else
+            return []
     return [pair for pair in found[0] if pair in found[1]]
 
 
