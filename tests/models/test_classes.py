@@ -256,6 +256,25 @@ def test_a_second_parametrization_survives_restore():
     assert not isinstance(layer, convgrad.nn.Conv2d)
 
 
+def test_a_class_derived_for_one_module_meanwhile():
+    """As `torch.distributed.fsdp.fully_shard` does."""
+    mixin = type("Sharded", (), {})
+    layer = nn.Conv2d(4, 4, 3)
+    report = accelerate_(layer, only_gains=False)
+    layer.__class__ = type("ShardedConv2d", (mixin, type(layer)), {})
+    report.restore()
+    assert type(layer).__bases__ == (mixin, nn.Conv2d)
+    assert runs_ours(layer, image()) == []
+
+
+def test_a_layer_that_was_converted_meanwhile():
+    layer = nn.Conv2d(4, 4, 3)
+    report = accelerate_(layer, only_gains=False)
+    convgrad.nn.convert_(layer, convgrad.nn.Binary())
+    report.restore()
+    assert type(layer) is convgrad.nn.BinaryConv2d
+
+
 @pytest.mark.parametrize("cls", [nn.LazyConv2d, nn.LazyConvTranspose2d])
 def test_lazy_modules(cls):
     model, x = nn.Sequential(cls(4, 3)), image()

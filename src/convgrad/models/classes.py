@@ -90,7 +90,7 @@ def accelerated_class(cls: type) -> type:
     if cls in _OURS:
         return _OURS[cls]
     if _is_parametrized(cls):
-        return constructors.with_base(cls, accelerated_class(cls.__bases__[0]))
+        return constructors.with_bases(cls, (accelerated_class(cls.__bases__[0]),))
     made = _made.get(cls)
     if made is None:
         base = _OURS[_base_of(cls)]
@@ -129,7 +129,8 @@ def owner_class(cls: type) -> type:
 def restore_class(module: nn.Module, before: type, after: type) -> None:
     """Undo the change of a module's class from ``before`` to ``after``.
 
-    It may have changed since: a lazy module that has seen an input, a parametrization that was added or removed.
+    It may have changed since: a lazy module that has seen an input, a parametrization that was added or removed, the
+    class that `torch.distributed.fsdp.fully_shard` derives.
     """
     now = type(module)
     same = now is after and _properties(after) == _properties(before)
@@ -146,10 +147,10 @@ def stock_class(cls: type) -> type:
         return _STOCK[cls]
     if "_convgrad_stock" in cls.__dict__:
         return cls.__dict__["_convgrad_stock"]
-    if _is_parametrized(cls):
-        base = stock_class(cls.__bases__[0])
-        return cls if base is cls.__bases__[0] else constructors.with_base(cls, base)
-    return cls
+    if cls.__module__.split(".")[0] == "convgrad":  # what `convert_` made of it
+        return cls
+    bases = tuple(map(stock_class, cls.__bases__))
+    return cls if bases == cls.__bases__ else constructors.with_bases(cls, bases)
 
 
 # ---- parametrized modules ------------------------------------------------------------------------

@@ -49,10 +49,10 @@ class _NoInitSubclass:
         pass
 
 
-def with_base(cls: type, base: type) -> type:
-    """The same class over another base, as for a class that torch made for one parametrized module."""
+def with_bases(cls: type, bases: tuple[type, ...]) -> type:
+    """The same class over other bases, as for a class that torch made for one parametrized module."""
     body = {k: v for k, v in cls.__dict__.items() if k not in ("__dict__", "__weakref__")}
-    return type(cls)(cls.__name__, (base,), body)
+    return type(cls)(cls.__name__, bases, body)
 
 
 def derived_class(maker: Callable[[type], type], cls: type, bases: tuple[type, ...], body: dict[str, Any]) -> type:

@@ -33,7 +33,7 @@ from .. import functional
 from ..engine import use_backend
 from ..errors import UnsupportedError
 from . import modules
-from .constructors import set_constructor, with_base
+from .constructors import set_constructor, with_bases
 from .convert import new_classes
 
 __all__ = ["FeedbackConv1d", "FeedbackConv2d", "FeedbackConv3d", "FeedbackConvTranspose1d", "FeedbackConvTranspose2d",
@@ -233,5 +233,5 @@ def _converted(layer: torch.nn.Module) -> type | None:
     cls = type(layer)
     base = cls.__bases__[0]
     if parametrize.is_parametrized(layer) and base in _CLASSES:  # torch made this class for this layer
-        return with_base(cls, _CLASSES[base])
+        return with_bases(cls, (_CLASSES[base],))
     return _CLASSES.get(cls)
