@@ -458,6 +458,30 @@ def test_a_hook_sees_what_it_always_saw(which: str, kind: str, joined: list[str]
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
+class Weighted(Block):
+    """It has a weight of its own."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__(activation)
+        self.weight = nn.Parameter(torch.randn(3, 3, 1, 1))
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return self.activation(self.norm(self.conv(nn.functional.conv2d(x, self.weight))))
+
+
+def test_a_parametrization_of_the_module_that_calls_both(joined: list[str]) -> None:
+    model = Weighted(nn.ReLU())
+    nn.utils.parametrizations.weight_norm(model)
+    ours, stock, report = pair(model)
+    agree(ours, stock)
+    for model in (ours, stock):
+        nn.utils.parametrize.remove_parametrizations(model, "weight")
+    agree(ours, stock)
+    assert joined == ["relu"] * 2
+    report.restore()
+    assert type(ours) is Weighted
+
+
 def test_parts_by_themselves(joined: list[str]) -> None:
     """A slice, and modules that are called or replaced by someone else, know nothing of one another."""
     ours, stock, _ = pair(layers(nn.ReLU()))

@@ -110,6 +110,8 @@ def owner_class(cls: type) -> type:
     Raises:
         Exception: as above.
     """
+    if _is_parametrized(cls):
+        return constructors.with_bases(cls, (owner_class(cls.__bases__[0]),))
     owner = joined.Owner
     made = _made.get((owner, cls))
     if made is None:

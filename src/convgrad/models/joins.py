@@ -56,7 +56,7 @@ def join_layers(model: nn.Module, report: Report) -> None:
             full = f"{name}.{layer}".lstrip(".")
             if full in report.replaced:
                 report.replaced[full] += f", with {module}"
-        owner._convgrad_pairs = tuple(pairs)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
+        vars(owner)["_convgrad_pairs"] = tuple(pairs)
         report._undo.append(partial(vars(owner).pop, "_convgrad_pairs"))
 
 
