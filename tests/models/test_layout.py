@@ -60,7 +60,10 @@ def test_inside_of_vmap_inputs_keep_their_layout():
     want = model(x)
     accelerate_(model, "channels_last", only_gains=False)
     torch.testing.assert_close(torch.func.vmap(lambda image: model(image[None])[0])(x), want)
-    torch.func.jacfwd(model)(x[:1, :, :3, :3])
+    x = x[:1, :, :3, :3]
+    want = torch.func.jacfwd(model)(x)
+    found = torch.autograd.functional.jacobian(model, x, vectorize=True, strategy="forward-mode")
+    torch.testing.assert_close(found, want)
 
 
 def test_a_video_is_no_image():

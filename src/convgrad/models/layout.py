@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .._compat import channels_last_of, functorch_active
+from .._compat import channels_last_of, forward_ad_active, functorch_active
 from ..settings import cudnn_allows_tf32
 from .classes import is_convolution
 
@@ -42,7 +42,7 @@ def _inputs_to_channels_last(dims: set[int], module: nn.Module, args: tuple[Any,
     def turned(t: Any) -> Any:
         if not isinstance(t, Tensor) or not t.is_floating_point() or t.layout is not torch.strided:
             return t
-        if t.dim() not in dims or functorch_active():  # inside of vmap PyTorch knows no such layout
+        if t.dim() not in dims or functorch_active() or forward_ad_active():  # inside of vmap there is no such layout
             return t
         return t.contiguous(memory_format=channels_last_of(t.dim() - 2))
 
