@@ -106,6 +106,13 @@ def test_channels_last(shape: tuple[int, ...], activation: nn.Module, calls: lis
     assert calls == 2 * BOTH
 
 
+def test_one_channel_has_torchs_strides(calls: list[str]) -> None:
+    ours, theirs = pair(channels=1)
+    x = torch.randn(2, 5, 7, 1).permute(0, 3, 1, 2)
+    assert ours(x).stride() == theirs(x).stride()
+    assert calls == ["normalize"]
+
+
 @pytest.mark.parametrize("options", [{"momentum": None}, {"track_running_stats": False}, {"affine": False}], ids=str)
 def test_options_in_channels_last(options: dict[str, Any], calls: list[str]) -> None:
     ours, theirs, x = activated((2, 20, 5, 7), nn.ReLU(), **options)

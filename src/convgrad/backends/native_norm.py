@@ -62,7 +62,8 @@ def normalize(
     Shape:
         (N, C, *spatial) -> (N, C, *spatial), (2, C)
     """
-    output = torch.empty_like(input)
+    layout = torch.contiguous_format if input.is_contiguous() else torch.preserve_format  # of one channel it is both
+    output = torch.empty_like(input, memory_format=layout)
     statistics = input.new_empty((2, input.shape[1]), dtype=accumulate_dtype(input.dtype))
     tensors = (weight, bias, None, running_mean, running_var, output, None, None)
     _run(input, statistics, activation, tensors, epsilon, momentum)
