@@ -207,6 +207,13 @@ def test_where_mkl_is_at_its_best_few_rows_are_torchs_unless_measured(
         assert backends(X.repeat(4, 1)) == ran
 
 
+def test_one_input_feature_has_torchs_strides() -> None:
+    ours, theirs = pair(1, 512, torch.float32)
+    x = torch.randn(1, 2**25 // 512).t()
+    with convgrad.use_backend("im2col"):
+        assert ours(x).stride() == theirs(x).stride()
+
+
 @pytest.mark.parametrize("sizes", [(100, 96, 384), (1024, 96, 1), (512, 16, 16), (31, 1024, 4096)])
 def test_small_or_narrow_is_torchs(sizes: tuple[int, int, int]) -> None:
     rows, c, n = sizes

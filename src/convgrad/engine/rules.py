@@ -104,12 +104,13 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
     4 to 70 million FLOPs a pass and thread were 1.42x to 1.76x as fast as PyTorch's on geometric average, the least
     0.80x below 16 million and 0.95x above; of 160 layers that a Xeon does not leave to MKL (`_linear_for_mkl`) the
     least was 0.98x. With 32 to 160 rows on the Zen 4, 206 layers were 1.22x to 1.50x, the least 0.99x; with fewer rows
-    two of 61 lost, 0.89x. One output feature is no product of matrices (0.6x to 0.8x).
+    two of 61 lost, 0.89x. One output feature is no product of matrices (0.6x to 0.8x). Nor is one input feature, whose
+    stride may be anything: as an image it may lie contiguously, and its result then has no rows in memory.
 
     Args:
         elements: of the input.
     """
-    enough = 2 * elements * out_features >= 2**24 * threads() and out_features > 1
+    enough = 2 * elements * out_features >= 2**24 * threads() and min(out_features, in_features) > 1
     return enough and elements >= 32 * in_features
 
 
