@@ -117,7 +117,10 @@ def sum_of_bias(cotangent: Tensor, channels: int | None = None) -> Tensor:
     have = cotangent.shape[1]
     if channels is not None and isinstance(have, int) and have == 0:
         return cotangent.new_zeros(channels)
-    return cotangent.sum((0, *range(2, cotangent.dim())))
+    dims = (0, *range(2, cotangent.dim()))
+    if cotangent.is_complex():  # PyTorch cannot sum complex32
+        return torch.complex(cotangent.real.sum(dims), cotangent.imag.sum(dims))
+    return cotangent.sum(dims)
 
 
 def add_bias(t: Tensor, bias: Tensor | None) -> Tensor:

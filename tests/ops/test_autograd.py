@@ -104,6 +104,20 @@ def test_complex_derivatives_conjugate() -> None:
     torch.testing.assert_close((gi, gw), want)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("convolve", ["conv1d", "conv_transpose1d"])
+def test_complex_numbers_of_32_bits(convolve: str) -> None:
+    parts = [torch.randint(-3, 4, size).float() for size in [(2, 2, 5), (2, 2, 3), (2,)] * 2]
+    pairs = zip(parts[:3], parts[3:], strict=True)
+    x, w, b = (torch.complex(*pair).to(torch.complex32).requires_grad_() for pair in pairs)
+    y = getattr(convgrad, convolve)(x, w, b)
+    g = torch.complex(*torch.randint(-3, 4, (2, *y.shape)).float()).to(torch.complex32)
+    wide = [t.detach().to(torch.complex64).requires_grad_() for t in (x, w, b)]
+    want = torch.autograd.grad(getattr(torch.nn.functional, convolve)(*wide), wide, g.to(torch.complex64))
+    got = torch.autograd.grad(y, (x, w, b), g)
+    assert all(torch.equal(a.to(torch.complex64), c) for a, c in zip(got, want, strict=True))
+
+
 # ---- only what is needed -------------------------------------------------------------------------
 
 
