@@ -174,7 +174,7 @@ def test_vmap_of_a_request_inside_a_graph(name: str) -> None:
 
 
 @pytest.mark.parametrize("groups", [0, -1, 3, 4])
-@pytest.mark.parametrize("of", ["weight", "grad_input", "grad_weight", "gradients", "bias"])
+@pytest.mark.parametrize("of", ["weight", "grad_input", "grad_weight", "gradients", "bias", "dtype"])
 def test_vmap_refuses_what_is_refused_without(of: str, groups: int) -> None:
     """In the same words: of what was given, and not of what B is folded into."""
     x, w, g = torch.randn(2, 4, 9), torch.randn(5, 4, 1, 3), torch.randn(2, 4, 6)  # one too short
@@ -184,10 +184,11 @@ def test_vmap_refuses_what_is_refused_without(of: str, groups: int) -> None:
         "grad_weight": lambda w: convgrad.grad_weight(x, w.shape, g * w.sum(), groups=groups),
         "gradients": lambda w: convgrad.convolution_backward(g, x, w, [4], groups=groups),
         "bias": lambda w: convgrad.conv1d(x, w, torch.ones(1), groups=groups),
+        "dtype": lambda w: convgrad.conv1d(x, w, torch.ones(4).double()),
     }
-    with pytest.raises(convgrad.ShapeError) as without:
+    with pytest.raises(convgrad.ConvgradError) as without:
         calls[of](w[0])
-    with pytest.raises(convgrad.ShapeError) as within:
+    with pytest.raises(type(without.value)) as within:
         torch.func.vmap(calls[of])(w)
     assert str(within.value) == str(without.value)
 

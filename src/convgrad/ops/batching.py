@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..calculus import CONTRACTED, Form, Role, contract
 from ..shapes import conv_geometry, convolution_shape
-from ..validation import check_backward
+from ..validation import check_backward, check_operands
 
 #: The axis shared by two roles and not by the third.
 _SHARED: dict[frozenset[str], str] = {
@@ -91,6 +91,7 @@ def convolution(
     """vmap of convolution: batched input, batched weight, or both; batched bias."""
     x, w = (_shape(t, d) for t, d in zip((input, weight), in_dims[:2], strict=True))
     convolution_shape(x, w, None if bias is None else _shape(bias, in_dims[2]), conv_geometry(w, *arguments))
+    check_operands(("input", input), ("weight", weight), ("bias", bias))
     output = _batched(info, Form(x, w, arguments), "output", (input, weight), in_dims[:2])
     if bias is not None and output.shape[2]:
         rows = bias[None] if in_dims[2] is None else bias.movedim(in_dims[2], 0)
