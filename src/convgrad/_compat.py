@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, _prims_common
 from torch.autograd import forward_ad
+from torch.fx import _symbolic_trace
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .errors import CollectiveError
@@ -155,6 +156,7 @@ any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
 #: ``torch.set_grad_enabled`` without a block of its own: whether operators are recorded for autograd.
 record: Callable[[bool], None] = _C._set_grad_enabled
 jit_tracing: Callable[[], Any] = _C._get_tracing_state
+fx_tracing: Callable[[], bool] = _symbolic_trace.is_fx_symbolic_tracing
 
 
 class DispatchMode(TorchDispatchMode):

@@ -179,3 +179,30 @@ def test_every_layer_of_sequences_has_the_layout(name: str) -> None:
     torch.testing.assert_close(got, want)
     g = torch.randn_like(got)
     torch.testing.assert_close(torch.autograd.grad(got, x, g), torch.autograd.grad(want, x, g))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        convgrad.nn.Conv1d(3, 3, 1),
+        convgrad.nn.ConvTranspose1d(3, 3, 1),
+        convgrad.nn.Linear(5, 5),
+        convgrad.nn.BatchNorm1d(3),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_a_leaf_of_fx_that_is_given_a_buffer(layer: Any) -> None:
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = copy.deepcopy(layer)
+            self.register_buffer("rows", torch.randn(2, 3, 5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.layer(self.rows)
+
+    net, x = Net(), torch.randn(2, 3, 5)
+    graph: Any = torch.fx.symbolic_trace(net)
+    with torch.no_grad():
+        net.layer.weight.mul_(2)
+    assert torch.equal(graph(x), net(x))

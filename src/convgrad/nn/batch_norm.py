@@ -20,6 +20,7 @@ from .._compat import (
     forward_ad_active,
     function_modes,
     functorch_active,
+    fx_tracing,
     is_legacy_batched,
     jit_tracing,
 )
@@ -89,7 +90,7 @@ class _BatchNorm:
 
     def forward(self: Any, input: Any) -> Any:
         """Apply the module."""
-        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
+        if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
             return traced
         by_batch = self.training or (self.running_mean is None and self.running_var is None)
         if not (by_batch and self.eps > 0 and _is_ours(input)):

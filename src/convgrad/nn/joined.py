@@ -92,11 +92,14 @@ def leaf_of_fx(module: Any, input: Any, *arguments: Any) -> Any:
     """The call in a graph of ``torch.fx``, of which torch's own modules are leaves; None outside of one.
 
     The module that is traced itself is none, nor is one of a class of the user's: what the class does besides is in the
-    graph already.
+    graph already. Its input may be a tensor, such as a buffer, but then its weight is a proxy.
     """
-    if _is_dynamo_compiling() or not isinstance(input, fx.Proxy) or type(module).__module__.split(".")[0] != "convgrad":
+    if _is_dynamo_compiling() or type(module).__module__.split(".")[0] != "convgrad":
         return None
-    tracer: Any = input.tracer
+    proxy = input if isinstance(input, fx.Proxy) else module.weight
+    if not isinstance(proxy, fx.Proxy):
+        return None
+    tracer: Any = proxy.tracer
     if tracer.root is module:
         return None
     return tracer.create_proxy("call_module", tracer.path_of_module(module), (input, *arguments), {})

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._compat import cpu_lacks, exact_matmul, jit_tracing
+from .._compat import cpu_lacks, exact_matmul, fx_tracing, jit_tracing
 from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
 from ..errors import ConvgradError
 from ..ops import apply, autocast_is_on, cast_operands
@@ -44,7 +44,7 @@ class Linear(torch.nn.Linear):
     def forward(self, input: Any) -> Any:
         """Apply the module."""
         plain = input.__class__ is Tensor or input.__class__ is Parameter
-        if not plain and (traced := leaf_of_fx(self, input)) is not None:
+        if (not plain or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
             return traced
         if _is_dynamo_compiling() or not plain or jit_tracing() is not None:  # sizes may be no numbers
             return super().forward(input)

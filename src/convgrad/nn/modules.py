@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .. import functional
+from .._compat import fx_tracing
 from ..engine import get_backend, use_backend
 from ..errors import UnsupportedError
 from ..padding_modes import pad
@@ -124,7 +125,7 @@ class _Conv(_Chosen):
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """As torch's. For our own classes the parameters are read directly, because `Module.__getattr__` is slow."""
-        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
+        if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
             return traced
         own = self._parameters
         if self.__class__ in _modules and "weight" in own and "bias" in own:
@@ -169,7 +170,8 @@ class _ConvTranspose(_Chosen):
 
     def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
         """Apply the module; ``output_size`` selects one of the sizes that the stride makes ambiguous."""
-        if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input, output_size)) is not None:
+        plain = input.__class__ is Tensor and not fx_tracing()
+        if not plain and (traced := leaf_of_fx(self, input, output_size)) is not None:
             return traced
         return self._conv_forward(input, self.weight, self.bias, output_size)
 
