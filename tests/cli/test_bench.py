@@ -46,13 +46,11 @@ def test_a_table_with_a_ratio_and_the_conditions(capsys) -> None:
 def test_a_file_of_problems_and_files_of_times(capsys, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(bench, "limits_of", lambda *args, measured: measured or None)
     shapes = tmp_path / "shapes"
-    shapes.write_text(f'# as benchdnn has them\n--reset --dir=FWD_B\n{SMALL}n"one"\nic2zz9\nmb1ic4iw9oc4kw3 float64\n')
+    shapes.write_text(f'# as benchdnn has them\n--reset --dir=FWD_B\n{SMALL}n"one"\nmb1ic4iw9oc4kw3 float64\n')
     as_csv = tmp_path / "times.csv"
     args = ["-o", "grad_weight", "-b", "im2col", "--seconds", "0.05", "--return-memory", "--no-limit"]
-    assert run(["bench", str(shapes), *args, "--json", "--csv", str(as_csv)]) == 1
-    printed, said = capsys.readouterr()
-    assert f"notread:{shapes}:4" in "".join(said.split())  # a long path is broken
-    data = json.loads(printed)["data"]
+    assert run(["bench", str(shapes), *args, "--json", "--csv", str(as_csv)]) == 0
+    data = json.loads(capsys.readouterr().out)["data"]
     assert data["conditions"].endswith("system") or "kept" in data["conditions"]
     assert [x["problem"] for x in data["problems"]] == [
         'g4mb2ic4ih6oc4oh6kh3sh1ph1dh0n"one"', "g1mb1ic4iw9oc4ow7kw3sw1pw0dw0 float64"

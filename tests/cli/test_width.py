@@ -25,7 +25,7 @@ def _no_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("kernels.py").write_text(KERNELS)
     Path("script.py").write_text(SCRIPT)
-    Path("shapes").write_text(f"{LONG}\nic2zz9\n")
+    Path("shapes").write_text(LONG)
 
 
 @pytest.mark.parametrize(

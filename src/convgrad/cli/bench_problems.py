@@ -75,7 +75,7 @@ def run_problems(
     as_csv: Path | None,
 ) -> tuple[int, dict[str, Any]]:
     """Time and print every problem; the exit status, and all as plain data."""
-    problems, unread, directions = read_problems(what, transposed)
+    problems, directions = read_problems(what, transposed)
     for problem in problems:
         if problem.empty:
             raise fail(f"{problem} is empty: there is nothing to time")
@@ -102,15 +102,13 @@ def run_problems(
         say("convgrad: interrupted", sys.stderr)
     say(_HOW_TO_READ if lines else "nothing could be timed")
     say(conditions(str(place)))
-    for error in unread:
-        say(f"not read: {error}")
     rows = [asdict(line) for line in lines]
     if as_csv is not None:
         as_csv.write_text(csv_text([[f.name for f in fields(Line)], *(row.values() for row in rows)]), encoding="utf-8")
     for row in rows:
         row["fraction_of_limit"] = row.pop("of_limit")
-    bad = bool(unread) or any(line.wrong for line in lines) or all(line.speed is None for line in lines)
-    data = {"conditions": conditions(str(place)), "problems": rows, "not_read": [str(error) for error in unread]}
+    bad = any(line.wrong for line in lines) or all(line.speed is None for line in lines)
+    data = {"conditions": conditions(str(place)), "problems": rows}
     return 130 if interrupted else int(bad), data
 
 

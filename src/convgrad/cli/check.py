@@ -81,8 +81,8 @@ def check(
         if as_json:
             say_json("check", {"aten_findings": findings})
         raise typer.Exit(int(bool(findings)) if ended else 130)
-    problems, unread, _ = read_problems([what], transposed) if what else (_own_list(backend, transposed), [], {})
-    single = len(problems) == 1 and not unread
+    problems = read_problems([what], transposed)[0] if what else _own_list(backend, transposed)
+    single = len(problems) == 1
     everything = thorough or single or not what
     properties = tuple(property_name or (PROPERTIES if everything else _QUICK))
     outputs, place = outputs_named(output), device_here(device)
@@ -112,8 +112,8 @@ def check(
     if as_json:
         say_json("check", {
             "problems": len(problems), "checked": checked, "not_checked": declined, "reduced": reduced,
-            "stopped": stopped, "properties": list(properties), "took_seconds": took, "ok": report.ok and not unread,
-            "results": [_plain(r) for r in results], "not_read": [str(error) for error in unread],
+            "stopped": stopped, "properties": list(properties), "took_seconds": took, "ok": report.ok,
+            "results": [_plain(r) for r in results],
         })  # fmt: skip
     else:
         unusable = f", {declined} not checked" if declined else ""
@@ -122,11 +122,11 @@ def check(
                  f"({', '.join(properties)}; {took:.0f} s)"]  # fmt: skip
         if reduced:
             lines.append(f"{reduced} problems were checked at a reduced size; --full checks them as they are")
-        lines += [*report.reasons(), *(f"not read: {error}" for error in unread)]
+        lines += report.reasons()
         if not report.passed and not report.failures:
             lines.append("nothing could be checked")
         say("\n".join(lines))
-    raise typer.Exit(130 if stopped == "interrupted" else int(bool(unread) or not report.ok))
+    raise typer.Exit(130 if stopped == "interrupted" else int(not report.ok))
 
 
 def _own_list(names: list[str] | None, transposed: bool) -> list[ConvProblem]:

@@ -22,11 +22,11 @@ _DIRECTIONS: dict[str, tuple[tuple[Pass, ...], tuple[Pass, ...]]] = {
 
 def read_problems(
     whats: Sequence[str], transposed: bool = False
-) -> tuple[list[ConvProblem], list[ValueError], dict[ConvProblem, set[Pass]]]:
-    """The problems of some arguments, what of their files could not be read, and what a file's --dir asks for.
+) -> tuple[list[ConvProblem], dict[ConvProblem, set[Pass]]]:
+    """The problems of some arguments, and what a file's --dir asks for.
 
     Raises:
-        ValueError: an argument that is no problem and no file.
+        ValueError: an argument that is no problem and no file, or a line of a file that is no problem.
     """
     problems: list[ConvProblem] = []
     unread: list[ValueError] = []
@@ -47,7 +47,9 @@ def read_problems(
             raise fail(*no_file(what))
         else:
             problems.append(read(what))
-    return problems, unread, passes
+    if unread:
+        raise ValueError(f"{unread[0]}{f'; nor can {len(unread) - 1} more be read' if unread[1:] else ''}")
+    return problems, passes
 
 
 def _passes(direction: str, problem: ConvProblem) -> tuple[Pass, ...]:

@@ -132,9 +132,7 @@ def _jobs_of(
     if args:
         raise fail(f"only a script takes arguments, got {args[0]!r}", "options stand before what is measured")
     if is_problem(what) or Path(what).is_file():
-        problems, unread, _ = read_problems([what])
-        for error in unread:
-            raise error
+        problems, _ = read_problems([what])
     else:
         model = explained(what, Machine.here(place), DTYPES[dtype], channels_last, shape)
         problems = [layer.problem for layer in model]
