@@ -44,7 +44,7 @@ for i in itertools.count(first):
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
-    for name, state in (("_unwritten", {}), ("_failed", set()), ("_warned", False)):
+    for name, state in (("_unwritten", {}), ("_failed", {}), ("_warned", False)):
         monkeypatch.setattr(store, name, state)
     return tmp_path
 
@@ -70,7 +70,7 @@ def one_warning(match: str) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    assert [w.category for w in caught] == [RuntimeWarning]
+    assert [(w.category, w.filename) for w in caught] == [(RuntimeWarning, __file__)]
     assert re.search(match, str(caught[0].message))
 
 
@@ -241,10 +241,15 @@ def test_a_read_only_folder_keeps_values_in_memory_and_warns_once(read_only):
     assert store.items("choice") == {"k": 1}
 
 
+def test_what_keeps_it_from_being_written_is_said_without_a_warning(read_only):
+    assert unprivileged("print(store.obstacle())") == "attempt to write a readonly database\n0\n"
+    assert store.obstacle() == "" or os.geteuid() != 0
+
+
 def test_a_folder_that_cannot_be_made(folder, monkeypatch):
     (folder / "file").write_text("no folder")
     monkeypatch.setenv("CONVGRAD_CACHE", str(folder / "file" / "below"))
-    with one_warning("convgrad's store cannot be used"):
+    with one_warning("convgrad's store .*below cannot be used"):
         assert store.read("choice", "k") is None
         store.write("choice", "k", 1)
         store.write("choice", "j", 2)

@@ -11,7 +11,6 @@ request. The others are cured inside of `aten`: it hands the same problem over i
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import amx_here, avx2_here, avx512_here, onednn_has
+from .._compat import amx_here, avx2_here, avx512_here, onednn_has, warn_user
 from ..problem import ConvProblem, Output
 from ..settings import mkldnn
 from ..sizes import effective_kernel
@@ -353,4 +352,4 @@ def warn_of(wrong: str) -> None:
     """
     if wrong and wrong not in _warned:
         _warned.add(wrong)
-        warnings.warn(f"requested by name, PyTorch's kernel is wrong here: {wrong}", RuntimeWarning, stacklevel=2)
+        warn_user(f"requested by name, PyTorch's kernel is wrong here: {wrong}", RuntimeWarning)

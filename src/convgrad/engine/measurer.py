@@ -16,14 +16,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
 import torch
 
-from .._compat import dispatch_modes, functorch_active, jit_tracing
+from .._compat import dispatch_modes, functorch_active, jit_tracing, warn_user
 from ..backends import Backend
 from ..problem import ConvProblem, Output, passes_of
 from ..settings import capturing, measuring_share
@@ -236,11 +235,8 @@ def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) 
         check = _state.check if step.backend.name != "aten" else None
         why = check(step.backend, problem, step.outputs, device) if check else ""
         if why:
-            warnings.warn(
-                f"the backend {step.backend.name!r} is not used for {problem}, it is wrong there: {why}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            text = f"the backend {step.backend.name!r} is not used for {problem}, it is wrong there: {why}"
+            warn_user(text, RuntimeWarning)
             return why
     return ""
 

@@ -23,6 +23,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from .._compat import warn_user
+
 _FILE = "store.sqlite3"
 _LOCK = "measuring.lock"
 _TABLE = "rows_1"  # a change of its columns takes the next number
@@ -33,8 +35,8 @@ _WAIT = 5.0  # seconds for another process's write, which takes a millisecond
 
 #: (kind, key) -> JSON text that could not be written.
 _unwritten: dict[tuple[str, str], str] = {}
-#: (file, whether for writing) that failed: left alone by this process from then on.
-_failed: set[tuple[Path, bool]] = set()
+#: (folder, whether for writing) that failed, and why: left alone by this process from then on.
+_failed: dict[tuple[Path, bool], str] = {}
 _warned = False
 
 
@@ -109,6 +111,15 @@ def unwritten(kind: str) -> int:
     return sum(of == kind for of, _ in _unwritten.copy())
 
 
+def obstacle() -> str:
+    """Why nothing can be written, tried out, without a warning; empty where it can be or the store is off."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _execute(f"DELETE FROM {_TABLE} WHERE 0", (), writes=True)
+    where = folder()
+    return "" if where is None else _failed.get((where, True), "")
+
+
 def forget(kind: str | None = None) -> int:
     """Remove every value, or those of one kind; the number of those that were there."""
     condition, arguments = ("", ()) if kind is None else (" WHERE kind = ?", (kind,))
@@ -166,10 +177,11 @@ def _intact(kind: str, rows: list[Any] | None) -> dict[str, Any]:
 
 def _execute(statement: str, arguments: tuple[Any, ...], writes: bool = False) -> list[Any] | None:
     """The rows that a statement yields; None where the file is not there or cannot be used."""
+    where = None
     try:
+        where = folder()
         import sqlite3
 
-        where = folder()
         if where is None or (where, writes) in _failed:
             return None
         file = where / _FILE
@@ -178,7 +190,7 @@ def _execute(statement: str, arguments: tuple[Any, ...], writes: bool = False) -
         elif not file.exists():
             return None
     except (ImportError, OSError, RuntimeError) as error:  # a Python without SQLite, a home that nobody knows
-        return _give_up(None, writes, error)
+        return _give_up(where, writes, error)
     try:
         try:
             return _on_file(file, statement, arguments, writes)
@@ -212,7 +224,7 @@ def _on_file(file: Path, statement: str, arguments: tuple[Any, ...], writes: boo
 
 def _give_up(where: Path | None, writes: bool, error: Exception) -> None:
     if where is not None:
-        _failed.add((where, writes))
+        _failed[where, writes] = str(error)
     lost = "what is measured is forgotten when this process ends" if writes else "what was measured cannot be read"
     _warn(f"convgrad's store{f' {where}' if where else ''} cannot be used ({error}): {lost}")
 
@@ -221,4 +233,4 @@ def _warn(message: str) -> None:
     global _warned  # noqa: PLW0603
     if not _warned:
         _warned = True
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
+        warn_user(message, RuntimeWarning)
