@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+import convgrad
 from convgrad import conv1d, conv2d
 from convgrad.backends.base import BOTH_GRADIENTS, Kernel
 from convgrad.backends.reference import ReferenceBackend
@@ -22,6 +23,7 @@ from convgrad.problem import OUTPUTS, ConvProblem, Output
 
 P = ConvProblem.parse("g8mb2ic8ih9oc8kh7ph3")
 H100 = "h100 cudnn 9.10"
+BIAS = ("engine", ("a sum over batch and space",))
 
 
 @pytest.fixture(autouse=True)
@@ -221,8 +223,27 @@ def test_a_layer() -> None:
     e = explain(nn.Conv2d(8, 8, 7, padding=3, groups=8), torch.randn(2, 8, 9, 9))
     assert isinstance(e, Explanation)
     assert e.problem == P.replace(has_bias=True)
-    with pytest.raises(ValueError, match="no convolution ran in this Linear"):
-        explain(nn.Linear(3, 3), torch.randn(3))
+    with pytest.raises(ValueError, match="no convolution ran in this ReLU"):
+        explain(nn.ReLU(), torch.randn(3))
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, convgrad.nn.Linear])
+def test_a_linear_layer_that_is_left_to_pytorch(kind) -> None:
+    rows = 1536 * torch.get_num_threads()  # enough for any processor
+    layer, x = kind(128, 256), torch.randn(rows, 128)
+    for more, input, why in (
+        ({}, x[:2], "a linear layer of fewer than 32 rows, 2 features, or 17 million FLOPs a pass and thread"),
+        ({}, torch.randn(128, rows).t(), "a linear layer whose input is not contiguous"),
+        ({"device": "h100"}, x, "a linear layer, and convgrad computes these on a CPU only"),
+    ):
+        e = explain(layer, input, **more)
+        assert isinstance(e, Explanation)
+        assert {(r.backend, r.reasons) for r in e.rows if r.chosen} - {BIAS} == {("aten:matmul", (why,))}
+    e = explain(layer, x)
+    assert isinstance(e, Explanation)
+    with convgrad.trace() as ran, torch.no_grad():
+        convgrad.nn.Linear(128, 256)(x)
+    assert [r.backend for r in ran] == [e.chosen()["forward"]] * (e.chosen()["forward"] != "aten:matmul")
 
 
 @pytest.mark.parametrize("last", [False, True])

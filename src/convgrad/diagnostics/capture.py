@@ -36,6 +36,8 @@ class Captured:
     call: ConvCall
     placements: str
     transfers: tuple[Transfer, ...]
+    #: It is a linear layer, which is computed as one.
+    linear: bool = False
 
 
 def part_of_call(
@@ -68,8 +70,8 @@ def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:
 class _Recorder(DispatchMode):
     """Notes every convolution under the name of the module that is running.
 
-    On a CPU a linear layer that is large enough is one, too. With a machine, the result gets the layout that this
-    machine gives it: the next layer depends on it.
+    On a CPU a linear layer that is large enough is one, too; so is a model that is one. With a machine, the result gets
+    the layout that this machine gives it: the next layer depends on it.
     """
 
     def __init__(self, machine: Machine | None, outputs: Sequence[Output]) -> None:
@@ -84,8 +86,9 @@ class _Recorder(DispatchMode):
         if func._schema.name in ("aten::mm", "aten::addmm") and isinstance(module, nn.Linear):
             rows, weight = args[-2], module.weight
             device = self.machine.device_type if self.machine is not None else rows.device.type
-            if device == "cpu" and linear_gains(rows.numel(), *weight.shape):
-                self._note(*as_pointwise(rows, weight), module.bias, *POINTWISE)
+            alone = self.stack[-1][0] == ""
+            if alone or (device == "cpu" and linear_gains(rows.numel(), *weight.shape)):
+                self._note(*as_pointwise(rows, weight), module.bias, *POINTWISE, linear=True)
         if func._schema.name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
             call = self._note(*args[:9])
             if self.machine is not None:
@@ -93,10 +96,10 @@ class _Recorder(DispatchMode):
                 return torch.empty(p.shape_of(p.bias_slot), dtype=p.dtype, device="meta", memory_format=p.memory_format)
         return func(*args, **(kwargs or {}))
 
-    def _note(self, *arguments: Any) -> ConvCall:
+    def _note(self, *arguments: Any, linear: bool = False) -> ConvCall:
         name, kind = (self.stack[-1][0], type(self.stack[-1][1]).__name__) if self.stack else ("", "")
         call = ConvCall.of(*arguments)
-        self.found.append(Captured(name, kind, *part_of_call(call, arguments[:3], self.outputs)))
+        self.found.append(Captured(name, kind, *part_of_call(call, arguments[:3], self.outputs), linear))
         return call
 
 
@@ -108,6 +111,8 @@ def capture(
     outputs: Sequence[Output] = OUTPUTS,
 ) -> list[Captured]:
     """Every convolution of one forward pass, in order, and every linear layer that may be computed as one.
+
+    A linear layer that is given by itself is noted in any case.
 
     Args:
         model: any module; neither its parameters nor its buffers nor the random state change.

@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..backends import COPY, Backend, PaddedCopy, described, operand_format
-from ..engine import active, backends, choose, reasons_against
+from ..engine import (
+    Step,
+    active,
+    backends,
+    beats_matmul,
+    choose,
+    get_backend,
+    linear_gains,
+    plan_for,
+    reasons_against,
+)
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
 from .capture import Captured, capture, part_of_call, problem_on
@@ -122,15 +132,28 @@ def _explain_module(
     """Every convolution that runs in a module; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
     for one in capture(module, args, kwargs, machine, _given(outputs)):
-        equal.setdefault((problem_on(machine, one.call), one.placements, one.transfers), []).append(one)
+        equal.setdefault((problem_on(machine, one.call), one.placements, one.transfers, one.linear), []).append(one)
     if not equal:
         raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")
     layers = []
-    for (problem, placements, transfers), calls in equal.items():
+    for (problem, placements, transfers, linear), calls in equal.items():
         names = tuple(one.name for one in calls)
-        found = explain_problem(problem.replace(name=names[0]), outputs, machine, measure=measure)
+        left = _left_to_matmul(problem, machine) if linear else ""
+        found = explain_problem(problem.replace(name=names[0]), outputs, machine, measure=measure, left=left)
         layers.append(Layer(names, calls[0].kind, replace(found, placements=placements, transfers=transfers)))
     return layers[0].explanation if [x.names for x in layers] == [("",)] else ModelExplanation(machine, tuple(layers))
+
+
+def _left_to_matmul(p: ConvProblem, machine: Machine) -> str:
+    """Why PyTorch's matrix product computes a linear layer, which this problem is; empty where ours does."""
+    if machine.device_type != "cpu":
+        return "a linear layer, and convgrad computes these on a CPU only"
+    if not linear_gains(p.input_size[-1] * p.in_channels, p.out_channels, p.in_channels):
+        return "a linear layer of fewer than 32 rows, 2 features, or 17 million FLOPs a pass and thread"
+    if not p.channels_last:
+        return "a linear layer whose input is not contiguous"
+    ours = not machine.is_here or beats_matmul(plan_for(p, ("forward",), torch.device("cpu")))
+    return "" if ours else "a linear layer, and nothing here is expected to be faster"
 
 
 def _given(outputs: Outputs) -> tuple[Output, ...]:
@@ -138,12 +161,13 @@ def _given(outputs: Outputs) -> tuple[Output, ...]:
 
 
 def explain_problem(
-    problem: ConvProblem, outputs: Outputs = None, device: DeviceLike = None, *, measure: bool = False
+    problem: ConvProblem, outputs: Outputs = None, device: DeviceLike = None, *, measure: bool = False, left: str = ""
 ) -> Explanation:
     """What every backend says of every output of a problem, on a machine that need not be here.
 
     Args:
         outputs: which; all where none are given.
+        left: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer.
         device: None for this CPU, a device that is here, or a description of one that is not.
         measure: time the chosen backend and ATen, and the machine's limit where it is not known yet.
 
@@ -163,20 +187,31 @@ def explain_problem(
     with described(machine.capability):
         for forward in (True, False):  # one call each, whose outputs are chosen together
             together = in_order([o for o in given if (o == problem.bias_pass) == forward])
-            answers += _answers(problem, together, machine, runs, here)
+            answers += _answers(problem, together, machine, runs, here, left)
     if measure:
         if not here:
             raise ValueError(f"{machine} is not here, so nothing can be measured on it")
         answers = timed(problem, answers, torch.device(machine.device_type))
-    return Explanation(problem, machine, tuple(answers), limits_of(machine, problem.dtype, measured=measure))
+    limits = limits_of(machine, problem.dtype, measured=measure)
+    return Explanation(problem, machine, tuple(answers), limits, left=left)
 
 
 def _answers(
-    problem: ConvProblem, together: tuple[Output, ...], machine: Machine, aten_runs: dict[Output, str], here: bool
+    problem: ConvProblem,
+    together: tuple[Output, ...],
+    machine: Machine,
+    aten_runs: dict[Output, str],
+    here: bool,
+    left: str,
 ) -> list[Answer]:
     """Every backend's answer for the outputs of one call, the chosen one first."""
     place = torch.device(machine.device_type)
-    steps = () if problem.empty else choose(problem, together, place, active(), stored=here)
+    if problem.empty:
+        steps = ()
+    elif left:
+        steps = [Step(get_backend("aten:matmul"), (output,), left) for output in together if output != "grad_bias"]
+    else:
+        steps = choose(problem, together, place, active(), stored=here)
     answers: list[Answer] = []
     for output in together:
         step = next((s for s in steps if output in s.outputs), None)

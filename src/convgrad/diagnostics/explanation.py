@@ -85,6 +85,7 @@ class Explanation(Drawn):
         limits: what the machine can do at best; None where that is not known.
         placements: of a sharded call, of which the problem is this process's part: where its tensors lie.
         transfers: what this process receives in it.
+        left: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer.
     """
 
     problem: ConvProblem
@@ -93,6 +94,7 @@ class Explanation(Drawn):
     limits: Limits | None = None
     placements: str = ""
     transfers: tuple[Transfer, ...] = ()
+    left: str = ""
 
     def chosen(self) -> dict[Output, str]:
         """The backend of each output."""
@@ -290,7 +292,8 @@ class ModelExplanation(Drawn):
     def text(self, width: int | None = None) -> str:
         """The table under what it is about, no wider than ``width``."""
         count = sum(len(layer.names) for layer in self.layers)
-        kinds = "convolutions" + " and linear layers" * any(layer.kind == "Linear" for layer in self.layers)
+        linears = " and linear layers" * any(layer.kind == "Linear" for layer in self.layers)
+        kinds = "convolution" if count == 1 and not linears else f"convolutions{linears}"
         title = f"{count} {kinds}, {len(self.layers)} different, on {self.machine}"
         text = f"{title if width is None else wrapped(title, width)}\n{text_table(self._table(), width=width)}"
         rows = [(name, *t.cells()) for name, t in self.transfers]
