@@ -35,6 +35,8 @@ def test_the_script_gets_its_arguments_and_gives_its_status(script, tmp_path, ca
         (row,) = csv.DictReader(file)
     assert row["output"] == "forward"
     assert row["backend"].startswith("aten ")
+    assert float(row["total ms"]) == float(row["mean ms"]) > 0
+    assert (float(row["share"]), row["of limit"]) == (1.0, "")
 
 
 def test_without_stock_it_is_taken_over(script, capsys):

@@ -42,7 +42,7 @@ def test_the_table_of_a_run(tmp_path, monkeypatch) -> None:
 def test_a_call_that_took_next_to_no_time(tmp_path) -> None:
     path = tmp_path / "kernels.csv"
     columns = "calls,output,backend,layout,total ms,mean ms,share,of limit,problem"
-    path.write_text(f"{columns}\n1,forward,native,contiguous,0.00,0.0041,0.1%,,mb1ic1ih3oc1kh3\n")
+    path.write_text(f"{columns}\n1,forward,native,contiguous,0.00,0.0041,0.001,,mb1ic1ih3oc1kh3\n")
     (row,) = read_table(path)
     assert row.total == pytest.approx(0.0041)
 

@@ -96,21 +96,17 @@ class Usage:
 
     # ---- as text ---------------------------------------------------------------------------------
 
-    def cells(self, *, measure: bool = True) -> list[tuple[str, ...]]:
-        """A table of texts, its head first.
+    def cells(self, *, measure: bool = True) -> list[tuple[Any, ...]]:
+        """The table below its head: times in milliseconds, the share and what is reached of the limit as fractions.
 
         Args:
             measure: measure the machine's limit where it is not known yet.
         """
-        lines: list[tuple[str, ...]] = [_HEAD]
-        for row, of_limit in zip(self.rows, self.fractions_of_limit(measure), strict=True):
-            share = row.seconds / self.seconds if self.seconds else 0.0
-            lines.append(
-                (str(row.calls), row.output, row.backend, row.layout, f"{row.seconds * 1e3:.2f}",
-                 f"{row.seconds / row.calls * 1e3:.4f}", f"{share:.1%}", "" if of_limit is None else f"{of_limit:.0%}",
-                 str(row.problem))
-            )  # fmt: skip
-        return lines
+        return [
+            (r.calls, r.output, r.backend, r.layout, r.seconds * 1e3, r.seconds / r.calls * 1e3,
+             r.seconds / self.seconds if self.seconds else 0.0, of_limit, str(r.problem))
+            for r, of_limit in zip(self.rows, self.fractions_of_limit(measure), strict=True)
+        ]  # fmt: skip
 
     def fractions_of_limit(self, measure: bool = True) -> list[float | None]:
         """For each of the `rows`, the part of the machine's limit that it reaches; None where that is not known."""
@@ -130,12 +126,15 @@ class Usage:
 
     def table(self, *, measure: bool = True, width: int | None = None) -> str:
         """One line for each convolution and output, the most expensive first; no wider than ``width``."""
-        lines = self.cells(measure=measure)
-        return text_table(lines, right=_NUMBERS, width=width) if len(lines) > 1 else "no convolution ran"
+        lines = [
+            (str(calls), *names, f"{total:.2f}", f"{mean:.4f}", f"{share:.1%}", "" if of is None else f"{of:.0%}", text)
+            for calls, *names, total, mean, share, of, text in self.cells(measure=measure)
+        ]
+        return text_table([_HEAD, *lines], right=_NUMBERS, width=width) if lines else "no convolution ran"
 
     def to_csv(self, *, measure: bool = True) -> str:
-        """The table as CSV."""
-        return csv_text(self.cells(measure=measure))
+        """The table as CSV, its numbers as they are: milliseconds and fractions."""
+        return csv_text([_HEAD, *self.cells(measure=measure)])
 
 
 def _full_name(event: Event) -> str:

@@ -85,7 +85,7 @@ def _of_run(lines: list[Line]) -> list[Row]:
         calls = int(line["calls"])
         seen = _usage(line, line["output"], line["backend"], calls, calls * float(line["mean ms"]) * 1e-3)
         part = line.get("of limit")
-        rows.append(row_of(seen, of_limit=float(part.rstrip("%")) / 100 if part else None))
+        rows.append(row_of(seen, of_limit=float(part) if part else None))
     return rows
 
 
