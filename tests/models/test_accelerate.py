@@ -191,18 +191,30 @@ def test_the_report_is_a_table():
     model = nn.Sequential(nn.Conv2d(4, 4, 3), ComputesItself(4, 4, 3))
     report = accelerate_(model, only_gains=False)
     lines = str(report).splitlines()
-    assert lines[1].split()[:2] == ["0", "convgrad"]
-    assert lines[2].startswith("1")
-    assert lines[-1].startswith("1 of 2 convolutions replaced")
+    assert lines[0].startswith("1 of 2 convolutions replaced")
+    assert lines[2].split(maxsplit=2) == ["0", "convgrad", "Conv2d(4, 4, kernel_size=(3, 3), stride=(1, 1))"]
+    assert lines[3].startswith("1")
     assert "<table>" in report._repr_html_()
 
 
+def test_layers_of_one_class_that_are_replaced_share_a_row():
+    model = nn.Sequential(*(nn.Conv2d(4, 4, k, padding_mode="circular") for k in (1, 3, 5, 7)))
+    model.append(nn.Sequential(nn.Conv1d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4), nn.ReLU6()))
+    rows = [line.split() for line in str(accelerate_(model, only_gains=False)).splitlines()[2:]]
+    assert rows == [
+        ["0", "and", "3", "more", "convgrad", "Conv2d"],
+        ["4.0", "convgrad", "Conv1d(4,", "4,", "kernel_size=(3,),", "stride=(1,))"],
+        ["4.1", "convgrad", *f"{model[4][1]}, with ReLU()".split()],
+        ["4.3", "convgrad", *f"{model[4][3]}, with ReLU6()".split()],
+    ]
+
+
 def test_layers_that_stay_for_one_reason_share_a_row():
-    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.Conv2d(4, 8, 1, 2), nn.Conv2d(8, 8, 1), ComputesItself(8, 8, 1))
-    report = accelerate_(model, example_inputs=torch.zeros(1, 4, 8, 8))
-    assert len(report.left) == 4
-    rows = [line.split("as it was")[0].strip() for line in str(report).splitlines()[1:-1]]
-    assert rows == ["0 and 2 more", "3"]
+    small = (nn.Conv2d(4, 4, 1), nn.Conv2d(4, 8, 1, 2), nn.Conv2d(8, 8, 1))
+    for layers, named in ((small, "0, 1, 2"), ((*small, nn.Conv2d(8, 8, 1)), "0 and 3 more")):
+        report = accelerate_(nn.Sequential(*layers, ComputesItself(8, 8, 1)), example_inputs=torch.zeros(1, 4, 8, 8))
+        rows = [line.split("as it was")[0].strip() for line in str(report).splitlines()[2:]]
+        assert rows == [named, str(len(layers))]
 
 
 def test_wrong_arguments():

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html import escape
 
 from ..tables import html_table, text_table
 
+_NAMED = 3  # layers of a row; of more the first
+
 
 @dataclass
 class Report:
-    """The layers that were replaced and those that were left, each with the reason.
+    """The layers that were replaced and those that were left, each with the reason; printed, a summary of them.
 
     Attributes:
         replaced: name of the layer -> what it is.
@@ -41,24 +44,27 @@ class Report:
         return rows + [(name or "(the model)", "as it was", why) for name, why in self.left.items()]
 
     def _table(self) -> list[tuple[str, str, str]]:
-        """The rows; layers that stay for the same reason, whatever the size of their inputs, share one."""
-        alike: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
-        for row in self.rows():
-            key = row[0] if row[1] == "convgrad" else "", row[2].split(" for inputs of ")[0]
-            alike.setdefault(key, []).append(row)
+        """The rows; layers of one class that were replaced share one, as do those that stay for one reason."""
+        alike: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for name, who, what in self.rows():
+            # Without a layer's arguments, and without the sizes of its inputs.
+            kind = re.sub(r"\(.*?\)(?=, with|$)", "", what) if who == "convgrad" else what.split(" for inputs of ")[0]
+            alike.setdefault((who, kind), []).append((name, what))
         table = [("layer", "computed by", "")]
-        for (_, why), rows in alike.items():
-            name, who, what = rows[0]
-            table.append((name, who, what) if len(rows) == 1 else (f"{name} and {len(rows) - 1} more", who, why))
+        for (who, kind), rows in alike.items():
+            names = [name for name, _ in rows]
+            shown = ", ".join(names) if len(rows) <= _NAMED else f"{names[0]} and {len(rows) - 1} more"
+            table.append((shown, who, kind if rows[1:] else rows[0][1]))
         return table
 
     def __str__(self) -> str:
+        """The summary, and a row for each class that was replaced and each reason against it."""
         rows = self._table()
-        return f"{text_table(rows)}\n{self.summary}" if rows[1:] else self.summary
+        return f"{self.summary}\n{text_table(rows)}" if rows[1:] else self.summary
 
     def _repr_html_(self) -> str:
         rows = self._table()
-        return f"{html_table(rows) if rows[1:] else ''}<p>{escape(self.summary)}</p>"
+        return f"<p>{escape(self.summary)}</p>{html_table(rows) if rows[1:] else ''}"
 
     @property
     def summary(self) -> str:
