@@ -94,6 +94,12 @@ def test_nothing_watches_after_an_error() -> None:
     assert not observers
 
 
+def test_a_table_of_nothing_says_how_pytorchs_own_layers_are_recorded() -> None:
+    with trace() as t:
+        torch.nn.Conv2d(1, 1, 1)(torch.ones(1, 1, 1, 1))
+    assert t.table() == "nothing was recorded; PyTorch's own layers and functions are inside convgrad.takeover()"
+
+
 def test_table_and_csv(tmp_path) -> None:
     with trace() as t, use_backend("reference"):
         forward()

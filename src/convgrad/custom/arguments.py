@@ -92,7 +92,7 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...], method: Met
         called = f"{method}= is called with ({', '.join(map(str, args))})"
         raise TypeError(
             f"{called}{'' if given else ', as no args= are given'}: {error}; its parameters are {parameters}: say what "
-            f"each of them gets, args=, among {', '.join(TENSORS[method])}, problem, stride, stride[0] and others"
+            f"each gets by args=, such as {', '.join(TENSORS[method])}, problem, stride or stride[0]"
         ) from None
 
 

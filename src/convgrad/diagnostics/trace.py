@@ -111,6 +111,8 @@ class Trace(Drawn):
 
     def table(self) -> str:
         """Every call as a line of text, and the total time."""
+        if not self.records:
+            return "nothing was recorded; PyTorch's own layers and functions are inside convgrad.takeover()"
         total = sum(r.milliseconds for r in self.records)
         copied = sum(len(r.copies) for r in self.records)
         return f"{text_table(self._rows())}\n{len(self.records)} calls, {total:.3f} ms, {copied} operands copied"
