@@ -16,6 +16,8 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
+# A third of the size: all that the demo needs.
+FOR_EXAMPLES := $(VENV)/.installed-examples
 # What the installation depends on; the compiled kernels are part of it.
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py MANIFEST.in csrc/* csrc/*/*)
 DIST ?= dist
@@ -29,7 +31,7 @@ CORE := tests/test_problem.py tests/test_problem_text.py tests/test_shapes.py te
 
 .PHONY: demo check test test-all lint format bench docs notebooks wheel sdist $(WHEELS) clean
 
-demo: $(INSTALLED)
+demo: $(or $(wildcard $(INSTALLED)),$(FOR_EXAMPLES))
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 check: $(INSTALLED)
@@ -85,9 +87,9 @@ $(BIN)/python:
 	  || { echo "convgrad needs Python 3.10 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -m venv $(VENV)
 
-$(INSTALLED): $(SOURCES) | $(BIN)/python
+$(INSTALLED) $(FOR_EXAMPLES): $(SOURCES) | $(BIN)/python
 	@echo "installing into $(VENV); the first time this fetches PyTorch and takes some minutes"
-	$(INSTALL) -e '.[dev]'
+	$(INSTALL) -e '.[$(if $(filter $@,$(INSTALLED)),dev,examples)]'
 	@touch $@
 
 $(VENV)/.installed-docs: $(INSTALLED)

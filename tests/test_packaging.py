@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -31,6 +32,18 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-c", script, str(folder)], cwd=ROOT, check=True, capture_output=True)
     (made,) = folder.glob("*.tar.gz")
     return made
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_the_demo_installs_what_it_needs_unless_everything_is_there(tmp_path):
+    def commands() -> str:
+        make = ["make", "--dry-run", "demo", f"VENV={tmp_path}"]
+        return subprocess.run(make, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    assert "-e '.[examples]'" in commands()
+    assert "[dev]" not in commands()
+    (tmp_path / ".installed").touch()
+    assert "pip" not in commands()
 
 
 @pytest.mark.slow
