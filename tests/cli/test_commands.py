@@ -63,6 +63,16 @@ def test_info_is_a_screen(capsys) -> None:
     assert len(printed.splitlines()) <= 24
 
 
+def test_info_says_why_nothing_can_be_stored(capsys, tmp_path, monkeypatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr("convgrad.engine.store._failed", {})
+    monkeypatch.setattr("convgrad.engine.store._warned", False)
+    status, printed, error = call(capsys, "info")
+    assert (status, error) == (0, "")
+    assert "below; cannot be written (" in " ".join(printed.split())
+
+
 def test_info_has_every_reason_and_defect_with_all(capsys) -> None:
     status, printed, _ = call(capsys, "info", "--all")
     assert status == 0
@@ -207,7 +217,8 @@ def test_explain_a_known_model(capsys) -> None:
         (("explain", "g96ic96zz"), "unrecognized field 'zz'"),
         (("explain", "convnet"), "neither a problem nor a model"),
         (("explain", SMALL, "-d", "h10"), "did you mean 'h100'"),
-        (("explain",), "Missing argument"),
+        (("explain",), "(hint: see convgrad explain --help)"),
+        (("bench", "layers", "--thread", "1"), "(hint: see convgrad bench layers --help)"),
         (("check", SMALL, "-b", "nope"), "no backend is called 'nope'"),
         (("check", SMALL, "--device", "xla"), "cannot run on 'xla'"),
         (("check", "no/such/file"), "is no file"),
@@ -361,7 +372,6 @@ FILE = """
 --reset --dir=FWD_B
 mb2ic3ih8oc4kh3ph1n"one"
 mb256g512ic512ih56oc512oh56kh3ph1n"large*1"
-ic2zz9
 mb1ic4iw40oc4kw5pw2 bfloat16
 """
 
@@ -381,11 +391,9 @@ def test_check_a_file(capsys, tmp_path: Path) -> None:
     path = tmp_path / "shapes_some"
     path.write_text(FILE)
     status, printed, _ = call(capsys, "check", str(path), "-b", "reference")
+    assert status == 0
     assert "3 of 3 problems" in printed
-    assert "1 problems were checked at a reduced size" in printed
-    assert f"{path}:6" in printed  # the line that cannot be read, and therefore not 0
-    assert status == 1
-    path.write_text(FILE.replace("ic2zz9", ""))
+    assert "1 problem checked at a reduced size" in printed
     status, printed, _ = call(capsys, "check", str(path), "--transposed", "-b", "reference")
     assert status == 0
     assert "(exact, bound;" in printed

@@ -54,6 +54,9 @@ def test_a_model_then_compared_with_itself(capsys) -> None:
     assert second.before is not None
     assert second.before["what"] == "report_models:with_inputs"
     assert "mb2ic3ih8" in second.rows[0].problem
+    args = ["report_models:with_inputs", "--dtype", "float64", "-o", "third.json", "--seconds", "0.1"]
+    assert run(["report", *args]) == 0
+    assert all("float64" in row.problem for row in Profile.read("third.json").rows)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +103,9 @@ def test_a_script_keeps_its_arguments_its_output_and_its_status(capsys) -> None:
         (("-o", ".", "script.py"), "cannot be written"),
         (("--input", "1x3x9x9", "script.py"), "--input is for a model, and 'script.py' is none"),
         (("--stock", "report_models:alone"), "--stock is for a script"),
-        (("report_models:alone", "--epochs"), "the argument '--epochs' is for a script"),
+        (("report_models:alone", "epochs"), "the argument 'epochs' is for a script"),
+        (("report_models:alone", "--epochs"), "No such option: --epochs"),
+        (("kernels.csv", "-o"), "Option '-o' requires an argument"),
         (("--dtype", "float", "report_models:alone"), "unknown dtype 'float'"),
         (("report_models:wrong",), "raised RuntimeError: Given groups=1"),
         (("report_models:nothing",), "cannot get"),

@@ -89,7 +89,7 @@ def test_info_says_what_is_there(capsys) -> None:
     capsys.readouterr()
     assert run(["info", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["data"]["store"]
-    assert found["measured"] == {environment(torch.device("cpu")): 4}
+    assert found["measured"] == {environment(torch.device("cpu")): 1}
     assert found["folder"].endswith("store")
 
 
@@ -129,6 +129,19 @@ def test_a_scripts_convolutions_with_its_arguments(folder, capsys) -> None:
     assert counts() == each(SMALL)
 
 
+def test_every_count_is_of_problems(folder, capsys) -> None:
+    """Not of the passes, of the problems that stand for similar ones, or of a bias."""
+    (folder / "layers").write_text(f"{SMALL} bias\n{OTHER}\n")
+    assert run(["tune", "layers", "--export", "choices.json"]) == 0
+    assert "choices for 2 problems written" in capsys.readouterr().out
+    assert run(["info"]) == 0
+    assert "choices for 2 problems on " in " ".join(capsys.readouterr().out.split())
+    assert run(["tune", "--forget", "--import", "choices.json"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "choices for 2 problems removed", "choices for 2 problems read, 2 of them for this kind of machine"
+    ]  # fmt: skip
+
+
 def test_choices_move_to_another_machine_of_the_same_kind(folder, capsys) -> None:
     assert run(["tune", "--export", "choices.json", SMALL]) == 0
     content = json.loads((folder / "choices.json").read_text())
@@ -146,9 +159,8 @@ def test_choices_move_to_another_machine_of_the_same_kind(folder, capsys) -> Non
     assert measurements.entries() == before
     assert run(["tune", "--import", "other.json"]) == 0
     said = capsys.readouterr().out.splitlines()
-    n = len(before)
-    assert said == [f"{n} choices read, {n} of them for this kind of machine"] * 2 + [
-        f"{n} choices read, 0 of them for this kind of machine"
+    assert said == ["choices for 1 problem read, 1 of them for this kind of machine"] * 2 + [
+        "choices for 1 problem read, 0 of them for this kind of machine"
     ]
     assert run(["tune", SMALL]) == 0
     assert measurer._state.measured == {} or counts() == each(SMALL)
@@ -193,7 +205,9 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
         (["no/such/file"], "'no/such/file' is no file"),
         (["nothing.py", "--epochs", "1"], "'nothing.py' is no file (hint: it was looked for in "),
         (["nothing"], "neither a problem nor a model"),
-        ([SMALL, "--epochs"], "only a script takes arguments"),
+        ([SMALL, "epochs"], "only a script takes arguments"),
+        ([SMALL, "--epochs"], "No such option: --epochs"),
+        (["--dtype", "bfloat16", SMALL], "--dtype is for a model"),
         (["mb2ic3"], "no spatial dimension"),
         (["--device", "cuda:99", SMALL], "cannot run on"),
         (["--device", "meta", SMALL], "cannot run on 'meta'"),

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from .._version import __version__
 from ..errors import CheckError, ConvgradError
@@ -63,6 +63,15 @@ class _Commands(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+class BeforeAScript(TyperCommand):
+    """Its options may stand anywhere; but what stands behind a script is the script's."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.ignore_unknown_options = any(arg.endswith(".py") for arg in args)
+        ctx.allow_interspersed_args = not ctx.ignore_unknown_options
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
@@ -164,6 +173,11 @@ def say(text: object, file: TextIO | None = None) -> None:
         print(line if "repeat: " in line else wrapped(line, width()), file=file, flush=True)
 
 
+def counted(problems: int) -> str:
+    """So many problems."""
+    return f"{problems} problem{'s' * (problems != 1)}"
+
+
 def say_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
     """Print a table; what does not fit beside each other stands below."""
     print(text_table(rows, right=right, width=width()), flush=True)
@@ -257,7 +271,8 @@ def run(args: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
         extra = "a problem of several words stands in quotes: " if "unexpected extra argument" in text else ""
-        return _refused(f"{text} (hint: {extra}see convgrad --help)")
+        command = getattr(getattr(error, "ctx", None), "command_path", "convgrad")
+        return _refused(f"{text} (hint: {extra}see {command} --help)")
     except typer.Abort:  # what older releases of typer make of an interrupt
         return 130
     except SystemExit as error:
@@ -275,8 +290,8 @@ def run(args: Sequence[str] | None = None) -> int:
 
 
 def _warning(message: Warning | str, category: type[Warning], filename: str, *where: Any) -> str:
-    """What this package warns of is about the command, not about a line of the package."""
-    if Path(filename).is_relative_to(Path(__file__).parents[1]):
+    """What this package warns of is about the command, not about a line of the package, or of typer, which calls it."""
+    if any(map(Path(filename).is_relative_to, (Path(__file__).parents[1], Path(typer.__file__).parent))):
         return f"convgrad: {message}\n"
     return _formatwarning(message, category, filename, *where)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import command, device_here, fail, progress, say, say_json
+from .app import command, counted, device_here, fail, progress, say, say_json
 from .options import PROPERTIES, AsJson, Backends, Device, Outputs, Properties, Transposed, outputs_named, problem_or
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def check(
         lines = [f"{before}{checked} of {len(problems)} problems{unusable}: {report.counts} "
                  f"({', '.join(properties)}; {took:.0f} s)"]  # fmt: skip
         if reduced:
-            lines.append(f"{reduced} problems were checked at a reduced size; --full checks them as they are")
+            lines.append(f"{counted(reduced)} checked at a reduced size; --full checks them as they are")
         lines += report.reasons()
         if not report.passed and not report.failures:
             lines.append("nothing could be checked")

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ..tables import wrapped
-from .app import command, say, say_json, width
+from .app import command, counted, say, say_json, width
 from .options import BACKENDS, AsJson
 
 #: Everyday layers, for which each backend says whether it can compute them.
@@ -100,6 +100,7 @@ def gather() -> dict[str, Any]:
         "pytorch_defects": defects,
         "store": {
             "folder": None if folder is None else str(folder),
+            "obstacle": store.obstacle() or None,
             "measured": measurements.summary(),
             "verified": len(store.items("verified")),
             "defects": len(store.items("defect")),
@@ -147,7 +148,8 @@ def _short(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "settings", f"{', '.join(on)}; threads {settings['threads']}; {measuring}"
     count = len(data["pytorch_defects"])
     yield "PyTorch's defects", f"{count} known here and avoided (which: convgrad info --all)"
-    yield "store", "; ".join([store["folder"] or "off", *_measured(store["measured"])])
+    lost = [f"cannot be written ({store['obstacle']}): what is measured is forgotten"] * bool(store["obstacle"])
+    yield "store", "; ".join([store["folder"] or "off", *lost, *_measured(store["measured"])])
     yield "package", data["paths"]["package"]
 
 
@@ -180,6 +182,6 @@ def _limits(limits: dict[str, Any] | None) -> str:
 
 
 def _measured(counts: dict[str, int]) -> list[str]:
-    return [f"{count} choices on {machine}" for machine, count in counts.items()] or [
+    return [f"choices for {counted(count)} on {machine}" for machine, count in counts.items()] or [
         "nothing measured yet (convgrad tune)"
     ]

@@ -105,7 +105,6 @@ def explained(
     Raises:
         an error for the user: no such model, or its package is not installed.
     """
-    import torch
 
     from ..diagnostics import Explanation, Layer, ModelExplanation, explain
 
@@ -119,12 +118,23 @@ def explained(
         given = example_input(name, input, dtype)
     if channels_last:
         net, given = in_channels_last(net, given)
+    given = in_dtype(given, dtype)
     args = given if isinstance(given, (tuple, list)) else () if isinstance(given, dict) else (given,)
-    args = [a.to(dtype) if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
     found = explain(net, *args, **(given if isinstance(given, dict) else {}), device=machine, outputs=outputs)
     if isinstance(found, Explanation):
         return ModelExplanation(found.machine, (Layer((name,), name, found),))
     return found
+
+
+def in_dtype(inputs: Any, dtype: torch.dtype) -> Any:
+    """What a model is called with, its real numbers in a dtype."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    def turned(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    return tree_map(turned, inputs)
 
 
 def in_channels_last(net: nn.Module, input: Any) -> tuple[nn.Module, torch.Tensor]:

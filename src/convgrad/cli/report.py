@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .app import command, device_here, fail, finite, say, say_json
-from .models import MODELS, build, example_input, in_channels_last
+from .app import BeforeAScript, command, device_here, fail, finite, say, say_json
+from .models import MODELS, build, example_input, in_channels_last, in_dtype
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, is_script, problem_or, writable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BATCH = 2
 
 
-@command("report", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@command("report", cls=BeforeAScript)
 def report(
     what: Annotated[
         str, typer.Argument(metavar="MODEL|SCRIPT|FILE.csv", help="What to report.", autocompletion=problem_or(*MODELS))
@@ -49,7 +49,7 @@ def report(
 
     For a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs
     unmodified, to its end, and its exit status is the command's. A table is what run, trace or bench wrote. Options go
-    before the model, script or file. With --json a page is written only with --out.
+    before a script. With --json a page is written only with --out.
 
     Examples:
 
@@ -76,7 +76,7 @@ def report(
         ("script", not of_script, for_a_script),
     ):
         for option in (name for name, given in options.items() if given and wrong):
-            raise fail(f"{option} is for a {kind}, and {what!r} is none", "options stand before what is reported")
+            raise fail(f"{option} is for a {kind}, and {what!r} is none")
     status_line = Console(stderr=True).status("starting")
     stage = status_line.update
     with status_line if sys.stderr.isatty() else nullcontext():
@@ -127,7 +127,7 @@ def _of_model(
     model, inputs = build(name, place)
     model = model.to(place)
     if dtype:
-        model = model.to(DTYPES[dtype])
+        model, inputs = model.to(DTYPES[dtype]), in_dtype(inputs, DTYPES[dtype])
     options = [*["--channels-last"] * channels_last, *["--dtype", dtype] * bool(dtype)]
     options += ["--device", str(place)] * (place.type != "cpu")
     if inputs is None or shape:

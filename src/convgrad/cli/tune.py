@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from .app import command, device_here, fail, progress, say, say_json, say_table, width
+from .app import BeforeAScript, command, counted, device_here, fail, progress, say, say_json, say_table, width
 from .check import search_and_record
 from .models import MODELS, explained
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_problem, is_script, problem_or, writable
@@ -35,7 +35,7 @@ class Job(NamedTuple):
         return found.count if found is not None and found.same else 0
 
 
-@command("tune", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@command("tune", cls=BeforeAScript)
 def tune(
     what: Annotated[
         str,
@@ -64,7 +64,7 @@ def tune(
     It measures a model's convolutions and large linear layers, a script's convolutions, a file of problems, or one
     problem: each forward and backward, three times. It can be interrupted; the same command continues from there. A
     script runs unmodified, to its end or until it is interrupted; then what it computed is measured. Options go before
-    the model, script, file or problem.
+    a script.
 
     Examples:
 
@@ -87,29 +87,29 @@ def tune(
     if threads:
         torch.set_num_threads(threads)
     if forget:
-        data["removed_choices"] = measurements.forget()
-        say(f"{data['removed_choices']} choices removed")
+        data["removed_problems"] = measurements.forget()
+        say(f"choices for {counted(data['removed_problems'])} removed")
     if import_ is not None:
         read, here = _import(import_)
-        data["imported_choices"], data["imported_choices_for_this_machine"] = read, here
-        say(f"{read} choices read, {here} of them for this kind of machine")
+        data["imported_problems"], data["imported_problems_for_this_machine"] = read, here
+        say(f"choices for {counted(read)} read, {here} of them for this kind of machine")
     if aten > 0:
         data["aten_findings"], ended = search_and_record(aten, seed=0)
         if not ended:
             data["interrupted"] = True
     if what and not data.get("interrupted"):
-        jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype or "float32", channels_last, place)))
+        jobs = list(dict.fromkeys(_jobs_of(what, args or [], shape, dtype, channels_last, place)))
         if not jobs:
             raise fail(f"{what!r} holds nothing to measure", "a problem of which no size is 0")
         data |= _tune(jobs, place)
     if export is not None:
         choices = measurements.exported()
         export.write_text(json.dumps({"convgrad": __version__, "choices": choices}, indent=1) + "\n", encoding="utf-8")
-        data["exported_choices"] = len(choices)
-        say(f"{len(choices)} choices written to {export}")
+        data["exported_problems"] = sum(measurements.summary().values())
+        say(f"choices for {counted(data['exported_problems'])} written to {export}")
     lost = measurements.unwritten()
     if lost:
-        say(f"convgrad: {lost} choices could not be stored and end with this command; see convgrad info", sys.stderr)
+        say("convgrad: choices could not be stored and end with this command; see convgrad info", sys.stderr)
     if as_json:
         say_json("tune", data)
     raise typer.Exit(130 if data.get("interrupted") else int(bool(lost) and export is None))
@@ -126,17 +126,20 @@ def _jobs_of(
     from ..problem_text import DTYPES
     from .problem_arguments import read_problems
 
-    if is_script(what):
+    script = is_script(what)
+    if args and not script:
+        raise fail(f"only a script takes arguments, got {args[0]!r}")
+    if script or is_problem(what) or Path(what).is_file():
+        for option, given in (("--input", shape), ("--dtype", dtype), ("--channels-last", channels_last)):
+            if given:
+                raise fail(f"{option} is for a model, and {what!r} is none")
+    if script:
         yield from _of_script(what, args)
-        return
-    if args:
-        raise fail(f"only a script takes arguments, got {args[0]!r}", "options stand before what is measured")
-    if is_problem(what) or Path(what).is_file():
-        problems, _ = read_problems([what])
+    elif is_problem(what) or Path(what).is_file():
+        yield from jobs_of(read_problems([what])[0])
     else:
-        model = explained(what, Machine.here(place), DTYPES[dtype], channels_last, shape)
-        problems = [layer.problem for layer in model]
-    yield from jobs_of(problems)
+        model = explained(what, Machine.here(place), DTYPES[dtype or "float32"], channels_last, shape)
+        yield from jobs_of(layer.problem for layer in model)
 
 
 def jobs_of(problems: Iterable[ConvProblem]) -> Iterator[Job]:
@@ -240,7 +243,7 @@ def _choice(job: Job, device: torch.device) -> dict[str, Any]:
 
 
 def _import(path: Path) -> tuple[int, int]:
-    """How many choices were read, and how many of them are for this kind of machine."""
+    """For how many problems choices were read, and for how many of this kind of machine."""
     from ..engine import measurements
 
     try:

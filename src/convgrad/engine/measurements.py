@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -216,18 +217,22 @@ def unwritten() -> int:
 
 
 def forget() -> int:
-    """Remove every measurement; how many there were."""
+    """Remove every measurement; of how many problems there were some."""
     reload()
-    return store.forget(_KIND)
+    count = sum(summary().values())
+    store.forget(_KIND)
+    return count
 
 
-def summary() -> dict[str, int]:
-    """Machine and settings -> how many problems were measured there."""
-    counts: dict[str, int] = {}
-    for key in entries():
-        where, outputs, _ = key.split(" | ")
-        counts[where] = counts.get(where, 0) + (not outputs.startswith("about "))
-    return counts
+def summary(keys: Iterable[str] | None = None) -> dict[str, int]:
+    """Machine and settings -> how many problems were measured there; with a bias and without it they are one.
+
+    Args:
+        keys: of measurements; by default those of the store.
+    """
+    parts = (key.split(" | ") for key in (entries() if keys is None else keys))
+    found = {(where, text.replace(" bias", "")) for where, outputs, text in parts if not outputs.startswith("about ")}
+    return dict(Counter(where for where, _ in sorted(found)))
 
 
 def exported() -> list[dict[str, Any]]:
@@ -237,7 +242,7 @@ def exported() -> list[dict[str, Any]]:
 
 
 def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
-    """Keep what was exported, unless as much is known; how many there are, and how many are for this kind of machine.
+    """Keep what was exported, unless as much is known; of how many problems, and how many for this kind of machine.
 
     Raises:
         ValueError: it is no measurement; then nothing is kept.
@@ -258,7 +263,8 @@ def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
             store.write(_KIND, key, new.to_json())
     reload()
     here = {kind_of_machine(torch.device(kind)) for kind in ("cpu", "cuda")} - {""}
-    return len(found), sum(key.split("; ")[0] in here for key in found)
+    counts = summary(found)
+    return sum(counts.values()), sum(n for where, n in counts.items() if where.split("; ")[0] in here)
 
 
 def reload() -> None:
