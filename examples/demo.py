@@ -213,7 +213,7 @@ def _rows_of(name: str, layer: nn.Conv2d, x: Tensor, needs_input_grad: bool) -> 
 
 def show_losses(stock: Training, ours: Training, agreement: Agreement) -> None:
     differences = [abs(a - b) for a, b in zip(stock.losses, ours.losses, strict=True)]
-    table = Table(title="Loss of the two trainings: every step magnifies the rounding before it", title_justify="left")
+    table = Table(title="Loss of the two trainings", title_justify="left")
     for heading in ("step", "PyTorch", "convgrad", "difference"):
         table.add_column(heading, justify="right")
     last = len(differences) - 1
@@ -222,6 +222,7 @@ def show_losses(stock: Training, ours: Training, agreement: Agreement) -> None:
     console.print(table)
     verdict = "[green]they agree[/]" if agreement.holds else "[bold red]THEY DO NOT AGREE[/]"
     console.print(
+        "They drift apart because every step magnifies the rounding of those before.\n"
         f"In {agreement.checks} of the steps both computed every convolution from the same tensors: output, grad_input "
         f"and grad_weight differ by at most {agreement.difference:.1e} of their size, and at most "
         f"{agreement.share:.0%} of what rounding explains: {verdict}.\n"
@@ -245,12 +246,11 @@ def show_result(stock: Training, ours: Training, data: Digits) -> bool:
 
 def show_layers(rows: list[Row]) -> None:
     table = Table(title="Who computed what, and its time against PyTorch's", title_justify="left")
-    wide = console.width >= 110  # a narrow terminal shows every figure, and no reasons
-    for heading in ("layer  (channels x image)", "output", "backend", *(["why"] if wide else [])):
-        table.add_column(heading, no_wrap=wide and heading != "why", overflow="fold")
+    for heading in ("layer  (channels x image)", "output", "backend"):
+        table.add_column(heading, overflow="fold")
     for heading in ("ms", "PyTorch", "speed"):
         table.add_column(heading, justify="right", no_wrap=True)
-    layer = ""
+    layer, reasons = "", dict[str, None]()
     for row in rows:
         speed = row.times.speedup("convgrad")
         style = "" if not speed.differs else "green" if speed.value > 1 else "red"
@@ -258,10 +258,12 @@ def show_layers(rows: list[Row]) -> None:
         times = [f"{row.times.seconds(n) * 1e3:.2f}" for n in ("convgrad", "PyTorch")]
         for i, (outputs, backend, reason) in enumerate(row.parts):
             # Two gradients from two backends are two lines and one time: PyTorch computes them in one call.
-            said = [row.layer if row.layer != layer else "", outputs, backend, *([reason] if wide else [])]
+            said = [row.layer if row.layer != layer else "", outputs, backend]
             table.add_row(*said, *([*times, shown] if not i else []))
             layer = row.layer
+            reasons[f"{backend}: {reason.removesuffix(', in one sweep')}"] = None
     console.print(table)
+    console.print("\n".join(reasons))
     slower = [r for r in rows if r.times.speedup("convgrad").high < 1]
     verdict = f"slower than PyTorch in {len(slower)} of {len(rows)} rows" if slower else "slower in no row"
     console.print(
