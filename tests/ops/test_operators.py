@@ -348,6 +348,41 @@ def test_compile_with_dynamic_shapes(backend: str, request_: str | None, monkeyp
             assert [r.backend for r in t.records] == expected
 
 
+@pytest.mark.slow  # compiles C++
+@pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")
+def test_inductor_chooses_the_layout_for_our_operators_too() -> None:
+    """Beside PyTorch's convolutions, which it computes in channels_last; else it would convert at every other layer."""
+    torch.compiler.reset()
+    x, w = torch.randn(2, 32, 12, 12), torch.randn(32, 32, 3, 3)
+    depthwise = torch.randn(32, 1, 3, 3)
+
+    def net(x: Tensor) -> Tensor:
+        return convgrad.conv2d(torch.conv2d(x, w), depthwise, groups=32)
+
+    with convgrad.use_backend("im2col"), torch.compiler.config.patch(force_disable_caches=True):
+        compiled = torch.compile(net)
+        with convgrad.trace() as t:
+            got = compiled(x)
+        torch.testing.assert_close(got, net(x), rtol=1e-4, atol=1e-4)
+    assert ["channels_last" in r.problem for r in t.records] == [True]
+
+
+@pytest.mark.parametrize("backend", ["aten", "im2col", "reference"])
+@pytest.mark.parametrize("operands", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("wanted", [torch.contiguous_format, torch.channels_last])
+def test_a_gradient_has_the_layout_that_is_named(
+    backend: str, operands: torch.memory_format, wanted: torch.memory_format
+) -> None:
+    sizes = (2, 8, 6, 6), (2, 4, 6, 6), (8, 4, 3, 3)
+    g, x, w = (torch.randn(size).contiguous(memory_format=operands) for size in sizes)
+    arguments = [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+    with convgrad.use_backend(backend):
+        grad_input = torch.ops.convgrad.grad_input(g, w, x.shape, *arguments, memory_format=wanted)
+        grad_weight = torch.ops.convgrad.grad_weight(g, x, w.shape, *arguments, memory_format=wanted)
+    assert grad_input.is_contiguous(memory_format=wanted)
+    assert grad_weight.is_contiguous(memory_format=wanted)
+
+
 def test_transforms_inside_a_compiled_function() -> None:
     """A graph that is being made calls the operators with fake tensors inside of functorch's wrappers."""
     torch.compiler.reset()

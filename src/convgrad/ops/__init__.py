@@ -39,7 +39,7 @@ SCHEMAS = {
 
 _library = torch.library.Library("convgrad", "DEF")
 for _name, _schema in SCHEMAS.items():
-    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
     _library.impl(_name, getattr(kernels, _name), "CompositeExplicitAutograd")
     torch.library.register_fake(f"convgrad::{_name}", getattr(fake, _name), lib=_library)
     torch.library.register_vmap(f"convgrad::{_name}", getattr(batching, _name), lib=_library)

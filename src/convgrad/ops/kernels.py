@@ -42,7 +42,9 @@ def _gradient(op: str, count: int) -> Callable[..., Any]:
 
     def kernel(*args: Any, memory_format: torch.memory_format | None = None) -> Any:
         operands, raw = args[:count], args[count:]
-        return run(op, resolve(op, raw, *operands, memory_format=memory_format), raw, *operands)
+        result = run(op, resolve(op, raw, *operands, memory_format=memory_format), raw, *operands)
+        # ATen goes by the layout of the operands.
+        return result if memory_format is None else result.contiguous(memory_format=memory_format)
 
     return kernel
 
