@@ -24,7 +24,8 @@ def define(
     arguments, result = schema.split(") -> ")
     star = "" if " *, " in arguments else " *,"
     library.define(
-        f"{name}.with_backend{arguments},{star} str backend) -> {result}", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+        f"{name}.with_backend{arguments},{star} str backend) -> {result}",
+        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
     )
 
     def under(rule: Callable[..., Any]) -> Callable[..., Any]:
