@@ -24,7 +24,8 @@ def script(tmp_path):
     return str(path)
 
 
-def test_the_script_gets_its_arguments_and_gives_its_status(script, tmp_path, capsys):
+def test_the_script_gets_its_arguments_and_gives_its_status(script, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "store"))  # where the limit is not known
     table = tmp_path / "kernels.csv"
     options = ["--stock", "--no-limit", "--csv", str(table)]
     assert run(["run", *options, script, "--epochs", "3", "--stock", "-h", "data"]) == 5

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as hooks_of_all
 
-from .._compat import saved_tensors_hooks
+from .._compat import fx_tracing, saved_tensors_hooks
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
@@ -96,7 +96,9 @@ def leaf_of_fx(module: Any, input: Any, *arguments: Any) -> Any:
     """
     if _is_dynamo_compiling() or type(module).__module__.split(".")[0] != "convgrad":
         return None
-    proxy = input if isinstance(input, fx.Proxy) else module.weight
+    proxy = input
+    if not isinstance(input, fx.Proxy) and fx_tracing():
+        proxy = getattr(module, "weight", None)
     if not isinstance(proxy, fx.Proxy):
         return None
     tracer: Any = proxy.tracer
