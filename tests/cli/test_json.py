@@ -173,6 +173,9 @@ def test_bench_of_steps_and_a_report_of_a_model_against_an_earlier_one(
     monkeypatch.setattr(bench_steps, "_SCALES", ((2, 16),))
     data = read(capsys, "bench", "steps", "--json", "--seconds", "0.02", "--layout", "contiguous")
     assert data["steps"][0]["speed"] > 0
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_: None)
+    data = read(capsys, "bench", "steps", "--json", "--seconds", "0.02", "--layout", "contiguous", "--compile")
+    assert data["steps"][0]["choice"] == "rules, compiled"
     model = ("--json", "--seconds", "0.2", "--input", "2x3x9x9", "factory_for_json:make")
     assert run(["report", *model]) == 0
     Path("before.json").write_text(capsys.readouterr().out)

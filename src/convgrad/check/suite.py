@@ -124,7 +124,7 @@ def _problem(problem: ConvProblem | str) -> ConvProblem:
 
 def _check_property(check: PropertyCheck, name: str) -> CheckResult:
     try:
-        worst, bound = max(ALL_PROPERTIES[name](check))
+        worst, bound = max(ALL_PROPERTIES[name](check), default=(0.0, 0.0))
     except Skipped as e:
         return _result(check, name, "skipped", str(e))
     except Failed as e:

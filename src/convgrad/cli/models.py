@@ -105,7 +105,6 @@ def explained(
     Raises:
         an error for the user: no such model, or its package is not installed.
     """
-
     from ..diagnostics import Explanation, Layer, ModelExplanation, explain
 
     if not (dtype.is_floating_point or dtype.is_complex):
