@@ -1,7 +1,7 @@
 """The table and picture of docs/performance.md from what `convgrad bench layers` and `convgrad bench steps` wrote.
 
     python benchmarks/draw.py benchmarks/results/layers.csv benchmarks/results/steps.csv
-    python benchmarks/draw.py benchmarks/results/*.csv --threads 1 --picture docs/measured.svg --into docs/performance.md
+    python benchmarks/draw.py benchmarks/results/*.csv --threads 1 --picture measured.svg --into docs/performance.md
 
 The table goes to the standard output; with ``--into`` also between the first lines ``<!-- measured -->`` and
 ``<!-- end -->`` of a file. The picture's ending says what it is: .svg, .png or .pdf.

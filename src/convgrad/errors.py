@@ -24,7 +24,7 @@ class DtypeError(ConvgradError, RuntimeError):
 
 
 class UnsupportedError(ConvgradError, NotImplementedError):
-    """A valid request that nothing here can compute."""
+    """A valid request that no backend can compute."""
 
 
 class BackendError(ConvgradError, RuntimeError):

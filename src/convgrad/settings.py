@@ -98,7 +98,7 @@ def flags(like: Tensor) -> object:
 class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is
     """Measure which backend is fastest for each problem, here and now, and remember it on this machine.
 
-    It holds for the whole process from the call on, or until the end of a ``with`` block.
+    It applies to the whole process from the call on, or until the end of a ``with`` block.
     ``torch.backends.cudnn.benchmark = True`` does the same. ``measure(False)`` freezes the choices: what was measured
     before is used, and nothing more is measured. Under deterministic algorithms, and while a CUDA graph is captured,
     nothing is measured either.

@@ -35,10 +35,10 @@ COMMANDS: Final = {
     "info": "Versions, device, backends, settings in force, paths.",
     "explain": "Which kernel computes each output, why, and how far from the limit.",
     "check": "Is every output right? The conformance suite.",
-    "bench": "How fast? Against the best that PyTorch does.",
+    "bench": "How fast, against PyTorch's best?",
     "tune": "Measure ahead of time which backend is fastest, and remember it.",
     "run": "Run a script unmodified; say which kernels ran, and how long.",
-    "report": "One page: what a model or script costs, and what convgrad would bring.",
+    "report": "One page: what a model or script costs, and what convgrad would save.",
     "names": "Which function of ATen is the backward of another.",
 }
 #: Of what ``--json`` prints, for every command; raised when a field changes its meaning or goes.

@@ -21,19 +21,19 @@ class _Bench(TyperGroup):
 
 
 bench = typer.Typer(
-    cls=_Bench, help="How fast? Against the best that PyTorch does: problems, real layers, whole models."
+    cls=_Bench, help="How fast, against PyTorch's best: problems, layers of real models, training steps."
 )
 app.add_typer(bench, name="bench")
 
 
-Models = Annotated[list[str] | None, typer.Argument(help="Some of them; all where none is named.")]
-Minutes = Annotated[float, typer.Option(help="Then stop; 0 for no end.", min=0)]
-Busy = Annotated[bool, typer.Option("--busy", help="With another process on each core.")]
+Models = Annotated[list[str] | None, typer.Argument(help="Names of models; all by default.")]
+Minutes = Annotated[float, typer.Option(help="Stop after so many minutes; 0: no limit.", min=0)]
+Busy = Annotated[bool, typer.Option("--busy", help="Run another process on each core.")]
 Measured = Annotated[bool, typer.Option("--measure", help="First measure each convolution, as `convgrad tune` does.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Add to that file what it lacks.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Add the missing rows to the CSV file.")]
 
 
-@command("problems", of=bench, short_help="Backends on problems or files of them; this word may be left out.")
+@command("problems", of=bench, short_help="Problems, or files of them (the default: the word may be left out).")
 def problems(
     what: Annotated[
         list[str],
@@ -42,7 +42,7 @@ def problems(
     backend: Backends = None,
     output: Outputs = None,
     device: Device = "cpu",
-    seconds: Annotated[float, typer.Option(help="For each line of the table.", callback=finite)] = 1.0,
+    seconds: Annotated[float, typer.Option(help="Seconds for each line of the table.", callback=finite)] = 1.0,
     keep: Annotated[bool, typer.Option("--keep-memory/--return-memory", help="Keep freed memory (both sides).")] = True,
     limit: Annotated[bool, typer.Option("--limit/--no-limit", help="Measure the machine's limit if unknown.")] = True,
     transposed: Transposed = False,
@@ -77,19 +77,19 @@ def layers(
     models: Models = None,
     threads: Threads = 0,
     layout: Layout = "",
-    batch: Annotated[int, typer.Option(help="Of the models of transformers.", min=1)] = 4,
+    batch: Annotated[int, typer.Option(help="Batch of the models of transformers.", min=1)] = 4,
     size: Annotated[int, typer.Option(help="Height and width of their images.", min=1)] = 224,
-    seconds: Annotated[float, typer.Option(help="For the comparison of each layer.", callback=finite)] = 0.5,
+    seconds: Annotated[float, typer.Option(help="Seconds for each layer.", callback=finite)] = 0.5,
     minutes: Minutes = 0.0,
     busy: Busy = False,
     as_csv: CsvFile = None,
     resume: Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Every distinct convolution of real models: PyTorch as given, its best layout, ours by rules, ours measured.
+    """Every distinct convolution of real models: PyTorch as given, its best layout, convgrad by rules, and measured.
 
     A layer that was never measured here is measured first, as `convgrad tune` does it, and remembered. Results are
-    compared with PyTorch's before they are timed; all are timed alternately. Interrupted, or out of time, it goes on
+    compared with PyTorch's before they are timed; all sides alternate. After an interruption, or --minutes, it goes on
     with --resume.
 
     Examples:
@@ -111,11 +111,11 @@ def steps(
     threads: Threads = 0,
     layout: StepLayout = "",
     seconds: Annotated[
-        float, typer.Option(help="For each comparison: images shrink until it fits.", callback=finite)
+        float, typer.Option(help="Seconds for each comparison: images shrink until it fits.", callback=finite)
     ] = 15.0,
     minutes: Minutes = 0.0,
     measure: Measured = False,
-    compiled: Annotated[bool, typer.Option("--compile", help="Both under torch.compile.")] = False,
+    compiled: Annotated[bool, typer.Option("--compile", help="Compile both sides with torch.compile.")] = False,
     busy: Busy = False,
     as_csv: CsvFile = None,
     resume: Resume = False,
@@ -123,8 +123,8 @@ def steps(
 ) -> None:
     """A training step of real models (forward, backward, SGD): stock against `accelerate_`, both in the same layout.
 
-    In the layout "auto", stock is contiguous and ours is accelerate_(model, "auto"), which turns the model to
-    channels_last where that is measured to be faster.
+    In the layout "auto", stock is contiguous, against accelerate_(model, "auto"), which converts the model to
+    channels_last if that is measured to be faster.
 
     The rules choose, whatever was measured here before, or with --measure what is measured now; a file may hold rows
     of both, and of compiled models. The losses are compared first; then steps of the two alternate. Interrupted, or

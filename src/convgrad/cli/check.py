@@ -38,10 +38,10 @@ def check(
     output: Outputs = None,
     transposed: Transposed = False,
     device: Device = "cpu",
-    seed: Annotated[int, typer.Option(help="Of the operands.", min=0, max=2**63 - 1)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the operands.", min=0, max=2**63 - 1)] = 0,
     property_name: Properties = None,
-    thorough: Annotated[bool, typer.Option("--thorough", help="Every property of many problems too.")] = False,
-    full: Annotated[bool, typer.Option("--full", help="Large problems as they are, not reduced.")] = False,
+    thorough: Annotated[bool, typer.Option("--thorough", help="Check every property in a file, too.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Check large problems at full size.")] = False,
     seconds: Annotated[float | None, typer.Option(help="Stop after this time.", min=0)] = None,
     aten: Annotated[bool, typer.Option("--aten", help="Search PyTorch's own kernels for wrong results.")] = False,
     as_json: AsJson = False,
@@ -52,12 +52,12 @@ def check(
     exactness and the error bound unless --thorough asks for all, and large ones at a reduced size: the same kernel,
     stride, dilation, border and groups, fewer images, channels and rows.
 
-    Where a kernel of PyTorch's differs in what PyTorch does not promise, such as where infinities become NaN, that is
-    reported and counts as no failure: it depends on the processor.
+    If a kernel of PyTorch differs in what PyTorch does not promise, such as where infinities become NaN, that is
+    reported but is no failure: it depends on the processor.
 
     With --aten, random problems are given to PyTorch's own CPU kernels for a minute, in another process whose memory is
-    filled with large numbers. What they get wrong is printed with a command for a report, kept, and avoided from then
-    on.
+    filled with large numbers. Wrong results are printed with a command that reproduces them, stored, and avoided from
+    then on.
 
     Ends with 0 if all is well, 1 if something failed, 2 if a request was not understood, 130 if interrupted (the
     summary so far is printed). Every failure prints the command that repeats it. Kernels of --kernels are registered

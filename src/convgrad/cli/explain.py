@@ -67,9 +67,9 @@ def explain_command(
     dtype: Dtype = "",
     channels_last: ChannelsLast = False,
     shape: Input = "",
-    measure: Annotated[bool | None, typer.Option("--measure/--no-measure", help="Time what is here.")] = None,
+    measure: Annotated[bool | None, typer.Option("--measure/--no-measure", help="Time it on this machine.")] = None,
     rules: Annotated[bool, typer.Option("--rules/--no-rules", help="PyTorch's rules, one by one.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Every backend, those that cannot too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="A row for every backend, unusable ones too.")] = False,
     plot: Annotated[
         Path | None,
         typer.Option(

@@ -170,11 +170,11 @@ Properties = Annotated[
 ]  # fmt: skip
 Dtype = Annotated[
     str,
-    typer.Option(help="Dtype of a model; else float32.", callback=known("dtype", DTYPES),
+    typer.Option(help="Dtype of a model, by default float32.", callback=known("dtype", DTYPES),
                  autocompletion=words(lambda: DTYPES)),
 ]  # fmt: skip
 Device = Annotated[str, typer.Option(help="Where to run.", autocompletion=words(lambda: ("cpu", "cuda", "xpu")))]
-Threads = Annotated[int, typer.Option(help="As torch.set_num_threads; a choice holds for this number.", min=0)]
+Threads = Annotated[int, typer.Option(help="For torch.set_num_threads; a choice holds for this number.", min=0)]
 Machines = Annotated[
     list[str] | None,
     typer.Option("--device", "-d", help="A machine, with dtype and channels_last if wanted; may be repeated.",

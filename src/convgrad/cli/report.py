@@ -36,16 +36,16 @@ def report(
     ] = None,
     against: Annotated[Path | None, typer.Option("--against", help="An earlier page or data, to compare with.")] = None,
     seconds: Annotated[
-        float, typer.Option(min=0.1, help="For measuring; of a script, when it has ended.", callback=finite)
+        float, typer.Option(min=0.1, help="Seconds for measuring (after a script has ended).", callback=finite)
     ] = 10.0,
     device: Device = "cpu",
     shape: Input = "",
     dtype: Dtype = "",
     channels_last: ChannelsLast = False,
-    stock: Annotated[bool, typer.Option("--stock", help="Of a script: PyTorch's own kernels compute.")] = False,
+    stock: Annotated[bool, typer.Option("--stock", help="Run a script on PyTorch's own kernels.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What would convgrad bring here? One page: the whole step, what is avoidable, every convolution, the roofline.
+    """How much faster with convgrad? One page: the step, avoidable costs, every convolution, the roofline.
 
     For a model, a training step by PyTorch and by convgrad is timed alternately, in about ten seconds. A script runs
     unmodified, to its end, and its exit status is the command's. A table is what run, trace or bench wrote. Options go

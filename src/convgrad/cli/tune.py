@@ -53,10 +53,8 @@ def tune(
         Path | None, typer.Option("--export", help="Write all choices to this file, as JSON.", callback=writable)
     ] = None,
     import_: Annotated[Path | None, typer.Option("--import", help="Read choices that were exported.")] = None,
-    forget: Annotated[bool, typer.Option("--forget", help="First remove every choice that is stored.")] = False,
-    aten: Annotated[
-        float, typer.Option("--aten", min=0, help="First do as check --aten does, for so many seconds.")
-    ] = 0.0,
+    forget: Annotated[bool, typer.Option("--forget", help="First remove all stored choices.")] = False,
+    aten: Annotated[float, typer.Option("--aten", min=0, help="First run check --aten for so many seconds.")] = 0.0,
     as_json: AsJson = False,
 ) -> None:
     """Measure ahead of time which backend is fastest for each convolution, and remember it on this machine.

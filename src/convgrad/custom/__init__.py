@@ -55,7 +55,7 @@ def register(
     seconds: float = 10.0,
     problems: ConvProblem | str | Sequence[ConvProblem | str] = (),
 ) -> Any:
-    """Register functions as a backend for the passes that they compute; everything else stays with the engine.
+    """Register functions as a backend for the passes that they compute; convgrad computes all others as before.
 
     Without any function it is a decorator: of a function, which becomes ``forward``; of a class whose static methods
     are called ``forward``, ``grad_input``, ``grad_weight`` and ``backward``; or of a class derived from
@@ -64,7 +64,7 @@ def register(
     registered later runs.
 
     Args:
-        name: what choices, tables and `use_backend` call it.
+        name: the backend's name in `use_backend`, `explain` and tables.
         forward: computes the output, from (input, weight, problem) unless ``args`` says otherwise.
         grad_input: computes the input's gradient, from (grad_output, weight, problem).
         grad_weight: computes the weight's gradient, from (grad_output, input, problem).
@@ -76,8 +76,8 @@ def register(
             "stride[0]")``: tensors (input, weight, grad_output; bias if the function adds it; out if it writes its
             result into a tensor that it is given), values (stride, padding, dilation, groups, kernel_size, input_size,
             weight_size, output_size; output_mask of backward), one element of such a value or its first ones,
-            ``"output_mask[:2]"``, or problem, which is all of it; what is not a string is passed as it is. One for all
-            functions, or one for each. A function that takes the padding gets no problem whose two sides differ.
+            ``"output_mask[:2]"``, or problem, which has all of these; anything but a string is passed as it is. One
+            for all functions, or one for each. A function that takes the padding is not called where its sides differ.
         accepts: a function of the problem that says whether the functions can compute it: True, False, or the reason
             why not as a sentence. One for all functions, or one for each. None: every problem.
         layouts: operand layouts that the functions take, one or several; operands in another one are copied into one of
@@ -88,7 +88,7 @@ def register(
         capture_safe: whether they may be called while a CUDA graph is captured.
         arithmetic: how they sum, which selects the error that is allowed: "direct", "tf32", "transform" or
             "low-precision accumulation".
-        prefer: use them wherever they are usable; False: only where requested, as by ``backend="mine"``.
+        prefer: use them wherever they are accepted; False: only where requested, as by ``backend="mine"``.
         verify: run the conformance suite first. False registers them without a check; `info` and `explain` say so.
         seconds: how long the check may take, without loading and compiling at the first call. With fewer than 30
             problems of an output the kernel is registered as not verified; the next time, the check continues.

@@ -40,7 +40,7 @@ def explain(
     measure: bool = False,
     **kwargs: Any,
 ) -> Explanation | ModelExplanation:
-    """For each output of a convolution, every backend: chosen or the reasons against it, layout, workspace and limit.
+    """Which backend computes each output of a convolution, and why; and the reasons against every other backend.
 
     Args:
         what: a `ConvProblem` or its text; an input, followed by a weight and the arguments of ``torch.convolution``;

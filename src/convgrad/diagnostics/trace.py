@@ -153,7 +153,7 @@ class Trace(Drawn):
 
 
 def trace(*, onednn: bool = False) -> Trace:
-    """Record every call of a backend inside this block, in every thread: backend, kernel, layout, copies made, time.
+    """Record every call of a backend inside this block, in every thread: backend, kernel, layout, copies, time.
 
     A backward pass inside the block is recorded if its forward ran there too, or if a kernel other than ATen's was
     chosen for any part of the call. Otherwise the call was PyTorch's own, and so is its backward; inside

@@ -82,12 +82,12 @@ class Comparison:
         return median if name == self.baseline else median / self.speedup(name).value
 
     def speedup(self, name: str) -> Ratio:
-        """How many times faster than the baseline ``name`` is: the median over rounds of baseline / name."""
+        """The speedup of ``name`` over the baseline: the median over rounds of baseline / name."""
         ratios = self._ratios(name)
         return Ratio(statistics.median(ratios), *median_interval(ratios))
 
     def at_least(self, name: str) -> float:
-        """How many times faster ``name`` is for certain: the interval's end, or of too few rounds the worst one."""
+        """The speedup that is certain: the interval's lower end, or the worst of too few rounds."""
         ratios = self._ratios(name)
         return max(median_interval(ratios)[0], min(ratios))
 

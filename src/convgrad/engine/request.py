@@ -69,8 +69,8 @@ def use_backend(
 ) -> Generator[None, None, None]:
     """Use the named backend inside this block, in this thread and async task only.
 
-    ``name`` holds for all passes that the backend has, each keyword for one pass. ``use_backend(None)`` inside an outer
-    block leaves the choice to the engine again. A backward pass uses the request under which its forward ran. Passes
+    ``name`` applies to all passes that the backend has, each keyword to one pass. ``use_backend(None)`` inside an outer
+    block leaves the choice to convgrad again. A backward pass uses the request under which its forward ran. Passes
     are those of the problem: the output of a transposed convolution is the pass ``grad_input``.
 
     Raises:

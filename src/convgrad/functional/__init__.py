@@ -1,8 +1,8 @@
 """Convolutions and their gradients as functions, in 1, 2 and 3 dimensions, differentiable to any order.
 
 The names and signatures of ``torch.nn.functional`` and ``torch.nn.grad``. The N-d functions do the work; the 1-d, 2-d
-and 3-d ones are thin wrappers. ``padding`` may also be low and high of each dimension, negative to crop, and in 1-D
-``"causal"``.
+and 3-d ones are thin wrappers. ``padding`` may also state the low and the high side of each dimension, be negative (a
+crop), or in 1-D be ``"causal"``.
 """
 
 from ._arguments import paddings as paddings

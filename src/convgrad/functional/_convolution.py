@@ -26,8 +26,8 @@ def convolution(
     """An N-d convolution, or with ``transposed=True`` an N-d transposed convolution.
 
     Args:
-        padding: integers, ``"same"``, ``"valid"`` or, in 1-D, ``"causal"`` (all of it on the low side), or low and
-            high of each dimension: ``(1, 0, 2, 1)`` or ``((1, 0), (2, 1))``. A negative one crops.
+        padding: integers, ``"same"``, ``"valid"`` or, in 1-D, ``"causal"`` (all of it on the low side), or the low
+            and the high side of each dimension: ``(1, 0, 2, 1)`` or ``((1, 0), (2, 1))``. Negative numbers crop.
 
     Shape:
         - input: (N, C_in, *in) with D = 1, 2 or 3 spatial dimensions

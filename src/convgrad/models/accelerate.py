@@ -38,10 +38,10 @@ def accelerate_(
         memory_format: None leaves the layout alone. ``"channels_last"`` converts the weights of the convolutions and,
             by a hook on the model, its inputs. ``"auto"`` does so where it is expected to be faster; with
             ``example_inputs`` it is measured.
-        example_inputs: what the model is called with: a tensor, a tuple of arguments, or a dict of keyword arguments.
-            A copy of the model, hooks included, runs on it once, without gradients; a model that cannot be copied
-            (its batch normalisations are lazy, or it has the older weight_norm) runs itself.
-        only_gains: False replaces every layer that can be replaced, whatever the engine would choose.
+        example_inputs: arguments of the model: a tensor, a tuple of arguments, or a dict of keyword arguments. A copy
+            of the model, hooks included, runs on them once, without gradients; a model that cannot be copied (its
+            batch normalisations are lazy, or it has the older weight_norm) runs itself.
+        only_gains: False replaces every layer that can be replaced, even if nothing is gained.
 
     Returns:
         A `Report`; its ``restore()`` undoes everything.

@@ -14,15 +14,14 @@ _NAMED = 3  # layers of a row; of more the first
 
 @dataclass
 class Report:
-    """The layers that were replaced and those that were left, each with the reason; printed, a summary of them.
+    """The layers that `accelerate_` replaced and those that it left, each with the reason; prints as a summary.
 
     Attributes:
-        replaced: name of the layer -> what it is.
+        replaced: name of the layer -> what it became.
         left: name of the layer -> why it stays as it is.
-        norms, linears: the names of those among both that are batch normalisations, or linear layers; the others are
-            convolutions.
-        memory_format: the layout into which the model was turned, or None.
-        layout: why it was, or was not.
+        norms, linears: the names, in both, of batch normalisations and of linear layers; the others are convolutions.
+        memory_format: the layout to which the model was converted, or None.
+        layout: why it was converted, or was not.
     """
 
     replaced: dict[str, str] = field(default_factory=dict)

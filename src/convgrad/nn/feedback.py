@@ -76,14 +76,14 @@ class _Feedback:
             self.register_parameter("feedback_weight", torch.nn.Parameter(_random(self.weight.detach())))
 
     def reset_parameters(self: Any) -> None:
-        """Draw the weights anew, that of the way back too."""
+        """Draw the weights anew, that of the backward pass too."""
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]
         if getattr(self, "feedback_weight", None) is not None:
             with torch.no_grad():
                 self.feedback_weight.copy_(_random(self.weight))
 
     def feedback(self: Any) -> Tensor:
-        """The weight of the way back, as the rule makes it of the weight now."""
+        """The weight of the backward pass, as the rule derives it from the present weight."""
         return self._feedback_of(self.weight)
 
     def _feedback_of(self: Any, weight: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class _Feedback:
 
     @torch.no_grad()
     def angle(self: Any) -> Tensor:
-        """The angle between the weight and that of the way back, in degrees: 0 is backpropagation, 90 is chance.
+        """The angle between the weight and that of the backward pass, in degrees: 0 is backpropagation, 90 is chance.
 
         It is 90 where one of the two is zero.
         """
