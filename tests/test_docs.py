@@ -5,6 +5,7 @@ A ```pycon block is compared with what it prints. Other languages (sh, text) are
 """
 
 import ast
+import csv
 import doctest
 import importlib
 import re
@@ -22,7 +23,8 @@ import convgrad
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "convgrad"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 OPTIONAL = {"rich", "transformers", "triton", "typer"}
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -96,6 +98,17 @@ def test_links_lead_somewhere(page):
             target = page.parent / file if file else page
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
+
+
+def test_the_speeds_in_readme_are_those_of_the_results_that_its_rows_link_to():
+    rows = re.findall(r"^\| \[.*\]\((benchmarks/results/.*\.csv)\) \| (.*) \|$", README.read_text(), re.MULTILINE)
+    assert len(rows) > 5
+    for path, cells in rows:
+        with (ROOT / path).open(encoding="utf-8", newline="") as file:
+            measured = {(row["model"], row["layout"]): float(row["speed"]) for row in csv.DictReader(file)}
+        for model, cell in zip(("mobilenet_v2", "efficientnet_b0", "convnext_tiny"), cells.split(" | "), strict=True):
+            for layout, speed in zip(("contiguous", "channels_last"), cell.split(" / "), strict=False):
+                assert float(speed.rstrip("x")) == pytest.approx(measured[model, layout], abs=0.0051), (path, model)
 
 
 def test_the_reference_has_every_public_name_and_each_exists():
