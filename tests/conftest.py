@@ -1,4 +1,4 @@
-"""Shared by all tests: one seed a test, and few threads, for the problems are small."""
+"""Shared by all tests: one seed a test, nothing that another test left, and few threads, for the problems are small."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,10 @@ import pytest
 import torch
 from hypothesis import settings
 
-from convgrad.engine import rules
+from convgrad.check import process_state
+from convgrad.engine import backends, request, rules, set_default_backend, unregister
+from convgrad.engine.ab_timer import compare
+from convgrad.models import trial
 
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
 
@@ -33,5 +36,27 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _as_before() -> Iterator[None]:
+    """One seed a test; PyTorch's settings, the default backend and the registered ones are the same after it."""
     torch.manual_seed(0)
+    settings_before, there = process_state.settings(random=False), {*backends()}
+    yield
+    if process_state.settings(random=False) != settings_before:
+        process_state.restore(settings_before)
+    if request._default is not None:
+        set_default_backend(None)
+    for name in {*backends()} - there:
+        unregister(name)
+
+
+@pytest.fixture
+def brief_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is registered is checked on what is found soon: for tests of something else than the search."""
+    for name, most in (("_DRAWS", 200), ("_MOST_DRAWS", 1000), ("_CLIMBS", 10), ("_MIXTURES", 200)):
+        monkeypatch.setattr(f"convgrad.check.construction.{name}", most)
+
+
+@pytest.fixture
+def brief_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `accelerate_` times a model in two layouts, a twentieth of the time is enough."""
+    monkeypatch.setattr(trial, "compare", lambda *args, seconds, **more: compare(*args, seconds=seconds / 20, **more))

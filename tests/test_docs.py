@@ -37,12 +37,11 @@ def snippets(page: Path) -> list[tuple[int, str, str]]:
     return [f for f in found if f[1] in ("python", "pycon")]
 
 
+@pytest.mark.usefixtures("brief_search")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_the_snippets_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("convgrad.custom.verify._MOST", 10)  # a short check: the kernels shown are right
-    for name, most in (("_MOST_DRAWS", 1000), ("_CLIMBS", 10), ("_MIXTURES", 200)):
-        monkeypatch.setattr(f"convgrad.check.construction.{name}", most)
     names: dict = {"__name__": "__snippet__"}
     for line, language, code in snippets(page):
         place = f"{page.name}, line {line}"

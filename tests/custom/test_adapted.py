@@ -68,6 +68,7 @@ def test_a_wrong_backward_of_a_module() -> None:
     assert {r.output for r in report.failures} == {"grad_weight"}
 
 
+@pytest.mark.usefixtures("brief_search")
 def test_functions() -> None:
     def forward(input: Tensor, weight: Tensor, stride: Any) -> Tensor:
         return F.conv2d(input, weight, stride=stride)

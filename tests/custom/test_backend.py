@@ -14,6 +14,8 @@ from convgrad import BackendError, ConvProblem
 
 from .functions import DEPTHWISE, accepts, counted, depthwise, forward, operands, passed
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 
 def test_a_result_of_another_shape() -> None:
     convgrad.register("mine", forward=lambda x, w, p: x, accepts=lambda p: accepts(p) and p.depthwise, verify=False)

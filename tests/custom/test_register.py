@@ -16,6 +16,8 @@ from convgrad.backends import Backend
 
 from .functions import WIDE, accepts, depthwise, forward, grad_input, grad_weight, operands, passed
 
+pytestmark = pytest.mark.usefixtures("brief_search")
+
 
 def test_decorator_of_a_function() -> None:
     @convgrad.register("mine", accepts=accepts, dtypes=WIDE, verify=False)
@@ -134,12 +136,7 @@ def test_a_class_of_ones_own_with_what_it_sweeps(what: Any) -> None:
     with convgrad.use_backend("own"):  # one gradient alone is the engine's
         torch.autograd.grad(depthwise(x, w).sum(), w)
     assert Own.scratch == [16]
-    for got, expected in zip(
-        (x.grad, w.grad),
-        torch.autograd.grad(F.conv2d(x, w, padding=1, groups=8).sum(), (x, w)),
-        strict=True,
-    ):
-        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close((x.grad, w.grad), torch.autograd.grad(F.conv2d(x, w, padding=1, groups=8).sum(), (x, w)))
 
 
 class Contiguous(Own):
@@ -299,16 +296,8 @@ def test_one_problem_may_be_named_alone(named: Any) -> None:
         ({"accepts": True}, TypeError, "accepts is a function of the problem, got True; None accepts every problem"),
         ({"accepts": lambda p: p.kernel[0] == 3}, TypeError, "accepts raised AttributeError: .* for every problem"),
         ({"problems": ["nonsense"]}, ValueError, "nonsense"),
-        (
-            {"problems": "g8mb2ic8ih9oc8kh3ph1 circular"},
-            ValueError,
-            "does not accept: it computes padding_mode=",
-        ),
-        (
-            {"problems": ["ic2iw9oc2kw3"]},
-            ValueError,
-            "problems= names g1.* 'mine' does not accept: its accepts says",
-        ),
+        ({"problems": "g8mb2ic8ih9oc8kh3ph1 circular"}, ValueError, "does not accept: it computes padding_mode="),
+        ({"problems": ["ic2iw9oc2kw3"]}, ValueError, "problems= names g1.* 'mine' does not accept: its accepts says"),
         ({"dtypes": "float32"}, TypeError, "dtypes are such as torch.float32, got 'float32'"),
         ({"devices": ["gpu"]}, ValueError, "devices are types such as 'cpu' and 'cuda', got 'gpu'"),
         ({"devices": "cuda:0"}, ValueError, "got 'cuda:0'"),

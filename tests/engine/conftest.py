@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import convgrad
-from convgrad.engine import cache, get_backend, register, store, unregister
+from convgrad.engine import cache, get_backend, register, store
 
 from .measuring import Fake, fresh
 
@@ -21,10 +20,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     fresh(monkeypatch)
     for name in ("im2col", "aten:channels_last", "aten:padded", "aten:mkldnn"):
         monkeypatch.setattr(type(get_backend(name)), "candidate", False)
-    before = list(convgrad.list_backends())
     yield tmp_path
-    for name in set(convgrad.list_backends()) - set(before):
-        unregister(name)
     cache.invalidate()
 
 

@@ -95,10 +95,9 @@ def test_the_key_tells_everything_apart_that_changes_the_answer(monkeypatch):
     mkldnn: Any = torch.backends.mkldnn
     for operation in (mkldnn.conv, mkldnn.matmul):  # each by itself, which makes PyTorch's old getter raise
         operation.fp32_precision = "bf16"
-        try:
-            assert environment(CPU) != where
-        finally:
-            operation.fp32_precision = "none"
+        changed = environment(CPU)
+        operation.fp32_precision = "none"
+        assert changed != where
     torch.set_float32_matmul_precision("highest")  # what holds where nothing is said
     assert environment(CPU) == where
     assert f"torch {torch.__version__}" in where

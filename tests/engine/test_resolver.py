@@ -14,6 +14,8 @@ from convgrad.engine import cache
 from convgrad.engine.plan import Plan
 from convgrad.engine.resolver import find, resolve
 
+from .measuring import deterministic
+
 X, W = torch.randn(2, 8, 6, 6), torch.randn(8, 1, 3, 3)
 RAW: tuple[Any, ...] = ([1, 1], [1, 1], [1, 1], False, [0, 0], 8)
 
@@ -58,23 +60,16 @@ def test_requests_and_flags_are_part_of_the_key() -> None:
     plans = [resolve("convolution", RAW, X, W)]
     with convgrad.use_backend("im2col"):
         plans.append(resolve("convolution", RAW, X, W))
-    torch.use_deterministic_algorithms(True)
-    try:
+    with deterministic():
         plans.append(resolve("convolution", RAW, X, W))
-    finally:
-        torch.use_deterministic_algorithms(False)
     torch.backends.mkldnn.set_flags(_enabled=False)
-    try:
-        plans.append(resolve("convolution", RAW, X, W))
-    finally:
-        torch.backends.mkldnn.set_flags(_enabled=True)
+    plans.append(resolve("convolution", RAW, X, W))
+    torch.backends.mkldnn.set_flags(_enabled=True)
     of_float32: Any = torch.backends.mkldnn
     for operation in (of_float32.conv, of_float32.matmul):
         operation.fp32_precision = "bf16"
-        try:
-            plans.append(resolve("convolution", RAW, X, W))
-        finally:
-            operation.fp32_precision = "none"
+        plans.append(resolve("convolution", RAW, X, W))
+        operation.fp32_precision = "none"
     assert len({id(plan) for plan in plans}) == 6
     assert [plan.steps[0].backend.name == "im2col" for plan in plans] == [False, True, False, False, False, False]
 
@@ -173,12 +168,9 @@ def test_a_plan_that_was_made_while_the_default_changed_is_not_kept(monkeypatch:
         return ask(*args)
 
     monkeypatch.setattr(type(native), "reasons_against", slow)
-    try:
+    convgrad.conv2d(X, W, padding=1, groups=8)
+    with convgrad.trace() as ran:
         convgrad.conv2d(X, W, padding=1, groups=8)
-        with convgrad.trace() as ran:
-            convgrad.conv2d(X, W, padding=1, groups=8)
-    finally:
-        convgrad.set_default_backend(None)
     assert ran.records[0].backend == "reference"
 
 

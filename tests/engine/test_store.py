@@ -79,6 +79,9 @@ def one_warning(match: str) -> Iterator[None]:
 
 def read_all() -> None:
     """Every row is as it was written, or gone; reading, listing and one more write neither raise nor warn twice."""
+    store._failed.clear()
+    store._unwritten.clear()
+    store._warned = False
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for key in (*ROWS, "never written"):
@@ -143,9 +146,6 @@ def test_truncation_at_any_byte(folder, filled):
     cuts = {*range(0, len(filled), 331), *range(0, len(filled), 4096), *range(0, 120, 9)}
     for cut in sorted(cuts):
         (folder / FILE).write_bytes(filled[:cut])
-        store._failed.clear()
-        store._unwritten.clear()
-        store._warned = False
         read_all()
 
 
@@ -156,9 +156,6 @@ def test_bytes_turned_over(folder, filled):
         for _ in range(chance.choice((1, 1, 20))):
             damaged[chance.randrange(len(damaged))] ^= 1 << chance.randrange(8)
         (folder / FILE).write_bytes(damaged)
-        store._failed.clear()
-        store._unwritten.clear()
-        store._warned = False
         read_all()
 
 

@@ -163,6 +163,7 @@ def test_a_bias_is_checked_and_traced_as_the_other_operands_are(name: str) -> No
         call(1.0)
     graph = torch.fx.symbolic_trace(call)
     assert [n.target for n in graph.graph.nodes if n.op == "call_function"] == [getattr(convgrad, name)]
+    assert torch.equal(graph(bias := torch.randn(4)), call(bias))
 
 
 @pytest.mark.parametrize("padding", ["valid", "same", "causal", 0])

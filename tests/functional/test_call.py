@@ -65,15 +65,12 @@ def test_another_number_of_threads_is_another_plan(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("convgrad.engine.choice.by_rule", ruled)
     x, w = torch.randn(2, 64, 20, 20), torch.randn(64, 8, 3, 3)
-    before, seen = torch.get_num_threads(), []
-    try:
-        for threads in (1, 4, 1):
-            torch.set_num_threads(threads)
-            with convgrad.trace() as ran:
-                y = convgrad.conv2d(x, w, stride=2, groups=8)
-            seen.append((ran.records[0].backend, y))
-    finally:
-        torch.set_num_threads(before)
+    seen = []
+    for threads in (1, 4, 1):
+        torch.set_num_threads(threads)
+        with convgrad.trace() as ran:
+            y = convgrad.conv2d(x, w, stride=2, groups=8)
+        seen.append((ran.records[0].backend, y))
     assert [name for name, _ in seen] == ["aten", "native", "aten"]
     torch.testing.assert_close(seen[0][1], seen[1][1])
 
@@ -84,15 +81,12 @@ def test_threads_that_change_between_calls_change_no_result(backend: str, layout
     """Scratch memory is sized for the threads there are: what was prepared for one of them must not serve four."""
     x = torch.randint(-3, 4, (3, 16, 21, 19)).float().contiguous(memory_format=layout).requires_grad_()
     w = torch.randint(-3, 4, (16, 1, 3, 3)).float().requires_grad_()
-    before, seen = torch.get_num_threads(), []
-    try:
-        for threads in (1, 4, 2, 1):
-            torch.set_num_threads(threads)
-            with convgrad.use_backend(backend):
-                y = convgrad.conv2d(x, w, padding=1, groups=16)
-                seen.append((y, *torch.autograd.grad(y, (x, w), y.detach().sign())))
-    finally:
-        torch.set_num_threads(before)
+    seen = []
+    for threads in (1, 4, 2, 1):
+        torch.set_num_threads(threads)
+        with convgrad.use_backend(backend):
+            y = convgrad.conv2d(x, w, padding=1, groups=16)
+            seen.append((y, *torch.autograd.grad(y, (x, w), y.detach().sign())))
     assert all(torch.equal(a, b) for later in seen[1:] for a, b in zip(seen[0], later, strict=True))
 
 
@@ -190,10 +184,8 @@ def test_another_choice_is_noticed() -> None:
     x, w = operands(2, channels=160)
     assert is_pytorchs(convgrad.conv2d(x, w, groups=2))
     convgrad.set_default_backend("reference")
-    try:
-        assert not is_pytorchs(convgrad.conv2d(x, w, groups=2))
-    finally:
-        convgrad.set_default_backend(None)
+    assert not is_pytorchs(convgrad.conv2d(x, w, groups=2))
+    convgrad.set_default_backend(None)
     assert is_pytorchs(convgrad.conv2d(x, w, groups=2))
 
 
@@ -201,13 +193,10 @@ def test_another_choice_is_noticed() -> None:
 def test_the_choice_may_change_between_the_forwards_of_a_checkpoint(defaults: tuple[str | None, str | None]) -> None:
     """As measuring makes it change. For a first layer, PyTorch's own call would save one tensor more than ours."""
     x, w = operands()
-    try:
-        convgrad.set_default_backend(defaults[0])
-        y: Any = checkpoint(lambda x: convgrad.conv2d(x, w), x.detach(), use_reentrant=False)
-        convgrad.set_default_backend(defaults[1])
-        y.sum().backward()
-    finally:
-        convgrad.set_default_backend(None)
+    convgrad.set_default_backend(defaults[0])
+    y: Any = checkpoint(lambda x: convgrad.conv2d(x, w), x.detach(), use_reentrant=False)
+    convgrad.set_default_backend(defaults[1])
+    y.sum().backward()
     (want,) = torch.autograd.grad(torch.conv2d(x, w).sum(), w)
     torch.testing.assert_close(w.grad, want)
 

@@ -65,8 +65,7 @@ def test_gradients_of_both_orders(case: str, teaches: bool) -> None:
     g.requires_grad_()
     first = [torch.autograd.grad(y.sin(), leaves, g, create_graph=True) for y in (ours, theirs)]
     second = [torch.autograd.grad(grads, (*leaves, g), towards) for grads in first]
-    for one, other in zip(first[0] + second[0], first[1] + second[1], strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(first[0] + second[0], first[1] + second[1])
 
 
 def test_higher_derivatives_are_those_of_the_backward_pass() -> None:
@@ -92,8 +91,7 @@ def test_complex(transposed: bool) -> None:
     got = torch.autograd.grad(y, (x, w, b), g)
     (of_input,) = torch.autograd.grad(stock(x, b, stride=2), x, g)
     (of_weight,) = torch.autograd.grad(stock(x, w, stride=2), w, g)
-    for one, other in zip(got, (of_input, of_weight, of_weight), strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(got, (of_input, of_weight, of_weight))
 
 
 @pytest.mark.parametrize("needed", ["x", "w", "b", "bias", "xb", "wbias"])
@@ -172,8 +170,7 @@ def test_compiled(transposed: bool, dynamic: bool) -> None:
     g = torch.randn(2, 4, 8, 8)
     expected = torch.autograd.grad(call(x, w, b), (x, w, b), g)
     compiled = torch.compile(call, backend="aot_eager", fullgraph=True, dynamic=dynamic)
-    for one, other in zip(torch.autograd.grad(compiled(x, w, b), (x, w, b), g), expected, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(torch.autograd.grad(compiled(x, w, b), (x, w, b), g), expected)
 
 
 def test_what_is_refused() -> None:

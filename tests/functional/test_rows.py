@@ -88,17 +88,6 @@ def test_derivatives_and_transforms(name: str) -> None:
     torch.testing.assert_close(half.double(), theirs(x, w), rtol=0.02, atol=0.1)
 
 
-def test_symbolic_tracing_records_one_call() -> None:
-    class Net(torch.nn.Module):
-        def forward(self, x: Tensor, w: Tensor) -> Tensor:
-            return convgrad.conv1d(x, w, layout="NLC")
-
-    x, w = torch.randn(2, 9, 4), torch.randn(6, 4, 3)
-    traced = torch.fx.symbolic_trace(Net())
-    assert [n.target for n in traced.graph.nodes if n.op == "call_function"] == [convgrad.conv1d]
-    torch.testing.assert_close(traced(x, w), turned(F.conv1d(turned(x), w)))
-
-
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import convgrad
 from convgrad.backends import ReferenceBackend, _native_library
-from convgrad.engine import register, unregister
+from convgrad.engine import register
 
 from .forms import case
 
@@ -494,10 +494,7 @@ def test_a_request_in_a_graph_for_a_library_with_two_flags() -> None:
             return convgrad.conv1d(x, w)
 
     register(Flagged())
-    try:
-        with convgrad.trace() as seen:
-            convgrad.nn.Conv1d(4, 4, 3, backend=Flagged.name)(x)
-            torch.compile(function, backend="aot_eager", fullgraph=True)(x)
-        assert [r.backend for r in seen] == [Flagged.name] * 2
-    finally:
-        unregister(Flagged.name)
+    with convgrad.trace() as seen:
+        convgrad.nn.Conv1d(4, 4, 3, backend=Flagged.name)(x)
+        torch.compile(function, backend="aot_eager", fullgraph=True)(x)
+    assert [r.backend for r in seen] == [Flagged.name] * 2
