@@ -1,7 +1,6 @@
 """The class that a module gets: subclasses, parametrized, normed and lazy modules, copies, and the way back."""
 
 import copy
-import io
 import pickle
 
 import pytest
@@ -11,6 +10,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import convgrad
 from convgrad.models import accelerate_
+from tests.copies import copies
 from tests.linears import take_small_rows
 
 from .modules import (
@@ -182,10 +182,7 @@ def test_pickle_deepcopy_and_state_dict():
     accelerate_(model, "channels_last", only_gains=False)
     x = image()
     want = model(x)
-    saved = io.BytesIO()
-    torch.save(model, saved)
-    saved.seek(0)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(saved, weights_only=False)):
+    for twin in copies(model):
         torch.testing.assert_close(twin(x), want)
         assert runs_ours(twin, x)
     assert model.state_dict().keys() == stock.state_dict().keys()
@@ -342,10 +339,8 @@ def test_linear_layers_lazy_shared_saved_and_of_a_class_that_computes_itself():
     assert list(report.replaced) == ["0", "1"]
     assert report.left == {"2": "its class computes it itself in ProjectsItself.forward"}
     assert runs_ours(model, x) == ["forward"] * 2 + ["grad_input", "grad_weight", "grad_weight"]
-    saved = io.BytesIO()
-    torch.save(model, saved)
-    saved.seek(0)
-    torch.testing.assert_close(torch.load(saved, weights_only=False)(x), model(x))
+    for twin in copies(model):
+        torch.testing.assert_close(twin(x), model(x))
     report.restore()
     assert [type(m) for m in model] == [nn.Linear, nn.Linear, ProjectsItself]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-import pickle
 import random
 import warnings
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
+from tests.copies import copies
 from tests.models.joining import agree, pair
 from tests.norms import NEEDS_KERNELS, take_small_inputs, watch
 
@@ -454,8 +454,7 @@ def test_a_hook_sees_what_it_always_saw(which: str, kind: str, joined: list[str]
         getattr(getattr(model, which), f"register_{kind}_hook")(hook)
     agree(ours, stock)
     assert joined == [""]
-    for one, other in zip(*seen, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-4)
 
 
 class Weighted(Block):
@@ -557,7 +556,7 @@ def test_another_layer_in_the_place_of_an_activation() -> None:
 @pytest.mark.parametrize("build", [layers, Block], ids=["sequential", "module"])
 def test_copies_and_pickles(build: Any, joined: list[str]) -> None:
     ours, stock, _ = pair(build(nn.SiLU()))
-    for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+    for twin in copies(ours):
         agree(twin, copy.deepcopy(stock))
         assert joined.pop() == "silu"
         assert type(twin) is type(ours)
@@ -584,8 +583,7 @@ def test_second_derivatives(activation: nn.Module, joined: list[str]) -> None:
         a = x.clone().requires_grad_()
         (g,) = torch.autograd.grad(model(a).square().sum(), a, create_graph=True)
         results.append(torch.autograd.grad(g.square().sum(), (a, *model.parameters())))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(*results)
     assert joined == [type(activation).__name__.lower()]
 
 

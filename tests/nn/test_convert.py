@@ -220,6 +220,7 @@ def test_a_parametrization_is_the_layer(scheme: Any, kind: Any) -> None:
     want = want.relu() if kind is Theirs else want
     torch.testing.assert_close(y, want)
     torch.testing.assert_close(layer(input=x), want)
+    assert f"{type(scheme).__name__}({scheme})" in repr(layer)
     y.backward(cotangent)
     want.backward(cotangent)
     trained = sorted((g for g in layer.parameters() if g.grad is not None), key=lambda p: p.numel())

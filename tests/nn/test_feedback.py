@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import io
 import math
-import pickle
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import convgrad
 from convgrad.nn import FeedbackConv1d, FeedbackConv2d, FeedbackConvTranspose2d, convert_feedback_
+from tests.copies import copies
 
 RULES = ("alignment", "uSF", "brSF", "frSF", "mirror", "kolen-pollack")
 NAMES = tuple(f"Conv{t}{d}d" for d in (1, 2, 3) for t in ("", "Transpose"))
@@ -47,8 +45,7 @@ def test_the_gradient_goes_back_through_the_weight_of_the_rule(name: str, rule: 
     got = torch.autograd.grad(y, (x, made.weight, made.bias), g, retain_graph=True)
     want = torch.autograd.grad(theirs, (made.weight, made.bias), g)
     through = stock(name)(x, back.detach(), **form)
-    for one, other in zip(got, (torch.autograd.grad(through, x, g)[0], *want), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got, (torch.autograd.grad(through, x, g)[0], *want), rtol=1e-4, atol=1e-5)
     if rule == "kolen-pollack":
         torch.testing.assert_close(torch.autograd.grad(y, made.feedback_weight, g)[0], want[0], rtol=1e-4, atol=1e-5)
     else:
@@ -170,11 +167,7 @@ def test_state_copies_and_repr(rule: str) -> None:
     assert ("feedback_weight" in dict(made.named_parameters())) is (rule == "kolen-pollack")
     other, _ = layer("ConvTranspose2d", rule=rule)
     other.load_state_dict(made.state_dict())
-    saved = io.BytesIO()
-    torch.save(made, saved)
-    saved.seek(0)
-    copies = (other, copy.deepcopy(made), pickle.loads(pickle.dumps(made)), torch.load(saved, weights_only=False))
-    for each in copies:
+    for each in (other, *copies(made)):
         assert f"rule={rule!r}" in repr(each)
         torch.manual_seed(0)
         got = torch.autograd.grad(each(x).sum(), x)

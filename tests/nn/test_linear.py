@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from convgrad.engine import cache, linear_gains, measurements, rules
 from convgrad.engine.measurements import Measurement
 from convgrad.models import accelerate_
 from convgrad.problem import ConvProblem
+from tests.copies import copies
 from tests.linears import take_small_rows
 from tests.norms import NEEDS_KERNELS
 
@@ -245,11 +245,8 @@ def test_autocast(small: None, monkeypatch: pytest.MonkeyPatch, lacking: str) ->
 
 def test_matrix_products_in_16_bits_are_torchs(small: None) -> None:
     ours, theirs = pair(64, 128, dtype=torch.float32)
-    try:
-        torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # pyright: ignore[reportAttributeAccessIssue]
-        assert torch.equal(ours(X), theirs(X))
-    finally:
-        torch.backends.mkldnn.matmul.fp32_precision = "none"  # pyright: ignore[reportAttributeAccessIssue]
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # pyright: ignore[reportAttributeAccessIssue]
+    assert torch.equal(ours(X), theirs(X))
 
 
 def test_a_leaf_of_fx() -> None:
@@ -287,7 +284,7 @@ def test_constructor_state_and_copies(small: None) -> None:
     assert repr(ours) == repr(theirs)
     assert convgrad.nn.Linear(4, 3, bias=False, device="meta", dtype=torch.float64).weight.is_meta
     x = torch.randn(8, 4, dtype=torch.float64)
-    for twin in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+    for twin in copies(ours):
         assert type(twin) is convgrad.nn.Linear
         assert twin.state_dict().keys() == theirs.state_dict().keys()
         with Trace() as seen, convgrad.use_backend("im2col"):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-import pickle
 from typing import Any
 
 import pytest
 import torch
 
 import convgrad
+from tests.copies import copies
 
 NAMES = [f"Conv{t}{d}d" for t in ("", "Transpose") for d in (1, 2, 3)]
 MODES = ("zeros", "circular", "reflect", "replicate")
@@ -75,10 +75,8 @@ def test_a_backend_that_does_not_exist_is_refused_when_the_module_is_made(name: 
 
 def test_a_backend_that_is_gone_is_refused_when_the_module_is_called() -> None:
     convgrad.register("mine", forward=lambda input, weight, problem: input, verify=False)
-    try:
-        layer = convgrad.nn.Conv2d(2, 2, 3, backend="mine")
-    finally:
-        convgrad.unregister("mine")
+    layer = convgrad.nn.Conv2d(2, 2, 3, backend="mine")
+    convgrad.unregister("mine")
     with pytest.raises(KeyError, match="no backend is called 'mine'; there are aten"):
         layer(torch.zeros(1, 2, 5, 5))
 
@@ -86,7 +84,7 @@ def test_a_backend_that_is_gone_is_refused_when_the_module_is_called() -> None:
 def test_a_module_may_ask_for_a_backend_and_so_do_its_copies() -> None:
     layer = convgrad.nn.Conv2d(2, 2, 3, backend="im2col")
     x = torch.randn(1, 2, 5, 5)
-    for other in (layer, copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+    for other in (layer, *copies(layer)):
         with convgrad.trace() as t:
             y = other(x)
             y.sum().backward()
@@ -128,7 +126,7 @@ def test_channels_last_sequences(mode: str, padding: Any) -> None:
     ours = convgrad.nn.Conv1d(4, 6, 3, padding=padding, groups=2, padding_mode=mode, layout="NLC")
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 7, 4)
-    for mine in (ours, copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+    for mine in (ours, *copies(ours)):
         torch.testing.assert_close(mine(x), theirs(x.mT).mT)
         torch.testing.assert_close(mine(x[0]), theirs(x[0].mT).mT)
     assert ours(x).is_contiguous()

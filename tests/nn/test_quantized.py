@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import io
-import pickle
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 import convgrad
 from convgrad import nn
 from convgrad.nn.quantized import Quantized
+from tests.copies import copies
 
 BASES = [*(f"Conv{t}{d}d" for t in ("", "Transpose") for d in (1, 2, 3)), "Linear"]
 PATTERNS = ["Binary{}", "Xnor{}", "Ternary{}", "{}Shift", "{}ShiftQ"]
@@ -45,7 +45,7 @@ def test_every_layer_trains_and_is_copied_saved_and_cast(name: str) -> None:
     y = layer(x)
     y.square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in layer.parameters())
-    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+    for other in copies(layer):
         assert torch.equal(other(x), y)
     fresh, _ = made(name)
     assert not torch.equal(fresh(x), y)
