@@ -28,5 +28,4 @@ def agree(ours: Any, stock: Any, x: Tensor | None = None, **near: Any) -> None:
         y = model(a)
         y.square().sum().backward()
         results.append((y, a.grad, *(p.grad for p in model.parameters()), *model.buffers()))
-    for one, other in zip(*results, strict=True):
-        torch.testing.assert_close(one, other, **(near or {"rtol": 1e-4, "atol": 1e-4}))
+    torch.testing.assert_close(*results, **(near or {"rtol": 1e-4, "atol": 1e-4}))

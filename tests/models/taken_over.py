@@ -1,4 +1,6 @@
-"""Operands of a taken over convolution, and who computed it."""
+"""Operands of a taken over convolution, who computed it, and a process group."""
+
+import contextlib
 
 import torch
 
@@ -19,3 +21,12 @@ def operands(groups=2, d=2, dtype=torch.float32, requires_grad=False):
     w = torch.randn(6, 4 // groups, *(3,) * d, dtype=dtype, requires_grad=requires_grad)
     b = torch.randn(6, dtype=dtype, requires_grad=requires_grad)
     return x, w, b
+
+
+@contextlib.contextmanager
+def world_of_one(folder):
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()

@@ -11,6 +11,7 @@ import convgrad
 from convgrad.models import accelerate_
 
 from .modules import FAST, ComputesItself, OwnName, fingerprint, image, runs_ours, same
+from .taken_over import world_of_one
 
 
 @pytest.mark.parametrize("cls", FAST)
@@ -78,16 +79,13 @@ def test_hooks_run_and_stay():
 
 
 def test_distributed(tmp_path):
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+    with world_of_one(tmp_path):
         inner = nn.Sequential(nn.Conv2d(4, 4, 3))
         accelerate_(inner, "channels_last", only_gains=False)
         model = nn.parallel.DistributedDataParallel(inner)
         assert runs_ours(model, image()) == ["forward", "grad_weight"]
         assert inner[0].weight.grad is not None
         del model  # after its process group it may wait for ever, in PyTorch itself
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -10,6 +10,8 @@ from convgrad.models import accelerate_
 
 from .modules import fingerprint, image, same
 
+pytestmark = pytest.mark.usefixtures("brief_trial")
+
 
 def test_channels_last_turns_weights_and_inputs_and_restore_turns_them_back():
     model = nn.Sequential(nn.Conv2d(4, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))

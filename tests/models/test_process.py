@@ -17,7 +17,7 @@ from convgrad.engine import Plan
 from convgrad.engine.events import observers
 from convgrad.models import observe_aten, takeover
 
-from .taken_over import OURS, TOLERANCE, computed, operands, stock_kernel
+from .taken_over import OURS, TOLERANCE, computed, operands, stock_kernel, world_of_one
 
 
 @pytest.fixture
@@ -120,14 +120,11 @@ def test_a_model_traced_inside_is_traced_as_pytorchs(ours):
 
 
 def test_a_process_group_of_one(ours, tmp_path):
-    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+    with world_of_one(tmp_path):
         model = nn.parallel.DistributedDataParallel(nn.Conv2d(3, 4, 3))
         model(torch.randn(1, 3, 5, 5)).sum().backward()
         assert all(p.grad is not None for p in model.parameters())
         del model  # after its process group it may wait for ever, in PyTorch itself
-    finally:
-        torch.distributed.destroy_process_group()
     assert computed(ours) == ["forward", "grad_weight"]
 
 
@@ -253,10 +250,7 @@ def test_watching_changes_nothing_and_sees_everything():
         y = F.conv2d(x, w, b, groups=2)
         y.sum().backward()
     assert torch.equal(y, want)
-    assert [(r.outputs, r.backend) for r in seen] == [
-        ("forward", "aten"),
-        ("grad_input+grad_weight+grad_bias", "aten"),
-    ]
+    assert [(r.outputs, r.backend) for r in seen] == [("forward", "aten"), ("grad_input+grad_weight+grad_bias", "aten")]
     assert observers == []
 
 

@@ -29,10 +29,21 @@ print("loss", loss.item())
 
 
 @pytest.fixture
-def script(tmp_path):
-    (tmp_path / "beside.py").write_text("CHANNELS = 3\n")
-    (tmp_path / "train.py").write_text(TRAIN)
-    return str(tmp_path / "train.py")
+def write(tmp_path, monkeypatch):
+    """Writes a script, and returns its path."""
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch.distributed leaves its own
+
+    def write(text, name="script.py"):
+        (tmp_path / name).write_text(text)
+        return str(tmp_path / name)
+
+    return write
+
+
+@pytest.fixture
+def script(write):
+    write("CHANNELS = 3\n", "beside.py")
+    return write(TRAIN, "train.py")
 
 
 def lines(script, *args, **options) -> tuple[int, list[dict[str, str]], str]:
@@ -64,15 +75,14 @@ def test_a_training_script_is_counted(script, stock, capsys):
     assert text.count("g4mb2ic4ih6oc4oh4kh3") == (2 if stock else 3)
 
 
-def test_the_passes_of_a_transposed_layer_are_said_in_its_users_words_too(tmp_path):
-    path = tmp_path / "up.py"
-    path.write_text(
+def test_the_passes_of_a_transposed_layer_are_said_in_its_users_words_too(write):
+    path = write(
         "import torch\nlayer = torch.nn.ConvTranspose2d(4, 4, 3, groups=4, bias=False)\n"
         "layer(torch.ones(1, 4, 5, 5, requires_grad=True)).sum().backward()\n"
     )
     with convgrad.use_backend("im2col"):
-        _, ours, text = lines(str(path))
-    _, stock, _ = lines(str(path), stock=True)
+        _, ours, text = lines(path)
+    _, stock, _ = lines(path, stock=True)
     assert {r["output"] for r in ours} == {"grad_input (its output)", "forward (its grad_input)", "grad_weight"}
     assert {r["output"] for r in stock} == {"grad_input (its output)", "forward (its grad_input)+grad_weight"}
     assert "forward (its grad_input)" in text
@@ -94,18 +104,15 @@ def test_both_ways_give_the_same_loss(script, capsys):
         ("import sys; sys.exit()", 0, ""),
     ],
 )
-def test_the_exit_status_is_the_scripts(tmp_path, capsys, body, status, err):
-    path = tmp_path / "script.py"
-    path.write_text(body)
-    assert run_script(str(path), measure=False, out=io.StringIO()) == status
+def test_the_exit_status_is_the_scripts(capsys, body, status, err, write):
+    path = write(body)
+    assert run_script(path, measure=False, out=io.StringIO()) == status
     assert capsys.readouterr().err == err
 
 
-def test_an_exception_is_shown_from_the_script_on_and_the_report_follows(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # torch.distributed leaves its own
-    path = tmp_path / "script.py"
-    path.write_text("import torch\ntorch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))\n1 / 0\n")
-    assert run_script(str(path), measure=False) == 1
+def test_an_exception_is_shown_from_the_script_on_and_the_report_follows(capsys, write):
+    path = write("import torch\ntorch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))\n1 / 0\n")
+    assert run_script(path, measure=False) == 1
     err = capsys.readouterr().err
     assert err.startswith("Traceback (most recent call last):\n  File ")
     assert err.splitlines()[1].endswith('script.py", line 3, in <module>')
@@ -122,22 +129,18 @@ def test_an_exception_is_shown_from_the_script_on_and_the_report_follows(tmp_pat
         ("import torch; torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 2, 3))", 1, "RuntimeError: "),
     ],
 )
-def test_the_traceback_is_the_interpreters(tmp_path, capsys, monkeypatch, body, status, last):
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    path = tmp_path / "script.py"
-    path.write_text(body)
-    assert run_script(str(path), measure=False, out=io.StringIO()) == status
+def test_the_traceback_is_the_interpreters(capsys, body, status, last, write):
+    path = write(body)
+    assert run_script(path, measure=False, out=io.StringIO()) == status
     err = capsys.readouterr().err
-    stock = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
+    stock = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
     assert err == stock.stderr
     assert last in err.splitlines()[-1]
 
 
-def test_a_script_that_does_not_parse_or_is_not_there(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    path = tmp_path / "script.py"
-    path.write_text("a = )")
-    assert run_script(str(path), out=io.StringIO()) == 1
+def test_a_script_that_does_not_parse_or_is_not_there(capsys, write):
+    path = write("a = )")
+    assert run_script(path, out=io.StringIO()) == 1
     assert capsys.readouterr().err.splitlines()[0] == f'  File "{path}", line 1'
     assert run_script("nowhere.to_be_found", module=True, out=io.StringIO()) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -145,10 +148,10 @@ def test_a_script_that_does_not_parse_or_is_not_there(tmp_path, capsys, monkeypa
     assert "nowhere" in line
 
 
-def test_the_script_knows_where_it_is_and_may_go_elsewhere(tmp_path, monkeypatch):
+def test_the_script_knows_where_it_is_and_may_go_elsewhere(tmp_path, monkeypatch, write):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (tmp_path / "script.py").write_text(
+    write(
         "import os, sys\nassert os.path.isabs(__file__) and sys.argv[0] == 'script.py' and __package__ is None\n"
         "assert vars(sys.modules['__main__']) is globals() and __loader__.get_data(__file__)\n"
         "def f(x: int): ...\nassert f.__annotations__ == {'x': int}\nos.chdir('elsewhere')"
@@ -159,19 +162,18 @@ def test_the_script_knows_where_it_is_and_may_go_elsewhere(tmp_path, monkeypatch
     assert not list(elsewhere.iterdir())
 
 
-def test_where_nobody_hears_the_report_the_status_is_still_the_scripts(tmp_path, capsys):
-    path = tmp_path / "script.py"
-    path.write_text("raise SystemExit(3)")
+def test_where_nobody_hears_the_report_the_status_is_still_the_scripts(tmp_path, write):
+    path = write("raise SystemExit(3)")
     closed = io.StringIO()
     closed.close()
-    assert run_script(str(path), out=closed) == 3
+    assert run_script(path, out=closed) == 3
     gone = tmp_path / "gone"
     out = io.StringIO()
-    assert run_script(str(path), csv=gone / "kernels.csv", out=out) == 3
+    assert run_script(path, csv=gone / "kernels.csv", out=out) == 3
     assert "was not written: No such file" in out.getvalue()
 
 
-def test_who_does_not_wait_for_the_limit_gets_the_rest(tmp_path, monkeypatch):
+def test_who_does_not_wait_for_the_limit_gets_the_rest(tmp_path, monkeypatch, write):
     from convgrad.models import usage
 
     def limits(*_, measured):
@@ -179,31 +181,29 @@ def test_who_does_not_wait_for_the_limit_gets_the_rest(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(usage, "limits_of", limits)
-    path, out, table = tmp_path / "script.py", io.StringIO(), tmp_path / "kernels.csv"
-    path.write_text("import torch\ntorch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))")
-    assert run_script(str(path), out=out, csv=table) == 0
+    out, table = io.StringIO(), tmp_path / "kernels.csv"
+    path = write("import torch\ntorch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))")
+    assert run_script(path, out=out, csv=table) == 0
     assert "1 call," in out.getvalue()
     assert table.read_text().count("\n") == 2
 
 
-def test_threads_that_outlive_the_script_are_counted(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(
+def test_threads_that_outlive_the_script_are_counted(write):
+    path = write(
         "import threading, time, torch\n"
         "def late():\n    threading.main_thread().join()\n    torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))\n"
         "threading.Thread(target=late).start()\n"
     )
-    code = f"import sys; from convgrad.models import run_script; sys.exit(run_script({str(path)!r}, measure=False))"
+    code = f"import sys; from convgrad.models import run_script; sys.exit(run_script({path!r}, measure=False))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "convgrad's choice: 1 call," in done.stderr
 
 
-def test_without_a_convolution_or_a_script(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text("pass")
+def test_without_a_convolution_or_a_script(write):
+    path = write("pass")
     out = io.StringIO()
-    assert run_script(str(path), out=out) == 0
+    assert run_script(path, out=out) == 0
     assert "no convolution ran" in out.getvalue()
     with pytest.raises(FileNotFoundError, match="nowhere"):
         run_script("nowhere.py")
@@ -218,15 +218,14 @@ def test_a_module(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out == "__main__ ['a', '-b']\n"
 
 
-def test_what_a_script_pickles_from_itself(tmp_path):
-    path = tmp_path / "script.py"
+def test_what_a_script_pickles_from_itself(tmp_path, write):
     target = tmp_path / "out.pkl"
-    path.write_text(
+    path = write(
         "import pickle, sys\nclass A: pass\n"
         f"with open({str(target)!r}, 'wb') as f: pickle.dump(A(), f)\n"
         f"with open({str(target)!r}, 'rb') as f: assert type(pickle.load(f)) is A\n"
     )
-    assert run_script(str(path), out=io.StringIO()) == 0
+    assert run_script(path, out=io.StringIO()) == 0
     with pytest.raises(AttributeError), open(target, "rb") as f:
         pickle.load(f)
 

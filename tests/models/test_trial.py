@@ -10,6 +10,8 @@ from convgrad.models import accelerate_, worth
 
 from .modules import OURS, fingerprint, image, same
 
+pytestmark = pytest.mark.usefixtures("brief_trial")
+
 
 def test_a_layer_that_cannot_gain_stays_stock_and_says_for_what_sizes():
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU())
