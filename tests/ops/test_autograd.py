@@ -16,7 +16,7 @@ from convgrad.backends import Backend, ReferenceBackend
 from convgrad.backends.base import Kernel
 from convgrad.problem import ConvProblem, Output
 
-from .forms import EVERY, Case, case, identify
+from .forms import EVERY, SOME, Case, case, identify
 
 ops = torch.ops.convgrad
 
@@ -59,17 +59,18 @@ def check(d: int, transposed: bool, kind: str, geometry: str, *, fast_mode: bool
         )
 
 
-every_case = pytest.mark.parametrize("arguments", EVERY, ids=lambda e: "-".join(map(identify, e)))
+def cases(forms: tuple[tuple[Any, ...], ...]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("arguments", forms, ids=lambda e: "-".join(map(identify, e)))
 
 
-@every_case
+@cases(SOME)
 def test_derivatives(arguments: tuple[Any, ...]) -> None:
     """Along random directions: a wrong element of a Jacobian shows in its product with a random vector."""
     check(*arguments, fast_mode=True)
 
 
 @pytest.mark.slow
-@every_case
+@cases(EVERY)
 def test_every_element_of_the_jacobians(arguments: tuple[Any, ...]) -> None:
     check(*arguments, fast_mode=False)
 
@@ -148,8 +149,7 @@ class Counting(Backend):
 def counting() -> Any:
     backend = Counting()
     engine.register(backend)
-    yield backend
-    engine.unregister("counting")
+    return backend
 
 
 def operands(groups: int = 1) -> tuple[Tensor, Tensor, Tensor]:
