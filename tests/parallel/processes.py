@@ -8,6 +8,7 @@ ones.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import multiprocessing
 import os
 import sys
@@ -22,10 +23,26 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Processes", "RankError"]
+__all__ = ["Processes", "RankError", "on"]
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch.distributed.tensor", "torch.distributed.fsdp", "convgrad.parallel", "pytest"])
+
+
+def on(count: int, **options: float) -> Callable[[Callable[[], None]], Callable[[Processes], None]]:
+    """A test whose body runs in each of ``count`` processes."""
+
+    def test_of(body: Callable[[], None]) -> Callable[[Processes], None]:
+        def test(processes: Processes) -> None:
+            processes(count, body, **options)
+
+        functools.update_wrapper(test, body)
+        del test.__wrapped__  # pytest would ask it for its fixtures
+        test.body = body  # pyright: ignore[reportFunctionMemberAccess]
+        body.__qualname__ += ".body"  # where pickle finds it, for the name alone is the test's
+        return test
+
+    return test_of
 
 
 class RankError(AssertionError):

@@ -16,7 +16,7 @@ from convgrad.errors import DtypeError
 from convgrad.parallel import shard_
 
 from .counting import Received
-from .processes import Processes
+from .processes import Processes, on
 from .test_rules import FORMS, convolution, distributed
 
 ops = torch.ops.convgrad
@@ -120,7 +120,8 @@ def test_a_network_receives_what_is_explained(processes: Processes) -> None:
     assert "2 backward grad_weight all-reduce depth and height 648 B 648 B" in said
 
 
-def gathered() -> str:
+@on(2)
+def test_what_is_gathered_and_why() -> None:
     """A weight that is sharded along its output channels, for an input that is sharded along its batch."""
     mesh = init_device_mesh("cpu", (2,))
     x, w = (
@@ -136,8 +137,4 @@ def gathered() -> str:
     assert plain.transfers == ()
     with pytest.raises(DtypeError, match="got DTensors for input and a plain tensor for weight"):
         convgrad.explain(x, torch.randn(4, 4, 3, 3))
-    return str(plain)
-
-
-def test_what_is_gathered_and_why(processes: Processes) -> None:
-    assert "nothing is exchanged" in " ".join(processes(2, gathered)[0].split())
+    assert "nothing is exchanged" in " ".join(str(plain).split())

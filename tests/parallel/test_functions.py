@@ -16,7 +16,7 @@ import convgrad
 from convgrad.errors import UnsupportedError
 from convgrad.parallel import shard_
 
-from .processes import Processes
+from .processes import Processes, on
 
 
 class Applied(nn.Module):
@@ -224,7 +224,8 @@ def test_other_words_for_a_call_mean_the_same(processes: Processes) -> None:
             assert got is expected, number
 
 
-def resampled_in_16_bits() -> None:
+@on(2)
+def test_interpolation_of_16_bits_rounds_once() -> None:
     def bicubic(x: Tensor) -> Tensor:
         return F.interpolate(x, size=(7, 3), mode="bicubic")
 
@@ -234,36 +235,25 @@ def resampled_in_16_bits() -> None:
     torch.testing.assert_close(y.full_tensor(), expected, rtol=2**-10, atol=1e-6)
 
 
-def test_interpolation_of_16_bits_rounds_once(processes: Processes) -> None:
-    processes(2, resampled_in_16_bits)
-
-
-def compiled() -> list[float]:
-    """The differences of the result and the gradients of layers whose shards exchange something, in one graph."""
+@on(2)
+def test_layers_that_exchange_something_compile_into_one_graph() -> None:
     warnings.filterwarnings("ignore", ".*should not be instantiated")  # PyTorch's own, where Dynamo meets a Function
-    mesh, found = init_device_mesh("cpu", (2,)), []
+    mesh = init_device_mesh("cpu", (2,))
     layers = nn.Sequential(nn.BatchNorm2d(4), nn.GroupNorm(2, 4), nn.AvgPool2d(3, 2, 1), nn.MaxPool2d(2)).double()
     model, loss = shard_(copy.deepcopy(layers), mesh, Shard(2)), Applied(lambda y: (y * y).sum())
     x = torch.randn(2, 4, 9, 7, dtype=torch.float64)
     expected, y = layers(x), torch.compile(model, fullgraph=True, backend="aot_eager")(x)
     loss(expected).backward()
     shard_(copy.deepcopy(loss), mesh, Shard(2))(y).backward()
-    found.append(float((y.full_tensor() - expected).detach().abs().max()))
+    torch.testing.assert_close(y.full_tensor(), expected, rtol=0, atol=1e-12)
     for p, q in zip(layers.parameters(), model.parameters(), strict=True):
-        assert p.grad is not None
-        assert q.grad is not None
-        found.append(float((p.grad - q.grad).abs().max()))
-    return found
+        torch.testing.assert_close(p.grad, q.grad, rtol=0, atol=1e-12)
 
 
-def test_layers_that_exchange_something_compile_into_one_graph(processes: Processes) -> None:
-    for found in processes(2, compiled):
-        assert max(found) < 1e-12
-
-
-def complex_weights() -> list[float]:
-    """The differences of the gradients of complex parameters that each process uses for its part."""
-    mesh, found = init_device_mesh("cpu", (2,)), []
+@on(2)
+def test_gradients_of_complex_weights_are_sums_too() -> None:
+    """Of parameters that each process uses for its part."""
+    mesh = init_device_mesh("cpu", (2,))
     scaled = Applied(lambda x, p: F.linear(x, p) * p[0])
     scaled.weight = nn.Parameter(torch.randn(3, 3, dtype=torch.complex128))
     for module in (nn.Conv2d(4, 4, 3, padding=1, padding_mode="circular", dtype=torch.complex128), scaled):
@@ -275,21 +265,12 @@ def complex_weights() -> list[float]:
             value = criterion(model(x))
             value = value.to_local() if isinstance(value, DTensor) else value
             results.append(torch.autograd.grad(value.real, list(model.parameters())))
-        found += [float((a - b).abs().max()) for a, b in zip(*results, strict=True)]
-    return found
-
-
-def test_gradients_of_complex_weights_are_sums_too(processes: Processes) -> None:
-    for found in processes(2, complex_weights):
-        assert max(found) < 1e-12
+        torch.testing.assert_close(*results, rtol=0, atol=1e-12)
 
 
 def refused() -> list[str]:
     mesh, said = init_device_mesh("cpu", (2,)), []
-    for function in (
-        lambda x: x.flip(1, 3),
-        lambda x: F.interpolate(x.to(torch.uint8), size=(7, 3), mode="bilinear"),
-    ):
+    for function in (lambda x: x.flip(1, 3), lambda x: F.interpolate(x.to(torch.uint8), size=(7, 3), mode="bilinear")):
         with pytest.raises(UnsupportedError) as error:
             shard_(Applied(function), mesh, Shard(3))(torch.rand(3, 4, 9, 7))
         said.append(str(error.value))

@@ -15,6 +15,7 @@ from convgrad.errors import ShapeError
 from convgrad.parallel import halo_exchange
 
 from .counting import Received
+from .processes import on
 
 
 def extended(whole: Tensor, dim: int, sizes: list[int], rank: int, before: int, after: int, padding: str) -> Tensor:
@@ -82,7 +83,8 @@ def test_the_extended_shard_and_its_derivatives_are_those_of_the_whole_tensor(pr
     processes(count, every_order, count)
 
 
-def two_dimensions() -> None:
+@on(4)
+def test_two_dimensions_at_once_with_their_corners() -> None:
     mesh = init_device_mesh("cpu", (2, 2))
     rows, columns = [3, 2], [4, 1]
     i, j = mesh.get_local_rank(0), mesh.get_local_rank(1)
@@ -108,11 +110,8 @@ def two_dimensions() -> None:
     assert torch.equal(by_groups, expected)
 
 
-def test_two_dimensions_at_once_with_their_corners(processes):
-    processes(4, two_dimensions)
-
-
-def any_dtype_and_layout() -> None:
+@on(3)
+def test_any_dtype_travels_and_the_layout_stays() -> None:
     rank, group = dist.get_rank(), world()
     for dtype in (torch.bfloat16, torch.float16, torch.complex128, torch.int8, torch.int64, torch.bool):
         whole = torch.randint(0, 2, (2, 9)).to(dtype)
@@ -129,10 +128,6 @@ def any_dtype_and_layout() -> None:
     assert y.is_contiguous(memory_format=torch.channels_last)
     (grad,) = torch.autograd.grad(y.sum(), x, torch.ones(()))
     assert grad.shape == x.shape
-
-
-def test_any_dtype_travels_and_the_layout_stays(processes):
-    processes(3, any_dtype_and_layout)
 
 
 def bytes_of(sizes: list[int], before: int, after: int) -> tuple[int, int]:
@@ -152,7 +147,9 @@ def test_the_bytes_are_those_of_the_positions_that_lack(processes, before, after
     assert [sum(f) for f in zip(*found, strict=True)] == [positions * 2 * 3 * 4] * 2
 
 
-def compiled() -> None:
+@pytest.mark.slow
+@on(2)
+def test_it_compiles_into_one_graph() -> None:
     warnings.filterwarnings("ignore", ".*should not be instantiated")  # PyTorch's own, where Dynamo meets a Function
     rank, group = dist.get_rank(), world()
     x = torch.randn(2, 3 + rank, requires_grad=True)
@@ -167,12 +164,8 @@ def compiled() -> None:
     )
 
 
-@pytest.mark.slow
-def test_it_compiles_into_one_graph(processes):
-    processes(2, compiled)
-
-
-def refused() -> None:
+@on(2)
+def test_bad_arguments_are_refused_before_anything_is_sent() -> None:
     group, mesh = world(), init_device_mesh("cpu", (2,))
     x = torch.zeros(2, 3)
     for arguments, options, message in [
@@ -187,10 +180,6 @@ def refused() -> None:
     ]:
         with pytest.raises(ShapeError, match=message):
             halo_exchange(x, *arguments, **options)
-
-
-def test_bad_arguments_are_refused_before_anything_is_sent(processes):
-    processes(2, refused)
 
 
 def test_a_group_that_is_not_there_yet_is_named() -> None:

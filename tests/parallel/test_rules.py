@@ -22,6 +22,7 @@ from convgrad.parallel import shard_
 from convgrad.parallel.geometry import Line
 
 from .counting import Received
+from .processes import on
 
 ops = torch.ops.convgrad
 
@@ -267,7 +268,8 @@ def test_no_operator_receives_more_than_the_formula_says(processes, name, dim, i
 # ---- the choice and what is said ------------------------------------------------------------------
 
 
-def chosen() -> None:
+@on(2)
+def test_the_cheapest_placement_is_chosen() -> None:
     """Which placement comes out, for what comes in, on a mesh of 2."""
     mesh = init_device_mesh("cpu", (2,))
     large, small = (2, 4, 64, 64), (4, 4, 3, 3)
@@ -292,11 +294,8 @@ def chosen() -> None:
         assert y.placements == (expected,), (x, w, px, pw, y.placements)
 
 
-def test_the_cheapest_placement_is_chosen(processes):
-    processes(2, chosen)
-
-
-def said() -> None:
+@on(2)
+def test_what_is_gathered_is_said_once_with_its_bytes() -> None:
     mesh = init_device_mesh("cpu", (2,))
     xs = distributed(torch.zeros(2, 4, 16, 16), mesh, [Shard(0)])
     ws = distributed(torch.zeros(4, 4, 3, 3), mesh, [Shard(0)])
@@ -317,11 +316,8 @@ def said() -> None:
         convgrad.conv2d(xs, distributed(ws.full_tensor(), mesh, [Replicate()]))
 
 
-def test_what_is_gathered_is_said_once_with_its_bytes(processes):
-    processes(2, said)
-
-
-def refused() -> None:
+@on(2)
+def test_operands_that_do_not_belong_together_are_refused() -> None:
     mesh = init_device_mesh("cpu", (2,))
     x, w = torch.zeros(2, 4, 5, 5), torch.zeros(4, 4, 3, 3)
     with pytest.raises(DtypeError, match="got DTensors for input and a plain tensor for weight"):
@@ -330,7 +326,8 @@ def refused() -> None:
         convgrad.conv2d(distributed(x[:, :3], mesh, [Shard(0)]), distributed(w, mesh, [Replicate()]))
 
 
-def outside() -> None:
+@on(3)
+def test_a_process_outside_of_the_mesh_has_nothing_to_do() -> None:
     mesh = DeviceMesh("cpu", [0, 1])  # of three processes
     x, w = torch.randn(2, 3, 6, 5), torch.randn(4, 3, 3, 3)
     xs = distribute_tensor(x, mesh, [Shard(2)], src_data_rank=None)
@@ -343,11 +340,8 @@ def outside() -> None:
         assert y.to_local().numel() == 0
 
 
-def test_a_process_outside_of_the_mesh_has_nothing_to_do(processes):
-    processes(3, outside)
-
-
-def twice() -> None:
+@on(4)
+def test_a_dimension_sharded_twice() -> None:
     """One spatial dimension over both dimensions of the mesh: a halo goes along one of them, the other is given up."""
     mesh = init_device_mesh("cpu", (2, 2))
     x, w = values((2, 3, 9, 4), True), values((4, 3, 3, 3), True)
@@ -359,32 +353,21 @@ def twice() -> None:
     assert not any(p.is_replicate() for p in y.placements)
 
 
-def test_a_dimension_sharded_twice(processes):
-    processes(4, twice)
-
-
-def both_dimensions() -> tuple[int, int]:
-    """Received, and the formula, of a 3x3 convolution of [1, 2, 6, 8] over a mesh of 2x2."""
+@on(4)
+def test_over_two_dimensions_a_process_receives_what_it_lacks() -> None:
+    """Of a 3x3 convolution of [1, 2, 6, 8] over a mesh of 2x2."""
     mesh = init_device_mesh("cpu", (2, 2))
     xs = distributed(torch.randn(1, 2, 6, 8), mesh, [Shard(2), Shard(3)])
     with Received() as received:
         convgrad.conv2d(xs, distributed(torch.randn(2, 2, 3, 3), mesh, [Replicate()] * 2), padding=1)
-    return received.total, (4 * 5 - 3 * 4) * 2 * 4  # positions needed less those there are, corners among them
-
-
-def test_over_two_dimensions_a_process_receives_what_it_lacks(processes):
-    for received, formula in processes(4, both_dimensions):
-        assert received == formula
-
-
-def test_operands_that_do_not_belong_together_are_refused(processes):
-    processes(2, refused)
+    assert received.total == (4 * 5 - 3 * 4) * 2 * 4  # positions needed less those there are, corners among them
 
 
 # ---- other ways in ---------------------------------------------------------------------------------
 
 
-def ways() -> None:
+@on(2)
+def test_other_ways_in() -> None:
     """Integers, inference mode, autocast, channels_last, a module; each as in one process."""
     mesh = init_device_mesh("cpu", (2,))
     x, w = torch.randint(-9, 9, (2, 3, 6, 5)), torch.randint(-9, 9, (4, 3, 3, 3))
@@ -411,11 +394,9 @@ def ways() -> None:
     compare(layer(distributed(x.double(), mesh, [Shard(2)])), expected, exact=False)
 
 
-def test_other_ways_in(processes):
-    processes(2, ways)
-
-
-def forward_mode() -> None:
+@pytest.mark.slow
+@on(2)
+def test_forward_mode_is_refused_by_dtensor() -> None:
     """DTensor has no forward mode: not even its own functions; should it get one, this is where it shows."""
     mesh = init_device_mesh("cpu", (2,))
     x, w = (
@@ -426,11 +407,6 @@ def forward_mode() -> None:
     for f in (lambda t: t * 2, lambda t: convgrad.conv2d(t, w)):
         with pytest.raises(NotImplementedError, match="_has_same_storage_numel"):
             torch.func.jvp(f, (x,), (x,))
-
-
-@pytest.mark.slow
-def test_forward_mode_is_refused_by_dtensor(processes):
-    processes(2, forward_mode)
 
 
 FRESH = """
@@ -464,7 +440,9 @@ def test_the_first_call_of_a_process_finds_the_rules(module, mode, call):
     assert done.returncode == 0, done.stderr
 
 
-def compiled() -> None:
+@pytest.mark.slow
+@on(2, seconds=200)
+def test_a_sharded_convolution_compiles_into_one_graph() -> None:
     warnings.filterwarnings("ignore", ".*should not be instantiated")
     mesh = init_device_mesh("cpu", (2,))
     x, w = torch.randn(2, 3, 6, 5).double(), torch.randn(4, 3, 3, 3).double()
@@ -478,8 +456,3 @@ def compiled() -> None:
     compare(graph, plain.full_tensor(), exact=False)
     for got, expected in zip(*(torch.autograd.grad(y.sum(), (xs, ws)) for y in (graph, plain)), strict=True):
         compare(got, expected.full_tensor(), exact=False)
-
-
-@pytest.mark.slow
-def test_a_sharded_convolution_compiles_into_one_graph(processes):
-    processes(2, compiled, seconds=200)

@@ -21,7 +21,7 @@ from convgrad.errors import ShapeError, UnsupportedError
 from convgrad.parallel import shard_
 
 from .counting import Received
-from .processes import Processes, RankError
+from .processes import Processes, RankError, on
 
 
 class Block(nn.Module):
@@ -127,28 +127,22 @@ def test_a_unet_of_whole_numbers_is_exact(processes: Processes, dims) -> None:
         assert max(found) == 0
 
 
-def around() -> int:
+@on(3)
+def test_circular_padding_sends_one_halo() -> None:
     mesh = init_device_mesh("cpu", (3,))
     layer = shard_(nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"), mesh, Shard(2))
     x = distribute_tensor(torch.randn(1, 2, 9, 4), mesh, [Shard(2)], src_data_rank=None)
     with Received() as received:
         layer(x)
-    return received.total
+    assert received.total == 2 * (2 * 4 * 4)  # two rows of 2 channels, 4 columns and 4 bytes
 
 
-def test_circular_padding_sends_one_halo(processes: Processes) -> None:
-    assert processes(3, around) == [2 * (2 * 4 * 4)] * 3  # two rows of 2 channels, 4 columns and 4 bytes
-
-
-def around_in_time() -> None:
+@on(2)
+def test_causal_circular_padding() -> None:
     layer = convgrad.nn.Conv1d(3, 3, 3, padding="causal", padding_mode="circular")
     x = torch.randn(1, 3, 8)
     y = shard_(copy.deepcopy(layer), init_device_mesh("cpu", (2,)), Shard(2))(x)
     torch.testing.assert_close(y.full_tensor(), layer(x))
-
-
-def test_causal_circular_padding(processes: Processes) -> None:
-    processes(2, around_in_time)
 
 
 # ---- what is refused -------------------------------------------------------------------------------
@@ -271,27 +265,21 @@ class Scaled(nn.Conv2d):
         return 2 * super().forward(input)
 
 
-def after_accelerating() -> list[float]:
-    """Sharded once and once more, by way of a pickle: the differences to one process."""
+@on(2)
+def test_an_accelerated_model_is_sharded() -> None:
+    """Sharded once and once more, by way of a pickle."""
     mesh = init_device_mesh("cpu", (2,))
     stock = nn.Sequential(
         nn.ZeroPad2d((0, 1, 0, 1)), Scaled(4, 4, 3, 2, groups=4), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)
     ).double()
     model, x = copy.deepcopy(stock), torch.randn(2, 4, 8, 6, dtype=torch.float64)
     accelerate_(model, only_gains=False)
-    found = []
     for dim in (2, 3):
         model = pickle.loads(pickle.dumps(shard_(model, mesh, Shard(dim))))
         assert inspect.signature(model.forward) == inspect.signature(stock.forward)
         y = model(x)
         assert y.placements == (Shard(dim),)
-        found.append(float((y.full_tensor() - stock(x)).detach().abs().max()))
-    return found
-
-
-def test_an_accelerated_model_is_sharded(processes: Processes) -> None:
-    for found in processes(2, after_accelerating):
-        assert max(found) < 1e-12
+        torch.testing.assert_close(y.full_tensor(), stock(x), rtol=0, atol=1e-12)
 
 
 class Final(type):
@@ -306,15 +294,12 @@ class Final(type):
 class Alone(nn.Module, metaclass=Final): ...
 
 
-def refuse_class() -> bool:
+@on(1)
+def test_a_class_without_subclasses_leaves_the_model_as_it_was() -> None:
     model = nn.Sequential(nn.ReLU(), Alone())
     with pytest.raises(TypeError, match="final"):
         shard_(model, init_device_mesh("cpu", (1,)), Shard(2))
-    return type(model) is nn.Sequential and type(model[0]) is nn.ReLU
-
-
-def test_a_class_without_subclasses_leaves_the_model_as_it_was(processes: Processes) -> None:
-    assert processes(1, refuse_class) == [True]
+    assert (type(model), type(model[0])) == (nn.Sequential, nn.ReLU)
 
 
 def masks(sizes: tuple[int, ...], dims: tuple[int, ...]) -> list[Tensor]:
@@ -336,16 +321,13 @@ def test_dropout_draws_one_mask_whatever_the_mesh(processes: Processes) -> None:
         assert len(alpha.unique()) == 2
 
 
-def channels() -> list[bool]:
-    """Whether channels without a batch in front are dropped as a whole."""
+@on(2)
+def test_dropout_of_channels_without_a_batch() -> None:
+    """They are dropped as a whole."""
     mesh = init_device_mesh("cpu", (2,))
     ys = (
         shard_(m, mesh, Shard(1))(torch.ones(40, 4, *[3] * (d - 1)))
         for m, d in ((nn.Dropout1d(), 1), (nn.Dropout3d(), 3))
     )
     wholes = [y.full_tensor().flatten(1) for y in ys]
-    return [bool((y == y[:, :1]).all()) and len(y.unique()) == 2 for y in wholes]
-
-
-def test_dropout_of_channels_without_a_batch(processes: Processes) -> None:
-    assert processes(2, channels) == [[True, True]] * 2
+    assert all((y == y[:, :1]).all() and len(y.unique()) == 2 for y in wholes)
