@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -159,6 +161,15 @@ def on_threads(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def at_once(work: Callable[[Any], None], each: Iterable[object]) -> None:
+    """A thread for each."""
+    threads = [threading.Thread(target=work, args=(one,)) for one in each]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def everything(p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor) -> list[tuple[str, Tensor]]:

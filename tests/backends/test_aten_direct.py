@@ -165,13 +165,10 @@ def test_onednn_is_not_called_where_it_is_switched_off():
     """Least of all by rule: without it, PyTorch writes columns down for every volume."""
     p = ConvProblem.parse("mb1ic32id8ih16iw16oc96kd3kh3kw3")
     torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns where there is no Intel GPU
-    try:
-        for pass_ in PASSES:
-            (reason,) = AtenMkldnnBackend().reasons_against(p, (pass_,), CPU)
-            assert "torch.backends.mkldnn is switched off" in reason
-            assert [step.backend.name for step in choose(p, (pass_,), CPU, stored=False)] != ["aten:mkldnn"]
-    finally:
-        torch._C._set_mkldnn_enabled(True)
+    for pass_ in PASSES:
+        (reason,) = AtenMkldnnBackend().reasons_against(p, (pass_,), CPU)
+        assert "torch.backends.mkldnn is switched off" in reason
+        assert [step.backend.name for step in choose(p, (pass_,), CPU, stored=False)] != ["aten:mkldnn"]
 
 
 def test_a_weight_gradient_that_pytorch_gives_to_another_backend_is_refused(monkeypatch):

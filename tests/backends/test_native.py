@@ -6,7 +6,6 @@ import gc
 import itertools
 import math
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from .native_cases import (
     CPU,
     any_problem,
     assert_exact,
+    at_once,
     everything,
     on_threads,
     operands,
@@ -35,18 +35,6 @@ from .native_cases import (
 )
 
 pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
-
-
-@pytest.fixture(params=["x86-64-v4", "x86-64-v3", "baseline"])
-def instruction_set(request: pytest.FixtureRequest):
-    """Each instruction set that this build and this processor have."""
-    before = library.instruction_set()
-    try:
-        library.select(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield request.param
-    library.select(before)
 
 
 @pytest.mark.parametrize(("drawn", "examples"), [(problems(), 80), (planar(), 60), (pointwise(), 40)])
@@ -226,11 +214,7 @@ def test_kernels_run_at_once_on_several_threads() -> None:
             if not (grad_input.equal(expected["grad_input"]) and grad_weight.equal(expected["grad_weight"])):
                 wrong.append(i % len(kernels))
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(6))
     assert not wrong
 
 

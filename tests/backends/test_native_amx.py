@@ -40,18 +40,14 @@ def test_it_is_as_near_to_float64_as_pytorchs_kernels(layout: str, threads: int)
     x, w, g = (
         torch.randn(p.shape_of(slot)).to(memory_format=p.memory_format) for slot in ("input", "weight", "output")
     )
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        for pass_, operands in (("forward", (x, w)), ("grad_input", (g, w)), ("grad_weight", (g, x))):
-            exact = get_backend("reference").bind(p, (pass_,))(*operands).double()
-            errors = {
-                name: (get_backend(name).bind(p, (pass_,))(*operands).double() - exact).pow(2).mean().item()
-                for name in ("native:amx", "aten")
-            }
-            assert errors["native:amx"] <= 1.1 * errors["aten"], (pass_, errors)
-    finally:
-        torch.set_num_threads(before)
+    for pass_, operands in (("forward", (x, w)), ("grad_input", (g, w)), ("grad_weight", (g, x))):
+        exact = get_backend("reference").bind(p, (pass_,))(*operands).double()
+        errors = {
+            name: (get_backend(name).bind(p, (pass_,))(*operands).double() - exact).pow(2).mean().item()
+            for name in ("native:amx", "aten")
+        }
+        assert errors["native:amx"] <= 1.1 * errors["aten"], (pass_, errors)
 
 
 def test_onednn_finds_its_own_tiles_again() -> None:

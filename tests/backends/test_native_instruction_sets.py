@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 
 from convgrad.backends import _native_library as library
 from convgrad.engine import get_backend
 from convgrad.problem import ConvProblem
+
+from .native_cases import at_once
 
 pytestmark = pytest.mark.skipif(library.instruction_set() != "x86-64-v4", reason="no processor with AVX-512")
 
@@ -43,11 +43,7 @@ def test_plans_made_in_several_threads_get_the_set_that_they_asked_for() -> None
     def make(name: str) -> None:
         wrong.extend(name for _ in range(60) if not torch.equal(bits(name), expected[name]))
 
-    threads = [threading.Thread(target=make, args=(name,)) for name in (*expected, *expected)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    at_once(make, (*expected, *expected))
     assert not wrong
 
 

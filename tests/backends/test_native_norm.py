@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -23,17 +22,6 @@ SHAPES = [(8, 32), (33, 17), (5, 3), (2, 5, 3), (3, 40, 1, 1), (2, 1, 9, 9), (1,
 #: In channels_last: rows of a vector and more, with and without a rest; more and fewer rows than a part has.
 LAST_SHAPES = [(2, 16, 7, 7), (5, 24, 10, 3), (3, 37, 9, 8), (2, 33, 3, 4, 5), (1, 131, 2, 1), (2, 64, 33, 33)]
 CASES = [*((shape, False) for shape in SHAPES), *((shape, True) for shape in LAST_SHAPES)]
-
-
-@pytest.fixture(params=["baseline", "x86-64-v3", "x86-64-v4"])
-def _set(request: pytest.FixtureRequest) -> Iterator[None]:
-    in_use = library.instruction_set()
-    try:
-        library.select(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield
-    library.select(in_use)
 
 
 def drawn(shape: tuple[int, ...], last: bool = False) -> Tensor:
@@ -59,7 +47,7 @@ def near(found: Tensor, exact: Tensor, error: float) -> None:
     torch.testing.assert_close(found.double(), exact, rtol=0, atol=error * max(1.0, float(exact.abs().max())))
 
 
-@pytest.mark.usefixtures("_set")
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_definition(dtype: torch.dtype, wide: bool) -> None:
@@ -89,7 +77,7 @@ def test_the_definition(dtype: torch.dtype, wide: bool) -> None:
         assert normalization_gradients(g, x, weight, bias, statistics, (False, False, False)) == (None, None, None)
 
 
-@pytest.mark.usefixtures("_set")
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("last", [False, True])
 def test_a_large_mean_and_a_small_variance(last: bool) -> None:
     """The error of the variance does not grow with the mean; and a first image unlike the others does no harm."""
@@ -113,7 +101,7 @@ def test_infinite_elements_stay_in_their_channel(last: bool) -> None:
     torch.testing.assert_close(var[0], var[1], equal_nan=True)
 
 
-@pytest.mark.usefixtures("_set")
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("last", [False, True])
 def test_a_nan_of_a_parameter_stays_one_whatever_its_bits(last: bool) -> None:
     x = drawn((2, 17, 5, 5), last).bfloat16()
@@ -124,7 +112,7 @@ def test_a_nan_of_a_parameter_stays_one_whatever_its_bits(last: bool) -> None:
     assert not y[:, :3].isnan().any()
 
 
-@pytest.mark.usefixtures("_set")
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.skipif(os.name != "posix", reason="it has no mprotect")
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -142,16 +130,12 @@ def test_nothing_outside_is_touched_and_all_is_written(dtype: torch.dtype, at_en
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("shape", [(4, 5, 64, 64), (2, 3, 150, 150), (9, 40, 31, 33)], ids=str)
 def test_threads_change_no_bit(shape: tuple[int, ...], last: bool) -> None:
-    threads = torch.get_num_threads()
     x, g = (drawn((shape[0], shape[1] + 16 * last, *shape[2:]), last) for _ in range(2))
     results = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
-            y, statistics = normalize(x, None, None, None, None, 0.0, 1e-5)
-            results.append((y, statistics, *normalization_gradients(g, x, None, None, statistics, (True, True, True))))
-    finally:
-        torch.set_num_threads(threads)
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        y, statistics = normalize(x, None, None, None, None, 0.0, 1e-5)
+        results.append((y, statistics, *normalization_gradients(g, x, None, None, statistics, (True, True, True))))
     for other in results[1:]:
         assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
 
@@ -161,7 +145,7 @@ def test_threads_change_no_bit(shape: tuple[int, ...], last: bool) -> None:
 FUNCTIONS = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
 
 
-@pytest.mark.usefixtures("_set")
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", EPSILON, ids=str)
 @pytest.mark.parametrize("activation", FUNCTIONS)
 def test_activated(activation: str, dtype: torch.dtype) -> None:
@@ -200,7 +184,7 @@ def test_a_bias_in_float32_without_a_weight(activation: str, dtype: torch.dtype)
     torch.testing.assert_close(found, want, rtol=0, atol=0)
 
 
-@pytest.mark.usefixtures("_set")
+@pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_silu_over_its_whole_range(dtype: torch.dtype) -> None:
     """To a few units in the last place of what PyTorch gives in double."""
