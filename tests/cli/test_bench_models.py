@@ -33,7 +33,7 @@ class Tiny(Model):
 
 
 @pytest.fixture(autouse=True)
-def _tiny_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+def _tiny_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, brief_trial: None) -> Any:
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "store"))
     monkeypatch.setattr(bench_layers, "limits_of", lambda *args, **kwargs: Limits(1e9, 1e9, "float32", "a test"))
@@ -43,11 +43,9 @@ def _tiny_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(bench_steps, "MODELS", {"tiny": Tiny("")})
     monkeypatch.setattr(bench_steps, "_SCALES", ((2, 16),))
     monkeypatch.setattr(measurer, "_SECONDS", 0.005)
-    threads = torch.get_num_threads()
     measurements.reload()
     yield
     measurements.reload()
-    torch.set_num_threads(threads)
 
 
 def rows(file: Path) -> list[dict[str, str]]:

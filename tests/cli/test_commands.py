@@ -14,17 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import convgrad
-
 pytest.importorskip("typer")
 
 import typer
 from tests.linears import take_small_rows
 
-from convgrad.backends import Backend
+import convgrad
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.cli.app import run
-from convgrad.engine import Found, register, unregister
+from convgrad.engine import Found, register
 from convgrad.problem import ConvProblem
 
 SMALL = "g4mb2ic4ih6oc4kh3ph1"
@@ -42,6 +40,13 @@ def call(capsys, *args: str) -> tuple[int, str, str]:
     return status, got.out, got.err
 
 
+def shown(capsys, *args: str, status: int = 0) -> str:
+    """What is printed on standard output."""
+    found, printed, _ = call(capsys, *args)
+    assert found == status
+    return printed
+
+
 def refused(capsys, *args: str) -> str:
     """The error, in one line."""
     status, printed, error = call(capsys, *args)
@@ -56,8 +61,7 @@ def refused(capsys, *args: str) -> str:
 
 
 def test_info_is_a_screen(capsys) -> None:
-    status, printed, _ = call(capsys, "info")
-    assert status == 0
+    printed = shown(capsys, "info")
     for words in ("versions", torch.__version__, "backends", "reference", "mkldnn_enabled", "limits", "not measured"):
         assert words in printed
     assert len(printed.splitlines()) <= 24
@@ -74,8 +78,7 @@ def test_info_says_why_nothing_can_be_stored(capsys, tmp_path, monkeypatch) -> N
 
 
 def test_info_has_every_reason_and_defect_with_all(capsys) -> None:
-    status, printed, _ = call(capsys, "info", "--all")
-    assert status == 0
+    printed = shown(capsys, "info", "--all")
     for words in ("depthwise on", "groups of 4 channels", "it runs on GPUs", "rows left over", "verified"):
         assert words in printed
 
@@ -84,11 +87,10 @@ def test_info_has_every_reason_and_defect_with_all(capsys) -> None:
 
 
 def test_explain_a_problem_here_and_there(capsys) -> None:
-    status, printed, _ = call(
+    printed = shown(
         capsys, "explain", SMALL, "-o", "grad_weight", "-d", "here", "-d", "h100 cudnn 9.10 bfloat16 channels_last",
         "--rules",
     )  # fmt: skip
-    assert status == 0
     here, there = printed.split("\n\n")
     there = " ".join(there.split())
     assert "on this CPU" in here
@@ -100,15 +102,13 @@ def test_explain_a_problem_here_and_there(capsys) -> None:
 
 
 def test_explain_names_the_others_and_shows_them_with_all(capsys) -> None:
-    status, printed, _ = call(capsys, "explain", SMALL, "--no-measure")
-    assert status == 0
+    printed = shown(capsys, "explain", SMALL, "--no-measure")
     others = r"could too, and native goes before them; \d others cannot \(--all shows why; in Python, "
     assert re.search(others, " ".join(printed.split()))
     assert len(printed.splitlines()) < 30
     assert " ms" not in printed
     assert "why PyTorch" not in printed
-    status, printed, _ = call(capsys, "explain", SMALL, "--no-measure", "--all")
-    assert status == 0
+    printed = shown(capsys, "explain", SMALL, "--no-measure", "--all")
     assert "it runs on GPUs" in printed
     assert "others cannot" not in printed
 
@@ -118,22 +118,19 @@ DENSE_CIRCULAR = "ic64ih8oc64kh3ph1 circular"
 
 def test_explain_and_check_where_a_padded_copy_is_chosen(capsys) -> None:
     """PyTorch's call is measured with its copy, and no row says again that there is one."""
-    status, printed, _ = call(capsys, "explain", DENSE_CIRCULAR, "-o", "forward", "--json")
-    assert status == 0
+    printed = shown(capsys, "explain", DENSE_CIRCULAR, "-o", "forward", "--json")
     (explained,) = json.loads(printed)["data"]["explanations"]
     chosen, *others = explained["rows"]
     assert chosen["backend"] == "aten (padded copy)"
     assert chosen["seconds"] > 0
     assert chosen["runs"]
     assert "aten" not in {row["backend"] for row in others}
-    status, printed, _ = call(capsys, "check", DENSE_CIRCULAR)
-    assert status == 0
+    printed = shown(capsys, "check", DENSE_CIRCULAR)
     assert re.search(r"\d\d checks passed, 0 failed", printed)
 
 
 def test_explain_measures_what_pytorch_does_with_a_padding_mode(capsys) -> None:
-    status, printed, _ = call(capsys, "explain", f"{SMALL} circular", "-o", "forward", "--json")
-    assert status == 0
+    printed = shown(capsys, "explain", f"{SMALL} circular", "-o", "forward", "--json")
     rows = json.loads(printed)["data"]["explanations"][0]["rows"]
     assert [r["backend"] for r in rows if r["seconds"]] == ["native", "aten (padded copy)"]
 
@@ -141,8 +138,7 @@ def test_explain_measures_what_pytorch_does_with_a_padding_mode(capsys) -> None:
 @pytest.mark.usefixtures("_wrong")
 def test_what_is_wrong_over_a_padded_copy_is_repeated(capsys) -> None:
     given = ("check", "ic2ih6oc4kh3ph1 circular", "-b", "wrong (padded copy)", "-o", "forward", "--property", "exact")
-    status, printed, _ = call(capsys, *given)
-    assert status == 1
+    printed = shown(capsys, *given, status=1)
     assert "wrong (padded copy) forward of" in " ".join(printed.split())
 
 
@@ -167,14 +163,12 @@ def test_explain_a_model_of_ones_own(capsys, tmp_path, monkeypatch) -> None:
     (tmp_path / "my_factory_module.py").write_text(FACTORY)
     monkeypatch.chdir(tmp_path)
     shape = ("--input", "2x3x32x32")
-    status, printed, _ = call(capsys, "explain", "my_factory_module:make", *shape)
-    assert status == 0
+    printed = shown(capsys, "explain", "my_factory_module:make", *shape)
     assert "2 convolutions, 2 different" in printed
     assert call(capsys, "explain", "my_factory_module:fed")[1] == printed
-    status, printed, _ = call(
+    printed = shown(
         capsys, "explain", "my_factory_module:make", *shape, "-l", "7x7", "-o", "grad_weight", "-d", "a100 float16"
     )
-    assert status == 0
     assert "g8mb2ic8ih8oc8oh8kh7sh1ph3dh0" in printed
     assert "CudaDepthwise2d (conv_depthwise2d_backward)" in printed
     assert "no convolution of this model" in refused(capsys, "explain", "my_factory_module:make", *shape, "-l", "9x9")
@@ -197,16 +191,14 @@ def test_explain_layers_that_not_every_machine_has(capsys, tmp_path, monkeypatch
     )
     monkeypatch.chdir(tmp_path)
     given = ("explain", "mixed_layers:Net", "--input", "2x3x8", "-l", "mix", "-d", "here", "-d", "h100")
-    status, printed, _ = call(capsys, *given, "--no-measure", "--json")
-    assert status == 0
+    printed = shown(capsys, *given, "--no-measure", "--json")
     problems = [e["problem"] for e in json.loads(printed)["data"]["explanations"]]
     assert [p.startswith("g1mb2ic3iw4oc5") for p in problems] == [False, True, True]
 
 
 def test_explain_a_known_model(capsys) -> None:
     pytest.importorskip("transformers")
-    status, printed, _ = call(capsys, "explain", "convnext", "-d", "h100 cudnn 9.10 bfloat16 channels_last")
-    assert status == 0
+    printed = shown(capsys, "explain", "convnext", "-d", "h100 cudnn 9.10 bfloat16 channels_last")
     assert "22 convolutions" in printed
     assert "aten [Cudnn]" in printed
 
@@ -257,8 +249,7 @@ def test_a_line_of_a_file_that_is_no_problem_is_refused_before_anything_runs(cap
 
 
 def test_names(capsys) -> None:
-    status, printed, _ = call(capsys, "names", "conv2d")
-    assert status == 0
+    printed = shown(capsys, "names", "conv2d")
     assert "backward: convolution_backward" in printed
     for name, words in (
         ("finput", "unfolded input"),
@@ -266,8 +257,7 @@ def test_names(capsys) -> None:
         ("thnn_conv2d", "under its old name: convgrad.direct.thnn_conv2d"),
         ("slow_conv2d_backward_out_cuda", "backward: _slow_conv2d_backward"),
     ):
-        status, printed, _ = call(capsys, "names", name)
-        assert status == 0
+        printed = shown(capsys, "names", name)
         assert words in printed
 
 
@@ -283,16 +273,12 @@ class Wrong(ReferenceBackend):
 
 
 @pytest.fixture
-def _wrong():
-    backend: Backend = Wrong()
-    register(backend)
-    yield
-    unregister("wrong")
+def _wrong() -> None:
+    register(Wrong())
 
 
 def test_check_one_problem_for_every_property(capsys) -> None:
-    status, printed, _ = call(capsys, "check", SMALL, "-b", "reference")
-    assert status == 0
+    printed = shown(capsys, "check", SMALL, "-b", "reference")
     assert "0 failed (exact, again, bound, memory" in printed
 
 
@@ -318,35 +304,27 @@ def test_a_failure_prints_the_command_that_repeats_it(capsys, tmp_path, device: 
     script.write_text(KERNELS)
     check = ("check", "mb1ic3ih3oc4kh1", "-b", "mine", "--property", "exact")
     given = ("--kernels", f"'{script}' --by 2", *check, *device)
-    try:
-        status, printed, _ = call(capsys, *given)
-        assert status == 1
-        assert printed.count("repeat: ") == 1
-        shown = printed.split("repeat: ")[1].split("\n0 of")[0].split("\n1 of")[0]
-        program, *args = shlex.split(shown)
-        assert program == "convgrad"
-        assert args[:2] == ["--kernels", f"'{script}' --by 2"]
-        assert args[-2:] == ["--seed", "3"] if device else "--seed" not in args
-        status, again, _ = call(capsys, *args)
-        assert status == 1
-        assert again.split(" (exact;")[0] == printed.split(" (exact;")[0]
-    finally:
-        convgrad.unregister("mine")
+    printed = shown(capsys, *given, status=1)
+    assert printed.count("repeat: ") == 1
+    program, *args = shlex.split(printed.split("repeat: ")[1].split("\n0 of")[0].split("\n1 of")[0])
+    assert program == "convgrad"
+    assert args[:2] == ["--kernels", f"'{script}' --by 2"]
+    assert args[-2:] == ["--seed", "3"] if device else "--seed" not in args
+    again = shown(capsys, *args, status=1)
+    assert again.split(" (exact;")[0] == printed.split(" (exact;")[0]
 
 
 @pytest.mark.usefixtures("_wrong")
 def test_what_no_command_can_name_is_repeated_by_a_call(capsys) -> None:
-    status, printed, _ = call(capsys, "check", SMALL, "-b", "wrong", "-o", "grad_weight", "--property", "exact")
-    assert status == 1
-    (result,) = eval(printed.split("repeat: ")[1].split("\n1 of")[0])
+    printed = shown(capsys, "check", SMALL, "-b", "wrong", "-o", "grad_weight", "--property", "exact", status=1)
+    (result,) = eval(printed.split("repeat: ")[1].split("\n1 of")[0], {"convgrad": convgrad})
     assert result.status == "failed"
 
 
 def test_what_was_not_checked_is_not_counted(capsys, tmp_path) -> None:
     path = tmp_path / "shapes"
     path.write_text("ic2iw9oc2kw3\nmb1ic80ih5oc2kh3\ng2ic2iw9oc2kw3\ng2ic2iw9oc2kw3\n")
-    status, printed, _ = call(capsys, "check", str(path), "-b", "native", "-o", "forward")
-    assert status == 0
+    printed = shown(capsys, "check", str(path), "-b", "native", "-o", "forward")
     assert "3 of 4 problems, 1 not checked: 6 checks passed" in printed
 
 
@@ -390,33 +368,28 @@ def test_a_script_of_kernels_may_end_itself(capsys, tmp_path) -> None:
 def test_check_a_file(capsys, tmp_path: Path) -> None:
     path = tmp_path / "shapes_some"
     path.write_text(FILE)
-    status, printed, _ = call(capsys, "check", str(path), "-b", "reference")
-    assert status == 0
+    printed = shown(capsys, "check", str(path), "-b", "reference")
     assert "3 of 3 problems" in printed
     assert "1 problem checked at a reduced size" in printed
-    status, printed, _ = call(capsys, "check", str(path), "--transposed", "-b", "reference")
-    assert status == 0
+    printed = shown(capsys, "check", str(path), "--transposed", "-b", "reference")
     assert "(exact, bound;" in printed
 
 
 def test_a_problem_longer_than_a_files_name(capsys) -> None:
     name = "x" * 300
-    status, printed, _ = call(capsys, "check", f'ic2iw9oc2kw3n"{name}"', "-b", "reference", "--property", "exact")
-    assert status == 0
+    printed = shown(capsys, "check", f'ic2iw9oc2kw3n"{name}"', "-b", "reference", "--property", "exact")
     assert "1 of 1 problems" in printed
 
 
 def test_explain_measures_unsigned_integers(capsys) -> None:
-    status, printed, _ = call(capsys, "explain", "ic2iw9oc2kw3 uint8", "-o", "forward", "--measure")
-    assert status == 0
+    printed = shown(capsys, "explain", "ic2iw9oc2kw3 uint8", "-o", "forward", "--measure")
     assert " ms" in printed
 
 
 def test_check_stops_when_time_is_up(capsys, tmp_path: Path) -> None:
     path = tmp_path / "shapes"
     path.write_text("ic2iw9oc2kw3\n" * 50)
-    status, printed, _ = call(capsys, "check", str(path), "--seconds", "0")
-    assert status == 1  # nothing was checked
+    printed = shown(capsys, "check", str(path), "--seconds", "0", status=1)  # nothing was checked
     assert printed.startswith("stopped: time was up after 0 of 50 problems")
 
 
@@ -476,8 +449,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(capsys, t
 
 @pytest.mark.parametrize("problem", ["mb0ic2iw9oc2kw3", "mb9000ic9000ih9000oc9000kh3"])
 def test_a_problem_that_is_empty_or_too_large_is_not_checked(capsys, problem: str) -> None:
-    status, printed, _ = call(capsys, "check", problem)
-    assert status == 1
+    printed = shown(capsys, "check", problem, status=1)
     assert "0 failed" in printed
     assert "nothing could be checked" in printed
     assert ("an empty problem" if "mb0" in problem else "there is no memory") in " ".join(printed.split())

@@ -15,6 +15,7 @@ import torch
 
 pytest.importorskip("typer")
 
+from tests.engine.measuring import fresh
 from tests.linears import take_small_rows
 
 from convgrad.cli.app import run
@@ -31,11 +32,8 @@ COMMAND = [sys.executable, "-W", "error", "-m", "convgrad", "tune"]
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
-    state = measurer._State()
-    state.check = measurer._state.check
-    monkeypatch.setattr(measurer, "_state", state)
+    fresh(monkeypatch)
     monkeypatch.setattr(measurer, "_SECONDS", 0.01)  # what is chosen does not matter here
-    measurements.reload()
     yield tmp_path
     measurements.reload()
     cache.invalidate()

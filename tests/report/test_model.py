@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.engine import register, unregister, use_backend
+from convgrad.engine import register, use_backend
 from convgrad.engine.ab_timer import Comparison
 from convgrad.models import spatial_convolutions
 from convgrad.problem import ConvProblem
@@ -192,12 +192,9 @@ class Wrong(ReferenceBackend):
 
 
 @pytest.fixture
-def _planted():
+def _planted() -> None:
     register(Sleepy())
     register(Wrong())
-    yield
-    unregister("sleepy")
-    unregister("wrong")
 
 
 @pytest.mark.usefixtures("_planted")
