@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections import Counter
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import pytest
@@ -102,17 +102,10 @@ def random_case(rng: random.Random) -> Case:
     return Case(input, weight, bias, stride, padding, dilation, transposed, out_padding, groups)
 
 
-@contextlib.contextmanager
-def settings(*, mkldnn: bool, nnpack: bool, threads: int):
-    before, before_mkldnn = torch.get_num_threads(), torch._C._get_mkldnn_enabled()
+def settings(*, mkldnn: bool, nnpack: bool, threads: int) -> AbstractContextManager[None]:
     torch.set_num_threads(threads)
     torch._C._set_mkldnn_enabled(mkldnn)  # mkldnn.flags() warns about TF32 on every CPU build
-    try:
-        with torch.backends.nnpack.flags(enabled=nnpack):
-            yield
-    finally:
-        torch.set_num_threads(before)
-        torch._C._set_mkldnn_enabled(before_mkldnn)
+    return torch.backends.nnpack.flags(enabled=nnpack)
 
 
 SETTINGS = [

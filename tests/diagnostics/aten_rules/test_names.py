@@ -69,9 +69,17 @@ def test_pairs_are_those_of_derivatives_yaml() -> None:
         ("convolution_backward_symint", "convolution", "convolution_backward"),
         ("NnpackSpatial", "_nnpack_spatial_convolution", "slow_conv_dilated2d_backward"),
         ("MkldnnTranspose", "mkldnn_convolution_transpose", "mkldnn_convolution_transpose_backward"),
+        ("slow_conv2d_backward_out_cuda", "_slow_conv2d_forward", "_slow_conv2d_backward"),
+        ("slow_conv3d_forward_out_cpu", "slow_conv3d_forward", "slow_conv3d_backward"),
+        ("conv_depthwise2d_cuda_out", "_conv_depthwise2d", "conv_depthwise2d_backward"),
+        ("at::native::slow_conv_transpose2d_out_cuda", "slow_conv_transpose2d", "slow_conv_transpose2d_backward"),
+        ("torch.nn.grad.conv2d_weight", "convolution", "convolution_backward"),
+        ("Conv2d", "convolution", "convolution_backward"),
+        ("CUDNN", "cudnn_convolution", "cudnn_convolution_backward"),
+        ("convgrad.direct.thnn_conv2d", "_slow_conv2d_forward", "_slow_conv2d_backward"),
     ],
 )  # fmt: skip
-def test_old_and_new_names(name: str, forward: str, backward: str) -> None:
+def test_names_old_and_new_and_of_the_sources_and_in_any_letters(name: str, forward: str, backward: str) -> None:
     assert (kernel_of(name).forward, kernel_of(name).backward) == (forward, backward)
 
 
@@ -82,23 +90,6 @@ def test_text_says_what_to_call_today() -> None:
     assert "fgrad_input" in str(kernel_of("slow_conv3d"))
     assert "columns" in str(kernel_of("slow_conv_transpose2d"))
     assert "inference only" in str(kernel_of("Xnnpack2d"))
-
-
-@pytest.mark.parametrize(
-    ("name", "backward"),
-    [
-        ("slow_conv2d_backward_out_cuda", "_slow_conv2d_backward"),
-        ("slow_conv3d_forward_out_cpu", "slow_conv3d_backward"),
-        ("conv_depthwise2d_cuda_out", "conv_depthwise2d_backward"),
-        ("at::native::slow_conv_transpose2d_out_cuda", "slow_conv_transpose2d_backward"),
-        ("torch.nn.grad.conv2d_weight", "convolution_backward"),
-        ("Conv2d", "convolution_backward"),
-        ("CUDNN", "cudnn_convolution_backward"),
-        ("convgrad.direct.thnn_conv2d", "_slow_conv2d_backward"),
-    ],
-)
-def test_names_of_the_sources_and_in_any_letters(name: str, backward: str) -> None:
-    assert kernel_of(name).backward == backward
 
 
 @pytest.mark.parametrize("name", SCRATCH)
