@@ -43,3 +43,15 @@ def test_a_volume_that_fits_in_no_memory_is_refused_at_once() -> None:
     with pytest.raises(convgrad.ShapeError, match=r"an output of size .* does not fit in any memory"):
         convgrad.conv3d(x, w, padding=(2**31 - 1, 1, 1), groups=16)
     assert monotonic() - start < 5
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+@pytest.mark.parametrize("wide", [3_000, 1_000_000])
+def test_a_dilation_wider_than_the_image_is_left_to_pytorch(groups: int, wide: int) -> None:
+    """An image of 6 x 6 in a padding of a million: a kernel that writes it out asks for a hundred terabytes."""
+    x = torch.randn(1, 4, 6, 6, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4, 4 // groups, 3, 3, dtype=torch.float64, requires_grad=True)
+    options: Any = {"padding": wide, "dilation": wide, "groups": groups}
+    want, got = torch.conv2d(x, w, **options), convgrad.conv2d(x, w, **options)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), (x, w)) for y in (got, want)))

@@ -44,10 +44,7 @@ def test_gradients_are_the_definition(name: str) -> None:
         want = gradients(x.double(), w.double(), g.double(), options)
     exact = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 0.0} if dtype.itemsize == 2 else {"rtol": 0.0, "atol": 0.0}
     torch.testing.assert_close(convgrad.convolution(x, w, **options).double(), y, **exact)
-    direct = (
-        convgrad.grad_input(x.shape, w, g, **options),
-        convgrad.grad_weight(x, w.shape, g, **options),
-    )
+    direct = (convgrad.grad_input(x.shape, w, g, **options), convgrad.grad_weight(x, w.shape, g, **options))
     for got in (gradients(x, w, g, options), direct):
         for a, b in zip(got, want, strict=True):
             torch.testing.assert_close(a.double(), b, **exact)
