@@ -94,8 +94,7 @@ def test_gradients(extension: ModuleType, dtype: torch.dtype, stride: int) -> No
     torch.testing.assert_close(y, expected)
     torch.testing.assert_close(extension.reference(x, w, stride), expected)
     g = torch.randn_like(y)
-    for a, b in zip(torch.autograd.grad(y, (x, w), g), torch.autograd.grad(expected, (x, w), g), strict=True):
-        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(torch.autograd.grad(y, (x, w), g), torch.autograd.grad(expected, (x, w), g))
 
 
 @needs_compiler
@@ -132,12 +131,9 @@ def test_bad_sizes_are_one_clear_error(extension: ModuleType) -> None:
 def test_training(example: Any) -> None:
     """Both ways train, and alike."""
     example.register()
-    try:
-        models = [example.network(way) for way in (True, False)]
-        models[1].load_state_dict(models[0].state_dict())
-        losses = [example.train(model) for model in models]
-    finally:
-        convgrad.unregister("extension")
+    models = [example.network(way) for way in (True, False)]
+    models[1].load_state_dict(models[0].state_dict())
+    losses = [example.train(model) for model in models]
     assert losses[0][-1] < losses[0][0]
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]))
 

@@ -17,17 +17,9 @@ import convgrad
 from convgrad import direct
 from convgrad.diagnostics import Trace
 from convgrad.diagnostics.aten_rules import kernel_of
-from convgrad.engine.registry import backends, unregister
+from convgrad.engine.registry import backends
 from convgrad.settings import current
 from tests.standins import Call, install
-
-
-@pytest.fixture(autouse=True)
-def _no_variants_left() -> Iterator[None]:
-    """Backends that were registered for a set of flags go again."""
-    yield
-    for name in [n for n in backends() if "[" in n]:
-        unregister(name)
 
 
 @pytest.fixture

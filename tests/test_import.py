@@ -36,28 +36,13 @@ def imported() -> dict:
     return json.loads(lines[0])
 
 
-@pytest.fixture(scope="module")
-def once() -> dict:
-    return imported()
-
-
-def test_import_prints_nothing_and_starts_no_cuda(once):
+def test_import_is_quiet_and_quick_and_loads_nothing_that_does_not_compute():
+    once = imported()
     assert not once["cuda"]
-
-
-def test_import_loads_nothing_that_does_not_compute(once):
-    loaded = {name.split(".")[0] for name in once["modules"]}
-    assert not loaded & UNWANTED
-
-
-def test_import_costs_little_beyond_torch(once):
-    """0.1 s of the processor's time on an idle machine; ten times that where it is busy, or reads from a slow disk."""
+    assert not {name.split(".")[0] for name in once["modules"]} & UNWANTED
+    assert not [name for name in once["modules"] if name.startswith(("convgrad.check", "convgrad.diagnostics"))]
+    # 0.1 s of the processor's time on an idle machine; ten times that where it is busy, or reads from a slow disk
     assert once["seconds"] < 1
-
-
-@pytest.mark.parametrize("room", ["check", "diagnostics"])
-def test_import_loads_no_room_that_no_call_needs(once, room):
-    assert not [name for name in once["modules"] if name.startswith(f"convgrad.{room}")]
 
 
 @pytest.mark.parametrize("module", ["convgrad.engine.ab_timer", "convgrad.problem"])
