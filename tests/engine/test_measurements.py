@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,24 +40,20 @@ def test_hardly_faster_is_not_faster():
     assert Measurement({"aten": [1.0], "a": [0.9]}).ranked()[0][0] == "a"
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     "value", [None, 3, [], {}, {"times": 3}, {"times": {}}, {"times": {"a": []}}, {"times": {"a": ["x"]}},
               {"times": {"a": [-1.0]}}, {"times": {"a": [float("nan")]}}, {"times": {"a": [1.0]}, "wrong": 3}],
 )  # fmt: skip
-def test_a_value_that_is_no_measurement_is_not_one(value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_value_that_is_no_measurement_is_not_one(value: Any) -> None:
     with pytest.raises(ValueError, match="measurement"):
         Measurement.of(value)
-    monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path))
-    measurements.reload()
-    try:
-        store.write("choice", measurements.key_of(P, ("forward",), environment(CPU)), value)
-        assert measurements.find(P, ("forward",), CPU, fresh=True) is None
-        [step] = convgrad.engine.choose(P, ("forward",), CPU)
-        assert step.backend.name == "aten"
-        new = Measurement({"aten": [1.0]})
-        assert measurements.add(P, ("forward",), CPU, new) == new
-    finally:
-        measurements.reload()
+    store.write("choice", measurements.key_of(P, ("forward",), environment(CPU)), value)
+    assert measurements.find(P, ("forward",), CPU, fresh=True) is None
+    [step] = convgrad.engine.choose(P, ("forward",), CPU)
+    assert step.backend.name == "aten"
+    new = Measurement({"aten": [1.0]})
+    assert measurements.add(P, ("forward",), CPU, new) == new
 
 
 @pytest.mark.parametrize(
