@@ -62,6 +62,15 @@ class PadReadLater(Asymmetric):
         return (y, z) if self.both else y
 
 
+class PadChoice(Asymmetric):
+    """What is called is decided before, in the expression itself."""
+
+    flag = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (torch.neg if self.flag else self.conv)(self.pad(x))
+
+
 class CheckpointedPad(Asymmetric):
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)  # pyright: ignore[reportReturnType]
@@ -114,6 +123,7 @@ def test_padding_is_not_copied(which: str) -> None:
         agree(ours, stock, x)
         for each in (ours, stock):
             each.eval()
+        assert of_kernels(ours, x) == {padding}
         torch.testing.assert_close(ours(x), stock(x))
         torch.testing.assert_close(ours(x[0]), stock(x[0]))
     assert repr(ours) == repr(stock)
@@ -143,6 +153,14 @@ def test_padding_is_left_alone(why: str) -> None:
     x = torch.randn(SHAPES[2])
     assert all(one == other for padding in of_kernels(ours, x) for one, other in padding)
     agree(ours, stock, x)
+
+
+def test_a_forward_that_changed_is_an_error() -> None:
+    ours, _, _ = pair(PadChoice())
+    ours(torch.randn(SHAPES[2]))
+    ours.flag = True
+    with pytest.raises(RuntimeError, match="forward of PadChoice has changed"):
+        ours(torch.randn(SHAPES[2]))
 
 
 def test_padding_of_other_dimensions() -> None:

@@ -575,7 +575,7 @@ def test_frozen_parameters(frozen: str, joined: list[str]) -> None:
     assert joined == ["silu"] * 2
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU6(), nn.SiLU()], ids=repr)
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU()], ids=repr)
 def test_second_derivatives(activation: nn.Module, joined: list[str]) -> None:
     ours, stock, _ = pair(Block(activation).double())
     x, results = torch.randn(2, 3, 4, 3, dtype=torch.float64), []

@@ -138,6 +138,10 @@ def test_the_angle() -> None:
         made.weight.copy_(torch.tensor([[1.0, 0], [0, 0]])[..., None])
         made.feedback_weight.copy_(torch.tensor([[1.0, 1], [0, 0]])[..., None])
     torch.testing.assert_close(made.angle(), torch.tensor(45.0))
+    for _ in range(20):  # whatever the rounding of the cosine
+        with torch.no_grad():
+            made.feedback_weight.copy_(made.weight.normal_().neg())
+        assert float(made.angle()) == pytest.approx(180, abs=0.1)
 
 
 def test_the_angle_of_zeros_is_that_of_chance() -> None:
