@@ -166,6 +166,15 @@ def test_a_bias_is_checked_and_traced_as_the_other_operands_are(name: str) -> No
     assert torch.equal(graph(bias := torch.randn(4)), call(bias))
 
 
+@pytest.mark.parametrize("size", [(1, 3, 5, 5), (3, 5, 5)])
+def test_a_weight_of_another_rank_is_refused_in_the_words_of_pytorch(size: tuple[int, ...]) -> None:
+    x, w = torch.zeros(size), torch.zeros(2, 3, 3)
+    with pytest.raises(RuntimeError) as theirs:
+        F.conv2d(x, w)
+    with pytest.raises(convgrad.ShapeError, match=re.escape(str(theirs.value))):
+        convgrad.conv2d(x, w)
+
+
 @pytest.mark.parametrize("padding", ["valid", "same", "causal", 0])
 @pytest.mark.parametrize("size", [(), (4,), (4, 4)])
 def test_a_weight_size_without_space_is_refused(size: tuple[int, ...], padding: Any) -> None:
