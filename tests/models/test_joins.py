@@ -577,7 +577,7 @@ def test_frozen_parameters(frozen: str, joined: list[str]) -> None:
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU()], ids=repr)
 def test_second_derivatives(activation: nn.Module, joined: list[str]) -> None:
-    ours, stock, _ = pair(Block(activation).double())
+    ours, stock, _ = pair(Rebound(activation).double())
     x, results = torch.randn(2, 3, 4, 3, dtype=torch.float64), []
     for model in (ours, stock):
         a = x.clone().requires_grad_()
