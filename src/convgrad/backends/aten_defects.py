@@ -209,6 +209,15 @@ DEFECTS: tuple[Defect, ...] = (
            happens="the weight gradient adds uninitialized memory",
            reference="oneDNN 3.12, jit_bf16:avx512_core_bf16",
            example=("mb4ic18iw1oc2kw13sw3pw6 bfloat16", "grad_weight")),
+    Defect("dilated rows", ("grad_weight",), _BF16, instead=_INSIDE,
+           condition=lambda p: p.channels_last and p.ndim > 1 and p.dilation[-2] > 1 == p.stride[-2]
+           and p.output_size[-1] > 28 and p.in_channels // p.groups % 16 != 0
+           and (p.groups > 1 or p.in_channels > 16),
+           when="channels_last, a height dilated and not strided, more than 28 results in a row, and input channels "
+                "that are no multiple of 16 (a group; without groups, more than 16)",
+           happens="the weight gradient reads the wrong rows of the input, and unwritten memory behind the last one",
+           reference="oneDNN 3.12 and its main branch, jit_avx512_core_bf16_conv_kernel.cpp, compute_oh_step_common",
+           example=("mb2ic17ih12iw40oc16kh3kw3ph2pw1dh1dw0 bfloat16 channels_last", "grad_weight")),
     Defect("one input channel", ("forward",), (torch.bfloat16, torch.float32), instead=_INSIDE,
            condition=lambda p: p.channels_last and p.in_channels == p.groups and (
                (p.output_size[-1] == 1 and p.stride[-1] > 1)
