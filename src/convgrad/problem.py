@@ -24,6 +24,8 @@ from .sizes import Dimension, output_length, readable
 
 Pass = Literal["forward", "grad_input", "grad_weight"]
 Output = Literal["forward", "grad_input", "grad_weight", "grad_bias"]
+#: What is asked for at once, in the order of `OUTPUTS`.
+Outputs = tuple[Output, ...]
 Slot = Literal["input", "weight", "grad_output"]
 Origin = Literal["plain", "transposed"]
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
@@ -31,7 +33,7 @@ PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 PADDING_MODES: Final[tuple[PaddingMode, ...]] = ("zeros", *problem_text.MODES)
 PASSES: Final[tuple[Pass, ...]] = ("forward", "grad_input", "grad_weight")
 #: What can be asked for at once, in the one order in which it is always written.
-OUTPUTS: Final[tuple[Output, ...]] = (*PASSES, "grad_bias")
+OUTPUTS: Final[Outputs] = (*PASSES, "grad_bias")
 
 #: The two slots that a pass contracts, in the order in which a backend receives them.
 OPERANDS: Final[dict[Pass, tuple[Slot, Slot]]] = {
@@ -50,12 +52,12 @@ def passes_of(outputs: Collection[str]) -> tuple[Pass, ...]:
     return tuple(p for p in PASSES if p in outputs)
 
 
-def in_order(outputs: Collection[str]) -> tuple[Output, ...]:
+def in_order(outputs: Collection[str]) -> Outputs:
     """The outputs in the one order in which they are written."""
     return tuple(o for o in OUTPUTS if o in outputs)
 
 
-def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True, True)) -> tuple[Output, ...]:
+def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True, True)) -> Outputs:
     """What of the plain problem answers for the user's ``grad_input``, ``grad_weight`` and ``grad_bias``, in order.
 
     The input of a transposed convolution fills the slot ``grad_output``, which the pass ``forward`` yields.
@@ -64,7 +66,7 @@ def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True
         >>> gradient_outputs(False), gradient_outputs(True, (True, False, True))
         (('grad_input', 'grad_weight', 'grad_bias'), ('forward', 'grad_bias'))
     """
-    outputs: tuple[Output, ...] = ("forward" if transposed else "grad_input", "grad_weight", "grad_bias")
+    outputs: Outputs = ("forward" if transposed else "grad_input", "grad_weight", "grad_bias")
     return tuple([o for o, wanted in zip(outputs, output_mask, strict=True) if wanted])
 
 

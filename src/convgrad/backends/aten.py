@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..problem import PASSES, ConvProblem, Output, Pass
+from ..problem import PASSES, ConvProblem, Outputs, Pass
 from ..settings import cudnn_allows_tf32
 from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, without_slack
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
@@ -34,7 +34,7 @@ class AtenBackend(Backend):
     sweeps = BOTH_GRADIENTS
     layouts = ("any",)
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         wanted = {o for o in outputs if o != "grad_bias"}
         dtype, transposed = problem.dtype, problem.transposed
         as_stated = statable(problem) is problem and without_slack(problem) is problem
@@ -63,9 +63,7 @@ class AtenBackend(Backend):
             return ["PyTorch's transposed and dilated CPU convolutions know no integers but int64"]
         return []
 
-    def wrong_here(
-        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-    ) -> tuple[str, tuple[str, ...]]:
+    def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
         return defect_of(statable(problem.replace(dtype=problem.dtype.to_real())), outputs, device)
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
@@ -78,7 +76,7 @@ class AtenBackend(Backend):
             return "low-precision accumulation"  # its gradients exceed a bound that assumes float32 sums
         return "direct" if device.type == "cpu" else "transform"
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         real, several = problem.dtype.to_real(), len(outputs) > 1
         if real != problem.dtype:
             return partial(complex_product, self.bind(problem.replace(dtype=real), outputs))

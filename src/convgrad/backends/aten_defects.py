@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .._compat import amx_here, avx2_here, avx512_here, onednn_has, warn_user
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Output, Outputs
 from ..settings import mkldnn
 from ..sizes import effective_kernel
 from .strides import tidy
@@ -66,7 +66,7 @@ class Defect:
     """
 
     name: str
-    outputs: tuple[Output, ...]
+    outputs: Outputs
     dtypes: tuple[torch.dtype, ...]
     condition: Callable[[ConvProblem], bool]
     when: str

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..problem import ConvProblem, Output, Pass
+from ..problem import ConvProblem, Outputs, Pass
 from ..sizes import Dimension, fields_of
 from .aten import AtenBackend, output_padding, statable, statable_arguments
 from .aten_defects import without_slack
@@ -77,7 +77,7 @@ class AtenDirect(Backend):
             reasons.append(f"{self.library} needs {self.where}, got {device.type}")
         return reasons
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = self.absent(device)
         if self.dtypes and problem.dtype not in self.dtypes:
             reasons.append(f"{self.library} computes {', '.join(map(str, self.dtypes))}, got {problem.dtype}")
@@ -90,7 +90,7 @@ class AtenDirect(Backend):
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
         contraction = cache(partial(self.contraction, problem, pass_))  # the device is known at the first call
 

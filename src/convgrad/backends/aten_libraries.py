@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .._compat import onednn_has
 from ..calculus import add_bias
-from ..problem import ConvProblem, Output, Pass
+from ..problem import ConvProblem, Outputs, Pass
 from ..settings import cudnn_allows_tf32, current, mkldnn
 from .aten import AtenBackend, aten_backward, output_padding
 from .aten_direct import AtenDirect, Contract, aten_choice, grad_weight_as_convolution
@@ -78,7 +78,7 @@ class _GpuLibrary(AtenDirect):
         # Without the flag PyTorch's own decides, and is on wherever deterministic algorithms are required.
         self.deterministic = flags.deterministic is not False
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = super().reasons_against(problem, outputs, device)
         if reasons or "grad_weight" not in outputs or not torch.cuda.is_available():
             return reasons
@@ -141,7 +141,7 @@ class AtenMiopenBackend(_GpuLibrary):
     def built(self) -> bool:
         return torch.version.hip is not None
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = super().reasons_against(problem, outputs, device)
         if problem.groups > 1 and any(d > 1 for d in problem.dilation):
             reasons.append("PyTorch gives MIOpen no convolution that is both grouped and dilated")
@@ -184,7 +184,7 @@ class AtenMkldnnBackend(AtenDirect):
     def built(self) -> bool:
         return torch.backends.mkldnn.is_available()
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = super().reasons_against(problem, outputs, device)
         if not reasons and problem.dtype is not torch.float32 and not onednn_has(problem.dtype):
             reasons.append(f"this CPU lacks the instructions with which oneDNN computes {problem.dtype}")
@@ -192,9 +192,7 @@ class AtenMkldnnBackend(AtenDirect):
             reasons.append("torch.backends.mkldnn is switched off")
         return reasons
 
-    def wrong_here(
-        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-    ) -> tuple[str, tuple[str, ...]]:
+    def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
         return _aten.wrong_here(problem, outputs, device)
 
     def operator(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Contract:
@@ -232,7 +230,7 @@ class AtenNativeBackend(AtenDirect):
     device_types = ("cpu", "cuda")
     where = "the CPU or CUDA"
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         if problem.dtype.is_complex:
             return ["PyTorch makes three real convolutions of a complex one before it picks a library; use 'aten'"]
         return self.absent(device) or _aten.reasons_against(problem, outputs, device)

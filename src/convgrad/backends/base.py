@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import torch
 
 from .._compat import channels_last_of
-from ..problem import PASSES, ConvProblem, Output, PaddingMode, Pass, gradient_outputs
+from ..problem import PASSES, ConvProblem, Outputs, PaddingMode, Pass, gradient_outputs
 
 #: How a backend sums products; it selects the error bound to which the backend is held.
 #: ``direct``: products rounded at most once, summed in float32 or better (float64 for float64).
@@ -73,7 +73,7 @@ class Backend(ABC):
     #: The passes that it implements.
     passes: tuple[Pass, ...] = PASSES
     #: The sets of several outputs that one call can compute, each in the order of ``OUTPUTS``.
-    sweeps: tuple[tuple[Output, ...], ...] = ()
+    sweeps: tuple[Outputs, ...] = ()
     #: The same inputs always give the same bits.
     deterministic: bool = True
     #: May be called while a CUDA graph is captured.
@@ -99,21 +99,19 @@ class Backend(ABC):
         return f"<backend {self.name!r}: {self.summary}>"
 
     @abstractmethod
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         """Sentences that say why this backend cannot compute ``outputs``; empty means usable.
 
         They may be asked about a device that is not here, and must not touch one.
         """
 
-    def against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         """`reasons_against`, and what speaks against any backend."""
         if problem.padding_mode not in self.padding_modes:
             return [f"it computes padding_mode={problem.padding_mode!r} over a padded copy of the input"]
         return self.reasons_against(problem, outputs, device)
 
-    def wrong_here(
-        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-    ) -> tuple[str, tuple[str, ...]]:
+    def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
         """What is known to be wrong in one of these outputs, in a sentence, and the backends to take instead.
 
         Both are empty where nothing is known. Such a backend computes on request, and is never chosen.
@@ -121,7 +119,7 @@ class Backend(ABC):
         return "", ()
 
     @abstractmethod
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         """The function that computes ``outputs`` of this problem: one pass, or several outputs (one of ``sweeps``).
 
         What a problem costs to prepare is paid here: a plan binds once and calls many times.
@@ -140,7 +138,7 @@ class Backend(ABC):
         true, in either).
         """
 
-    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+    def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
         """Bytes of scratch memory that one call needs: an upper bound that tests hold it to."""
         return 0
 
@@ -156,11 +154,11 @@ class Backend(ABC):
         """Whether it would make PyTorch's own call for this problem, which it can compute."""
         return False
 
-    def remark(self, outputs: tuple[Output, ...]) -> str:
+    def remark(self, outputs: Outputs) -> str:
         """What a reason for choosing it adds."""
         return "" if self.verified else "not verified"
 
-    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+    def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         """Which of its kernels would run, where it has several: for people."""
         return ""
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from .._compat import accumulate_dtype, exact_matmul
-from ..problem import ConvProblem, Output, Pass
+from ..problem import ConvProblem, Outputs, Pass
 from .base import Arithmetic, Backend, Kernel
 from .columns import (
     column_height,
@@ -61,7 +61,7 @@ class _Buffers:
         return taken.view(shape)
 
 
-def _bytes(p: ConvProblem, outputs: tuple[Output, ...]) -> int:
+def _bytes(p: ConvProblem, outputs: Outputs) -> int:
     """What the passes take from `_Buffers`, one pass after another."""
     positions = prod(piece_shape(p, positions_in_piece(p)))
     sizes = [column_height(p) * positions, p.out_channels * positions, positions, prod(p.weight_shape), p.out_channels]
@@ -212,7 +212,7 @@ class Im2colBackend(Backend):
     summary = "matrix products over columns of bounded size, on any device"
     layouts = ("strided",)
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons: list[str] = []
         dtype = problem.dtype
         if not (dtype.is_floating_point or dtype.is_complex) and (dtype is torch.bool or device.type != "cpu"):
@@ -223,7 +223,7 @@ class Im2colBackend(Backend):
             reasons.append("PyTorch may compute its matrix products in 16 bits here")
         return reasons
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
             if outputs == ("forward",):
                 return forward(problem, a, b, bias, workspace=workspace)
@@ -231,7 +231,7 @@ class Im2colBackend(Backend):
 
         return one_pass
 
-    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+    def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
         return _bytes(problem, outputs)
 
     def fuses_bias(self, problem: ConvProblem) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import padding_modes
 from ..padding_modes import by_pytorch
-from ..problem import PADDING_MODES, ConvProblem, Output, Pass
+from ..problem import PADDING_MODES, ConvProblem, Output, Outputs, Pass
 from .base import Arithmetic, Backend, Kernel, operand_format
 
 #: What the name of a backend that computes over such a copy ends with.
@@ -67,7 +67,7 @@ def _misses(problem: ConvProblem) -> bool:
 
 
 def over_copy(
-    problem: ConvProblem, outputs: tuple[Output, ...], kernel: Kernel, layout: torch.memory_format | None = None
+    problem: ConvProblem, outputs: Outputs, kernel: Kernel, layout: torch.memory_format | None = None
 ) -> Kernel:
     """The function that `Backend.bind` returns for a problem, made of that for ``padded(problem)``.
 
@@ -110,30 +110,26 @@ class PaddedCopy(Backend):
         self.from_pytorch = backend.from_pytorch
 
     @classmethod
-    def where_needed(
-        cls, backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-    ) -> Backend:
+    def where_needed(cls, backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Backend:
         """What computes a problem with a padding mode: the backend itself where it can, else over a copy."""
         return cls(backend) if backend.against(problem, outputs, device) else backend
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         return self.of.reasons_against(padded(problem), outputs, device)
 
-    def wrong_here(
-        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-    ) -> tuple[str, tuple[str, ...]]:
+    def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
         return self.of.wrong_here(padded(problem), outputs, device)
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         return over_copy(problem, outputs, self.of.bind(padded(problem), outputs), operand_format(self.of, problem))
 
-    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+    def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
         return self.of.workspace(padded(problem), outputs)
 
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return self.of.fuses_bias(padded(problem))
 
-    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+    def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         return self.of.kernel_name(padded(problem), outputs)
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:

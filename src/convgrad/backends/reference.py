@@ -16,7 +16,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ..problem import PADDING_MODES, ConvProblem, Output
+from ..problem import PADDING_MODES, ConvProblem, Outputs
 from .base import Backend, Kernel
 
 
@@ -29,10 +29,10 @@ class ReferenceBackend(Backend):
     candidate = False
     padding_modes = PADDING_MODES
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         return []
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         wide = wide_dtype(problem.dtype)
         contract = {"forward": _forward, "grad_input": _grad_input, "grad_weight": _grad_weight}[outputs[0]]
 

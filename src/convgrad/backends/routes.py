@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._compat import channels_last_of, exact_matmul
-from ..problem import RESULT, ConvProblem, Output, Pass
+from ..problem import RESULT, ConvProblem, Outputs, Pass
 from .aten import AtenBackend
 from .aten_direct import with_height
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
@@ -37,16 +37,14 @@ class _Restated(Backend):
     def nothing_to_change(self, problem: ConvProblem) -> str:
         """Why this route would be no different from ATen; empty if it is."""
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         why = self.nothing_to_change(problem)
         return [why] if why else _aten.reasons_against(self.restated(problem), outputs, device)
 
-    def wrong_here(
-        self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-    ) -> tuple[str, tuple[str, ...]]:
+    def wrong_here(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[str, tuple[str, ...]]:
         return _aten.wrong_here(self.restated(problem), outputs, device)
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         other = self.restated(problem)
         kernel, lifted = _aten.bind(other, outputs), other.ndim > problem.ndim
 
@@ -127,7 +125,7 @@ class AtenPaddedBackend(_Restated):
         """A plain problem: a transposed one over a padded output is its gradient of the input, and then cropped."""
         return padded(problem).replace(origin="plain")
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         return over_copy(problem, outputs, _aten.bind(self.restated(problem), outputs))
 
 
@@ -141,7 +139,7 @@ class AtenMatmulBackend(Backend):
     summary = "PyTorch's matrix product, for pointwise convolutions"
     from_pytorch = True
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         if not problem.matrix_product or problem.groups > 1:
             return ["it computes pointwise convolutions without groups, stride and padding"]
         if device.type != "cpu" or not problem.dtype.is_floating_point or problem.dtype.itemsize == 1:
@@ -154,7 +152,7 @@ class AtenMatmulBackend(Backend):
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         pass_: Pass = outputs[0]  # pyright: ignore[reportAssignmentType]
         shape, weights = problem.shape_of(RESULT[pass_]), problem.weight_shape[:2]
 

@@ -16,7 +16,7 @@ from ..backends import COPY
 from ..diagnostics import Limits, Machine, limits_of
 from ..engine import Step, choose, get_backend, measure_now, reasons_against, trials
 from ..engine.ab_timer import Ratio, compare
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Outputs
 from .app import say, say_table
 from .bench_models import WRITTEN, layers_of, models_named
 from .bench_results import CONDITIONS, Given, Row, run_rows
@@ -82,12 +82,12 @@ def _in_turn(names: Sequence[str], batch: int, size: int, layouts: Sequence[str]
 # ---- timing ------------------------------------------------------------------------------------------
 
 
-def pytorchs(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device = CPU) -> dict[str, Steps]:
+def pytorchs(problem: ConvProblem, outputs: Outputs, device: torch.device = CPU) -> dict[str, Steps]:
     """PyTorch as given, and through channels_last and back (a sequence as an image of one row), where it can."""
     found: dict[str, Steps] = {}
     for name in ("aten", "aten:channels_last"):
         backend = get_backend(name + COPY * (problem.padding_mode != "zeros"))
-        each: tuple[tuple[Output, ...], ...] = tuple((o,) for o in outputs)
+        each: tuple[Outputs, ...] = tuple((o,) for o in outputs)
         for sets in ((outputs,), each):
             if not any(reasons_against(backend, problem, o, device, requested=True) for o in sets):
                 found[name] = tuple(Step(backend, o, "requested by name") for o in sets)

@@ -18,14 +18,14 @@ from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_pro
 if TYPE_CHECKING:
     import torch
 
-    from ..problem import ConvProblem, Output
+    from ..problem import ConvProblem, Outputs
 
 
 class Job(NamedTuple):
     """What one call computes: the output, or both gradients."""
 
     problem: ConvProblem
-    outputs: tuple[Output, ...]
+    outputs: Outputs
 
     def count(self, device: torch.device) -> int:
         """How often exactly this was measured here."""
@@ -155,7 +155,7 @@ def _backward(problem: ConvProblem) -> Job:
     return _job(problem.replace(has_bias=False), gradient_outputs(problem.transposed, (True, True, False)))
 
 
-def _job(problem: ConvProblem, outputs: tuple[Output, ...]) -> Job:
+def _job(problem: ConvProblem, outputs: Outputs) -> Job:
     """Of a problem with a padding mode, what is best for the padded copy is looked up."""
     from ..backends import padded
 

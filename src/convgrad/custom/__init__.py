@@ -16,7 +16,7 @@ from ..backends import Arithmetic, Backend, Layout
 from ..engine import registry
 from ..engine import unregister as remove
 from ..errors import UnknownNameError
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Output, Outputs
 from . import arguments
 from .adapted import ModuleBackend, backend_of, problem_of_module
 from .arguments import Method
@@ -206,7 +206,7 @@ def _check_named(backend: CustomBackend, named: Sequence[ConvProblem]) -> None:
     Raises:
         ValueError: with the reasons.
     """
-    computed: list[tuple[Output, ...]] = [*((p,) for p in backend.passes), *backend.sweeps]
+    computed: list[Outputs] = [*((p,) for p in backend.passes), *backend.sweeps]
     places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
     for problem in named:
         against = [backend.against(problem, outputs, place) for outputs in computed for place in places]

@@ -12,7 +12,7 @@ from ..backends import Arithmetic, Backend, Kernel, operand_format
 from ..calculus import sum_of_bias
 from ..engine import thread
 from ..errors import BackendError
-from ..problem import PASSES, ConvProblem, Output, Pass, gradient_outputs, passes_of
+from ..problem import PASSES, ConvProblem, Output, Outputs, Pass, gradient_outputs, passes_of
 from . import arguments
 from .arguments import METHODS, Method
 from .options import several
@@ -69,7 +69,7 @@ class CustomBackend(Backend):
         self.name, self.devices, self.preferred = name, devices, prefer
         self.verified, self.note = False, "not verified"
 
-    def remark(self, outputs: tuple[Output, ...]) -> str:
+    def remark(self, outputs: Outputs) -> str:
         of = [t for t in self.timings if t.outputs == passes_of(outputs)]
         return ", ".join(filter(None, [super().remark(outputs), in_words(of)]))
 
@@ -77,7 +77,7 @@ class CustomBackend(Backend):
         """Whether it was registered for this type of device."""
         return self.devices is None or device_type in self.devices
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         if self.runs_on(device.type):
             return []
         return [f"it was registered for {', '.join(self.devices or ())}, not for {device.type}"]
@@ -145,7 +145,7 @@ class FunctionsBackend(CustomBackend):
         self.deterministic, self.capture_safe = options["deterministic"], options["capture_safe"]
         self._kernels = dict(kernels)
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = super().reasons_against(problem, outputs, device)
         if "grad_bias" in outputs and problem.transposed:
             return [*reasons, "it leaves this gradient of the bias to the engine"]
@@ -157,7 +157,7 @@ class FunctionsBackend(CustomBackend):
             reasons.append(f"it has no {method}" if kernel is None else kernel.reason_against(problem, method))
         return [*dict.fromkeys(filter(None, reasons))]
 
-    def _methods(self, outputs: tuple[Output, ...]) -> tuple[Method, ...]:
+    def _methods(self, outputs: Outputs) -> tuple[Method, ...]:
         """Which function computes them: one of its own goes before that with a mask."""
         if outputs in self.sweeps:
             return ("backward",)
@@ -170,7 +170,7 @@ class FunctionsBackend(CustomBackend):
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         return self._arithmetic
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         (method,) = self._methods(outputs)
         call = self._bind_function(method, problem, outputs)
         if method == "backward":
@@ -185,7 +185,7 @@ class FunctionsBackend(CustomBackend):
 
         return one_pass
 
-    def _bind_function(self, method: Method, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
+    def _bind_function(self, method: Method, problem: ConvProblem, outputs: Outputs) -> Callable[..., Any]:
         """The function of the tensors, by position, which fills in everything else."""
         function, args, _ = self._kernels[method]
         names = arguments.TENSORS[method]
@@ -209,7 +209,7 @@ class FunctionsBackend(CustomBackend):
 
         return call
 
-    def _bind_gradients(self, call: Callable[..., Any], problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def _bind_gradients(self, call: Callable[..., Any], problem: ConvProblem, outputs: Outputs) -> Kernel:
         """Both gradients, or the one that is needed: then the tensor that only the other reads has no values."""
         mask = gradient_outputs(False)
         layout = operand_format(self, problem) or problem.memory_format
@@ -256,14 +256,14 @@ class ClassBackend(CustomBackend):
         self.arithmetic, self.kernel_name = own.arithmetic, own.kernel_name
         self._own = own
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         try:
             own = self._own.reasons_against(problem, outputs, device)
         except Exception as e:  # as of an `accepts`: most often a look at a dimension that this problem does not have
             own = [f"its reasons_against raised {type(e).__name__}: {e}"]
         return [*dict.fromkeys([*super().reasons_against(problem, outputs, device), *own])]
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         kernel, what = self._own.bind(problem, outputs), "+".join(outputs)
 
         def stated(*args: Tensor | None) -> Any:

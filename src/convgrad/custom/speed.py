@@ -14,7 +14,7 @@ from ..check import default_problems, real_layers
 from ..engine import Step, choose, store, trials, without
 from ..engine.ab_timer import Ratio, compare, conditions, second_call
 from ..errors import CheckError
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Outputs
 from .backend import CustomBackend, Timing, in_words
 
 #: How many problems are timed for each way in which a kernel is called.
@@ -57,7 +57,7 @@ def measure(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float
 def _timings(
     backend: CustomBackend, named: Sequence[ConvProblem], device: torch.device, end: float
 ) -> Iterator[Timing]:
-    swept: list[tuple[Output, ...]] = [s for s in backend.sweeps if "grad_bias" not in s]
+    swept: list[Outputs] = [s for s in backend.sweeps if "grad_bias" not in s]
     computed = [*((p,) for p in backend.passes if not any(p in s for s in swept)), *swept]
     queues = [(outputs, _problems(backend, outputs, named, device)) for outputs in computed]
     for number in range(_MOST):
@@ -69,7 +69,7 @@ def _timings(
 
 
 def _problems(
-    backend: CustomBackend, outputs: tuple[Output, ...], named: Sequence[ConvProblem], device: torch.device
+    backend: CustomBackend, outputs: Outputs, named: Sequence[ConvProblem], device: torch.device
 ) -> Iterator[ConvProblem]:
     """Accepted ones: those named, then the usual that do not take too long; if there are none, a small one."""
 
@@ -93,7 +93,7 @@ def _problems(
     yield from small
 
 
-def _timed(backend: CustomBackend, outputs: tuple[Output, ...], problem: ConvProblem, device: torch.device) -> Timing:
+def _timed(backend: CustomBackend, outputs: Outputs, problem: ConvProblem, device: torch.device) -> Timing:
     with without(backend.name):  # one that is to be replaced
         others = choose(problem, outputs, device)
     ways = {"mine": (problem, (Step(backend, outputs, ""),)), "theirs": (problem, others)}

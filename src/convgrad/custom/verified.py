@@ -18,7 +18,7 @@ import torch
 from .._version import __version__
 from ..check import outputs_of
 from ..engine import store
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Output, Outputs
 from .backend import CustomBackend
 from .source import fingerprint
 
@@ -49,7 +49,7 @@ class Verified:
         alone: why it was checked in this process and not in a child; empty if it was in a child.
     """
 
-    outputs: tuple[Output, ...]
+    outputs: Outputs
     device: str
     key: str | None = None
     passed: dict[str, None] = field(default_factory=dict)

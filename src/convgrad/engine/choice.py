@@ -10,7 +10,7 @@ import torch
 
 from ..backends import Backend, PaddedCopy, padded, warn_of
 from ..errors import BackendError
-from ..problem import ConvProblem, Output, Pass, passes_of
+from ..problem import ConvProblem, Outputs, Pass, passes_of
 from ..settings import determinism_demanded
 from .measurements import SETTLED, find
 from .measurer import measure_now, steps_of, worth_measuring
@@ -22,7 +22,7 @@ from .steps import Step
 
 def choose(
     problem: ConvProblem,
-    outputs: tuple[Output, ...],
+    outputs: Outputs,
     device: torch.device,
     request: Request | None = None,
     *,
@@ -79,7 +79,7 @@ def _name_for(pass_: Pass, request: Request | None, alone: bool) -> str | None:
 
 def _preferred(problem: ConvProblem, passes: tuple[Pass, ...], device: torch.device) -> Backend | None:
     """The user's kernel that computes any of these passes, or all at once; of several the one registered last."""
-    wanted: set[tuple[Output, ...]] = {passes, *((p,) for p in passes)}
+    wanted: set[Outputs] = {passes, *((p,) for p in passes)}
     for backend in reversed(backends().values()):
         if backend.preferred and any(not reasons_against(backend, problem, o, device) for o in wanted):
             return backend
@@ -87,12 +87,7 @@ def _preferred(problem: ConvProblem, passes: tuple[Pass, ...], device: torch.dev
 
 
 def _by(
-    backend: Backend,
-    reason: str,
-    problem: ConvProblem,
-    outputs: tuple[Output, ...],
-    device: torch.device,
-    requested: bool = False,
+    backend: Backend, reason: str, problem: ConvProblem, outputs: Outputs, device: torch.device, requested: bool = False
 ) -> tuple[Step, ...]:
     """One call of this backend for all of the outputs, with the gradient of the bias if it can; else no step."""
     passes = passes_of(outputs)
@@ -109,9 +104,7 @@ def _by(
 # ---- measured ------------------------------------------------------------------------------------
 
 
-def _measured(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, now: bool
-) -> tuple[tuple[Step, ...], bool]:
+def _measured(problem: ConvProblem, outputs: Outputs, device: torch.device, now: bool) -> tuple[tuple[Step, ...], bool]:
     """The fastest usable steps by what was measured before, or is now; and whether to measure again later."""
     known = find(problem, outputs, device)
     unsettled = now and worth_measuring(problem, device, known)
@@ -128,7 +121,7 @@ def _measured(
 # ---- by rule -------------------------------------------------------------------------------------
 
 
-def _by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> tuple[Step, ...]:
+def _by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[Step, ...]:
     """One call for all of the outputs; no step if no sweep yields them."""
     passes = passes_of(outputs)
     for way, why in by_rule(problem, passes, device):
@@ -159,7 +152,7 @@ def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.devic
     return "no rule prefers another backend" if measured else f"no other backend was ever timed on {device.type}"
 
 
-def _refusal(requested: str | None, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> str:
+def _refusal(requested: str | None, problem: ConvProblem, outputs: Outputs, device: torch.device) -> str:
     """The message: the reasons of the backend that was requested, else of each."""
     who, there = "no backend", backends()
     if requested is not None:

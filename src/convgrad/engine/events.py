@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.profiler import record_function
 
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Outputs
 
 
 class Event(NamedTuple):
     """One call of one backend, as it happened."""
 
     problem: ConvProblem
-    outputs: tuple[Output, ...]
+    outputs: Outputs
     backend: str
     device: str
     reason: str
@@ -52,7 +52,7 @@ thread = _Thread()
 
 def observed(
     problem: ConvProblem,
-    outputs: tuple[Output, ...],
+    outputs: Outputs,
     backend: str,
     device: torch.device,
     reason: str,

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..backends import Backend
-from ..problem import ConvProblem, Output, passes_of
+from ..problem import ConvProblem, Output, Outputs, passes_of
 from ..sizes import output_length
 from . import store
 from .environment import environment, kind_of_machine
@@ -150,9 +150,7 @@ def similar(problem: ConvProblem) -> ConvProblem:
     return problem.replace(batch=batch, input_size=sizes, output_size=outputs).canonical()
 
 
-def find(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, fresh: bool = False
-) -> Measurement | None:
+def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bool = False) -> Measurement | None:
     """What is known of a problem here, with the kernels that are there; where there is nothing, of one like it.
 
     Args:
@@ -178,7 +176,7 @@ def find(
     return None
 
 
-def add(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, new: Measurement) -> Measurement:
+def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measurement) -> Measurement:
     """Keep a further measurement, of the problem and of those like it; what is known now."""
     where = environment(device)
     found = _merge(key_of(problem, outputs, where), new, where)

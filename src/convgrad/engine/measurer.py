@@ -24,7 +24,7 @@ import torch
 
 from .._compat import dispatch_modes, functorch_active, jit_tracing, warn_user
 from ..backends import Backend
-from ..problem import ConvProblem, Output, passes_of
+from ..problem import ConvProblem, Outputs, passes_of
 from ..settings import capturing, measuring_share
 from . import store
 from .ab_timer import Comparison, call_seconds, compare, second_call
@@ -47,7 +47,7 @@ _GRANTED = 0.5  # seconds of measuring before its share of the running time coun
 _AGAIN = 10.0  # seconds until an unsettled choice is measured again
 
 #: What is wrong with some outputs of a problem by a backend, empty where nothing is; handed in from above.
-Check = Callable[[Backend, ConvProblem, tuple[Output, ...], torch.device], str]
+Check = Callable[[Backend, ConvProblem, Outputs, torch.device], str]
 
 
 class _State:
@@ -121,7 +121,7 @@ def look_again(kernel: Callable[..., Any], device: torch.device) -> Callable[...
 
 
 def measure_now(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, *, force: bool = False
+    problem: ConvProblem, outputs: Outputs, device: torch.device, *, force: bool = False
 ) -> Measurement | None:
     """Measure a problem if there is time for it and nobody else is measuring; None where it was not measured.
 
@@ -163,14 +163,12 @@ def measure_now(
 # ---- candidates ------------------------------------------------------------------------------------
 
 
-def steps_of(
-    way: str, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device
-) -> tuple[Step, ...] | None:
+def steps_of(way: str, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[Step, ...] | None:
     """The steps of a way; None where one of its backends is not there, is another version, or cannot."""
     passes, names = passes_of(outputs), way.split(", ")
     known = {label(b): b for b in backends().values()}
     if len(names) == 1 and len(passes) > 1:
-        of: list[tuple[tuple[Output, ...], ...]] = [(outputs, passes)]  # with the gradient of the bias where it can
+        of: list[tuple[Outputs, ...]] = [(outputs, passes)]  # with the gradient of the bias where it can
     elif len(names) == len(passes):
         of = [((p,),) for p in passes]
     else:
@@ -185,7 +183,7 @@ def steps_of(
     return tuple(steps)
 
 
-def _candidates(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> dict[str, tuple[Step, ...]]:
+def _candidates(problem: ConvProblem, outputs: Outputs, device: torch.device) -> dict[str, tuple[Step, ...]]:
     """Way -> its steps, ATen's first where it can."""
     passes = passes_of(outputs)
     found = {}
@@ -204,7 +202,7 @@ def _candidates(problem: ConvProblem, outputs: tuple[Output, ...], device: torch
 # ---- measuring -------------------------------------------------------------------------------------
 
 
-def _measured(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Measurement | None:
+def _measured(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Measurement | None:
     """Measure the candidates once more, and keep what was found; None where none can be called."""
     known = find(problem, outputs, device) or Measurement()
     ways = _candidates(problem, outputs, device)

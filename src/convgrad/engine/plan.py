@@ -15,7 +15,7 @@ from torch import Tensor
 from .._compat import profiler_enabled
 from ..backends import runs_as_stated, statable_arguments
 from ..calculus import Role, add_bias, sum_of_bias
-from ..problem import ConvProblem, Output, gradient_outputs, in_order
+from ..problem import ConvProblem, Output, Outputs, gradient_outputs, in_order
 from .cache import generation
 from .choice import choose
 from .events import observed, observers
@@ -56,12 +56,7 @@ class Plan:
     )  # fmt: skip
 
     def __init__(
-        self,
-        problem: ConvProblem,
-        outputs: tuple[Output, ...],
-        device: torch.device,
-        steps: tuple[Step, ...],
-        since: int,
+        self, problem: ConvProblem, outputs: Outputs, device: torch.device, steps: tuple[Step, ...], since: int
     ) -> None:
         self.problem = problem
         self.outputs = outputs
@@ -201,7 +196,7 @@ def _empty_result(problem: ConvProblem, output: Output, like: Tensor, bias: Tens
     return add_bias(zeros, bias).contiguous(memory_format=problem.memory_format)
 
 
-def plan_for(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, now: bool = False) -> Plan:
+def plan_for(problem: ConvProblem, outputs: Outputs, device: torch.device, now: bool = False) -> Plan:
     """A new plan under the flags and the request in force. The plan of a call comes from `resolve`, which keeps it.
 
     Args:

@@ -10,7 +10,7 @@ import torch
 
 from ..backends import COPY, Backend, PaddedCopy
 from ..errors import UnknownNameError
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Outputs
 from ..settings import capturing, determinism_demanded
 from .cache import invalidate
 from .found import load
@@ -76,12 +76,7 @@ def _unknown(name: object) -> UnknownNameError:
 
 
 def reasons_against(
-    backend: Backend,
-    problem: ConvProblem,
-    outputs: tuple[Output, ...],
-    device: torch.device,
-    *,
-    requested: bool = False,
+    backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device, *, requested: bool = False
 ) -> list[str]:
     """Every reason why a backend cannot compute these outputs here and now; empty means usable.
 

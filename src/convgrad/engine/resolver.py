@@ -28,7 +28,7 @@ from .._compat import (
 )
 from ..backends import reads_odd_strides
 from ..calculus import Form
-from ..problem import Output, PaddingMode, gradient_outputs
+from ..problem import Outputs, PaddingMode, gradient_outputs
 from ..settings import flags
 from ..shapes import Geometry, conv_geometry, convolution_shape, problem_of
 from ..validation import check_backward, check_memory, check_operands
@@ -150,7 +150,7 @@ def make(
     )
     if padding_mode != "zeros":
         problem = problem.replace(padding_mode=padding_mode)
-    outputs: tuple[Output, ...] = (problem.bias_pass,)
+    outputs: Outputs = (problem.bias_pass,)
     if op != "convolution":
         outputs = gradient_outputs(g.transposed, checked.mask)
     if a.is_cpu:

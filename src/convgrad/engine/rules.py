@@ -14,7 +14,7 @@ import torch
 
 from .._compat import avx512_here, cpu_lacks
 from ..backends import MOST_A_GROUP, aten_choice
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Outputs
 from ..settings import threads
 from .environment import mkl_at_its_best
 
@@ -44,7 +44,7 @@ _WIDE, _LARGE_PRODUCT = 96, 2e7
 _LARGE = 1e7
 
 
-def kind_of(problem: ConvProblem, outputs: tuple[Output, ...], emulated: bool) -> str | None:
+def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | None:
     """What the table calls a problem on a CPU; None of one that is PyTorch's in any case.
 
     Args:
@@ -71,7 +71,7 @@ def kind_of(problem: ConvProblem, outputs: tuple[Output, ...], emulated: bool) -
     return "wide product" if wide and problem.dtype is torch.float32 else "pointwise"
 
 
-def by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Iterator[tuple[str, str]]:
+def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Iterator[tuple[str, str]]:
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
     lacking = cpu_lacks(problem.dtype)
     kind = kind_of(problem, outputs, bool(lacking)) if device.type == "cpu" else None
@@ -85,7 +85,7 @@ def by_rule(problem: ConvProblem, outputs: tuple[Output, ...], device: torch.dev
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
 
 
-def worth_converting(p: ConvProblem, outputs: tuple[Output, ...], lacking: str) -> bool:
+def worth_converting(p: ConvProblem, outputs: Outputs, lacking: str) -> bool:
     """Whether each value of the operands is in ten products or more; in fewer, converting takes longer than they do.
 
     For the gradient of the weight it is worth while in any case: some processors have no kernel for that in 16 bits.
@@ -160,7 +160,7 @@ def _full_vectors(p: ConvProblem) -> bool:
     return outputs > 8 or p.channels_last or not _overlapping(p)
 
 
-def _narrow(p: ConvProblem, outputs: tuple[Output, ...]) -> bool:
+def _narrow(p: ConvProblem, outputs: Outputs) -> bool:
     """A result of at most eight channels, which oneDNN's vectors hold: an image by a decoder, or its gradient.
 
     So are the gradients of a first layer, whose images have long rows and few channels and lie in PyTorch's order.
@@ -199,7 +199,7 @@ def _volume(p: ConvProblem) -> str | None:
     return "wide volume" if wide else None
 
 
-def _scattered(p: ConvProblem, outputs: tuple[Output, ...]) -> str | None:
+def _scattered(p: ConvProblem, outputs: Outputs) -> str | None:
     """The gradient of the input alone, or the result of a transposed convolution, by kernels that do not overlap.
 
     Ours writes each element once, in its place; kernels of more than 512 elements are too large for that.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..backends import Backend, operand_format
-from ..problem import OPERANDS, ConvProblem, Output, Slot
+from ..problem import OPERANDS, ConvProblem, Outputs, Slot
 from .operands import is_prepared, prepare, prepare_bias
 
 SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
@@ -19,13 +19,13 @@ class Step(NamedTuple):
     """One call of one backend, and why it was chosen."""
 
     backend: Backend
-    outputs: tuple[Output, ...]
+    outputs: Outputs
     reason: str
     #: The choice is to be looked at again, once there is time to measure.
     unsettled: bool = False
 
 
-def slots_of(outputs: tuple[Output, ...]) -> tuple[int, ...]:
+def slots_of(outputs: Outputs) -> tuple[int, ...]:
     """Which of `SLOTS` one call for these outputs reads, in the order in which its backend takes them."""
     slots = OPERANDS[outputs[0]] if len(outputs) == 1 else SLOTS  # pyright: ignore[reportArgumentType]
     return tuple([SLOTS.index(s) for s in slots])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..calculus import sum_of_bias
-from ..problem import ConvProblem, Output, passes_of
+from ..problem import ConvProblem, Outputs, passes_of
 from .ab_timer import in_turn
 from .steps import SLOTS, Step, bind_step, slots_of
 
@@ -23,7 +23,7 @@ _MOST_SETS = 64
 
 
 def trials(
-    ways: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]], outputs: tuple[Output, ...], device: torch.device
+    ways: Mapping[str, tuple[ConvProblem, tuple[Step, ...]]], outputs: Outputs, device: torch.device
 ) -> dict[str, Callable[[], list[Any]]]:
     """What runs each way as a plan would: operands that must be copied, a bias and the sum of its gradient included.
 
@@ -49,7 +49,7 @@ def _sets(problem: ConvProblem, device: torch.device) -> int:
 
 
 def _bound(
-    problem: ConvProblem, outputs: tuple[Output, ...], steps: tuple[Step, ...], sets: list[dict[int, Tensor]]
+    problem: ConvProblem, outputs: Outputs, steps: tuple[Step, ...], sets: list[dict[int, Tensor]]
 ) -> list[Callable[[], list[Any]]]:
     """A call for each set of operands."""
     kernels: list[tuple[Callable[..., Any], tuple[int, ...], tuple[Tensor, ...]]] = []

@@ -14,7 +14,7 @@ import torch
 from .._compat import lock_over_forks
 from ..diagnostics import Limits, Machine, kernel_of_event, limits_of, select_conv_backend
 from ..engine import Event, observers
-from ..problem import ConvProblem, Output, shown_outputs
+from ..problem import ConvProblem, Outputs, shown_outputs
 from ..tables import csv_text, text_table
 
 _HEAD = ("calls", "output", "backend", "layout", "total ms", "mean ms", "share", "of limit", "problem")
@@ -29,7 +29,7 @@ class UsageRow:
     """All calls of one backend for the same outputs of the same convolution."""
 
     problem: ConvProblem
-    outputs: tuple[Output, ...]
+    outputs: Outputs
     backend: str
     device: str
     reason: str = ""

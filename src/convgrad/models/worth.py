@@ -20,7 +20,7 @@ from ..backends import native_norm_takes, norm_gains
 from ..custom import problem_of_module
 from ..engine import beats_matmul, get_backend, linear_gains, plan_for
 from ..errors import ConvgradError
-from ..problem import OUTPUTS, PASSES, ConvProblem, Output
+from ..problem import OUTPUTS, PASSES, ConvProblem, Output, Outputs
 from ..settings import measuring_share
 
 Shape = Sequence[int]
@@ -107,7 +107,7 @@ def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torc
 
 def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:
     backward: list[Output] = [o for o in OUTPUTS if o != problem.bias_pass and (problem.has_bias or o != "grad_bias")]
-    forward: tuple[Output, ...] = (problem.bias_pass,)
+    forward: Outputs = (problem.bias_pass,)
     calls = [forward, tuple(backward), *((o,) for o in backward if o != "grad_bias")]
     for outputs in calls:
         with suppress(ConvgradError):

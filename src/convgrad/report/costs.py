@@ -15,7 +15,7 @@ from ..backends import padded
 from ..check import first_look
 from ..engine import Step, active, backends, choose, measurements, steps_of, trials
 from ..engine.ab_timer import Comparison, compare, second_call
-from ..problem import ConvProblem, Output, passes_of
+from ..problem import ConvProblem, Outputs, passes_of
 from .profile import Cost, Row
 
 CHOSEN, LAST = "chosen", "channels_last"
@@ -105,7 +105,7 @@ def _of_backend(i: int, row: Row, best: str, seen: Comparison, tune: str, stock:
 
 
 def compared(
-    problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device, backend: str, *, layout: bool = False
+    problem: ConvProblem, outputs: Outputs, device: torch.device, backend: str, *, layout: bool = False
 ) -> Comparison | None:
     """The backend that runs (`CHOSEN`), and all others that can and are not hopeless, by name.
 

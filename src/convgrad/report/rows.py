@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..diagnostics import Limits, least_work
 from ..models import UsageRow
-from ..problem import ConvProblem, Output, in_order
+from ..problem import ConvProblem, Outputs, in_order
 from .assembled import rounded
 from .profile import Row
 
@@ -70,7 +70,7 @@ def read_table(path: str | Path) -> list[Row]:
 
 def _usage(line: Line, outputs: str, backend: str, calls: int, seconds: float) -> UsageRow:
     words = re.sub(r" \([^)]*\)", "", outputs).split("+")  # what the outputs of a transposed one are to its user
-    named: tuple[Output, ...] = in_order(words)
+    named: Outputs = in_order(words)
     if len(named) != len(words):
         raise ValueError(f"unknown output {outputs!r}")
     found = UsageRow(ConvProblem.parse(line["problem"]), named, backend, line.get("device") or "cpu")
