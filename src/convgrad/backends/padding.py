@@ -30,11 +30,11 @@ def pad_input(problem: ConvProblem, input: Tensor) -> Tensor:
     Shape:
         (N, C_in, *in) -> (N, C_in, *(in + low + high))
     """
-    if problem.padding_mode != "zeros":
-        return by_pytorch(padding_modes.pad(input, _added(problem), problem.padding_mode), _cropped(problem))
-    if _misses(problem):
-        return input.new_zeros(padded(problem).input_shape)
-    return by_pytorch(input, problem.padding)
+    added, cropped = _sides(problem)
+    if any(map(any, added)):
+        mode = problem.padding_mode
+        input = by_pytorch(input, added) if mode == "zeros" else padding_modes.pad(input, added, mode)
+    return _inside(input, cropped)
 
 
 def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
@@ -43,27 +43,28 @@ def unpad_input(problem: ConvProblem, grad_input: Tensor) -> Tensor:
     Shape:
         (N, C_in, *(in + low + high)) -> (N, C_in, *in)
     """
-    if problem.padding_mode != "zeros":
-        grad_input = by_pytorch(grad_input, tuple((-low, -high) for low, high in _cropped(problem)))
-        grad_input = padding_modes.fold(grad_input, _added(problem), problem.padding_mode)
-    elif _misses(problem):
-        return grad_input.new_zeros(problem.input_shape)
+    added, cropped = _sides(problem)
+    if any(map(any, cropped)):
+        grad_input = by_pytorch(grad_input, cropped)
+    if problem.padding_mode == "zeros":
+        grad_input = _inside(grad_input, added)
     else:
-        grad_input = by_pytorch(grad_input, tuple((-low, -high) for low, high in problem.padding))
+        grad_input = padding_modes.fold(grad_input, added, problem.padding_mode)
     return grad_input.contiguous(memory_format=problem.memory_format)
 
 
-def _added(problem: ConvProblem) -> padding_modes.Sides:
-    return tuple((max(low, 0), max(high, 0)) for low, high in problem.padding)
+def _sides(problem: ConvProblem) -> tuple[padding_modes.Sides, padding_modes.Sides]:
+    """What is added around the input, and what is cropped of that: of one side there may be more than the input has."""
+    added = tuple((max(low, 0), max(high, 0)) for low, high in problem.padding)
+    return added, tuple((max(-low, 0), max(-high, 0)) for low, high in problem.padding)
 
 
-def _cropped(problem: ConvProblem) -> padding_modes.Sides:
-    return tuple((min(low, 0), min(high, 0)) for low, high in problem.padding)
-
-
-def _misses(problem: ConvProblem) -> bool:
-    """Whether a crop leaves nothing of the input, so that only padding is read."""
-    return any(-low >= n or -high >= n for n, (low, high) in zip(problem.input_size, problem.padding, strict=True))
+def _inside(t: Tensor, sides: padding_modes.Sides) -> Tensor:
+    """A view without these positions at the ends of its last dimensions."""
+    for d, (low, high) in enumerate(sides, start=2):
+        if low or high:
+            t = t.narrow(d, low, t.shape[d] - low - high)
+    return t
 
 
 def over_copy(
@@ -72,12 +73,12 @@ def over_copy(
     """The function that `Backend.bind` returns for a problem, made of that for ``padded(problem)``.
 
     Args:
-        layout: in which the latter takes the copy, which PyTorch may pad into another; None: any.
+        layout: in which the latter takes the copy; None: any.
     """
+    layout = layout or problem.memory_format
 
     def pad(input: Tensor) -> Tensor:
-        copy = pad_input(problem, input)
-        return copy if layout is None else copy.contiguous(memory_format=layout)
+        return pad_input(problem, input).contiguous(memory_format=layout)  # PyTorch may pad into another
 
     def forward(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
         return kernel(pad(a), b, bias, workspace)
