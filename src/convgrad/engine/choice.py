@@ -14,7 +14,7 @@ from ..problem import ConvProblem, Outputs, Pass, passes_of
 from ..settings import determinism_demanded
 from .measurements import SETTLED, find
 from .measurer import measure_now, steps_of, worth_measuring
-from .registry import backends, get_backend, reasons_against
+from .registry import backends, computed_at_once, get_backend, reasons_against
 from .request import Request
 from .rules import by_rule
 from .steps import Step
@@ -90,15 +90,14 @@ def _by(
     backend: Backend, reason: str, problem: ConvProblem, outputs: Outputs, device: torch.device, requested: bool = False
 ) -> tuple[Step, ...]:
     """One call of this backend for all of the outputs, with the gradient of the bias if it can; else no step."""
-    passes = passes_of(outputs)
-    for wanted in dict.fromkeys((outputs, passes)) if len(passes) > 1 else (passes,):
-        if not reasons_against(backend, problem, wanted, device, requested=requested):
-            if requested:
-                warn_of(backend.wrong_here(problem, wanted, device)[0])
-            swept = ", in one sweep" if len(passes) > 1 and backend.name != "aten" else ""
-            words = filter(None, (reason, backend.remark(wanted)))
-            return (Step(backend, wanted, f"{', '.join(words)}{swept}"),)
-    return ()
+    wanted = computed_at_once(backend, problem, outputs, device, requested=requested)
+    if wanted is None:
+        return ()
+    if requested:
+        warn_of(backend.wrong_here(problem, wanted, device)[0])
+    swept = ", in one sweep" if len(passes_of(wanted)) > 1 and backend.name != "aten" else ""
+    words = filter(None, (reason, backend.remark(wanted)))
+    return (Step(backend, wanted, f"{', '.join(words)}{swept}"),)
 
 
 # ---- measured ------------------------------------------------------------------------------------

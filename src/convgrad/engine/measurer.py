@@ -32,7 +32,7 @@ from .cache import invalidate
 from .environment import environment, kind_of_machine
 from .events import thread
 from .measurements import SETTLED, Measurement, add, find, key_of, label, reload, similar
-from .registry import backends, reasons_against
+from .registry import backends, computed_at_once
 from .steps import Step
 from .trials import trials
 
@@ -165,21 +165,18 @@ def measure_now(
 
 def steps_of(way: str, problem: ConvProblem, outputs: Outputs, device: torch.device) -> tuple[Step, ...] | None:
     """The steps of a way; None where one of its backends is not there, is another version, or cannot."""
-    passes, names = passes_of(outputs), way.split(", ")
+    names = way.split(", ")
     known = {label(b): b for b in backends().values()}
-    if len(names) == 1 and len(passes) > 1:
-        of: list[tuple[Outputs, ...]] = [(outputs, passes)]  # with the gradient of the bias where it can
-    elif len(names) == len(passes):
-        of = [((p,),) for p in passes]
-    else:
+    parts: list[Outputs] = [outputs] if len(names) == 1 else [(p,) for p in passes_of(outputs)]
+    if len(names) != len(parts):
         return None
     steps = []
-    for name, wanted in zip(names, of, strict=True):
+    for name, part in zip(names, parts, strict=True):
         backend = known.get(name)
-        able = [w for w in wanted if backend and not reasons_against(backend, problem, w, device)]
-        if backend is None or not able:
+        wanted = computed_at_once(backend, problem, part, device) if backend else None
+        if backend is None or not wanted:
             return None
-        steps.append(Step(backend, able[0], ""))
+        steps.append(Step(backend, wanted, ""))
     return tuple(steps)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..backends import COPY, Backend, PaddedCopy
 from ..errors import UnknownNameError
-from ..problem import ConvProblem, Outputs
+from ..problem import ConvProblem, Outputs, passes_of
 from ..settings import capturing, determinism_demanded
 from .cache import invalidate
 from .found import load
@@ -101,3 +101,12 @@ def reasons_against(
         wrong, _ = backend.wrong_here(problem, outputs, device)
         reasons += [f"PyTorch's kernel is wrong here: {wrong}"] if wrong else []
     return reasons
+
+
+def computed_at_once(
+    backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device, *, requested: bool = False
+) -> Outputs | None:
+    """What one call of a backend gives of some outputs: all, or all but the gradient of the bias; else None."""
+    passes = passes_of(outputs)
+    sets = (outputs, passes) if len(passes) > 1 else (passes,)
+    return next((o for o in sets if not reasons_against(backend, problem, o, device, requested=requested)), None)
