@@ -6,17 +6,18 @@ whose choice is ATen becomes a plain aten convolution in the graph, so that Indu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import hint_of, is_subclass, is_traced
-from ..engine import layout_of, plan_for
-from ..problem import ConvProblem, gradient_outputs
-from ..shapes import conv_geometry, convolution_shape, problem_of
-from . import decompositions, fake
+from ..engine import checked_backward, checked_convolution, plan_for
+from ..problem import gradient_outputs
+from ..shapes import problem_of
+from . import decompositions
 
 _aten = torch.ops.aten
 
@@ -47,7 +48,7 @@ def traced_operator(op: Any, operands: tuple[Any, ...], rest: tuple[Any, ...]) -
 
     It does where ATen would be chosen; in an exported program always, because that may be loaded without this library.
     """
-    first, second = operands[:2]
+    first = operands[0]
     if not is_traced(first):
         return None
     name = op._schema.name.removeprefix("convgrad::")
@@ -55,34 +56,15 @@ def traced_operator(op: Any, operands: tuple[Any, ...], rest: tuple[Any, ...]) -
         return getattr(decompositions, name)
     if name in ("grad_input", "grad_weight"):
         return None  # aten has no operator for one gradient alone
-    input, weight = (first, second) if name == "convolution" else (second, operands[2])
-    arguments = rest if name == "convolution" else rest[1:7]
-    if len(arguments[1]) == 2 * (input.dim() - 2):
+    forward = name == "convolution"
+    if len(rest[1 if forward else 2]) == 2 * (first.dim() - 2):
         return None  # aten cannot state this padding
-    if name == "convolution":
-        fake.convolution(first, second, operands[2], *rest)  # the same validation as everywhere
-        return _aten.convolution.default if _all_aten(input, weight, arguments, None) else None
-    fake.convolution_backward(first, second, weight, *rest)
-    return _aten.convolution_backward.default if _all_aten(input, weight, arguments, rest[-1]) else None
-
-
-def _all_aten(input: Tensor, weight: Tensor, arguments: Sequence[Any], mask: Sequence[bool] | None) -> bool:
-    """Whether every step of the plan for these sizes (for symbolic ones: for their hints) is ATen's."""
-    problem = _hinted_problem(input, weight, arguments)
-    if problem is None or problem.empty:
-        return True
-    outputs = (problem.bias_pass,) if mask is None else gradient_outputs(problem.transposed, mask)
-    return plan_for(problem, outputs, input.device).aten
-
-
-def _hinted_problem(input: Tensor, weight: Tensor, arguments: Sequence[Any]) -> ConvProblem | None:
-    shapes = [[hint_of(n) for n in t.shape] for t in (input, weight)]
-    values = [[hint_of(n) for n in a] if isinstance(a, (list, tuple)) else hint_of(a) for a in arguments]
-    if any(n is None for s in [*shapes, *(v for v in values if isinstance(v, list))] for n in s):
-        return None
-    g = conv_geometry(shapes[1], *values)  # pyright: ignore[reportArgumentType]
-    shape = convolution_shape(shapes[0], shapes[1], None, g)  # pyright: ignore[reportArgumentType]
-    layout = torch.contiguous_format
-    if input.dim() > 3:
-        layout = layout_of(input, weight, conv_geometry(weight.shape, *arguments))
-    return problem_of(shapes[0], shapes[1], shape, g, dtype=input.dtype, memory_format=layout)  # pyright: ignore[reportArgumentType]
+    call = (checked_convolution if forward else checked_backward)(*operands, *rest)
+    # Symbolic sizes are those that they have in this trace.
+    sizes: Any = tree_map(hint_of, [[*call.input_size], [*call.weight_size], [*call.output_size], call.geometry])
+    all_aten = None in tree_leaves(sizes)
+    if not all_aten:
+        problem = problem_of(*sizes, dtype=first.dtype, memory_format=call.layout)
+        outputs = (problem.bias_pass,) if forward else gradient_outputs(problem.transposed, call.mask)
+        all_aten = problem.empty or plan_for(problem, outputs, first.device).aten
+    return getattr(_aten, name).default if all_aten else None
