@@ -65,7 +65,8 @@ class _Router:
         """The kernels in place of PyTorch's, until what is returned is destroyed."""
         library = torch.library.Library("aten", "IMPL")
         try:
-            for key in _keys():
+            gpu = torch.version.cuda is not None or torch.version.hip is not None
+            for key in ("CPU", "CUDA") if gpu else ("CPU",):
                 for op in ("convolution", "convolution_backward"):
                     kernel = _kernel(self, op, torch.library.get_kernel(f"aten::{op}", key).call_boxed)
                     library.impl(op, kernel, key, with_keyset=True)
@@ -79,12 +80,6 @@ class _Router:
 #: Another thread may be about to call a kernel that is being removed, and PyTorch keeps one alive only while it is
 #: registered; so the last ones are kept alive here.
 _retired: deque[Any] = deque(maxlen=4096)
-
-
-def _keys() -> tuple[str, ...]:
-    """The dispatch keys of the devices for which this PyTorch was built."""
-    gpu = torch.version.cuda is not None or torch.version.hip is not None
-    return ("CPU", "CUDA") if gpu else ("CPU",)
 
 
 # ---- the kernels ---------------------------------------------------------------------------------
@@ -127,7 +122,8 @@ def _kernel(router: _Router, op: str, original: Original) -> Callable[..., Any]:
             with inside():
                 return plan.gradients(a, b, c) if backward else plan.contract(a, b, c)
         if plan is not None and watched:
-            return _observed(plan, partial(original, keyset, a, b, c, *raw))
+            call = partial(original, keyset, a, b, c, *raw)
+            return observed(plan.problem, plan.outputs, "aten", plan.device, "PyTorch's own kernel", call)
         if short is None or not a.is_cpu or function_modes():  # those see what is called from Python
             return original(keyset, a, b, c, *raw)
         return short(a, b, c, *raw, False, False, False, False)
@@ -182,11 +178,6 @@ def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weigh
                 raise
     remember(key, plan, since)
     return plan
-
-
-def _observed(plan: Plan, original: Callable[[], Any]) -> Any:
-    """PyTorch's own kernel, reported to the observers."""
-    return observed(plan.problem, plan.outputs, "aten", plan.device, "PyTorch's own kernel", original)
 
 
 # ---- blocks --------------------------------------------------------------------------------------
