@@ -73,6 +73,16 @@ def wrapped(text: str, width: int, indent: str | None = None) -> str:
     return "\n".join(lines)
 
 
+def counted(number: int, what: str = "problem") -> str:
+    """So many of something.
+
+    Equivalent to:
+        >>> counted(1), counted(2, "call")
+        ('1 problem', '2 calls')
+    """
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def csv_text(rows: Iterable[Iterable[Any]]) -> str:
     """The same as CSV."""
     out = io.StringIO()

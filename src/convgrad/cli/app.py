@@ -173,11 +173,6 @@ def say(text: object, file: TextIO | None = None) -> None:
         print(line if "repeat: " in line else wrapped(line, width()), file=file, flush=True)
 
 
-def counted(problems: int) -> str:
-    """So many problems."""
-    return f"{problems} problem{'s' * (problems != 1)}"
-
-
 def say_table(rows: Sequence[Sequence[str]], right: Collection[str] = ()) -> None:
     """Print a table; what does not fit beside each other stands below."""
     print(text_table(rows, right=right, width=width()), flush=True)

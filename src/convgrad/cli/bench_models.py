@@ -57,11 +57,7 @@ mb16ic128ih16oc256oh8kh4sh2ph1n"discriminator 3"
 
 
 def models_named(names: Sequence[str], known: Iterable[str]) -> list[str]:
-    """The models that are meant, in their order; all where none is named.
-
-    Raises:
-        an error for the user: a name that is not among them.
-    """
+    """The models that are meant, in their order; all where none is named."""
     known = list(known)
     unknown = [name for name in names if name not in known]
     if unknown:

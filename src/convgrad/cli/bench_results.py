@@ -56,10 +56,6 @@ class Results:
         columns: of each row.
         key: columns that say what a row is about: with ``resume``, what the file holds already is `done`.
         resume: add to a file that exists.
-
-    Raises:
-        an error for the user: the file exists and is not to be added to, it holds something else, or there is none to
-            add to.
     """
 
     def __init__(self, path: Path | None, columns: Sequence[str], key: Sequence[str], resume: bool = False) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .app import command, counted, device_here, fail, progress, say, say_json
+from ..tables import counted
+from .app import command, device_here, fail, progress, say, say_json
 from .options import PROPERTIES, AsJson, Backends, Device, Outputs, Properties, Transposed, outputs_named, problem_or
 
 if TYPE_CHECKING:

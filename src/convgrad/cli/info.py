@@ -9,8 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..tables import wrapped
-from .app import command, counted, say, say_json, width
+from ..tables import counted, wrapped
+from .app import command, say, say_json, width
 from .options import BACKENDS, AsJson
 
 #: Everyday layers, for which each backend says whether it can compute them.

@@ -101,9 +101,6 @@ def explained(
 
     Args:
         input: an example, or its shape; else what the model's function gives, or the model's usual one.
-
-    Raises:
-        an error for the user: no such model, or its package is not installed.
     """
     from ..diagnostics import Explanation, Layer, ModelExplanation, explain
 
@@ -149,11 +146,7 @@ def in_channels_last(net: nn.Module, input: Any) -> tuple[nn.Module, torch.Tenso
 
 
 def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
-    """The model on a device, and what its function gives to call it with; None where that gives the model alone.
-
-    Raises:
-        an error for the user: no such model, or its package is not installed.
-    """
+    """The model on a device, and what its function gives to call it with; None where that gives the model alone."""
     import torch
     from torch import nn
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from .app import BeforeAScript, command, counted, device_here, fail, progress, say, say_json, say_table, width
+from ..tables import counted
+from .app import BeforeAScript, command, device_here, fail, progress, say, say_json, say_table, width
 from .check import search_and_record
 from .models import MODELS, explained
 from .options import AsJson, ChannelsLast, Device, Dtype, Input, Threads, is_problem, is_script, problem_or, writable

@@ -8,6 +8,7 @@ import torch
 
 from ..check import PROPERTIES, STRESS, CheckResult, check_problem
 from ..problem import ConvProblem, Output
+from ..tables import counted
 from .backend import NO, CustomBackend
 from .loading import loading
 
@@ -47,17 +48,13 @@ def lost(backend: CustomBackend, output: Output, problem: ConvProblem | None, na
     meaning = ((STRESS | PROPERTIES)[name].__doc__ or "").strip().splitlines()
     return "\n".join(
         [
-            f"{backend.name!r} is refused: its {output} {how} ({_problems(passed)} passed)",
+            f"{backend.name!r} is refused: its {output} {how} ({counted(passed)} passed)",
             f"  this was being checked, {name}: {' '.join(line.strip() for line in meaning)}",
             f"  the problem: {problem}",
             *([] if problem.dtype == torch.float32 else [f"  {_DTYPES}"]),
             *_repeat(backend.name, problem, output, "cpu", name),
         ]
     )
-
-
-def _problems(number: int) -> str:
-    return f"{number} problem{'s' * (number != 1)}"
 
 
 def wrong(failures: Sequence[CheckResult], hints: Sequence[str], passed: int) -> str:
@@ -70,7 +67,7 @@ def wrong(failures: Sequence[CheckResult], hints: Sequence[str], passed: int) ->
         failures, first = [], raised
     else:
         what = "is wrong"
-    lines = [f"{first.backend!r} is refused: its {first.output} {what} ({_problems(passed)} passed)"]
+    lines = [f"{first.backend!r} is refused: its {first.output} {what} ({counted(passed)} passed)"]
     distinct: dict[str, CheckResult] = {}
     for r in failures:
         distinct.setdefault(r.message, r)

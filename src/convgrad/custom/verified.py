@@ -19,6 +19,7 @@ from .._version import __version__
 from ..check import outputs_of
 from ..engine import store
 from ..problem import ConvProblem, Output, Outputs
+from ..tables import counted
 from .backend import CustomBackend
 from .source import fingerprint
 
@@ -91,7 +92,7 @@ class Verified:
         rest = f"; it was checked in this process: {self.alone}" if self.alone else ""
         if few[1]:
             why = "it accepts no more that could be found" if self.complete else f"no more fitted into {seconds:g} s"
-            right = f"{few[0]} problem{'s' * (few[0] != 1)}" + (f" of {few[1]}" if len(self.outputs) > 1 else "")
+            right = counted(few[0]) + (f" of {few[1]}" if len(self.outputs) > 1 else "")
             return f"not verified: {right} passed, {FLOOR} are needed; {why}{rest}"
         more = "" if self.complete else f"; more did not fit into {seconds:g} s"
         return f"verified on {n} problems{more}{rest}"

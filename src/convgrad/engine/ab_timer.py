@@ -25,6 +25,8 @@ from typing import TypeVar
 
 import torch
 
+from ..tables import counted
+
 T = TypeVar("T")
 
 _CONFIDENCE = 0.95  # of every interval
@@ -293,7 +295,7 @@ def surroundings(device: torch.device | str = "cpu") -> dict[str, str]:
     on_gpu, threads = device.type == "cuda", torch.get_num_threads()
     return {
         "processor": torch.cuda.get_device_name(device) if on_gpu else processor()[0],
-        "threads": f"CUDA {torch.version.cuda}" if on_gpu else f"{threads} thread{'s' * (threads > 1)}",
+        "threads": f"CUDA {torch.version.cuda}" if on_gpu else counted(threads, "thread"),
         "torch": f"torch {torch.__version__}",
         "python": f"Python {platform.python_version()}",
         "memory": "freed memory kept" if memory_kept() else "freed memory returned to the system",

@@ -105,11 +105,7 @@ def accelerated_class(cls: type) -> type:
 
 
 def owner_class(cls: type) -> type:
-    """The class of a module that calls two modules that are computed together (`convgrad.nn.joined`).
-
-    Raises:
-        Exception: as above.
-    """
+    """The class of a module that calls two modules that are computed together (`convgrad.nn.joined`)."""
     if _is_parametrized(cls):
         return constructors.with_bases(cls, (owner_class(cls.__bases__[0]),))
     owner = joined.Owner

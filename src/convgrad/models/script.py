@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, TextIO
 from zipfile import is_zipfile
 
-from ..tables import wrapped
+from ..tables import counted, wrapped
 from . import process
 from .process import observe_aten, takeover
 from .usage import Usage
@@ -152,9 +152,8 @@ def _report(
 ) -> None:
     who = "PyTorch's own choice" if stock else "convgrad's choice"
     share = usage.seconds / wall if wall else 0.0
-    calls = sum(r.calls for r in usage.rows)
-    times = "1 call" if calls == 1 else f"{calls} calls"
-    head = f"\n{who}: {times}, {usage.seconds:.3f} s of {wall:.3f} s ({share:.0%}) in convolutions"
+    calls = counted(sum(r.calls for r in usage.rows), "call")
+    head = f"\n{who}: {calls}, {usage.seconds:.3f} s of {wall:.3f} s ({share:.0%}) in convolutions"
     try:
         table = usage.table(measure=measure, width=width)
     except KeyboardInterrupt:  # measuring the limit was interrupted; the rest is known
