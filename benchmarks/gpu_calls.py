@@ -22,8 +22,8 @@ from torch import Tensor
 from convgrad.backends.base import Backend
 from convgrad.check.suite import check_backend
 from convgrad.diagnostics import Machine, limits_of
+from convgrad.engine import prepare
 from convgrad.engine.ab_timer import compare, second_call
-from convgrad.engine.operands import prepare
 from convgrad.engine.registry import get_backend
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
 

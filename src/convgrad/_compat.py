@@ -33,7 +33,6 @@ def lock_over_forks() -> Any:
 
 
 functorch_active = _C._are_functorch_transforms_active
-is_wrapped: Callable[[Tensor], bool] = _C._functorch.is_functorch_wrapped_tensor
 profiler_enabled: Callable[[], bool] = _C._autograd._profiler_enabled
 #: Of a tensor that ``autograd.grad(is_grads_batched=True)`` makes: a plain one to Python, without memory of its own.
 is_legacy_batched: Callable[[Tensor], bool] = _C._functorch.is_legacy_batchedtensor
@@ -86,22 +85,6 @@ def channels_last_of(ndim: int) -> torch.memory_format:
     return {2: torch.channels_last, 3: torch.channels_last_3d}.get(ndim, torch.contiguous_format)
 
 
-def aten_memory_format(input: Tensor, weight: Tensor, *arguments: Any) -> torch.memory_format:
-    """The layout in which ATen would return the results for these operands and arguments, from stride to groups.
-
-    Source: aten/src/ATen/native/Convolution.cpp, determine_backend_memory_format; asked of ATen itself.
-    A 1-d convolution is returned contiguous.
-    """
-    ndim = weight.dim() - 2
-    if ndim == 1:
-        return torch.contiguous_format
-    if input.device.type == "meta" or weight.device.type == "meta":
-        last = suggests_channels_last(input) or suggests_channels_last(weight)
-        return channels_last_of(ndim) if last else torch.contiguous_format
-    backend = _C._select_conv_backend(input, weight, None, *arguments)
-    return _C._conv_determine_backend_memory_format(input, weight, backend)
-
-
 def cpu_convolution() -> Callable[..., Tensor] | None:
     """aten::_convolution, which computes what PyTorch's own aten::convolution does, and starts in half the time.
 
@@ -111,6 +94,11 @@ def cpu_convolution() -> Callable[..., Tensor] | None:
     if _C._dispatch_has_kernel_for_dispatch_key("aten::convolution", "CPU"):
         return None
     return getattr(torch, "_convolution", None)
+
+
+def onednn_limit() -> str:
+    """The instruction set up to which oneDNN may go, where the user named one."""
+    return os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
 
 
 def onednn_has(dtype: torch.dtype) -> bool:
@@ -148,8 +136,6 @@ def cpu_lacks(dtype: torch.dtype) -> str:
 #: Whether the running backward pass needs the gradient that flows into a node. It raises RuntimeError where no backward
 #: pass runs in this thread, and for a leaf that `torch.autograd.grad` was asked for.
 will_engine_execute: Callable[[Any], bool] = _C._will_engine_execute_node
-AutoDispatchBelowAutograd = _C._AutoDispatchBelowAutograd
-after_autograd = _C._after_autograd_keyset
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = _C._len_torch_function_stack
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
@@ -181,20 +167,6 @@ def forward_ad_active() -> bool:
     return forward_ad._current_level >= 0
 
 
-@contextmanager
-def inner_transforms() -> Generator[None, None, None]:
-    """Gradients and tangents on again, for the functorch levels below the one that is being computed."""
-    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
-        yield
-
-
-def single_level() -> Any:
-    """Permission to apply an autograd.Function at one functorch level."""
-    from torch._functorch.utils import enable_single_level_autograd_function
-
-    return enable_single_level_autograd_function()
-
-
 def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` for callers that asked for functorch's transforms themselves.
 
@@ -210,7 +182,7 @@ def is_batched(t: Tensor) -> bool:
     """Whether a `torch.func.vmap` maps over a tensor, at any level; under Dynamo, whether any transform is on."""
     if torch.compiler.is_dynamo_compiling():
         return functorch_active()
-    while is_wrapped(t):
+    while _C._functorch.is_functorch_wrapped_tensor(t):
         if _C._functorch.is_batchedtensor(t):
             return True
         t = _C._functorch.get_unwrapped(t)

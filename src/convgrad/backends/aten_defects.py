@@ -10,41 +10,33 @@ request. The others are cured inside of `aten`: it hands the same problem over i
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._compat import amx_here, avx2_here, avx512_here, onednn_has, warn_user
+from .._compat import amx_here, avx2_here, avx512_here, onednn_has, onednn_limit, warn_user
 from ..problem import ConvProblem, Output, Outputs
 from ..settings import mkldnn
 from ..sizes import effective_kernel
 from .strides import tidy
 
 
-@cache
-def _most() -> str:
-    """The most of a processor that environment variables let oneDNN use."""
-    return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "ALL").upper()
-
-
 def _avx2() -> bool:
     """Whether oneDNN uses AVX2 or more: the processor has it and no environment variable forbids it."""
-    return avx2_here() and not _most().startswith("SSE") and _most() != "AVX"
+    return avx2_here() and not onednn_limit().upper().startswith("SSE") and onednn_limit().upper() != "AVX"
 
 
 def _avx512() -> bool:
     """The same of AVX-512."""
-    return _avx2() and avx512_here() and not _most().startswith("AVX2")
+    return _avx2() and avx512_here() and not onednn_limit().upper().startswith("AVX2")
 
 
 def _amx() -> bool:
-    """Whether oneDNN uses AMX, as far as the variables above say."""
+    """Whether oneDNN uses AMX, as far as the environment variable says."""
     return _avx512() and amx_here()
 
 

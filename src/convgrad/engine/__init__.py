@@ -10,7 +10,6 @@ from .events import Event, observed, observers, observing, thread
 from .found import Found, record, recorded
 from .linear import POINTWISE, as_pointwise, beats_matmul
 from .measurer import check_with, measure_now, steps_of
-from .operands import prepare
 from .plan import Plan, plan_for
 from .registry import backends, get_backend, reasons_against, register, without
 from .request import Request, active, request_for, resume, set_default_backend, traced, unregister, use_backend
@@ -25,7 +24,7 @@ from .resolver import (
     resolve,
 )
 from .rules import linear_gains
-from .steps import SLOTS, Step
+from .steps import SLOTS, Step, prepare
 from .trials import trials
 
 for _backend in built_in():

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from functools import lru_cache
 
 import torch
 
-from .._compat import cuda_driver, package_version
+from .._compat import cuda_driver, onednn_limit, package_version
 from .._version import __version__
 from ..settings import current
 from .ab_timer import memory_kept, processor
@@ -46,16 +45,14 @@ def kind_of_machine(device: torch.device) -> str:
         ''
     """
     if device.type == "cpu":
-        return f"cpu {_processor()}, {torch.backends.cpu.get_cpu_capability()}"
+        name, facts = processor()  # the name alone may be no more than "AMD EPYC"
+        numbers = [facts[n] for n in ("cpu family", "model", "CPU implementer", "CPU part") if n in facts]
+        full_name = f"{name} {'/'.join(numbers)}".strip()
+        return f"cpu {full_name}, {torch.backends.cpu.get_cpu_capability()}"
     if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
         return ""
     major, minor = torch.cuda.get_device_capability(device)
     return f"cuda {torch.cuda.get_device_name(device)}, {major}.{minor}, driver {cuda_driver()}"
-
-
-def onednn_limit() -> str:
-    """The instruction set up to which oneDNN may go, where the user named one."""
-    return os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or ""
 
 
 @lru_cache
@@ -72,10 +69,3 @@ def mkl_at_its_best() -> bool:
     """Whether PyTorch's matrix products are MKL's on a processor of Intel's, for which it is made."""
     name, facts = processor()
     return torch.backends.mkl.is_available() and "Intel" in facts.get("vendor_id", name)
-
-
-def _processor() -> str:
-    """Vendor's name, family and model: the name alone may be no more than "AMD EPYC"."""
-    name, facts = processor()
-    numbers = [facts[n] for n in ("cpu family", "model", "CPU implementer", "CPU part") if n in facts]
-    return f"{name} {'/'.join(numbers)}".strip()

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import torch
 
+from .._compat import onednn_limit
 from ..backends import learn
 from ..problem import OUTPUTS, ConvProblem, Output
 from . import store
 from .cache import invalidate
-from .environment import onednn_limit
 
 _KIND = "defect"
 

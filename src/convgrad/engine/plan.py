@@ -20,9 +20,8 @@ from .cache import generation
 from .choice import choose
 from .events import observed, observers
 from .measurer import look_again
-from .operands import is_prepared
 from .request import Request, active, resume
-from .steps import SLOTS, Step, bind_step, slots_of
+from .steps import SLOTS, Step, bind_step, is_prepared, slots_of
 
 #: PyTorch's second derivatives of a convolution in groups take a number of kernel calls that grows with the groups.
 #: Up to here they are as fast as ours (0.55x to 1.0x of our time at 2 to 32 groups; 1.1x at 64, 2.3x at 256).

@@ -18,13 +18,14 @@ from torch.nn import Parameter
 
 from .._compat import (
     any_autocast,
-    aten_memory_format,
+    channels_last_of,
     dispatch_modes,
     function_modes,
     functorch_active,
     is_legacy_batched,
     jit_tracing,
     suggested_format,
+    suggests_channels_last,
 )
 from ..backends import reads_odd_strides
 from ..calculus import Form
@@ -236,10 +237,19 @@ _CHECKS: dict[str, Callable[..., Checked]] = {
 
 
 def layout_of(input: Tensor, weight: Tensor, g: Geometry) -> torch.memory_format:
-    """The layout in which PyTorch would return the results of this convolution.
+    """The layout in which PyTorch would return the results of this convolution; in 1-d that is contiguous.
 
     PyTorch's own function is called, which takes one padding for both sides: one that leaves room for an output.
+
+    Source: aten/src/ATen/native/Convolution.cpp, determine_backend_memory_format
     """
+    ndim = len(g.stride)
+    if ndim == 1:
+        return torch.contiguous_format
+    if "meta" in (input.device.type, weight.device.type):
+        last = suggests_channels_last(input) or suggests_channels_last(weight)
+        return channels_last_of(ndim) if last else torch.contiguous_format
     wider = min if g.transposed else max
-    padding = tuple(max(wider(low, high), 0) for low, high in g.padding)
-    return aten_memory_format(input, weight, *g._replace(padding=padding))  # pyright: ignore[reportArgumentType]
+    one: Any = g._replace(padding=tuple(max(wider(low, high), 0) for low, high in g.padding))
+    backend = torch._C._select_conv_backend(input, weight, None, *one)
+    return torch._C._conv_determine_backend_memory_format(input, weight, backend)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ..backends import Backend, operand_format
 from ..problem import OPERANDS, ConvProblem, Outputs, Slot
-from .operands import is_prepared, prepare, prepare_bias
 
 SLOTS: tuple[Slot, Slot, Slot] = ("grad_output", "input", "weight")
 
@@ -87,3 +86,43 @@ def _as_they_are(
     if bias is not None and not (fused and bias.is_contiguous()):
         return False
     return all(t is not None and is_prepared(backend, problem, t) for t in (a, b))
+
+
+# ---- operands in the layout in which a backend takes them ---------------------------------------------
+
+
+def is_prepared(backend: Backend, problem: ConvProblem, tensor: Tensor) -> bool:
+    """Whether the backend takes this tensor as it lies in memory."""
+    if "any" in backend.layouts:
+        return True
+    if tensor.is_conj() or tensor.is_neg():
+        return False
+    memory_format = operand_format(backend, problem)
+    return memory_format is None or tensor.is_contiguous(memory_format=memory_format)
+
+
+def prepare(backend: Backend, problem: ConvProblem, tensor: Tensor) -> Tensor:
+    """The tensor itself if the backend takes it as it is, else a copy in `operand_format`.
+
+    An expanded gradient of a sum or a permuted weight is copied here. Lazy conjugations and negations are carried out.
+
+    Shape:
+        - tensor and result: that of a slot of the problem.
+
+    Equivalent to:
+        >>> import torch
+        >>> from convgrad.backends.reference import ReferenceBackend
+        >>> x = torch.zeros(1, 3, 4)
+        >>> prepare(ReferenceBackend(), ConvProblem.parse("mb1ic3iw4oc1kw1"), x) is x
+        True
+    """
+    if is_prepared(backend, problem, tensor):
+        return tensor
+    tensor, memory_format = tensor.resolve_conj().resolve_neg(), operand_format(backend, problem)
+    return tensor if memory_format is None else tensor.contiguous(memory_format=memory_format)
+
+
+def prepare_bias(bias: Tensor) -> Tensor:
+    """A contiguous bias: one that is expanded, or strided within another tensor, is copied here."""
+    lazy = bias.is_conj() or bias.is_neg()
+    return (bias.resolve_conj().resolve_neg() if lazy else bias).contiguous()

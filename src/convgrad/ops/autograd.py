@@ -13,19 +13,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from .._compat import (
-    AutoDispatchBelowAutograd,
-    after_autograd,
     apply_of,
     dispatch_modes,
     forward_ad_active,
     functorch_active,
-    inner_transforms,
     is_legacy_batched,
     profiler_enabled,
-    single_level,
     will_engine_execute,
 )
 from ..calculus import CONTRACTED, Form, Role, add_bias, derivative, sum_of_bias, tangent
@@ -37,6 +35,7 @@ from ..validation import check_backward, refuse_nested
 from . import decompositions, flops, lowering
 from .with_backend import traced_overload
 
+_C: Any = torch._C
 _recording = torch.is_grad_enabled
 
 
@@ -62,11 +61,8 @@ class Contraction(torch.autograd.Function):
             call: a `Plan`, or a `Call` of an operator that the dispatcher handed over.
         """
         ctx.call = call
-        if first.requires_grad and second.requires_grad:
-            ctx.save_for_backward(first, second)
-        else:
-            _, first_moves, second_moves, _ = ctx.needs_input_grad
-            ctx.save_for_backward(first if second_moves else None, second if first_moves else None)
+        _, first_moves, second_moves, _ = ctx.needs_input_grad
+        ctx.save_for_backward(first if second_moves else None, second if first_moves else None)
         if call.__class__ is Plan:
             contract = call.contract if observers or profiler_enabled() else call.kernel
             return contract(first, second, bias)
@@ -74,7 +70,7 @@ class Contraction(torch.autograd.Function):
             return call.below(first, second, bias)
         ctx.save_for_forward(first, second)
         ctx.set_materialize_grads(False)  # a zero in place of a tangent would be contracted like any other
-        with inner_transforms():
+        with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):  # for the functorch levels below this one
             return call.below(first, second, bias)
 
     @staticmethod
@@ -190,10 +186,10 @@ def _below(op: Any, keyset: Any, operands: tuple[Tensor | None, ...], rest: Any)
     if dispatch_modes():
         flops.register()
     plain = lowering.traced_operator(op, operands, rest) or traced_overload(op, operands[0])
-    call = plain or partial(op.redispatch, keyset & after_autograd)
+    call = plain or partial(op.redispatch, keyset & _C._after_autograd_keyset)
 
     def below(*args: Any, **options: Any) -> Any:
-        with AutoDispatchBelowAutograd():
+        with _C._AutoDispatchBelowAutograd():
             return call(*args, **options)
 
     return below
@@ -222,7 +218,7 @@ def _through(
     if yields == "output" and not (first.requires_grad and second.requires_grad):
         form = _with_layout(form, first, second)  # later, one of the two operands is not there
     call = Call(below, yields, form, active(), transformed)
-    with single_level() if functorch_active() else nullcontext():
+    with enable_single_level_autograd_function() if functorch_active() else nullcontext():
         return apply(call, *operands)
 
 

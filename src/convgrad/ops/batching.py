@@ -81,12 +81,7 @@ def _batched(info: Any, form: Form, yields: Role, operands: Sequence[Tensor], in
 
 
 def convolution(
-    info: Any,
-    in_dims: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *arguments: Any,
+    info: Any, in_dims: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any
 ) -> tuple[Tensor, int]:
     """vmap of convolution: batched input, batched weight, or both; batched bias."""
     x, w = (_shape(t, d) for t, d in zip((input, weight), in_dims[:2], strict=True))
@@ -116,13 +111,7 @@ grad_input, grad_weight = _gradient("input"), _gradient("weight")
 
 
 def convolution_backward(
-    info: Any,
-    in_dims: Any,
-    grad_output: Tensor,
-    input: Tensor,
-    weight: Tensor,
-    bias_sizes: Any,
-    *arguments: Any,
+    info: Any, in_dims: Any, grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: Any, *arguments: Any
 ) -> tuple[tuple[Tensor | None, ...], tuple[int | None, ...]]:
     """vmap of convolution_backward: each gradient by its own rule."""
     *rest, mask = arguments
