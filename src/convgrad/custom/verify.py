@@ -161,8 +161,10 @@ def _examine(
 ) -> None:
     """Check the outputs in turn, problem by problem, until one fails or the time is over."""
     outputs, device = outputs_of(backend), verified.device
-    hurry = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs))
-    queues = {o: _problems(backend, device, o, named, hurry, partial(send, "doing", o, None, "")) for o in outputs}
+    hurry, found = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs)), list[ConvProblem]()
+    queues = {
+        o: _problems(backend, device, o, named, hurry, found, partial(send, "doing", o, None, "")) for o in outputs
+    }
     budget, numbers, complete = _Budget(seconds), Counter[Output](), True
     several = max(2, torch.get_num_threads())  # kernels may share work among threads; small ones are faster without
     torch.set_num_threads(1)
@@ -225,9 +227,10 @@ def _problems(
     output: Output,
     named: Sequence[ConvProblem],
     hurry: float,
+    found: list[ConvProblem],
     searching: Callable[[], None],
 ) -> Iterator[ConvProblem | list[tuple[str, int]]]:
-    """The problems to check, or the reasons why there are none."""
+    """The problems to check, or the reasons why there are none; ``found`` is shared by all outputs."""
     computed, reasons, place, calls = calls_with(backend, output), Counter[str](), torch.device(device), count(1)
 
     def computes(p: ConvProblem) -> bool:
@@ -239,7 +242,7 @@ def _problems(
         return not all(against)
 
     none = True
-    for problem in construct(computes, named, hints=hints(parts_of(backend)), most=_MOST, seconds=hurry):
+    for problem in construct(computes, named, hints=hints(parts_of(backend)), most=_MOST, seconds=hurry, found=found):
         none = False
         yield problem
     if none and output != "grad_bias":  # few problems have a bias
