@@ -134,6 +134,15 @@ def test_one_message_of_several_properties_is_shown_once() -> None:
     assert message.count("returned NoneType, (1, 1, 1, 1) torch.float32 on cpu was expected\n") == 1
 
 
+def test_no_problem_is_begun_for_which_a_slow_kernel_has_no_time() -> None:
+    def slow(*operands: Any) -> Tensor:
+        time.sleep(0.01)
+        return right(*operands)
+
+    backend = convgrad.register("slow", forward=slow, accepts=accepts, prefer=False, seconds=0.01)
+    assert passed(backend) == 1
+
+
 def test_each_pass_is_checked() -> None:
     def negative(*operands: Any) -> Tensor:
         return grad_weight(*operands).neg()

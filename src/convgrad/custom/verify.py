@@ -189,7 +189,7 @@ def _examine(
             if number and not budget.allows(problem, large):
                 complete = False
                 continue
-            begun = time.monotonic()
+            begun: list[float] = []  # of each property, and of each call in it
             results = check_problem(
                 backend,
                 problem,
@@ -198,15 +198,20 @@ def _examine(
                 repeats=_REPEATS,
                 threads=several if _in_parallel(number, problem, large) else 1,
                 properties=_properties(number, large, bool(verified.alone)),
-                progress=partial(send, "doing", output, problem),
+                progress=partial(_doing, send, begun, output, problem),
             )
             if failures := [r for r in results if r.status == "failed"]:
                 send("failed", failures, [*refusal.advice(backend, failures, _REPEATS)])
                 return
-            budget.took(time.monotonic() - begun, problem, large)
+            budget.took(begun, problem, large)
             if any(r.status == "passed" for r in results):
                 send("passed", output, problem)
     send("over", complete)
+
+
+def _doing(send: Send, begun: list[float], output: Output, problem: ConvProblem, name: str) -> None:
+    begun.append(time.monotonic())
+    send("doing", output, problem, name)
 
 
 def problems_for(backend: Backend) -> list[ConvProblem]:
@@ -267,6 +272,7 @@ class _Budget:
     def __init__(self, seconds: float) -> None:
         self._seconds, self._end = seconds, float("inf")
         self._took: dict[bool, tuple[float, float]] = {}  # of large ones or of others: seconds, and what was expected
+        self._first = 0.0  # the same ratio of the first one
 
     @property
     def spent(self) -> bool:
@@ -274,13 +280,15 @@ class _Budget:
 
     def allows(self, problem: ConvProblem, large: bool) -> bool:
         """Whether the problem fits into the time that is left; a large one may take a quarter of all."""
-        took, expected = self._took.get(large, (0.0, 1.0))
+        took, expected = self._took.get(large, (0.0 if large else self._first, 1.0))
         seconds = took / expected * cost(problem)
         return time.monotonic() + seconds <= self._end and (not large or seconds <= self._seconds / 4)
 
-    def took(self, seconds: float, problem: ConvProblem, large: bool) -> None:
-        took, expected = self._took.get(large, (0.0, 0.0))
-        if self._end == float("inf"):  # the first one
-            self._end = time.monotonic() + self._seconds
+    def took(self, begun: Sequence[float], problem: ConvProblem, large: bool) -> None:
+        now = time.monotonic()
+        if self._end == float("inf"):  # its first call may have loaded and compiled, those after it have not
+            self._end = now + self._seconds
+            self._first = (now - begun[2]) / cost(problem)
         else:
-            self._took[large] = (took + seconds, expected + cost(problem))
+            took, expected = self._took.get(large, (0.0, 0.0))
+            self._took[large] = (took + now - begun[0], expected + cost(problem))
