@@ -134,3 +134,21 @@ def test_what_makes_no_problem_is_left_out() -> None:
 def test_a_named_one_may_be_larger_than_what_is_searched_for() -> None:
     large = ConvProblem.parse("mb8ic64ih112oc64kh3ph1")
     assert next(construct(lambda p: p == large, [large])) == large
+
+
+def test_what_was_found_for_another_output_is_not_searched_for_again() -> None:
+    found: list[ConvProblem] = []
+    asked = [0, 0, 0]
+
+    def counting(which: int, kernel: tuple[int, int]):
+        def accepts(p: ConvProblem) -> bool:
+            asked[which] += 1
+            return p.ndim == 2 and p.groups == 1 and (which < 2 or p.kernel_size == kernel)
+
+        return accepts
+
+    first, second, narrow = (list(construct(counting(i, (5, 1)), most=40, found=found)) for i in range(3))
+    assert first == second
+    assert asked[1] < asked[0] < asked[2]  # hardly anything of it has a kernel of 5x1, and more is searched for
+    assert {p.kernel_size for p in narrow} == {(5, 1)}
+    assert len(narrow) == 40

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +18,12 @@ from convgrad.check import Lost, NoChild, fork, in_child
 
 def test_what_it_sends() -> None:
     assert list(in_child(lambda send: [send(n) for n in (1, "two", (3,))], lambda: 60)) == [1, "two", (3,)]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries do not fill memory")
+def test_memory_that_a_kernel_allocates_is_not_zero() -> None:
+    (first,) = in_child(lambda send: send(np.empty(5000, np.float32)[0].item()), lambda: 60)
+    assert first > 1e37
 
 
 def test_parallel_regions_after_those_of_the_parent() -> None:

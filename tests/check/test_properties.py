@@ -32,7 +32,7 @@ def test_an_error_that_integers_do_not_show() -> None:
     def rough(p, pass_, a, b, result):
         return result.mul_(2**8).round_().div_(2**8)
 
-    assert failing_properties(Broken(rough)) == {"bound"}
+    assert failing_properties(Broken(rough)) == {"bound", "bias"}
 
 
 class Forgetful(Im2colBackend):
@@ -81,6 +81,56 @@ def test_an_answer_kept_from_an_earlier_call() -> None:
     assert "again" in failing_properties(Remembers())
 
 
+@pytest.mark.parametrize("sweep", [False, True])
+def test_weights_kept_from_before_a_step_of_the_optimizer(sweep: bool) -> None:
+    packed: dict[int, tuple[Tensor, Tensor]] = {}
+
+    class Packs(AtenBackend):
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def packs(a, *rest):
+                tensor, copy = packed.setdefault(id(a), (a, a.clone()))
+                return kernel(copy if tensor is a else a, *rest)
+
+            return packs if (len(outputs) > 1) == sweep else kernel
+
+    assert failing_properties(Packs(), "grad_weight") == {"again"}
+
+
+def test_results_in_two_buffers_in_turn() -> None:
+    class Turns(Im2colBackend):
+        calls = 0
+
+        def bind(self, problem, outputs):
+            kernel, buffers = super().bind(problem, outputs), [torch.empty(problem.output_shape) for _ in range(2)]
+
+            def turns(*args):
+                self.calls += 1
+                return buffers[self.calls % 2].copy_(kernel(*args))
+
+            return turns
+
+    assert failing_properties(Turns()) == {"again"}
+
+
+def test_another_result_in_inference_mode() -> None:
+    def wrong(p, pass_, a, b, result):
+        return off_by_one(result) if torch.is_inference_mode_enabled() else result
+
+    assert failing_properties(Broken(wrong)) == {"memory"}
+    assert failing_properties(Broken(wrong), "grad_weight") == set()  # no model computes it there
+
+
+def test_numbers_too_large_for_16_bits() -> None:
+    class Half(Im2colBackend):
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+            return lambda a, b, *rest: kernel(a.half().to(a.dtype), b.half().to(b.dtype), *rest)
+
+    assert "bound" in failing_properties(Half(), text=f"{TEXT} bfloat16")
+
+
 @pytest.mark.parametrize("operand", [0, 1])
 def test_writing_an_operand(operand: int) -> None:
     def writes(p, pass_, a, b, result):
@@ -88,6 +138,14 @@ def test_writing_an_operand(operand: int) -> None:
         return result
 
     assert "memory" in failing_properties(Broken(writes))
+
+
+def test_asking_for_the_gradient_of_an_operand() -> None:
+    def asks(p, pass_, a, b, result):
+        b.requires_grad_()
+        return result
+
+    assert "memory" in failing_properties(Broken(asks))
 
 
 def test_writing_beside_an_operand() -> None:
@@ -162,6 +220,18 @@ def test_a_nan_that_is_swallowed_or_spread() -> None:
     assert "nonfinite" in failing_properties(Broken(spread))
 
 
+@pytest.mark.parametrize("output", PASSES)
+def test_a_nan_that_is_swallowed_in_the_operand_without_a_border(output: Output) -> None:
+    class Swallows(Im2colBackend):
+        which = 0 if output == "grad_weight" else 1
+
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+            return lambda *args: kernel(*(t.nan_to_num() if i == self.which else t for i, t in enumerate(args)))
+
+    assert failing_properties(Swallows(), output) == {"nonfinite"}
+
+
 def test_what_pytorch_does_not_promise_of_its_kernels_is_reported_and_no_failure() -> None:
     def nan_for_inf(p, pass_, a, b, result):
         return torch.where(result.isinf(), float("nan"), result)
@@ -229,7 +299,18 @@ def test_a_wrong_bias_and_a_wrong_sweep() -> None:
             kernel = super().bind(problem, outputs)
             return lambda a, b, bias, *rest: kernel(a, b, None if bias is None else bias * 2, *rest)
 
-    assert failing_properties(Doubles()) == {"bias"}
+    class Reverses(Im2colBackend):
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+            return lambda a, b, bias, *rest: kernel(a, b, None if bias is None else bias.flip(0), *rest)
+
+    class Rounds(Im2colBackend):
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+            return lambda a, b, bias, *rest: kernel(a, b, None if bias is None else bias.bfloat16().float(), *rest)
+
+    for wrong in (Doubles(), Reverses(), Rounds()):
+        assert failing_properties(wrong) == {"bias"}
 
     class Sweeps(AtenBackend):
         def bind(self, problem, outputs):
@@ -241,7 +322,7 @@ def test_a_wrong_bias_and_a_wrong_sweep() -> None:
 
             return sweep if len(outputs) > 1 else kernel
 
-    assert failing_properties(Sweeps(), "grad_weight") == {"sweeps"}
+    assert failing_properties(Sweeps(), "grad_weight") == {"sweeps", "again"}
     assert failing_properties(Sweeps(), "grad_bias") == set()
 
 

@@ -49,6 +49,20 @@ def test_a_bias_gradient_is_held_to_the_declared_sums() -> None:
     assert failing_properties(Declared(), "grad_bias", text) == set()
 
 
+def test_a_bias_may_be_added_to_a_sum_in_16_bits() -> None:
+    class Twice(Im2colBackend):
+        def bind(self, problem, outputs):
+            kernel = super().bind(problem, outputs)
+
+            def twice(a, b, bias, *rest):
+                result = kernel(a, b, None, *rest)
+                return result if bias is None else result + bias.view(1, -1, 1, 1)
+
+            return twice
+
+    assert failing_properties(Twice(), text="mb4ic16ih20oc40kh3ph1 bf16") == set()
+
+
 def test_a_transform_is_held_to_its_norm_and_not_to_exactness() -> None:
     def noisy(p, pass_, a, b, result):
         noise = torch.linspace(-1, 1, result.numel()).view(result.shape)
@@ -107,7 +121,10 @@ def test_an_output_that_is_refused_alone_is_checked_in_sweeps() -> None:
             return super().bind(problem, outputs)
 
     results = check_problem(Together(), TEXT, "grad_weight")
-    assert {r.status for r in results if r.property_name in ("sweeps", "workspace")} == {"passed"}
-    assert {r.message for r in results if r.property_name in ("exact", "bound")} == {"computed in sweeps only"}
+    assert {r.property_name for r in results if r.status == "skipped"} == {"bias"}
+    assert {r.status for r in results} == {"passed", "skipped"}
+    assert {r.message for r in check_problem(Together(), TEXT, "grad_bias", properties=["exact"])} == {
+        "computed in sweeps only"
+    }
     (result,) = check_problem(Together(), TEXT, "forward")
     assert (result.property_name, result.message) == ("usable", "only both gradients")

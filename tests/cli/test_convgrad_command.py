@@ -41,6 +41,7 @@ for args in {requests!r}:
 REFUSED = {
     ("chek",): "No such command 'chek'",
     ("check", "--bad"): "No such option",
+    ("check", "--kernels", "mine.py"): "it stands before the command: see convgrad --help",
     ("names",): "Missing argument 'NAME'",
     ("explain", "convnext", "-o", "grad"): "unknown output 'grad'",
     ("check", "-b", "im2cl"): "did you mean 'im2col'?",

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -161,6 +162,27 @@ class PackedWeights:
         return forward(x, self.packed.setdefault((w.shape, w.dtype), w.clone()), p)
 
 
+class PackedTensors:
+    """Weights are packed once for each tensor: a step of the optimizer changes nothing."""
+
+    def __init__(self) -> None:
+        self.packed: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+        known = self.packed.get(id(w))
+        if known is None or known[0] is not w:
+            known = self.packed[id(w)] = (w, w.clone())
+        return forward(x, known[1], p)
+
+
+def border_of_numpy(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+    """The image is padded in memory that is not zero everywhere, and PyTorch does not know of it."""
+    (top, _), (left, _) = p.padding
+    padded = np.empty((*x.shape[:2], x.shape[2] + 2 * top, x.shape[3] + 2 * left), x.numpy().dtype)
+    padded[:, :, top : top + x.shape[2], left : left + x.shape[3]] = x.numpy()
+    return F.conv2d(torch.from_numpy(padded), w, None, p.stride, 0, p.dilation, p.groups)
+
+
 def racing(parts: Callable[[Tensor, Tensor, ConvProblem], list[Tensor]]) -> Kernel:
     """Two threads add to one result, each reading it before the other has written."""
 
@@ -290,6 +312,16 @@ FORWARD: dict[str, Bug] = {
     "bias twice": Bug(bias_twice, accepts, {"args": ("input", "weight", "bias", "problem")}),
     "one buffer": Bug(OneBuffer(), depthwise),
     "packed weights": Bug(PackedWeights(), dense),
+    "packed tensors": Bug(PackedTensors(), dense),
+    "padding not written": Bug(border_of_numpy, depthwise, {"dtypes": WIDE}),
+    "bfloat16 through float16": Bug(
+        lambda x, w, p: forward(x.half(), w.half(), p).to(p.dtype), dense, {"dtypes": torch.bfloat16}
+    ),
+    "bias of every eighth channel": Bug(
+        lambda x, w, b, p: forward(x, w, p) + (0 if b is None else b[torch.arange(len(b)) % 8].view(1, -1, 1, 1)),
+        accepts,
+        {"args": ("input", "weight", "bias", "problem"), "dtypes": WIDE},
+    ),
     "zero times infinity": Bug(zeros_times_the_border, depthwise),
 }
 

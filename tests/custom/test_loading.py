@@ -29,6 +29,12 @@ def test_a_script(tmp_path: Path) -> None:
         convgrad.custom.load_kernels(str(tmp_path / "other.py"))
 
 
+def test_a_script_that_looks_for_a_library_beside_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("import os; assert os.path.isabs(__file__), __file__")
+    monkeypatch.chdir(tmp_path)
+    convgrad.custom.load_kernels("mine.py")
+
+
 def test_a_script_that_changes_where_modules_are_found(tmp_path: Path) -> None:
     script, argv = tmp_path / "mine.py", sys.argv
     script.write_text(f"import sys; sys.path.remove({str(tmp_path)!r})")

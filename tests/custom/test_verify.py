@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import convgrad
@@ -133,6 +134,15 @@ def test_one_message_of_several_properties_is_shown_once() -> None:
     assert message.count("returned NoneType, (1, 1, 1, 1) torch.float32 on cpu was expected\n") == 1
 
 
+def test_no_problem_is_begun_for_which_a_slow_kernel_has_no_time() -> None:
+    def slow(*operands: Any) -> Tensor:
+        time.sleep(0.01)
+        return right(*operands)
+
+    backend = convgrad.register("slow", forward=slow, accepts=accepts, prefer=False, seconds=0.01)
+    assert passed(backend) == 1
+
+
 def test_each_pass_is_checked() -> None:
     def negative(*operands: Any) -> Tensor:
         return grad_weight(*operands).neg()
@@ -141,12 +151,29 @@ def test_each_pass_is_checked() -> None:
         convgrad.register("wrong", forward=right, grad_weight=negative, accepts=accepts)
 
 
+def test_what_was_not_said_of_a_function_is_suggested() -> None:
+    with pytest.raises(CheckError) as caught:
+        convgrad.register("mine", forward=F.conv2d)
+    assert "it is called with (input, weight, problem) unless args= says otherwise" in str(caught.value)
+    assert "says which: accepts=lambda p: p.ndim == 2" in str(caught.value)
+    everything = ("input", "weight", "stride", "padding", "dilation", "groups")
+    with pytest.raises(CheckError, match="says which: accepts=") as caught:
+        convgrad.register("mine", forward=lambda x, w, *rest: F.conv2d(x, w, None, *rest), args=everything)
+    assert "unless args=" not in str(caught.value)
+    with pytest.raises(CheckError, match="is registered as grad_input"):
+        convgrad.register("mine", forward=F.conv_transpose2d, args=everything[:2], accepts=lambda p: p.transposed)
+
+
 @pytest.mark.usefixtures("brief_search")
 def test_contiguous_tensors_are_suggested() -> None:
     def naive(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
         """Reads the memory as if it were contiguous."""
         dense = [t.as_strided(t.shape, torch.empty(t.shape).stride()) for t in (input, weight)]
         return right(*dense, p)
+
+    def rows(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
+        input.permute(0, 2, 3, 1).view(-1, p.in_channels)  # raises for any other layout
+        return right(input, weight, p)
 
     with pytest.raises(CheckError, match=r'layouts=\("contiguous",\)'):
         convgrad.register("naive", forward=naive, accepts=lambda p: accepts(p) and p.depthwise, seconds=30)
@@ -157,6 +184,7 @@ def test_contiguous_tensors_are_suggested() -> None:
     # who gets contiguous tensors only is not told of them, nor who is wrong in both
     assert "layouts=" not in refusal(writing, accepts=lambda p: p.channels_last, layouts="contiguous")
     assert "layouts=" not in refusal(when(lambda x, w, p: True), accepts=lambda p: p.channels_last)
+    assert 'layouts=("channels_last",)' in refusal(rows, accepts=accepts)
 
 
 def test_time_is_limited() -> None:

@@ -19,7 +19,7 @@ from convgrad.diagnostics.capture import _run, capture, problem_on
 from convgrad.engine import register, use_backend
 from convgrad.engine.registry import backends
 from convgrad.errors import ShapeError
-from convgrad.problem import OUTPUTS, ConvProblem, Output
+from convgrad.problem import OUTPUTS, PASSES, ConvProblem, Output
 
 P = ConvProblem.parse("g8mb2ic8ih9oc8kh7ph3")
 H100 = "h100 cudnn 9.10"
@@ -209,6 +209,16 @@ def test_a_layer() -> None:
     e = explain(nn.Conv2d(8, 8, 7, padding=3, groups=8), torch.randn(2, 8, 9, 9))
     assert isinstance(e, Explanation)
     assert e.problem == P.replace(has_bias=True)
+
+
+def test_a_layer_that_asks_for_a_backend() -> None:
+    asks, does_not = (convgrad.nn.Conv2d(8, 8, 3, groups=8, backend=name) for name in ("im2col", None))
+    e = explain(nn.Sequential(asks, does_not), torch.randn(2, 8, 19, 19))
+    assert isinstance(e, ModelExplanation)
+    first, second = e
+    assert {first.explanation.chosen()[pass_] for pass_ in PASSES} == {"im2col"}
+    assert first.explanation.rows[0].reasons == ("requested by name",)
+    assert "im2col" not in second.explanation.chosen().values()
 
 
 @pytest.mark.parametrize("kind", [nn.Linear, convgrad.nn.Linear])

@@ -63,6 +63,7 @@ def construct(
     hints: Collection[Any] = (),
     most: int = 150,
     seconds: float = inf,
+    found: list[ConvProblem] | None = None,
 ) -> Iterator[ConvProblem]:
     """Problems that a kernel accepts: those named, then the others in an order in which the first differ in everything.
 
@@ -74,6 +75,8 @@ def construct(
         hints: integers, tuples of them and problems that the kernel's code mentions: limits, multiples, sizes.
         most: how many, those named not counted.
         seconds: how long the search may take.
+        found: what a search for another output of the kernel found; where most of it is accepted, there is no other
+            search. What is found is added.
 
     Equivalent to:
         >>> found = list(construct(lambda p: p.in_channels % 64 == 0 and p.kernel_size == (3, 3)))
@@ -90,11 +93,14 @@ def construct(
     given += spread([p for p in known if p in given or not is_large(p)], min(most - len(given), _AT_ONCE), given)
     yield from given
     search.begin(seconds)
-    _start(search)
-    bases = spread(search.found(), _BASES)
-    for base in dict.fromkeys([*given[:2], *bases]):
-        _explore(search, base)
-    _mix(search)
+    found = [] if found is None else found
+    if 2 * sum(map(search.accepted, found)) <= len(found):
+        _start(search)
+        bases = spread(search.found(), _BASES)
+        for base in dict.fromkeys([*given[:2], *bases]):
+            _explore(search, base)
+        _mix(search)
+        found += search.found()
     yield from spread(search.found(), most - len(given), given)
 
 

@@ -10,6 +10,7 @@ child is one of `multiprocessing`, which flushes nothing of the parent's a secon
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -30,10 +31,13 @@ from typing import IO, Any
 import torch
 
 from .._compat import compile_in_this_thread
+from .child import POISON
 
 Send = Callable[[Any], None]
 
 
+#: M_PERTURB of malloc.h.
+_PERTURB = -6
 #: How often, and for how many seconds, a child may try to compute anything at all.
 _ATTEMPTS, _START = 3, 20.0
 
@@ -120,6 +124,8 @@ def _be_the_child(work: Callable[[Send], object], receiver: Connection, sender: 
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc: memory that a kernel allocates is never zero
+        ctypes.CDLL(None).mallopt(_PERTURB, POISON)
     faulthandler.enable(trace, all_threads=False)
     faulthandler.register(signal.SIGUSR1, trace, all_threads=True)
     warnings.simplefilter("ignore")

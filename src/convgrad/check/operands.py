@@ -109,12 +109,19 @@ def _integers(problem: ConvProblem, slot: Slot, largest: int, density: float, ge
     return values.to(dtype).contiguous(memory_format=problem.memory_format)
 
 
+#: Gradients and weights are often tiny, activations sometimes large: what the real numbers of a slot are multiplied by,
+#: where the dtype has the range of float32.
+_SCALE: dict[Slot, float] = {"input": 2.0**30, "weight": 2.0**-30, "grad_output": 2.0**-30}
+
+
 def real_operands(problem: ConvProblem, passes: Sequence[Pass], seed: int) -> Operands:
-    """Normally distributed numbers, rounded to the problem's dtype."""
+    """Normally distributed numbers of different sizes, rounded to the problem's dtype."""
     generator = torch.Generator("cpu").manual_seed(seed)
     wide = torch.complex128 if problem.dtype.is_complex else torch.float64
+    narrow = torch.finfo(problem.dtype).max < 1e30
     return {
         slot: torch.randn(problem.shape_of(slot), generator=generator, dtype=wide, device="cpu")
+        .mul_(1.0 if narrow else _SCALE[slot])
         .to(problem.dtype)
         .contiguous(memory_format=problem.memory_format)
         for slot in slots_of(passes)

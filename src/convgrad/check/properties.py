@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from .._compat import channels_last_of
-from ..problem import PASSES, Pass, Slot
+from ..problem import OPERANDS, PASSES, Pass, Slot
 from .memory_guards import PeakMemory, Poison, guarded_copy, raw_bytes
 from .operands import Operands, reference
 from .process_state import restore, settings
@@ -35,15 +35,21 @@ def exact(check: PropertyCheck) -> Found:
 
 
 def again(check: PropertyCheck) -> Found:
-    """A second call is as right as the first, with other operands and with the same ones."""
-    first, second = check.integers(), check.integers(other=True)
-    before = check.run(first)
-    check.compare(check.run(second), second)
-    check.compare(before, first, where="the first call's result, after a second call")
-    after = check.run(first)
-    yield check.compare(after, first)
-    if check.backend.deterministic:
-        _same_bits(before, after, "the second call with the same operands")
+    """Later calls are as right as the first: with other numbers in the same tensors, as after a step of an optimizer,
+    and with the same numbers once more.
+    """
+    for how, passes, run in check.variants():
+        first, second = check.integers(*passes), check.integers(*passes, other=True)
+        placed: Operands = {slot: check.place(t).clone() for slot, t in first.items()}
+        before = run(placed)
+        for slot, t in placed.items():
+            t.copy_(second[slot])
+        after, once_more = run(placed), run(placed)
+        check.compare(after, second, where=f"other numbers in the same tensors {how}".rstrip())
+        check.compare(before, first, where=f"the first call's result, after later calls {how}".rstrip())
+        yield check.compare(once_more, second, where=how)
+        if check.backend.deterministic:
+            _same_bits(after, once_more, f"a second call with the same operands {how}".rstrip())
 
 
 def bound(check: PropertyCheck) -> Found:
@@ -59,8 +65,11 @@ def memory(check: PropertyCheck) -> Found:
     settings as they are.
     """
     operands = check.integers()
-    for shift, where in ((0, "in poisoned memory"), (1, "with operands off alignment, in no_grad")):
-        with torch.set_grad_enabled(not shift):  # a backward pass calls it without gradients, a forward with or without
+    # A forward pass records gradients, or is one of a model in inference mode; a backward pass does not record them.
+    without = torch.inference_mode if check.output == "forward" else torch.no_grad
+    modes = (torch.enable_grad, "in poisoned memory"), (without, f"with operands off alignment, in {without.__name__}")
+    for shift, (mode, where) in enumerate(modes):
+        with mode():
             result = _guarded(check, operands, check.run, shift)
         yield check.compare(result, operands, where=where)
 
@@ -85,6 +94,8 @@ def _guarded(check: PropertyCheck, operands: Operands, run: Callable[[Operands],
         content, *header = before[slot]
         if header != [*_header(guard.tensor)] or not torch.equal(guard.bytes(), content):
             raise Failed(f"it wrote to {slot}, or beside it")
+        if guard.tensor.requires_grad:
+            raise Failed(f"it changed {slot}: it requires gradients now")
     if changed:
         raise Failed(f"it changed {' and '.join(changed)}, for whatever runs after it")
     return result
@@ -131,12 +142,17 @@ def _expanded(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 def bias(check: PropertyCheck) -> Found:
     """A fused bias is added once, in its dtype, to the right channels."""
-    if check.pass_ != check.problem.bias_pass or not check.backend.fuses_bias(check.problem):
+    alone = (check.problem.bias_pass,)
+    if (check.output,) != alone or alone not in check.calls or not check.backend.fuses_bias(check.problem):
         raise Skipped("the engine adds the bias")
-    operands = check.integers()
-    channels = check.problem.shape_of(check.problem.bias_slot)[1]
-    added = (torch.arange(channels, device="cpu") % 2 + 1).to(check.problem.dtype)
-    yield check.compare(check.run(operands, check.place(added)), operands, bias=added)
+    dtype, channels = check.problem.dtype, check.problem.shape_of(check.problem.bias_slot)[1]
+    real = dtype.is_floating_point or dtype.is_complex
+    operands = check.reals() if real else check.integers()
+    added = torch.arange(channels, device="cpu") * 37 % 61  # no two of 61 channels alike
+    if real:
+        added = (added - 30).to(torch.float64) / 7  # they use all bits of the dtype
+    added = (added + 1).to(dtype)
+    yield check.compare(check.run(operands, check.place(added)), operands, integers=not real, bias=added)
 
 
 def sweeps(check: PropertyCheck) -> Found:
@@ -184,30 +200,45 @@ _SPOILED: Final[dict[Pass, Slot]] = {"forward": "input", "grad_input": "grad_out
 
 
 def nonfinite(check: PropertyCheck) -> Found:
-    """A NaN or an infinity reaches exactly the elements that read it."""
-    if not check.problem.dtype.is_floating_point:
+    """A NaN or an infinity reaches exactly the elements that read it; one of the operand without a border may also
+    reach those where it meets padding.
+    """
+    p, pass_ = check.problem, check.pass_
+    if not p.dtype.is_floating_point:
         raise Skipped("only real numbers have a NaN and an infinity of their own")
-    operands = check.reals()
-    slot = _SPOILED[check.pass_]
-    last = operands[slot].numel() - 1
-    middle = (last + 1) // 2
-    for value, at in ((float("nan"), last), (float("nan"), middle), (float("inf"), middle), (-float("inf"), middle)):
+    variants = check.variants()
+    operands = check.reals(*max((passes for _, passes, _ in variants), key=len))
+    bordered = _SPOILED[pass_]
+    (other,) = {*OPERANDS[pass_]} - {bordered}
+    for slot, value, part in (
+        (bordered, float("nan"), 1.0),
+        (bordered, float("inf"), 0.5),
+        (other, float("nan"), 0.5),
+        (other, -float("inf"), 1.0),
+    ):
         spoiled = {s: t.clone() for s, t in operands.items()}
-        spoiled[slot][tuple(index_of(at, spoiled[slot].shape))] = value
-        expected = reference(check.problem, check.pass_, spoiled)
-        got = check.run(spoiled).cpu().to(torch.float64)
-        if check.arithmetic == "transform":  # it may spread over a tile
-            wrong = ~expected.isfinite() & got.isfinite()
-        else:
-            finite = expected.isfinite() & got.isfinite()
-            wrong = ~(finite | (expected == got) | (expected.isnan() & got.isnan()))
-        if count := int(wrong.sum()):
-            where = tuple(wrong.nonzero()[0].tolist())
-            raise check.unpromised(
-                f"with {value} in {slot}, {count} elements differ, the first at {where}: "
-                f"{got[where].item():.9g} instead of {expected[where].item():.9g}",
-                count,
-            )
+        at = tuple(index_of(int(part * (spoiled[slot].numel() - 1)), spoiled[slot].shape))
+        spoiled[slot][at] = value
+        expected = reference(p, pass_, spoiled)
+        read = torch.ones((), dtype=torch.bool, device="cpu")
+        if slot == other:  # which elements read more of it than padding
+            alone = {s: torch.zeros_like(t) if s == slot else torch.ones_like(t) for s, t in operands.items()}
+            alone[slot][at] = 1
+            read = reference(p, pass_, alone) != 0
+        for how, _, run in variants:
+            got = run(spoiled).cpu().to(torch.float64)
+            if check.arithmetic == "transform" or slot == other:  # it may spread, over a tile or the padding
+                wrong = ~expected.isfinite() & got.isfinite() & read
+            else:
+                finite = expected.isfinite() & got.isfinite()
+                wrong = ~(finite | (expected == got) | (expected.isnan() & got.isnan()))
+            if count := int(wrong.sum()):
+                where = tuple(wrong.nonzero()[0].tolist())
+                raise check.unpromised(
+                    f"with {value} in {slot}, {count} elements differ, the first at {where}: "
+                    f"{got[where].item():.9g} instead of {expected[where].item():.9g} {how}".rstrip(),
+                    count,
+                )
     yield 0.0, 0.0
 
 

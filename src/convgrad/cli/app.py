@@ -267,6 +267,8 @@ def run(args: Sequence[str] | None = None) -> int:
         text = " ".join(error.format_message().split())  # pyright: ignore[reportAttributeAccessIssue]
         extra = "a problem of several words stands in quotes: " if "unexpected extra argument" in text else ""
         command = getattr(getattr(error, "ctx", None), "command_path", "convgrad")
+        if text.startswith(("No such option: --kernels", "No such option: -k")):
+            extra, command = "it stands before the command: ", "convgrad"
         return _refused(f"{text} (hint: {extra}see {command} --help)")
     except typer.Abort:  # what older releases of typer make of an interrupt
         return 130

@@ -153,7 +153,9 @@ def _details(
         found.setdefault(layer.names, []).append(layer.explanation)
     wanted = measure is not False
     return [
-        explain_problem(e.problem, outputs, e.machine, measure=True, left=e.left) if wanted and e.machine.is_here else e
+        explain_problem(e.problem, outputs, e.machine, measure=True, left=e.left, request=e.request)
+        if wanted and e.machine.is_here
+        else e
         for machines in found.values()
         for e in machines
     ]

@@ -42,6 +42,13 @@ _MOST: Final = {
 _ARGUMENT = re.compile(r"([a-z_]+)(?:\[(:?)(\d+)\])?")
 
 
+def usual(method: Method) -> tuple[str, ...]:
+    """What a function is called with unless ``args`` says otherwise."""
+    if method == "backward":
+        return (*TENSORS[method], "problem", "output_mask")
+    return (*OPERANDS[method], "problem")
+
+
 def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Method) -> tuple[Any, ...]:
     """The arguments as a tuple; without any, the operands, the problem and the mask of ``backward``.
 
@@ -51,13 +58,11 @@ def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Meth
     """
     if isinstance(args, str):
         raise TypeError(f"args of {method} is a sequence, got the text {args!r}; of one argument: args=({args!r},)")
-    masked = method == "backward"
-    usual = (*TENSORS[method], "problem", "output_mask") if masked else (*OPERANDS[method], "problem")
-    chosen = usual if args is None else tuple(args)
+    chosen = usual(method) if args is None else tuple(args)
     for arg in chosen:
         if isinstance(arg, str):
             _check_name(arg, method)
-    if masked and not any(str(arg).startswith("output_mask") for arg in chosen):
+    if method == "backward" and not any(str(arg).startswith("output_mask") for arg in chosen):
         raise ValueError(
             'args of backward: "output_mask" is missing, the booleans that say which of grad_input, grad_weight and '
             'grad_bias are needed; "output_mask[:2]" are the first two, "output_mask[0]" is one'

@@ -164,6 +164,15 @@ class FunctionsBackend(CustomBackend):
         masked = {*self.passes}.difference(self._kernels)
         return tuple("backward" if p in masked else p for p in passes_of(outputs))
 
+    def unsaid(self, output: Output) -> list[str]:
+        """What was not said of the function that computes an output, and what that means."""
+        method: Method = "backward" if output == "grad_bias" else self._methods((output,))[0]
+        kernel, usual = self._kernels[method], arguments.usual(method)
+        return [
+            *["a kernel for some problems only says which: accepts=lambda p: p.ndim == 2"] * (kernel.accepts is None),
+            *[f"it is called with ({', '.join(usual)}) unless args= says otherwise"] * (kernel.args == usual),
+        ]
+
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return not problem.transposed and "forward" in self._kernels and "bias" in self._kernels["forward"].args
 

@@ -49,7 +49,7 @@ def load_kernels(source: str, *, verify: bool = True) -> None:
     token = loading.set(Loading(source, verify))
     try:
         if script:
-            runpy.run_path(words[0], run_name="__kernels__")
+            runpy.run_path(os.path.abspath(words[0]), run_name="__kernels__")  # as the interpreter sets __file__
         else:
             importlib.import_module(words[0])
     except ModuleNotFoundError as error:

@@ -6,10 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from .._compat import channels_last_of
 from ..check import PROPERTIES, STRESS, CheckResult, check_problem
 from ..problem import ConvProblem, Output
 from ..tables import counted
-from .backend import NO, CustomBackend
+from .backend import NO, CustomBackend, FunctionsBackend
 from .loading import loading
 
 #: How many of the properties that a problem lacks are shown.
@@ -20,6 +21,10 @@ _NO_GPU = (
     "Triton interprets it on the CPU"
 )
 _ATOMICS = "a kernel that sums in another order each time, as atomic additions do, says so: deterministic=False"
+_TRANSPOSED = (
+    "the problem of a transposed convolution is the plain one of which it is the grad_input, with the roles of its "
+    "channels exchanged: what computes its output is registered as grad_input"
+)
 _DTYPES = "a kernel for some dtypes only says which: dtypes=(torch.float32, ...)"
 _ROUNDING = (
     "the result of real numbers is further off than sums in float32 (of float64: in float64) can be; a kernel that "
@@ -94,21 +99,37 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
         yield _ATOMICS
     elif "does not require grad" in failure.message:
         yield "a backward pass runs without recording gradients: what differentiates does so in torch.enable_grad()"
-    elif names == {"bound"}:  # right on integers, so only the rounding is in question
+    elif p.transposed and failure.output == "forward" and failure.message.startswith(("it raised", "forward of")):
+        yield _TRANSPOSED
+    elif "bound" in names <= {"bound", "bias"}:  # right on integers, so only the rounding is in question
         yield _ROUNDING
     elif names == {"threads"}:  # by chance, whatever the layout
         return
-    elif p.channels_last and {"channels_last", "contiguous"} <= {*backend.layouts}:
-        contiguous = p.replace(memory_format=torch.contiguous_format)
-        only = (failure.property_name,)
-        again = check_problem(
-            backend, contiguous, failure.output, device=failure.device, repeats=repeats, properties=only
+    elif layout := _right_layout(backend, failure, repeats):
+        yield (
+            f"it is right where the same tensors are {layout}; a function that needs that says so: "
+            f'layouts=("{layout}",)'
         )
-        if all(r.status == "passed" for r in again):
-            yield (
-                "it is right where the same tensors are contiguous; a function that needs that says so: "
-                'layouts=("contiguous",)'
-            )
+    elif failure.message.startswith("it raised") and isinstance(backend, FunctionsBackend):
+        yield from backend.unsaid(failure.output)
+
+
+def _right_layout(backend: CustomBackend, failure: CheckResult, repeats: int) -> str:
+    """The layout in which the problem passes, of two that the backend takes; empty if there is none."""
+    p = failure.problem
+    if p.ndim == 1 or not {"channels_last", "contiguous"} <= {*backend.layouts}:
+        return ""
+    other = torch.contiguous_format if p.channels_last else channels_last_of(p.ndim)
+    again = check_problem(
+        backend,
+        p.replace(memory_format=other),
+        failure.output,
+        device=failure.device,
+        repeats=repeats,
+        properties=[failure.property_name],
+    )
+    right = all(r.status == "passed" for r in again)
+    return ("contiguous" if p.channels_last else "channels_last") if right else ""
 
 
 def _repeat(name: str, problem: ConvProblem, output: Output, device: str, property_name: str) -> list[str]:

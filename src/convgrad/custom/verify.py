@@ -161,8 +161,10 @@ def _examine(
 ) -> None:
     """Check the outputs in turn, problem by problem, until one fails or the time is over."""
     outputs, device = outputs_of(backend), verified.device
-    hurry = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs))
-    queues = {o: _problems(backend, device, o, named, hurry, partial(send, "doing", o, None, "")) for o in outputs}
+    hurry, found = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs)), list[ConvProblem]()
+    queues = {
+        o: _problems(backend, device, o, named, hurry, found, partial(send, "doing", o, None, "")) for o in outputs
+    }
     budget, numbers, complete = _Budget(seconds), Counter[Output](), True
     several = max(2, torch.get_num_threads())  # kernels may share work among threads; small ones are faster without
     torch.set_num_threads(1)
@@ -187,7 +189,7 @@ def _examine(
             if number and not budget.allows(problem, large):
                 complete = False
                 continue
-            begun = time.monotonic()
+            begun: list[float] = []  # of each property, and of each call in it
             results = check_problem(
                 backend,
                 problem,
@@ -196,15 +198,20 @@ def _examine(
                 repeats=_REPEATS,
                 threads=several if _in_parallel(number, problem, large) else 1,
                 properties=_properties(number, large, bool(verified.alone)),
-                progress=partial(send, "doing", output, problem),
+                progress=partial(_doing, send, begun, output, problem),
             )
             if failures := [r for r in results if r.status == "failed"]:
                 send("failed", failures, [*refusal.advice(backend, failures, _REPEATS)])
                 return
-            budget.took(time.monotonic() - begun, problem, large)
+            budget.took(begun, problem, large)
             if any(r.status == "passed" for r in results):
                 send("passed", output, problem)
     send("over", complete)
+
+
+def _doing(send: Send, begun: list[float], output: Output, problem: ConvProblem, name: str) -> None:
+    begun.append(time.monotonic())
+    send("doing", output, problem, name)
 
 
 def problems_for(backend: Backend) -> list[ConvProblem]:
@@ -225,9 +232,10 @@ def _problems(
     output: Output,
     named: Sequence[ConvProblem],
     hurry: float,
+    found: list[ConvProblem],
     searching: Callable[[], None],
 ) -> Iterator[ConvProblem | list[tuple[str, int]]]:
-    """The problems to check, or the reasons why there are none."""
+    """The problems to check, or the reasons why there are none; ``found`` is shared by all outputs."""
     computed, reasons, place, calls = calls_with(backend, output), Counter[str](), torch.device(device), count(1)
 
     def computes(p: ConvProblem) -> bool:
@@ -239,7 +247,7 @@ def _problems(
         return not all(against)
 
     none = True
-    for problem in construct(computes, named, hints=hints(parts_of(backend)), most=_MOST, seconds=hurry):
+    for problem in construct(computes, named, hints=hints(parts_of(backend)), most=_MOST, seconds=hurry, found=found):
         none = False
         yield problem
     if none and output != "grad_bias":  # few problems have a bias
@@ -264,6 +272,7 @@ class _Budget:
     def __init__(self, seconds: float) -> None:
         self._seconds, self._end = seconds, float("inf")
         self._took: dict[bool, tuple[float, float]] = {}  # of large ones or of others: seconds, and what was expected
+        self._first = 0.0  # the same ratio of the first one
 
     @property
     def spent(self) -> bool:
@@ -271,13 +280,15 @@ class _Budget:
 
     def allows(self, problem: ConvProblem, large: bool) -> bool:
         """Whether the problem fits into the time that is left; a large one may take a quarter of all."""
-        took, expected = self._took.get(large, (0.0, 1.0))
+        took, expected = self._took.get(large, (0.0 if large else self._first, 1.0))
         seconds = took / expected * cost(problem)
         return time.monotonic() + seconds <= self._end and (not large or seconds <= self._seconds / 4)
 
-    def took(self, seconds: float, problem: ConvProblem, large: bool) -> None:
-        took, expected = self._took.get(large, (0.0, 0.0))
-        if self._end == float("inf"):  # the first one
-            self._end = time.monotonic() + self._seconds
+    def took(self, begun: Sequence[float], problem: ConvProblem, large: bool) -> None:
+        now = time.monotonic()
+        if self._end == float("inf"):  # its first call may have loaded and compiled, those after it have not
+            self._end = now + self._seconds
+            self._first = (now - begun[2]) / cost(problem)
         else:
-            self._took[large] = (took + seconds, expected + cost(problem))
+            took, expected = self._took.get(large, (0.0, 0.0))
+            self._took[large] = (took + now - begun[0], expected + cost(problem))

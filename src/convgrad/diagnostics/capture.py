@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import DispatchMode
-from ..engine import POINTWISE, as_pointwise, linear_gains
+from ..engine import POINTWISE, Request, active, as_pointwise, linear_gains
 from ..ops import rules_of
 from ..problem import OUTPUTS, ConvProblem, Output
 from ..shapes import problem_of
@@ -38,6 +38,8 @@ class Captured:
     transfers: tuple[Transfer, ...]
     #: It is a linear layer, which is computed as one.
     linear: bool = False
+    #: The backends that its layer or a block around it asks for.
+    request: Request | None = None
 
 
 def part_of_call(
@@ -99,7 +101,7 @@ class _Recorder(DispatchMode):
     def _note(self, *arguments: Any, linear: bool = False) -> ConvCall:
         name, kind = (self.stack[-1][0], type(self.stack[-1][1]).__name__) if self.stack else ("", "")
         call = ConvCall.of(*arguments)
-        self.found.append(Captured(name, kind, *part_of_call(call, arguments[:3], self.outputs), linear))
+        self.found.append(Captured(name, kind, *part_of_call(call, arguments[:3], self.outputs), linear, active()))
         return call
 
 

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..backends import COPY, Backend, PaddedCopy, described, operand_format
 from ..engine import (
+    Request,
     Step,
     active,
     backends,
@@ -132,14 +133,16 @@ def _explain_module(
     """Every convolution that runs in a module; equal ones are explained once."""
     equal: dict[tuple[Any, ...], list[Captured]] = {}
     for one in capture(module, args, kwargs, machine, _given(outputs)):
-        equal.setdefault((problem_on(machine, one.call), one.placements, one.transfers, one.linear), []).append(one)
+        key = (problem_on(machine, one.call), one.placements, one.transfers, one.linear, one.request)
+        equal.setdefault(key, []).append(one)
     if not equal:
         raise ValueError(f"no convolution ran in this {_title(getattr(module, 'function', module))}")
     layers = []
-    for (problem, placements, transfers, linear), calls in equal.items():
+    for (problem, placements, transfers, linear, request), calls in equal.items():
         names = tuple(one.name for one in calls)
         left = _left_to_matmul(problem, machine) if linear else ""
-        found = explain_problem(problem.replace(name=names[0]), outputs, machine, measure=measure, left=left)
+        named = problem.replace(name=names[0])
+        found = explain_problem(named, outputs, machine, measure=measure, left=left, request=request)
         layers.append(Layer(names, calls[0].kind, replace(found, placements=placements, transfers=transfers)))
     return layers[0].explanation if [x.names for x in layers] == [("",)] else ModelExplanation(machine, tuple(layers))
 
@@ -161,7 +164,13 @@ def _given(outputs: Outputs) -> tuple[Output, ...]:
 
 
 def explain_problem(
-    problem: ConvProblem, outputs: Outputs = None, device: DeviceLike = None, *, measure: bool = False, left: str = ""
+    problem: ConvProblem,
+    outputs: Outputs = None,
+    device: DeviceLike = None,
+    *,
+    measure: bool = False,
+    left: str = "",
+    request: Request | None = None,
 ) -> Explanation:
     """What every backend says of every output of a problem, on a machine that need not be here.
 
@@ -170,6 +179,7 @@ def explain_problem(
         left: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer.
         device: None for this CPU, a device that is here, or a description of one that is not.
         measure: time the chosen backend and ATen, and the machine's limit where it is not known yet.
+        request: the backends that are asked for; None: by `use_backend`, around this call.
 
     Raises:
         BackendError: a backend that was requested by name cannot.
@@ -187,13 +197,13 @@ def explain_problem(
     with described(machine.capability):
         for forward in (True, False):  # one call each, whose outputs are chosen together
             together = in_order([o for o in given if (o == problem.bias_pass) == forward])
-            answers += _answers(problem, together, machine, runs, here, left)
+            answers += _answers(problem, together, machine, runs, here, left, request or active())
     if measure:
         if not here:
             raise ValueError(f"{machine} is not here, so nothing can be measured on it")
         answers = timed(problem, answers, torch.device(machine.device_type))
     limits = limits_of(machine, problem.dtype, measured=measure)
-    return Explanation(problem, machine, tuple(answers), limits, left=left)
+    return Explanation(problem, machine, tuple(answers), limits, left=left, request=request)
 
 
 def _answers(
@@ -203,6 +213,7 @@ def _answers(
     aten_runs: dict[Output, str],
     here: bool,
     left: str,
+    request: Request | None,
 ) -> list[Answer]:
     """Every backend's answer for the outputs of one call, the chosen one first."""
     place = torch.device(machine.device_type)
@@ -211,7 +222,7 @@ def _answers(
     elif left:
         steps = [Step(get_backend("aten:matmul"), (output,), left) for output in together if output != "grad_bias"]
     else:
-        steps = choose(problem, together, place, active(), stored=here)
+        steps = choose(problem, together, place, request, stored=here)
     answers: list[Answer] = []
     for output in together:
         step = next((s for s in steps if output in s.outputs), None)

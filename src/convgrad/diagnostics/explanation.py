@@ -9,6 +9,7 @@ from html import escape
 from typing import Any, ClassVar
 
 from ..backends import COPY
+from ..engine import Request
 from ..problem import PASSES, ConvProblem, Output
 from ..tables import html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
@@ -86,6 +87,7 @@ class Explanation(Drawn):
         placements: of a sharded call, of which the problem is this process's part: where its tensors lie.
         transfers: what this process receives in it.
         left: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer.
+        request: the backends that its layer or a block around the call asks for.
     """
 
     problem: ConvProblem
@@ -95,6 +97,7 @@ class Explanation(Drawn):
     placements: str = ""
     transfers: tuple[Transfer, ...] = ()
     left: str = ""
+    request: Request | None = None
 
     def chosen(self) -> dict[Output, str]:
         """The backend of each output."""
