@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
@@ -227,3 +228,20 @@ def test_batched_gradients_of_a_function_of_the_users() -> None:
     (found,) = torch.autograd.grad(Blur.apply(x), x, cotangents, is_grads_batched=True)
     for one, g in zip(found, cotangents, strict=True):
         torch.testing.assert_close(one, torch.conv2d(g, weight, None, 1, 1, 1, 4))
+
+
+@pytest.mark.parametrize("frozen", [None, "weight", "bias"])
+@pytest.mark.parametrize("options", [{}, {"padding": "same", "padding_mode": "reflect"}, {"groups": 2, "dilation": 2}])
+def test_the_class_of_a_parameter_has_its_own_rules(options: dict[str, Any], frozen: str | None) -> None:
+    """PyTorch's expanded weights know its functions, and no others."""
+    ours: Any = convgrad.nn.Conv2d(4, 4, 3, **options)
+    theirs: Any = torch.nn.Conv2d(4, 4, 3, **options)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(5, 4, 9, 9)
+    for layer in (ours, theirs):
+        if frozen:
+            layer.get_parameter(frozen).requires_grad_(False)
+        call_for_per_sample_grads(layer)(x).square().sum().backward()
+    for (name, p), q in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        if name != frozen:
+            torch.testing.assert_close(p.grad_sample, q.grad_sample)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
@@ -247,6 +248,14 @@ def test_matrix_products_in_16_bits_are_torchs(small: None) -> None:
     ours, theirs = pair(64, 128, dtype=torch.float32)
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # pyright: ignore[reportAttributeAccessIssue]
     assert torch.equal(ours(X), theirs(X))
+
+
+def test_per_sample_gradients_of_torch(small: None) -> None:
+    ours, theirs = pair(96, 96)
+    x = torch.randn(4, 64, 96, dtype=torch.float64)
+    for layer in (ours, theirs):
+        call_for_per_sample_grads(layer)(x).square().sum().backward()
+    torch.testing.assert_close(ours.weight.grad_sample, theirs.weight.grad_sample)
 
 
 def test_a_leaf_of_fx() -> None:

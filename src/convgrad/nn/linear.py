@@ -60,7 +60,7 @@ class Linear(torch.nn.Linear):
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     plan: Any = None
-    if input.is_cpu and weight.dim() == 2 and linear_gains(input.numel(), *weight.shape):
+    if input.is_cpu and len(weight.shape) == 2 and linear_gains(input.numel(), *weight.shape):
         plan = find("linear", (), input, weight, bias)
         if plan.__class__ is tuple:
             plan = _plan(plan, input, weight, bias)
