@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
 from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
@@ -130,6 +131,11 @@ def traced(layer: nn.Linear) -> Tensor:
     return graph(X)
 
 
+def per_sample(layer: nn.Linear) -> Tensor:
+    call_for_per_sample_grads(layer)(X).square().sum().backward()
+    return layer.weight.grad_sample
+
+
 CALLS: dict[str, Any] = {
     "no rows": lambda layer: layer(X[:0]),
     "not contiguous": lambda layer: layer(X.t().contiguous().t()),
@@ -140,6 +146,7 @@ CALLS: dict[str, Any] = {
     "subclass of weights": lambda layer: torch.func.functional_call(
         layer, {"weight": layer.weight.detach().as_subclass(Sub), "bias": layer.bias}, (X,)
     ),
+    "weights that know torch's functions": per_sample,
     "meta": lambda layer: layer.to("meta")(X.to("meta")).shape,
     "sparse": lambda layer: layer(X.to_sparse_csr()),
     "nested": lambda layer: layer(torch.nested.nested_tensor([X, X])).to_padded_tensor(0.0),

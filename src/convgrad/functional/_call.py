@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
-from .._compat import profiler_enabled, saved_tensors_hooks
+from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks
 from ..engine import Plan, find, make, observers
 from ..errors import ShapeError
 from ..ops import any_subclass, apply, operator, run_gradient
@@ -79,6 +80,8 @@ def _first_call(
     """A call that was not seen before, or that must go through the dispatcher (its key is None)."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return not_tensors(name, input, weight, bias, raw)
+    if key is None and overrides_functions(weight) and hasattr(F, name):  # it may know PyTorch's function alone
+        return getattr(F, name)(input, weight, bias, *raw)
     refuse_nested(input, weight, bias)
     ndim, read, _ = signatures[name]
     if ndim is None:

@@ -22,6 +22,7 @@ from .joined import leaf_of_fx, stock_twin
 
 __all__ = ["Linear"]
 
+_KINDS = (Tensor, Parameter)
 _is_dynamo_compiling, _recording = torch.compiler.is_dynamo_compiling, torch.is_grad_enabled
 _unsafe_view = torch.ops.aten._unsafe_view.default
 
@@ -43,7 +44,7 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: Any) -> Any:
         """Apply the module."""
-        plain = input.__class__ is Tensor or input.__class__ is Parameter
+        plain = input.__class__ in _KINDS
         if (not plain or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
             return traced
         if _is_dynamo_compiling() or not plain or jit_tracing() is not None:  # sizes may be no numbers
@@ -60,7 +61,7 @@ class Linear(torch.nn.Linear):
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     plan: Any = None
-    if input.is_cpu and weight.dim() == 2 and linear_gains(input.numel(), *weight.shape):
+    if input.is_cpu and weight.__class__ in _KINDS and weight.dim() == 2 and linear_gains(input.numel(), *weight.shape):
         plan = find("linear", (), input, weight, bias)
         if plan.__class__ is tuple:
             plan = _plan(plan, input, weight, bias)
