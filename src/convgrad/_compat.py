@@ -206,6 +206,16 @@ def is_subclass(t: Tensor) -> bool:
     return dispatch is not _C._disabled_torch_dispatch_impl and not kind.__module__.startswith("torch._subclasses")
 
 
+_OF_TENSOR = Tensor.__torch_function__.__func__  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def overrides_functions(*tensors: Tensor | None) -> bool:
+    """Whether one is of a class that computes PyTorch's functions by a ``__torch_function__`` of its own."""
+    own = [type(t).__torch_function__ for t in tensors if t is not None]
+    off = _C._disabled_torch_function_impl
+    return any(f is not off and getattr(f, "__func__", None) is not _OF_TENSOR for f in own)
+
+
 def hint_of(n: Any) -> int | None:
     """The value that a symbolic integer has in this trace; a plain integer itself; None where none is known."""
     if isinstance(n, torch.SymInt):

@@ -112,6 +112,19 @@ def test_a_decomposed_program_is_pure_aten(strict: bool, dynamic: bool) -> None:
         torch.testing.assert_close(decomposed.module()(other), net(other), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_for_onnx_is_pure_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``torch.onnx.export(dynamo=False)`` traces, and raises at any other operator."""
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    conv = convgrad.nn.Conv2d(4, 4, 3, padding=((1, 0), (2, 1)), groups=4)
+    net, x = torch.nn.Sequential(conv, convgrad.nn.ConvTranspose2d(4, 2, 2, stride=2)), torch.randn(2, 4, 6, 6)
+    traced: Any = torch.jit.trace(net, x)
+    kinds = {node.kind() for node in traced.inlined_graph.nodes()}
+    assert "aten::_convolution" in kinds
+    assert not any(kind.startswith("convgrad") for kind in kinds)
+    torch.testing.assert_close(traced(x), net(x))
+
+
 def test_a_compiled_graph_keeps_what_convgrad_computes() -> None:
     seen: list[set[str]] = []
 

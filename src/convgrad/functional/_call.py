@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
-from .._compat import profiler_enabled, saved_tensors_hooks
+from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks
 from ..engine import Plan, find, make, observers
 from ..errors import ShapeError
 from ..ops import any_subclass, apply, operator, run_gradient
@@ -82,7 +81,8 @@ def _first_call(
     """A call that was not seen before, or that must go through the dispatcher (its key is None)."""
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return not_tensors(name, input, weight, bias, raw)
-    if (_overrides(weight) or _overrides(bias)) and hasattr(F, name):
+    own_rules = key is None and not _is_dynamo_compiling() and overrides_functions(weight, bias)
+    if own_rules and hasattr(F, name):  # they may know PyTorch's functions alone
         return getattr(F, name)(input, weight, bias, *raw)
     refuse_nested(input, weight, bias)
     ndim, read, _ = signatures[name]
@@ -104,14 +104,6 @@ def _first_call(
         return operator("convolution")(input, weight, bias, *arguments)
     make(key, "convolution", arguments, input, weight, bias)
     return run(name, input, weight, bias, raw)
-
-
-def _overrides(parameter: Tensor | None) -> bool:
-    """Whether a parameter's class has its own rules for PyTorch's functions, as that of per-sample gradients has."""
-    if _is_dynamo_compiling() or parameter is None or parameter.__class__ in (Tensor, Parameter):
-        return False
-    rule = getattr(type(parameter).__torch_function__, "__func__", None)  # None: they are off
-    return rule not in (None, Tensor.__torch_function__.__func__)
 
 
 def _is_plain(raw: Any) -> bool:

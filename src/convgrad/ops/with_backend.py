@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import is_traced
+from .._compat import is_traced, jit_tracing
 from ..engine import Request, active, request_for, resume, traced
+from . import decompositions
 
 
 def define(
@@ -45,10 +46,16 @@ def define(
 
 
 def operator(name: str) -> Callable[..., Any]:
-    """``torch.ops.convgrad.<name>``; in a `use_backend` block that is being compiled or exported its overload."""
+    """``torch.ops.convgrad.<name>``; in a `use_backend` block that is being compiled or exported its overload.
+
+    In what ``torch.onnx.export(dynamo=False)`` traces it is written in ATen's operators, the only ones that it knows.
+    """
     packet = getattr(torch.ops.convgrad, name)
-    if torch.compiler.is_compiling() and traced:
-        return partial(packet.with_backend, backend=_encode(traced[-1]))
+    if torch.compiler.is_compiling():
+        if traced:
+            return partial(packet.with_backend, backend=_encode(traced[-1]))
+    elif jit_tracing() is not None and torch.onnx.is_in_onnx_export():
+        return getattr(decompositions, name)
     return packet.default
 
 
