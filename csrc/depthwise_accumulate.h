@@ -13,7 +13,7 @@ struct DepthwiseAccumulate {
   static constexpr int64_t kShortRow = 12;  // pixels
   using Scratch = DepthwiseScratch<T>;
 
-  const DepthwisePlan<N>& p;
+  const DepthwisePlan& p;
 
   void tile(Scratch& s, const Block& b, const Range o[3], int64_t m, const Source<X>& grad,
             const Source<X>& input) const {
@@ -92,7 +92,7 @@ struct DepthwiseAccumulate {
     T* sums = s.sums + (p.multiplier * p.kernel_elements + m) * p.pitch();
     for (int64_t lane = 0; lane < b.live; lane += N) {
       rows.grad = data + p.vector_at(b, lane) * source.lane;
-      sum_rows<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), rows);
+      sum_rows<T, N>(sums + p.vector_in(p.rows_of_sums(), lane), rows);
     }
   }
 
@@ -149,7 +149,7 @@ struct DepthwiseAccumulate {
         const int64_t at = p.vector_at(b, lane);
         rows.grad = grad_at + at * grad.lane, rows.input = input_at + at * input.lane;
         if (prefetches) prefetch_short_rows(rows, grad_at, input_at + newest, lane, b.live);
-        accumulate_all<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows);
+        accumulate_all<T, N>(sums + p.vector_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows);
       }
     }
   }

@@ -2,8 +2,7 @@
 // blocks of G kernel rows and C kernel columns.
 //
 // Vectors at a border, whose kernel elements reach past the ends of a row, have a mask for each kernel column that
-// turns what lies outside into zeros. Infinity times zero is NaN: where there is one, and in rows whose vectors would
-// reach past the ends of the tensor, slower loops leave what lies outside out of the sums (planar_exact.h).
+// turns what lies outside into zeros.
 #pragma once
 
 #include "prefetcher.h"
@@ -15,23 +14,6 @@ namespace {
 constexpr int kBlockRows = 3, kBlockColumns = 4;
 // Most rows of results that are computed together; as many sums hide the latency of an addition.
 constexpr int kMostRows = 8;
-
-// A tensor and its elements; vectors may reach past its ends.
-template <class S>
-struct Bounded {
-  const S* data;
-  int64_t size;
-};
-
-// The elements that the vectors of some rows reach to, from the first to the last one.
-struct Reached {
-  int64_t low, high, size;
-  bool inside() const { return low >= 0 && high < size; }
-};
-// Fewer rows, where only the first one begins before the tensor, or the last one ends behind it.
-inline int64_t without_ends(const Reached& r, int64_t positions) {
-  return r.inside() || positions == 1 ? positions : r.low < 0 ? 1 : positions - 1;
-}
 
 // Where a block of kernel elements begins: offsets in elements.
 struct KernelBlock {

@@ -250,8 +250,9 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
     }
     return p;
   }
-  static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
+  static bool run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
     Base::run_call(ChannelsLastPointwise(p, t, memory), memory, threads);
+    return false;  // nothing is padded
   }
 };
 
