@@ -89,10 +89,7 @@ class Packer {
 
   // `rows` of an operand, or columns, that begin at `from`; `terms` k of them, as one step.
   void pack(uint16_t* to, const float* from, int64_t rows, int64_t terms) {
-    typedef __m512i Kernel(uint16_t*, const float*, int64_t, int64_t, int64_t);
-    static constexpr Kernel* kernels[] = {pack_step<0, 0, 0>, pack_step<0, 0, 1>, pack_step<0, 1, 0>,
-                                          pack_step<0, 1, 1>, pack_step<1, 0, 0>, pack_step<1, 0, 1>,
-                                          pack_step<1, 1, 0>, pack_step<1, 1, 1>};
+    static constexpr auto kernels = make_all<8>([](auto i) { return pack_step<i / 4, i / 2 % 2, i % 2>; });
     const bool whole = rows >= kEdge && terms >= kStep;
     largest_ = _mm512_max_epu16(largest_, kernels[4 * along_ + 2 * whole + turns_](to, from, line_, rows, terms));
   }

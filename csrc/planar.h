@@ -4,7 +4,7 @@
 // 1-D to 3-D, any dilation, padding and multiplier, all passes, four dtypes.
 //
 // A work unit is a channel of an image, computed slice after slice, by groups of rows. In a row, the vectors in the
-// middle are reached by every kernel element; those at its borders are computed under masks (planar_rows.h), and the
+// middle are reached by every kernel element; those at its borders are computed under masks (planar_plan.h), and the
 // last one begins early enough to be full. Rows that the same kernel rows reach form a region, as in depthwise.h, which
 // computes everything else: larger kernels, whose arithmetic takes longer than their memory, strides, channels_last,
 // and narrow or low images, where lanes would be idle and calls short.

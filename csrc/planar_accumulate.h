@@ -4,7 +4,8 @@
 // What limits it: the bytes for up to 9 kernel elements; for 27 the multiply-adds take nearly as long.
 #pragma once
 
-#include "planar_rows.h"
+#include "planar_plan.h"
+#include "prefetcher.h"
 
 namespace {
 

@@ -6,7 +6,8 @@
 // nearly as long.
 #pragma once
 
-#include "planar_rows.h"
+#include "planar_plan.h"
+#include "prefetcher.h"
 
 namespace {
 

@@ -1,10 +1,44 @@
-// How planar.h cuts a problem up. Integers only.
+// How planar.h cuts a problem up: groups of rows, a row into vectors of neighbouring columns of one channel, and kernels
+// into blocks of G rows and C columns.
+//
+// Vectors at a border, whose kernel elements reach past the ends of a row, have a mask for each kernel column that
+// turns what lies outside into zeros.
 #pragma once
 
 #include "plan.h"
-#include "planar_rows.h"
+#include "vector.h"
 
 namespace {
+
+// Most kernel rows and kernel columns of a block; with several rows, one column less.
+constexpr int kBlockRows = 3, kBlockColumns = 4;
+// Most rows of results that are computed together; as many sums hide the latency of an addition.
+constexpr int kMostRows = 8;
+
+// Where a block of kernel elements begins: offsets in elements.
+struct KernelBlock {
+  int64_t source, weight;
+};
+
+// The vectors of a row. Those at its left and its right border have masks for each kernel column.
+template <class T>
+struct RowVectors {
+  int64_t left, middle, right;  // how many
+  int64_t first;                // column of the first one in the middle, from where they follow one another
+  const int64_t* at;            // columns of the others
+  const LaneInteger<T>* masks;
+
+  // inside(column) and at_border(column, masks) for all vectors, from left to right; `kernel`: columns of the kernel.
+  template <int N, class Inside, class AtBorder>
+  void each(int64_t kernel, Inside&& inside, AtBorder&& at_border) const {
+    for (int64_t j = 0;; ++j) {
+      if (j == left)
+        for (int64_t i = 0; i < middle; ++i) inside(first + i * N);
+      if (j == left + right) return;
+      at_border(at[j], masks + j * kernel * N);
+    }
+  }
+};
 
 // Bytes of a group of rows: half of a first-level cache. With a kernel depth, most of what is read lies in the
 // second-level cache anyway; there larger groups make fewer calls.
