@@ -20,15 +20,12 @@ class Exact {
   }
 
   void correct(int64_t threads) const {
-    auto all = [&](int64_t count, const auto& body) {
-      const auto scratch = [](int64_t) { return 0; };
-      run_items(threads, 0, nothing, count, scratch, [&](int, int64_t i) { body(i); }, 0, nothing);
-    };
     if (p.wants(CONVGRAD_FORWARD) && !p.padding_mode)
-      all(p.batch * output.width, [&](int64_t plane) { correct_plane(false, plane); });
+      run_items(threads, p.batch * output.width, [&](int64_t plane) { correct_plane(false, plane); });
     if (p.wants(CONVGRAD_GRAD_INPUT))
-      all(p.batch * input.width, [&](int64_t plane) { correct_plane(true, plane); });
-    if (p.wants(CONVGRAD_GRAD_WEIGHT)) all(output.width * weight.width, [&](int64_t i) { correct_weights(i); });
+      run_items(threads, p.batch * input.width, [&](int64_t plane) { correct_plane(true, plane); });
+    if (p.wants(CONVGRAD_GRAD_WEIGHT))
+      run_items(threads, output.width * weight.width, [&](int64_t i) { correct_weights(i); });
   }
 
  private:

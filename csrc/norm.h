@@ -156,12 +156,10 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
 
   void run(int64_t threads) const {
     const Run plane(q.pixels);
-    auto item = [&](int, int64_t i) {
+    run_items(threads, ceil_div(q.channels, channels_an_item), [&](int64_t i) {
       const int64_t end = least(q.channels, (i + 1) * channels_an_item);
       for (int64_t c = i * channels_an_item; c < end; ++c) run_channel(plane, c);
-    };
-    const auto scratch = [](int64_t) { return 0; };
-    run_items(threads, 0, nothing, ceil_div(q.channels, channels_an_item), scratch, item, 0, nothing);
+    });
   }
 
  private:

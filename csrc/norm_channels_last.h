@@ -38,9 +38,8 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
     };
     const auto scratch = [](int64_t) { return 0; };
     const auto sum = [&](int, int64_t part) { sum_part(part); };
-    const auto apply = [&](int, int64_t part) { apply_part(part); };
     run_items(threads, vectors, prepare, parts, scratch, sum, q.channels, finish);
-    if (y) run_items(threads, 0, nothing, parts, scratch, apply, 0, nothing);
+    if (y) run_items(threads, parts, [&](int64_t part) { apply_part(part); });
     free(memory);
     return true;
   }

@@ -36,4 +36,10 @@ void run_items(int64_t threads, int64_t prepared, const Prepare& prepare, int64_
 }
 inline void nothing(Range) {}
 
+// The items alone.
+template <class Run>
+void run_items(int64_t threads, int64_t items, const Run& run) {
+  run_items(threads, 0, nothing, items, [](int64_t) { return 0; }, [&](int, int64_t item) { run(item); }, 0, nothing);
+}
+
 }  // namespace

@@ -26,8 +26,8 @@ namespace {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct Planar {
-  // Small kernels with stride 1, and rows of at least a vector. Faster than packing where a slice is large enough for
-  // what a call of the loops costs, which grows with the kernel's rows, and where there are planes enough for all threads.
+  // Small kernels with stride 1, and rows of at least a vector. Faster than packing where a slice is large enough for a
+  // call of the loops, whose cost grows with the kernel's rows, and where there are planes enough for all threads.
   static bool takes(const convgrad_problem& q) {
     for (int d = 0; d < 3; ++d)
       if (q.stride[d] != 1) return false;

@@ -16,10 +16,8 @@
 #if !defined(CONVGRAD_VARIANT) || !defined(CONVGRAD_ARITHMETIC)
 #error "compile with -DCONVGRAD_VARIANT=<name> and -DCONVGRAD_ARITHMETIC=<float or double>"
 #endif
-#define CONVGRAD_CREATE_(variant, arithmetic) convgrad_plan_create_##variant##_##arithmetic
-#define CONVGRAD_CREATE(variant, arithmetic) CONVGRAD_CREATE_(variant, arithmetic)
-#define CONVGRAD_NORMALIZE_(variant, arithmetic) convgrad_normalize_##variant##_##arithmetic
-#define CONVGRAD_NORMALIZE(variant, arithmetic) CONVGRAD_NORMALIZE_(variant, arithmetic)
+#define CONVGRAD_JOIN(name, variant, arithmetic) name##_##variant##_##arithmetic
+#define CONVGRAD_NAMED(name, variant, arithmetic) CONVGRAD_JOIN(name, variant, arithmetic)
 
 namespace {
 
@@ -90,12 +88,12 @@ auto with_storage(int32_t dtype, const Body& body) {
 
 }  // namespace
 
-convgrad_plan* CONVGRAD_CREATE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q) {
+convgrad_plan* CONVGRAD_NAMED(convgrad_plan_create, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q) {
   typedef CONVGRAD_ARITHMETIC T;
   return with_storage<T>(q.dtype, [&](auto element) { return create<decltype(element), T>(q); });
 }
 
-bool CONVGRAD_NORMALIZE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, int threads) {
+bool CONVGRAD_NAMED(convgrad_normalize, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, int threads) {
   typedef CONVGRAD_ARITHMETIC T;
   return with_storage<T>(q.dtype, [&](auto element) { return normalize<decltype(element), T>(q, threads); });
 }
