@@ -61,9 +61,7 @@ struct GroupedAccumulate {
           }
           for (int64_t c = 0; c < channels; ++c) {  // neighbouring pixels of one channel do
             const S* row = input + (n * x.width + channel + c) * x.pixels() + pixel;
-            T lanes[N] = {};
-            sum_elements<T, N>(lanes, row, count);
-            *of_channel(c) += add_partials(lanes, 1, N);
+            *of_channel(c) += sum_of_lanes<T, N>(sum_elements<T, N>(row, count));
           }
         }
   }

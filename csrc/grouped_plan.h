@@ -1,7 +1,7 @@
 // How a grouped problem is cut up: blocks of groups, tiles, images a unit. Integers only.
 #pragma once
 
-#include "packing.h"
+#include "plan.h"
 
 namespace {
 

@@ -194,11 +194,6 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
     sum += __builtin_convertvector((v[0] + v[1]) + (v[2] + v[3]), Doubles);
     for (V& part : v) part = V{};
   }
-  static double sum_of(const Doubles& v) {
-    double sum = 0;
-    for (int i = 0; i < N; ++i) sum += v[i];
-    return sum;
-  }
 
   void run_channel(const Run& plane, int64_t c) const {
     const int64_t step = q.channels * q.pixels, from = c * q.pixels;
@@ -235,7 +230,8 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
       }
     }
     go_on_in(all_first, first), go_on_in(all_second, second);
-    by = this->spread(this->finish(c, by.centre[0], sum_of(all_first), sum_of(all_second)));
+    const double sum = sum_of_lanes<double, N>(all_first), with_d = sum_of_lanes<double, N>(all_second);
+    by = this->spread(this->finish(c, by.centre[0], sum, with_d));
     if (!y) return;
     for (int64_t b = q.batch - 1; b >= 0; --b) {
       const int64_t at = from + b * step;

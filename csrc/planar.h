@@ -205,7 +205,8 @@ struct Planar {
       for (int64_t m = 0; m < p.multiplier; ++m) {
         const int64_t plane = u.output + m * p.output, weights = m * p.kernel_elements * N;
         if (p.wants(CONVGRAD_GRAD_BIAS))
-          sum_elements<T, N>(bias_sums(s) + m * N, g + plane + (d * out[1] + oh.low) * out[2], oh.size() * out[2]);
+          add_to<T, N>(bias_sums(s) + m * N,
+                       sum_elements<T, N>(g + plane + (d * out[1] + oh.low) * out[2], oh.size() * out[2]));
         if (p.wants(CONVGRAD_FORWARD))
           correlate(s, p.forward, shared.forward, d, oh, x, inputs, u.input, 1, static_cast<S*>(t.forward) + plane,
                     s.weights + weights, bias ? load_one<T>(bias + u.channel * p.multiplier + m) : T(0));
@@ -213,7 +214,7 @@ struct Planar {
       }
     for (int64_t d = id.low; d < id.high; ++d) {
       if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS))
-        sum_elements<T, N>(bias_sums(s), x + u.input + (d * in[1] + ih.low) * in[2], ih.size() * in[2]);
+        add_to<T, N>(bias_sums(s), sum_elements<T, N>(x + u.input + (d * in[1] + ih.low) * in[2], ih.size() * in[2]));
       if (p.wants(CONVGRAD_GRAD_INPUT))
         correlate(s, p.backward, shared.backward, d, ih, g, outputs, u.output, p.multiplier,
                   static_cast<S*>(t.grad_input) + u.input, s.weights,

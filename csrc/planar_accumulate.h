@@ -6,6 +6,7 @@
 
 #include "planar_plan.h"
 #include "prefetcher.h"
+#include "reduce.h"
 
 namespace {
 
@@ -77,10 +78,7 @@ void accumulate_strip(T* sums, const Pairs<S, T>& p) {
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 3
-    for (int g = 0; g < G; ++g) {
-      T* to = sums + g * p.weight_row + c * N;
-      store<T, N>(to, load<T, N>(to) + sum[c][g]);
-    }
+    for (int g = 0; g < G; ++g) add_to<T, N>(sums + g * p.weight_row + c * N, sum[c][g]);
   }
 }
 
