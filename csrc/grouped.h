@@ -44,8 +44,8 @@ struct Grouped {
   // ---- units, items, threads ----
 
   void run_unit(Scratch& s, T* sums, Block b, int64_t unit) const {
-    const auto [images, r] = p.place(unit);
-    b.image = images.low, b.images = images.size();
+    const TileRanges r = p.ranges_of(unit % p.tiles);
+    b.image = unit / p.tiles * p.images, b.images = least(p.images, p.batch - b.image);
     const bool empty = r.output[0].size() == 0 || r.output[1].size() == 0 || r.output[2].size() == 0;
     const PlaneTile x = p.input_tile(b.groups.size(), b.images), g = p.output_tile(b.groups.size(), b.images);
     const bool again = s.tile == unit % p.tiles && s.images == b.images && s.groups == b.groups.size();
@@ -61,14 +61,15 @@ struct Grouped {
                             p.transposes(p.output_tensor()), again, b.ahead(g.channels));
     if (p.wants(CONVGRAD_FORWARD) && !empty) correlate.forward_tile(s, b, r.output, x);
     if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate.tile(s, sums, b, r.output, r.grad_output, x, g);
-    if (p.sums_input) accumulate.sum_input(sums, static_cast<const S*>(t.input), b.groups, images, r.summed);
+    if (p.sums_input) accumulate.sum_input(sums, static_cast<const S*>(t.input), b, r.summed);
     if (p.wants(CONVGRAD_GRAD_INPUT)) correlate.grad_input_tile(s, b, r.grad_input, r.grad_output, g);
   }
 
   // An item's units as they lie in memory: all its blocks of an image, in channels_last of a tile, before the next.
   // For grad_weight `partial` has sums for each segment.
   void run_item(Scratch& s, int64_t item, T* partial) const {
-    const auto [blocks, units] = p.item(item);
+    const Range blocks = share(p.lane_blocks, item % p.chunks, p.chunks);
+    const Range units = share(p.units(), item / p.chunks, p.segments);
     const Range groups = {p.block(blocks.low).low, p.block(blocks.high - 1).high};
     const bool wants_sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     if (wants_sums) {

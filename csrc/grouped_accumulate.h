@@ -39,13 +39,14 @@ struct GroupedAccumulate {
 
   // The bias gradient of a transposed convolution: sums of what the plain problem calls its input, of the pixels `r`.
   // They are read where they lie: the packed tile lacks those that no kernel element reaches.
-  void sum_input(T* sums, const S* input, Range groups, Range images, const Range r[3]) const {
+  void sum_input(T* sums, const S* input, const Block& b, const Range r[3]) const {
     const Tensor x = p.input_tensor();
-    const int64_t channel = groups.low * p.in_per_group, channels = groups.size() * p.in_per_group, count = r[2].size();
+    const int64_t channel = b.groups.low * p.in_per_group, channels = b.groups.size() * p.in_per_group;
+    const int64_t count = r[2].size();
     auto of_channel = [&](int64_t c) {
       return sums + c / p.in_per_group * p.group_sums() + p.group_weights() + c % p.in_per_group;
     };
-    for (int64_t n = images.low; n < images.high; ++n)
+    for (int64_t n = b.image; n < b.image + b.images; ++n)
       for (int64_t d = r[0].low; d < r[0].high; ++d)
         for (int64_t h = r[1].low; h < r[1].high; ++h) {
           const int64_t pixel = (d * x.size[1] + h) * x.size[2] + r[2].low;

@@ -117,17 +117,6 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
   }
 }
 
-// The kernels by rows and by taps in a row; null where these are more than the registers hold.
-template <class T, int N, class X, bool Sliding>
-constexpr auto accumulate_kernels() {
-  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
-  return make_all<kMostTaps * kMostTaps>([](auto i) -> Kernel {
-    constexpr int R = i / kMostTaps + 1, W = i % kMostTaps + 1;
-    if constexpr (R * W <= kMostTaps) return accumulate<T, N, X, R, W, Sliding>;
-    return nullptr;
-  });
-}
-
 // Taps [first, first + count) of the kernel rows: they miss other pixels than the whole rows do.
 template <class T, class X, class Kernel>
 void accumulate_piece(Kernel kernel, T* sums, const Tap* taps, int64_t along, int64_t first, int64_t count,
@@ -143,9 +132,14 @@ void accumulate_piece(Kernel kernel, T* sums, const Tap* taps, int64_t along, in
 template <class T, int N, class X>
 void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<X>& r) {
   constexpr int M = kMostTaps;
-  static constexpr auto apart = accumulate_kernels<T, N, X, false>();
-  static constexpr auto sliding = accumulate_kernels<T, N, X, true>();
-  const auto& of_size = r.tap_step == r.input_pixel ? sliding : apart;
+  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
+  // By rows and by taps in a row, those that slide behind the others; null where these are more than the registers hold.
+  static constexpr auto kernels = make_all<2 * M * M>([](auto i) -> Kernel {
+    constexpr int R = i / M % M + 1, W = i % M + 1;
+    if constexpr (R * W <= M) return accumulate<T, N, X, R, W, (i >= M * M)>;
+    return nullptr;
+  });
+  const Kernel* const of_size = kernels.data() + (r.tap_step == r.input_pixel ? M * M : 0);
   const int64_t most_along = most(1, least(along, M)), most_rows = M / most_along;
   for (int64_t row_pieces = ceil_div(rows, most_rows); row_pieces > 0; --row_pieces) {
     const int64_t rows_now = row_pieces == 1 ? rows : ceil_div(rows, row_pieces);

@@ -254,11 +254,6 @@ struct Planar {
     if (sums && !all_finite<T, N>(of_item, size)) spoilt = true;
   }
 
-  void reduce(Range of, const T* partial) const {
-    reduce_partials<T, N>(static_cast<S*>(t.grad_weight), p.channels * p.multiplier * p.kernel_elements,
-                          static_cast<S*>(t.grad_bias), partial, p.item_sums(), p.items, of);
-  }
-
   // ---- a plan with its scratch memory, and a call ----
 
   struct Plan : PlanarPlan {
@@ -305,7 +300,10 @@ struct Planar {
     };
     run_items(
         threads, 0, nothing, p.items, scratch, [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
-        p.wants(CONVGRAD_GRAD_WEIGHT) ? p.item_sums() : 0, [&](Range of) { call.reduce(of, partial); });
+        p.wants(CONVGRAD_GRAD_WEIGHT) ? p.item_sums() : 0, [&](Range of) {
+          reduce_partials<T, N>(static_cast<S*>(t.grad_weight), p.channels * p.multiplier * p.kernel_elements,
+                                static_cast<S*>(t.grad_bias), partial, p.item_sums(), p.items, of);
+        });
     return spoilt;
   }
 };
