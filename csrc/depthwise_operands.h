@@ -104,19 +104,14 @@ struct DepthwiseOperands {
     using Pack = Packing<const S, T, N>;
     const auto zeros = again || x.padding_mode ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
     s.lane = tile_pixels(extent);
-    if (p.channels_last) {
-      Pack::pack(scratch, extent, tensor, x, b, r, true, zeros);
-      if (x.padding_mode) Pack::pack_borders(scratch, extent, tensor, x, b, r, true);
-    } else {
-      for (int64_t l = 0; l < b.live; l += N) {
-        const Block vector = Pack::vector_of(b, l);
-        Pack::pack(scratch + l * s.lane, extent, tensor, x, vector, r, false, zeros);
-        if (x.padding_mode) Pack::pack_borders(scratch + l * s.lane, extent, tensor, x, vector, r, false);
-      }
-      const int64_t unused = b.lanes - round_up(b.live, N);  // by this block, but by the ones to come
-      if (!again && unused)
-        memset(scratch + (b.lanes - unused) * s.lane, 0, sizeof(T) * static_cast<size_t>(unused * s.lane));
+    for (int64_t l = 0; l < b.live; l += p.channels_last ? b.lanes : N) {
+      const Block part = p.channels_last ? b : Pack::vector_of(b, l);
+      Pack::pack(scratch + l * s.lane, extent, tensor, x, part, r, p.channels_last, zeros);
+      if (x.padding_mode) Pack::pack_borders(scratch + l * s.lane, extent, tensor, x, part, r, p.channels_last);
     }
+    const int64_t unused = p.channels_last ? 0 : b.lanes - round_up(b.live, N);  // by this block, but by the ones to come
+    if (!again && unused)
+      memset(scratch + (b.lanes - unused) * s.lane, 0, sizeof(T) * static_cast<size_t>(unused * s.lane));
     s.step[2] = N, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
     s.data = scratch;
     for (int d = 0; d < 3; ++d) {

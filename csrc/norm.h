@@ -154,12 +154,13 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
     channels_an_item = most(1, kItemBytes * q.channels / most(1, bytes));
   }
 
-  void run(int64_t threads) const {
+  bool run(int64_t threads) const {
     const Run plane(q.pixels);
     run_items(threads, ceil_div(q.channels, channels_an_item), [&](int64_t i) {
       const int64_t end = least(q.channels, (i + 1) * channels_an_item);
       for (int64_t c = i * channels_an_item; c < end; ++c) run_channel(plane, c);
     });
+    return true;
   }
 
  private:

@@ -59,9 +59,8 @@ template <class S, class T, class Activation>
 bool normalize(const convgrad_norm& q, int threads) {
   constexpr int N = kVectorBytes / int(sizeof(T));
   auto run = [&](auto backward) {
-    if (q.layout == CONVGRAD_CHANNELS_LAST) return ChannelsLastNorm<S, T, N, Activation, backward>(q).run(threads);
-    ContiguousNorm<S, T, N, Activation, backward>(q).run(threads);
-    return true;
+    return q.layout == CONVGRAD_CHANNELS_LAST ? ChannelsLastNorm<S, T, N, Activation, backward>(q).run(threads)
+                                              : ContiguousNorm<S, T, N, Activation, backward>(q).run(threads);
   };
   return q.grad_output ? run(std::true_type()) : run(std::false_type());
 }
