@@ -30,7 +30,6 @@ namespace {
 template <class S, class T, int N>
 struct Grouped {
   using Scratch = GroupedScratch<T>;
-  using Block = GroupedBlock;
   static constexpr bool kConverts = !std::is_same<S, T>::value;
 
   const GroupedPlan& p;
@@ -43,7 +42,7 @@ struct Grouped {
 
   // ---- units, items, threads ----
 
-  void run_unit(Scratch& s, T* sums, Block b, int64_t unit) const {
+  void run_unit(Scratch& s, T* sums, GroupedBlock b, int64_t unit) const {
     const TileRanges r = p.ranges_of(unit % p.tiles);
     b.image = unit / p.tiles * p.images, b.images = least(p.images, p.batch - b.image);
     const bool empty = r.output[0].size() == 0 || r.output[1].size() == 0 || r.output[2].size() == 0;
@@ -81,7 +80,7 @@ struct Grouped {
       part.high = least(units.high, (part.low / together + 1) * together);
       for (int64_t block = blocks.low; block < blocks.high; ++block)
         for (int64_t unit = part.low; unit < part.high; ++unit) {
-          const Block b = {p.block(block), 0, 0, p.channels_last && block + 1 < blocks.high};
+          const GroupedBlock b = {p.block(block), 0, 0, p.channels_last && block + 1 < blocks.high};
           run_unit(s, wants_sums ? partial + (b.groups.low - groups.low) * p.group_sums() : nullptr, b, unit);
         }
     }

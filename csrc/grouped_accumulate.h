@@ -9,12 +9,11 @@ namespace {
 template <class S, class T, int N>
 struct GroupedAccumulate {
   using Scratch = GroupedScratch<T>;
-  using Block = GroupedBlock;
 
   const GroupedPlan& p;
   GroupedOperands<S, T, N> operands;
 
-  void tile(Scratch& s, T* sums, const Block& b, const Range o[3], const Range source[3], const PlaneTile& input,
+  void tile(Scratch& s, T* sums, const GroupedBlock& b, const Range o[3], const Range source[3], const PlaneTile& input,
             const PlaneTile& grad) const {
     const int64_t count = operands.list_input_taps(s, input, {0, p.axis[0].kernel});
     PlaneRows<T> rows;
@@ -39,7 +38,7 @@ struct GroupedAccumulate {
 
   // The bias gradient of a transposed convolution: sums of what the plain problem calls its input, of the pixels `r`.
   // They are read where they lie: the packed tile lacks those that no kernel element reaches.
-  void sum_input(T* sums, const S* input, const Block& b, const Range r[3]) const {
+  void sum_input(T* sums, const S* input, const GroupedBlock& b, const Range r[3]) const {
     const Tensor x = p.input_tensor();
     const int64_t channel = b.groups.low * p.in_per_group, channels = b.groups.size() * p.in_per_group;
     const int64_t count = r[2].size();

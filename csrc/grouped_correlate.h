@@ -9,7 +9,6 @@ namespace {
 template <class S, class T, int N>
 struct GroupedCorrelate {
   using Scratch = GroupedScratch<T>;
-  using Block = GroupedBlock;
   using Pack = Planes<S, T, N>;
 
   const GroupedPlan& p;
@@ -18,7 +17,7 @@ struct GroupedCorrelate {
   GroupedOperands<S, T, N> operands;
 
   // A run for each group of a block; `source_group`: from one to the next in the source.
-  void correlate_groups(const Block& b, PlaneRun<T> run, int64_t source_group, int64_t channels,
+  void correlate_groups(const GroupedBlock& b, PlaneRun<T> run, int64_t source_group, int64_t channels,
                         int64_t vectors) const {
     for (int64_t g = b.groups.low; g < b.groups.high; ++g) {
       run.weight = weights.weight + g * p.group_weights(), run.start = weights.start + g * channels;
@@ -29,7 +28,7 @@ struct GroupedCorrelate {
 
   // ---- forward ----
 
-  void forward_tile(Scratch& s, const Block& b, const Range o[3], const PlaneTile& tile) const {
+  void forward_tile(Scratch& s, const GroupedBlock& b, const Range o[3], const PlaneTile& tile) const {
     const Tensor x = p.output_tensor();
     S* const results = static_cast<S*>(t.forward);
     const int64_t first = b.groups.low * p.out_per_group, channels = b.groups.size() * p.out_per_group;
@@ -72,7 +71,7 @@ struct GroupedCorrelate {
     return {first, ceil_div(r.size() - i, a.stride), a.quotient(first) - low, a.backward_reach(a.remainder(first))};
   }
 
-  void grad_input_tile(Scratch& s, const Block& b, const Range r[3], const Range source[3],
+  void grad_input_tile(Scratch& s, const GroupedBlock& b, const Range r[3], const Range source[3],
                        const PlaneTile& tile) const {
     if (r[0].size() == 0 || r[1].size() == 0 || r[2].size() == 0) return;
     const Tensor x = p.input_tensor();
@@ -120,7 +119,7 @@ struct GroupedCorrelate {
   }
 
   // Rows of a contiguous input, or of one to be folded in scratch memory, put together from the phases of its width.
-  void store_phases(const Scratch& s, const Block& b, int64_t n, int64_t d, const Phase& h, const Range r[3],
+  void store_phases(const Scratch& s, const GroupedBlock& b, int64_t n, int64_t d, const Phase& h, const Range r[3],
                     int64_t phases, int64_t pitch, int64_t plane) const {
     const Tensor x = p.input_tensor();
     const Range w = r[2];
@@ -141,7 +140,7 @@ struct GroupedCorrelate {
   }
 
   // The gradient of an image, [channel][position], with its padding mode.
-  void store_folded(const Scratch& s, const Block& b, int64_t n, const Range r[3]) const {
+  void store_folded(const Scratch& s, const GroupedBlock& b, int64_t n, const Range r[3]) const {
     const Tensor x = p.input_tensor();
     const int64_t first = b.groups.low * p.in_per_group, channels = b.groups.size() * p.in_per_group;
     const int64_t pixels = p.folded_pixels();

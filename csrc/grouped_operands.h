@@ -41,8 +41,6 @@ struct GroupedBlock {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct GroupedOperands {
-  using Block = GroupedBlock;
-
   const GroupedPlan& p;
   const convgrad_tensors& t;
   std::atomic<bool>& spoilt;
