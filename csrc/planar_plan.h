@@ -61,6 +61,11 @@ struct PlanarPass {
     if (d.size() == 0 || h.size() == 0) return {0, 0};
     return {(d.low * source[1] + h.low) * source[2], ((d.high - 1) * source[1] + h.high) * source[2]};
   }
+  // How many these are at most, of one slice and so many rows.
+  int64_t most_read(int64_t rows) const {
+    const Range d = reached_from(0, {0, 1}), h = reached_from(1, {0, rows});
+    return ((least(source[0], d.size()) - 1) * source[1] + least(source[1], h.size())) * source[2];
+  }
   // How far beyond the ends of a row of the source its vectors reach.
   int64_t beyond_rows() const {
     const Range r = reached_from(2, {0, result[2]});
