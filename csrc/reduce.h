@@ -54,7 +54,7 @@ template <class T, int N>
 inline void add_to(T* to, Vec<T, N> v) { store<T, N>(to, load<T, N>(to) + v); }
 
 template <class T, int N>
-inline T sum_of_lanes(Vec<T, N> v) {
+inline T sum_of_lanes(const Vec<T, N>& v) {
   T sum = 0;
   for (int l = 0; l < N; ++l) sum += v[l];
   return sum;
