@@ -109,7 +109,8 @@ struct DepthwiseOperands {
       Pack::pack(scratch + l * s.lane, extent, tensor, x, part, r, p.channels_last, zeros);
       if (x.padding_mode) Pack::pack_borders(scratch + l * s.lane, extent, tensor, x, part, r, p.channels_last);
     }
-    const int64_t unused = p.channels_last ? 0 : b.lanes - round_up(b.live, N);  // by this block, but by the ones to come
+    // By this block, but by the ones to come.
+    const int64_t unused = p.channels_last ? 0 : b.lanes - round_up(b.live, N);
     if (!again && unused)
       memset(scratch + (b.lanes - unused) * s.lane, 0, sizeof(T) * static_cast<size_t>(unused * s.lane));
     s.step[2] = N, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];

@@ -133,7 +133,7 @@ template <class T, int N, class X>
 void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<X>& r) {
   constexpr int M = kMostTaps;
   using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
-  // By rows and by taps in a row, those that slide behind the others; null where these are more than the registers hold.
+  // By rows and taps in a row, those that slide behind the others; null where these are more than the registers hold.
   static constexpr auto kernels = make_all<2 * M * M>([](auto i) -> Kernel {
     constexpr int R = i / M % M + 1, W = i % M + 1;
     if constexpr (R * W <= M) return accumulate<T, N, X, R, W, (i >= M * M)>;

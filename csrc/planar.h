@@ -277,8 +277,8 @@ struct Planar {
       p.weights = p.memory.each.template add<T>(p.multiplier * p.kernel_elements * N);
       p.blocks = p.memory.each.template add<KernelBlock>(p.multiplier * p.forward.kernel[0] * p.forward.kernel[1]);
     }
-    const int64_t read = most(p.forward.most_read(p.rows), p.backward.most_read(p.rows) + (p.multiplier - 1) * p.output);
-    p.copy = p.memory.each.template add<S>(read + 2 * p.margin);
+    const int64_t planes = p.backward.most_read(p.rows) + (p.multiplier - 1) * p.output;
+    p.copy = p.memory.each.template add<S>(most(p.forward.most_read(p.rows), planes) + 2 * p.margin);
     if (p.wants(CONVGRAD_GRAD_WEIGHT)) {
       p.lane_sums = p.memory.each.template add<T>(p.sums() * N);
       p.partial = p.memory.shared.template add<T>(p.items * p.item_sums());
