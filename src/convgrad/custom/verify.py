@@ -288,7 +288,7 @@ class _Budget:
         now = time.monotonic()
         if self._end == float("inf"):  # its first call may have loaded and compiled, those after it have not
             self._end = now + self._seconds
-            self._first = (now - begun[2]) / cost(problem)
+            self._first = (now - (begun[2:] or [now])[0]) / cost(problem)
         else:
             took, expected = self._took.get(large, (0.0, 0.0))
-            self._took[large] = (took + now - begun[0], expected + cost(problem))
+            self._took[large] = (took + now - (begun or [now])[0], expected + cost(problem))
