@@ -132,6 +132,13 @@ def test_an_empty_batch_has_empty_and_zero_gradients(transposed: bool) -> None:
     assert grads[2].shape == (4,)
 
 
+def test_output_padding_beyond_the_stride_of_a_dilated_kernel() -> None:
+    x, w = torch.randn(2, 4, 6, dtype=torch.float64), torch.randn(4, 3, 3, dtype=torch.float64)
+    options: dict[str, Any] = {"stride": 1, "output_padding": 1, "dilation": 2}
+    expected = torch.nn.functional.conv_transpose1d(x, w, **options)
+    torch.testing.assert_close(convgrad.conv_transpose1d(x, w, **options), expected)
+
+
 def test_empty_channels() -> None:
     x, w = torch.randn(2, 0, 6, 6, requires_grad=True), torch.randn(4, 0, 3, 3, requires_grad=True)
     b = torch.randn(4, requires_grad=True)
