@@ -229,8 +229,9 @@ def test_interrupted_it_goes_on_where_it_was(folder) -> None:
     pipe = subprocess.PIPE
     # A suite in the background of a shell ignores the signal, and so would its children.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    command = [*COMMAND, "--threads", str(torch.get_num_threads()), str(folder / "many.txt")]
     try:
-        first = subprocess.Popen([*COMMAND, str(folder / "many.txt")], stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
+        first = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT)
     finally:
         signal.signal(signal.SIGINT, before)
     end = time.monotonic() + 120
