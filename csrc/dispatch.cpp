@@ -71,14 +71,19 @@ const InstructionSet instruction_sets[] = {
 #endif
 };
 
-// The best one of a name, or of any.
-const InstructionSet* find(const char* name = nullptr) {
+const InstructionSet* best() {
   for (const InstructionSet& set : instruction_sets)
-    if ((!name || strcmp(set.name, name) == 0) && set.supported()) return &set;
+    if (set.supported()) return &set;
   return nullptr;
 }
 
-std::atomic<const InstructionSet*> selected{find()};
+const InstructionSet* find(const char* name) {
+  for (const InstructionSet& set : instruction_sets)
+    if (strcmp(set.name, name) == 0 && set.supported()) return &set;
+  return nullptr;
+}
+
+std::atomic<const InstructionSet*> selected{best()};
 const pid_t loaded_in = getpid();
 
 // The most scratch memory that a thread keeps between two calls.

@@ -6,8 +6,7 @@
 // nearly as long.
 #pragma once
 
-#include "planar_plan.h"
-#include "prefetcher.h"
+#include "planar_rows.h"
 
 namespace {
 
@@ -15,7 +14,7 @@ namespace {
 template <class S, class T>
 struct Strip {
   RowVectors<T> columns;
-  const S* source;
+  Bounded<S> source;
   S* result;
   int64_t rows, result_row;
   int64_t first, source_row, column;  // `first`: offset of what kernel element 0 of a block at 0 reads for result 0
@@ -40,7 +39,7 @@ struct CorrelateRows {
   template <bool Masked>
   void vector(const Weights& kept, S* to, int64_t first, const LaneInteger<T>* masks) const {
     const int64_t source_row = s.source_row, column = s.column, weight_row = s.weight_row, result_row = s.result_row;
-    const S* const source = s.source + first;
+    const S* const source = s.source.data + first;
     Vec<T, N> sum[U][R] = {};
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sum[0][r] += s.start;
