@@ -27,7 +27,8 @@ from .strides import tidy
 
 def _avx2() -> bool:
     """Whether oneDNN uses AVX2 or more: the processor has it and no environment variable forbids it."""
-    return avx2_here() and not onednn_limit().upper().startswith("SSE") and onednn_limit().upper() != "AVX"
+    limit = onednn_limit().upper()
+    return avx2_here() and not limit.startswith("SSE") and limit != "AVX"
 
 
 def _avx512() -> bool:

@@ -10,7 +10,7 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from ..problem import PADDING_MODES, ConvProblem, Output
+from ..problem import PADDING_MODES, ConvProblem, Output, Outputs
 from . import _native_library as library
 from .base import BOTH_GRADIENTS, Backend, Kernel
 from .padding import padded
@@ -55,7 +55,7 @@ class NativeBackend(Backend):
     def version(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         return library.digest()
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = []
         if device.type != "cpu":
             reasons.append(f"it runs on the CPU, the tensors are on {device.type}")
@@ -82,14 +82,14 @@ class NativeBackend(Backend):
             reasons.append(missing)
         return reasons
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
         loaded, plan = library.create_plan(_fill(problem, outputs), self.instruction_set)
         make = _bind_pass if len(outputs) == 1 else _bind_gradients
         kernel = make(loaded.convgrad_plan_run, plan, problem, outputs)
         weakref.finalize(kernel, loaded.convgrad_plan_free, plan).atexit = False
         return kernel
 
-    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+    def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         if library.load() is None:
             return ""
         loaded, plan = library.create_plan(_fill(problem, outputs), self.instruction_set)
@@ -118,7 +118,7 @@ class NativeAmxBackend(NativeBackend):
     padding_modes = ("zeros",)
     instruction_set = "amx"
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         reasons = []
         if not problem.matrix_product or problem.groups > 1 or problem.dtype is not torch.float32:
             reasons.append("it computes pointwise convolutions of float32 in one group, of stride 1 without padding")
@@ -144,7 +144,7 @@ _PACKED: dict[Output, Callable[[int, int, int, int], bytes]] = {
 }
 
 
-def _bind_pass(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+def _bind_pass(run: Run, plan: int, problem: ConvProblem, outputs: Outputs) -> Kernel:
     (shape, strides), packed, backward = _result(problem, outputs[0]), _PACKED[outputs[0]], outputs != ("forward",)
 
     def one_pass(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
@@ -158,7 +158,7 @@ def _bind_pass(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output,
     return one_pass
 
 
-def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
+def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: Outputs) -> Kernel:
     """One of ``BOTH_GRADIENTS``: forward or grad_input, grad_weight, and perhaps grad_bias."""
     (shape, strides), (weight_shape, weight_strides) = _result(problem, outputs[0]), _result(problem, "grad_weight")
     forward, bias = outputs[0] == "forward", "grad_bias" in outputs
@@ -179,7 +179,7 @@ def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: tuple[Ou
     return gradients
 
 
-def _fill(problem: ConvProblem, outputs: tuple[Output, ...]) -> library.Problem:
+def _fill(problem: ConvProblem, outputs: Outputs) -> library.Problem:
     def three(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
         return (missing,) * (3 - len(values)) + values
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from ..backends import Backend
-from ..problem import ConvProblem, Output
+from ..problem import ConvProblem, Outputs
 from .problems import changed
 from .property_check import Failed, PropertyCheck, Skipped, described
 
@@ -17,7 +17,7 @@ _FLOPS = 300_000
 _MOST_FLOPS = 100_000_000
 
 
-def first_look(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> str:
+def first_look(backend: Backend, problem: ConvProblem, outputs: Outputs, device: torch.device) -> str:
     """What is wrong with these outputs, computed in one call; empty where nothing is.
 
     Integers must be exact, real numbers within the bound; the other properties are the conformance suite's.
@@ -39,7 +39,7 @@ def first_look(backend: Backend, problem: ConvProblem, outputs: tuple[Output, ..
     return ""
 
 
-def _wrong(check: PropertyCheck, outputs: tuple[Output, ...]) -> str:
+def _wrong(check: PropertyCheck, outputs: Outputs) -> str:
     passes = check.passes(outputs)
     for integers in (True, False) if check.problem.dtype.is_floating_point else (True,):
         try:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..backends import Arithmetic, Backend, Kernel, PaddedCopy, wide_dtype
 from ..engine import SLOTS, prepare
 from ..errors import BackendError
-from ..problem import OPERANDS, PASSES, ConvProblem, Output, Pass, Slot, passes_of
+from ..problem import OPERANDS, PASSES, ConvProblem, Output, Outputs, Pass, Slot, passes_of
 from .bounds import error_bound, reduction_length, unit_roundoff
 from .operands import (
     Operands,
@@ -56,9 +56,9 @@ def described(error: BaseException) -> str:
     return str(error) if isinstance(error, BackendError) else f"it raised {type(error).__name__}: {error}"
 
 
-def calls_with(backend: Backend, output: Output) -> list[tuple[Output, ...]]:
+def calls_with(backend: Backend, output: Output) -> list[Outputs]:
     """The calls of a backend that yield an output: of that alone, and sweeps."""
-    alone: list[tuple[Output, ...]] = [(output,)] if output in backend.passes else []
+    alone: list[Outputs] = [(output,)] if output in backend.passes else []
     return [*alone, *(sweep for sweep in backend.sweeps if output in sweep)]
 
 
@@ -119,13 +119,13 @@ class PropertyCheck:
         return []
 
     @cached_property
-    def calls(self) -> list[tuple[Output, ...]]:
+    def calls(self) -> list[Outputs]:
         """What the backend computes in one call with the output among it: the output alone, and sweeps."""
         calls = calls_with(self.backend, self.output)
         return [c for c in calls if not self.backend.against(self.problem, c, self.device)]
 
     @property
-    def _first(self) -> tuple[Output, ...]:
+    def _first(self) -> Outputs:
         """How `run` calls the backend: for the output alone, or in a sweep where that is the only way."""
         return (self.pass_,) if (self.pass_,) in self.calls else self.calls[0]
 
@@ -155,14 +155,14 @@ class PropertyCheck:
 
     # ---- calling the backend -------------------------------------------------------------------
 
-    def kernel(self, outputs: tuple[Output, ...]) -> Kernel:
+    def kernel(self, outputs: Outputs) -> Kernel:
         """The function that a plan would keep, and call again and again."""
         return self._kept(outputs, lambda: self.backend.bind(self.problem, outputs))
 
     def place(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device)
 
-    def scratch(self, outputs: tuple[Output, ...]) -> Tensor | None:
+    def scratch(self, outputs: Outputs) -> Tensor | None:
         """A workspace of the declared size, full of ones: NaN to every floating-point dtype."""
         size = self.backend.workspace(self.problem, outputs)
         if not size:
@@ -176,13 +176,11 @@ class PropertyCheck:
         self.calling()
         return tensors
 
-    def passes(self, outputs: tuple[Output, ...]) -> tuple[Pass, ...]:
+    def passes(self, outputs: Outputs) -> tuple[Pass, ...]:
         """The passes whose operands one call for these outputs reads."""
         return PASSES if len(outputs) > 1 else passes_of(outputs)
 
-    def arguments(
-        self, outputs: tuple[Output, ...], operands: Operands, bias: Tensor | None = None
-    ) -> list[Tensor | None]:
+    def arguments(self, outputs: Outputs, operands: Operands, bias: Tensor | None = None) -> list[Tensor | None]:
         """What the `kernel` of one call for these outputs is called with."""
         swept = len(outputs) > 1
         tensors = self.prepared(operands, SLOTS if swept else OPERANDS[self.passes(outputs)[0]])
@@ -192,7 +190,7 @@ class PropertyCheck:
         """The output, computed alone, or in a sweep where that is the only way."""
         return self.call(self._first, operands, bias)
 
-    def call(self, outputs: tuple[Output, ...], operands: Operands, bias: Tensor | None = None) -> Tensor:
+    def call(self, outputs: Outputs, operands: Operands, bias: Tensor | None = None) -> Tensor:
         """The output, out of one call of the backend for these outputs.
 
         Raises:
@@ -360,7 +358,7 @@ class PropertyCheck:
         if int((expected != 0)[read].sum()) * 2 < int(read.sum()):
             raise Skipped("the output is mostly zero, which proves nothing")
 
-    def allowed_bytes(self, outputs: tuple[Output, ...]) -> int:
+    def allowed_bytes(self, outputs: Outputs) -> int:
         """What one call may allocate beside its results and the declared workspace.
 
         A backend that declares none may hold its operands and its result three times more, padded, in the widest

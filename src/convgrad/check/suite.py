@@ -18,7 +18,7 @@ import torch
 
 from ..backends import Backend
 from ..engine import get_backend
-from ..problem import OUTPUTS, ConvProblem, Output
+from ..problem import OUTPUTS, ConvProblem, Output, Outputs
 from .problems import default_problems
 from .properties import PROPERTIES
 from .property_check import Differs, Failed, PropertyCheck, Skipped, calls_with, described
@@ -28,7 +28,7 @@ from .stress import STRESS
 ALL_PROPERTIES = {**PROPERTIES, **STRESS}
 
 
-def outputs_of(backend: Backend) -> tuple[Output, ...]:
+def outputs_of(backend: Backend) -> Outputs:
     """Everything that a backend can compute, alone or in a sweep.
 
     Equivalent to:

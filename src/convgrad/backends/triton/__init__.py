@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ... import settings
 from ...errors import BackendError
-from ...problem import ConvProblem, Output, Pass, passes_of
+from ...problem import ConvProblem, Output, Outputs, Pass, passes_of
 from ..base import Arithmetic, Backend, capability
 from . import bands
 from .geometry import geometry
@@ -32,8 +32,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _DEVICES = ("cuda", "hip", "xpu")
 #: Older ones know neither TF32 nor bfloat16, and Triton multiplies float16 one by one there, too.
 _TENSOR_CORES = (8, 0)
-_BOTH: tuple[Output, ...] = ("grad_input", "grad_weight")
-_ALL: tuple[Output, ...] = (*_BOTH, "grad_bias")
+_BOTH: Outputs = ("grad_input", "grad_weight")
+_ALL: Outputs = (*_BOTH, "grad_bias")
 
 
 @cache
@@ -60,7 +60,7 @@ class TritonBackend(Backend):
         self._banned: dict[torch.device, str] = {}
         self._checked: set[tuple[torch.device, str]] = set()
 
-    def reasons_against(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> list[str]:
+    def reasons_against(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> list[str]:
         return self._reasons_of_the_machine(problem, device) or self._reasons_of_the_kernels(problem, outputs)
 
     def _reasons_of_the_machine(self, problem: ConvProblem, device: torch.device) -> list[str]:
@@ -78,7 +78,7 @@ class TritonBackend(Backend):
             reasons.append(f"it has no kernel for {str(problem.dtype).removeprefix('torch.')}")
         return reasons
 
-    def _reasons_of_the_kernels(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
+    def _reasons_of_the_kernels(self, problem: ConvProblem, outputs: Outputs) -> list[str]:
         if problem.out_channels > problem.in_channels and (problem.channels_last or len(outputs) > 1):
             return ["in channels_last, and for both gradients at once, it takes one output channel per input channel"]
         g = geometry(problem, adjoint="grad_input" in outputs)
@@ -95,18 +95,18 @@ class TritonBackend(Backend):
     def fuses_bias(self, problem: ConvProblem) -> bool:
         return True
 
-    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+    def workspace(self, problem: ConvProblem, outputs: Outputs) -> int:
         if "grad_weight" not in outputs or problem.empty or problem.in_channels != problem.groups:
             return 0
         return 4 * self._partial_values(problem, outputs)
 
-    def _partial_values(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+    def _partial_values(self, problem: ConvProblem, outputs: Outputs) -> int:
         return partial_values(problem, "sweep" if len(outputs) > 1 else "sum", "grad_bias" in outputs)
 
-    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+    def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         return problem.layout
 
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Callable[..., Any]:
+    def bind(self, problem: ConvProblem, outputs: Outputs) -> Callable[..., Any]:
         made = cache(partial(self._made, problem, outputs))  # at the first call, which is when triton is imported
 
         def run(*operands: Tensor) -> Any:
@@ -117,7 +117,7 @@ class TritonBackend(Backend):
 
         return run
 
-    def _made(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Callable[..., Any]:
+    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Callable[..., Any]:
         from .launch import bound
 
         return bound(problem, outputs, self._verifier(problem))
@@ -129,7 +129,7 @@ class TritonBackend(Backend):
             BackendError: it is wrong; so is the backend on this device from now on.
         """
 
-        def verify(kernel: str, outputs: tuple[Output, ...], operands: Any, results: tuple[Tensor, ...]) -> None:
+        def verify(kernel: str, outputs: Outputs, operands: Any, results: tuple[Tensor, ...]) -> None:
             device = results[0].device
             if (device, kernel) in self._checked:
                 return
@@ -168,7 +168,7 @@ class TritonBandedBackend(TritonBackend):
             reasons.append("it multiplies float32 in TF32, which torch.backends.cudnn.allow_tf32 forbids")
         return reasons
 
-    def _reasons_of_the_kernels(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> list[str]:
+    def _reasons_of_the_kernels(self, problem: ConvProblem, outputs: Outputs) -> list[str]:
         g = geometry(problem, adjoint=outputs == ("grad_input",))
         if g.axes[2].kernel < bands.LEAST_COLUMNS:
             return [f"the band of a kernel of fewer than {bands.LEAST_COLUMNS} columns is mostly zeros"]
@@ -176,16 +176,16 @@ class TritonBandedBackend(TritonBackend):
             return ["it computes grad_input without a stride only"]
         return []
 
-    def _partial_values(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
+    def _partial_values(self, problem: ConvProblem, outputs: Outputs) -> int:
         return bands.partial_values(problem)
 
     def arithmetic(self, problem: ConvProblem, pass_: Pass, device: torch.device) -> Arithmetic:
         return "tf32" if _tf32(problem.dtype, device) else "direct"
 
-    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+    def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         return "banded"
 
-    def _made(self, problem: ConvProblem, outputs: tuple[Output, ...], device: torch.device) -> Callable[..., Any]:
+    def _made(self, problem: ConvProblem, outputs: Outputs, device: torch.device) -> Callable[..., Any]:
         from .launch import bound_bands
 
         return bound_bands(

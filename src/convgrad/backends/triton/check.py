@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...problem import OPERANDS, RESULT, ConvProblem, Output, Pass
+from ...problem import OPERANDS, RESULT, ConvProblem, Outputs, Pass
 from ..base import Arithmetic
 from ..reference import ReferenceBackend
 
@@ -22,7 +22,7 @@ _ELEMENTS = 1 << 22  # of a sampled operand, at most: a larger problem is looked
 
 def fault(
     problem: ConvProblem,
-    outputs: tuple[Output, ...],
+    outputs: Outputs,
     operands: tuple[Tensor | None, ...],
     results: tuple[Tensor, ...],
     arithmetic: Arithmetic,

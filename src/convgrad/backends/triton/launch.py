@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ...problem import ConvProblem, Output
+from ...problem import ConvProblem, Output, Outputs
 from . import banded, bands
 from .correlate import add_partials, correlate
 from .geometry import Axis, Geometry, geometry
@@ -23,7 +23,7 @@ from .tiles import MOST_PROGRAMS, Tile, Use, choose, lines, parts
 _NO_TAP = (-1, -1, -1)
 
 
-def bound(problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..., None]) -> Callable[..., Any]:
+def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None]) -> Callable[..., Any]:
     """What computes these outputs of a problem.
 
     Args:
@@ -48,7 +48,7 @@ def bound(problem: ConvProblem, outputs: tuple[Output, ...], verify: Callable[..
 
 def result_of(
     problem: ConvProblem,
-    outputs: tuple[Output, ...],
+    outputs: Outputs,
     verify: Callable[..., None],
     launch: Callable[[bool], Launch],
     order: Callable[..., tuple[Tensor, ...]],
@@ -81,7 +81,7 @@ def result_of(
 
 def gradients_of(
     problem: ConvProblem,
-    outputs: tuple[Output, ...],
+    outputs: Outputs,
     verify: Callable[..., None],
     main: Launch,
     order: Callable[..., tuple[Tensor, ...]],
