@@ -155,9 +155,7 @@ def _full_vectors(p: ConvProblem) -> bool:
         return False
     if _overlapping(p) and p.flops < _LARGE and p.batch * prod(p.output_size) >= 4 * max(inputs, outputs):
         return False
-    if p.ndim == 1:
-        return min(inputs, outputs) >= 64 and p.kernel_size[0] <= 24
-    return outputs > 8 or p.channels_last or not _overlapping(p)
+    return p.ndim > 1 and (outputs > 8 or p.channels_last or not _overlapping(p))
 
 
 def _narrow(p: ConvProblem, outputs: Outputs) -> bool:
