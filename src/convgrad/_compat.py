@@ -178,6 +178,12 @@ def apply_of(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return super(torch.autograd.Function, function).apply  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def single_level(function: type[torch.autograd.Function]) -> Any:
+    """The same function as one of functorch's own, the only ones that PyTorch 2.15 applies inside of a transform."""
+    methods = {name: staticmethod(getattr(function, name)) for name in ("forward", "backward", "jvp")}
+    return type(function.__name__, (torch.autograd.function._SingleLevelFunction,), methods)
+
+
 def is_batched(t: Tensor) -> bool:
     """Whether a `torch.func.vmap` maps over a tensor, at any level; under Dynamo, whether any transform is on."""
     if torch.compiler.is_dynamo_compiling():

@@ -7,6 +7,7 @@ calls, transposed convolutions, double backward, scripted models, compiled code.
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,11 +67,13 @@ class _Router:
         library = torch.library.Library("aten", "IMPL")
         try:
             gpu = torch.version.cuda is not None or torch.version.hip is not None
-            for key in ("CPU", "CUDA") if gpu else ("CPU",):
-                for op in ("convolution", "convolution_backward"):
-                    kernel = _kernel(self, op, torch.library.get_kernel(f"aten::{op}", key).call_boxed)
-                    library.impl(op, kernel, key, with_keyset=True)
-                    _retired.append((torch.library.get_kernel(f"aten::{op}", key), kernel))
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Warning only once")  # PyTorch 2.11 for CUDA: a kernel is replaced
+                for key in ("CPU", "CUDA") if gpu else ("CPU",):
+                    for op in ("convolution", "convolution_backward"):
+                        kernel = _kernel(self, op, torch.library.get_kernel(f"aten::{op}", key).call_boxed)
+                        library.impl(op, kernel, key, with_keyset=True)
+                        _retired.append((torch.library.get_kernel(f"aten::{op}", key), kernel))
         except BaseException:
             library._destroy()
             raise

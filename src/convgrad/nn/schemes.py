@@ -64,11 +64,16 @@ def binarize(input: Tensor) -> Tensor:
         >>> y.tolist(), torch.autograd.grad(y.sum(), x)[0].tolist()
         ([-1.0, -1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 1.0, 1.0, 0.0])
     """
-    return straight_through(_sign(input), input.clamp(-1, 1))
+    return straight_through(_sign(input), _inside(input))
 
 
 def _sign(x: Tensor) -> Tensor:
     return (x >= 0).to(x.dtype) * 2 - 1
+
+
+def _inside(x: Tensor) -> Tensor:
+    """Its derivative is 1 where ``abs(x) <= 1``, else 0; that of clamp is 0 at the bounds from PyTorch 2.15 on."""
+    return torch.where(x.abs() > 1, 0.0, x)
 
 
 def _filters(weight: Tensor, transposed: bool, groups: int) -> tuple[Tensor, list[int]]:
@@ -180,7 +185,7 @@ class Binary(Scheme):
         fixed = view.detach()
         alpha = fixed.abs().mean(own, keepdim=True)
         n = fixed.numel() // max(alpha.numel(), 1)
-        out = straight_through(alpha * _sign(fixed), view / n + alpha * view.clamp(-1, 1))
+        out = straight_through(alpha * _sign(fixed), view / n + alpha * _inside(view))
         return out.flatten(0, 1) if transposed else out
 
     def clip_(self, *originals: Tensor) -> None:

@@ -7,7 +7,6 @@ functorch transform, and computes only the gradients that the running backward p
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from .._compat import (
     functorch_active,
     is_legacy_batched,
     profiler_enabled,
+    single_level,
     will_engine_execute,
 )
 from ..calculus import CONTRACTED, Form, Role, add_bias, derivative, sum_of_bias, tangent
@@ -102,6 +102,7 @@ class Contraction(torch.autograd.Function):
 
 
 apply = apply_of(Contraction)
+_SingleLevel = single_level(Contraction)
 
 
 def _holds(plan: Plan, cotangent: Tensor) -> bool:
@@ -218,8 +219,10 @@ def _through(
     if yields == "output" and not (first.requires_grad and second.requires_grad):
         form = _with_layout(form, first, second)  # later, one of the two operands is not there
     call = Call(below, yields, form, active(), transformed)
-    with enable_single_level_autograd_function() if functorch_active() else nullcontext():
+    if not functorch_active():
         return apply(call, *operands)
+    with enable_single_level_autograd_function():
+        return _SingleLevel.apply(call, *operands)
 
 
 def _moves(*tensors: Tensor | None) -> bool:

@@ -65,6 +65,8 @@ def local_as(x: DTensor, placements: Sequence[Placement], what: str) -> Tensor:
     Raises:
         CollectiveError: another process died or did not answer in time.
     """
+    # DTensor of PyTorch 2.11 cannot redistribute what requires a gradient where none is recorded.
+    x = x.detach()  # pyright: ignore[reportAssignmentType]
     mesh, shape, now = x.device_mesh, x.shape, x.placements
     local = x.to_local()
     if not (_plain(now) and _plain(placements)):

@@ -57,7 +57,7 @@ H = "h100 cudnn 9.10"
         (depthwise(8, 96, 56, 56, 3, dilation=2), "CudaDepthwise2d"),
         (depthwise(8, 96, 56, 56, 3, dilation=2, last=True), "Cudnn"),
         (depthwise(8, 96, 56, 56, 3, device="cuda sm_61 cudnn 9.10"), "CudaDepthwise2d"),  # before Volta
-        (depthwise(8, 96, 56, 56, 3, device="h100 native"), "CudaDepthwise2d"),
+        (depthwise(8, 96, 56, 56, 3, device="h100 native torch 2.13"), "CudaDepthwise2d"),
         (depthwise(8, 96, 56, 56, 3, device="h100 native torch 2.12"), "Cudnn"),  # the flag came with 2.13
         (depthwise(8, 96, 56, 56, 3, device="h100 no cudnn"), "CudaDepthwise2d"),
         (depthwise(8, 96, 56, 56, 3, device="h100 no cudnn", last=True), "CudaDepthwise2d"),
@@ -74,7 +74,7 @@ def test_depthwise_on_devices_that_are_not_here(got: str, want: str) -> None:
 
 
 def test_forced_depthwise_kernel_skips_the_table_only() -> None:
-    machine = replace(Machine.parse(H), depthwise_kernel="cudnn")
+    machine = replace(Machine.parse(H), depthwise_kernel="cudnn", torch_version="2.13")
     assert depthwise(8, 96, 56, 56, 7, device=machine) == "Cudnn"
     assert depthwise(8, 96, 56, 56, 7, device=machine, dtype=F32) == "CudaDepthwise2d"
     assert depthwise(8, 96, 56, 56, 7, device=replace(machine, torch_version="2.12")) == "CudaDepthwise2d"
