@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from convgrad._compat import cpu_lacks
+from convgrad._compat import channels_last_of, cpu_lacks
 from convgrad.cli.bench_results import CONDITIONS, Results, conditions_here, deadline, prepare
 from convgrad.engine import backends, measure_now, measurements
 from convgrad.problem import PASSES, ConvProblem
@@ -163,8 +163,7 @@ def _problem(
     outputs = tuple(output_length(n, kernel, stride, low, high, dilation) for n in sizes)
     if min(outputs) < 1:
         return None
-    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
-    layout = formats[ndim] if ndim > 1 and rng.random() < 0.5 else torch.contiguous_format
+    layout = channels_last_of(ndim) if ndim > 1 and rng.random() < 0.5 else torch.contiguous_format
     one = (1,) * ndim
     return ConvProblem(
         batch or rng.choice((1, 1, 2, 4, 8, 8, 16, 32)), *channels, sizes, tuple(kernel * n for n in one),

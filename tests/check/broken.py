@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from convgrad.backends import Backend
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.check import check_problem
@@ -36,6 +37,15 @@ class OfPytorch(Broken):
     """A kernel of PyTorch's, as far as the check can tell."""
 
     from_pytorch = True
+
+
+def around(base: type[Backend], wrap: Callable[..., Any], **attributes: Any) -> Any:
+    """A backend like another one, whose kernels are what ``wrap`` makes of its kernels, their problem and outputs."""
+
+    def bind(self: Any, problem: ConvProblem, outputs: Any) -> Any:
+        return wrap(base.bind(self, problem, outputs), problem, outputs)
+
+    return type("Wrapped", (base,), {"bind": bind, **attributes})()
 
 
 def off_by_one(result: Tensor) -> Tensor:

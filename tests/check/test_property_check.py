@@ -11,7 +11,7 @@ from convgrad.check import check_problem
 from convgrad.check.property_check import Failed, PropertyCheck, Skipped
 from convgrad.problem import ConvProblem
 
-from .broken import TEXT, Broken, OfPytorch, failing_properties, off_by_one
+from .broken import TEXT, Broken, OfPytorch, around, failing_properties, off_by_one
 
 
 def test_a_result_in_another_layout_or_dtype() -> None:
@@ -23,44 +23,32 @@ def test_a_result_in_another_layout_or_dtype() -> None:
 
 
 def test_a_bias_gradient_is_held_to_the_declared_sums() -> None:
-    class Coarse(AtenBackend):
-        def arithmetic(self, problem, pass_, device):
-            return "direct"
+    def coarse(kernel, problem, outputs):
+        def sweep(grad_output, *rest):
+            grad_input, grad_weight, _ = kernel(grad_output, *rest)
+            terms = grad_output.transpose(0, 1).flatten(1)
+            total = torch.zeros(problem.out_channels, dtype=problem.dtype)
+            for i in range(terms.shape[1]):
+                total += terms[:, i]
+            return grad_input, grad_weight, total
 
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
-
-            def sweep(grad_output, *rest):
-                grad_input, grad_weight, _ = kernel(grad_output, *rest)
-                terms = grad_output.transpose(0, 1).flatten(1)
-                total = torch.zeros(problem.out_channels, dtype=problem.dtype)
-                for i in range(terms.shape[1]):
-                    total += terms[:, i]
-                return grad_input, grad_weight, total
-
-            return sweep if "grad_bias" in outputs else kernel
-
-    class Declared(Coarse):
-        def arithmetic(self, problem, pass_, device):
-            return "low-precision accumulation"
+        return sweep if "grad_bias" in outputs else kernel
 
     text = "mb4ic2iw40oc4kw3 bf16"
-    assert failing_properties(Coarse(), "grad_bias", text) == {"sweeps"}
-    assert failing_properties(Declared(), "grad_bias", text) == set()
+    for arithmetic, failing in (("direct", {"sweeps"}), ("low-precision accumulation", set())):
+        backend = around(AtenBackend, coarse, arithmetic=lambda *_, declared=arithmetic: declared)
+        assert failing_properties(backend, "grad_bias", text) == failing
 
 
 def test_a_bias_may_be_added_to_a_sum_in_16_bits() -> None:
-    class Twice(Im2colBackend):
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
+    def twice(kernel, problem, outputs):
+        def added(a, b, bias, *rest):
+            result = kernel(a, b, None, *rest)
+            return result if bias is None else result + bias.view(1, -1, 1, 1)
 
-            def twice(a, b, bias, *rest):
-                result = kernel(a, b, None, *rest)
-                return result if bias is None else result + bias.view(1, -1, 1, 1)
+        return added
 
-            return twice
-
-    assert failing_properties(Twice(), text="mb4ic16ih20oc40kh3ph1 bf16") == set()
+    assert failing_properties(around(Im2colBackend, twice), text="mb4ic16ih20oc40kh3ph1 bf16") == set()
 
 
 def test_a_transform_is_held_to_its_norm_and_not_to_exactness() -> None:
