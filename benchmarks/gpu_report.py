@@ -12,8 +12,9 @@ _LARGE = ("k13", "k31")
 _LAUNCHES = 3
 
 
-def best(row: Row, whose: str) -> float:
-    return min(t for key, t in row["times"].items() if key.startswith(whose))
+def best(row: Row) -> float:
+    """Our better layout."""
+    return min(t for key, t in row["times"].items() if key.startswith("ours"))
 
 
 def gained(row: Row) -> float:
@@ -24,7 +25,7 @@ def gained(row: Row) -> float:
 def over_best_of(row: Row) -> float:
     """PyTorch's best layout over ours."""
     theirs = [t for key, t in row["times"].items() if key.startswith("pytorch")]
-    return min(theirs) / best(row, "ours") if theirs else math.nan
+    return min(theirs) / best(row) if theirs else math.nan
 
 
 def used(rows: list[Row]) -> list[Row]:
@@ -32,7 +33,7 @@ def used(rows: list[Row]) -> list[Row]:
     fastest: dict[tuple[str, ...], Row] = {}
     for row in rows:
         key = (row["text"], row["what"], row["dtype"])
-        if key not in fastest or best(row, "ours") < best(fastest[key], "ours"):
+        if key not in fastest or best(row) < best(fastest[key]):
             fastest[key] = row
     return list(fastest.values())
 
@@ -73,7 +74,7 @@ def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
             ("up to 7x7, 85 % of the copy bandwidth or 50 % of the float32 peak", 0.85, small),
             ("conv1d k=4, 90 % of the copy bandwidth", 0.90, sequences),
         ):
-            seconds = [(allowed(r, card, share), best(r, "ours")) for r in some if r["what"] == what]
+            seconds = [(allowed(r, card, share), best(r)) for r in some if r["what"] == what]
             reached = [x / t for x, t in seconds if x >= _LAUNCHES * (card.get("launch") or 0)]
             below = f"{sum(x < 1 for x in reached)} below, geometric mean {mean(reached):.2f}"
             short = f", {len(seconds) - len(reached)} too short to judge" * (len(reached) < len(seconds))
@@ -114,7 +115,7 @@ def line(row: Row, card: dict[str, Any]) -> str:
     if not t:
         cells = [row.get("error", "not measured").replace("|", "/"), *[""] * 7]
     else:
-        rate, peak = row["bytes"] / best(row, "ours"), card.get("float32 peak")
+        rate, peak = row["bytes"] / best(row), card.get("float32 peak")
         cells = [f"{t[k] * 1e6:.1f}" if k in t else "-" for k in _KEYS]
         cells += [
             f"{rate * 1e-9:.0f}",

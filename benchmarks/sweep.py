@@ -45,13 +45,9 @@ _CHANNELS = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 192, 240, 256, 
 _IMAGES = (4, 5, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
 
 
-def _log_uniform(rng: random.Random, low: float, high: float) -> int:
-    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
-
-
 def _size(rng: random.Random, ndim: int) -> int:
     if ndim == 1:
-        return _log_uniform(rng, 16, 16384)
+        return round(math.exp(rng.uniform(math.log(16), math.log(16384))))
     if ndim == 3:
         return rng.choice((4, 5, 7, 8, 14, 16, 20, 28, 32, 56))
     return rng.choice(_IMAGES) if rng.random() < 0.8 else rng.randint(3, 200)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -151,25 +147,6 @@ def reference(
     exact = {"forward": y.detach(), "grad_input": grads[0], "grad_weight": grads[1]}
     exact["grad_bias"] = grad_output.to(wide).sum((0, *range(2, p.ndim + 2)))
     return {name: value.to(dtype or p.dtype) for name, value in exact.items()}
-
-
-@contextlib.contextmanager
-def on_threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def at_once(work: Callable[[Any], None], each: Iterable[object]) -> None:
-    """A thread for each."""
-    threads = [threading.Thread(target=work, args=(one,)) for one in each]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def everything(p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor) -> list[tuple[str, Tensor]]:

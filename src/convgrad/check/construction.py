@@ -189,7 +189,8 @@ def _climb(search: _Search, p: ConvProblem) -> None:
         if axis is None or search.accepted(p):
             return
         best: tuple[int, str, ConvProblem] | None = None
-        for q in _along(search, p, axis):
+        changes = [more for value in _ladder(search, p, axis) for more in axis.move(p, value)]
+        for q in filter(None, (changed(p, **more) for more in changes)):
             if search.accepted(q):
                 return
             further, reached = search.obstacle(q)
@@ -268,11 +269,6 @@ def _explore(search: _Search, base: ConvProblem) -> None:
                     accepted.setdefault(kind, []).append(value)
         for kind, found in accepted.items() if axis.bounded else ():
             _largest(search, base, axis, kind, found, ladder)
-
-
-def _along(search: _Search, base: ConvProblem, axis: _Axis) -> Iterator[ConvProblem]:
-    found = (changed(base, **changes) for v in _ladder(search, base, axis) for changes in axis.move(base, v))
-    return (p for p in found if p is not None)
 
 
 def _ladder(search: _Search, base: ConvProblem, axis: _Axis) -> list[Any]:
