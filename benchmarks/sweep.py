@@ -28,7 +28,7 @@ from convgrad._compat import channels_last_of, cpu_lacks
 from convgrad.cli.bench_results import CONDITIONS, Results, conditions_here, deadline, prepare
 from convgrad.engine import backends, measure_now, measurements
 from convgrad.problem import PASSES, ConvProblem
-from convgrad.sizes import output_length
+from convgrad.sizes import Dimension, fields_of, output_length
 
 CPU = torch.device("cpu")
 #: What is measured.
@@ -155,15 +155,13 @@ def _problem(
     low = high = 0 if stride >= kernel else extent // 2
     if ndim == 1 and kernel <= 4:  # causal
         low, high = extent, 0
-    sizes = (size,) * ndim
-    outputs = tuple(output_length(n, kernel, stride, low, high, dilation) for n in sizes)
-    if min(outputs) < 1:
+    output = output_length(size, kernel, stride, low, high, dilation)
+    if output < 1:
         return None
     layout = channels_last_of(ndim) if ndim > 1 and rng.random() < 0.5 else torch.contiguous_format
-    one = (1,) * ndim
     return ConvProblem(
-        batch or rng.choice((1, 1, 2, 4, 8, 8, 16, 32)), *channels, sizes, tuple(kernel * n for n in one),
-        tuple(stride * n for n in one), ((low, high),) * ndim, tuple(dilation * n for n in one), outputs,
+        batch or rng.choice((1, 1, 2, 4, 8, 8, 16, 32)), *channels,
+        **fields_of([Dimension(size, output, kernel, stride, low, high, dilation)] * ndim),
         dtype=rng.choice(_DTYPES), memory_format=layout, origin="transposed" if transposed else "plain",
     )  # fmt: skip
 

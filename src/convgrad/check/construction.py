@@ -77,11 +77,6 @@ def construct(
         seconds: how long the search may take.
         found: what a search for another output of the kernel found; where most of it is accepted, there is no other
             search. What is found is added.
-
-    Equivalent to:
-        >>> found = list(construct(lambda p: p.in_channels % 64 == 0 and p.kernel_size == (3, 3)))
-        >>> len(found), {p.in_channels % 64 for p in found}, {p.batch for p in found} >= {1, 2, 3}
-        (150, {0}, True)
     """
     search = _Search(accepts, hints, seconds)
     given = [p for p in dict.fromkeys(named) if search.accepted(p, named=True)]
