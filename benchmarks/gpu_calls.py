@@ -181,9 +181,6 @@ def short(error: BaseException) -> str:
     return f"{type(error).__name__}: {first[:200]}"
 
 
-# ---- the card --------------------------------------------------------------------------------------
-
-
 def card(device: str) -> dict[str, float | str | None]:
     """Its name, bytes per second of a large copy, read and written, float32 operations per second by its datasheet, and
     the seconds of a launch that does nothing.

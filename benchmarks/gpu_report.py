@@ -120,7 +120,7 @@ def line(row: Row, card: dict[str, Any]) -> str:
         cells += [
             f"{rate * 1e-9:.0f}",
             f"{100 * rate / card['copy bytes/s']:.0f} %" if card.get("copy bytes/s") else "-",
-            f"{100 * row['flops'] / best(row, 'ours') / peak:.0f} %" if peak else "-",
+            f"{100 * row['flops'] / best(row) / peak:.0f} %" if peak else "-",
             f"{over_best_of(row):.2f}x",
         ]
     return "| " + " | ".join([*names, *cells]) + " |"

@@ -166,9 +166,6 @@ def _problem(
     )  # fmt: skip
 
 
-# ---- measuring ---------------------------------------------------------------------------------------
-
-
 def rows(problem: ConvProblem) -> Iterator[dict[str, Any]]:
     """Each pass."""
     for pass_ in PASSES:

@@ -363,9 +363,6 @@ def _put(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:
     return (*values[:i], value, *values[i + 1 :])
 
 
-# ---- mixtures ------------------------------------------------------------------------------------
-
-
 def _mix(search: _Search) -> None:
     """Ask for accepted problems with some attributes of other accepted ones."""
     rng = random.Random(0)

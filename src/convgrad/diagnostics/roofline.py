@@ -156,9 +156,6 @@ def _best(call: Callable[[], object], device: torch.device, seconds: float = 0.4
     return min(times)
 
 
-# ---- what was measured before --------------------------------------------------------------------
-
-
 def _key(dtype: torch.dtype, device: torch.device) -> str:
     library = "cuda" if device.type == "cuda" else "mkldnn"
     return f"{conditions(device)}, matmul {precision(library, 'matmul')}, {short(dtype)}"

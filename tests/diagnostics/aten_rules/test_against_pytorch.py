@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -23,8 +23,7 @@ DTYPES = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.flo
           torch.complex64)  # fmt: skip
 
 
-@dataclass
-class Case:
+class Case(NamedTuple):
     input: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -34,10 +33,6 @@ class Case:
     transposed: bool
     output_padding: list[int]
     groups: int
-
-    def args(self) -> tuple:
-        return (self.input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.transposed,
-                self.output_padding, self.groups)  # fmt: skip
 
 
 def odd_layout(rng: random.Random, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
@@ -125,11 +120,11 @@ def test_select_and_layout_agree_with_pytorch(flags: dict[str, int]) -> None:
             case = random_case(rng)
             with torch.set_grad_enabled(rng.random() < 0.8):
                 try:
-                    ours = select_conv_backend(*case.args())
+                    ours = select_conv_backend(*case)
                 except ShapeError:  # of a transposed call: no output, or too large an output_padding
                     assert case.transposed
                     continue
-                theirs = torch._C._select_conv_backend(*case.args())
+                theirs = torch._C._select_conv_backend(*case)
             assert ours.value == int(theirs), f"{ours}\nPyTorch: {theirs!r}\n{case}"
             seen[ours.backend] += 1
             # PyTorch asks for the layout of the 2-D view of a 1-D call.
