@@ -47,10 +47,6 @@ def mean(values: list[float]) -> float:
     return geometric_mean(values) if values else math.nan
 
 
-def least(values: list[float]) -> float:
-    return min(values, default=math.nan)
-
-
 def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
     """The bars, each with the figure that was measured for it."""
     timed = used([r for r in rows if r["times"]])
@@ -66,7 +62,9 @@ def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
     ]
     for what in ("forward", "backward"):
         some = [gained(r) for r in large if r["what"] == what and both(r)]
-        lines.append(bar(f"31x31 {what} over nn.Conv2d, worst, at least 14x", least(some), 14, len(some)))
+        lines.append(
+            bar(f"31x31 {what} over nn.Conv2d, worst, at least 14x", min(some, default=math.nan), 14, len(some))
+        )
     small = [r for r in timed if not any(w in r["problem"] for w in (*_LARGE, "mamba"))]
     sequences = [r for r in timed if "mamba" in r["problem"]]
     for what in ("forward", "grad_input", "grad_weight", "backward"):
@@ -79,7 +77,7 @@ def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
             below = f"{sum(x < 1 for x in reached)} below, geometric mean {mean(reached):.2f}"
             short = f", {len(seconds) - len(reached)} too short to judge" * (len(reached) < len(seconds))
             found = f"{what} {label}, worst share of it" + f" ({below}{short})" * bool(seconds)
-            lines.append(bar(found, least(reached), 1, len(reached)))
+            lines.append(bar(found, min(reached, default=math.nan), 1, len(reached)))
     if "H100" not in card.get("device", ""):
         lines.append(f"- the bars were set for an H100; this is {card.get('device', 'an unknown device')}")
     if not card.get("float32 peak"):

@@ -99,14 +99,12 @@ def padding_ways(mode: str, spec: tuple[int, int, int, int, int, int, bool], dty
         ours.to(memory_format=torch.channels_last)
     x.requires_grad_()
     function = getattr(convgrad, f"conv{d}d")
-
-    def padded_copy() -> Tensor:
-        return function(F.pad(x, [k // 2] * (2 * d), mode=mode), ours.weight, None, 1, 0, 1, groups)
-
-    def zeros() -> Tensor:
-        return function(x, ours.weight, None, 1, k // 2, 1, groups)
-
-    return {"padding_mode": lambda: ours(x), "PyTorch": lambda: theirs(x), "padded copy": padded_copy}, zeros, x, ours
+    ways = {
+        "padding_mode": lambda: ours(x),
+        "PyTorch": lambda: theirs(x),
+        "padded copy": lambda: function(F.pad(x, [k // 2] * (2 * d), mode=mode), ours.weight, None, 1, 0, 1, groups),
+    }
+    return ways, lambda: function(x, ours.weight, None, 1, k // 2, 1, groups), x, ours
 
 
 def padding(dtype: torch.dtype, seconds: float) -> None:
@@ -130,19 +128,12 @@ def show(
     def step(way: Way) -> Callable[[], object]:
         return lambda: torch.autograd.grad(way(), leaves, g)
 
-    def forward(way: Way) -> Callable[[], object]:
-        def call() -> Tensor:
-            with torch.no_grad():
-                return way()
-
-        return call
-
     gradients = torch.autograd.grad(want, leaves, g)
     for label, way in ways.items():
         got = way()
         for mine, theirs in zip((got, *torch.autograd.grad(got, leaves, g)), (want, *gradients), strict=True):
             same(mine, theirs, f"{name}, {label}")
-    for what, kind in (("forward", forward), ("forward and gradients", step)):
+    for what, kind in (("forward", torch.no_grad()), ("forward and gradients", step)):
         calls = {label: kind(way) for label, way in {**(unlike or {}), **ways}.items()}
         row(f"{name} | {what}", calls, baseline, seconds)
 

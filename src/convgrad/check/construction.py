@@ -47,13 +47,10 @@ _SIZES = (*_SMALL, 10, 11, 12, 13, 14, 15, 16, 17, 20, 23, 28, 31, 32, 33, 56, 6
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 _DTYPES += (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 #: Attributes that are taken out of another problem together.
-_PARTS = [
-    part.split(" and ")
-    for part in (
-        "batch", "input_size", "dtype", "memory_format", "stride", "kernel_size and padding", "padding", "dilation",
-        "origin", "has_bias", "in_channels and out_channels and groups",
-    )
-]  # fmt: skip
+_PARTS = (
+    ("batch",), ("input_size",), ("dtype",), ("memory_format",), ("stride",), ("kernel_size", "padding"), ("padding",),
+    ("dilation",), ("origin",), ("has_bias",), ("in_channels", "out_channels", "groups"),
+)  # fmt: skip
 
 
 def construct(
