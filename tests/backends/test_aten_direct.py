@@ -7,15 +7,10 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 
+from convgrad.backends import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
 from convgrad.backends.aten import AtenBackend
 from convgrad.backends.aten_direct import AtenDirect, aten_choice
-from convgrad.backends.aten_libraries import (
-    AtenCudnnBackend,
-    AtenMiopenBackend,
-    AtenMkldnnBackend,
-    AtenNativeBackend,
-    Flags,
-)
+from convgrad.backends.aten_libraries import Flags
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.backends.strides import usual_strides
 from convgrad.engine import choose

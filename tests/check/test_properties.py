@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from convgrad.backends.aten import AtenBackend
-from convgrad.backends.base import BOTH_GRADIENTS
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.check import check_backend, check_problem
@@ -267,34 +266,21 @@ def test_more_memory_than_declared() -> None:
     assert failing_properties(Im2colBackend(), text=text) == set()
 
 
-class Sweeping(ReferenceBackend):
-    """The reference with both gradients in one call, too; ``first`` is done with the workspace of every call."""
+def watched(size: int, first: Callable[[Tensor | None, int], object]) -> Any:
+    """PyTorch's kernels; ``first`` is done with the workspace of every call, and how many passes it computes."""
 
-    sweeps = BOTH_GRADIENTS[:2]
+    def watching(kernel, problem, outputs):
+        def run(*args):
+            first(args[-1], len(passes_of(outputs)))
+            return kernel(*args)
 
-    def __init__(self, size: int, first: Callable[[Tensor | None, int], object]) -> None:
-        self.size, self.first = size, first
+        return run
 
-    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
-        return self.size
-
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Any:
-        kernels = [super(Sweeping, self).bind(problem, (o,)) for o in passes_of(outputs)]
-
-        def one(a, b, bias=None, workspace=None):
-            self.first(workspace, 1)
-            return kernels[0](a, b)
-
-        def both(grad_output, input, weight, workspace=None):
-            self.first(workspace, 2)
-            results = (kernels[0](grad_output, weight), kernels[1](grad_output, input))
-            return (*results, grad_output.sum((0, 2, 3))) if len(outputs) == 3 else results
-
-        return one if len(kernels) == 1 else both
+    return around(AtenBackend, watching, workspace=lambda *_: size)
 
 
 def test_a_sweep_that_takes_more_than_it_declares() -> None:
-    wasteful = Sweeping(0, lambda workspace, passes: torch.empty(1 << 20) if passes == 2 else None)
+    wasteful = watched(0, lambda workspace, passes: torch.empty(1 << 20) if passes == 2 else None)
     assert failing_properties(wasteful) == set()
     assert failing_properties(wasteful, "grad_input") == {"workspace"}
 
@@ -307,6 +293,6 @@ def test_a_write_behind_the_workspace(passes: int, output: Output, name: str) ->
         if of == passes:
             ctypes.memset(workspace.data_ptr() + workspace.numel(), 0, 4)
 
-    results = check_problem(Sweeping(64, behind), TEXT, output, properties=["memory", "sweeps"])
+    results = check_problem(watched(64, behind), TEXT, output, properties=["memory", "sweeps"])
     failed = [(r.property_name, r.message) for r in results if r.status == "failed"]
     assert failed == [(name, "it wrote outside a tensor that it allocated")]

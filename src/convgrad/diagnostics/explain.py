@@ -11,18 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..backends import COPY, Backend, PaddedCopy, described, operand_format
-from ..engine import (
-    Request,
-    Step,
-    active,
-    backends,
-    beats_matmul,
-    choose,
-    get_backend,
-    linear_gains,
-    plan_for,
-    reasons_against,
-)
+from ..engine import Request, Step, active, backends, beats_matmul, choose, linear_gains, plan_for, reasons_against
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
 from .capture import Captured, capture, part_of_call, problem_on
@@ -218,7 +207,7 @@ def _answers(
     if problem.empty:
         steps = ()
     elif left:
-        steps = [Step(get_backend("aten:matmul"), (output,), left) for output in together if output != "grad_bias"]
+        steps = [Step(backends()["aten:matmul"], (output,), left) for output in together if output != "grad_bias"]
     else:
         steps = choose(problem, together, place, request, stored=machine.is_here)
     answers: list[Answer] = []

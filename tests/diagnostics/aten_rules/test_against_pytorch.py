@@ -10,13 +10,8 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from convgrad.diagnostics.aten_rules import (
-    BACKENDS,
-    Machine,
-    TensorSpec,
-    determine_backend_memory_format,
-    select_conv_backend,
-)
+from convgrad.diagnostics import Machine
+from convgrad.diagnostics.aten_rules import BACKENDS, TensorSpec, determine_backend_memory_format, select_conv_backend
 from convgrad.errors import ShapeError
 
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32,
