@@ -221,11 +221,13 @@ def _answers(
         if problem.padding_mode != "zeros":
             others = [PaddedCopy.where_needed(b, problem, (output,), place) for b in others]
         for backend in (step.backend, *(b for b in others if b.name != step.backend.name)):
-            chosen, against = backend is step.backend, []
+            chosen = backend is step.backend
+            computed: tuple[Output, ...] = step.outputs if chosen else (output,)
+            against: list[str] = []
             if not chosen:
                 against = reasons_against(backend, problem, (output,), place)
                 against = _described_library(backend, output, machine, against, aten_runs)
-            usable, computed = not against, step.outputs if chosen else (output,)
+            usable = not against
             reasons = [_why(step, output)] if chosen else against or [f"usable; {step.backend.name} goes before it"]
             taken = problem.replace(memory_format=operand_format(backend, problem) or problem.memory_format)
             layout = "as they lie" if "strided" in backend.layouts else taken.layout
