@@ -15,28 +15,22 @@ from convgrad.problem import ConvProblem, Output, Pass
 
 Break = Callable[[ConvProblem, Pass, Tensor, Tensor, Tensor], Tensor]
 
-
 TEXT = "mb2g2ic4ih7iw9oc6kh3kw3ph1pw1"
 
 
 class Broken(Im2colBackend):
-    """im2col, and then ``damage`` done to (problem, pass, a, b, result)."""
+    """im2col with other attributes, and then ``damage`` done to (problem, pass, a, b, result)."""
 
     name = "broken"
     sweeps = ()
 
-    def __init__(self, damage: Break) -> None:
+    def __init__(self, damage: Break, **attributes: Any) -> None:
         self.damage = damage
+        vars(self).update(attributes)
 
     def bind(self, problem: ConvProblem, outputs: Any) -> Any:
         kernel = super().bind(problem, outputs)
         return lambda a, b, *rest: self.damage(problem, outputs[0], a, b, kernel(a, b, *rest))
-
-
-class OfPytorch(Broken):
-    """A kernel of PyTorch's, as far as the check can tell."""
-
-    from_pytorch = True
 
 
 def around(base: type[Backend], wrap: Callable[..., Any], **attributes: Any) -> Any:
@@ -56,6 +50,10 @@ def off_by_one(result: Tensor) -> Tensor:
 
 def wrong_if(condition: Callable[[ConvProblem], bool]) -> Break:
     return lambda p, pass_, a, b, result: off_by_one(result) if condition(p) else result
+
+
+#: Wrong everywhere, in one element.
+CORNER = wrong_if(lambda p: True)
 
 
 def failing_properties(

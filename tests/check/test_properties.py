@@ -17,7 +17,7 @@ from convgrad.backends.reference import ReferenceBackend
 from convgrad.check import check_backend, check_problem
 from convgrad.problem import PASSES, ConvProblem, Output, passes_of
 
-from .broken import TEXT, Broken, OfPytorch, around, failing_properties, off_by_one
+from .broken import TEXT, Broken, around, failing_properties, off_by_one, wrong_if
 
 
 def test_the_border_alone() -> None:
@@ -37,11 +37,8 @@ def test_an_error_that_integers_do_not_show() -> None:
 
 def test_wrong_on_its_second_call_only() -> None:
     calls = count()
-
-    def forgetful(p, pass_, a, b, result):
-        return off_by_one(result) if next(calls) else result
-
-    results = {r.property_name: r for r in check_problem(Broken(forgetful), TEXT, "forward")}
+    forgetful = Broken(wrong_if(lambda p: next(calls) > 0))
+    results = {r.property_name: r for r in check_problem(forgetful, TEXT, "forward")}
     assert results["exact"].status == "passed"
     assert results["again"].status == "failed"
 
@@ -75,11 +72,9 @@ def test_results_in_two_buffers_in_turn() -> None:
 
 
 def test_another_result_in_inference_mode() -> None:
-    def wrong(p, pass_, a, b, result):
-        return off_by_one(result) if torch.is_inference_mode_enabled() else result
-
-    assert failing_properties(Broken(wrong)) == {"memory"}
-    assert failing_properties(Broken(wrong), "grad_weight") == set()  # no model computes it there
+    wrong = Broken(wrong_if(lambda p: torch.is_inference_mode_enabled()))
+    assert failing_properties(wrong) == {"memory"}
+    assert failing_properties(wrong, "grad_weight") == set()  # no model computes it there
 
 
 def test_numbers_too_large_for_16_bits() -> None:
@@ -182,13 +177,13 @@ def test_what_pytorch_does_not_promise_of_its_kernels_is_reported_and_no_failure
     def nan_for_inf(p, pass_, a, b, result):
         return torch.where(result.isinf(), float("nan"), result)
 
-    (result,) = check_problem(OfPytorch(nan_for_inf), TEXT, "forward", properties=["nonfinite"])
+    (result,) = check_problem(Broken(nan_for_inf, from_pytorch=True), TEXT, "forward", properties=["nonfinite"])
     assert result.status == "differs"
     assert result.message.startswith("with inf in input, 12 elements differ, the first at (")
     assert "nan instead of inf" in result.message or "nan instead of -inf" in result.message
     (result,) = check_problem(Broken(nan_for_inf), TEXT, "forward", properties=["nonfinite"])
     assert result.status == "failed"
-    report = check_backend(OfPytorch(nan_for_inf), [TEXT], outputs=["forward"])
+    report = check_backend(Broken(nan_for_inf, from_pytorch=True), [TEXT], outputs=["forward"])
     assert report.ok
     assert [r.property_name for r in report.differences] == ["nonfinite"]
     assert "1 differ in what PyTorch does not promise" in str(report)

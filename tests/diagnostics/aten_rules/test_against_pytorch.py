@@ -192,15 +192,12 @@ BROKEN = {
 
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN.keys())
 def test_what_pytorch_refuses_is_refused(change: dict) -> None:
-    call = {
-        "input": torch.empty(2, 4, 9, 9), "weight": torch.empty(4, 4, 3, 3), "bias": None, "stride": [1, 1],
-        "padding": [0, 0], "dilation": [1, 1], "transposed": False, "output_padding": [0, 0], "groups": 1,
-    }  # fmt: skip
-    args = tuple({**call, **change}.values())
+    image, weight = torch.empty(2, 4, 9, 9), torch.empty(4, 4, 3, 3)
+    case = Case(image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)._replace(**change)
     with pytest.raises(RuntimeError):
-        torch.convolution(*args)
+        torch.convolution(*case)
     with pytest.raises(ShapeError):
-        select_conv_backend(*args)
+        select_conv_backend(*case)
 
 
 def test_here_reads_the_settings_in_force() -> None:
