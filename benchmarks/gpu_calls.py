@@ -20,12 +20,12 @@ from gpu_problems import LAYOUTS, SWEEP, WHAT, layouts
 from torch import Tensor
 
 from convgrad.backends.base import Backend
-from convgrad.check.suite import check_backend
+from convgrad.check import accepts, check_backend
 from convgrad.diagnostics import Machine, limits_of
 from convgrad.engine import prepare
 from convgrad.engine.ab_timer import compare, second_call
 from convgrad.engine.registry import get_backend
-from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
+from convgrad.problem import OPERANDS, ConvProblem, Pass, Slot
 
 
 def operands(problem: ConvProblem, device: str, integers: bool, layout: str = "") -> dict[Slot, Tensor]:
@@ -56,13 +56,8 @@ def taking(problem: ConvProblem, names: str, device: str) -> list[str]:
 
     The first one if none can: its rows then say why.
     """
-    where, given = torch.device(device), names.split(",")
-    layout_of = layouts(problem).values()
-    can = [
-        name
-        for name in given
-        if not all(get_backend(name).reasons_against(p, (pass_,), where) for pass_ in PASSES for p in layout_of)
-    ]
+    given, problems = names.split(","), layouts(problem).values()
+    can = [n for n in given if any(accepts(get_backend(n), p, torch.device(device)) for p in problems)]
     return can or given[:1]
 
 
@@ -184,9 +179,6 @@ def measure(text: str, what: str, backend_name: str, device: str, seconds: float
 def short(error: BaseException) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first[:200]}"
-
-
-# ---- the card --------------------------------------------------------------------------------------
 
 
 def card(device: str) -> dict[str, float | str | None]:

@@ -12,8 +12,9 @@ _LARGE = ("k13", "k31")
 _LAUNCHES = 3
 
 
-def best(row: Row, whose: str) -> float:
-    return min(t for key, t in row["times"].items() if key.startswith(whose))
+def best(row: Row) -> float:
+    """Our better layout."""
+    return min(t for key, t in row["times"].items() if key.startswith("ours"))
 
 
 def gained(row: Row) -> float:
@@ -24,7 +25,7 @@ def gained(row: Row) -> float:
 def over_best_of(row: Row) -> float:
     """PyTorch's best layout over ours."""
     theirs = [t for key, t in row["times"].items() if key.startswith("pytorch")]
-    return min(theirs) / best(row, "ours") if theirs else math.nan
+    return min(theirs) / best(row) if theirs else math.nan
 
 
 def used(rows: list[Row]) -> list[Row]:
@@ -32,7 +33,7 @@ def used(rows: list[Row]) -> list[Row]:
     fastest: dict[tuple[str, ...], Row] = {}
     for row in rows:
         key = (row["text"], row["what"], row["dtype"])
-        if key not in fastest or best(row, "ours") < best(fastest[key], "ours"):
+        if key not in fastest or best(row) < best(fastest[key]):
             fastest[key] = row
     return list(fastest.values())
 
@@ -44,10 +45,6 @@ def both(row: Row) -> bool:
 
 def mean(values: list[float]) -> float:
     return geometric_mean(values) if values else math.nan
-
-
-def least(values: list[float]) -> float:
-    return min(values, default=math.nan)
 
 
 def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
@@ -65,7 +62,9 @@ def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
     ]
     for what in ("forward", "backward"):
         some = [gained(r) for r in large if r["what"] == what and both(r)]
-        lines.append(bar(f"31x31 {what} over nn.Conv2d, worst, at least 14x", least(some), 14, len(some)))
+        lines.append(
+            bar(f"31x31 {what} over nn.Conv2d, worst, at least 14x", min(some, default=math.nan), 14, len(some))
+        )
     small = [r for r in timed if not any(w in r["problem"] for w in (*_LARGE, "mamba"))]
     sequences = [r for r in timed if "mamba" in r["problem"]]
     for what in ("forward", "grad_input", "grad_weight", "backward"):
@@ -73,12 +72,12 @@ def bars(rows: list[Row], card: dict[str, Any]) -> list[str]:
             ("up to 7x7, 85 % of the copy bandwidth or 50 % of the float32 peak", 0.85, small),
             ("conv1d k=4, 90 % of the copy bandwidth", 0.90, sequences),
         ):
-            seconds = [(allowed(r, card, share), best(r, "ours")) for r in some if r["what"] == what]
+            seconds = [(allowed(r, card, share), best(r)) for r in some if r["what"] == what]
             reached = [x / t for x, t in seconds if x >= _LAUNCHES * (card.get("launch") or 0)]
             below = f"{sum(x < 1 for x in reached)} below, geometric mean {mean(reached):.2f}"
             short = f", {len(seconds) - len(reached)} too short to judge" * (len(reached) < len(seconds))
             found = f"{what} {label}, worst share of it" + f" ({below}{short})" * bool(seconds)
-            lines.append(bar(found, least(reached), 1, len(reached)))
+            lines.append(bar(found, min(reached, default=math.nan), 1, len(reached)))
     if "H100" not in card.get("device", ""):
         lines.append(f"- the bars were set for an H100; this is {card.get('device', 'an unknown device')}")
     if not card.get("float32 peak"):
@@ -114,12 +113,12 @@ def line(row: Row, card: dict[str, Any]) -> str:
     if not t:
         cells = [row.get("error", "not measured").replace("|", "/"), *[""] * 7]
     else:
-        rate, peak = row["bytes"] / best(row, "ours"), card.get("float32 peak")
+        rate, peak = row["bytes"] / best(row), card.get("float32 peak")
         cells = [f"{t[k] * 1e6:.1f}" if k in t else "-" for k in _KEYS]
         cells += [
             f"{rate * 1e-9:.0f}",
             f"{100 * rate / card['copy bytes/s']:.0f} %" if card.get("copy bytes/s") else "-",
-            f"{100 * row['flops'] / best(row, 'ours') / peak:.0f} %" if peak else "-",
+            f"{100 * row['flops'] / best(row) / peak:.0f} %" if peak else "-",
             f"{over_best_of(row):.2f}x",
         ]
     return "| " + " | ".join([*names, *cells]) + " |"

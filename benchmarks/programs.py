@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, product
 from typing import Any
 
 import torch
@@ -24,29 +24,28 @@ from torch.profiler import ProfilerActivity, profile
 
 import convgrad
 from convgrad.engine.ab_timer import compare, conditions, keep_memory
+from convgrad.problem import ConvProblem
 
 #: Batch, length, channels, taps.
 SEQUENCES = ((4, 2048, 1536, 4), (8, 1024, 768, 4), (1, 8192, 768, 4), (2, 512, 256, 4))
-#: Dimensions, batch, channels, size, kernel, groups, channels_last.
 LAYERS = (
-    (2, 8, 64, 56, 3, 64, False),
-    (2, 8, 64, 56, 3, 64, True),
-    (2, 8, 96, 56, 7, 96, False),
-    (2, 8, 96, 56, 7, 96, True),
-    (2, 8, 384, 14, 7, 384, True),
-    (2, 2, 32, 224, 3, 32, False),
-    (2, 8, 128, 28, 3, 32, False),
-    (1, 8, 256, 4096, 9, 256, False),
-    (3, 2, 32, 24, 3, 32, False),
-    (2, 8, 64, 56, 3, 1, True),
+    "g64mb8ic64ih56oc64kh3ph1",
+    "g64mb8ic64ih56oc64kh3ph1 channels_last",
+    "g96mb8ic96ih56oc96kh7ph3",
+    "g96mb8ic96ih56oc96kh7ph3 channels_last",
+    "g384mb8ic384ih14oc384kh7ph3 channels_last",
+    "g32mb2ic32ih224oc32kh3ph1",
+    "g32mb8ic128ih28oc128kh3ph1",
+    "g256mb8ic256iw4096oc256kw9pw4",
+    "g32mb2ic32id24oc32kd3pd1",
+    "mb8ic64ih56oc64kh3ph1 channels_last",
 )
-#: Samples, channels in and out, groups, height and width, kernel.
 SAMPLES = (
-    (32, 64, 64, 64, 28, 3),
-    (32, 128, 128, 128, 14, 5),
-    (32, 16, 32, 1, 28, 3),
-    (32, 64, 64, 1, 14, 3),
-    (16, 256, 256, 1, 7, 3),
+    "g64mb32ic64ih28oc64kh3ph1",
+    "g128mb32ic128ih14oc128kh5ph2",
+    "mb32ic16ih28oc32kh3ph1",
+    "mb32ic64ih14oc64kh3ph1",
+    "mb16ic256ih7oc256kh3ph1",
 )
 Way = Callable[[], Tensor]
 
@@ -87,36 +86,27 @@ def sequences(dtype: torch.dtype, seconds: float) -> None:
         show(f"{batch} x {length} x {channels}, k{taps}", sequence_ways(x, w), (x, w), seconds)
 
 
-def padding_ways(mode: str, spec: tuple[int, int, int, int, int, int, bool], dtype: torch.dtype) -> tuple:
-    d, batch, channels, size, k, groups, last = spec
-    x = torch.randn(batch, channels, *[size] * d).to(dtype)
-    options = {"padding": k // 2, "groups": groups, "bias": False, "padding_mode": mode, "dtype": dtype}
-    ours = getattr(convgrad.nn, f"Conv{d}d")(channels, channels, k, **options)
-    theirs = getattr(torch.nn, f"Conv{d}d")(channels, channels, k, **options)
-    theirs.weight = ours.weight
-    if last:
-        x = x.contiguous(memory_format=torch.channels_last)
-        ours.to(memory_format=torch.channels_last)
-    x.requires_grad_()
-    function = getattr(convgrad, f"conv{d}d")
-
-    def padded_copy() -> Tensor:
-        return function(F.pad(x, [k // 2] * (2 * d), mode=mode), ours.weight, None, 1, 0, 1, groups)
-
-    def zeros() -> Tensor:
-        return function(x, ours.weight, None, 1, k // 2, 1, groups)
-
-    return {"padding_mode": lambda: ours(x), "PyTorch": lambda: theirs(x), "padded copy": padded_copy}, zeros, x, ours
-
-
 def padding(dtype: torch.dtype, seconds: float) -> None:
-    """Layers with a padding mode, against the padded copy; zeros, which computes something else, shows the least."""
-    for spec in LAYERS:
-        for mode in ("circular", "reflect", "replicate"):
-            ways, zeros, x, layer = padding_ways(mode, spec, dtype)
-            d, batch, channels, size, k, groups, last = spec
-            name = f"{mode}: {batch} x {channels} x {size}^{d}, k{k}, {groups} groups{', channels_last' * last}"
-            show(name, ways, (x, layer.weight), seconds, {"zeros": zeros})
+    """Layers with a padding mode."""
+    for text, mode in product(LAYERS, ("circular", "reflect", "replicate")):
+        with_padding_mode(ConvProblem.parse(f"{text} {mode}").replace(dtype=dtype), seconds)
+
+
+def with_padding_mode(p: ConvProblem, seconds: float) -> None:
+    """Against the padded copy; zeros, which computes something else, shows the least."""
+    d, k, mode, groups = p.ndim, p.kernel_size[0], p.padding_mode, p.groups
+    x = torch.randn(p.input_shape).to(p.dtype, memory_format=p.memory_format).requires_grad_()
+    options = {"padding": k // 2, "groups": groups, "bias": False, "padding_mode": mode, "dtype": p.dtype}
+    ours = getattr(convgrad.nn, f"Conv{d}d")(p.in_channels, p.out_channels, k, **options)
+    theirs = getattr(torch.nn, f"Conv{d}d")(p.in_channels, p.out_channels, k, **options)
+    theirs.weight = w = ours.to(memory_format=p.memory_format).weight
+    function = getattr(convgrad, f"conv{d}d")
+    ways = {
+        "padding_mode": lambda: ours(x),
+        "PyTorch": lambda: theirs(x),
+        "padded copy": lambda: function(F.pad(x, [k // 2] * (2 * d), mode=mode), w, None, 1, 0, 1, groups),
+    }
+    show(str(p), ways, (x, w), seconds, {"zeros": lambda: function(x, w, None, 1, k // 2, 1, groups)})
 
 
 def show(
@@ -130,19 +120,12 @@ def show(
     def step(way: Way) -> Callable[[], object]:
         return lambda: torch.autograd.grad(way(), leaves, g)
 
-    def forward(way: Way) -> Callable[[], object]:
-        def call() -> Tensor:
-            with torch.no_grad():
-                return way()
-
-        return call
-
     gradients = torch.autograd.grad(want, leaves, g)
     for label, way in ways.items():
         got = way()
         for mine, theirs in zip((got, *torch.autograd.grad(got, leaves, g)), (want, *gradients), strict=True):
             same(mine, theirs, f"{name}, {label}")
-    for what, kind in (("forward", forward), ("forward and gradients", step)):
+    for what, kind in (("forward", torch.no_grad()), ("forward and gradients", step)):
         calls = {label: kind(way) for label, way in {**(unlike or {}), **ways}.items()}
         row(f"{name} | {what}", calls, baseline, seconds)
 
@@ -164,12 +147,10 @@ def row(name: str, calls: dict[str, Callable[[], object]], baseline: str, second
 # ---- weight gradients of each sample, and their norms ------------------------------------------------
 
 
-def sample_ways(
-    n: int, c_in: int, c_out: int, groups: int, size: int, kernel: int, dtype: torch.dtype
-) -> dict[str, Way]:
+def sample_ways(p: ConvProblem) -> dict[str, Way]:
     """Every way there is to compute them; the last one gives the norms alone."""
-    x, g = torch.randn(n, c_in, size, size).to(dtype), torch.randn(n, c_out, size, size).to(dtype)
-    w = torch.randn(c_out, c_in // groups, kernel, kernel).to(dtype)
+    x, g, w = (torch.randn(shape).to(p.dtype) for shape in (p.input_shape, p.output_shape, p.weight_shape))
+    kernel, groups = p.kernel_size[0], p.groups
     form: dict[str, Any] = {"padding": kernel // 2, "groups": groups}
 
     def loss(weight: Tensor, image: Tensor, grad_output: Tensor, conv: Callable[..., Tensor]) -> Tensor:
@@ -177,7 +158,7 @@ def sample_ways(
 
     def unfold() -> Tensor:
         rows = F.unfold(x, kernel, padding=kernel // 2).unflatten(1, (groups, -1))  # [N, g, ci * k * k, T]
-        return (g.flatten(2).unflatten(1, (groups, -1)) @ rows.mT).view(n, *w.shape)
+        return (g.flatten(2).unflatten(1, (groups, -1)) @ rows.mT).view(p.batch, *w.shape)
 
     def one(image: Tensor, grad_output: Tensor) -> Tensor:
         return convgrad.grad_weight(image[None], w.shape, grad_output[None], **form)
@@ -194,15 +175,15 @@ def sample_ways(
 
 def per_sample(dtype: torch.dtype, seconds: float) -> None:
     """Each way against PyTorch's ``vmap(grad(loss))``, and the most that it holds at one time."""
-    for n, c_in, c_out, groups, size, kernel in SAMPLES:
-        ways = sample_ways(n, c_in, c_out, groups, size, kernel, dtype)
-        name = f"{n} samples of {c_in} to {c_out} channels, {groups} groups, {size}x{size}, k{kernel}"
+    for text in SAMPLES:
+        p = ConvProblem.parse(text).replace(dtype=dtype)
+        ways = sample_ways(p)
         want = ways["PyTorch"]()
         for label, way in ways.items():
             norms = label == "per_sample_norms"
-            same(way(), want.flatten(1).norm(dim=1) if norms else want, f"{name}, {label}")
+            same(way(), want.flatten(1).norm(dim=1) if norms else want, f"{p}, {label}")
         held = [f"{label} {peak(way):.2f}" for label, way in ways.items()]
-        row(name, {**ways}, "PyTorch", seconds, f"\n  MB: {' | '.join(held)}")
+        row(str(p), {**ways}, "PyTorch", seconds, f"\n  MB: {' | '.join(held)}")
 
 
 def peak(call: Way) -> float:

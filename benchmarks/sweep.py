@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 
-from convgrad._compat import cpu_lacks
+from convgrad._compat import channels_last_of, cpu_lacks
 from convgrad.cli.bench_results import CONDITIONS, Results, conditions_here, deadline, prepare
 from convgrad.engine import backends, measure_now, measurements
 from convgrad.problem import PASSES, ConvProblem
-from convgrad.sizes import output_length
+from convgrad.sizes import Dimension, fields_of, output_length
 
 CPU = torch.device("cpu")
 #: What is measured.
@@ -45,13 +45,9 @@ _CHANNELS = (16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 192, 240, 256, 
 _IMAGES = (4, 5, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224)
 
 
-def _log_uniform(rng: random.Random, low: float, high: float) -> int:
-    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
-
-
 def _size(rng: random.Random, ndim: int) -> int:
     if ndim == 1:
-        return _log_uniform(rng, 16, 16384)
+        return round(math.exp(rng.uniform(math.log(16), math.log(16384))))
     if ndim == 3:
         return rng.choice((4, 5, 7, 8, 14, 16, 20, 28, 32, 56))
     return rng.choice(_IMAGES) if rng.random() < 0.8 else rng.randint(3, 200)
@@ -159,21 +155,15 @@ def _problem(
     low = high = 0 if stride >= kernel else extent // 2
     if ndim == 1 and kernel <= 4:  # causal
         low, high = extent, 0
-    sizes = (size,) * ndim
-    outputs = tuple(output_length(n, kernel, stride, low, high, dilation) for n in sizes)
-    if min(outputs) < 1:
+    output = output_length(size, kernel, stride, low, high, dilation)
+    if output < 1:
         return None
-    formats = {2: torch.channels_last, 3: torch.channels_last_3d}
-    layout = formats[ndim] if ndim > 1 and rng.random() < 0.5 else torch.contiguous_format
-    one = (1,) * ndim
+    layout = channels_last_of(ndim) if ndim > 1 and rng.random() < 0.5 else torch.contiguous_format
     return ConvProblem(
-        batch or rng.choice((1, 1, 2, 4, 8, 8, 16, 32)), *channels, sizes, tuple(kernel * n for n in one),
-        tuple(stride * n for n in one), ((low, high),) * ndim, tuple(dilation * n for n in one), outputs,
+        batch or rng.choice((1, 1, 2, 4, 8, 8, 16, 32)), *channels,
+        **fields_of([Dimension(size, output, kernel, stride, low, high, dilation)] * ndim),
         dtype=rng.choice(_DTYPES), memory_format=layout, origin="transposed" if transposed else "plain",
     )  # fmt: skip
-
-
-# ---- measuring ---------------------------------------------------------------------------------------
 
 
 def rows(problem: ConvProblem) -> Iterator[dict[str, Any]]:

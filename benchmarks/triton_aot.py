@@ -83,10 +83,9 @@ def recording() -> Iterator[list[Call]]:
     """Collect the launches of this block instead of making them; operands may be on the meta device."""
     calls: list[Call] = []
 
-    def record(launch: Launch, *tensors: torch.Tensor) -> tuple[int, str]:
+    def record(launch: Launch, **tensors: torch.Tensor) -> tuple[int, str]:
         _, parts = launch._grid(PROGRAMS)
-        given = dict(zip(launch._kernel.arg_names, tensors, strict=False))
-        calls.append(Call(launch._kernel, {**given, **launch._with(parts)}, launch._options))
+        calls.append(Call(launch._kernel, launch.arguments(parts, tensors), launch._options))
         return parts, ""
 
     with mock.patch.object(Launch, "start", record):
@@ -104,7 +103,7 @@ def launches(text: str, what: str) -> list[Call]:
     with recording() as calls:
         if not TritonBackend().reasons_against(problem, outputs, cuda):
             bound(problem, outputs, print)(*given)
-        if not TritonBandedBackend().reasons_against(problem, outputs, cuda):
+        if len(outputs) == 1 and not TritonBandedBackend().reasons_against(problem, outputs, cuda):
             precision = "tf32" if problem.dtype == torch.float32 else "ieee"
             bound_bands(problem, outputs[0], precision, print)(*given)
     return calls

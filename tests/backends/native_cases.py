@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from convgrad._compat import channels_last_of
 from convgrad.backends import _native_library as library
 from convgrad.backends.native import NativeBackend
 from convgrad.problem import PADDING_MODES, ConvProblem
-from convgrad.sizes import output_length
+from convgrad.sizes import Dimension, fields_of, output_length
 
 BACKEND = NativeBackend()
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 def problems(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[ConvProblem]:
@@ -40,31 +36,23 @@ def problems(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[Conv
         longest = {1: 200, 2: 24, 3: 9}[ndim]
         mode = draw(st.sampled_from(PADDING_MODES))
         dims = [draw(dimension(longest, {1: 12, 2: 8, 3: 4}[ndim], mode)) for _ in range(ndim)]
-        size, kernel, stride, padding, dilation, output = zip(*dims, strict=True)
         return ConvProblem(
-            draw(st.integers(1, 5)),
-            groups * inputs,
-            groups * outputs,
-            groups,
-            size,
-            kernel,
-            stride,
-            padding,
-            dilation,
-            output,
+            *(draw(st.integers(1, 5)), groups * inputs, groups * outputs, groups),
+            **fields_of(dims),
             dtype=draw(st.sampled_from(dtypes)),
-            memory_format=FORMATS[ndim] if draw(st.booleans()) else torch.contiguous_format,
+            memory_format=channels_last_of(ndim) if draw(st.booleans()) else torch.contiguous_format,
             padding_mode=mode,
         )
 
     @st.composite
-    def dimension(draw: st.DrawFn, longest: int, widest: int, mode: str) -> tuple[object, ...]:
+    def dimension(draw: st.DrawFn, longest: int, widest: int, mode: str) -> Dimension:
         kernel, stride, dilation = draw(st.integers(1, widest)), draw(st.integers(1, 5)), draw(st.integers(1, 3))
         low, high = draw(st.integers(-2, 6)), draw(st.integers(-2, 6))
         to_read = {"circular": max(low, high), "reflect": max(low, high) + 1}.get(mode, 1)
         least = max(1, dilation * (kernel - 1) + 1 - low - high, to_read)
         size = draw(st.integers(least, max(least, longest)))
-        return size, kernel, stride, (low, high), dilation, output_length(size, kernel, stride, low, high, dilation)
+        output = output_length(size, kernel, stride, low, high, dilation)
+        return Dimension(size, output, kernel, stride, low, high, dilation)
 
     return draw_one()
 
@@ -80,7 +68,7 @@ def pointwise(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> Conv
     inputs, outputs, batch = draw(channels) * groups, draw(channels) * groups, draw(st.integers(1, 9))
     dtype = draw(st.sampled_from(dtypes))
     p = ConvProblem(batch, inputs, outputs, groups, size, one, one, ((0, 0),) * ndim, one, size, dtype=dtype)
-    return p.replace(memory_format=FORMATS[ndim]) if ndim > 1 and draw(st.booleans()) else p
+    return p.replace(memory_format=channels_last_of(ndim)) if ndim > 1 and draw(st.booleans()) else p
 
 
 @st.composite
@@ -90,32 +78,20 @@ def planar(draw: st.DrawFn, dtypes: tuple[torch.dtype, ...] = DTYPES) -> ConvPro
     ndim = draw(st.integers(1, 3))
     groups, multiplier = draw(st.sampled_from([4, 5, 9, 16])), draw(st.sampled_from([1, 1, 1, 2, 3]))
 
-    def dimension(least: int, longest: int, kernels: int) -> tuple[int, int, tuple[int, int], int, int]:
+    def dimension(least: int, longest: int, kernels: int) -> Dimension:
         kernel, dilation = draw(st.integers(1, kernels)), draw(st.integers(1, 3))
         low, high = draw(st.integers(-2, 5)), draw(st.integers(-2, 5))
         reach = dilation * (kernel - 1)
         size = draw(st.integers(max(least, least + reach - low - high, 1 + reach - low - high), longest + reach + 4))
-        return size, kernel, (low, high), dilation, output_length(size, kernel, 1, low, high, dilation)
+        return Dimension(size, output_length(size, kernel, 1, low, high, dilation), kernel, 1, low, high, dilation)
 
     dims = [dimension(14, 1200, 4) if ndim == 1 else dimension(14, 130, 3)]
     if ndim > 1:
         dims.insert(0, dimension(1, 24, 3))
     if ndim > 2:
         dims.insert(0, dimension(1, 4, 3))
-    size, kernel, padding, dilation, output = zip(*dims, strict=True)
-    return ConvProblem(
-        draw(st.integers(2, 5)),
-        groups,
-        groups * multiplier,
-        groups,
-        size,
-        kernel,
-        (1,) * ndim,
-        padding,
-        dilation,
-        output,
-        dtype=draw(st.sampled_from(dtypes)),
-    )
+    sizes = (draw(st.integers(2, 5)), groups, groups * multiplier, groups)
+    return ConvProblem(*sizes, **fields_of(dims), dtype=draw(st.sampled_from(dtypes)))
 
 
 def any_problem(dtypes: tuple[torch.dtype, ...] = DTYPES) -> st.SearchStrategy[ConvProblem]:
@@ -151,25 +127,6 @@ def reference(
     exact = {"forward": y.detach(), "grad_input": grads[0], "grad_weight": grads[1]}
     exact["grad_bias"] = grad_output.to(wide).sum((0, *range(2, p.ndim + 2)))
     return {name: value.to(dtype or p.dtype) for name, value in exact.items()}
-
-
-@contextlib.contextmanager
-def on_threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def at_once(work: Callable[[Any], None], each: Iterable[object]) -> None:
-    """A thread for each."""
-    threads = [threading.Thread(target=work, args=(one,)) for one in each]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def everything(p: ConvProblem, input: Tensor, weight: Tensor, grad_output: Tensor) -> list[tuple[str, Tensor]]:

@@ -21,6 +21,7 @@ CPU = torch.device("cpu")
 #: The operand that needs unusual strides to show it.
 ODD = {"strides of size 1": 1, "batch stride of one image": 1}
 ROWS = [pytest.param(d, id=d.name) for d in DEFECTS]
+SLOW = [pytest.param(d, id=d.name, marks=pytest.mark.slow) for d in DEFECTS[1:]]
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +30,7 @@ def child() -> Iterator[Child]:
         yield one
 
 
-def test_pytorch_still_has_the_first(child: Child) -> None:
-    test_pytorch_still_has_it(child, DEFECTS[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("defect", ROWS[1:])
+@pytest.mark.parametrize("defect", [ROWS[0], *SLOW])
 def test_pytorch_still_has_it(child: Child, defect: Defect) -> None:
     """Where it does not show, the row may be too wide: then the test says so, and PyTorch's result was right."""
     problem, output = defect.example

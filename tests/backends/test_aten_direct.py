@@ -7,17 +7,11 @@ import torch
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 
+from convgrad.backends import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
 from convgrad.backends.aten import AtenBackend
 from convgrad.backends.aten_direct import AtenDirect, aten_choice
-from convgrad.backends.aten_libraries import (
-    AtenCudnnBackend,
-    AtenMiopenBackend,
-    AtenMkldnnBackend,
-    AtenNativeBackend,
-    Flags,
-)
+from convgrad.backends.aten_libraries import Flags
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.backends.strides import usual_strides
 from convgrad.engine import choose
 from convgrad.engine.measurer import _candidates
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
@@ -219,15 +213,6 @@ def test_miopen_refuses_what_pytorch_does_not_give_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     strict = AtenMiopenBackend(Flags(deterministic=True))
     assert "grouped and strided" in strict.reasons_against(strided, ("grad_weight",), CPU)[0]
-
-
-@pytest.mark.parametrize("shape", [(2, 3), (1, 4, 5), (3, 1, 1, 7), (2, 3, 1, 4), (0, 3, 2, 2), (1, 2, 3, 1, 5)])
-def test_usual_strides_are_those_of_a_new_tensor(shape):
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    assert usual_strides(shape, channels_last=False) == torch.empty(shape).stride()
-    if len(shape) in formats:
-        new = torch.empty(shape, memory_format=formats[len(shape)])
-        assert usual_strides(shape, channels_last=True) == new.stride()
 
 
 def test_onednn_is_measured_where_pytorch_does_not_call_it():

@@ -8,29 +8,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from convgrad.backends import columns, im2col
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.check.memory_guards import PeakMemory
-from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass, Slot
+from convgrad.check.operands import integer_operands
+from convgrad.problem import OPERANDS, PASSES, ConvProblem, Pass
 from convgrad.testing import problems
 
 REFERENCE, BACKEND = ReferenceBackend(), Im2colBackend()
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.complex64)
 
 
-def integers(p: ConvProblem) -> dict[Slot, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    names: tuple[Slot, ...] = ("input", "weight", "grad_output")
-    return {s: torch.randint(-2, 3, p.shape_of(s), generator=generator).to(p.dtype) for s in names}
-
-
 @given(problems(dtypes=DTYPES), st.sampled_from([1, 500, 4000, 64 * 2**20]))
 @settings(max_examples=150, deadline=None)
 def test_any_problem_in_pieces_of_any_size(problem: ConvProblem, max_bytes: int) -> None:
-    slots = integers(problem)
+    slots = integer_operands(problem, PASSES, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(columns, "MAX_BYTES", max_bytes)
         for pass_ in PASSES:
@@ -56,7 +50,7 @@ def test_pieces_cover_the_output_once() -> None:
 @pytest.mark.parametrize("text", ["mb3g2ic4ih7oc6kh3ph1sh2 f64", "mb2ic3iw9oc4kw4pw2 bf16"])
 def test_the_callers_buffers_are_used(text: str, positions: int) -> None:
     p = ConvProblem.parse(text)
-    slots = integers(p)
+    slots = integer_operands(p, PASSES, 0)
     height = p.in_channels * math.prod(p.kernel_size)
     wide = im2col.accumulate_dtype(p.dtype)
     held = torch.full((height * positions,), float("nan"), dtype=wide)
@@ -110,8 +104,8 @@ def test_memory_stays_under_the_bound(text: str, pass_: Pass, monkeypatch: pytes
     columns_in_one = item * p.in_channels * math.prod(p.kernel_size) * p.batch * math.prod(p.output_size)
     assert columns_in_one > 2 * 2**20  # or the bound would bound nothing
 
-    slots = integers(p)
-    a, b = (slots[s].contiguous(memory_format=p.memory_format) for s in OPERANDS[pass_])
+    slots = integer_operands(p, (pass_,), 0)
+    a, b = (slots[s] for s in OPERANDS[pass_])
     with PeakMemory() as watch:
         watch.ignore(a, b)
         result = BACKEND.bind(p, (pass_,))(a, b)  # without a workspace it allocates what it needs

@@ -6,6 +6,7 @@ import gc
 import itertools
 import math
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,7 @@ from .native_cases import (
     CPU,
     any_problem,
     assert_exact,
-    at_once,
     everything,
-    on_threads,
     operands,
     planar,
     pointwise,
@@ -42,8 +41,8 @@ def test_every_result_is_exact(instruction_set: str, drawn: st.SearchStrategy[Co
     @settings(max_examples=examples)
     @given(p=drawn, threads=st.sampled_from([1, 3]))
     def check(p: ConvProblem, threads: int) -> None:
-        with on_threads(threads):
-            assert_exact(p)
+        torch.set_num_threads(threads)
+        assert_exact(p)
 
     check()
 
@@ -100,10 +99,10 @@ def test_the_bias_gradient_of_a_transposed_convolution_sums_the_input(p: ConvPro
     x, w, g = operands(p, 1 if p.dtype.itemsize == 2 else 3)
     expected = reference(p, x, w, g)
     expected["grad_bias"] = x.double().sum((0, *range(2, p.ndim + 2))).to(p.dtype)
-    with on_threads(threads):
-        for sweep in BACKEND.sweeps:
-            for name, result in zip(sweep, BACKEND.bind(p.replace(origin="transposed"), sweep)(g, x, w), strict=True):
-                assert torch.equal(result, expected[name]), name
+    torch.set_num_threads(threads)
+    for sweep in BACKEND.sweeps:
+        for name, result in zip(sweep, BACKEND.bind(p.replace(origin="transposed"), sweep)(g, x, w), strict=True):
+            assert torch.equal(result, expected[name]), name
 
 
 @pytest.mark.parametrize("layout", ["", " channels_last"])
@@ -164,10 +163,10 @@ def test_an_empty_batch_or_image_gives_zeros(empty: str, groups: str, channels: 
     p = ConvProblem.parse(f"g{channels // size}ic{channels}oc{channels}kh3{empty}{layout}")
     tensors = operands(p)
     expected = reference(p, *tensors) if p.batch else {}
-    with on_threads(threads):
-        for name, result in everything(p, *tensors):
-            zeros = torch.zeros_like(result)
-            assert torch.equal(result, expected["grad_bias"] if expected and name == "grad_bias" else zeros), name
+    torch.set_num_threads(threads)
+    for name, result in everything(p, *tensors):
+        zeros = torch.zeros_like(result)
+        assert torch.equal(result, expected["grad_bias"] if expected and name == "grad_bias" else zeros), name
 
 
 def test_more_memory_than_there_is_is_an_error() -> None:
@@ -205,17 +204,16 @@ def test_kernels_run_at_once_on_several_threads() -> None:
     texts = ("mb2g4ic4ih9oc4kh5ph2", "mb1g40ic40ih60oc40kh3ph1", "mb2g3ic12ih14oc9kh3ph1sh2", "mb1g9ic9ih40oc9kh7ph3")
     given = [(p, operands(p)) for p in map(ConvProblem.parse, texts)]
     kernels = [(BACKEND.bind(p, ("grad_input", "grad_weight")), t, reference(p, *t)) for p, t in given]
-    wrong: list[int] = []
 
     def work(first: int) -> None:
         for i in range(first, first + 60):
             kernel, (x, w, g), expected = kernels[i % len(kernels)]
             grad_input, grad_weight = kernel(g, x, w)
-            if not (grad_input.equal(expected["grad_input"]) and grad_weight.equal(expected["grad_weight"])):
-                wrong.append(i % len(kernels))
+            assert grad_input.equal(expected["grad_input"]), texts[i % len(kernels)]
+            assert grad_weight.equal(expected["grad_weight"]), texts[i % len(kernels)]
 
-    at_once(work, range(6))
-    assert not wrong
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
 
 
 @pytest.mark.parametrize(
@@ -282,11 +280,11 @@ def test_depthwise_lanes_are_channels_where_half_of_them_are_in_use(
 def test_sums_of_several_threads_are_the_same_bits_every_time() -> None:
     p = ConvProblem.parse("mb4ic48ih28oc33kh1")
     g, x, w = torch.randn(p.output_shape), torch.randn(p.input_shape), torch.randn(p.weight_shape)
-    with on_threads(2):
-        kernel = BACKEND.bind(p, ("grad_input", "grad_weight", "grad_bias"))
-        first = kernel(g, x, w)
-        for _ in range(10):
-            assert all(map(torch.equal, first, kernel(g, x, w)))
+    torch.set_num_threads(2)
+    kernel = BACKEND.bind(p, ("grad_input", "grad_weight", "grad_bias"))
+    first = kernel(g, x, w)
+    for _ in range(10):
+        assert all(map(torch.equal, first, kernel(g, x, w)))
 
 
 @pytest.mark.parametrize(
@@ -323,9 +321,9 @@ def test_a_forked_child_does_not_hang() -> None:
     """Its parent's threads are not there."""
     p = ConvProblem.parse("mb8g64ic64iw64oc64kw3pw1")
     x, w, _ = operands(p)
-    with on_threads(2):
-        y = BACKEND.bind(p, ("forward",))(x, w)
-        assert list(in_child(lambda send: send(y.equal(BACKEND.bind(p, ("forward",))(x, w))), lambda: 60)) == [True]
+    torch.set_num_threads(2)
+    y = BACKEND.bind(p, ("forward",))(x, w)
+    assert list(in_child(lambda send: send(y.equal(BACKEND.bind(p, ("forward",))(x, w))), lambda: 60)) == [True]
 
 
 @pytest.mark.slow

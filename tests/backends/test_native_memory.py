@@ -16,9 +16,10 @@ from torch import Tensor
 
 from convgrad.backends import _native_library as library
 from convgrad.backends import native
+from convgrad.check.memory_guards import guarded_copy
 from convgrad.problem import ConvProblem, Output
 
-from .native_cases import BACKEND, any_problem, everything, on_threads, operands, reference
+from .native_cases import BACKEND, any_problem, everything, operands, reference
 
 pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
 
@@ -29,12 +30,7 @@ FEW = (torch.float32, torch.bfloat16)
 @settings(max_examples=60)
 @given(p=any_problem(FEW))
 def test_nothing_outside_the_operands_is_read(p: ConvProblem) -> None:
-    def in_poison(x: Tensor) -> Tensor:
-        buffer = torch.full((x.numel() + 128,), torch.nan, dtype=x.dtype)
-        inner = buffer[64 : 64 + x.numel()].as_strided(x.shape, x.stride())
-        return inner.copy_(x)
-
-    tensors = tuple(in_poison(x) for x in operands(p, 1))
+    tensors = [guarded_copy(x).tensor for x in operands(p, 1)]
     for name, result in everything(p, *tensors):
         assert not result.isnan().any(), name
 
@@ -52,8 +48,8 @@ class Plan(ctypes.Structure):
 def test_sums_of_large_weights_take_no_memory_for_every_thread(text: str, layout: str) -> None:
     """A layer of a language model, and one of wav2vec 2.0: 128 and 32 segments of the rows had sums of their own."""
     p = ConvProblem.parse(f"{text} {layout}")
-    with on_threads(64):
-        loaded, plan = library.create_plan(native._fill(p, ("grad_weight",)))
+    torch.set_num_threads(64)
+    loaded, plan = library.create_plan(native._packed(p, ("grad_weight",)))
     try:
         assert Plan.from_address(plan).bytes < 24 * p.dtype.itemsize * prod(p.weight_shape)
     finally:
@@ -85,15 +81,15 @@ def test_nothing_is_computed_with_what_scratch_memory_held(p: ConvProblem) -> No
     x, w, g = operands(p, 1)
     before = ConvProblem.parse("mb1ic8oc8ih96kh3ph1")
     subnormals, ones = torch.full(before.input_shape, 1e-40), torch.ones(before.weight_shape)
-    with on_threads(1):
-        passes: dict[tuple[Output, ...], tuple[Tensor, ...]] = dict.fromkeys(BACKEND.sweeps, (g, x, w))
-        passes |= {("forward",): (x, w), ("grad_input",): (g, w), ("grad_weight",): (g, x)}
-        for outputs, tensors in passes.items():
-            kernel = BACKEND.bind(p, outputs)
-            BACKEND.bind(before, ("forward",))(subnormals, ones)
-            met_subnormals()
-            kernel(*tensors)
-            assert not met_subnormals(), outputs
+    torch.set_num_threads(1)
+    passes: dict[tuple[Output, ...], tuple[Tensor, ...]] = dict.fromkeys(BACKEND.sweeps, (g, x, w))
+    passes |= {("forward",): (x, w), ("grad_input",): (g, w), ("grad_weight",): (g, x)}
+    for outputs, tensors in passes.items():
+        kernel = BACKEND.bind(p, outputs)
+        BACKEND.bind(before, ("forward",))(subnormals, ones)
+        met_subnormals()
+        kernel(*tensors)
+        assert not met_subnormals(), outputs
 
 
 def with_limits(product: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
@@ -132,9 +128,9 @@ def test_infinity_and_nan_reach_what_they_are_multiplied_into(
         "grad_weight": with_limits(lambda a, b: reference(p, b, none[1], a, torch.float64)["grad_weight"], g, x),
         "grad_bias": g.double().sum((0, *range(2, p.ndim + 2))),
     }
-    with on_threads(threads):
-        for name, result in everything(p, *tensors):
-            torch.testing.assert_close(result, expected[name].to(p.dtype), rtol=0, atol=0, equal_nan=True, msg=name)
+    torch.set_num_threads(threads)
+    for name, result in everything(p, *tensors):
+        torch.testing.assert_close(result, expected[name].to(p.dtype), rtol=0, atol=0, equal_nan=True, msg=name)
 
 
 @pytest.mark.parametrize("channels", [1, 4])

@@ -11,13 +11,14 @@ from hypothesis import given, settings
 from torch import Tensor
 
 from convgrad.backends.reference import ReferenceBackend
+from convgrad.check.operands import integer_operands
 from convgrad.problem import OPERANDS, PASSES, RESULT, ConvProblem, Pass, Slot
 from convgrad.testing import problems
 
 REFERENCE = ReferenceBackend()
 
 
-def scalar_loop(p: ConvProblem, pass_: Pass, slots: dict[Slot, Any]) -> Tensor:
+def scalar_loop(p: ConvProblem, pass_: Pass, slots: dict[str, Any]) -> Tensor:
     """The trilinear form, one product at a time, in Python's own numbers."""
     result = torch.zeros(p.shape_of(RESULT[pass_]), dtype=torch.float64)
     per_group_in, per_group_out = p.in_channels // p.groups, p.out_channels // p.groups
@@ -40,17 +41,11 @@ def scalar_loop(p: ConvProblem, pass_: Pass, slots: dict[Slot, Any]) -> Tensor:
     return result
 
 
-def integers(p: ConvProblem, seed: int = 0) -> dict[Slot, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    names: tuple[Slot, ...] = ("input", "weight", "grad_output")
-    return {s: torch.randint(-4, 5, p.shape_of(s), generator=generator).to(p.dtype) for s in names}
-
-
 @given(problems(dtypes=(torch.float64,), largest=4))
 @settings(max_examples=60, deadline=None)
 def test_any_small_problem_against_a_loop_over_scalars(p: ConvProblem) -> None:
     p = p.replace(memory_format=torch.contiguous_format)
-    slots = integers(p)
+    slots = integer_operands(p, PASSES, 0)
     products = p.flops // 2
     for pass_ in PASSES:
         a, b = OPERANDS[pass_]
@@ -61,7 +56,7 @@ def test_any_small_problem_against_a_loop_over_scalars(p: ConvProblem) -> None:
 @given(problems(dtypes=(torch.float64,)))
 @settings(max_examples=300, deadline=None)
 def test_against_aten(p: ConvProblem) -> None:
-    slots = integers(p)
+    slots = integer_operands(p, PASSES, 0)
     lows, highs = zip(*p.padding, strict=True)
     x, w = slots["input"].requires_grad_(), slots["weight"].requires_grad_()
     # What ATen has no arguments for is made explicit: one more zero all round, then the crop.

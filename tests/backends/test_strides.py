@@ -24,3 +24,12 @@ def test_of_what_is_channels_last_but_for_that_stride() -> None:
     t = torch.randn(1000).as_strided((1, 3, 4, 5), (7, 1, 15, 3))
     assert tidy(t).is_contiguous()
     assert torch.equal(tidy(t), t)
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (1, 4, 5), (3, 1, 1, 7), (2, 3, 1, 4), (0, 3, 2, 2), (1, 2, 3, 1, 5)])
+def test_usual_strides_are_those_of_a_new_tensor(shape):
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    assert usual_strides(shape, channels_last=False) == torch.empty(shape).stride()
+    if len(shape) in formats:
+        new = torch.empty(shape, memory_format=formats[len(shape)])
+        assert usual_strides(shape, channels_last=True) == new.stride()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ from convgrad.engine import backends, measurements, rules  # noqa: E402
 from convgrad.problem import ConvProblem  # noqa: E402
 
 CONDITIONS = dict(zip(bench_results.CONDITIONS, ("a processor", 1, "2.13.0", "0.1.0", "abc", "kept", 0), strict=True))
+
+
+def written(path: Path, columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> str:
+    """A file of these rows, what they lack being empty; its name."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
 
 
 # ---- the sweep ---------------------------------------------------------------------------------------
@@ -78,18 +88,14 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Mo
 # ---- the rules ---------------------------------------------------------------------------------------
 
 
-def made_up(path: Path) -> Path:
+def made_up(path: Path) -> str:
     """A sweep in which native wins twofold, four times out of five, and dense problems are PyTorch's."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, sweep.COLUMNS, restval="")
-        writer.writeheader()
-        for number in range(50):
-            row = {"lacking": "", "pass": "forward", "aten": 1, "noise": 0.02, **CONDITIONS}
-            depthwise = {"problem": f"g8mb{1 + number}ic8ih9oc8kh3", "native": 0.5 if number % 5 else 1.25}
-            slow = {"problem": f"mb{2 + number}ic8ih9oc9kh3", "native": 1.1, "aten:channels_last": 0.5}
-            for more in (depthwise, slow):
-                writer.writerow(row | more)
-    return path
+    row, rows = {"pass": "forward", "aten": 1, "noise": 0.02, **CONDITIONS}, []
+    for number in range(50):
+        depthwise = {"problem": f"g8mb{1 + number}ic8ih9oc8kh3", "native": 0.5 if number % 5 else 1.25}
+        slow = {"problem": f"mb{2 + number}ic8ih9oc9kh3", "native": 1.1, "aten:channels_last": 0.5}
+        rows += [row | depthwise, row | slow]
+    return written(path, sweep.COLUMNS, rows)
 
 
 def test_the_table_is_written_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -99,7 +105,7 @@ def test_the_table_is_written_and_read(tmp_path: Path, monkeypatch: pytest.Monke
     page = tmp_path / "performance.md"
     page.write_text("before\n<!-- sweep -->\nold\n<!-- end -->\nafter\n", encoding="utf-8")
     monkeypatch.setattr(derive, "DOCS", page)
-    monkeypatch.setattr(sys, "argv", ["derive.py", str(made_up(tmp_path / "sweep.csv")), "--write"])
+    monkeypatch.setattr(sys, "argv", ["derive.py", made_up(tmp_path / "sweep.csv"), "--write"])
     assert derive.main() == 0
     printed = capsys.readouterr().out
     text = copy.read_text(encoding="utf-8")
@@ -149,26 +155,14 @@ def test_what_is_held_out_has_no_say() -> None:
 
 
 def results(folder: Path) -> list[str]:
-    layer = dict.fromkeys(bench_layers.COLUMNS, "") | CONDITIONS
-    layer |= {"problem": "g8ic8ih9oc8kh3", "models": "one two", "layout": "contiguous", "output": "forward"}
-    speeds = {"rules_speed": 2, "measured_speed": 4}
-    step = dict.fromkeys(bench_steps.COLUMNS, "") | CONDITIONS
-    step |= {"model": "one", "layout": "channels_last", "replaced": 3, "speed": 1.5, "low": 1.25, "high": 2}
-    files = []
-    for name, columns, rows in (
-        ("layers", bench_layers.COLUMNS, [layer | speeds, layer | {"measured_speed": 1, "rules_speed": 1}]),
-        (
-            "steps",
-            bench_steps.COLUMNS,
-            [step, step | {"speed": "", "note": "wrong"}, step | {"threads": 8, "speed": 9}],
-        ),
-    ):
-        files.append(str(folder / f"{name}.csv"))
-        with open(files[-1], "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, columns)
-            writer.writeheader()
-            writer.writerows(rows)
-    return files
+    layer = {"problem": "g8ic8ih9oc8kh3", "models": "one two", "layout": "contiguous", "output": "forward"} | CONDITIONS
+    layers = [layer | {"rules_speed": 2, "measured_speed": 4}, layer | {"rules_speed": 1, "measured_speed": 1}]
+    step = {"model": "one", "layout": "channels_last", "replaced": 3, "speed": 1.5, "low": 1.25, "high": 2} | CONDITIONS
+    steps = [step, step | {"speed": "", "note": "wrong"}, step | {"threads": 8, "speed": 9}]
+    return [
+        written(folder / "layers.csv", bench_layers.COLUMNS, layers),
+        written(folder / "steps.csv", bench_steps.COLUMNS, steps),
+    ]
 
 
 def test_the_table_and_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from convgrad.backends import Backend
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.check import check_problem
@@ -14,28 +15,31 @@ from convgrad.problem import ConvProblem, Output, Pass
 
 Break = Callable[[ConvProblem, Pass, Tensor, Tensor, Tensor], Tensor]
 
-
 TEXT = "mb2g2ic4ih7iw9oc6kh3kw3ph1pw1"
 
 
 class Broken(Im2colBackend):
-    """im2col, and then ``damage`` done to (problem, pass, a, b, result)."""
+    """im2col with other attributes, and then ``damage`` done to (problem, pass, a, b, result)."""
 
     name = "broken"
     sweeps = ()
 
-    def __init__(self, damage: Break) -> None:
+    def __init__(self, damage: Break, **attributes: Any) -> None:
         self.damage = damage
+        vars(self).update(attributes)
 
     def bind(self, problem: ConvProblem, outputs: Any) -> Any:
         kernel = super().bind(problem, outputs)
         return lambda a, b, *rest: self.damage(problem, outputs[0], a, b, kernel(a, b, *rest))
 
 
-class OfPytorch(Broken):
-    """A kernel of PyTorch's, as far as the check can tell."""
+def around(base: type[Backend], wrap: Callable[..., Any], **attributes: Any) -> Any:
+    """A backend like another one, whose kernels are what ``wrap`` makes of its kernels, their problem and outputs."""
 
-    from_pytorch = True
+    def bind(self: Any, problem: ConvProblem, outputs: Any) -> Any:
+        return wrap(base.bind(self, problem, outputs), problem, outputs)
+
+    return type("Wrapped", (base,), {"bind": bind, **attributes})()
 
 
 def off_by_one(result: Tensor) -> Tensor:
@@ -46,6 +50,10 @@ def off_by_one(result: Tensor) -> Tensor:
 
 def wrong_if(condition: Callable[[ConvProblem], bool]) -> Break:
     return lambda p, pass_, a, b, result: off_by_one(result) if condition(p) else result
+
+
+#: Wrong everywhere, in one element.
+CORNER = wrong_if(lambda p: True)
 
 
 def failing_properties(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from itertools import count, cycle
 from typing import Any
 
 import pytest
@@ -11,13 +12,12 @@ import torch
 from torch import Tensor
 
 from convgrad.backends.aten import AtenBackend
-from convgrad.backends.base import BOTH_GRADIENTS
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.check import check_backend, check_problem
 from convgrad.problem import PASSES, ConvProblem, Output, passes_of
 
-from .broken import TEXT, Broken, OfPytorch, failing_properties, off_by_one
+from .broken import TEXT, Broken, around, failing_properties, off_by_one, wrong_if
 
 
 def test_the_border_alone() -> None:
@@ -35,100 +35,53 @@ def test_an_error_that_integers_do_not_show() -> None:
     assert failing_properties(Broken(rough)) == {"bound", "bias"}
 
 
-class Forgetful(Im2colBackend):
-    """Right once."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def bind(self, problem, outputs):
-        kernel = super().bind(problem, outputs)
-
-        def forgetful(*args):
-            self.calls += 1
-            return kernel(*args) if self.calls == 1 else off_by_one(kernel(*args))
-
-        return forgetful
-
-
 def test_wrong_on_its_second_call_only() -> None:
-    backend = Forgetful()
-    results = {r.property_name: r for r in check_problem(backend, TEXT, "forward")}
+    calls = count()
+    forgetful = Broken(wrong_if(lambda p: next(calls) > 0))
+    results = {r.property_name: r for r in check_problem(forgetful, TEXT, "forward")}
     assert results["exact"].status == "passed"
     assert results["again"].status == "failed"
 
 
-class Remembers(ReferenceBackend):
-    """Gives the first answer to every question about the same shapes."""
-
-    name = "remembers"
-
-    def __init__(self) -> None:
-        self.known: dict[object, Tensor] = {}
-
-    def bind(self, problem, outputs):
-        kernel = super().bind(problem, outputs)
-
-        def remembers(*args):
-            if (problem, outputs) not in self.known:
-                self.known[problem, outputs] = kernel(*args)
-            return self.known[problem, outputs].clone()
-
-        return remembers
-
-
 def test_an_answer_kept_from_an_earlier_call() -> None:
-    assert "again" in failing_properties(Remembers())
+    known: dict[object, Tensor] = {}
+
+    def remembers(p, pass_, a, b, result):
+        return known.setdefault((p, pass_), result).clone()
+
+    assert "again" in failing_properties(Broken(remembers))
 
 
 @pytest.mark.parametrize("sweep", [False, True])
 def test_weights_kept_from_before_a_step_of_the_optimizer(sweep: bool) -> None:
     packed: dict[int, tuple[Tensor, Tensor]] = {}
 
-    class Packs(AtenBackend):
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
+    def packs(kernel, problem, outputs):
+        def packed_first(a, *rest):
+            tensor, copy = packed.setdefault(id(a), (a, a.clone()))
+            return kernel(copy if tensor is a else a, *rest)
 
-            def packs(a, *rest):
-                tensor, copy = packed.setdefault(id(a), (a, a.clone()))
-                return kernel(copy if tensor is a else a, *rest)
+        return packed_first if (len(outputs) > 1) == sweep else kernel
 
-            return packs if (len(outputs) > 1) == sweep else kernel
-
-    assert failing_properties(Packs(), "grad_weight") == {"again"}
+    assert failing_properties(around(AtenBackend, packs), "grad_weight") == {"again"}
 
 
 def test_results_in_two_buffers_in_turn() -> None:
-    class Turns(Im2colBackend):
-        calls = 0
-
-        def bind(self, problem, outputs):
-            kernel, buffers = super().bind(problem, outputs), [torch.empty(problem.output_shape) for _ in range(2)]
-
-            def turns(*args):
-                self.calls += 1
-                return buffers[self.calls % 2].copy_(kernel(*args))
-
-            return turns
-
-    assert failing_properties(Turns()) == {"again"}
+    turn = cycle([torch.empty(ConvProblem.parse(TEXT).output_shape) for _ in range(2)])
+    assert failing_properties(Broken(lambda p, pass_, a, b, result: next(turn).copy_(result))) == {"again"}
 
 
 def test_another_result_in_inference_mode() -> None:
-    def wrong(p, pass_, a, b, result):
-        return off_by_one(result) if torch.is_inference_mode_enabled() else result
-
-    assert failing_properties(Broken(wrong)) == {"memory"}
-    assert failing_properties(Broken(wrong), "grad_weight") == set()  # no model computes it there
+    wrong = Broken(wrong_if(lambda p: torch.is_inference_mode_enabled()))
+    assert failing_properties(wrong) == {"memory"}
+    assert failing_properties(wrong, "grad_weight") == set()  # no model computes it there
 
 
 def test_numbers_too_large_for_16_bits() -> None:
-    class Half(Im2colBackend):
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
-            return lambda a, b, *rest: kernel(a.half().to(a.dtype), b.half().to(b.dtype), *rest)
+    def half(kernel, problem, outputs):
+        return lambda a, b, *rest: kernel(a.half().to(a.dtype), b.half().to(b.dtype), *rest)
 
-    assert "bound" in failing_properties(Half(), text=f"{TEXT} bfloat16")
+    assert "bound" in failing_properties(around(Im2colBackend, half), text=f"{TEXT} bfloat16")
 
 
 @pytest.mark.parametrize("operand", [0, 1])
@@ -187,26 +140,16 @@ def test_writing_beside_the_result() -> None:
 
 
 def test_other_bits_in_one_run_of_twenty() -> None:
-    class Flickers(Im2colBackend):
-        calls = 0
+    calls = count(1)
 
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
+    def flickers(p, pass_, a, b, result):
+        real = result[0, 0, 0, 0] != result[0, 0, 0, 0].round()
+        return result * (1 + 2**-22) if next(calls) % 15 == 0 and real else result
 
-            def flickers(*args):
-                result = kernel(*args)
-                self.calls += 1
-                real = result[0, 0, 0, 0] != result[0, 0, 0, 0].round()
-                return result * (1 + 2**-22) if real and self.calls % 15 == 0 else result
-
-            return flickers
-
-    assert failing_properties(Flickers()) == {"deterministic"}
-
-    class Honest(Flickers):
-        deterministic = False
-
-    assert failing_properties(Honest()) == set()
+    backend = Broken(flickers)
+    assert failing_properties(backend) == {"deterministic"}
+    backend.deterministic = False
+    assert failing_properties(backend) == set()
 
 
 def test_a_nan_that_is_swallowed_or_spread() -> None:
@@ -222,27 +165,25 @@ def test_a_nan_that_is_swallowed_or_spread() -> None:
 
 @pytest.mark.parametrize("output", PASSES)
 def test_a_nan_that_is_swallowed_in_the_operand_without_a_border(output: Output) -> None:
-    class Swallows(Im2colBackend):
-        which = 0 if output == "grad_weight" else 1
+    which = 0 if output == "grad_weight" else 1
 
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
-            return lambda *args: kernel(*(t.nan_to_num() if i == self.which else t for i, t in enumerate(args)))
+    def swallows(kernel, problem, outputs):
+        return lambda *args: kernel(*(t.nan_to_num() if i == which else t for i, t in enumerate(args)))
 
-    assert failing_properties(Swallows(), output) == {"nonfinite"}
+    assert failing_properties(around(Im2colBackend, swallows), output) == {"nonfinite"}
 
 
 def test_what_pytorch_does_not_promise_of_its_kernels_is_reported_and_no_failure() -> None:
     def nan_for_inf(p, pass_, a, b, result):
         return torch.where(result.isinf(), float("nan"), result)
 
-    (result,) = check_problem(OfPytorch(nan_for_inf), TEXT, "forward", properties=["nonfinite"])
+    (result,) = check_problem(Broken(nan_for_inf, from_pytorch=True), TEXT, "forward", properties=["nonfinite"])
     assert result.status == "differs"
     assert result.message.startswith("with inf in input, 12 elements differ, the first at (")
     assert "nan instead of inf" in result.message or "nan instead of -inf" in result.message
     (result,) = check_problem(Broken(nan_for_inf), TEXT, "forward", properties=["nonfinite"])
     assert result.status == "failed"
-    report = check_backend(OfPytorch(nan_for_inf), [TEXT], outputs=["forward"])
+    report = check_backend(Broken(nan_for_inf, from_pytorch=True), [TEXT], outputs=["forward"])
     assert report.ok
     assert [r.property_name for r in report.differences] == ["nonfinite"]
     assert "1 differ in what PyTorch does not promise" in str(report)
@@ -256,74 +197,47 @@ def test_a_gradient_with_its_kernel_flipped() -> None:
 
 
 def test_strides_that_are_ignored() -> None:
-    class Careless(ReferenceBackend):
-        layouts = ("strided",)
+    def careless(kernel, problem, outputs):
+        return lambda a, *rest: kernel(a.as_strided(a.shape, torch.empty(a.shape).stride()), *rest)
 
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
-            return lambda a, *rest: kernel(a.as_strided(a.shape, torch.empty(a.shape).stride()), *rest)
-
-    assert "layouts" in failing_properties(Careless())
-
-    class Declares(Careless):
-        layouts = ("contiguous",)
-
-    assert failing_properties(Declares()) == set()
+    assert "layouts" in failing_properties(around(ReferenceBackend, careless, layouts=("strided",)))
+    assert failing_properties(around(ReferenceBackend, careless, layouts=("contiguous",))) == set()
 
 
 def test_lazy_operations_that_are_ignored() -> None:
-    class Careless(ReferenceBackend):
-        layouts = ("any",)
+    def as_in_memory(t: Tensor) -> Tensor:
+        return torch.empty(0, dtype=t.dtype).set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())
 
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
+    def careless(kernel, problem, outputs):
+        return lambda a, b, *rest: kernel(as_in_memory(a), as_in_memory(b), *rest)
 
-            def as_in_memory(t: Tensor) -> Tensor:
-                return torch.empty(0, dtype=t.dtype).set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())
-
-            return lambda a, b, *rest: kernel(as_in_memory(a), as_in_memory(b), *rest)
-
-    assert failing_properties(Careless()) == {"layouts"}
-    (result,) = check_problem(Careless(), f"{TEXT} complex64", "forward", properties=["layouts"])
+    lazy = around(ReferenceBackend, careless, layouts=("any",))
+    assert failing_properties(lazy) == {"layouts"}
+    (result,) = check_problem(lazy, f"{TEXT} complex64", "forward", properties=["layouts"])
     assert "lazily conjugated" in result.message
-
-    class Declares(Careless):
-        layouts = ("strided",)
-
-    assert failing_properties(Declares()) == set()
+    assert failing_properties(around(ReferenceBackend, careless, layouts=("strided",))) == set()
 
 
-def test_a_wrong_bias_and_a_wrong_sweep() -> None:
-    class Doubles(Im2colBackend):
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
-            return lambda a, b, bias, *rest: kernel(a, b, None if bias is None else bias * 2, *rest)
+@pytest.mark.parametrize(
+    "change", [lambda bias: bias * 2, lambda bias: bias.flip(0), lambda bias: bias.bfloat16().float()]
+)
+def test_a_wrong_bias(change: Callable[[Tensor], Tensor]) -> None:
+    def wrong(kernel, problem, outputs):
+        return lambda a, b, bias, *rest: kernel(a, b, None if bias is None else change(bias), *rest)
 
-    class Reverses(Im2colBackend):
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
-            return lambda a, b, bias, *rest: kernel(a, b, None if bias is None else bias.flip(0), *rest)
+    assert failing_properties(around(Im2colBackend, wrong)) == {"bias"}
 
-    class Rounds(Im2colBackend):
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
-            return lambda a, b, bias, *rest: kernel(a, b, None if bias is None else bias.bfloat16().float(), *rest)
 
-    for wrong in (Doubles(), Reverses(), Rounds()):
-        assert failing_properties(wrong) == {"bias"}
+def test_a_wrong_sweep() -> None:
+    def wrong(kernel, problem, outputs):
+        def sweep(*args):
+            grad_input, grad_weight, *rest = kernel(*args)
+            return grad_input, off_by_one(grad_weight), *rest
 
-    class Sweeps(AtenBackend):
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
+        return sweep if len(outputs) > 1 else kernel
 
-            def sweep(*args):
-                grad_input, grad_weight, *rest = kernel(*args)
-                return grad_input, off_by_one(grad_weight), *rest
-
-            return sweep if len(outputs) > 1 else kernel
-
-    assert failing_properties(Sweeps(), "grad_weight") == {"sweeps", "again"}
-    assert failing_properties(Sweeps(), "grad_bias") == set()
+    assert failing_properties(around(AtenBackend, wrong), "grad_weight") == {"sweeps", "again"}
+    assert failing_properties(around(AtenBackend, wrong), "grad_bias") == set()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "float32"])
@@ -336,50 +250,32 @@ def test_the_reference_needs_no_more_memory_than_it_declares(output: Output, dty
 def test_more_memory_than_declared() -> None:
     text = "mb4ic16ih20oc4kh3ph1"
 
-    class Modest(Im2colBackend):
-        def workspace(self, problem, outputs):
-            return 0
+    def leaves(kernel, problem, outputs):
+        return lambda a, b, bias, workspace: kernel(a, b, bias, None)  # and allocates its own
 
-    class Leaves(Im2colBackend):
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
-            return lambda a, b, bias, workspace: kernel(a, b, bias, None)  # and allocates its own
-
-    for backend in (Modest(), Leaves()):
+    modest = around(Im2colBackend, lambda kernel, *_: kernel, workspace=lambda *_: 0)
+    for backend in (modest, around(Im2colBackend, leaves)):
         failed = [r for r in check_problem(backend, text, "forward") if r.status == "failed"]
         assert [r.property_name for r in failed] == ["workspace"]
         assert failed[0].worst > failed[0].bound
     assert failing_properties(Im2colBackend(), text=text) == set()
 
 
-class Sweeping(ReferenceBackend):
-    """The reference with both gradients in one call, too; ``first`` is done with the workspace of every call."""
+def watched(size: int, first: Callable[[Tensor | None, int], object]) -> Any:
+    """PyTorch's kernels; ``first`` is done with the workspace of every call, and how many passes it computes."""
 
-    sweeps = BOTH_GRADIENTS[:2]
+    def watching(kernel, problem, outputs):
+        def run(*args):
+            first(args[-1], len(passes_of(outputs)))
+            return kernel(*args)
 
-    def __init__(self, size: int, first: Callable[[Tensor | None, int], object]) -> None:
-        self.size, self.first = size, first
+        return run
 
-    def workspace(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> int:
-        return self.size
-
-    def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Any:
-        kernels = [super(Sweeping, self).bind(problem, (o,)) for o in passes_of(outputs)]
-
-        def one(a, b, bias=None, workspace=None):
-            self.first(workspace, 1)
-            return kernels[0](a, b)
-
-        def both(grad_output, input, weight, workspace=None):
-            self.first(workspace, 2)
-            results = (kernels[0](grad_output, weight), kernels[1](grad_output, input))
-            return (*results, grad_output.sum((0, 2, 3))) if len(outputs) == 3 else results
-
-        return one if len(kernels) == 1 else both
+    return around(AtenBackend, watching, workspace=lambda *_: size)
 
 
 def test_a_sweep_that_takes_more_than_it_declares() -> None:
-    wasteful = Sweeping(0, lambda workspace, passes: torch.empty(1 << 20) if passes == 2 else None)
+    wasteful = watched(0, lambda workspace, passes: torch.empty(1 << 20) if passes == 2 else None)
     assert failing_properties(wasteful) == set()
     assert failing_properties(wasteful, "grad_input") == {"workspace"}
 
@@ -392,6 +288,6 @@ def test_a_write_behind_the_workspace(passes: int, output: Output, name: str) ->
         if of == passes:
             ctypes.memset(workspace.data_ptr() + workspace.numel(), 0, 4)
 
-    results = check_problem(Sweeping(64, behind), TEXT, output, properties=["memory", "sweeps"])
+    results = check_problem(watched(64, behind), TEXT, output, properties=["memory", "sweeps"])
     failed = [(r.property_name, r.message) for r in results if r.status == "failed"]
     assert failed == [(name, "it wrote outside a tensor that it allocated")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from convgrad.check import check_problem
 from convgrad.check.property_check import Failed, PropertyCheck, Skipped
 from convgrad.problem import ConvProblem
 
-from .broken import TEXT, Broken, OfPytorch, failing_properties, off_by_one
+from .broken import CORNER, TEXT, Broken, around, failing_properties
 
 
 def test_a_result_in_another_layout_or_dtype() -> None:
@@ -23,44 +25,32 @@ def test_a_result_in_another_layout_or_dtype() -> None:
 
 
 def test_a_bias_gradient_is_held_to_the_declared_sums() -> None:
-    class Coarse(AtenBackend):
-        def arithmetic(self, problem, pass_, device):
-            return "direct"
+    def coarse(kernel, problem, outputs):
+        def sweep(grad_output, *rest):
+            grad_input, grad_weight, _ = kernel(grad_output, *rest)
+            terms = grad_output.transpose(0, 1).flatten(1)
+            total = torch.zeros(problem.out_channels, dtype=problem.dtype)
+            for i in range(terms.shape[1]):
+                total += terms[:, i]
+            return grad_input, grad_weight, total
 
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
-
-            def sweep(grad_output, *rest):
-                grad_input, grad_weight, _ = kernel(grad_output, *rest)
-                terms = grad_output.transpose(0, 1).flatten(1)
-                total = torch.zeros(problem.out_channels, dtype=problem.dtype)
-                for i in range(terms.shape[1]):
-                    total += terms[:, i]
-                return grad_input, grad_weight, total
-
-            return sweep if "grad_bias" in outputs else kernel
-
-    class Declared(Coarse):
-        def arithmetic(self, problem, pass_, device):
-            return "low-precision accumulation"
+        return sweep if "grad_bias" in outputs else kernel
 
     text = "mb4ic2iw40oc4kw3 bf16"
-    assert failing_properties(Coarse(), "grad_bias", text) == {"sweeps"}
-    assert failing_properties(Declared(), "grad_bias", text) == set()
+    for arithmetic, failing in (("direct", {"sweeps"}), ("low-precision accumulation", set())):
+        backend = around(AtenBackend, coarse, arithmetic=lambda *_, declared=arithmetic: declared)
+        assert failing_properties(backend, "grad_bias", text) == failing
 
 
 def test_a_bias_may_be_added_to_a_sum_in_16_bits() -> None:
-    class Twice(Im2colBackend):
-        def bind(self, problem, outputs):
-            kernel = super().bind(problem, outputs)
+    def twice(kernel, problem, outputs):
+        def added(a, b, bias, *rest):
+            result = kernel(a, b, None, *rest)
+            return result if bias is None else result + bias.view(1, -1, 1, 1)
 
-            def twice(a, b, bias, *rest):
-                result = kernel(a, b, None, *rest)
-                return result if bias is None else result + bias.view(1, -1, 1, 1)
+        return added
 
-            return twice
-
-    assert failing_properties(Twice(), text="mb4ic16ih20oc40kh3ph1 bf16") == set()
+    assert failing_properties(around(Im2colBackend, twice), text="mb4ic16ih20oc40kh3ph1 bf16") == set()
 
 
 def test_a_transform_is_held_to_its_norm_and_not_to_exactness() -> None:
@@ -68,37 +58,29 @@ def test_a_transform_is_held_to_its_norm_and_not_to_exactness() -> None:
         noise = torch.linspace(-1, 1, result.numel()).view(result.shape)
         return result + noise * 2**-20 * result.abs().amax()
 
-    class Transform(Broken):
-        def arithmetic(self, problem, pass_, device):
-            return "transform"
-
+    transform = partial(Broken, arithmetic=lambda *_: "transform")
     assert {"exact", "bound"} <= failing_properties(Broken(noisy))
-    assert not failing_properties(Transform(noisy)) & {"exact", "bound"}
-    assert "exact" in failing_properties(Transform(lambda p, q, a, b, result: off_by_one(result)))
+    assert not failing_properties(transform(noisy)) & {"exact", "bound"}
+    assert "exact" in failing_properties(transform(CORNER))
 
 
 def test_rounding_of_pytorchs_low_precision_sums_is_reported_and_that_of_any_other_fails() -> None:
     def rough(p, pass_, a, b, result):
         return result.mul_(2).round_().div_(2)
 
-    class Low(OfPytorch):
-        def arithmetic(self, problem, pass_, device):
-            return "low-precision accumulation" if problem.dtype is torch.bfloat16 else "direct"
+    def arithmetic(problem, pass_, device):
+        return "low-precision accumulation" if problem.dtype is torch.bfloat16 else "direct"
 
-    class Ours(Low):
-        from_pytorch = False
-
-    text = "mb1ic1iw9oc2kw3"
-    for backend, dtype, status in (
-        (Low(rough), "bfloat16", "differs"),
-        (Low(rough), "float32", "failed"),
-        (Ours(rough), "bfloat16", "failed"),
+    text, low = "mb1ic1iw9oc2kw3", partial(Broken, arithmetic=arithmetic)
+    for of_pytorch, dtype, status in (
+        (True, "bfloat16", "differs"),
+        (True, "float32", "failed"),
+        (False, "bfloat16", "failed"),
     ):
+        backend = low(rough, from_pytorch=of_pytorch)
         (result,) = check_problem(backend, f"{text} {dtype}", "forward", properties=["bound"])
         assert result.status == status
-    assert "exact" in failing_properties(
-        Low(lambda p, pass_, a, b, result: off_by_one(result)), text=f"{text} bfloat16"
-    )
+    assert "exact" in failing_properties(low(CORNER, from_pytorch=True), text=f"{text} bfloat16")
 
 
 def test_a_mostly_zero_output_does_not_count() -> None:

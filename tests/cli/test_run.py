@@ -1,6 +1,7 @@
 """``convgrad run``: its own options stand before the script, everything behind belongs to the script."""
 
 import csv
+from pathlib import Path
 
 import pytest
 
@@ -32,8 +33,7 @@ def test_the_script_gets_its_arguments_and_gives_its_status(script, tmp_path, ca
     out, err = capsys.readouterr()
     assert out == "['--epochs', '3', '--stock', '-h', 'data']\n"
     assert "PyTorch's own choice: 1 call," in err
-    with open(table, encoding="utf-8") as file:
-        (row,) = csv.DictReader(file)
+    (row,) = csv.DictReader(table.read_text(encoding="utf-8").splitlines())
     assert row["output"] == "forward"
     assert row["backend"].startswith("aten ")
     assert float(row["total ms"]) == float(row["mean ms"]) > 0
@@ -58,8 +58,7 @@ def test_what_cannot_be_run_is_said(script, capsys):
     assert "'.' cannot be written" in lines[2]
     assert "there is no option '--stokc'" in lines[3]
     assert "script.py' is a script, and the data would be written over it" in lines[4]
-    with open(script) as file:
-        assert file.read() == SCRIPT
+    assert Path(script).read_text() == SCRIPT
 
 
 @pytest.mark.parametrize(
@@ -75,8 +74,7 @@ def test_a_script_that_goes_to_another_folder_takes_no_file_with_it(command, nam
     (tmp_path / "other").mkdir()
     monkeypatch.setenv("CONVGRAD_CACHE", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
-    with open(script, "w") as file:
-        file.write(SCRIPT.replace("import torch", "import torch, os; os.chdir('other')"))
+    Path(script).write_text(SCRIPT.replace("import torch", "import torch, os; os.chdir('other')"))
     assert run([*command, name, script]) in (0, 5)
     assert (tmp_path / name).exists()
     assert not list((tmp_path / "other").iterdir())

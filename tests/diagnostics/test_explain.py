@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.check.broken import around
 from torch import nn
 
 import convgrad
 from convgrad import conv1d, conv2d
-from convgrad.backends.base import BOTH_GRADIENTS, Kernel
+from convgrad.backends.base import BOTH_GRADIENTS
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.diagnostics import Explanation, ModelExplanation, explain, explain_problem, trace
 from convgrad.diagnostics.aten_rules import Machine, TensorSpec
@@ -76,15 +77,11 @@ def test_what_aten_runs_inside() -> None:
     assert "datasheet of the H100" in e.summary
 
 
-class TwoKernels(ReferenceBackend):
-    name = "two_kernels"
-
-    def kernel_name(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
+def test_which_kernel_of_a_backend_runs_is_named() -> None:
+    def kernel_name(self: object, problem: ConvProblem, outputs: tuple[Output, ...]) -> str:
         return "deep" if outputs == ("forward",) else "wide"
 
-
-def test_which_kernel_of_a_backend_runs_is_named() -> None:
-    register(TwoKernels())
+    register(around(ReferenceBackend, lambda kernel, *_: kernel, name="two_kernels", kernel_name=kernel_name))
     with use_backend("two_kernels"), trace() as t:
         e = explain(nn.Conv1d(2, 2, 3), torch.ones(1, 2, 5))
         conv1d(torch.ones(1, 2, 5), torch.ones(2, 2, 3, requires_grad=True)).sum().backward()
@@ -110,13 +107,8 @@ def test_measuring() -> None:
 
 
 def test_what_is_computed_in_sweeps_only_is_not_measured_alone() -> None:
-    class InOneSweep(ReferenceBackend):
-        name, passes, sweeps = "in_one_sweep", (), BOTH_GRADIENTS[:1]
-
-        def bind(self, problem: ConvProblem, outputs: tuple[Output, ...]) -> Kernel:
-            raise AssertionError("called")
-
-    register(InOneSweep())
+    together = {"name": "in_one_sweep", "passes": (), "sweeps": BOTH_GRADIENTS[:1]}
+    register(around(ReferenceBackend, lambda *_: pytest.fail("called"), **together))
     with use_backend("in_one_sweep"):
         e = explain_problem(P, ["grad_input", "grad_weight"], measure=True)
     assert set(e.chosen().values()) == {"in_one_sweep"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from convgrad.diagnostics import Limits
 from convgrad.models import UsageRow
 from convgrad.problem import ConvProblem
 from convgrad.report import Cost, Profile, Row, Variant
@@ -19,9 +20,7 @@ def row(problem: str, output: str, backend: str, part: float, *layers: str, call
     seen = UsageRow(p, tuple(output.split("+")), backend, "cpu", "by rule: <slow> & wide")
     seen.calls, seen.seconds = calls, calls * milliseconds * 1e-3
     seen.latest.append(milliseconds * 1e-3)
-    found = row_of(seen, layers=layers, pytorch=2e-3 * milliseconds)
-    least = max(found.flops / LIMITS["flops_per_second"], found.bytes / LIMITS["bytes_per_second"]) * 1e3
-    return replace(found, least=least, of_limit=least / milliseconds, bound="memory")
+    return row_of(seen, Limits(**LIMITS), layers=layers, pytorch=2e-3 * milliseconds)
 
 
 def example(layers: int = 14) -> Profile:

@@ -16,6 +16,7 @@ from convgrad.problem import ConvProblem
 from convgrad.report import Profile, profile_model, profile_script
 from convgrad.report.costs import CHOSEN, LAST, compared, costs_of_layout, costs_of_rows
 from convgrad.report.model import _finding, _ways
+from tests.check.broken import around
 from tests.linears import take_small_rows
 
 from .example import row
@@ -171,30 +172,18 @@ def test_the_layout_is_a_cost_where_it_is_and_ours_is_named_only_where_it_is_nee
 P = "g8mb4ic8ih24oc8kh3ph1"
 
 
-class Sleepy(ReferenceBackend):
-    """Right, and slow."""
-
-    name = "sleepy"
-
-    def bind(self, problem, outputs):
-        kernel = super().bind(problem, outputs)
-        return lambda *args: (time.sleep(0.05), kernel(*args))[1]
-
-
-class Wrong(ReferenceBackend):
-    """As fast as can be."""
-
-    name = "wrong"
-    candidate = True
-
-    def bind(self, problem, outputs):
-        return lambda a, *_: a.new_zeros(problem.output_shape)
-
-
 @pytest.fixture
 def _planted() -> None:
-    register(Sleepy())
-    register(Wrong())
+    """One that is right and slow, and one that is wrong and as fast as can be."""
+
+    def sleepy(kernel, problem, outputs):
+        return lambda *args: (time.sleep(0.05), kernel(*args))[1]
+
+    def wrong(kernel, problem, outputs):
+        return lambda a, *_: a.new_zeros(problem.output_shape)
+
+    register(around(ReferenceBackend, sleepy, name="sleepy"))
+    register(around(ReferenceBackend, wrong, name="wrong", candidate=True))
 
 
 @pytest.mark.usefixtures("_planted")

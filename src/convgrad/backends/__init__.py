@@ -22,14 +22,8 @@ from .triton import TritonBackend, TritonBandedBackend
 
 def built_in() -> list[Backend]:
     """The backends that come with the library, in the order of their registration."""
-    gpu = [TritonBackend(), TritonBandedBackend()]
-    routes = [AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend(), AtenMatmulBackend()]
-    by_name = [
-        NativeAvx2Backend(),
-        NativeAmxBackend(),
-        AtenCudnnBackend(),
-        AtenMiopenBackend(),
-        AtenMkldnnBackend(),
-        AtenNativeBackend(),
-    ]
-    return [AtenBackend(), NativeBackend(), *gpu, Im2colBackend(), ReferenceBackend(), *routes, *by_name]
+    return [
+        AtenBackend(), NativeBackend(), TritonBackend(), TritonBandedBackend(), Im2colBackend(), ReferenceBackend(),
+        AtenFloat32Backend(), AtenChannelsLastBackend(), AtenPaddedBackend(), AtenMatmulBackend(), NativeAvx2Backend(),
+        NativeAmxBackend(), AtenCudnnBackend(), AtenMiopenBackend(), AtenMkldnnBackend(), AtenNativeBackend(),
+    ]  # fmt: skip

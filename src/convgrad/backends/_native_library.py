@@ -12,33 +12,13 @@ from pathlib import Path
 #: The number that ``csrc/convgrad_native.h`` must carry.
 ABI = 9
 
-_SIZES = ctypes.c_int64 * 3
+# The structures of the header, as packed bytes: filling a `ctypes.Structure` costs five times as much.
 
-
-class Problem(ctypes.Structure):
-    """``convgrad_problem``."""
-
-    _fields_ = (
-        ("batch", ctypes.c_int64),
-        ("groups", ctypes.c_int64),
-        ("in_per_group", ctypes.c_int64),
-        ("out_per_group", ctypes.c_int64),
-        ("input", _SIZES),
-        ("kernel", _SIZES),
-        ("stride", _SIZES),
-        ("padding", _SIZES),
-        ("dilation", _SIZES),
-        ("output", _SIZES),
-        ("layout", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-        ("outputs", ctypes.c_int32),
-        ("threads", ctypes.c_int32),
-        ("padding_mode", ctypes.c_int32),
-    )
-
+#: ``convgrad_problem``.
+pack_problem = struct.Struct("22q5i0q").pack
 
 #: ``convgrad_tensors``: the addresses of input, weight, grad_output, bias, forward, grad_input, grad_weight and
-#: grad_bias, 0 for none. Packed bytes, because filling a `ctypes.Structure` costs five times as much.
+#: grad_bias, 0 for none.
 pack_tensors = struct.Struct("8P").pack
 
 #: ``convgrad_norm``.
@@ -84,7 +64,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.convgrad_instruction_set.restype = ctypes.c_char_p
     library.convgrad_has.argtypes = library.convgrad_select.argtypes = (ctypes.c_char_p,)
     library.convgrad_plan_create.restype = ctypes.c_void_p
-    library.convgrad_plan_create.argtypes = (ctypes.POINTER(Problem), ctypes.c_char_p)
+    library.convgrad_plan_create.argtypes = (ctypes.c_void_p, ctypes.c_char_p)
     library.convgrad_plan_free.restype = None
     library.convgrad_plan_free.argtypes = (ctypes.c_void_p,)
     library.convgrad_plan_name.restype = ctypes.c_char_p
@@ -105,10 +85,11 @@ def why_absent() -> str:
     return _try_load()[1]
 
 
-def create_plan(problem: Problem, set_name: str = "") -> tuple[ctypes.CDLL, int]:
+def create_plan(problem: bytes, set_name: str = "") -> tuple[ctypes.CDLL, int]:
     """The library, and the address of a new plan, which the caller frees by ``convgrad_plan_free``.
 
     Args:
+        problem: what `pack_problem` returns.
         set_name: the instruction set of its kernels, one that there is; the one in use where none is named.
 
     Raises:

@@ -25,9 +25,6 @@ def _arguments(p: ConvProblem) -> tuple[list[int], list[int], list[int]]:
     return [low for low, _ in p.padding], list(p.stride), list(p.dilation)
 
 
-# ---- cuDNN and MIOpen ------------------------------------------------------------------------------
-
-
 class Flags(NamedTuple):
     """Flags of a call; None means PyTorch's flag at the time of the call.
 
@@ -107,8 +104,6 @@ class _GpuLibrary(AtenDirect):
 
 
 class AtenCudnnBackend(_GpuLibrary):
-    """cuDNN."""
-
     name = "aten:cudnn"
     summary = "NVIDIA's cuDNN"
     kinds = frozenset({2, 3})
@@ -129,8 +124,6 @@ class AtenCudnnBackend(_GpuLibrary):
 
 
 class AtenMiopenBackend(_GpuLibrary):
-    """MIOpen."""
-
     name = "aten:miopen"
     summary = "AMD's MIOpen"
     kinds = frozenset({5, 6, 7})
@@ -160,9 +153,6 @@ class AtenMiopenBackend(_GpuLibrary):
         forward = torch.miopen_depthwise_convolution if problem.depthwise else torch.miopen_convolution
         own: Any = forward if pass_ == "forward" else torch.miopen_convolution_transpose
         return lambda a, b, bias: own(a, b, bias, *arguments, *self.flags.in_force()[:2])
-
-
-# ---- oneDNN ----------------------------------------------------------------------------------------
 
 
 class AtenMkldnnBackend(AtenDirect):
@@ -210,9 +200,6 @@ class AtenMkldnnBackend(AtenDirect):
             return aten_backward(a.to_mkldnn(), b.to_mkldnn(), unread, *rest, [False, True, False])[1]
 
         return grad_input if pass_ == "grad_input" else grad_weight
-
-
-# ---- PyTorch's own kernels -------------------------------------------------------------------------
 
 
 class AtenNativeBackend(AtenDirect):

@@ -29,16 +29,7 @@ from torch import Tensor
 from .._compat import accumulate_dtype, exact_matmul
 from ..problem import ConvProblem, Outputs, Pass
 from .base import Arithmetic, Backend, Kernel
-from .columns import (
-    column_height,
-    columns_size,
-    cut,
-    gather,
-    piece_shape,
-    pieces,
-    positions_in_piece,
-    scatter,
-)
+from .columns import column_height, columns_size, cut, gather, piece_shape, pieces, positions_in_piece, scatter
 
 __all__ = ["Im2colBackend", "accumulate_dtype", "columns_size", "forward", "grad_input", "grad_weight"]
 

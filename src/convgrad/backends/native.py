@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import prod
 from struct import Struct
 
@@ -83,7 +83,7 @@ class NativeBackend(Backend):
         return reasons
 
     def bind(self, problem: ConvProblem, outputs: Outputs) -> Kernel:
-        loaded, plan = library.create_plan(_fill(problem, outputs), self.instruction_set)
+        loaded, plan = library.create_plan(_packed(problem, outputs), self.instruction_set)
         make = _bind_pass if len(outputs) == 1 else _bind_gradients
         kernel = make(loaded.convgrad_plan_run, plan, problem, outputs)
         weakref.finalize(kernel, loaded.convgrad_plan_free, plan).atexit = False
@@ -92,7 +92,7 @@ class NativeBackend(Backend):
     def kernel_name(self, problem: ConvProblem, outputs: Outputs) -> str:
         if library.load() is None:
             return ""
-        loaded, plan = library.create_plan(_fill(problem, outputs), self.instruction_set)
+        loaded, plan = library.create_plan(_packed(problem, outputs), self.instruction_set)
         name = loaded.convgrad_plan_name(plan).decode()
         loaded.convgrad_plan_free(plan)
         return name
@@ -179,30 +179,24 @@ def _bind_gradients(run: Run, plan: int, problem: ConvProblem, outputs: Outputs)
     return gradients
 
 
-def _fill(problem: ConvProblem, outputs: Outputs) -> library.Problem:
-    def three(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
-        return (missing,) * (3 - len(values)) + values
+def _packed(problem: ConvProblem, outputs: Outputs) -> bytes:
+    """``convgrad_problem``: the dimensions that are not there come first."""
+    p = problem
+
+    def three(values: Iterable[int], missing: int = 1) -> list[int]:
+        return [missing] * (3 - p.ndim) + [*values]
 
     # A step over the whole padded input reaches no second position; of longer ones, sums would overflow.
-    whole = [dim.padded for dim in problem.dims]
-    filled = library.Problem()
-    filled.batch, filled.groups = problem.batch, problem.groups
-    filled.in_per_group = problem.in_channels // problem.groups
-    filled.out_per_group = problem.out_channels // problem.groups
-    filled.input[:] = three(problem.input_size, 1)
-    filled.kernel[:] = three(problem.kernel_size, 1)
-    filled.stride[:] = three(tuple(map(min, problem.stride, whole)), 1)
-    filled.padding[:] = three(tuple(low for low, _ in problem.padding), 0)
-    filled.dilation[:] = three(tuple(map(min, problem.dilation, whole)), 1)
-    filled.output[:] = three(problem.output_size, 1)
-    filled.layout = int(problem.channels_last)
-    filled.padding_mode = PADDING_MODES.index(problem.padding_mode)  # in the order of the header
-    filled.dtype = DTYPES[problem.dtype]
-    filled.outputs = sum(_OUTPUTS[output] for output in outputs)
-    if "grad_bias" in outputs and problem.transposed:
-        filled.outputs += _TRANSPOSED_GRAD_BIAS - _OUTPUTS["grad_bias"]
-    filled.threads = torch.get_num_threads()
-    return filled
+    whole = [dim.padded for dim in p.dims]
+    asked = sum(_OUTPUTS[output] for output in outputs)
+    if "grad_bias" in outputs and p.transposed:
+        asked += _TRANSPOSED_GRAD_BIAS - _OUTPUTS["grad_bias"]
+    return library.pack_problem(
+        *(p.batch, p.groups, *_group(p), *three(p.input_size), *three(p.kernel_size)),
+        *(*three(map(min, p.stride, whole)), *three((low for low, _ in p.padding), 0)),
+        *(*three(map(min, p.dilation, whole)), *three(p.output_size)),
+        *(p.channels_last, DTYPES[p.dtype], asked, torch.get_num_threads(), PADDING_MODES.index(p.padding_mode)),
+    )
 
 
 def _result(problem: ConvProblem, output: Output) -> tuple[tuple[int, ...], tuple[int, ...]]:

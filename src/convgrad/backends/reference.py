@@ -38,9 +38,8 @@ class ReferenceBackend(Backend):
 
         def kernel(a: Tensor, b: Tensor, bias: Tensor | None = None, workspace: Tensor | None = None) -> Tensor:
             # Integer matrix products exist on the CPU only, float64 not everywhere.
-            device = a.device if wide.is_floating_point or wide.is_complex else torch.device("cpu")
-            if device.type == "mps":
-                device = torch.device("cpu")
+            integers = not (wide.is_floating_point or wide.is_complex)
+            device = torch.device("cpu") if integers or a.device.type == "mps" else a.device
             result = contract(problem, a.to(device, wide), b.to(device, wide))
             return result.to(a.device, problem.dtype).contiguous(memory_format=problem.memory_format)
 
@@ -64,7 +63,8 @@ def _forward(p: ConvProblem, input: Tensor, weight: Tensor) -> Tensor:
 
 def _grad_input(p: ConvProblem, grad_output: Tensor, weight: Tensor) -> Tensor:
     g, w = _split(p, grad_output, 1), _split(p, weight, 0)  # [N, G, C_out/G, *out], [G, C_out/G, C_in/G, *k]
-    padded = g.new_zeros((p.batch, p.in_channels, *_padded_size(p)))
+    size = (n + low + high for n, (low, high) in zip(p.input_size, p.padding, strict=True))
+    padded = g.new_zeros((p.batch, p.in_channels, *size))
     for k, window in _windows(p):
         padded[window] += torch.einsum("ngo...,goi->ngi...", g, w[(..., *k)]).flatten(1, 2)
     return _unpad(p, padded)
@@ -119,7 +119,3 @@ def _read(p: ConvProblem, device: torch.device) -> Iterator[tuple[Tensor, Tensor
         }[p.padding_mode]
         outside = (i != read).nonzero().flatten() if p.padding_mode == "zeros" else i[:0]
         yield read, outside
-
-
-def _padded_size(p: ConvProblem) -> list[int]:
-    return [size + low + high for size, (low, high) in zip(p.input_size, p.padding, strict=True)]

@@ -108,9 +108,6 @@ def _upstream_command(p: ConvProblem, output: Output) -> str:
     return f'MALLOC_PERTURB_={POISON} python -c "{program}"'
 
 
-# ---- in the child ------------------------------------------------------------------------------------
-
-
 def _laid_out(t: Tensor, p: ConvProblem) -> Tensor:
     """A copy with the strides that a layer's tensors have, in dimensions of size 1 too."""
     strides = usual_strides(t.shape, p.channels_last)

@@ -24,12 +24,7 @@ _TRANSFORM_NORM = 9
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """Half the distance from 1 to the next larger number.
-
-    Equivalent to:
-        >>> unit_roundoff(torch.float16) == 2**-11
-        True
-    """
+    """Half the distance from 1 to the next larger number."""
     return torch.finfo(dtype).eps / 2
 
 

@@ -47,13 +47,10 @@ _SIZES = (*_SMALL, 10, 11, 12, 13, 14, 15, 16, 17, 20, 23, 28, 31, 32, 33, 56, 6
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.complex64, torch.complex128)
 _DTYPES += (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 #: Attributes that are taken out of another problem together.
-_PARTS = [
-    part.split(" and ")
-    for part in (
-        "batch", "input_size", "dtype", "memory_format", "stride", "kernel_size and padding", "padding", "dilation",
-        "origin", "has_bias", "in_channels and out_channels and groups",
-    )
-]  # fmt: skip
+_PARTS = (
+    ("batch",), ("input_size",), ("dtype",), ("memory_format",), ("stride",), ("kernel_size", "padding"), ("padding",),
+    ("dilation",), ("origin",), ("has_bias",), ("in_channels", "out_channels", "groups"),
+)  # fmt: skip
 
 
 def construct(
@@ -77,11 +74,6 @@ def construct(
         seconds: how long the search may take.
         found: what a search for another output of the kernel found; where most of it is accepted, there is no other
             search. What is found is added.
-
-    Equivalent to:
-        >>> found = list(construct(lambda p: p.in_channels % 64 == 0 and p.kernel_size == (3, 3)))
-        >>> len(found), {p.in_channels % 64 for p in found}, {p.batch for p in found} >= {1, 2, 3}
-        (150, {0}, True)
     """
     search = _Search(accepts, hints, seconds)
     given = [p for p in dict.fromkeys(named) if search.accepted(p, named=True)]
@@ -189,7 +181,8 @@ def _climb(search: _Search, p: ConvProblem) -> None:
         if axis is None or search.accepted(p):
             return
         best: tuple[int, str, ConvProblem] | None = None
-        for q in _along(search, p, axis):
+        changes = [more for value in _ladder(search, p, axis) for more in axis.move(p, value)]
+        for q in filter(None, (changed(p, **more) for more in changes)):
             if search.accepted(q):
                 return
             further, reached = search.obstacle(q)
@@ -268,11 +261,6 @@ def _explore(search: _Search, base: ConvProblem) -> None:
                     accepted.setdefault(kind, []).append(value)
         for kind, found in accepted.items() if axis.bounded else ():
             _largest(search, base, axis, kind, found, ladder)
-
-
-def _along(search: _Search, base: ConvProblem, axis: _Axis) -> Iterator[ConvProblem]:
-    found = (changed(base, **changes) for v in _ladder(search, base, axis) for changes in axis.move(base, v))
-    return (p for p in found if p is not None)
 
 
 def _ladder(search: _Search, base: ConvProblem, axis: _Axis) -> list[Any]:
@@ -370,9 +358,6 @@ _AXES: Final = (
 
 def _put(values: tuple[Any, ...], i: int, value: Any) -> tuple[Any, ...]:
     return (*values[:i], value, *values[i + 1 :])
-
-
-# ---- mixtures ------------------------------------------------------------------------------------
 
 
 def _mix(search: _Search) -> None:

@@ -67,11 +67,6 @@ def shrunk(
 
     Args:
         accepts: what does not belong to these problems is not made.
-
-    Equivalent to:
-        >>> p = shrunk(ConvProblem.parse("mb256ic64ih56oc64oh56kh3ph1"), 2_000_000)
-        >>> p.flops <= 2_000_000, p.kernel_size, p.padding
-        (True, (3, 3), ((1, 1), (1, 1)))
     """
     p = problem
     if p.flops <= most_flops or p.empty:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -202,11 +203,7 @@ def random_problems(seed: int) -> Iterator[ConvProblem]:
         >>> len({str(p) for p in islice(random_problems(0), 50)}) > 40
         True
     """
-    r = random.Random(seed)
-    while True:
-        problem = _one(r)
-        if problem is not None:
-            yield problem
+    return filter(None, map(_one, repeat(random.Random(seed))))
 
 
 def _one(r: random.Random) -> ConvProblem | None:

@@ -11,18 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from ..backends import COPY, Backend, PaddedCopy, described, operand_format
-from ..engine import (
-    Request,
-    Step,
-    active,
-    backends,
-    beats_matmul,
-    choose,
-    get_backend,
-    linear_gains,
-    plan_for,
-    reasons_against,
-)
+from ..engine import Request, Step, active, backends, beats_matmul, choose, linear_gains, plan_for, reasons_against
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
 from .capture import Captured, capture, part_of_call, problem_on
@@ -193,13 +182,12 @@ def explain_problem(
     machine = _machine(device)
     runs = _aten_runs(problem, machine)
     answers: list[Answer] = []
-    here = machine.is_here
     with described(machine.capability):
         for forward in (True, False):  # one call each, whose outputs are chosen together
             together = in_order([o for o in given if (o == problem.bias_pass) == forward])
-            answers += _answers(problem, together, machine, runs, here, left, request or active())
+            answers += _answers(problem, together, machine, runs, left, request or active())
     if measure:
-        if not here:
+        if not machine.is_here:
             raise ValueError(f"{machine} is not here, so nothing can be measured on it")
         answers = timed(problem, answers, torch.device(machine.device_type))
     limits = limits_of(machine, problem.dtype, measured=measure)
@@ -211,7 +199,6 @@ def _answers(
     together: tuple[Output, ...],
     machine: Machine,
     aten_runs: dict[Output, str],
-    here: bool,
     left: str,
     request: Request | None,
 ) -> list[Answer]:
@@ -220,9 +207,9 @@ def _answers(
     if problem.empty:
         steps = ()
     elif left:
-        steps = [Step(get_backend("aten:matmul"), (output,), left) for output in together if output != "grad_bias"]
+        steps = [Step(backends()["aten:matmul"], (output,), left) for output in together if output != "grad_bias"]
     else:
-        steps = choose(problem, together, place, request, stored=here)
+        steps = choose(problem, together, place, request, stored=machine.is_here)
     answers: list[Answer] = []
     for output in together:
         step = next((s for s in steps if output in s.outputs), None)
@@ -235,30 +222,29 @@ def _answers(
             others = [PaddedCopy.where_needed(b, problem, (output,), place) for b in others]
         for backend in (step.backend, *(b for b in others if b.name != step.backend.name)):
             chosen = backend is step.backend
-            of: tuple[Output, ...] = step.outputs if chosen else (output,)
+            computed: tuple[Output, ...] = step.outputs if chosen else (output,)
             against: list[str] = []
-            if output != "grad_bias":
+            if not chosen:
                 against = reasons_against(backend, problem, (output,), place)
                 against = _described_library(backend, output, machine, against, aten_runs)
-            together_with = [o for o in step.outputs if o != output]
-            why = step.reason
-            if together_with:
-                swept = why.endswith("in one sweep")
-                why += f"{'' if swept else ', in one call'} with {' and '.join(together_with)}"
-            reasons = [why] if chosen else against or [f"usable; {step.backend.name} goes before it"]
-            usable = chosen or not against
+            usable = not against
+            reasons = [_why(step, output)] if chosen else against or [f"usable; {step.backend.name} goes before it"]
             taken = problem.replace(memory_format=operand_format(backend, problem) or problem.memory_format)
-            runs = ""
-            if usable:
-                by_aten = backend.name.removesuffix(COPY) == "aten"
-                runs = aten_runs[output] if by_aten else backend.kernel_name(problem, of)
-            answers.append(Answer(
-                output, backend.name, chosen, tuple(reasons),
-                "as they lie" if "strided" in backend.layouts else taken.layout,
-                backend.workspace(problem, of) if usable else 0,
-                runs, usable=usable,
-            ))  # fmt: skip
+            layout = "as they lie" if "strided" in backend.layouts else taken.layout
+            by_aten = backend.name.removesuffix(COPY) == "aten"
+            runs = "" if not usable else aten_runs[output] if by_aten else backend.kernel_name(problem, computed)
+            workspace = backend.workspace(problem, computed) if usable else 0
+            answers.append(Answer(output, backend.name, chosen, tuple(reasons), layout, workspace, runs, usable=usable))
     return answers
+
+
+def _why(step: Step, output: Output) -> str:
+    """Why a step computes an output, and what it computes with it."""
+    others = [o for o in step.outputs if o != output]
+    if not others:
+        return step.reason
+    how = "" if step.reason.endswith("in one sweep") else ", in one call"
+    return f"{step.reason}{how} with {' and '.join(others)}"
 
 
 def _aten_runs(problem: ConvProblem, machine: Machine) -> dict[Output, str]:

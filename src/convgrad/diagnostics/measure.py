@@ -28,19 +28,25 @@ def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> 
         return answers
     found = list(answers)
     for pass_ in PASSES:
-        asked = [i for i, r in enumerate(found) if r.output == pass_ and (r.chosen or (r.by_aten and r.runs))]
-        rows = [(i, get_backend(found[i].backend)) for i in asked]
-        rows = [(i, b) for i, b in rows if not reasons_against(b, problem, (pass_,), device, requested=True)]
-        if not rows:
+        ways: dict[str, tuple[ConvProblem, tuple[Step, ...]]] = {}
+        for row in answers:
+            if row.output == pass_ and (row.chosen or (row.by_aten and row.runs)):
+                backend = get_backend(row.backend)
+                if not reasons_against(backend, problem, (pass_,), device, requested=True):
+                    ways[row.backend] = (problem, (Step(backend, (pass_,), "requested by name"),))
+        if not ways:
             continue
-        steps = {found[i].backend: Step(backend, (pass_,), "requested by name") for i, backend in rows}
-        calls = trials({name: (problem, (step,)) for name, step in steps.items()}, (pass_,), device)
+        calls = trials(ways, (pass_,), device)
         seconds = _seconds(calls, device)
-        for i, _ in rows:
-            name, runs = found[i].backend, found[i].runs
-            primitive = _onednn_primitive(calls[name]) if found[i].by_aten and device.type == "cpu" else ""
-            runs = f"{runs}: {primitive}" if primitive else runs
-            found[i] = replace(found[i], seconds=seconds[name], runs=runs, reasons=_seen(found[i], seconds))
+        for i, row in enumerate(answers):
+            if row.output == pass_ and row.backend in ways:
+                runs = row.runs
+                if row.by_aten and device.type == "cpu":
+                    with onednn_log() as take:
+                        calls[row.backend]()
+                        primitives = " + ".join(dict.fromkeys(take()))
+                    runs += f": {primitives}" if primitives else ""
+                found[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=_seen(row, seconds))
     return found
 
 
@@ -60,10 +66,3 @@ def _seconds(calls: Mapping[str, Callable[[], object]], device: torch.device) ->
         return once
     seen = compare(calls, seconds=0.3, device=device, least_rounds=3)
     return {name: seen.median(name) for name in calls}
-
-
-def _onednn_primitive(call: Callable[[], object]) -> str:
-    """oneDNN's names of the primitives behind one call on the CPU."""
-    with onednn_log() as take:
-        call()
-        return " + ".join(dict.fromkeys(take()))

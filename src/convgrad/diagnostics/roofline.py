@@ -117,10 +117,6 @@ def measure_limits(dtype: torch.dtype = torch.float32, device: torch.device | st
 
     The result is kept on disk for the same processor, number of threads, PyTorch, precision and dtype; measuring again
     can only raise it, since a busy machine shows less than it can do.
-
-    Equivalent to:
-        >>> 1e8 < measure_limits().bytes_per_second < 1e14
-        True
     """
     device = torch.device(device)
     a = torch.ones(1 << 26, dtype=torch.uint8, device=device)  # 64 MB, above any private cache
@@ -158,9 +154,6 @@ def _best(call: Callable[[], object], device: torch.device, seconds: float = 0.4
     while time.perf_counter() < stop:
         times.append(call_seconds(call, device))
     return min(times)
-
-
-# ---- what was measured before --------------------------------------------------------------------
 
 
 def _key(dtype: torch.dtype, device: torch.device) -> str:

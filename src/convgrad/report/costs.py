@@ -101,9 +101,6 @@ def _of_backend(i: int, row: Row, best: str, seen: Comparison, tune: str, stock:
     return Cost(kind, what, remedy, row.total * (1 - 1 / gain.value), (i,))
 
 
-# ---- what else could compute a row -------------------------------------------------------------------
-
-
 def compared(
     problem: ConvProblem, outputs: Outputs, device: torch.device, backend: str, *, layout: bool = False
 ) -> Comparison | None:

@@ -44,7 +44,7 @@ def profile_model(
     example_inputs: Any,
     *,
     what: str = "",
-    tune: str = "",
+    tune: str = "convgrad.measure() before the training loop",
     seconds: float = 10.0,
     stage: Stage = quiet,
 ) -> Profile:
@@ -55,7 +55,7 @@ def profile_model(
     Args:
         example_inputs: what the model is called with: a tensor, a tuple of arguments, or a dict of keyword arguments.
         what: its name.
-        tune: the command that would measure it ahead of time.
+        tune: what would measure it ahead of time.
         seconds: about how long all of it may take. A slow step is timed seven times at least, however long that takes.
         stage: called with a description of each stage.
 
@@ -93,7 +93,7 @@ def profile_model(
     stage("timing other backends for the most expensive convolutions")
     now = time.perf_counter()
     until = max(start + 0.85 * seconds, now + 0.15 * seconds)
-    costs, looked = costs_of_rows(rows, whole, until, tune or _MEASURE, layout=False, stock=False)
+    costs, looked = costs_of_rows(rows, whole, until, tune, layout=False, stock=False)
     notes = [
         f"A step is forward and backward, without an optimizer. {left}",
         f"PyTorch and convgrad took turns, {len(seen.samples['PyTorch'])} rounds; intervals are at 95 %.",
@@ -105,10 +105,6 @@ def profile_model(
         rows, [*costs_of_layout(seen), *costs], notes, limits, device, kind="step", what=what or type(model).__name__,
         finding=_finding(seen), looked=looked, milliseconds=whole, variants=tuple(variants),
     )  # fmt: skip
-
-
-#: The remedy where no command is known that could measure.
-_MEASURE = "convgrad.measure() before the training loop"
 
 
 def _layers(model: nn.Module, step: Call) -> dict[ConvProblem, list[str]]:

@@ -45,9 +45,6 @@ def row_of(
     )  # fmt: skip
 
 
-# ---- tables ----------------------------------------------------------------------------------------
-
-
 def read_table(path: str | Path) -> list[Row]:
     """The rows of a CSV file that ``convgrad run``, `convgrad.trace` or ``convgrad bench`` wrote, most expensive first.
 

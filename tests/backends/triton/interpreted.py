@@ -16,6 +16,7 @@ import torch
 import convgrad
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.backends.triton import TritonBackend, TritonBandedBackend, bands, check, launch, start, tiles
+from convgrad.check.operands import integer_operands, real_operands
 from convgrad.problem import OPERANDS, PASSES, ConvProblem, Output
 from convgrad.testing import check_problem
 
@@ -112,17 +113,9 @@ CONFORM_BANDS = [
 ]
 
 
-def integers(problem: ConvProblem) -> dict[str, torch.Tensor]:
-    made: dict[str, torch.Tensor] = {}
-    for slot in ("input", "weight", "grad_output"):
-        t = torch.randint(-2, 3, problem.shape_of(slot)).to(problem.dtype)  # type: ignore[arg-type]
-        made[slot] = t if slot == "weight" else t.contiguous(memory_format=problem.memory_format)
-    return made
-
-
 def assert_exact(backend: TritonBackend, problem: ConvProblem) -> None:
     """Every pass and sweep that the backend takes, alone and in a workspace, with the check of first use beside."""
-    given = integers(problem)
+    given = integer_operands(problem, PASSES, 0)
     sums = given["grad_output"].double().sum(dim=(0, *range(2, 2 + problem.ndim))).to(problem.dtype)
     expected = {"grad_bias": sums}
     for pass_ in PASSES:
@@ -199,7 +192,7 @@ def test_padding_beside_a_weight_that_is_not_finite(text: str, backend: TritonBa
     for pass_ in ("forward", "grad_input"):
         if backend.reasons_against(problem, (pass_,), CPU):
             continue
-        given = integers(problem)
+        given = integer_operands(problem, PASSES, 0)
         first = given[OPERANDS[pass_][0]]
         clean = REFERENCE.bind(problem, (pass_,))(first, given["weight"])
         only = torch.zeros_like(given["weight"])
@@ -215,7 +208,7 @@ def test_padding_beside_a_weight_that_is_not_finite(text: str, backend: TritonBa
 
 def test_the_sweep_beside_an_infinite_weight() -> None:
     problem = ConvProblem.parse("g2mb1ic2ih3iw4oc2kh3kw3ph1pw1")
-    given = integers(problem)
+    given = integer_operands(problem, PASSES, 0)
     given["grad_output"] = given["grad_output"].abs() + 1
     given["weight"][0, 0, 0, 0] = float("inf")
     grad_input, grad_weight = TritonBackend().bind(problem, BOTH)(given["grad_output"], given["input"], given["weight"])
@@ -228,7 +221,7 @@ def test_the_sweep_beside_an_infinite_weight() -> None:
 def test_the_check_of_first_use_finds_one_wrong_element() -> None:
     """In the first and the last image of the channels that it looks at."""
     problem = ConvProblem.parse("g3mb3ic3ih4oc3kh3ph1 bfloat16 channels_last")
-    operands = {slot: t.copy_(torch.randn(t.shape)) for slot, t in integers(problem).items()}  # keeps the strides
+    operands = real_operands(problem, PASSES, 0)
     for pass_ in PASSES:
         given = [operands[slot] for slot in OPERANDS[pass_]]
         right = TritonBackend().bind(problem, (pass_,))(*given)

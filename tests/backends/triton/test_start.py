@@ -21,22 +21,23 @@ PROBLEM = ConvProblem.parse("g8ic8oc8mb2ih4iw8kh1kw3ph0pw1")
 class Kernel:
     """In the place of a compiled kernel: it computes nothing, and keeps how it was started."""
 
-    def __init__(self) -> None:
+    def __init__(self, *arg_names: str) -> None:
+        self.arg_names = arg_names
         self.started: list[tuple[tuple[int, ...], dict[str, Any]]] = []
         #: Bytes, for each start to come.
         self.spills: list[int] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def run(*tensors: Tensor, **given: Any) -> Any:
+        def run(src: Tensor, **given: Any) -> Any:
             self.started.append((grid, given))
-            return SimpleNamespace(hash=str(tensors[0].dtype), n_spills=self.spills.pop(0) if self.spills else 0)
+            return SimpleNamespace(hash=str(src.dtype), n_spills=self.spills.pop(0) if self.spills else 0)
 
         return run
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    found = Kernel()
+    found = Kernel(*launch.correlate.arg_names)
     monkeypatch.setattr(launch, "correlate", found)
     return found
 
@@ -48,13 +49,13 @@ def call(backend: TritonBackend, problem: ConvProblem, pass_: Output = "forward"
 
 def test_a_kernel_that_spills_gets_all_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     """At once, and for good: also one that spills with them."""
-    found = Kernel()
+    found = Kernel("src", "width", "parts")
     found.spills = [2, 2, 2]
     started = start.Launch(found, {"width": 5}, {"num_warps": 4}, lambda programs: (programs, 2))
     monkeypatch.setattr(start, "at_once", lambda device: 7)
     on_a_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
     for _ in range(2):
-        assert started.start(on_a_gpu) == (2, "torch.float32")
+        assert started.start(src=on_a_gpu, out=on_a_gpu) == (2, "torch.float32")
     plain = {"width": 5, "parts": 2, "num_stages": 1, "num_warps": 4, "enable_fp_fusion": True}
     assert found.started == [((7,), plain), *[((7,), {**plain, "maxnreg": 255})] * 2]
 

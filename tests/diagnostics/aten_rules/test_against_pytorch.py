@@ -5,26 +5,20 @@ from __future__ import annotations
 import random
 from collections import Counter
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from convgrad.diagnostics.aten_rules import (
-    BACKENDS,
-    Machine,
-    TensorSpec,
-    determine_backend_memory_format,
-    select_conv_backend,
-)
+from convgrad.diagnostics import Machine
+from convgrad.diagnostics.aten_rules import BACKENDS, TensorSpec, determine_backend_memory_format, select_conv_backend
 from convgrad.errors import ShapeError
 
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32,
           torch.complex64)  # fmt: skip
 
 
-@dataclass
-class Case:
+class Case(NamedTuple):
     input: torch.Tensor
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -34,10 +28,6 @@ class Case:
     transposed: bool
     output_padding: list[int]
     groups: int
-
-    def args(self) -> tuple:
-        return (self.input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.transposed,
-                self.output_padding, self.groups)  # fmt: skip
 
 
 def odd_layout(rng: random.Random, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
@@ -125,11 +115,11 @@ def test_select_and_layout_agree_with_pytorch(flags: dict[str, int]) -> None:
             case = random_case(rng)
             with torch.set_grad_enabled(rng.random() < 0.8):
                 try:
-                    ours = select_conv_backend(*case.args())
+                    ours = select_conv_backend(*case)
                 except ShapeError:  # of a transposed call: no output, or too large an output_padding
                     assert case.transposed
                     continue
-                theirs = torch._C._select_conv_backend(*case.args())
+                theirs = torch._C._select_conv_backend(*case)
             assert ours.value == int(theirs), f"{ours}\nPyTorch: {theirs!r}\n{case}"
             seen[ours.backend] += 1
             # PyTorch asks for the layout of the 2-D view of a 1-D call.
@@ -204,15 +194,12 @@ BROKEN = {
 
 @pytest.mark.parametrize("change", BROKEN.values(), ids=BROKEN.keys())
 def test_what_pytorch_refuses_is_refused(change: dict) -> None:
-    call = {
-        "input": torch.empty(2, 4, 9, 9), "weight": torch.empty(4, 4, 3, 3), "bias": None, "stride": [1, 1],
-        "padding": [0, 0], "dilation": [1, 1], "transposed": False, "output_padding": [0, 0], "groups": 1,
-    }  # fmt: skip
-    args = tuple({**call, **change}.values())
+    image, weight = torch.empty(2, 4, 9, 9), torch.empty(4, 4, 3, 3)
+    case = Case(image, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1)._replace(**change)
     with pytest.raises(RuntimeError):
-        torch.convolution(*args)
+        torch.convolution(*case)
     with pytest.raises(ShapeError):
-        select_conv_backend(*args)
+        select_conv_backend(*case)
 
 
 def test_here_reads_the_settings_in_force() -> None:

@@ -43,44 +43,33 @@ def test_pairs_are_those_of_derivatives_yaml() -> None:
     assert checked >= 15
 
 
-@pytest.mark.parametrize(
-    ("name", "forward", "backward"),
-    [
-        ("conv2d", "convolution", "convolution_backward"),
-        ("torch.nn.functional.conv3d", "convolution", "convolution_backward"),
-        ("F.conv_transpose1d", "convolution", "convolution_backward"),
-        ("conv2d_backward", "convolution", "convolution_backward"),
-        ("ConvolutionBackward0", "convolution", "convolution_backward"),
-        ("torch.ops.aten.convolution.default", "convolution", "convolution_backward"),
-        ("thnn_conv2d", "_slow_conv2d_forward", "_slow_conv2d_backward"),
-        ("thnn_conv2d_backward", "_slow_conv2d_forward", "_slow_conv2d_backward"),
-        ("slow_conv3d", "slow_conv3d_forward", "slow_conv3d_backward"),
-        ("slow_conv_dilated2d", "slow_conv_dilated2d", "slow_conv_dilated2d_backward"),
-        ("slow_conv_dilated2d_backward", "slow_conv_dilated2d", "slow_conv_dilated2d_backward"),
-        ("thnn_conv_depthwise2d_backward", "_conv_depthwise2d", "conv_depthwise2d_backward"),
-        ("cudnn_convolution_backward_input", "cudnn_convolution", "cudnn_convolution_backward"),
-        ("aten::cudnn_convolution_transpose_backward_weight", "cudnn_convolution_transpose",
-         "cudnn_convolution_transpose_backward"),
-        ("miopen_convolution_backward_bias", "miopen_convolution", "miopen_convolution_backward"),
-        ("miopen_depthwise_convolution_backward_weight", "miopen_depthwise_convolution",
-         "miopen_depthwise_convolution_backward"),
-        ("mkldnn_convolution_backward", "mkldnn_convolution", "mkldnn_convolution_backward"),
-        ("mkldnn_convolution_backward_weights", "mkldnn_convolution", "mkldnn_convolution_backward"),
-        ("convolution_backward_symint", "convolution", "convolution_backward"),
-        ("NnpackSpatial", "_nnpack_spatial_convolution", "slow_conv_dilated2d_backward"),
-        ("MkldnnTranspose", "mkldnn_convolution_transpose", "mkldnn_convolution_transpose_backward"),
-        ("slow_conv2d_backward_out_cuda", "_slow_conv2d_forward", "_slow_conv2d_backward"),
-        ("slow_conv3d_forward_out_cpu", "slow_conv3d_forward", "slow_conv3d_backward"),
-        ("conv_depthwise2d_cuda_out", "_conv_depthwise2d", "conv_depthwise2d_backward"),
-        ("at::native::slow_conv_transpose2d_out_cuda", "slow_conv_transpose2d", "slow_conv_transpose2d_backward"),
-        ("torch.nn.grad.conv2d_weight", "convolution", "convolution_backward"),
-        ("Conv2d", "convolution", "convolution_backward"),
-        ("CUDNN", "cudnn_convolution", "cudnn_convolution_backward"),
-        ("convgrad.direct.thnn_conv2d", "_slow_conv2d_forward", "_slow_conv2d_backward"),
-    ],
-)  # fmt: skip
-def test_names_old_and_new_and_of_the_sources_and_in_any_letters(name: str, forward: str, backward: str) -> None:
-    assert (kernel_of(name).forward, kernel_of(name).backward) == (forward, backward)
+#: Names old and new, of the sources, and in any letters, by the pair that they stand for.
+NAMES = {
+    ("convolution", "convolution_backward"): "conv2d Conv2d torch.nn.functional.conv3d F.conv_transpose1d "
+    "conv2d_backward ConvolutionBackward0 torch.ops.aten.convolution.default convolution_backward_symint "
+    "torch.nn.grad.conv2d_weight",
+    ("_slow_conv2d_forward", "_slow_conv2d_backward"): "thnn_conv2d thnn_conv2d_backward slow_conv2d_backward_out_cuda "
+    "convgrad.direct.thnn_conv2d",
+    ("slow_conv3d_forward", "slow_conv3d_backward"): "slow_conv3d slow_conv3d_forward_out_cpu",
+    ("slow_conv_dilated2d", "slow_conv_dilated2d_backward"): "slow_conv_dilated2d slow_conv_dilated2d_backward",
+    ("_conv_depthwise2d", "conv_depthwise2d_backward"): "thnn_conv_depthwise2d_backward conv_depthwise2d_cuda_out",
+    ("cudnn_convolution", "cudnn_convolution_backward"): "cudnn_convolution_backward_input CUDNN",
+    ("cudnn_convolution_transpose", "cudnn_convolution_transpose_backward"):
+        "aten::cudnn_convolution_transpose_backward_weight",
+    ("miopen_convolution", "miopen_convolution_backward"): "miopen_convolution_backward_bias",
+    ("miopen_depthwise_convolution", "miopen_depthwise_convolution_backward"):
+        "miopen_depthwise_convolution_backward_weight",
+    ("mkldnn_convolution", "mkldnn_convolution_backward"): "mkldnn_convolution_backward "
+    "mkldnn_convolution_backward_weights",
+    ("_nnpack_spatial_convolution", "slow_conv_dilated2d_backward"): "NnpackSpatial",
+    ("mkldnn_convolution_transpose", "mkldnn_convolution_transpose_backward"): "MkldnnTranspose",
+    ("slow_conv_transpose2d", "slow_conv_transpose2d_backward"): "at::native::slow_conv_transpose2d_out_cuda",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("pair", "name"), [(pair, name) for pair, names in NAMES.items() for name in names.split()])
+def test_names_old_and_new_and_of_the_sources_and_in_any_letters(pair: tuple[str, str], name: str) -> None:
+    assert (kernel_of(name).forward, kernel_of(name).backward) == pair
 
 
 def test_text_says_what_to_call_today() -> None:

@@ -29,21 +29,15 @@ def bound(problem: ConvProblem, outputs: Outputs, verify: Callable[..., None]) -
     Args:
         verify: called with a compiled kernel's hash, the outputs' names, the operands and the results of a call.
     """
-    sweep = len(outputs) > 1
     g = geometry(problem, adjoint="grad_input" in outputs)
     if outputs in (("forward",), ("grad_input",)):
         launch = partial(launch_of, g, "result", bias_tap=_NO_TAP)
-        return result_of(
-            problem, outputs, verify, launch, lambda x, w, b, out: (x, x, w, b, *[out] * 3), problem.memory_format
-        )
-    use: Use = "sweep" if sweep else "sum"
+        return result_of(problem, outputs, verify, launch, problem.memory_format)
+    use: Use = "sweep" if len(outputs) > 1 else "sum"
     tile = choose(g, use)
     assert tile is not None
     main = launch_of(g, use, False, g.whole_tap if "grad_bias" in outputs else _NO_TAP)
-    most = parts(g, use, tile, MOST_PROGRAMS)
-    return gradients_of(
-        problem, outputs, verify, main, lambda x, c, w, *results: (x, c, w, w, *results), most, problem.memory_format
-    )
+    return gradients_of(problem, outputs, verify, main, parts(g, use, tile, MOST_PROGRAMS), problem.memory_format)
 
 
 def result_of(
@@ -51,14 +45,12 @@ def result_of(
     outputs: Outputs,
     verify: Callable[..., None],
     launch: Callable[[bool], Launch],
-    order: Callable[..., tuple[Tensor, ...]],
     layout: torch.memory_format,
 ) -> Callable[..., Tensor]:
     """``forward`` or ``grad_input`` of one problem.
 
     Args:
         launch: makes the launch for calls without or with a bias.
-        order: what the kernel is given, out of the source, the weight, the bias and the result.
         layout: of the kernel's source and result.
     """
     shape = problem.input_shape if outputs == ("grad_input",) else problem.output_shape
@@ -70,8 +62,10 @@ def result_of(
         with_bias = bias is not None
         if with_bias not in launches:
             launches[with_bias] = launch(with_bias)
-        added = weight if bias is None else bias.contiguous()
-        _, compiled = launches[with_bias].start(*order(source, weight, added, out))
+        _, compiled = launches[with_bias].start(
+            src=source, centre=source, weight=weight, bias=weight if bias is None else bias.contiguous(), out=out,
+            partials=out, bias_partials=out,
+        )  # fmt: skip
         if compiled:
             verify(compiled, outputs, (source, weight, bias), (out,))
         return out.contiguous(memory_format=problem.memory_format)
@@ -84,15 +78,12 @@ def gradients_of(
     outputs: Outputs,
     verify: Callable[..., None],
     main: Launch,
-    order: Callable[..., tuple[Tensor, ...]],
     most: int,
     layout: torch.memory_format,
 ) -> Callable[..., Any]:
     """``grad_weight`` of one problem, or two or three gradients: one launch, and one that adds its partial sums.
 
     Args:
-        order: what the first kernel is given, out of the source, the centre, the weight, grad_input, and the partial
-            sums of grad_weight and of grad_bias.
         most: parts of the sums, at most; one part is the result itself.
         layout: of the kernel's operands.
     """
@@ -116,11 +107,13 @@ def gradients_of(
                 workspace = torch.empty(size, dtype=torch.uint8, device=source.device)
             partials = workspace.view(torch.float32)
             bias_partials = partials[weights:] if with_bias else partials
-        count, compiled = main.start(*order(source, centre, taps, out, partials, bias_partials))
+        count, compiled = main.start(
+            src=source, centre=centre, weight=taps, bias=taps, out=out, partials=partials, bias_partials=bias_partials
+        )
         if most > 1:
             if count not in adds:
                 adds[count] = adding(count, result.numel(), bias.numel() if with_bias else 0)
-            adds[count].start(partials, result, bias_partials, bias)
+            adds[count].start(partials=partials, out=result, bias_partials=bias_partials, bias=bias)
         results = {"grad_input": out, "grad_weight": result, "grad_bias": bias}
         found = tuple(results[output] for output in outputs)
         if compiled:
@@ -131,7 +124,7 @@ def gradients_of(
 
 
 def launch_of(g: Geometry, use: Use, with_bias: bool, bias_tap: tuple[int, int, int]) -> Launch:
-    """A launch that takes (source, centre, weight, bias, out, partial sums, those of grad_bias)."""
+    """A launch of `correlate`."""
     tile = choose(g, use)
     assert tile is not None
     depth, height, width = g.axes
@@ -170,7 +163,7 @@ def grid_of(g: Geometry, use: Use, tile: Tile, programs: int) -> tuple[int, int]
 
 
 def adding(count: int, weights: int, biases: int) -> Launch:
-    """A launch that takes (partial sums, result, those of a bias, bias) and adds so many parts."""
+    """A launch that adds so many parts."""
     size = 64
     blocks = -(-weights // size) + -(-biases // size)
     arguments = {"weights": weights, "biases": biases, "BP": 32, "BN": size}
@@ -186,38 +179,25 @@ def bound_bands(
     problem: ConvProblem, output: Output, precision: str, verify: Callable[..., None]
 ) -> Callable[..., Tensor]:
     """A pass of a problem, as `bound` gives it; float32 is multiplied in this precision, Triton's word."""
-    adjoint = output == "grad_input"
-    g = geometry(problem, adjoint=adjoint)
+    g = geometry(problem, adjoint=output == "grad_input")
     if output != "grad_weight":
-
-        def launch(with_bias: bool) -> Launch:
-            more = {"FLIPPED": adjoint, "HAS_BIAS": with_bias}
-            return _bands_launch(banded.correlate, problem, g, "result", precision, more, 0)
-
-        return result_of(problem, (output,), verify, launch, lambda *tensors: tensors, torch.contiguous_format)
-    count = bands.parts(g, bands.choose(g, "sum"))
-    more = {"KP": triton.next_power_of_2(g.axes[2].kernel)}
-    main = _bands_launch(banded.correlate_sum, problem, g, "sum", precision, more, count)
+        launch = partial(_bands_launch, problem, g, "result", precision)
+        return result_of(problem, (output,), verify, launch, torch.contiguous_format)
+    main = _bands_launch(problem, g, "sum", precision, False)
     return gradients_of(
-        problem,
-        (output,),
-        verify,
-        main,
-        lambda source, centre, weight, out, partials, _: (source, centre, partials),
-        count,
-        torch.contiguous_format,
+        problem, (output,), verify, main, bands.parts(g, bands.choose(g, "sum")), torch.contiguous_format
     )
 
 
-def _bands_launch(
-    kernel: Any, problem: ConvProblem, g: Geometry, use: bands.Use, precision: str, more: dict[str, Any], count: int
-) -> Launch:
+def _bands_launch(problem: ConvProblem, g: Geometry, use: bands.Use, precision: str, with_bias: bool) -> Launch:
+    kernel = banded.correlate if use == "result" else banded.correlate_sum
     depth, height, width = g.axes
     interpreted = not isinstance(kernel, triton.runtime.JITFunction)
     # The interpreter gets sums of bfloat16 wrong.
     operand = torch.float32 if interpreted and problem.dtype == torch.bfloat16 else problem.dtype
     source, result = bands.align(width.source, g.itemsize), bands.align(width.result, g.itemsize)
     band = bands.choose(g, use)
+    count = bands.parts(g, band) if use == "sum" else 1
     arguments = {
         **_sizes(g, 1, result, source),
         "DEPTH": _constants(depth),
@@ -227,8 +207,10 @@ def _bands_launch(
         "PRECISION": precision,
         "SRC_ALIGN": source,
         "OUT_ALIGN": result,
+        "FLIPPED": g.adjoint,
+        "HAS_BIAS": with_bias,
+        "KP": triton.next_power_of_2(width.kernel),
         **band.constants(),
-        **more,
     }
     programs = bands.programs(g, use, band, count)
     return Launch(kernel, arguments, {"num_warps": band.warps, "num_stages": 2}, lambda _: (programs, count))

@@ -19,13 +19,12 @@ PROGRAMS = 3 * 132
 
 
 class Launch:
-    """A kernel with all its arguments but the tensors, which are its first ones.
+    """A kernel with all its arguments but the tensors.
 
     Args:
         arguments: the others by name.
         options: ``num_warps`` and ``num_stages``.
-        grid: the number of programs and the argument ``parts``, where the GPU can run so many programs at once; there
-            is no such argument where it is 0.
+        grid: the number of programs and the argument ``parts``, where the GPU can run so many programs at once.
     """
 
     __slots__ = ("_arguments", "_grid", "_kernel", "_options")
@@ -38,22 +37,28 @@ class Launch:
         self._options: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True, **options}
         self._grid = grid
 
-    def start(self, *tensors: Tensor) -> tuple[int, str]:
-        """Start the kernel; in how many parts, and which compiled one it is, if its result can be looked at now."""
-        device = tensors[0].device
+    def start(self, **tensors: Tensor) -> tuple[int, str]:
+        """Start the kernel; in how many parts, and which compiled one it is, if its result can be looked at now.
+
+        Args:
+            tensors: by name; what the kernel does not take is left out.
+        """
+        device = next(iter(tensors.values())).device
         programs, parts = self._grid(at_once(device))
+        arguments = self.arguments(parts, tensors)
         with torch.accelerator.device_index(device.index):  # Triton launches on the current one
-            compiled = self._run(programs, parts, tensors)
+            compiled = self._kernel[(programs,)](**arguments, **self._options)
             spills = getattr(compiled, "n_spills", 0) and device.type == "cuda" and torch.version.hip is None
             if spills and "maxnreg" not in self._options:
                 self._options = {**self._options, **ALL_REGISTERS}
-                compiled = self._run(programs, parts, tensors)
+                compiled = self._kernel[(programs,)](**arguments, **self._options)
             # The interpreter compiles nothing, and during a capture nobody can wait for a result.
             return parts, "" if compiled is None or capturing() else compiled.hash
 
-    def _run(self, programs: int, parts: int, tensors: tuple[Tensor, ...]) -> Any:
-        arguments = {**self._arguments, "parts": parts} if parts else self._arguments
-        return self._kernel[(programs,)](*tensors, **arguments, **self._options)
+    def arguments(self, parts: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """What the kernel is given."""
+        given = {**tensors, **self._arguments, "parts": parts}
+        return {name: given[name] for name in self._kernel.arg_names}
 
 
 @cache

@@ -2,13 +2,6 @@
 
 Every answer carries the rules that led to it, in PyTorch's order, with the value that made each true or false; for
 this machine and for one that is only described. No tensor needs memory: a `TensorSpec` is enough.
-
-    >>> import torch
-    >>> from convgrad.diagnostics.aten_rules import TensorSpec, select_conv_backend
-    >>> x = TensorSpec((8, 96, 56, 56), dtype=torch.bfloat16)
-    >>> w = TensorSpec((96, 1, 7, 7), dtype=torch.bfloat16)
-    >>> select_conv_backend(x, w, padding=3, groups=96, device="h100 cudnn 9.10").backend
-    'CudaDepthwise2d'
 """
 
 from .aten_trace import AtenTrace, Copy, KernelRun, trace_aten

@@ -94,11 +94,6 @@ def trace_aten(input: TensorSpec | Tensor | ConvProblem, *args: Any, **kwargs: A
     Raises:
         ShapeError, DtypeError: operands that do not belong together.
         ValueError: a device description that cannot be read.
-
-    Equivalent to:
-        >>> t = trace_aten(torch.empty(2, 6, 9, 9).double(), torch.empty(6, 2, 3, 3).double(), groups=3)
-        >>> t.backend.backend, t.forward.function, t.forward.calls
-        ('Slow2d', '_slow_conv2d_forward', 3)
     """
     return trace_call(*described_call(input, *args, **kwargs))
 

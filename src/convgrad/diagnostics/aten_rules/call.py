@@ -34,12 +34,6 @@ class TensorSpec:
         device_type: ``"cpu"``, ``"cuda"`` (also ROCm), ``"xpu"``, ``"mps"``, ``"meta"``, ...
         requires_grad: whether autograd follows it.
         mkldnn: whether it is an opaque oneDNN tensor (``Tensor.to_mkldnn()``).
-
-    Equivalent to:
-        >>> TensorSpec((2, 8, 4, 4)).strides
-        (128, 16, 4, 1)
-        >>> TensorSpec.of(torch.empty(2, 8, 4, 4).to(memory_format=torch.channels_last)).suggest_memory_format()
-        torch.channels_last
     """
 
     shape: tuple[int, ...]

@@ -49,10 +49,6 @@ class Machine:
         nnpack_enabled: ``torch.backends.nnpack`` flags.
         miopen_nhwc: ``PYTORCH_MIOPEN_SUGGEST_NHWC=1``.
         assumed: what a description left open and was assumed.
-
-    Equivalent to:
-        >>> Machine.parse("h100 cudnn 9.10").capability
-        (9, 0)
     """
 
     device_type: str = "cpu"

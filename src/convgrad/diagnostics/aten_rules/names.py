@@ -179,12 +179,6 @@ def kernel_of(name: str) -> Kernel:
 
     Raises:
         KeyError: no such name; the nearest ones are in the message.
-
-    Equivalent to:
-        >>> kernel_of("thnn_conv2d").backward, kernel_of("conv2d").backward, kernel_of("NnpackSpatial").backward
-        ('_slow_conv2d_backward', 'convolution_backward', 'slow_conv_dilated2d_backward')
-        >>> kernel_of("cudnn_convolution_backward_weight").forward
-        'cudnn_convolution'
     """
     key = _PREFIX.sub("", name.strip().lower())
     for candidate in (key, key.split(".")[0], _SUFFIX.sub("", key), "_" + _SUFFIX.sub("", key)):
@@ -250,9 +244,5 @@ def named(name: str) -> Kernel | Scratch:
 
     Raises:
         KeyError: no such name; the nearest ones are in the message.
-
-    Equivalent to:
-        >>> named("finput").name, named("slow_conv2d_backward_out_cuda").backward
-        ('finput', '_slow_conv2d_backward')
     """
     return SCRATCH.get(name.strip().lower()) or kernel_of(name)

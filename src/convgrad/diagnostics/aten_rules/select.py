@@ -59,12 +59,6 @@ def select_conv_backend(
     Raises:
         ShapeError, DtypeError: operands that do not belong together.
         ValueError: a device description that cannot be read.
-
-    Equivalent to:
-        >>> import torch
-        >>> x, w = torch.empty(2, 64, 56, 56), torch.empty(64, 1, 7, 7)
-        >>> select_conv_backend(x, w, padding=3, groups=64, device="h100 cudnn 9.10").backend
-        'CudaDepthwise2d'
     """
     arguments = (weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     return backend_of_call(*described_call(input, *arguments, device=device, need_backward=need_backward))
