@@ -287,6 +287,11 @@ def compile_in_this_thread() -> None:
 # ---- Python ----------------------------------------------------------------------------------------
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory, on the CPU (where PyTorch has no class for it) or on a device."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
 def package_version(name: str) -> str | None:
     """The version of an installed package; None where there is none."""
     from importlib.metadata import PackageNotFoundError, version
