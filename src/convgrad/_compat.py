@@ -288,8 +288,10 @@ def compile_in_this_thread() -> None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether there was no memory, on the CPU (where PyTorch has no class for it) or on a device."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)
+    """Whether there was no memory: on a device, or on the CPU, where PyTorch and oneDNN have no class for it."""
+    said = str(error)
+    on_cpu = "DefaultCPUAllocator" in said or said == "could not create a primitive"
+    return on_cpu or isinstance(error, (MemoryError, torch.OutOfMemoryError))
 
 
 def package_version(name: str) -> str | None:
