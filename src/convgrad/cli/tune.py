@@ -125,16 +125,15 @@ def _jobs_of(
     from ..problem_text import DTYPES
     from .problem_arguments import read_problems
 
-    script = is_script(what)
+    script, listed = is_script(what), is_problem(what) or Path(what).is_file()
     if args and not script:
         raise fail(f"only a script takes arguments, got {args[0]!r}")
-    if script or is_problem(what) or Path(what).is_file():
-        for option, given in (("--input", shape), ("--dtype", dtype), ("--channels-last", channels_last)):
-            if given:
-                raise fail(f"{option} is for a model, and {what!r} is none")
+    for option, given in (("--input", shape), ("--dtype", dtype), ("--channels-last", channels_last)):
+        if given and listed:
+            raise fail(f"{option} is for a model, and {what!r} is none")
     if script:
         yield from _of_script(what, args)
-    elif is_problem(what) or Path(what).is_file():
+    elif listed:
         yield from jobs_of(read_problems([what])[0])
     else:
         model = explained(what, Machine.here(place), DTYPES[dtype or "float32"], channels_last, shape)
@@ -169,7 +168,8 @@ def _of_script(script: str, args: Sequence[str]) -> list[Job]:
     with Usage() as seen:
         status = run_script(script, args, measure=False, width=width())
     if not seen.rows:
-        raise fail(f"{script} computed no convolution (its exit status is {status})")
+        said = f"{script} computed no convolution in this process (its exit status is {status})"
+        raise fail(said, "a script that starts others can measure in each of them: convgrad.measure()")
     return [
         _job(row.problem, row.outputs) if row.outputs == (row.problem.bias_pass,) else _backward(row.problem)
         for row in seen.rows
