@@ -293,6 +293,13 @@ def compile_in_this_thread() -> None:
 # ---- Python ----------------------------------------------------------------------------------------
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Whether there was no memory: on a device, or on the CPU, where PyTorch and oneDNN have no class for it."""
+    said = str(error)
+    on_cpu = "DefaultCPUAllocator" in said or said == "could not create a primitive"
+    return on_cpu or isinstance(error, (MemoryError, torch.OutOfMemoryError))
+
+
 def package_version(name: str) -> str | None:
     """The version of an installed package; None where there is none."""
     from importlib.metadata import PackageNotFoundError, version

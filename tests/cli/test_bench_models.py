@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +237,15 @@ def test_a_busy_machine_is_busy_and_idle_again(tmp_path: Path) -> None:
         assert len(others) >= 1
         assert all(other.poll() is None for other in others)
     assert all(other.poll() is not None for other in others)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nobody tells a process there that its parent has ended")
+def test_a_killed_benchmark_leaves_nothing_running() -> None:
+    code = (
+        "import os\nfrom convgrad.cli.bench_results import busy_cores\nwith busy_cores(True): os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=120, check=False)  # to its end
+    assert done.returncode == -9
 
 
 def test_every_written_problem_is_one() -> None:

@@ -18,7 +18,9 @@ pytest.importorskip("typer")
 from tests.engine.measuring import fresh
 from tests.linears import take_small_rows
 
+from convgrad import engine
 from convgrad.cli.app import run
+from convgrad.cli.tune import jobs_of
 from convgrad.engine import cache, choose, measurements, measurer, store
 from convgrad.engine.environment import environment
 from convgrad.problem import ConvProblem
@@ -37,6 +39,16 @@ def folder(tmp_path, monkeypatch):
     yield tmp_path
     measurements.reload()
     cache.invalidate()
+
+
+class Positive(torch.nn.Conv2d):
+    """Its result has a size that depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4, 3)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input[super().forward(input) > 0]
 
 
 def counts() -> dict[str, int]:
@@ -182,13 +194,14 @@ GOOD = {"machine": "m", "outputs": "forward", "problem": SMALL, "times": {"aten"
 
 
 @pytest.mark.parametrize("content", [
-    3, [], {}, {"choices": 3}, {"choices": [GOOD, 3]},
+    3, [], {}, "[" * 100_000, {"choices": 3}, {"choices": [GOOD, 3]},
     *({"choices": [GOOD, {**GOOD, **bad}]} for bad in (
         {"problem": "nothing"}, {"outputs": "backward"}, {"machine": "m | n"}, {"times": {"aten": [0.0]}}, {"times": 3},
+        {"times": {"aten": [10**400]}},
     )),
 ])  # fmt: skip
 def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
-    (folder / "bad.json").write_text(json.dumps(content))
+    (folder / "bad.json").write_text(content if isinstance(content, str) else json.dumps(content))
     assert run(["tune", "--import", "bad.json"]) == 2
     assert capsys.readouterr().err.startswith("convgrad: bad.json holds no exported choices")
     assert run(["tune", "--import", "none.json"]) == 2
@@ -203,6 +216,7 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
         (["no/such/file"], "'no/such/file' is no file"),
         (["nothing.py", "--epochs", "1"], "'nothing.py' is no file (hint: it was looked for in "),
         (["nothing"], "neither a problem nor a model"),
+        (["--input", "2x3x8x8", "tests.cli.test_tune:Positive"], "give `convgrad tune` and `convgrad run` a script"),
         ([SMALL, "epochs"], "only a script takes arguments"),
         ([SMALL, "--epochs"], "No such option: --epochs"),
         (["--dtype", "bfloat16", SMALL], "--dtype is for a model"),
@@ -220,6 +234,20 @@ def test_a_bad_request_is_one_line(args, message, capsys) -> None:
     error = " ".join(capsys.readouterr().err.split())
     assert error.startswith("convgrad: ")
     assert message in error
+
+
+def test_what_another_process_measures_meanwhile_is_not_measured_again(monkeypatch, capsys) -> None:
+    jobs, asked = [*jobs_of([ConvProblem.parse(SMALL)])], []
+
+    def another(problem, outputs, device, force):
+        asked.append(outputs)
+        for job in jobs * 3:
+            measurements.add(*job, device, measurements.Measurement({"aten": [1.0]}))
+
+    monkeypatch.setattr(engine, "measure_now", another)
+    assert run(["tune", SMALL]) == 0
+    assert asked == [("forward",)]
+    assert "not measured" not in capsys.readouterr().out
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="another signal")

@@ -47,6 +47,26 @@ def test_a_candidate_that_raises_is_left_out():
     assert certainly_known().wrong == {"raises": "it raised ZeroDivisionError: integer division or modulo by zero"}
 
 
+@pytest.mark.parametrize("small", [True, False])
+def test_a_candidate_without_memory_is_tried_again(small: bool):
+    class Large(Fake):
+        def bind(self, problem: ConvProblem, outputs: Any) -> Callable[..., Any]:
+            fails = full and (problem.flops < 400_000) == small
+            return (lambda *_: torch.empty(1 << 60)) if fails else super().bind(problem, outputs)
+
+    full = True
+    register(Large("large"))
+    with everything():
+        forward()
+    assert known() is None if small else "large" not in certainly_known().times
+    full = False
+    with everything():
+        certainly_measured = measurer.measure_now(P, ("forward",), CPU, force=True)
+    assert certainly_measured is not None
+    assert "large" in certainly_measured.times
+    assert not certainly_measured.wrong
+
+
 def test_a_hopeless_candidate_is_called_a_few_times_and_no_more():
     slow = Fake("slow", 0.05)
     register(slow)
@@ -208,5 +228,8 @@ def test_a_kernel_that_changed_is_measured_anew_however_often_it_was(quick: Fake
 def test_similar_problems_share_a_choice_that_nobody_measured_for_them():
     with everything():
         forward()
-        assert "a similar problem" in chosen(problem=ConvProblem.parse("g1mb2ic72ih21oc8oh21kh3ph1"))[1]
+        larger = ConvProblem.parse("g1mb2ic72ih21oc8oh21kh3ph1")
+        assert "a similar problem" in chosen(problem=larger)[1]
+        forward(torch.randn(larger.input_shape))  # every one at once
+        assert "a similar problem" not in chosen(problem=larger)[1]
         assert chosen(problem=ConvProblem.parse("g1mb2ic72ih60oc8oh60kh3ph1"))[0] == "aten"

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -257,6 +258,14 @@ def test_a_folder_that_cannot_be_made(folder, monkeypatch):
         assert store.forget() == 2
 
 
+def test_a_home_that_nobody_knows(monkeypatch):
+    monkeypatch.setenv("CONVGRAD_CACHE", "~nobody-of-this-name/x")
+    with one_warning("convgrad's store has no folder .*home directory"):
+        assert store.folder() is None
+        store.write("choice", "k", 1)
+        assert (store.read("choice", "k"), store.obstacle()) == (1, "")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no limits on a process's files")
 def test_a_full_disk(folder):
     """The limit on a file's size fails a write as a full disk does: after some of it was written."""
@@ -314,6 +323,25 @@ for i in range(40):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_who_waits_to_be_alone_has_a_turn():
+    ended = Event()
+
+    def again_and_again() -> None:
+        while not ended.is_set():
+            with store.alone(10.0):
+                time.sleep(0.05)
+
+    other = Thread(target=again_and_again)
+    other.start()
+    try:
+        for _ in range(3):
+            with store.alone(0.5) as alone:
+                assert alone
+    finally:
+        ended.set()
+        other.join()
+
+
 def test_a_forked_child_writes_as_its_parent_does():
     store.write("n", "parent", 1)
     child = os.fork()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from .._compat import out_of_memory
 from ..backends import Backend
 from ..problem import ConvProblem, Outputs
 from .problems import changed
@@ -21,6 +22,9 @@ def first_look(backend: Backend, problem: ConvProblem, outputs: Outputs, device:
     """What is wrong with these outputs, computed in one call; empty where nothing is.
 
     Integers must be exact, real numbers within the bound; the other properties are the conformance suite's.
+
+    Raises:
+        RuntimeError, MemoryError: there is no memory.
 
     Equivalent to:
         >>> from convgrad.backends.reference import ReferenceBackend
@@ -50,6 +54,8 @@ def _wrong(check: PropertyCheck, outputs: Outputs) -> str:
         except Failed as error:
             return str(error)
         except Exception as error:  # whatever a user's function raises
+            if out_of_memory(error):
+                raise
             return described(error)
     return ""
 

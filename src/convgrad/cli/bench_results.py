@@ -113,8 +113,9 @@ def deadline(minutes: float) -> float:
 @contextmanager
 def busy_cores(busy: bool) -> Generator[list[subprocess.Popen[bytes]], None, None]:
     """Another process on each core, which computes without end, while the block runs."""
-    program = [sys.executable, "-c", "while True: pass"]
-    others = [subprocess.Popen(program) for _ in range((os.cpu_count() or 1) if busy else 0)]
+    program = f"import os\nwhile os.getppid() == {os.getpid()}: sum(range(100000))"  # not beyond this one's end
+    command = [sys.executable, "-c", program]
+    others = [subprocess.Popen(command, start_new_session=True) for _ in range((os.cpu_count() or 1) if busy else 0)]
     try:
         yield others
     finally:

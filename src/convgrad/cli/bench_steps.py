@@ -118,7 +118,7 @@ def _measure(stock: nn.Module, x: Tensor, layouts: Sequence[str]) -> None:
         last = layout == "channels_last"
         found = explain(*(in_channels_last(copy.deepcopy(stock), x) if last else (stock, x)))
         layers = [found] if isinstance(found, Explanation) else found
-        measure_all([*dict.fromkeys(jobs_of(layer.problem for layer in layers))], x.device, set())
+        measure_all([*dict.fromkeys(jobs_of(layer.problem for layer in layers))], x.device)
     cache.invalidate()
 
 

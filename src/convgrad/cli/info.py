@@ -149,7 +149,8 @@ def _short(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
     count = len(data["pytorch_defects"])
     yield "PyTorch's defects", f"{count} known here and avoided (which: convgrad info --all)"
     lost = [f"cannot be written ({store['obstacle']}): what is measured is forgotten"] * bool(store["obstacle"])
-    yield "store", "; ".join([store["folder"] or "off", *lost, *_measured(store["measured"])])
+    yield "store", "; ".join([store["folder"] or "off", *lost])
+    yield from (("", text) for text in _measured(store["measured"]))
     yield "package", data["paths"]["package"]
 
 

@@ -125,16 +125,15 @@ def _jobs_of(
     from ..problem_text import DTYPES
     from .problem_arguments import read_problems
 
-    script = is_script(what)
+    script, listed = is_script(what), is_problem(what) or Path(what).is_file()
     if args and not script:
         raise fail(f"only a script takes arguments, got {args[0]!r}")
-    if script or is_problem(what) or Path(what).is_file():
-        for option, given in (("--input", shape), ("--dtype", dtype), ("--channels-last", channels_last)):
-            if given:
-                raise fail(f"{option} is for a model, and {what!r} is none")
+    for option, given in (("--input", shape), ("--dtype", dtype), ("--channels-last", channels_last)):
+        if given and listed:
+            raise fail(f"{option} is for a model, and {what!r} is none")
     if script:
         yield from _of_script(what, args)
-    elif is_problem(what) or Path(what).is_file():
+    elif listed:
         yield from jobs_of(read_problems([what])[0])
     else:
         model = explained(what, Machine.here(place), DTYPES[dtype or "float32"], channels_last, shape)
@@ -169,7 +168,8 @@ def _of_script(script: str, args: Sequence[str]) -> list[Job]:
     with Usage() as seen:
         status = run_script(script, args, measure=False, width=width())
     if not seen.rows:
-        raise fail(f"{script} computed no convolution (its exit status is {status})")
+        said = f"{script} computed no convolution in this process (its exit status is {status})"
+        raise fail(said, "a script that starts others can measure in each of them: convgrad.measure()")
     return [
         _job(row.problem, row.outputs) if row.outputs == (row.problem.bias_pass,) else _backward(row.problem)
         for row in seen.rows
@@ -179,36 +179,31 @@ def _of_script(script: str, args: Sequence[str]) -> list[Job]:
 # ---- measuring -------------------------------------------------------------------------------------
 
 
-def measure_all(
-    jobs: Collection[Job], device: torch.device, failed: set[Job], advance: Callable[[int], object] = lambda n: None
-) -> None:
+def measure_all(jobs: Collection[Job], device: torch.device, advance: Callable[[], object] = lambda: None) -> None:
     """Measure what was not measured often enough, the whole list again and again: a busy moment spoils one round.
 
     Args:
-        failed: those that could not be measured are added.
-        advance: is told of measurements that are done.
+        advance: is called for each job of each round.
     """
     from ..engine import measure_now, measurements
 
-    before = {job: min(job.count(device), measurements.SETTLED) for job in jobs}
-    advance(sum(before.values()))
+    failed = set[Job]()
     for done in range(measurements.SETTLED):
         for job in jobs:
-            if before[job] > done or job in failed:
-                continue
-            if measure_now(job.problem, job.outputs, device, force=True) is None:
+            missing = job not in failed and job.count(device) <= done  # another process may have measured it meanwhile
+            if missing and measure_now(job.problem, job.outputs, device, force=True) is None:
                 failed.add(job)
-            advance(1)
+            advance()
 
 
 def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
     """Measure, and show what is chosen."""
     from ..engine import measurements
 
-    rounds, interrupted, failed = measurements.SETTLED, False, set[Job]()
+    rounds, interrupted = measurements.SETTLED, False
     with progress("measuring", len(jobs) * rounds) as advance:
         try:
-            measure_all(jobs, device, failed, advance)
+            measure_all(jobs, device, advance)
         except KeyboardInterrupt:
             interrupted = True
     counts = {job: min(job.count(device), rounds) for job in jobs}
@@ -216,7 +211,7 @@ def _tune(jobs: list[Job], device: torch.device) -> dict[str, Any]:
     if choices:
         cells = [("+".join(c["outputs"]), ", ".join(c["backends"]), c["reason"], c["problem"]) for c in choices]
         say_table([("output", "backend", "why", "problem"), *cells])
-    unmeasured = [f"{'+'.join(job.outputs)} of {job.problem}" for job in failed]
+    unmeasured = [f"{'+'.join(job.outputs)} of {job.problem}" for job in jobs if not (counts[job] or interrupted)]
     for name in unmeasured:
         say(f"not measured: {name} (no memory for it, or another process measures)")
     left = len(jobs) * rounds - sum(counts.values())
@@ -246,11 +241,11 @@ def _import(path: Path) -> tuple[int, int]:
     from ..engine import measurements
 
     try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(path.read_text(encoding="utf-8-sig"))
         choices = content["choices"]
     except FileNotFoundError:
         raise fail(f"'{path}' is no file", "what convgrad tune --export wrote") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise fail(f"{path} holds no exported choices", "a file that convgrad tune --export wrote") from None
     try:
         return measurements.imported(choices)

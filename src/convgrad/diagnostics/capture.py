@@ -131,7 +131,9 @@ def capture(
     except Exception as error:
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if any(t.is_meta for t in (*tensors, *model.parameters())):
-            raise ValueError(f"the model cannot run on the meta device ({type(error).__name__}: {error})") from error
+            why = " ".join(f"the model cannot run on the meta device ({type(error).__name__}: {error})".split())
+            instead = "give it real tensors, or give `convgrad tune` and `convgrad run` a script that does"
+            raise ValueError(f"{why}; {instead}") from error
         return _run(model, args, kwargs, None, outputs)
 
 

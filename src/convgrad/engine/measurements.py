@@ -56,7 +56,7 @@ class Measurement:
         try:
             times = {str(way): [float(t) for t in found] for way, found in value["times"].items()}
             wrong = {str(way): str(why) for way, why in value.get("wrong", {}).items()}
-        except (TypeError, KeyError, AttributeError, ValueError) as error:
+        except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
             raise ValueError(f"this is no measurement: {str(value)[:100]}") from error
         if not times or not all(found and all(0 < t < math.inf for t in found) for found in times.values()):
             raise ValueError(f"times of a measurement are positive numbers, got {str(value)[:100]}")
@@ -165,12 +165,8 @@ def find(problem: ConvProblem, outputs: Outputs, device: torch.device, fresh: bo
         value = store.read(_KIND, key) if fresh else known.get(key)
         if value is not None:
             known[key] = value
-            try:
-                found = Measurement.of(value)
-            except ValueError:  # another version's
-                continue
-            if _differ(found.times, {b.name: b.version for b in backends().values()}):
-                continue
+        found = _read(value)
+        if found.times and not _differ(found.times, {b.name: b.version for b in backends().values()}):
             found.same = not about
             return found
     return None
@@ -186,17 +182,17 @@ def add(problem: ConvProblem, outputs: Outputs, device: torch.device, new: Measu
 
 def _merge(key: str, new: Measurement, where: str) -> Measurement:
     """Merge a measurement into what the store holds under a key."""
-    found = _stored(key).merged(new)  # not of the snapshot: another process may have measured it too
+    found = _read(store.read(_KIND, key)).merged(new)  # not of the snapshot: another process may have measured it too
     value = found.to_json()
     store.write(_KIND, key, value)
     _snapshot(where)[key] = value
     return found
 
 
-def _stored(key: str) -> Measurement:
-    """What the store holds under a key; no times where that is nothing, or another version's."""
+def _read(value: Any) -> Measurement:
+    """A value of the store; no times where there is none, or another version's."""
     try:
-        return Measurement.of(store.read(_KIND, key))
+        return Measurement.of(value)
     except ValueError:
         return Measurement()
 
@@ -257,7 +253,7 @@ def imported(rows: Iterable[dict[str, Any]]) -> tuple[int, int]:
             raise ValueError(f"these are no outputs of a problem: {named!r} of {text!r}")
         found[key] = Measurement.of(row)
     for key, new in found.items():
-        if _stored(key).count < new.count:
+        if _read(store.read(_KIND, key)).count < new.count:
             store.write(_KIND, key, new.to_json())
     reload()
     here = {kind_of_machine(torch.device(kind)) for kind in ("cpu", "cuda")} - {""}

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .._compat import dispatch_modes, functorch_active, jit_tracing, warn_user
+from .._compat import dispatch_modes, functorch_active, jit_tracing, out_of_memory, warn_user
 from ..backends import Backend
 from ..problem import ConvProblem, Outputs, passes_of
 from ..settings import capturing, measuring_share
@@ -44,6 +44,7 @@ _LONGEST = 10  # times as long, where one call takes long
 _LOOKS = (1.0, 0.1, 0.03, 0.01)
 _MOST_BYTES = 2 << 30  # of operands and result
 _GRANTED = 0.5  # seconds of measuring before its share of the running time counts
+_TURN = 60.0  # seconds to wait for others, where every problem is to be measured
 _AGAIN = 10.0  # seconds until an unsettled choice is measured again
 
 #: What is wrong with some outputs of a problem by a backend, empty where nothing is; handed in from above.
@@ -58,7 +59,7 @@ class _State:
         self.since: float | None = None
         self.spent = 0.0
         self.next_look = 0.0
-        #: By the key of a similar problem.
+        #: By the key of a similar problem, or where every one is measured, of the problem itself.
         self.measured: dict[str, float] = {}
         self.lock = threading.RLock()
         self.busy = False
@@ -86,9 +87,9 @@ def check_with(check: Check) -> None:
 
 def worth_measuring(problem: ConvProblem, device: torch.device, known: Measurement | None) -> bool:
     """Whether a choice that is about to run is unsettled and may be measured here, now or a little later."""
-    if measuring_share(device) == 0 or problem.least_bytes > _MOST_BYTES or (known and known.count >= SETTLED):
-        return False
-    if not kind_of_machine(device):
+    share = measuring_share(device)
+    settled = known and known.count >= SETTLED and (known.same or share < inf)
+    if share == 0 or settled or problem.least_bytes > _MOST_BYTES or not kind_of_machine(device):
         return False
     return not (jit_tracing() is not None or dispatch_modes() or functorch_active() or torch.compiler.is_compiling())
 
@@ -128,26 +129,26 @@ def measure_now(
     Args:
         force: whatever the settings and the time say, and wait for others: somebody asked for it.
     """
-    share = measuring_share(device)
-    unlimited = force or share == inf
-    if not force and not _affordable(0.0, share):
+    share = inf if force else measuring_share(device)
+    every = share == inf  # also one of which a similar one was measured
+    if not _affordable(0.0, share):
         return None
-    key = key_of(similar(problem), outputs, environment(device))
+    key = key_of(problem if every else similar(problem), outputs, environment(device))
     if not force and time.perf_counter() - _state.measured.get(key, -inf) < _AGAIN:
         return None
-    if (device.type == "cuda" and capturing()) or not _state.lock.acquire(blocking=unlimited):
+    if (device.type == "cuda" and capturing()) or not _state.lock.acquire(blocking=every):
         return None
     start, outer = time.perf_counter(), _state.busy
     try:
         if outer:  # a candidate that calls the library
             return None
         _state.busy = True
-        with store.alone(_AGAIN if unlimited else 0.0) as alone:
+        with store.alone(_TURN if every else 0.0) as alone:
             if not alone:
                 return None
             if not force and key not in _state.measured:  # somebody else may have measured it a moment ago
                 known = find(problem, outputs, device, fresh=True)
-                if known is not None:
+                if known is not None and (known.same or not every):
                     _state.measured[key] = start
                     return known
             _state.measured[key] = start
@@ -203,13 +204,12 @@ def _measured(problem: ConvProblem, outputs: Outputs, device: torch.device) -> M
     """Measure the candidates once more, and keep what was found; None where none can be called."""
     known = find(problem, outputs, device) or Measurement()
     ways = _candidates(problem, outputs, device)
-    wrong = {}
+    wrong = known.wrong.copy()
     for way, steps in ways.items():
-        if way not in known.times or not known.same:
-            why = known.wrong.get(way) or _wrong(problem, steps, device)
-            if why:
-                wrong[way] = why
-    ways = {way: steps for way, steps in ways.items() if way not in {**known.wrong, **wrong}}
+        unseen = way not in wrong and not (known.same and way in known.times)
+        if unseen and (why := _wrong(problem, steps, device)):
+            wrong[way] = why
+    ways = {way: steps for way, steps in ways.items() if way not in wrong}
     if not ways:
         return None
     recorded, thread.in_backend = thread.in_backend, True  # PyTorch's convolutions in it are not taken over
@@ -244,7 +244,8 @@ def _times(calls: Mapping[str, Callable[[], object]], device: torch.device) -> t
         try:
             once[way] = second_call(call, device)
         except Exception as error:  # whatever a user's function raises
-            raised[way] = f"it raised {type(error).__name__}: {str(error)[:200]}"
+            if not out_of_memory(error):  # which passes
+                raised[way] = f"it raised {type(error).__name__}: {str(error)[:200]}"
     if not once:
         return {}, raised
     for most in _LOOKS:  # caches and memory settle; a disturbance hits one look, and makes a brief call a long one

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -31,7 +32,9 @@ _TABLE = "rows_1"  # a change of its columns takes the next number
 _CREATE = (
     f"CREATE TABLE IF NOT EXISTS {_TABLE} (kind TEXT, key TEXT, value TEXT, checksum TEXT, PRIMARY KEY (kind, key))"
 )
+_FORGOTTEN = "what is measured is forgotten when this process ends"
 _WAIT = 5.0  # seconds for another process's write, which takes a millisecond
+_PAUSE = 0.01  # seconds between two tries for the lock of those that measure
 
 #: (kind, key) -> JSON text that could not be written.
 _unwritten: dict[tuple[str, str], str] = {}
@@ -41,7 +44,7 @@ _warned = False
 
 
 def folder() -> Path | None:
-    """Where the file is: ``CONVGRAD_CACHE``, else the user's cache folder; None where the variable is ``off``.
+    """Where the file is: ``CONVGRAD_CACHE``, else the user's cache folder; None if that is ``off`` or cannot be found.
 
     Equivalent to:
         >>> here = folder()
@@ -55,11 +58,15 @@ def folder() -> Path | None:
 def _folder(named: str) -> Path | None:
     if named.lower() == "off":
         return None
-    if named:
-        return Path(named).expanduser().absolute()
-    from platformdirs import user_cache_path
+    try:
+        if not named:
+            from platformdirs import user_cache_path
 
-    return user_cache_path("convgrad", appauthor=False)
+            named = str(user_cache_path("convgrad", appauthor=False))
+        return Path(named).expanduser().absolute()
+    except (RuntimeError, OSError) as error:  # a home that nobody knows, a working folder that was removed
+        _warn(f"convgrad's store has no folder ({error}): {_FORGOTTEN}")
+        return None
 
 
 def read(kind: str, key: str) -> Any | None:
@@ -144,18 +151,32 @@ def alone(wait: float = 0.0) -> Iterator[bool]:
         wait: seconds to wait until the others have left.
     """
     with ExitStack() as stack:
-        found = True
+        found, end = True, time.monotonic() + wait
         try:
             import sqlite3
 
             where = folder()
             if where is not None:
                 where.mkdir(parents=True, exist_ok=True)
-                lock = stack.enter_context(closing(sqlite3.connect(where / _LOCK, timeout=wait, isolation_level=None)))
-                lock.execute("BEGIN EXCLUSIVE")
-        except Exception as error:  # no SQLite, no home, a file system without locks
-            found = "locked" not in str(error)
+                lock = stack.enter_context(closing(sqlite3.connect(where / _LOCK, timeout=0, isolation_level=None)))
+                while not _taken(lock) and (found := time.monotonic() < end):
+                    time.sleep(_PAUSE)  # not in SQLite, which would go on when the user interrupts
+        except Exception:  # no SQLite, a file system without locks
+            found = True
         yield found
+    if wait:
+        time.sleep(2 * _PAUSE)  # or others that wait would never have their turn
+
+
+def _taken(lock: Any) -> bool:
+    """Whether the connection has got SQLite's lock of its file."""
+    try:
+        lock.execute("BEGIN EXCLUSIVE")
+    except Exception as error:
+        if "locked" in str(error):
+            return False
+        raise
+    return True
 
 
 def _checksum(kind: str, key: str, value: bytes) -> str:
@@ -177,19 +198,18 @@ def _intact(kind: str, rows: list[Any] | None) -> dict[str, Any]:
 
 def _execute(statement: str, arguments: tuple[Any, ...], writes: bool = False) -> list[Any] | None:
     """The rows that a statement yields; None where the file is not there or cannot be used."""
-    where = None
+    where = folder()
+    if where is None or (where, writes) in _failed:
+        return None
+    file = where / _FILE
     try:
-        where = folder()
         import sqlite3
 
-        if where is None or (where, writes) in _failed:
-            return None
-        file = where / _FILE
         if writes:
             where.mkdir(parents=True, exist_ok=True)
         elif not file.exists():
             return None
-    except (ImportError, OSError, RuntimeError) as error:  # a Python without SQLite, a home that nobody knows
+    except (ImportError, OSError) as error:  # a Python without SQLite
         return _give_up(where, writes, error)
     try:
         try:
@@ -222,11 +242,10 @@ def _on_file(file: Path, statement: str, arguments: tuple[Any, ...], writes: boo
             raise
 
 
-def _give_up(where: Path | None, writes: bool, error: Exception) -> None:
-    if where is not None:
-        _failed[where, writes] = str(error)
-    lost = "what is measured is forgotten when this process ends" if writes else "what was measured cannot be read"
-    _warn(f"convgrad's store{f' {where}' if where else ''} cannot be used ({error}): {lost}")
+def _give_up(where: Path, writes: bool, error: Exception) -> None:
+    _failed[where, writes] = str(error)
+    lost = _FORGOTTEN if writes else "what was measured cannot be read"
+    _warn(f"convgrad's store {where} cannot be used ({error}): {lost}")
 
 
 def _warn(message: str) -> None:
