@@ -231,9 +231,6 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any, w
     """Send the first ``sent[0]`` rows to the first process of a group, and so on; the rows that arrive, by sender.
 
     A functional collective, which the compiler traces. Bytes travel, so rows may be of any dtype.
-
-    Raises:
-        CollectiveError: ``what`` failed, since another process died or did not answer in time.
     """
     from torch.distributed._functional_collectives import all_to_all_single
 
@@ -243,32 +240,19 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any, w
     return arrived.view(rows.dtype).reshape(len(arrived), *shape)
 
 
-def wait(t: Tensor, what: str | None = None) -> Tensor:
-    """The result of a functional collective that has ended; any other tensor as it is.
-
-    Args:
-        what: what it is, for the error; None where another one names it.
-
-    Raises:
-        CollectiveError: ``what`` failed, since another process died or did not answer in time.
-    """
+def wait(t: Tensor, what: str) -> Tensor:
+    """The result of a functional collective that has ended, its errors as in `named`; any other tensor as it is."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     if not isinstance(t, AsyncCollectiveTensor):
         return t
-    if what is None:
-        return t.wait()
     with named(what):
         return t.wait()
 
 
 @contextmanager
 def named(what: str) -> Generator[None, None, None]:
-    """Name the collective of which an error in this block tells.
-
-    Raises:
-        CollectiveError: ``what`` failed, since another process died or did not answer in time.
-    """
+    """Errors in this block are a `CollectiveError` that names the collective: another process died or was too late."""
     try:
         yield
     except RuntimeError as error:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from .._compat import channels_last_of, forward_ad_active, functorch_active
 from ..settings import cudnn_allows_tf32
@@ -39,14 +39,14 @@ def _inputs_to_channels_last(dims: set[int], module: nn.Module, args: tuple[Any,
         dims: how many dimensions that has; a video is no image for a model of images.
     """
 
-    def turned(t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.is_floating_point() or t.layout is not torch.strided:
-            return t
-        if t.dim() not in dims or functorch_active() or forward_ad_active():  # inside of vmap there is no such layout
-            return t
-        return t.contiguous(memory_format=channels_last_of(t.dim() - 2))
+    if functorch_active() or forward_ad_active():  # inside of vmap there is no such layout
+        return args, kwargs
 
-    return tree_map(turned, (args, kwargs))
+    def turned(t: Tensor) -> Tensor:
+        fits = t.dim() in dims and t.is_floating_point() and t.layout is torch.strided
+        return t.contiguous(memory_format=channels_last_of(t.dim() - 2)) if fits else t
+
+    return tree_map_only(Tensor, turned, (args, kwargs))
 
 
 def _weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]:

@@ -28,11 +28,7 @@ from .redistribution import groups_of
 
 
 def shards(x: DTensor) -> dict[int, int]:
-    """Which mesh dimension shards each sharded dimension of a tensor.
-
-    Raises:
-        UnsupportedError: a placement that is neither Shard nor Replicate, or two on one dimension.
-    """
+    """Which mesh dimension shards each sharded dimension of a tensor."""
     found: dict[int, int] = {}
     for m, placement in enumerate(x.placements):
         if type(placement) is Shard and placement.dim not in found:
@@ -45,16 +41,12 @@ def shards(x: DTensor) -> dict[int, int]:
 
 
 def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], used: Collection[int]) -> Tensor:
-    """The part of an operand that this process computes with.
+    """The part of an operand, placed like this, that this process computes with; gathering is refused.
 
     Args:
         value: a DTensor, or a tensor that every process has whole.
-        placements: how the operand must lie.
         used: the mesh dimensions whose processes use it for different parts of the result; where it is replicated
             there, its gradient is the sum of theirs.
-
-    Raises:
-        UnsupportedError: it would have to be gathered.
     """
     have = value.placements if isinstance(value, DTensor) else [Replicate()] * mesh.ndim
     local = local_of(value) if isinstance(value, DTensor) else value
@@ -184,7 +176,7 @@ class _Share(_Sum):
         return _Sum.apply(gradients[0], ctx.group), None
 
 
-def of_channels(x: DTensor, vector: Tensor | None, shape: Sequence[int] = (-1,)) -> Tensor | None:
+def of_channels(x: DTensor, vector: Tensor | None, shape: Sequence[int]) -> Tensor | None:
     """This process's part of a vector with an entry for each channel."""
     if vector is None:
         return None
@@ -209,8 +201,7 @@ def needed(
     Args:
         local: this process's part of ``x``, of which other dimensions may be extended already.
         out: how many positions the result has, which lies as ``x`` does.
-        needs: which range of ``x`` a range of the result needs; beyond the ends there are zeros.
-        circular: beyond the ends there is the other end.
+        needs: which range of ``x`` a range of the result needs; beyond the ends: zeros, or if circular the other end.
 
     Returns:
         The local part with these positions, which of ``x`` they are, and of the result those of this process.
@@ -235,11 +226,7 @@ def _route(have: tuple[Range, ...], want: tuple[Range, ...], circular: bool, ran
 
 
 def take(x: DTensor, local: Tensor, d: int, out: int, positions: Callable[[Range], list[int]]) -> Tensor:
-    """This process's part of a tensor that consists of positions of ``x`` along a sharded dimension.
-
-    Args:
-        positions: which ones a range of the result consists of.
-    """
+    """This process's part of a tensor each range of which consists of some positions of ``x``, along one dimension."""
 
     def ends(result: Range) -> Range:
         found = positions(result)

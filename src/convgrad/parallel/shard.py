@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import functional
 from .._compat import named
@@ -164,7 +164,7 @@ def _sharded_class(cls: Any) -> type:
     @wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "_convgrad_plan" in self.__dict__ and not any(isinstance(t, DTensor) for t in tree_leaves((args, kwargs))):
-            args, kwargs = tree_map(lambda t: _placed(t, *self._convgrad_plan), (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, lambda t: _placed(t, *self._convgrad_plan), (args, kwargs))
         try:
             with nullcontext() if any(type(mode) is Sharded for mode in _get_current_function_mode_stack()) else _mode:
                 return cls.forward(self, *args, **kwargs)
@@ -189,10 +189,8 @@ def _sharded_class(cls: Any) -> type:
     return constructors.derived_class(_sharded_class, cls, (cls,), body)
 
 
-def _placed(value: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
-    """This process's part of a tensor that all have whole; a dimension that it lacks is not sharded."""
-    if not isinstance(value, Tensor):
-        return value
+def _placed(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """A tensor that all processes have whole, sharded; along a dimension that it lacks it is not."""
     own = [p if not isinstance(p, Shard) or p.dim < value.dim() else Replicate() for p in placements]
     used = {m for m, p in enumerate(own) if not p.is_replicate()}
     return joined(spread(value, mesh, own, used), mesh, own, value.shape)
