@@ -51,11 +51,7 @@ def conv_geometry(
     output_padding: Shape,
     groups: int,
 ) -> Geometry:
-    """Complete and check everything that does not depend on the other operands.
-
-    Raises:
-        ShapeError: a list of the wrong length, a sign that is not allowed, a kernel without elements.
-    """
+    """Complete and check everything that does not depend on the other operands."""
     require(len(weight_shape) >= 3, lambda: "weight should have at least three dimensions")
     d = len(weight_shape) - 2
     require(
@@ -114,9 +110,6 @@ def convolution_shape(
     """Shape of the output, after checking input, weight and bias against each other.
 
     As in ATen, an input without channels gives an output without channels.
-
-    Raises:
-        ShapeError: ranks, groups, channels, bias or spatial sizes that do not belong together.
     """
     check_rank(input_shape, weight_shape)
     _check_groups(weight_shape, g)
@@ -161,7 +154,7 @@ def _require_fewer(most: int, what: str, shape: Shape) -> None:
 
 
 def channels_of_output(weight_shape: Shape, transposed: bool, groups: int) -> int:
-    """As many as a bias has."""
+    """The channels of the output, as many as a bias has elements."""
     return weight_shape[1] * groups if transposed else weight_shape[0]
 
 
@@ -170,11 +163,7 @@ def given(weight_shape: Shape, g: Geometry) -> str:
 
 
 def check_rank(input_shape: Shape, weight_shape: Shape) -> None:
-    """Check that weight is a weight and input has as many dimensions.
-
-    Raises:
-        ShapeError: ranks that do not belong together.
-    """
+    """Check that weight is a weight and input has as many dimensions."""
     n = len(weight_shape)
     require(n >= 3, lambda: "weight should have at least three dimensions")
     require(

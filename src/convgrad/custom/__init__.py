@@ -201,11 +201,7 @@ def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: floa
 
 
 def _check_named(backend: CustomBackend, named: Sequence[ConvProblem]) -> None:
-    """Refuse a named problem that nothing of the backend accepts.
-
-    Raises:
-        ValueError: with the reasons.
-    """
+    """Refuse a named problem that nothing of the backend accepts."""
     computed: list[Outputs] = [*((p,) for p in backend.passes), *backend.sweeps]
     places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
     for problem in named:

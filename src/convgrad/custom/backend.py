@@ -52,21 +52,16 @@ class UserKernel(NamedTuple):
 
 
 class CustomBackend(Backend):
-    """What `convgrad.register` makes: a backend like any other, which knows how it was checked.
-
-    Attributes:
-        verified: whether it passed the conformance suite.
-        note: what was checked, or why nothing was.
-        version: changes with what the kernel is made of; of what nothing identifies, with each registration.
-        devices: the types of device on which it runs; None: any.
-        timings: how fast it was when it was registered, on a few of its problems.
-    """
+    """What `convgrad.register` makes: a backend like any other, which knows how it was checked."""
 
     candidate = False  # it computes wherever it can, or where it is named
+    #: How fast it was when it was registered, on a few of its problems.
     timings: tuple[Timing, ...] = ()
 
     def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool) -> None:
+        #: ``devices``: the types of device on which it runs; None: any.
         self.name, self.devices, self.preferred = name, devices, prefer
+        #: Whether it passed the conformance suite, and what was checked, or why nothing was.
         self.verified, self.note = False, "not verified"
 
     def remark(self, outputs: Outputs) -> str:
@@ -100,11 +95,7 @@ class CustomBackend(Backend):
     def _as_stated(
         self, result: Any, problem: ConvProblem, output: Output, what: str, given: Sequence[Tensor]
     ) -> Tensor:
-        """A result in the layout and the memory that the engine expects.
-
-        Raises:
-            BackendError: no tensor, or one of another shape, dtype or device.
-        """
+        """A result in the layout and the memory that the engine expects."""
         p, device = problem, given[0].device
         shape = p.result_shape(output)
         tensor = isinstance(result, Tensor)

@@ -136,11 +136,7 @@ def _in_child(backend: CustomBackend, examine: Callable[[Send], None], verified:
 
 
 def _note(backend: CustomBackend, verified: Verified, kind: str, *what: Any) -> None:
-    """Keep what passed.
-
-    Raises:
-        CheckError: something did not.
-    """
+    """Keep what passed, or raise what did not."""
     if kind == "passed":
         verified.add(*what)
     elif kind == "failed":

@@ -24,8 +24,7 @@ R = TypeVar("R")
 def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
     """One integer for each dimension, of any type that PyTorch accepts; the length of a list is validated later.
 
-    Raises:
-        TypeError: another type, bool included. (In a tuple, PyTorch refuses a bool as the first entry only.)
+    Bools are refused. (In a tuple, PyTorch refuses one as the first entry only.)
     """
     if type(value) is int:
         return (value,) * d
@@ -59,11 +58,7 @@ def sizes(value: Sequence[int], name: str) -> list[int]:
 
 
 def require_tensors(name: str, **operands: object) -> None:
-    """Refuse what is neither a tensor nor stands for one, in PyTorch's words.
-
-    Raises:
-        TypeError: one of the operands.
-    """
+    """Refuse what is neither a tensor nor stands for one, in PyTorch's words."""
     for argument, value in operands.items():
         if not isinstance(value, Tensor) and not has_torch_function((value,)):
             raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
@@ -114,11 +109,7 @@ def _groups(value: int) -> int:
 
 
 def require_bool(name: str, value: object) -> None:
-    """Refuse anything but a bool, as PyTorch does.
-
-    Raises:
-        TypeError: it is of another type.
-    """
+    """Refuse anything but a bool, as PyTorch does."""
     if value is not True and value is not False:
         hint = " (conv2d_input and conv2d_weight take the arguments of torch.nn.grad)" if name == "transposed" else ""
         raise TypeError(f"{name} is True or False, got {_shown(value)}{hint}")

@@ -82,11 +82,7 @@ def _base_of(cls: type) -> type[nn.Module]:
 
 
 def accelerated_class(cls: type) -> type:
-    """The class that computes what ``cls`` computes, with convgrad.
-
-    Raises:
-        Exception: Python cannot build it: bases that cannot be ordered, a metaclass that refuses in any way.
-    """
+    """The class that computes what ``cls`` computes, with convgrad; any error where Python cannot build it."""
     if cls in _OURS:
         return _OURS[cls]
     if _is_parametrized(cls):

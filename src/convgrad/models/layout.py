@@ -23,8 +23,7 @@ def spatial_convolutions(model: nn.Module) -> list[Any]:
 def to_channels_last(model: nn.Module) -> list[Callable[[], None]]:
     """Lay the weights of a model's convolutions out in channels_last and, by a hook, what it is called with.
 
-    Returns:
-        Functions that undo both, to be called from the last one on.
+    Returns functions that undo both, to be called from the last one on.
     """
     convolutions = spatial_convolutions(model)
     turn = partial(_inputs_to_channels_last, {len(m.kernel_size) + 2 for m in convolutions})
@@ -35,8 +34,7 @@ def to_channels_last(model: nn.Module) -> list[Callable[[], None]]:
 def _inputs_to_channels_last(dims: set[int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The forward pre-hook of the root: converts what its convolutions may see, wherever it is among the arguments.
 
-    Args:
-        dims: how many dimensions that has; a video is no image for a model of images.
+    That is what has so many dimensions: a video is no image for a model of images.
     """
 
     if functorch_active() or forward_ad_active():  # inside of vmap there is no such layout
@@ -50,11 +48,7 @@ def _inputs_to_channels_last(dims: set[int], module: nn.Module, args: tuple[Any,
 
 
 def _weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]:
-    """Lay the weights of these modules out in channels_last; the objects stay the same.
-
-    Returns:
-        A function that lays them out as they were, with the values that they have by then.
-    """
+    """Lay the weights of these modules out in channels_last; what is returned lays the same tensors out as before."""
     found = [t for m in modules for t in (*m.parameters(), *m.buffers()) if not nn.parameter.is_lazy(t)]
     before = {t: t.stride() for t in found if t.dim() in (4, 5)}  # a shared one once
     for t in before:

@@ -132,11 +132,7 @@ def _kernel(router: _Router, op: str, original: Original) -> Callable[..., Any]:
 
 
 def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
-    """The plan of a call, remembered under its key; None where PyTorch must see the call as it is.
-
-    Raises:
-        BackendError: a backend that was requested by name cannot.
-    """
+    """The plan of a call, remembered under its key; None where PyTorch must see the call as it is."""
     plan, since = None, generation[0]
     if len(raw[1]) in (1, weight.dim() - 2) and 0 not in input.shape and not input.is_complex():
         try:
@@ -151,12 +147,7 @@ def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tenso
 
 
 def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weight: Tensor) -> Plan | None:
-    """The same for a backward.
-
-    Raises:
-        ShapeError: a grad_output or bias_sizes that PyTorch's own kernel would not check before it reads memory.
-        BackendError: a backend that was requested by name cannot.
-    """
+    """The same for a backward, whose shapes are checked: PyTorch's own kernel reads memory without."""
     bias_sizes, *arguments, mask = raw
     plan, since = None, generation[0]
     try:

@@ -127,11 +127,7 @@ def faster_in_channels_last(
 ) -> tuple[bool, str] | None:
     """Whether forward and backward are faster in channels_last, timed alternately on two copies, and the finding.
 
-    Args:
-        accelerate_: the function of this name, for the copies.
-
-    Returns:
-        None where the model cannot be copied.
+    None where the model cannot be copied; the function `accelerate_` is for the copies.
     """
     as_it_was, turned = copied(model), copied(model)
     if as_it_was is None or turned is None:

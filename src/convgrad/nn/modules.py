@@ -36,9 +36,6 @@ class _Chosen:
     """The ``backend`` keyword: the name of a backend that this module asks for, or None.
 
     Private names of the modules begin with ``_convgrad``: any other one may be an attribute of a user's class.
-
-    Raises:
-        KeyError: no backend has this name; a kernel of yours is registered before the module that asks for it is made.
     """
 
     backend: str | None = None
@@ -78,11 +75,7 @@ class _Chosen:
 
 
 class _OfSequences:
-    """The ``layout`` keyword of the 1-D modules.
-
-    Raises:
-        ValueError: it is neither "NCL" nor "NLC".
-    """
+    """The ``layout`` keyword of the 1-D modules."""
 
     layout: functional.Layout = "NCL"
 

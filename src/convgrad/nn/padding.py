@@ -29,9 +29,6 @@ def convolve(
 
     Shape:
         (N, C_in, *in), (C_out, C_in / groups, *kernel) -> (N, C_out, *out), or input and output without N
-
-    Raises:
-        ConvgradError: the operands do not belong together, or a backend that was requested cannot.
     """
     if not is_plain(input) or mode not in PADDING_MODES:
         return None

@@ -59,11 +59,7 @@ class Quantized:
     def adopt(self: Any, scheme: Scheme, made: dict[Tensor, dict[str, nn.Parameter]]) -> None:
         """Take a scheme; the weight makes room for the parameters that the scheme keeps in its place.
 
-        Args:
-            made: those that other layers got for the weights that they had, so that tied weights stay tied.
-
-        Raises:
-            TypeError: the weight is complex.
+        ``made`` has those that other layers got for the weights that they had, so that tied weights stay tied.
         """
         if self.weight.dtype.is_complex:
             raise TypeError(f"{type(self).__name__} quantises real weights, got {self.weight.dtype}")
