@@ -15,7 +15,7 @@ from ..errors import BackendError
 from ..problem import PASSES, ConvProblem, Output, Outputs, Pass, gradient_outputs, passes_of
 from . import arguments
 from .arguments import METHODS, Method
-from .options import several
+from .options import as_tuple
 
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
@@ -248,8 +248,8 @@ class ClassBackend(CustomBackend):
     def __init__(self, name: str, own: Backend, devices: tuple[str, ...] | None, prefer: bool) -> None:
         super().__init__(name, devices, prefer)
         self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
-        self.passes, self.layouts = several("passes", own.passes), several("layouts", own.layouts)
-        self.sweeps = tuple(several("sweeps", sweep) for sweep in own.sweeps)
+        self.passes, self.layouts = as_tuple("passes", own.passes), as_tuple("layouts", own.layouts)
+        self.sweeps = tuple(as_tuple("sweeps", sweep) for sweep in own.sweeps)
         self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
         self.padding_modes = own.padding_modes
         self.workspace, self.fuses_bias = own.workspace, own.fuses_bias

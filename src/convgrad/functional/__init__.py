@@ -31,7 +31,7 @@ from ._names import (
     conv_transpose3d_input,
     conv_transpose3d_weight,
 )
-from ._names import words as words
+from ._names import docstring_words as docstring_words
 from ._per_sample import per_sample_norms
 from ._rows import Layout as Layout
 from ._rows import require_layout as require_layout

@@ -32,7 +32,7 @@ _NONE = (None,)
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
-class _Chosen:
+class _WithBackend:
     """The ``backend`` keyword: the name of a backend that this module asks for, or None.
 
     Private names of the modules begin with ``_convgrad``: any other one may be an attribute of a user's class.
@@ -74,7 +74,7 @@ class _Chosen:
         )
 
 
-class _OfSequences:
+class _WithLayout:
     """The ``layout`` keyword of the 1-D modules."""
 
     layout: functional.Layout = "NCL"
@@ -105,7 +105,7 @@ def _as_pairs(sides: Sequence[int]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(sides[-2::-2], sides[::-2], strict=True))
 
 
-class _Conv(_Chosen):
+class _Conv(_WithBackend):
     """What the three convolutions share."""
 
     def __init__(self: Any, *, padding: Any = 0, **kwargs: Any) -> None:
@@ -158,7 +158,7 @@ class _Conv(_Chosen):
         return self._convgrad_compute(input, weight, bias, self.stride, 0, self.dilation, groups)
 
 
-class _ConvTranspose(_Chosen):
+class _ConvTranspose(_WithBackend):
     """The forward that the three transposed convolutions share."""
 
     def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
@@ -206,10 +206,10 @@ _LAYOUT = """
 """
 
 
-def _as_in_torch(module: type[_Chosen]) -> None:
+def _as_in_torch(module: type[_WithBackend]) -> None:
     """Give a module its function, its docstring and torch's constructor with our keywords."""
     name = module.__name__
-    known = functional.words(name)
+    known = functional.docstring_words(name)
     one_d = known["d"] == 1
     module._convgrad_function = staticmethod(getattr(functional, known["function"]))
     module.__doc__ = _DOCSTRING.format(
@@ -219,10 +219,10 @@ def _as_in_torch(module: type[_Chosen]) -> None:
 
 
 # fmt: off
-class Conv1d(_OfSequences, _Conv, torch.nn.Conv1d): ...
+class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d): ...
 class Conv2d(_Conv, torch.nn.Conv2d): ...
 class Conv3d(_Conv, torch.nn.Conv3d): ...
-class ConvTranspose1d(_OfSequences, _ConvTranspose, torch.nn.ConvTranspose1d): ...
+class ConvTranspose1d(_WithLayout, _ConvTranspose, torch.nn.ConvTranspose1d): ...
 class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d): ...
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d): ...
 # fmt: on

@@ -72,7 +72,7 @@ def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], sha
     strides, step = [0] * local.dim(), 1
     for d in reversed(order):
         strides[d], step = step, step * max(shape[d], 1)
-    whole, local = torch.Size(shape), _Solid.apply(local)
+    whole, local = torch.Size(shape), _Materialized.apply(local)
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole, stride=tuple(strides))
 
 
@@ -83,7 +83,7 @@ def joined_like(x: DTensor, local: Tensor, shape: Sequence[int] | None = None) -
 
 def local_of(x: DTensor) -> Tensor:
     """The part of a tensor that this process has."""
-    return _Solid.apply(x.to_local())
+    return _Materialized.apply(x.to_local())
 
 
 def meta_of(x: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def total(local: Tensor, mesh: DeviceMesh, over: Collection[int]) -> Tensor:
 # share. Between the two lie two linear maps, each the transpose of the other, so that any derivative is right.
 
 
-class _Solid(torch.autograd.Function):
+class _Materialized(torch.autograd.Function):
     """The identity; a gradient of zeros without memory, as that of a sign, is given some: a DTensor of it crashes."""
 
     @staticmethod
@@ -140,7 +140,7 @@ class _Solid(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _Solid.apply(gradients[0])
+        return _Materialized.apply(gradients[0])
 
 
 def _with_memory(local: Tensor) -> Tensor:

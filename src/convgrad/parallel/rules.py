@@ -115,7 +115,9 @@ def _compute(
         return [_wrap(nothing, mesh, choice, role, work.shape(role), call.layout) for role in results]
     _warn(name, choice, operands)
     part = part_of(work, choice, mesh)
-    here = {role: local_as(t, choice.placements(role), f"{role} of {name}") for role, t in operands.items()}
+    here: dict[Role, Tensor] = {
+        role: local_as(t, choice.placements(role), f"{role} of {name}") for role, t in operands.items()
+    }
     added = _bias(bias, choice, mesh)
     later = "output" in choice.moves or part.empty  # added once, to whole sums
     for halo in part.halos:
