@@ -6,6 +6,7 @@ crop), or in 1-D be ``"causal"``.
 """
 
 from ._arguments import paddings as paddings
+from ._arguments import sides_of as sides_of
 from ._causal import causal_conv1d, causal_conv1d_update
 from ._convolution import convolution
 from ._convolution import convolution_with_backend as convolution_with_backend

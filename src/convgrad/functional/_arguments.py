@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ..errors import ShapeError
+from ..shapes import padding_pairs
 from ..validation import refuse_nested
 
 Ints = int | Sequence[int]
@@ -147,6 +148,12 @@ def paddings(
     if all(total % 2 == 0 for total in totals):
         return tuple(total // 2 for total in totals)
     return tuple(p for total in totals for p in (total // 2, total - total // 2))
+
+
+def sides_of(module: Any) -> tuple[tuple[int, int], ...]:
+    """Low and high padding of each dimension of a convolution module."""
+    size = (0, 0, *module.kernel_size)  # the weight may be a proxy of torch.fx, without sizes
+    return padding_pairs(paddings(module.padding, size, module.stride, module.dilation), len(size) - 2)
 
 
 def _padding_integers(padding: Ints | str, d: int) -> tuple[int, ...]:

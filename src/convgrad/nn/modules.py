@@ -21,7 +21,6 @@ from .._compat import fx_tracing
 from ..engine import get_backend, use_backend
 from ..errors import UnsupportedError
 from ..padding_modes import pad
-from ..shapes import padding_pairs
 from .constructors import set_constructor
 from .joined import leaf_of_fx, now
 from .padding import convolve
@@ -94,14 +93,8 @@ class _WithLayout:
         return shown if self._convgrad_layout == "NCL" else f"{shown}, layout={self._convgrad_layout}"
 
 
-def _sides(module: Any) -> tuple[tuple[int, int], ...]:
-    """Low and high padding of each dimension."""
-    size = (0, 0, *module.kernel_size)  # the weight may be a proxy of torch.fx, without sizes
-    return padding_pairs(functional.paddings(module.padding, size, module.stride, module.dilation), len(size) - 2)
-
-
 def _as_pairs(sides: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The same of what ``torch.nn.functional.pad`` takes, which begins with the last dimension."""
+    """Pairs (low, high) of what ``torch.nn.functional.pad`` takes, which begins with the last dimension."""
     return tuple(zip(sides[-2::-2], sides[::-2], strict=True))
 
 
@@ -114,7 +107,7 @@ class _Conv(_WithBackend):
         super().__init__(padding=known, **kwargs)
         if known is not padding:
             self.padding = functional.paddings(padding, self.weight.shape, self.stride, self.dilation)
-        self._reversed_padding_repeated_twice = [side for pair in reversed(_sides(self)) for side in pair]
+        self._reversed_padding_repeated_twice = [side for pair in reversed(functional.sides_of(self)) for side in pair]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """As torch's. For our own classes the parameters are read directly, because `Module.__getattr__` is slow."""
@@ -133,7 +126,7 @@ class _Conv(_WithBackend):
         if mode == "zeros":
             if not _is_dynamo_compiling() and now.padding and now.padding.get(self, _NONE)[0] is input:
                 # It lacks the zeros that the module in front pads it with.
-                zeros, sides = now.padding.pop(self)[1], _sides(self)
+                zeros, sides = now.padding.pop(self)[1], functional.sides_of(self)
                 if self._convgrad_layout == "NCL" and not self._convgrad_backend and len(zeros) == 2 * len(sides):
                     more = _as_pairs(zeros)
                     sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
@@ -174,7 +167,7 @@ class _ConvTranspose(_WithBackend):
         size, padding = output_size, self.padding
         if size is not None:
             # torch's rule knows one padding for both sides: what the high side has more goes into the size it is given.
-            sides = _sides(self)
+            sides = functional.sides_of(self)
             more = [0] * (len(size) - len(sides)) + [high - low for low, high in sides]
             size, padding = [n + m for n, m in zip(size, more, strict=False)], [low for low, _ in sides]
         d, stride, dilation = len(self.kernel_size), self.stride, self.dilation

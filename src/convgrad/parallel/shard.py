@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from .. import functional
 from .._compat import named
 from ..errors import ShapeError, UnsupportedError
 from ..nn import constructors
-from ..shapes import padding_pairs
 from .functions import Sharded, circular_convolution
 from .placed import joined, shards, spread
 
@@ -157,7 +156,6 @@ def _equalize(model: nn.Module, mesh: DeviceMesh) -> None:
                 t.copy_(distribute_tensor(t.detach(), mesh, everywhere).to_local())
 
 
-@cache
 def _sharded_class(cls: Any) -> type:
     """The class that computes what ``cls`` computes, on shards."""
 
@@ -177,9 +175,8 @@ def _sharded_class(cls: Any) -> type:
         plain = self.padding_mode == "circular" and getattr(self, "_convgrad_layout", "NCL") == "NCL"
         plain = plain and not torch.compiler.is_compiling()  # a compiled graph pads and then computes
         if plain and isinstance(input, DTensor) and input.dim() == weight.dim() and 1 not in shards(input):
-            padding = functional.paddings(self.padding, weight.shape, self.stride, self.dilation)
-            if min(padding) >= 0:
-                sides = padding_pairs(padding, weight.dim() - 2)
+            sides = functional.sides_of(self)
+            if min(map(min, sides)) >= 0:
                 return circular_convolution(input, weight, bias, sides, self.stride, self.dilation, self.groups)
         return cls._conv_forward(self, input, weight, bias)
 

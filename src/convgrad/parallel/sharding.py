@@ -148,8 +148,7 @@ def _possible(c: Work, rules: tuple[Rule | None, ...]) -> bool:
     spatial = [r for r in rules if r is not None and r.spatial is not None]
     if len(set(spatial)) < len(spatial):
         return False  # a halo goes along one dimension of the mesh
-    for rule in set(rules) - {None}:
-        assert rule is not None
+    for rule in {r for r in rules if r is not None}:
         parts = [p for p, r in zip(c.mesh, rules, strict=True) if r == rule]
         for role in ROLES:
             dim = getattr(rule, role)
