@@ -22,13 +22,10 @@ Sides = tuple[tuple[int, int], ...]
 
 
 def pad(input: Tensor, sides: Sides, mode: str) -> Tensor:
-    """The input with its padding, read from itself as ``mode`` says.
+    """The input with its padding, read from itself as ``mode`` says; what PyTorch refuses is refused in its words.
 
     Shape:
         (.., *n) -> (.., *(low + n + high))
-
-    Raises:
-        RuntimeError, NotImplementedError: as ``torch.nn.functional.pad``.
     """
     if mode == "circular" and is_plain(input) and input.dim() - len(sides) in (1, 2) and fits(input, sides, mode):
         return _PadOrFold.apply(input, False, sides, mode)  # pyright: ignore[reportReturnType]

@@ -5,7 +5,6 @@ and 3-d ones are thin wrappers. ``padding`` may also state the low and the high 
 crop), or in 1-D be ``"causal"``.
 """
 
-from ._arguments import paddings as paddings
 from ._arguments import sides_of as sides_of
 from ._causal import causal_conv1d, causal_conv1d_update
 from ._convolution import convolution

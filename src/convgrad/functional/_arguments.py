@@ -23,9 +23,9 @@ R = TypeVar("R")
 
 
 def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
-    """One integer for each dimension, of any type that PyTorch accepts; the length of a list is validated later.
+    """One integer for each dimension, of any type that PyTorch accepts; in a tuple it refuses only a first bool.
 
-    Bools are refused. (In a tuple, PyTorch refuses one as the first entry only.)
+    The length of a list is validated later.
     """
     if type(value) is int:
         return (value,) * d

@@ -8,7 +8,7 @@ calls, transposed convolutions, double backward, scripted models, compiled code.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -29,9 +29,6 @@ from ..engine import Plan, active, find, generation, make, observed, observers, 
 from ..errors import BackendError, ConvgradError
 from ..shapes import channels_of_output, conv_geometry
 from ..validation import check_backward, check_operands
-
-Ints = Sequence[int]
-Original = Callable[..., Any]
 
 
 class _Router:
@@ -100,7 +97,7 @@ class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator woul
         thread.in_backend = False
 
 
-def _kernel(router: _Router, op: str, original: Original) -> Callable[..., Any]:
+def _kernel(router: _Router, op: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel for aten::convolution or aten::convolution_backward: every call of PyTorch's passes through here."""
     backward = op == "convolution_backward"
     name, plan_of = f"aten::{op}", _plan_backward if backward else _plan_forward

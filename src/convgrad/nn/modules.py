@@ -106,7 +106,8 @@ class _Conv(_WithBackend):
         known = 0 if isinstance(padding, str) and padding == "causal" else padding
         super().__init__(padding=known, **kwargs)
         if known is not padding:
-            self.padding = functional.paddings(padding, self.weight.shape, self.stride, self.dilation)
+            self.padding = padding
+            (self.padding,) = functional.sides_of(self)
         self._reversed_padding_repeated_twice = [side for pair in reversed(functional.sides_of(self)) for side in pair]
 
     def forward(self: Any, input: Tensor) -> Tensor:

@@ -69,11 +69,9 @@ def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], use
 def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
     """The whole of this shape of which each process has its part; no part may be larger or smaller than DTensor's."""
     order = sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))
-    strides, step = [0] * local.dim(), 1
-    for d in reversed(order):
-        strides[d], step = step, step * max(shape[d], 1)
-    whole, local = torch.Size(shape), _Materialized.apply(local)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole, stride=tuple(strides))
+    whole = torch.empty_permuted(tuple(shape), order, device="meta")  # its strides are in the order of the local ones
+    local = _Materialized.apply(local)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def joined_like(x: DTensor, local: Tensor, shape: Sequence[int] | None = None) -> DTensor:
