@@ -63,19 +63,18 @@ def conv_geometry(
     dilation = _expand("dilation", dilation, d)
     output_padding = _expand("output_padding", output_padding, d)
     if len(padding) != 2 * d:
-        _at_least(0, "negative padding is not supported", padding=padding)
-    _at_least(0, "negative output_padding is not supported", output_padding=output_padding)
-    _at_least(1, "non-positive stride is not supported", stride=stride)
+        _at_least(0, "padding", padding, "negative padding is not supported")
+    _at_least(0, "output_padding", output_padding, "negative output_padding is not supported")
+    _at_least(1, "stride", stride, "non-positive stride is not supported")
     greater = "dilation should be greater than zero"
-    _at_least(1, f"non-positive dilation is not supported: {greater}", dilation=dilation)
+    _at_least(1, "dilation", dilation, f"non-positive dilation is not supported: {greater}")
     require(groups > 0, lambda: f"non-positive groups is not supported, but got groups={groups}")
     for k in weight_shape[2:]:
         require(k > 0, lambda: f"kernel size should be greater than zero, but got weight of size {list(weight_shape)}")
     return Geometry(stride, pairs, dilation, transposed, output_padding, groups)
 
 
-def _at_least(least: int, otherwise: str, **argument: Shape) -> None:
-    ((name, values),) = argument.items()
+def _at_least(least: int, name: str, values: Shape, otherwise: str) -> None:
     for value in values:
         require(value >= least, lambda: f"{otherwise}, but got {name}={list(values)}")
 
@@ -248,18 +247,17 @@ def problem_of(
     has_bias: bool = False,
 ) -> ConvProblem:
     """The canonical problem of checked operands; of a transposed one, the plain problem with the roles exchanged."""
-    data, result = tuple(input_shape), tuple(output_shape)
-    channels = (data[1], weight_shape[0])
+    data, result, padding = tuple(input_shape), tuple(output_shape), g.padding
+    in_channels = data[1]
     if g.transposed:
         data, result = result, data
-        channels = (weight_shape[1] * g.groups, weight_shape[0])
-    padding = g.padding
-    if g.transposed:  # a padded position that only output_padding reaches is read by no kernel element
+        in_channels = weight_shape[1] * g.groups
+        # A padded position that only output_padding reaches is read by no kernel element.
         padding = tuple((low, high - more) for (low, high), more in zip(padding, g.output_padding, strict=True))
     return ConvProblem(
         batch=data[0],
-        in_channels=channels[0],
-        out_channels=channels[1],
+        in_channels=in_channels,
+        out_channels=weight_shape[0],
         groups=g.groups,
         input_size=data[2:],
         kernel_size=tuple(weight_shape[2:]),

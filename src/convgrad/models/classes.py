@@ -46,10 +46,7 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is torch's linear layer or of a class derived from it.
-
-    The one in `torch.nn.MultiheadAttention` does not count: its parameters are read, but it is never called.
-    """
+    """Whether a module is a linear layer, but not the one of `torch.nn.MultiheadAttention`, which is never called."""
     return isinstance(module, nn.Linear) and type(module) is not NonDynamicallyQuantizableLinear
 
 

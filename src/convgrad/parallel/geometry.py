@@ -84,11 +84,7 @@ class Exchange(NamedTuple):
     def of_halo(
         cls, sizes: Sequence[int], before: int | Sequence[int], after: int | Sequence[int], circular: bool = False
     ) -> Exchange:
-        """Shards of these sizes, extended at both ends by one number of positions or one each; a negative one cuts.
-
-        Raises:
-            ShapeError: a size below zero, lists of another length, or a shard cut by more than it has.
-        """
+        """Shards of these sizes, extended at both ends by one number of positions or one each; a negative one cuts."""
         parts = len(sizes)
         pairs = zip(_each("before", before, parts), _each("after", after, parts), strict=True)
         have, want, start = [], [], 0
