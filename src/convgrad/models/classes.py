@@ -50,11 +50,6 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) and type(module) is not NonDynamicallyQuantizableLinear
 
 
-def is_known(module: nn.Module) -> bool:
-    """Whether a module is of a kind that convgrad computes."""
-    return is_convolution(module) or is_batch_norm(module) or is_linear(module)
-
-
 def is_plain_norm(module: Any) -> bool:
     """Whether a module is a batch normalisation of ours, and not of a class of the user's."""
     return _STOCK.get(type(module)) in _NORMS
