@@ -93,7 +93,7 @@ def cpu_convolution() -> Callable[..., Tensor] | None:
     """
     if _C._dispatch_has_kernel_for_dispatch_key("aten::convolution", "CPU"):
         return None
-    return getattr(torch, "_convolution", None)
+    return torch._convolution  # pyright: ignore[reportPrivateImportUsage]
 
 
 def onednn_limit() -> str:
@@ -112,13 +112,10 @@ def onednn_has(dtype: torch.dtype) -> bool:
 
 @cache
 def cpu_lacks(dtype: torch.dtype) -> str:
-    """What of the arithmetic for a 16-bit dtype that PyTorch's convolutions would use this x86 processor lacks.
+    """What of PyTorch's convolutions this x86 processor lacks the 16-bit arithmetic for: "all", "grad_weight" or "".
 
     PyTorch then converts every number where it uses it, by kernels of its own or by oneDNN's. Of other processors
     nothing is known.
-
-    Returns:
-        "all", "grad_weight" or nothing.
     """
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return ""
@@ -156,9 +153,8 @@ class DispatchMode(TorchDispatchMode):
 def left_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function itself, which Dynamo, while it watches a thread, neither compiles nor looks into."""
     frames = _C._dynamo.eval_frame  # `torch.compiler.disable` would import all of Dynamo, which takes a second
-    if hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
 
 
