@@ -72,7 +72,7 @@ def _base_of(cls: type) -> type[nn.Module]:
 
 
 def accelerated_class(cls: type) -> type:
-    """The class that computes what ``cls`` computes, with convgrad; any error where Python cannot build it."""
+    """The class that computes what ``cls`` computes, with convgrad; Python may refuse it with any error."""
     if cls in _OURS:
         return _OURS[cls]
     if _is_parametrized(cls):

@@ -74,7 +74,7 @@ def _kind(module: Any, once: bool) -> str | None:
 
 
 def give_class(module: nn.Module, after: type, report: Report) -> None:
-    """Give a module another class, until the report is restored; any error where Python or the module refuses."""
+    """Give a module another class, until the report is restored; Python or the module may refuse with any error."""
     before, module.__class__ = type(module), after
     report._undo.append(partial(restore_class, module, before, after))
 

@@ -224,7 +224,7 @@ def _route(have: tuple[Range, ...], want: tuple[Range, ...], circular: bool, ran
 
 
 def take(x: DTensor, local: Tensor, d: int, out: int, positions: Callable[[Range], list[int]]) -> Tensor:
-    """This process's part of a tensor each range of which consists of some positions of ``x``, along one dimension."""
+    """This process's part of a result whose range r along a dimension consists of the ``positions(r)`` of ``x``."""
 
     def ends(result: Range) -> Range:
         found = positions(result)

@@ -29,7 +29,7 @@ from .sharding import Step, steps
 def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTensor:
     """The same tensor in other placements, as `DTensor.redistribute`; its derivative returns the same way.
 
-    ``what`` it is, a `CollectiveError` says.
+    In a `CollectiveError`, ``what`` is its name.
     """
     return _Redistribute.apply(x, tuple(placements), what)
 
