@@ -16,7 +16,6 @@ from .settings import measure
 
 if TYPE_CHECKING:
     from . import direct
-    from .cpp import include_path
     from .custom import register, unregister
     from .diagnostics import explain, trace
     from .models import accelerate_, takeover
@@ -32,7 +31,6 @@ __all__ += functional.__all__
 _LATER = {
     "accelerate_": "models",
     "explain": "diagnostics",
-    "include_path": "cpp",
     "register": "custom",
     "takeover": "models",
     "trace": "diagnostics",
@@ -63,13 +61,20 @@ def _first_look(*arguments: Any) -> str:
 
 
 check_with(_first_look)
+loaders["torch.distributed.tensor"] = lambda: __getattr__("parallel")  # which registers the rules of DTensor
 
 
-def _rules_of_dtensor() -> None:
-    from . import parallel  # noqa: F401 - it registers them
+def include_path() -> str:
+    """The folder to give to a C++ compiler, so that ``#include <convgrad.h>`` is found.
 
+    Equivalent to:
+        >>> import os, convgrad
+        >>> os.listdir(convgrad.include_path())
+        ['convgrad.h']
+    """
+    from pathlib import Path
 
-loaders["torch.distributed.tensor"] = _rules_of_dtensor
+    return str(Path(__file__).parent / "include")
 
 
 def __dir__() -> list[str]:

@@ -93,7 +93,7 @@ def cpu_convolution() -> Callable[..., Tensor] | None:
     """
     if _C._dispatch_has_kernel_for_dispatch_key("aten::convolution", "CPU"):
         return None
-    return getattr(torch, "_convolution", None)
+    return torch._convolution  # pyright: ignore[reportPrivateImportUsage]
 
 
 def onednn_limit() -> str:
@@ -112,13 +112,10 @@ def onednn_has(dtype: torch.dtype) -> bool:
 
 @cache
 def cpu_lacks(dtype: torch.dtype) -> str:
-    """What of the arithmetic for a 16-bit dtype that PyTorch's convolutions would use this x86 processor lacks.
+    """What of PyTorch's convolutions this x86 processor lacks the 16-bit arithmetic for: "all", "grad_weight" or "".
 
     PyTorch then converts every number where it uses it, by kernels of its own or by oneDNN's. Of other processors
     nothing is known.
-
-    Returns:
-        "all", "grad_weight" or nothing.
     """
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX"):
         return ""
@@ -156,9 +153,8 @@ class DispatchMode(TorchDispatchMode):
 def left_by_dynamo(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function itself, which Dynamo, while it watches a thread, neither compiles nor looks into."""
     frames = _C._dynamo.eval_frame  # `torch.compiler.disable` would import all of Dynamo, which takes a second
-    if hasattr(frames, "set_code_exec_strategy"):
-        skip = frames._FrameAction.SKIP
-        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+    skip = frames._FrameAction.SKIP
+    frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
     return function
 
 
@@ -237,9 +233,6 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any, w
     """Send the first ``sent[0]`` rows to the first process of a group, and so on; the rows that arrive, by sender.
 
     A functional collective, which the compiler traces. Bytes travel, so rows may be of any dtype.
-
-    Raises:
-        CollectiveError: ``what`` failed, since another process died or did not answer in time.
     """
     from torch.distributed._functional_collectives import all_to_all_single
 
@@ -249,32 +242,19 @@ def all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any, w
     return arrived.view(rows.dtype).reshape(len(arrived), *shape)
 
 
-def wait(t: Tensor, what: str | None = None) -> Tensor:
-    """The result of a functional collective that has ended; any other tensor as it is.
-
-    Args:
-        what: what it is, for the error; None where another one names it.
-
-    Raises:
-        CollectiveError: ``what`` failed, since another process died or did not answer in time.
-    """
+def wait(t: Tensor, what: str) -> Tensor:
+    """The result of a functional collective that has ended, its errors as in `named`; any other tensor as it is."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     if not isinstance(t, AsyncCollectiveTensor):
         return t
-    if what is None:
-        return t.wait()
     with named(what):
         return t.wait()
 
 
 @contextmanager
 def named(what: str) -> Generator[None, None, None]:
-    """Name the collective of which an error in this block tells.
-
-    Raises:
-        CollectiveError: ``what`` failed, since another process died or did not answer in time.
-    """
+    """Errors in this block are a `CollectiveError` that names the collective: another process died or was too late."""
     try:
         yield
     except RuntimeError as error:

@@ -47,20 +47,16 @@ CONTRACTED: dict[Role, tuple[Role, Role]] = {
 
 
 class Form(NamedTuple):
-    """One trilinear form: what all of its operators share.
+    """One trilinear form: what all of its operators share."""
 
-    Attributes:
-        input_size: full shape of the role input.
-        weight_size: full shape of the role weight.
-        arguments: stride, padding, dilation, transposed, output_padding, groups, as the operators take them.
-        memory_format: layout of the gradients; None lets the operator decide from its operands.
-        padding_mode: the operators know no other than zeros; of another one derivatives are those of the padded copy.
-    """
-
+    #: Full shapes of the roles.
     input_size: Sequence[int]
     weight_size: Sequence[int]
+    #: Stride, padding, dilation, transposed, output_padding and groups, as the operators take them.
     arguments: tuple[Any, ...]
+    #: Layout of the gradients; None lets the operator decide from its operands.
     memory_format: torch.memory_format | None = None
+    #: The operators know no other than zeros; of another one derivatives are those of the padded copy.
     padding_mode: PaddingMode = "zeros"
 
     @property

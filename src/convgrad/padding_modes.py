@@ -22,16 +22,13 @@ Sides = tuple[tuple[int, int], ...]
 
 
 def pad(input: Tensor, sides: Sides, mode: str) -> Tensor:
-    """The input with its padding, read from itself as ``mode`` says.
+    """The input with its padding, read from itself as ``mode`` says; what PyTorch refuses is refused in its words.
 
     Shape:
         (.., *n) -> (.., *(low + n + high))
-
-    Raises:
-        RuntimeError, NotImplementedError: as ``torch.nn.functional.pad``.
     """
     if mode == "circular" and is_plain(input) and input.dim() - len(sides) in (1, 2) and fits(input, sides, mode):
-        return _Moved.apply(input, False, sides, mode)  # pyright: ignore[reportReturnType]
+        return _PadOrFold.apply(input, False, sides, mode)  # pyright: ignore[reportReturnType]
     return by_pytorch(input, sides, mode)
 
 
@@ -42,7 +39,7 @@ def fold(gradient: Tensor, sides: Sides, mode: str) -> Tensor:
         (.., *(low + n + high)) -> (.., *n)
     """
     if is_plain(gradient):
-        return _Moved.apply(gradient, True, sides, mode)  # pyright: ignore[reportReturnType]
+        return _PadOrFold.apply(gradient, True, sides, mode)  # pyright: ignore[reportReturnType]
     return _fold(gradient, sides, mode)
 
 
@@ -68,7 +65,7 @@ def is_plain(input: Tensor) -> bool:
     )
 
 
-class _Moved(torch.autograd.Function):
+class _PadOrFold(torch.autograd.Function):
     """`_pad` or `_fold`: each is the gradient of the other."""
 
     @staticmethod

@@ -61,10 +61,6 @@ def gradient_outputs(transposed: bool, output_mask: Sequence[bool] = (True, True
     """What of the plain problem answers for the user's ``grad_input``, ``grad_weight`` and ``grad_bias``, in order.
 
     The input of a transposed convolution fills the slot ``grad_output``, which the pass ``forward`` yields.
-
-    Equivalent to:
-        >>> gradient_outputs(False), gradient_outputs(True, (True, False, True))
-        (('grad_input', 'grad_weight', 'grad_bias'), ('forward', 'grad_bias'))
     """
     outputs: Outputs = ("forward" if transposed else "grad_input", "grad_weight", "grad_bias")
     return tuple([o for o, wanted in zip(outputs, output_mask, strict=True) if wanted])

@@ -54,14 +54,7 @@ _NAME: Final = re.compile(r'n(?:"([^"]*)"|(\S*))(?=\s|$)')
 
 
 def parse(text: str, make: Callable[..., Problem], *, transposed: bool = False) -> Problem:
-    """Read one descriptor and the words after it: what `ConvProblem.parse` does.
-
-    Args:
-        make: makes the problem of its fields.
-
-    Raises:
-        ValueError: a text that is no problem; it names the field, the position and an example.
-    """
+    """Read one descriptor and the words after it, as `ConvProblem.parse`; ``make`` makes the problem of its fields."""
     fields, name, end = _read_fields(text)
     dtype, mode, words = None, "zeros", {"channels_last": False, "transposed": transposed, "bias": False}
     for word in re.finditer(r"\S+", text[end:]):

@@ -51,11 +51,7 @@ def conv_geometry(
     output_padding: Shape,
     groups: int,
 ) -> Geometry:
-    """Complete and check everything that does not depend on the other operands.
-
-    Raises:
-        ShapeError: a list of the wrong length, a sign that is not allowed, a kernel without elements.
-    """
+    """Complete and check everything that does not depend on the other operands."""
     require(len(weight_shape) >= 3, lambda: "weight should have at least three dimensions")
     d = len(weight_shape) - 2
     require(
@@ -67,19 +63,18 @@ def conv_geometry(
     dilation = _expand("dilation", dilation, d)
     output_padding = _expand("output_padding", output_padding, d)
     if len(padding) != 2 * d:
-        _at_least(0, "negative padding is not supported", padding=padding)
-    _at_least(0, "negative output_padding is not supported", output_padding=output_padding)
-    _at_least(1, "non-positive stride is not supported", stride=stride)
+        _at_least(0, "padding", padding, "negative padding is not supported")
+    _at_least(0, "output_padding", output_padding, "negative output_padding is not supported")
+    _at_least(1, "stride", stride, "non-positive stride is not supported")
     greater = "dilation should be greater than zero"
-    _at_least(1, f"non-positive dilation is not supported: {greater}", dilation=dilation)
+    _at_least(1, "dilation", dilation, f"non-positive dilation is not supported: {greater}")
     require(groups > 0, lambda: f"non-positive groups is not supported, but got groups={groups}")
     for k in weight_shape[2:]:
         require(k > 0, lambda: f"kernel size should be greater than zero, but got weight of size {list(weight_shape)}")
     return Geometry(stride, pairs, dilation, transposed, output_padding, groups)
 
 
-def _at_least(least: int, otherwise: str, **argument: Shape) -> None:
-    ((name, values),) = argument.items()
+def _at_least(least: int, name: str, values: Shape, otherwise: str) -> None:
     for value in values:
         require(value >= least, lambda: f"{otherwise}, but got {name}={list(values)}")
 
@@ -114,9 +109,6 @@ def convolution_shape(
     """Shape of the output, after checking input, weight and bias against each other.
 
     As in ATen, an input without channels gives an output without channels.
-
-    Raises:
-        ShapeError: ranks, groups, channels, bias or spatial sizes that do not belong together.
     """
     check_rank(input_shape, weight_shape)
     _check_groups(weight_shape, g)
@@ -161,7 +153,7 @@ def _require_fewer(most: int, what: str, shape: Shape) -> None:
 
 
 def channels_of_output(weight_shape: Shape, transposed: bool, groups: int) -> int:
-    """As many as a bias has."""
+    """The channels of the output, as many as a bias has elements."""
     return weight_shape[1] * groups if transposed else weight_shape[0]
 
 
@@ -170,11 +162,7 @@ def given(weight_shape: Shape, g: Geometry) -> str:
 
 
 def check_rank(input_shape: Shape, weight_shape: Shape) -> None:
-    """Check that weight is a weight and input has as many dimensions.
-
-    Raises:
-        ShapeError: ranks that do not belong together.
-    """
+    """Check that weight is a weight and input has as many dimensions."""
     n = len(weight_shape)
     require(n >= 3, lambda: "weight should have at least three dimensions")
     require(
@@ -259,18 +247,17 @@ def problem_of(
     has_bias: bool = False,
 ) -> ConvProblem:
     """The canonical problem of checked operands; of a transposed one, the plain problem with the roles exchanged."""
-    data, result = tuple(input_shape), tuple(output_shape)
-    channels = (data[1], weight_shape[0])
+    data, result, padding = tuple(input_shape), tuple(output_shape), g.padding
+    in_channels = data[1]
     if g.transposed:
         data, result = result, data
-        channels = (weight_shape[1] * g.groups, weight_shape[0])
-    padding = g.padding
-    if g.transposed:  # a padded position that only output_padding reaches is read by no kernel element
+        in_channels = weight_shape[1] * g.groups
+        # A padded position that only output_padding reaches is read by no kernel element.
         padding = tuple((low, high - more) for (low, high), more in zip(padding, g.output_padding, strict=True))
     return ConvProblem(
         batch=data[0],
-        in_channels=channels[0],
-        out_channels=channels[1],
+        in_channels=in_channels,
+        out_channels=weight_shape[0],
         groups=g.groups,
         input_size=data[2:],
         kernel_size=tuple(weight_shape[2:]),

@@ -25,11 +25,7 @@ def check_backward(
     g: Geometry,
     output_mask: Sequence[bool] = (True, True, True),
 ) -> None:
-    """Check the operands of the gradients: every size of grad_output, and bias_sizes.
-
-    Raises:
-        ShapeError: a grad_output that is not of the output's shape, bias_sizes that no bias has.
-    """
+    """Check the operands of the gradients: every size of grad_output, and bias_sizes."""
     require(len(output_mask) == 3, lambda: f"expected output_mask to have 3 entries, but got {list(output_mask)}")
     expected = convolution_shape(input_shape, weight_shape, None, g)
     require(
@@ -64,12 +60,7 @@ def check_backward(
 
 
 def check_operands(first: tuple[str, Tensor], *others: tuple[str, Tensor | None]) -> None:
-    """Check that all operands are dense, of one dtype and on one device.
-
-    Raises:
-        DtypeError: an mkldnn or sparse layout, a dtype or device that differs from the first operand's.
-        UnsupportedError: booleans, and floating-point numbers of 8 bits, as in PyTorch.
-    """
+    """Check that all operands are dense, of one dtype that PyTorch convolves, and on one device."""
     name, tensor = first
     dtype = tensor.dtype
     if dtype is torch.bool or (dtype.is_floating_point and dtype.itemsize == 1):
@@ -102,9 +93,6 @@ def check_memory(problem: ConvProblem, outputs: Sequence[Output], operands: Sequ
     """Check that a large result fits into the memory that is free, and so does a dense copy of an expanded operand.
 
     Without, the system would end the process in the middle of the work.
-
-    Raises:
-        UnsupportedError: it does not.
     """
     if problem.least_bytes < _LARGE:
         return
@@ -144,11 +132,7 @@ def _free_memory() -> int:
 
 
 def refuse_nested(*tensors: object) -> None:
-    """Refuse nested tensors that have no shape to look at; jagged ones are subclasses, which PyTorch computes.
-
-    Raises:
-        UnsupportedError: one of them is nested.
-    """
+    """Refuse nested tensors that have no shape to look at; jagged ones are subclasses, which PyTorch computes."""
     if any(isinstance(t, Tensor) and t.is_nested and t.layout is torch.strided for t in tensors):
         raise UnsupportedError(
             "a convolution of a nested tensor: only dense ones are computed here; "

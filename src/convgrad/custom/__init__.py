@@ -22,7 +22,7 @@ from .adapted import ModuleBackend, backend_of, problem_of_module
 from .arguments import Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel, in_words
 from .loading import foreign_frames, load_kernels, loading
-from .options import check_mapping, check_options, instance, several, static_methods
+from .options import as_tuple, check_mapping, check_options, instance, static_methods
 from .source import fingerprint
 from .speed import measure
 from .verified import parts_of
@@ -115,18 +115,18 @@ def register(
         >>> convgrad.unregister("mine")
     """
     options: dict[str, Any] = {
-        "layouts": several("layouts", layouts),
-        "dtypes": several("dtypes", dtypes),
+        "layouts": as_tuple("layouts", layouts),
+        "dtypes": as_tuple("dtypes", dtypes),
         "deterministic": deterministic,
         "capture_safe": capture_safe,
         "arithmetic": arithmetic,
     }
-    places = None if devices is None else several("devices", devices)
+    places = None if devices is None else as_tuple("devices", devices)
     _check_name(name)
     check_options({**options, "prefer": prefer}, places, seconds)
     for option, given in (("args", args), ("accepts", accepts)):
         check_mapping(option, given)
-    named = [ConvProblem.parse(p) if isinstance(p, str) else p for p in several("problems", problems)]
+    named = [ConvProblem.parse(p) if isinstance(p, str) else p for p in as_tuple("problems", problems)]
 
     def kernel(function: Callable[..., Any], method: Method) -> UserKernel:
         its_args: Any = args.get(method) if isinstance(args, Mapping) else args
@@ -201,11 +201,7 @@ def _install(backend: CustomBackend, named: Sequence[ConvProblem], seconds: floa
 
 
 def _check_named(backend: CustomBackend, named: Sequence[ConvProblem]) -> None:
-    """Refuse a named problem that nothing of the backend accepts.
-
-    Raises:
-        ValueError: with the reasons.
-    """
+    """Refuse a named problem that nothing of the backend accepts."""
     computed: list[Outputs] = [*((p,) for p in backend.passes), *backend.sweeps]
     places = [torch.device(d) for d in backend.devices or ("cpu", "cuda")]
     for problem in named:

@@ -13,7 +13,7 @@ from .._compat import channels_last_of
 from ..backends import Backend
 from ..errors import ShapeError
 from ..problem import ConvProblem
-from ..shapes import conv_geometry, convolution_shape, padding_pairs, problem_of
+from ..shapes import conv_geometry, convolution_shape, problem_of
 from ..sizes import effective_kernel
 from . import arguments
 from .backend import Accepts, FunctionsBackend, UserKernel
@@ -30,9 +30,6 @@ def backend_of(what: Any, args: Sequence[Any] | None = None, accepts: Accepts | 
     Args:
         what: a function of the forward, with ``args`` and ``accepts`` as `convgrad.register` takes them, in float32 and
             float64; or a convolution module, whose forward and gradients, by autograd, are the three passes.
-
-    Raises:
-        TypeError: neither, or a module that is no convolution.
     """
     if isinstance(what, nn.Module):
         if args is not None or accepts is not None:
@@ -121,15 +118,11 @@ def problem_of_module(
     dtype: torch.dtype,
     memory_format: torch.memory_format = torch.contiguous_format,
 ) -> ConvProblem:
-    """The problem that a convolution module computes for an input of this shape, batch included.
-
-    Raises:
-        ShapeError: an input that does not fit the module.
-    """
+    """The problem that a convolution module computes for an input of this shape, batch included."""
     d, transposed = len(module.kernel_size), bool(getattr(module, "transposed", False))
     channels = (module.in_channels, module.out_channels) if transposed else (module.out_channels, module.in_channels)
     weight_shape = (channels[0], channels[1] // module.groups, *module.kernel_size)
-    pairs = padding_pairs(functional.paddings(module.padding, weight_shape, module.stride, module.dilation), d)
+    pairs = functional.sides_of(module)
     if getattr(module, "padding_mode", "zeros") != "zeros":
         spatial = (n + low + high for n, (low, high) in zip(input_shape[2:], pairs, strict=True))
         input_shape, pairs = (*input_shape[:2], *spatial), ((0, 0),) * d

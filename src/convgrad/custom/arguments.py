@@ -50,12 +50,7 @@ def usual(method: Method) -> tuple[str, ...]:
 
 
 def check(function: Callable[..., Any], args: Sequence[Any] | None, method: Method) -> tuple[Any, ...]:
-    """The arguments as a tuple; without any, the operands, the problem and the mask of ``backward``.
-
-    Raises:
-        TypeError: the function cannot be called with them, or they are a text.
-        ValueError: a text that is neither a name of this method nor such a name with a number.
-    """
+    """The arguments, checked, as a tuple; without any, the operands, the problem and the mask of ``backward``."""
     if isinstance(args, str):
         raise TypeError(f"args of {method} is a sequence, got the text {args!r}; of one argument: args=({args!r},)")
     chosen = usual(method) if args is None else tuple(args)

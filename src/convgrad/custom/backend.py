@@ -15,7 +15,7 @@ from ..errors import BackendError
 from ..problem import PASSES, ConvProblem, Output, Outputs, Pass, gradient_outputs, passes_of
 from . import arguments
 from .arguments import METHODS, Method
-from .options import several
+from .options import as_tuple
 
 #: True, False, or the reason why not as a sentence.
 Accepts = Callable[[ConvProblem], "bool | str"]
@@ -52,21 +52,16 @@ class UserKernel(NamedTuple):
 
 
 class CustomBackend(Backend):
-    """What `convgrad.register` makes: a backend like any other, which knows how it was checked.
-
-    Attributes:
-        verified: whether it passed the conformance suite.
-        note: what was checked, or why nothing was.
-        version: changes with what the kernel is made of; of what nothing identifies, with each registration.
-        devices: the types of device on which it runs; None: any.
-        timings: how fast it was when it was registered, on a few of its problems.
-    """
+    """What `convgrad.register` makes: a backend like any other, which knows how it was checked."""
 
     candidate = False  # it computes wherever it can, or where it is named
+    #: How fast it was when it was registered, on a few of its problems.
     timings: tuple[Timing, ...] = ()
 
     def __init__(self, name: str, devices: tuple[str, ...] | None, prefer: bool) -> None:
+        #: ``devices``: the types of device on which it runs; None: any.
         self.name, self.devices, self.preferred = name, devices, prefer
+        #: Whether it passed the conformance suite, and what was checked, or why nothing was.
         self.verified, self.note = False, "not verified"
 
     def remark(self, outputs: Outputs) -> str:
@@ -100,11 +95,7 @@ class CustomBackend(Backend):
     def _as_stated(
         self, result: Any, problem: ConvProblem, output: Output, what: str, given: Sequence[Tensor]
     ) -> Tensor:
-        """A result in the layout and the memory that the engine expects.
-
-        Raises:
-            BackendError: no tensor, or one of another shape, dtype or device.
-        """
+        """A result in the layout and the memory that the engine expects."""
         p, device = problem, given[0].device
         shape = p.result_shape(output)
         tensor = isinstance(result, Tensor)
@@ -257,8 +248,8 @@ class ClassBackend(CustomBackend):
     def __init__(self, name: str, own: Backend, devices: tuple[str, ...] | None, prefer: bool) -> None:
         super().__init__(name, devices, prefer)
         self.summary = own.summary or f"registered by the user: class {type(own).__name__}"
-        self.passes, self.layouts = several("passes", own.passes), several("layouts", own.layouts)
-        self.sweeps = tuple(several("sweeps", sweep) for sweep in own.sweeps)
+        self.passes, self.layouts = as_tuple("passes", own.passes), as_tuple("layouts", own.layouts)
+        self.sweeps = tuple(as_tuple("sweeps", sweep) for sweep in own.sweeps)
         self.deterministic, self.capture_safe = own.deterministic, own.capture_safe
         self.padding_modes = own.padding_modes
         self.workspace, self.fuses_bias = own.workspace, own.fuses_bias

@@ -32,9 +32,6 @@ def load_kernels(source: str, *, verify: bool = True) -> None:
         source: ``path/to/file.py``, with its arguments behind it if it takes some, or a module's name. The script sees
             its own ``sys.argv``; its ``if __name__ == "__main__"`` part is left out.
         verify: False skips the check at each registration, because the caller checks the kernels itself.
-
-    Raises:
-        FileNotFoundError, ModuleNotFoundError: there is no such script or module.
     """
     words = shlex.split(source)
     if not words:

@@ -14,7 +14,7 @@ from ..problem import OUTPUTS, PASSES, ConvProblem
 from .arguments import METHODS, Method
 
 
-def several(name: str, option: Any) -> tuple[Any, ...]:
+def as_tuple(name: str, option: Any) -> tuple[Any, ...]:
     """An option that may be one value or a sequence of them, as a tuple."""
     if option is None:
         raise TypeError(f"{name} are one or a sequence of them, got None")
@@ -78,8 +78,8 @@ def instance(own: Backend | type[Backend]) -> Backend:
             missing = " and no ".join(sorted(own.__abstractmethods__))
             raise TypeError(f"class {own.__name__} has no {missing}, which every Backend has")
         own = own()
-    what, passes = f"class {type(own).__name__}", several("passes", own.passes)
-    sweeps = tuple(several("sweeps", s) for s in own.sweeps)
+    what, passes = f"class {type(own).__name__}", as_tuple("passes", own.passes)
+    sweeps = tuple(as_tuple("sweeps", s) for s in own.sweeps)
     unknown = [p for p in passes if p not in PASSES]
     if unknown:
         raise ValueError(f"passes of {what} are among {', '.join(PASSES)}, got {unknown[0]!r}")

@@ -78,11 +78,7 @@ class _Walk:
         self._met: dict[int, tuple[int, Any]] = {}
 
     def tokens(self, part: Any) -> Iterator[Any]:
-        """Texts and bytes that together say what it is.
-
-        Raises:
-            _Unknown: nothing can say it.
-        """
+        """Texts and bytes that together say what it is; `_Unknown` is raised where nothing can."""
         if isinstance(part, _PLAIN):
             if type(part) is int:
                 self._mentions(part)

@@ -37,26 +37,21 @@ def parts_of(backend: CustomBackend) -> list[Any]:
 
 @dataclass
 class Verified:
-    """What is known of a backend on a type of device.
-
-    Attributes:
-        outputs: what it computes.
-        device: the type of device.
-        key: of the backend in the store; None where nothing identifies it, and nothing is remembered.
-        passed: each output and problem that passed.
-        named: problems that were named.
-        complete: whether every problem that was found was checked.
-        spent: seconds.
-        alone: why it was checked in this process and not in a child; empty if it was in a child.
-    """
+    """What is known of a backend on a type of device."""
 
     outputs: Outputs
     device: str
+    #: Of the backend in the store; None where nothing identifies it, and nothing is remembered.
     key: str | None = None
+    #: "output problem" of each that passed.
     passed: dict[str, None] = field(default_factory=dict)
+    #: Problems that the user named.
     named: list[str] = field(default_factory=list)
+    #: Whether every problem that was found was checked.
     complete: bool = False
+    #: Seconds.
     spent: float = 0.0
+    #: Why it was checked in this process and not in a child; empty if it was in a child.
     alone: str = ""
 
     @classmethod

@@ -63,7 +63,7 @@ _UNFIT = "fork-based multiprocessing"
 
 
 def verify(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float) -> list[str]:
-    """Check every output on problems that the backend accepts.
+    """Check every output on problems that the backend accepts; the first that fails, crashes or hangs is a CheckError.
 
     Args:
         named: problems that the user names, checked first.
@@ -72,9 +72,6 @@ def verify(backend: CustomBackend, named: Sequence[ConvProblem], seconds: float)
 
     Returns:
         What was checked on each type of device, as sentences that begin with "verified" or "not verified".
-
-    Raises:
-        CheckError: the first problem that fails, crashes or hangs, or an output accepts none.
     """
     devices = [d for d in ("cpu", "cuda") if backend.runs_on(d) and (d == "cpu" or torch.cuda.is_available())]
     if not devices:
@@ -136,11 +133,7 @@ def _in_child(backend: CustomBackend, examine: Callable[[Send], None], verified:
 
 
 def _note(backend: CustomBackend, verified: Verified, kind: str, *what: Any) -> None:
-    """Keep what passed.
-
-    Raises:
-        CheckError: something did not.
-    """
+    """Keep what passed, or raise what did not."""
     if kind == "passed":
         verified.add(*what)
     elif kind == "failed":
@@ -161,9 +154,9 @@ def _examine(
 ) -> None:
     """Check the outputs in turn, problem by problem, until one fails or the time is over."""
     outputs, device = outputs_of(backend), verified.device
-    hurry, found = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs)), list[ConvProblem]()
+    search, found = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs)), list[ConvProblem]()
     queues = {
-        o: _problems(backend, device, o, named, hurry, found, partial(send, "doing", o, None, "")) for o in outputs
+        o: _problems(backend, device, o, named, search, found, partial(send, "doing", o, None, "")) for o in outputs
     }
     budget, numbers, complete = _Budget(seconds), Counter[Output](), True
     several = max(2, torch.get_num_threads())  # kernels may share work among threads; small ones are faster without
@@ -231,7 +224,7 @@ def _problems(
     device: str,
     output: Output,
     named: Sequence[ConvProblem],
-    hurry: float,
+    seconds: float,
     found: list[ConvProblem],
     searching: Callable[[], None],
 ) -> Iterator[ConvProblem | list[tuple[str, int]]]:
@@ -247,7 +240,7 @@ def _problems(
         return not all(against)
 
     none = True
-    for problem in construct(computes, named, hints=hints(parts_of(backend)), most=_MOST, seconds=hurry, found=found):
+    for problem in construct(computes, named, hints=hints(parts_of(backend)), most=_MOST, seconds=seconds, found=found):
         none = False
         yield problem
     if none and output != "grad_bias":  # few problems have a bias

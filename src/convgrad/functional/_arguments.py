@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ..errors import ShapeError
+from ..shapes import padding_pairs
 from ..validation import refuse_nested
 
 Ints = int | Sequence[int]
@@ -22,10 +23,9 @@ R = TypeVar("R")
 
 
 def integers(value: Any, d: int, name: str) -> tuple[int, ...]:
-    """One integer for each dimension, of any type that PyTorch accepts; the length of a list is validated later.
+    """One integer for each dimension, of any type that PyTorch accepts; in a tuple it refuses only a first bool.
 
-    Raises:
-        TypeError: another type, bool included. (In a tuple, PyTorch refuses a bool as the first entry only.)
+    The length of a list is validated later.
     """
     if type(value) is int:
         return (value,) * d
@@ -59,11 +59,7 @@ def sizes(value: Sequence[int], name: str) -> list[int]:
 
 
 def require_tensors(name: str, **operands: object) -> None:
-    """Refuse what is neither a tensor nor stands for one, in PyTorch's words.
-
-    Raises:
-        TypeError: one of the operands.
-    """
+    """Refuse what is neither a tensor nor stands for one, in PyTorch's words."""
     for argument, value in operands.items():
         if not isinstance(value, Tensor) and not has_torch_function((value,)):
             raise TypeError(f"{name}(): argument '{argument}' must be Tensor, not {type(value).__name__}")
@@ -114,11 +110,7 @@ def _groups(value: int) -> int:
 
 
 def require_bool(name: str, value: object) -> None:
-    """Refuse anything but a bool, as PyTorch does.
-
-    Raises:
-        TypeError: it is of another type.
-    """
+    """Refuse anything but a bool, as PyTorch does."""
     if value is not True and value is not False:
         hint = " (conv2d_input and conv2d_weight take the arguments of torch.nn.grad)" if name == "transposed" else ""
         raise TypeError(f"{name} is True or False, got {_shown(value)}{hint}")
@@ -156,6 +148,12 @@ def paddings(
     if all(total % 2 == 0 for total in totals):
         return tuple(total // 2 for total in totals)
     return tuple(p for total in totals for p in (total // 2, total - total // 2))
+
+
+def sides_of(module: Any) -> tuple[tuple[int, int], ...]:
+    """Low and high padding of each dimension of a convolution module."""
+    size = (0, 0, *module.kernel_size)  # the weight may be a proxy of torch.fx, without sizes
+    return padding_pairs(paddings(module.padding, size, module.stride, module.dilation), len(size) - 2)
 
 
 def _padding_integers(padding: Ints | str, d: int) -> tuple[int, ...]:

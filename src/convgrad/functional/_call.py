@@ -89,8 +89,9 @@ def _first_call(
     if ndim is None:
         check_rank(input.shape, weight.shape)
     d = weight.dim() - 2 if ndim is None else ndim
-    if weight.dim() != d + 2:
-        _refuse_rank(d, input, weight)
+    if weight.dim() != d + 2:  # PyTorch's message, which speaks of the batched input
+        check_rank((1, *input.shape) if input.dim() == d + 1 else input.shape, weight.shape)
+        raise ShapeError(f"Expected a {d + 2}-dimensional weight, but got weight of size {list(weight.shape)}")
     if input.dim() == d + 1:
         return run(name, input.unsqueeze(0), weight, bias, raw).squeeze(0)
     if input.dim() != d + 2:
@@ -131,10 +132,3 @@ def not_tensors(name: str, input: object, weight: object, bias: object, raw: tup
     return handle_torch_function(
         signatures[name].public, tuple(operands.values()), input, weight, bias, *raw, **options
     )
-
-
-def _refuse_rank(d: int, input: Tensor, weight: Tensor) -> None:
-    """A weight of another dimension: the message that PyTorch gives, which speaks of the batched input."""
-    shape = (1, *input.shape) if input.dim() == d + 1 else tuple(input.shape)
-    check_rank(shape, weight.shape)
-    raise ShapeError(f"Expected a {d + 2}-dimensional weight, but got weight of size {list(weight.shape)}")

@@ -97,20 +97,18 @@ def causal_conv1d(
     require_bool("return_state", return_state)
     sequence = _sequence("x", x, layout)  # [N, D, L]
     _check(sequence, weight, activation)
-    carried, before = weight.shape[1] - 1, 0
+    carried = weight.shape[1] - 1
     if seq_idx is not None and (return_state or initial_state is not None):
         raise ValueError("seq_idx packs whole sequences: there is no initial_state and no state to return beside it")
     if seq_idx is not None:
         _check_integers("seq_idx", seq_idx, (sequence.shape[0], sequence.shape[2]))
         # Not read: a NaN there, times the gradient 0 of its output, would be one of the weight.
         sequence = sequence.masked_fill((seq_idx < 0).unsqueeze(1), 0)
-    if initial_state is None:
-        before = carried  # zeros
-    else:
+    if initial_state is not None:
         state = _of_dtype(_sequence("initial_state", initial_state, layout), sequence)
         _check_state("initial_state", state, sequence, carried, exactly=True)
         sequence = _joined(state, sequence)
-    output = _filtered(sequence, weight, bias, before)
+    output = _filtered(sequence, weight, bias, carried if initial_state is None else 0)
     if seq_idx is not None:
         output = _separated(output, sequence, weight, bias, seq_idx)
     result = _finished(output, activation, layout)

@@ -129,11 +129,11 @@ _OF_SEQUENCES = {
 }
 
 
-def words(name: str) -> dict[str, Any]:
+def docstring_words(name: str) -> dict[str, Any]:
     """What a docstring says of the dimensions of ``conv2d``, ``ConvTranspose3d`` and so on.
 
     Equivalent to:
-        >>> known = words("ConvTranspose2d")
+        >>> known = docstring_words("ConvTranspose2d")
         >>> known["function"], known["weight"], known["out"], known["x5"]
         ('conv_transpose2d', '(C_in, C_out/groups, k_h, k_w)', 'H_out, W_out', ', 5, 5')
     """
@@ -155,7 +155,7 @@ def words(name: str) -> dict[str, Any]:
 
 def _named(name: str, function: Function, read: Callable[..., tuple[Any, ...]]) -> Function:
     """Name a function, write its docstring, and make its signature known to `run`."""
-    known = {**words(name), "example": "stride=2" if "transpose" in name else "padding=1"}
+    known = {**docstring_words(name), "example": "stride=2" if "transpose" in name else "padding=1"}
     more = {key: text.format(**known) if known["d"] == 1 else "" for key, text in _OF_SEQUENCES.items()}
     function.__name__ = function.__qualname__ = name
     function.__doc__ = _DOCSTRING.format(**known, **more)
@@ -228,7 +228,7 @@ def _gradients_of_dimensions(d: int):
         forward, of_input = f"{kind}{d}d", operand == "input"
         function.__name__ = function.__qualname__ = f"{forward}_{operand}"
         function.__doc__ = _OF_GRADIENT.format(
-            **words(forward),
+            **docstring_words(forward),
             gradient=function.__name__,
             operand=operand,
             as_in_torch="" if "transpose" in forward else f", as ``torch.nn.grad.{function.__name__}``",

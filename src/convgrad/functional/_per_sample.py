@@ -9,12 +9,13 @@ from math import prod
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .._compat import accumulate_dtype
 from ..ops import autocast_is_on, cast_operands
-from ..shapes import conv_geometry, padding_pairs
+from ..padding_modes import by_pytorch
+from ..shapes import Geometry, conv_geometry
+from ..sizes import effective_kernel
 from ..validation import check_backward, check_operands
 from ._arguments import Ints, all_arguments, of_tensors, require_bool, sizes
 from ._gradients import grad_bias, grad_weight
@@ -63,8 +64,8 @@ def per_sample_norms(
     form = (stride, padding, dilation, transposed, output_padding, groups)
     require_bool("bias", bias)
     size = sizes(weight_size, "weight_size")
-    arguments = all_arguments(len(size) - 2, size, *form)
-    check_backward(grad_output.shape, input.shape, size, None, conv_geometry(size, *arguments))
+    geometry = conv_geometry(size, *all_arguments(len(size) - 2, size, *form))
+    check_backward(grad_output.shape, input.shape, size, None, geometry)
     operands: Any = cast_operands(input, grad_output)  # as autocast does for the gradient
     input, grad_output = operands
     check_operands(("grad_output", grad_output), ("input", input))
@@ -74,7 +75,7 @@ def per_sample_norms(
     if positions * groups * (2 * positions + per_group) < prod(size):
         device = data.device.type
         with torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext():
-            norms = _sqrt(_squared(data, other, size, arguments))
+            norms = _sqrt(_squared(data, other, size[2:], geometry))
     else:
         norms = _norm(grad_weight(input, size, grad_output, *form, per_sample=True))
     if not bias:
@@ -87,35 +88,32 @@ def _norm(gradients: Tensor) -> Tensor:
     return torch.linalg.vector_norm(gradients.flatten(1), dim=1, dtype=accumulate_dtype(gradients.dtype))
 
 
-def _squared(data: Tensor, other: Tensor, size: Sequence[int], arguments: tuple[Any, ...]) -> Tensor:
+def _squared(data: Tensor, other: Tensor, kernel: Sequence[int], g: Geometry) -> Tensor:
     """The sum of all products of two positions, of which each factor is a matrix of T x T."""
-    groups = arguments[-1]
     if data.dtype.itemsize == 2:
         data, other = data.float(), other.float()
-    rows = other.flatten(2).unflatten(1, (groups, -1))  # [N, g, co, T]
+    rows = other.flatten(2).unflatten(1, (g.groups, -1))  # [N, g, co, T]
     of_other = rows.mT @ rows.conj()  # [N, g, T, T]
     of_data = torch.zeros_like(of_other)
-    for tap in _taps(data, other.shape[2:], size[2:], arguments):
-        rows = tap.flatten(2).unflatten(1, (groups, -1))  # [N, g, ci, T]
+    for tap in _taps(data, other.shape[2:], kernel, g):
+        rows = tap.flatten(2).unflatten(1, (g.groups, -1))  # [N, g, ci, T]
         of_data = of_data + rows.mT @ rows.conj()
     total = (of_data.conj() * of_other).sum((1, 2, 3))
     return total.real if total.is_complex() else total
 
 
-def _taps(
-    data: Tensor, positions: Sequence[int], kernel: Sequence[int], arguments: tuple[Any, ...]
-) -> Iterator[Tensor]:
+def _taps(data: Tensor, positions: Sequence[int], kernel: Sequence[int], g: Geometry) -> Iterator[Tensor]:
     """What each tap of the kernel meets, [N, C, *positions]: a view of the padded data."""
-    d = len(kernel)
-    stride, padding, dilation = (a * d if len(a) == 1 else a for a in arguments[:3])
-    steps = list(zip(positions, kernel, stride, padding_pairs(padding, d), dilation, data.shape[2:], strict=True))
-    sides = [((low, (t - 1) * s + dil * (k - 1) + 1 - low - n)) for t, k, s, (low, _), dil, n in steps]
-    padded = F.pad(data, [p for pair in reversed(sides) for p in pair])
-    for tap in product(*map(range, kernel)):
-        where = (
-            slice(i * dil, i * dil + (t - 1) * s + 1, s) for i, (t, _, s, _, dil, _) in zip(tap, steps, strict=True)
+    sides = tuple(
+        (low, (t - 1) * s + effective_kernel(k, dil) - low - n)
+        for t, k, s, (low, _), dil, n in zip(
+            positions, kernel, g.stride, g.padding, g.dilation, data.shape[2:], strict=True
         )
-        yield padded[(..., *where)]
+    )
+    padded = by_pytorch(data, sides)
+    for tap in product(*map(range, kernel)):
+        starts = zip(tap, positions, g.stride, g.dilation, strict=True)
+        yield padded[(..., *(slice(i * dil, i * dil + (t - 1) * s + 1, s) for i, t, s, dil in starts))]
 
 
 def _sqrt(squared: Tensor) -> Tensor:

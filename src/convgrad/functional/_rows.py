@@ -20,11 +20,7 @@ Layout = Literal["NCL", "NLC"]
 
 
 def require_layout(layout: object) -> None:
-    """Refuse any other layout.
-
-    Raises:
-        ValueError: it is neither "NCL" nor "NLC".
-    """
+    """Refuse any other layout."""
     if layout not in ("NCL", "NLC"):
         raise ValueError(f"layout is 'NCL' or 'NLC', got {layout!r}")
 
@@ -34,10 +30,6 @@ def as_images(call: Callable[[Tensor, Tensor], Tensor], input: Tensor, weight: T
 
     Args:
         call: the convolution, a function of the image [N, C, 1, L] and the weight [.., .., 1, k].
-
-    Raises:
-        ShapeError: an input or a weight that is none of a sequence.
-        ValueError: another layout, "NCL" included.
     """
     require_layout(layout)
     refuse_nested(input, weight)

@@ -96,7 +96,11 @@ def _replace_layers(model: nn.Module, seen: dict[str, list[Seen]] | None, only_g
             reason = "it is scripted; convgrad.takeover() computes it"
         else:
             continue
-        reason = reason or _replace(module, report)
+        if reason is None:
+            try:
+                give_class(module, accelerated_class(type(module)), report)
+            except Exception as error:  # a metaclass or `__setattr__` of the user's may refuse in any way
+                reason = f"Python cannot give it another class: {error}"
         if reason is None:
             report.replaced[name] = f"{type(module).__name__}({module.extra_repr()})"
         else:
@@ -143,15 +147,6 @@ def _no_gain(seen: list[Seen] | None, device: torch.device) -> str:
     sizes = ", ".join(dict.fromkeys("x".join(map(str, s.shape)) for s in seen or ()))
     where = f"for inputs of {sizes}" if sizes else "at any usual size"
     return f"nothing here is expected to be faster than PyTorch's own kernels {where}"
-
-
-def _replace(module: nn.Module, report: Report) -> str | None:
-    """Give a module its accelerated class; the reason where that is not possible."""
-    try:
-        give_class(module, accelerated_class(type(module)), report)
-    except Exception as error:  # a metaclass or `__setattr__` of the user's may refuse in any way
-        return f"Python cannot give it another class: {error}"
-    return None
 
 
 # ---- layout --------------------------------------------------------------------------------------

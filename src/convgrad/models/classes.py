@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from functools import wraps
 from types import CodeType
 from typing import Any
-from weakref import WeakValueDictionary
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -34,7 +33,6 @@ _OURS: dict[type[nn.Module], type[nn.Module]] = {
 }
 _STOCK = {value: key for key, value in _OURS.items()}
 _LAZY = {getattr(nn, f"Lazy{cls.__name__}") for cls in (*_CONVOLUTIONS, nn.Linear)}
-_made: WeakValueDictionary[Any, type] = WeakValueDictionary()
 
 
 def is_convolution(module: nn.Module) -> bool:
@@ -48,16 +46,8 @@ def is_batch_norm(module: nn.Module) -> bool:
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is torch's linear layer or of a class derived from it.
-
-    The one in `torch.nn.MultiheadAttention` does not count: its parameters are read, but it is never called.
-    """
+    """Whether a module is a linear layer, but not the one of `torch.nn.MultiheadAttention`, which is never called."""
     return isinstance(module, nn.Linear) and type(module) is not NonDynamicallyQuantizableLinear
-
-
-def is_known(module: nn.Module) -> bool:
-    """Whether a module is of a kind that convgrad computes."""
-    return is_convolution(module) or is_batch_norm(module) or is_linear(module)
 
 
 def is_plain_norm(module: Any) -> bool:
@@ -82,43 +72,30 @@ def _base_of(cls: type) -> type[nn.Module]:
 
 
 def accelerated_class(cls: type) -> type:
-    """The class that computes what ``cls`` computes, with convgrad.
-
-    Raises:
-        Exception: Python cannot build it: bases that cannot be ordered, a metaclass that refuses in any way.
-    """
+    """The class that computes what ``cls`` computes, with convgrad; Python may refuse it with any error."""
     if cls in _OURS:
         return _OURS[cls]
     if _is_parametrized(cls):
         return constructors.with_bases(cls, (accelerated_class(cls.__bases__[0]),))
-    made = _made.get(cls)
-    if made is None:
-        base = _OURS[_base_of(cls)]
-        # Attributes ``backend`` and ``layout`` of a user's class are the user's.
-        body: dict[str, Any] = {"_convgrad_backend": None, "_convgrad_layout": "NCL"}
-        if cls in _LAZY:  # it turns into this class when it first sees an input
-            body["cls_to_become"] = base
-        made = _made[cls] = constructors.derived_class(
-            accelerated_class, cls, (cls, base), body | {"_convgrad_stock": cls}
-        )
-    return made
+    base = _OURS[_base_of(cls)]
+    # Attributes ``backend`` and ``layout`` of a user's class are the user's.
+    body: dict[str, Any] = {"_convgrad_stock": cls, "_convgrad_backend": None, "_convgrad_layout": "NCL"}
+    if cls in _LAZY:  # it turns into this class when it first sees an input
+        body["cls_to_become"] = base
+    return constructors.derived_class(accelerated_class, cls, (cls, base), body)
 
 
 def owner_class(cls: type) -> type:
     """The class of a module that calls two modules that are computed together (`convgrad.nn.joined`)."""
     if _is_parametrized(cls):
         return constructors.with_bases(cls, (owner_class(cls.__bases__[0]),))
-    owner = joined.Owner
-    made = _made.get((owner, cls))
-    if made is None:
 
-        @wraps(cls.forward)  # pyright: ignore[reportAttributeAccessIssue]
-        def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return owner.forward(self, *args, **kwargs)
+    @wraps(cls.forward)  # pyright: ignore[reportAttributeAccessIssue]
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return joined.Owner.forward(self, *args, **kwargs)
 
-        body = {"forward": forward, "_convgrad_stock": cls}
-        made = _made[owner, cls] = constructors.derived_class(owner_class, cls, (owner, cls), body)
-    return made
+    body = {"forward": forward, "_convgrad_stock": cls}
+    return constructors.derived_class(owner_class, cls, (joined.Owner, cls), body)
 
 
 # ---- back ----------------------------------------------------------------------------------------

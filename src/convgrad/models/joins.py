@@ -74,11 +74,7 @@ def _kind(module: Any, once: bool) -> str | None:
 
 
 def give_class(module: nn.Module, after: type, report: Report) -> None:
-    """Give a module another class, until the report is restored.
-
-    Raises:
-        Exception: Python cannot, or the module refuses.
-    """
+    """Give a module another class, until the report is restored; Python or the module may refuse with any error."""
     before, module.__class__ = type(module), after
     report._undo.append(partial(restore_class, module, before, after))
 
@@ -118,10 +114,7 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
 
 
 def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Called]:
-    """What the forward calls, and where.
-
-    Modules are not traced into. Functions are, unless they need the value of a tensor or a size.
-    """
+    """What the forward calls, and where: traced through functions, unless they need values or sizes of tensors."""
     opaque: tuple[Any, ...] = ()
     while True:
         twin = copy.deepcopy(owner, {id(t): t for t in _not_copied(owner)})  # a forward may change its modules

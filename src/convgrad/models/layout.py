@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from .._compat import channels_last_of, forward_ad_active, functorch_active
 from ..settings import cudnn_allows_tf32
@@ -23,8 +23,7 @@ def spatial_convolutions(model: nn.Module) -> list[Any]:
 def to_channels_last(model: nn.Module) -> list[Callable[[], None]]:
     """Lay the weights of a model's convolutions out in channels_last and, by a hook, what it is called with.
 
-    Returns:
-        Functions that undo both, to be called from the last one on.
+    Returns functions that undo both, to be called from the last one on.
     """
     convolutions = spatial_convolutions(model)
     turn = partial(_inputs_to_channels_last, {len(m.kernel_size) + 2 for m in convolutions})
@@ -35,26 +34,21 @@ def to_channels_last(model: nn.Module) -> list[Callable[[], None]]:
 def _inputs_to_channels_last(dims: set[int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The forward pre-hook of the root: converts what its convolutions may see, wherever it is among the arguments.
 
-    Args:
-        dims: how many dimensions that has; a video is no image for a model of images.
+    That is what has so many dimensions: a video is no image for a model of images.
     """
 
-    def turned(t: Any) -> Any:
-        if not isinstance(t, Tensor) or not t.is_floating_point() or t.layout is not torch.strided:
-            return t
-        if t.dim() not in dims or functorch_active() or forward_ad_active():  # inside of vmap there is no such layout
-            return t
-        return t.contiguous(memory_format=channels_last_of(t.dim() - 2))
+    if functorch_active() or forward_ad_active():  # inside of vmap there is no such layout
+        return args, kwargs
 
-    return tree_map(turned, (args, kwargs))
+    def turned(t: Tensor) -> Tensor:
+        fits = t.dim() in dims and t.is_floating_point() and t.layout is torch.strided
+        return t.contiguous(memory_format=channels_last_of(t.dim() - 2)) if fits else t
+
+    return tree_map_only(Tensor, turned, (args, kwargs))
 
 
 def _weights_to_channels_last(modules: Iterable[nn.Module]) -> Callable[[], None]:
-    """Lay the weights of these modules out in channels_last; the objects stay the same.
-
-    Returns:
-        A function that lays them out as they were, with the values that they have by then.
-    """
+    """Lay the weights of these modules out in channels_last; what is returned lays the same tensors out as before."""
     found = [t for m in modules for t in (*m.parameters(), *m.buffers()) if not nn.parameter.is_lazy(t)]
     before = {t: t.stride() for t in found if t.dim() in (4, 5)}  # a shared one once
     for t in before:

@@ -2,14 +2,14 @@
 
 The kernels of aten::convolution and aten::convolution_backward are exchanged at the dispatch keys of the devices, below
 autograd, autocast, functorch and every mode. So whatever ends in these two operators is caught: modules, functional
-calls, transposed convolutions, double backward, scripted models, compiled code. One router serves the whole process.
+calls, transposed convolutions, double backward, scripted models, compiled code.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -31,53 +31,49 @@ from ..errors import BackendError, ConvgradError
 from ..shapes import channels_of_output, conv_geometry
 from ..validation import check_backward, check_operands
 
-Ints = Sequence[int]
-Original = Callable[..., Any]
+_lock = lock_over_forks()
+#: How many blocks are open.
+_open = {"takeover": 0, "observe_aten": 0}
+_library: torch.library.Library | None = None
 
 
-class _Router:
-    """Owns the exchanged kernels, which are registered from the first block that opens until the last one closes."""
+@contextmanager
+def _exchanged(block: str) -> Generator[None, None, None]:
+    """PyTorch's kernels are exchanged from the first block that opens until the last one closes."""
+    _count(block, 1)
+    try:
+        yield
+    finally:
+        _count(block, -1)
 
-    def __init__(self) -> None:
-        self._lock = lock_over_forks()
-        self._open = {"ours": 0, "stock": 0}
-        self._override: torch.library.Library | None = None
-        self.taking = False
 
-    @contextmanager
-    def opened(self, kind: str) -> Generator[None, None, None]:
-        self._count(kind, 1)
-        try:
-            yield
-        finally:
-            self._count(kind, -1)
+def _count(block: str, more: int) -> None:
+    global _library  # noqa: PLW0603
+    with _lock:
+        if _library is None:
+            _library = _exchange()
+        _open[block] += more
+        if not any(_open.values()):
+            _library._destroy()
+            _library = None
 
-    def _count(self, kind: str, more: int) -> None:
-        with self._lock:
-            if self._override is None:
-                self._override = self._put()
-            self._open[kind] += more
-            self.taking = self._open["ours"] > 0
-            if not any(self._open.values()):
-                self._override._destroy()
-                self._override = None
 
-    def _put(self) -> torch.library.Library:
-        """The kernels in place of PyTorch's, until what is returned is destroyed."""
-        library = torch.library.Library("aten", "IMPL")
-        try:
-            gpu = torch.version.cuda is not None or torch.version.hip is not None
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Warning only once")  # PyTorch 2.11 for CUDA: a kernel is replaced
-                for key in ("CPU", "CUDA") if gpu else ("CPU",):
-                    for op in ("convolution", "convolution_backward"):
-                        kernel = _kernel(self, op, torch.library.get_kernel(f"aten::{op}", key).call_boxed)
-                        library.impl(op, kernel, key, with_keyset=True)
-                        _retired.append((torch.library.get_kernel(f"aten::{op}", key), kernel))
-        except BaseException:
-            library._destroy()
-            raise
-        return library
+def _exchange() -> torch.library.Library:
+    """Put our kernels in the place of PyTorch's, until what is returned is destroyed."""
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        gpu = torch.version.cuda is not None or torch.version.hip is not None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once")  # PyTorch 2.11 for CUDA: a kernel is replaced
+            for key in ("CPU", "CUDA") if gpu else ("CPU",):
+                for op in ("convolution", "convolution_backward"):
+                    kernel = _kernel(op, torch.library.get_kernel(f"aten::{op}", key).call_boxed)
+                    library.impl(op, kernel, key, with_keyset=True)
+                    _retired.append((torch.library.get_kernel(f"aten::{op}", key), kernel))
+    except BaseException:
+        library._destroy()
+        raise
+    return library
 
 
 #: Another thread may be about to call a kernel that is being removed, and PyTorch keeps one alive only while it is
@@ -103,7 +99,7 @@ class inside:  # noqa: N801 - a block, as torch.no_grad is one; a generator woul
         thread.in_backend = False
 
 
-def _kernel(router: _Router, op: str, original: Original) -> Callable[..., Any]:
+def _kernel(op: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel for aten::convolution or aten::convolution_backward: every call of PyTorch's passes through here."""
     backward = op == "convolution_backward"
     name, plan_of = f"aten::{op}", _plan_backward if backward else _plan_forward
@@ -115,13 +111,13 @@ def _kernel(router: _Router, op: str, original: Original) -> Callable[..., Any]:
         if backward and raw[0] is None and raw[7][2]:  # without bias_sizes an empty batch would end the process
             raw = ([channels_of_output(c.shape, raw[4], raw[6])], *raw[1:])
         watched = observers or profiler_enabled()
-        if thread.in_backend or not (router.taking or watched) or jit_tracing() is not None:
+        if thread.in_backend or not (_open["takeover"] or watched) or jit_tracing() is not None:
             return original(keyset, a, b, c, *raw)
         plan: Any = find(name, raw, a, b, c, None, True)
         if plan.__class__ is tuple:
             with inside():
                 plan = plan_of(plan, raw, a, b, c)
-        if plan is not None and router.taking and not plan.aten:
+        if plan is not None and _open["takeover"] and not plan.aten:
             with inside():
                 return plan.gradients(a, b, c) if backward else plan.contract(a, b, c)
         if plan is not None and watched:
@@ -135,11 +131,7 @@ def _kernel(router: _Router, op: str, original: Original) -> Callable[..., Any]:
 
 
 def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Plan | None:
-    """The plan of a call, remembered under its key; None where PyTorch must see the call as it is.
-
-    Raises:
-        BackendError: a backend that was requested by name cannot.
-    """
+    """The plan of a call, remembered under its key; None where PyTorch must see the call as it is."""
     plan, since = None, generation[0]
     if len(raw[1]) in (1, weight.dim() - 2) and 0 not in input.shape and not input.is_complex():
         try:
@@ -154,12 +146,7 @@ def _plan_forward(key: Any, raw: Any, input: Tensor, weight: Tensor, bias: Tenso
 
 
 def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weight: Tensor) -> Plan | None:
-    """The same for a backward.
-
-    Raises:
-        ShapeError: a grad_output or bias_sizes that PyTorch's own kernel would not check before it reads memory.
-        BackendError: a backend that was requested by name cannot.
-    """
+    """The same for a backward, whose shapes are checked: PyTorch's own kernel reads memory without."""
     bias_sizes, *arguments, mask = raw
     plan, since = None, generation[0]
     try:
@@ -185,8 +172,6 @@ def _plan_backward(key: Any, raw: Any, grad_output: Tensor, input: Tensor, weigh
 
 # ---- blocks --------------------------------------------------------------------------------------
 
-_router = _Router()
-
 
 @contextmanager
 def takeover() -> Iterator[None]:
@@ -208,7 +193,7 @@ def takeover() -> Iterator[None]:
         ...     torch.nn.functional.conv2d(x, w).item()
         9.0
     """
-    with _router.opened("ours"):
+    with _exchanged("takeover"):
         yield
 
 
@@ -218,5 +203,5 @@ def observe_aten() -> Iterator[None]:
 
     An open `takeover` takes precedence.
     """
-    with _router.opened("stock"):
+    with _exchanged("observe_aten"):
         yield

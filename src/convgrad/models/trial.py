@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._compat import suggests_channels_last
 from ..engine.ab_timer import compare
-from .classes import is_convolution, is_known
+from .classes import is_batch_norm, is_convolution, is_linear
 from .worth import Seen
 
 NO_COPY = "not measured, for the model cannot be copied"
@@ -51,10 +51,10 @@ def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
     seen: dict[str, list[Seen]] = {}
     twin = copied(model)
     with quietly(model if twin is None else twin) as tried:
-        handles = [
+        handles = [  # a module with `cls_to_become` is lazy
             module.register_forward_pre_hook(_noting(seen.setdefault(name, [])), with_kwargs=True)
             for name, module in tried.named_modules()
-            if is_known(module) or hasattr(module, "cls_to_become")  # lazy
+            if is_convolution(module) or is_batch_norm(module) or is_linear(module) or hasattr(module, "cls_to_become")
         ]
         try:
             _call(tried, inputs)
@@ -127,11 +127,7 @@ def faster_in_channels_last(
 ) -> tuple[bool, str] | None:
     """Whether forward and backward are faster in channels_last, timed alternately on two copies, and the finding.
 
-    Args:
-        accelerate_: the function of this name, for the copies.
-
-    Returns:
-        None where the model cannot be copied.
+    None where the model cannot be copied; the function `accelerate_` is for the copies.
     """
     as_it_was, turned = copied(model), copied(model)
     if as_it_was is None or turned is None:

@@ -1,7 +1,7 @@
 """Whether a layer is worth replacing, by the engine's choice and without measuring.
 
-It is if another backend than ATen is chosen for any of its outputs: at the sizes that it sees, where they are known,
-else at any of a grid of usual sizes.
+It is if another backend than ATen is chosen for any of its outputs: at the sizes of the inputs that it was seen to get,
+or where these are not known (None), at any of a grid of usual sizes.
 """
 
 from __future__ import annotations
@@ -43,11 +43,7 @@ _ROWS = tuple(round(2 ** (i / 2)) for i in range(32, 13, -1))
 
 
 def worth_replacing(module: Any, seen: Iterable[Seen] | None) -> bool:
-    """Whether any output of a layer is given to another backend than ATen: a faster one, or one that is right.
-
-    Args:
-        seen: its inputs; None where they are not known.
-    """
+    """Whether any output of a layer is given to another backend than ATen: a faster one, or one that is right."""
     d, device, dtype = len(module.kernel_size), module.weight.device, module.weight.dtype
     contiguous, channels_last = torch.contiguous_format, channels_last_of(d)
     turned = suggests_channels_last(module.weight)  # then so is every result
@@ -73,7 +69,7 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None) -> bool:
 
 
 def linear_may_gain(module: Any, seen: Iterable[Seen] | None) -> bool:
-    """Whether a linear layer may be faster as a pointwise convolution: on a CPU, at some size where it is not known.
+    """Whether a linear layer may be faster as a pointwise convolution, on a CPU.
 
     Where measuring is on, it is found out when the layer runs.
     """
@@ -94,12 +90,7 @@ def linear_may_gain(module: Any, seen: Iterable[Seen] | None) -> bool:
 
 
 def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a batch normalisation may be faster in training: on a CPU, at some size where it is not known.
-
-    Args:
-        seen: its inputs; None where they are not known.
-        dtype: of its parameters; inputs of 16 bits may come with parameters of float32.
-    """
+    """Whether a batch normalisation with parameters of this dtype may be faster in training, on a CPU."""
     if device.type != "cpu" or not native_norm_takes(dtype):
         return False
     return seen is None or any(norm_gains(s.shape, dtype.itemsize, s.channels_last) for s in seen)

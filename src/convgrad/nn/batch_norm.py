@@ -25,7 +25,7 @@ from .._compat import (
     jit_tracing,
 )
 from ..backends import native_norm_takes, norm_gains, normalization_gradients, normalize
-from .joined import GRADIENTS, leaf_of_fx, now, stock_twin
+from .joined import leaf_of_fx, now, stock_twin
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -153,9 +153,9 @@ class _Normalization(torch.autograd.Function):
                 grad_output = grad_output.contiguous()
             if ctx.activation:
                 normalized = torch.nn.functional.batch_norm(input, None, None, weight, bias, True, 0.0, ctx.epsilon)
-                grad_output = GRADIENTS[ctx.activation](grad_output, normalized)
+                grad_output = _GRADIENTS[ctx.activation](grad_output, normalized)
             scale = None if weight is None else weight.to(statistics.dtype)
-            gradients = torch.ops.aten.native_batch_norm_backward(
+            gradients = _aten.native_batch_norm_backward(
                 grad_output, input, scale, None, None, *statistics, True, ctx.epsilon, needs
             )
         else:
@@ -165,7 +165,20 @@ class _Normalization(torch.autograd.Function):
 
 
 _normalization = apply_of(_Normalization)
+_aten: Any = torch.ops.aten
 
+
+def _silu_gradient(g: Tensor, z: Tensor) -> Tensor:
+    s = z.sigmoid()  # aten's own has no derivative
+    return g * s * (1 + z * (1 - s))
+
+
+#: Activation -> the gradient of its input, with derivatives of its own.
+_GRADIENTS: dict[str, Any] = {
+    "relu": lambda g, z: _aten.threshold_backward(g, z, 0),
+    "relu6": lambda g, z: _aten.hardtanh_backward(g, z, 0.0, 6.0),
+    "silu": _silu_gradient,
+}
 
 _DOCSTRING = """``torch.nn.{name}``, computed by convgrad in training on a CPU.
 

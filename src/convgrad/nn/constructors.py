@@ -7,6 +7,7 @@ import inspect
 import types
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
+from weakref import WeakValueDictionary
 
 
 def set_constructor(cls: type, base: type, options: dict[str, Any], leading: Collection[str] = ()) -> None:
@@ -55,9 +56,13 @@ def with_bases(cls: type, bases: tuple[type, ...]) -> type:
     return type(cls)(cls.__name__, bases, body)
 
 
-def derived_class(maker: Callable[[type], type], cls: type, bases: tuple[type, ...], body: dict[str, Any]) -> type:
-    """A class in place of ``cls``, with its name; ``maker`` is the function that makes it, of ``cls`` alone."""
+_derived: WeakValueDictionary[Any, type] = WeakValueDictionary()
 
+
+def derived_class(maker: Callable[[type], type], cls: type, bases: tuple[type, ...], body: dict[str, Any]) -> type:
+    """The class in place of ``cls``, with its name; ``maker`` is the function that makes it, of ``cls`` alone."""
+    if (known := _derived.get((maker, cls))) is not None:
+        return known
     origin, makers = cls.__dict__.get("_convgrad_made_of", (cls, ()))  # it may be a derived class itself
     makers = (*makers, maker)
 
@@ -72,7 +77,7 @@ def derived_class(maker: Callable[[type], type], cls: type, bases: tuple[type, .
     body = {**body, **named, "__reduce_ex__": reduce, "_convgrad_made_of": (origin, makers)}
     if not any(issubclass(base, _NoInitSubclass) for base in bases):
         bases = (_NoInitSubclass, *bases)
-    made = types.new_class(cls.__name__, bases, {}, lambda namespace: namespace.update(body))
+    made = _derived[maker, cls] = types.new_class(cls.__name__, bases, {}, lambda namespace: namespace.update(body))
     return made
 
 

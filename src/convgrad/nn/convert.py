@@ -85,9 +85,6 @@ def new_classes(
         skip: names of layers to leave.
         converted: the class that a layer gets, None where it stays as it is.
         done: the class of what was converted before.
-
-    Raises:
-        ValueError: skip names what is not there.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"the layers of a torch.nn.Module are converted, got {type(model).__name__}")

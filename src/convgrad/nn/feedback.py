@@ -191,7 +191,7 @@ class FeedbackConvTranspose3d(_Feedback, modules.ConvTranspose3d): ...
 _CLASSES: dict[type, type] = {}
 for _layer in _Feedback.__subclasses__():
     _base = _layer.__mro__[2]
-    _layer.__doc__ = _DOCSTRING.format(**functional.words(_base.__name__))
+    _layer.__doc__ = _DOCSTRING.format(**functional.docstring_words(_base.__name__))
     set_constructor(_layer, _base, {"rule": "alignment"})
     _CLASSES |= {_base: _layer, getattr(torch.nn, _base.__name__): _layer}
 

@@ -199,20 +199,3 @@ class ZeroPad1d(_ZeroPad, nn.ZeroPad1d): ...
 class ZeroPad2d(_ZeroPad, nn.ZeroPad2d): ...
 class ZeroPad3d(_ZeroPad, nn.ZeroPad3d): ...
 # fmt: on
-
-
-_aten: Any = torch.ops.aten
-
-
-def _silu_gradient(g: Tensor, z: Tensor) -> Tensor:
-    s = z.sigmoid()  # aten's own has no derivative
-    return g * s * (1 + z * (1 - s))
-
-
-#: name -> the gradient of its input, with derivatives of its own.
-GRADIENTS: dict[str, Any] = {
-    "": lambda g, z: g,
-    "relu": lambda g, z: _aten.threshold_backward(g, z, 0),
-    "relu6": lambda g, z: _aten.hardtanh_backward(g, z, 0.0, 6.0),
-    "silu": _silu_gradient,
-}

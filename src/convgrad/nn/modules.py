@@ -21,7 +21,6 @@ from .._compat import fx_tracing
 from ..engine import get_backend, use_backend
 from ..errors import UnsupportedError
 from ..padding_modes import pad
-from ..shapes import padding_pairs
 from .constructors import set_constructor
 from .joined import leaf_of_fx, now
 from .padding import convolve
@@ -32,13 +31,10 @@ _NONE = (None,)
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
 
-class _Chosen:
+class _WithBackend:
     """The ``backend`` keyword: the name of a backend that this module asks for, or None.
 
     Private names of the modules begin with ``_convgrad``: any other one may be an attribute of a user's class.
-
-    Raises:
-        KeyError: no backend has this name; a kernel of yours is registered before the module that asks for it is made.
     """
 
     backend: str | None = None
@@ -77,12 +73,8 @@ class _Chosen:
         )
 
 
-class _OfSequences:
-    """The ``layout`` keyword of the 1-D modules.
-
-    Raises:
-        ValueError: it is neither "NCL" nor "NLC".
-    """
+class _WithLayout:
+    """The ``layout`` keyword of the 1-D modules."""
 
     layout: functional.Layout = "NCL"
 
@@ -101,18 +93,12 @@ class _OfSequences:
         return shown if self._convgrad_layout == "NCL" else f"{shown}, layout={self._convgrad_layout}"
 
 
-def _sides(module: Any) -> tuple[tuple[int, int], ...]:
-    """Low and high padding of each dimension."""
-    size = (0, 0, *module.kernel_size)  # the weight may be a proxy of torch.fx, without sizes
-    return padding_pairs(functional.paddings(module.padding, size, module.stride, module.dilation), len(size) - 2)
-
-
 def _as_pairs(sides: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """The same of what ``torch.nn.functional.pad`` takes, which begins with the last dimension."""
+    """Pairs (low, high) of what ``torch.nn.functional.pad`` takes, which begins with the last dimension."""
     return tuple(zip(sides[-2::-2], sides[::-2], strict=True))
 
 
-class _Conv(_Chosen):
+class _Conv(_WithBackend):
     """What the three convolutions share."""
 
     def __init__(self: Any, *, padding: Any = 0, **kwargs: Any) -> None:
@@ -120,8 +106,9 @@ class _Conv(_Chosen):
         known = 0 if isinstance(padding, str) and padding == "causal" else padding
         super().__init__(padding=known, **kwargs)
         if known is not padding:
-            self.padding = functional.paddings(padding, self.weight.shape, self.stride, self.dilation)
-        self._reversed_padding_repeated_twice = [side for pair in reversed(_sides(self)) for side in pair]
+            self.padding = padding
+            (self.padding,) = functional.sides_of(self)
+        self._reversed_padding_repeated_twice = [side for pair in reversed(functional.sides_of(self)) for side in pair]
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """As torch's. For our own classes the parameters are read directly, because `Module.__getattr__` is slow."""
@@ -140,7 +127,7 @@ class _Conv(_Chosen):
         if mode == "zeros":
             if not _is_dynamo_compiling() and now.padding and now.padding.get(self, _NONE)[0] is input:
                 # It lacks the zeros that the module in front pads it with.
-                zeros, sides = now.padding.pop(self)[1], _sides(self)
+                zeros, sides = now.padding.pop(self)[1], functional.sides_of(self)
                 if self._convgrad_layout == "NCL" and not self._convgrad_backend and len(zeros) == 2 * len(sides):
                     more = _as_pairs(zeros)
                     sides = tuple((low + a, high + b) for (low, high), (a, b) in zip(sides, more, strict=True))
@@ -165,7 +152,7 @@ class _Conv(_Chosen):
         return self._convgrad_compute(input, weight, bias, self.stride, 0, self.dilation, groups)
 
 
-class _ConvTranspose(_Chosen):
+class _ConvTranspose(_WithBackend):
     """The forward that the three transposed convolutions share."""
 
     def forward(self: Any, input: Tensor, output_size: Sequence[int] | None = None) -> Tensor:
@@ -181,7 +168,7 @@ class _ConvTranspose(_Chosen):
         size, padding = output_size, self.padding
         if size is not None:
             # torch's rule knows one padding for both sides: what the high side has more goes into the size it is given.
-            sides = _sides(self)
+            sides = functional.sides_of(self)
             more = [0] * (len(size) - len(sides)) + [high - low for low, high in sides]
             size, padding = [n + m for n, m in zip(size, more, strict=False)], [low for low, _ in sides]
         d, stride, dilation = len(self.kernel_size), self.stride, self.dilation
@@ -213,10 +200,10 @@ _LAYOUT = """
 """
 
 
-def _as_in_torch(module: type[_Chosen]) -> None:
+def _as_in_torch(module: type[_WithBackend]) -> None:
     """Give a module its function, its docstring and torch's constructor with our keywords."""
     name = module.__name__
-    known = functional.words(name)
+    known = functional.docstring_words(name)
     one_d = known["d"] == 1
     module._convgrad_function = staticmethod(getattr(functional, known["function"]))
     module.__doc__ = _DOCSTRING.format(
@@ -226,10 +213,10 @@ def _as_in_torch(module: type[_Chosen]) -> None:
 
 
 # fmt: off
-class Conv1d(_OfSequences, _Conv, torch.nn.Conv1d): ...
+class Conv1d(_WithLayout, _Conv, torch.nn.Conv1d): ...
 class Conv2d(_Conv, torch.nn.Conv2d): ...
 class Conv3d(_Conv, torch.nn.Conv3d): ...
-class ConvTranspose1d(_OfSequences, _ConvTranspose, torch.nn.ConvTranspose1d): ...
+class ConvTranspose1d(_WithLayout, _ConvTranspose, torch.nn.ConvTranspose1d): ...
 class ConvTranspose2d(_ConvTranspose, torch.nn.ConvTranspose2d): ...
 class ConvTranspose3d(_ConvTranspose, torch.nn.ConvTranspose3d): ...
 # fmt: on

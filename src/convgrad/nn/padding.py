@@ -7,9 +7,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .._compat import profiler_enabled
 from ..backends import PaddedCopy
-from ..engine import Plan, find, make, observers
+from ..engine import Plan, find, make
 from ..ops import apply
 from ..padding_modes import Sides, fits, is_plain
 from ..problem import PADDING_MODES, PaddingMode
@@ -29,9 +28,6 @@ def convolve(
 
     Shape:
         (N, C_in, *in), (C_out, C_in / groups, *kernel) -> (N, C_out, *out), or input and output without N
-
-    Raises:
-        ConvgradError: the operands do not belong together, or a backend that was requested cannot.
     """
     if not is_plain(input) or mode not in PADDING_MODES:
         return None
@@ -53,5 +49,4 @@ def convolve(
         return None
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (input, weight, bias)):
         return apply(plan, input, weight, bias)
-    contract = plan.contract if observers or profiler_enabled() else plan.kernel
-    return contract(input, weight, bias)
+    return plan.contract(input, weight, bias)

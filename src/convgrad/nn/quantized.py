@@ -49,7 +49,7 @@ class Quantized:
                 raise ValueError(f"check_grad=True means float64 parameters, but dtype is {given['dtype']}")
             given["dtype"] = torch.float64
         if given.get("padding_mode") == "circular_split":
-            padding = _split(given.get("padding", 0), functional.words(self._base.__name__)["d"])
+            padding = _split(given.get("padding", 0), functional.docstring_words(self._base.__name__)["d"])
             given.update(padding_mode="circular", padding=padding)
         super().__init__(**given)
         self.adopt(scheme, {})
@@ -59,11 +59,7 @@ class Quantized:
     def adopt(self: Any, scheme: Scheme, made: dict[Tensor, dict[str, nn.Parameter]]) -> None:
         """Take a scheme; the weight makes room for the parameters that the scheme keeps in its place.
 
-        Args:
-            made: those that other layers got for the weights that they had, so that tied weights stay tied.
-
-        Raises:
-            TypeError: the weight is complex.
+        ``made`` has those that other layers got for the weights that they had, so that tied weights stay tied.
         """
         if self.weight.dtype.is_complex:
             raise TypeError(f"{type(self).__name__} quantises real weights, got {self.weight.dtype}")
@@ -180,7 +176,7 @@ _SPLIT = """ ``padding_mode="circular"`` pads each side by ``padding``, as torch
 
 
 def _docstring(name: str, scheme: type[Scheme], base: type) -> str:
-    known = functional.words(base.__name__) if "Conv" in base.__name__ else {}
+    known = functional.docstring_words(base.__name__) if "Conv" in base.__name__ else {}
     split = scheme._leading and known.get("what") == "convolution"
     return _DOCSTRING.format(
         what=f"A {known['d']}-d {known['what']}" if known else "A linear layer",

@@ -16,7 +16,7 @@ from .autocast import autocast_is_on, cast_operands
 from .autograd import apply
 from .kernels import run as run_gradient
 from .lowering import any_subclass, loaders, rules_of, with_rules
-from .with_backend import operator
+from .with_backend import Rule, operator
 
 _ARGUMENTS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"
@@ -38,14 +38,20 @@ SCHEMAS = {
 }
 
 _library = torch.library.Library("convgrad", "DEF")
+
+
+def _define(name: str, schema: str, kernel: Rule, without_data: Rule, batched: Rule, differentiable: Rule) -> None:
+    _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"convgrad::{name}", without_data, lib=_library)
+    torch.library.register_vmap(f"convgrad::{name}", batched, lib=_library)
+    _library.impl(name, differentiable, "Autograd", with_keyset=True)
+
+
 for _name, _schema in SCHEMAS.items():
-    _library.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-    _library.impl(_name, getattr(kernels, _name), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"convgrad::{_name}", getattr(fake, _name), lib=_library)
-    torch.library.register_vmap(f"convgrad::{_name}", getattr(batching, _name), lib=_library)
-    _library.impl(_name, getattr(autograd, _name), "Autograd", with_keyset=True)
-    rules = (getattr(room, _name) for room in (kernels, fake, batching, autograd))
-    with_backend.define(_library, _name, _schema, *rules)
+    _rules = [getattr(room, _name) for room in (kernels, fake, batching, autograd)]
+    _define(_name, _schema, *_rules)
+    _define(f"{_name}.with_backend", *with_backend.overload(_schema, *_rules))
 
 autocast.register(_library)
 flops.register()

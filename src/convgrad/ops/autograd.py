@@ -55,14 +55,10 @@ class Contraction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Any, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute, and save only those operands that a derivative will contract.
-
-        Args:
-            call: a `Plan`, or a `Call` of an operator that the dispatcher handed over.
-        """
+        """Compute by a `Plan`, or by a `Call` that the dispatcher handed over, and save what a derivative will need."""
         ctx.call = call
-        _, first_moves, second_moves, _ = ctx.needs_input_grad
-        ctx.save_for_backward(first if second_moves else None, second if first_moves else None)
+        _, needs_first, needs_second, _ = ctx.needs_input_grad
+        ctx.save_for_backward(first if needs_second else None, second if needs_first else None)
         if call.__class__ is Plan:
             contract = call.contract if observers or profiler_enabled() else call.kernel
             return contract(first, second, bias)
@@ -78,7 +74,7 @@ class Contraction(torch.autograd.Function):
         """One contraction for each gradient that the running backward pass needs."""
         call = ctx.call
         first, second = ctx.saved_tensors
-        if call.__class__ is Plan and _holds(call, cotangent):
+        if call.__class__ is Plan and _is_valid(call, cotangent):
             needs = _needed(ctx)
             plan = call.backwards.get(needs) or call.backward(needs)
             grad_first, grad_second, grad_bias = plan.gradients(cotangent, first, second)
@@ -105,7 +101,7 @@ apply = apply_of(Contraction)
 _SingleLevel = single_level(Contraction)
 
 
-def _holds(plan: Plan, cotangent: Tensor) -> bool:
+def _is_valid(plan: Plan, cotangent: Tensor) -> bool:
     """Whether a plan may compute the backward pass: nothing has changed since, and no derivative of it is needed."""
     return (
         not is_dynamo_compiling()
@@ -139,7 +135,7 @@ def _with_layout(form: Form, input: Tensor, weight: Tensor) -> Form:
     return form._replace(memory_format=layout_of(input, weight, geometry))
 
 
-def _of_copy(
+def _gradients_of_padded_copy(
     form: Form, cotangent: Tensor, input: Tensor | None, weight: Tensor | None, needs: tuple[bool, bool, bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients, differentiable themselves, of a convolution with a padding mode: those of the padded copy."""
@@ -161,7 +157,7 @@ def _gradients(
     needs: tuple[bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if form.padding_mode != "zeros":
-        return _of_copy(form, cotangent, first, second, needs)
+        return _gradients_of_padded_copy(form, cotangent, first, second, needs)
     if yields == "output" and first is not None and second is not None:
         if needs[0] and needs[1]:  # both at once, so that one sweep may serve them
             if first.is_complex():
@@ -182,7 +178,7 @@ def _gradients(
 # ---- kernels at the key --------------------------------------------------------------------------
 
 
-def _below(op: Any, keyset: Any, operands: tuple[Tensor | None, ...], rest: Any) -> Callable[..., Any]:
+def _below_autograd(op: Any, keyset: Any, operands: tuple[Tensor | None, ...], rest: Any) -> Callable[..., Any]:
     """The operator below autograd, or what a graph that is being traced gets in its place."""
     if dispatch_modes():
         flops.register()
@@ -196,7 +192,7 @@ def _below(op: Any, keyset: Any, operands: tuple[Tensor | None, ...], rest: Any)
     return below
 
 
-def _through(
+def _differentiable(
     op: Any,
     keyset: Any,
     yields: Role,
@@ -206,14 +202,14 @@ def _through(
     **options: Any,
 ) -> Tensor:
     """Call the operator below autograd, through `Contraction` where a derivative may be needed."""
-    call_below = _below(op, keyset, operands, rest)
+    call_below = _below_autograd(op, keyset, operands, rest)
 
     def below(first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
         args = (first, second, bias) if yields == "output" else (first, second)
         return call_below(*args, *rest, **options)
 
     transformed = functorch_active() or forward_ad_active()
-    if not transformed and not _moves(*operands):
+    if not transformed and not _recorded(*operands):
         return below(*operands)
     first, second, _ = operands
     if yields == "output" and not (first.requires_grad and second.requires_grad):
@@ -225,7 +221,7 @@ def _through(
         return _SingleLevel.apply(call, *operands)
 
 
-def _moves(*tensors: Tensor | None) -> bool:
+def _recorded(*tensors: Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -236,7 +232,7 @@ def convolution(keyset: Any, input: Tensor, weight: Tensor, bias: Tensor | None,
         return decompositions.convolution(input, weight, bias, *arguments)
     form = Form(input.shape, weight.shape, arguments)
     op = torch.ops.convgrad.convolution.default
-    return _through(op, keyset, "output", form, (input, weight, bias), arguments)
+    return _differentiable(op, keyset, "output", form, (input, weight, bias), arguments)
 
 
 def _gradient(yields: Role) -> Callable[..., Tensor]:
@@ -245,7 +241,7 @@ def _gradient(yields: Role) -> Callable[..., Tensor]:
         refuse_nested(grad_output, other)
         sizes = (size, other.shape) if yields == "input" else (other.shape, size)
         op, form = getattr(torch.ops.convgrad, f"grad_{yields}").default, Form(*sizes, arguments)
-        return _through(op, keyset, yields, form, (grad_output, other, None), (size, *arguments), **options)
+        return _differentiable(op, keyset, yields, form, (grad_output, other, None), (size, *arguments), **options)
 
     return gradient
 
@@ -262,9 +258,9 @@ def convolution_backward(
         return decompositions.convolution_backward(grad_output, input, weight, bias_sizes, *arguments)
     *rest, mask = arguments
     tensors = (grad_output, input, weight)
-    if not (functorch_active() or forward_ad_active() or _moves(*tensors)):
+    if not (functorch_active() or forward_ad_active() or _recorded(*tensors)):
         op = torch.ops.convgrad.convolution_backward.default
-        return _below(op, keyset, tensors, (bias_sizes, *arguments))(*tensors, bias_sizes, *arguments)
+        return _below_autograd(op, keyset, tensors, (bias_sizes, *arguments))(*tensors, bias_sizes, *arguments)
     form, geometry = Form(input.shape, weight.shape, tuple(rest)), conv_geometry(weight.shape, *rest)
     check_backward(grad_output.shape, input.shape, weight.shape, bias_sizes, geometry, mask)
     options = {"memory_format": layout_of(input, weight, geometry)}

@@ -21,11 +21,7 @@ def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: 
 
 
 def run(op: str, plan: Plan, raw: tuple[Any, ...], *operands: Tensor) -> Any:
-    """A call of a gradient operator by its plan: one gradient, or three with None for those that the mask leaves out.
-
-    Args:
-        raw: the arguments behind its operands.
-    """
+    """A gradient operator's call by its plan: one gradient, or three with None for those that the mask leaves out."""
     if op != "convolution_backward":
         exchanged = op == "grad_weight" and raw[4]  # of a transposed convolution
         return plan.contract(*(operands[::-1] if exchanged else operands))

@@ -17,19 +17,17 @@ from .._compat import is_traced, jit_tracing
 from ..engine import Request, active, request_for, resume, traced
 from . import decompositions
 
+Rule = Callable[..., Any]
 
-def define(
-    library: torch.library.Library, name: str, schema: str, kernel: Any, fake: Any, batching: Any, autograd: Any
-) -> None:
-    """Add the overload ``with_backend``: one more keyword, the name of a backend or of one for each pass."""
+
+def overload(
+    schema: str, kernel: Rule, fake: Rule, batching: Rule, autograd: Rule
+) -> tuple[str, Rule, Rule, Rule, Rule]:
+    """The schema with one more keyword, the name of a backend or of one for each pass, and the rules that follow it."""
     arguments, result = schema.split(") -> ")
     star = "" if " *, " in arguments else " *,"
-    library.define(
-        f"{name}.with_backend{arguments},{star} str backend) -> {result}",
-        tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout),
-    )
 
-    def under(rule: Callable[..., Any]) -> Callable[..., Any]:
+    def under(rule: Rule) -> Rule:
         def requested(*args: Any, backend: str, **options: Any) -> Any:
             with resume(_decode(backend)):
                 return rule(*args, **options)
@@ -39,10 +37,8 @@ def define(
     def without_data(*args: Any, backend: str, **options: Any) -> Any:
         return fake(*args, **options)
 
-    library.impl(f"{name}.with_backend", under(kernel), "CompositeExplicitAutograd")
-    library.impl(f"{name}.with_backend", under(autograd), "Autograd", with_keyset=True)
-    torch.library.register_fake(f"convgrad::{name}.with_backend", without_data, lib=library)
-    torch.library.register_vmap(f"convgrad::{name}.with_backend", under(batching), lib=library)
+    schema = f"{arguments},{star} str backend) -> {result}"
+    return schema, under(kernel), without_data, under(batching), under(autograd)
 
 
 def operator(name: str) -> Callable[..., Any]:

@@ -29,27 +29,20 @@ _WHY = {
 
 
 class Description(NamedTuple):
-    """This process's part of a call.
+    """This process's part of a call."""
 
-    Attributes:
-        arguments: its operands, without memory, and the arguments of ``torch.convolution``.
-        placements: where operands and results lie, in words.
-        transfers: what this process receives.
-    """
-
+    #: Its operands, without memory, and the arguments of ``torch.convolution``.
     arguments: tuple[object, ...]
+    #: Where operands and results lie, in words.
     placements: str
+    #: What this process receives.
     transfers: tuple[Transfer, ...]
 
 
 def described(
     geometry: Geometry, input: DTensor, weight: Tensor, bias: Tensor | None, outputs: Sequence[str]
 ) -> Description:
-    """This process's part of a convolution of DTensors, and what it receives in the forward and the backward pass.
-
-    Raises:
-        DtypeError: a plain tensor among DTensors, or several meshes.
-    """
+    """This process's part of a convolution of DTensors, and what it receives in the forward and the backward pass."""
     mesh = mesh_of("convolution", {"input": input, "weight": weight, "bias": bias})
     assert isinstance(weight, DTensor)
     sizes = tuple(input.shape), tuple(weight.shape), convolution_shape(input.shape, weight.shape, None, geometry)

@@ -42,14 +42,7 @@ def alpha_dropout(
 
 
 def _kept(x: DTensor, p: float, dims: int) -> Tensor:
-    """Which elements of the local part are kept: one draw for each position of the first ``dims`` dimensions.
-
-    Args:
-        p: the probability that an element is not kept.
-
-    Raises:
-        ValueError: ``p`` is no probability.
-    """
+    """Which elements of the local part are kept: one draw for each position of the first ``dims`` dimensions."""
     if not 0 <= p <= 1:
         raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
     own, mesh = shards(x), x.device_mesh

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
 from ..errors import UnsupportedError
 from .geometry import Range, clipped
@@ -24,9 +24,8 @@ def of_replicas(func: Function, *args: Any, **kwargs: Any) -> Any:
     """Any function, where every tensor is replicated: each process computes it by itself."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, DTensor)]
     mesh, placements = tensors[0].device_mesh, tensors[0].placements
-    args, kwargs = tree_map(lambda t: local_of(t) if isinstance(t, DTensor) else t, (args, kwargs))
-    result = func(*args, **kwargs)
-    return tree_map(lambda t: joined(t, mesh, placements, t.shape) if isinstance(t, Tensor) else t, result)
+    args, kwargs = tree_map_only(DTensor, local_of, (args, kwargs))
+    return tree_map_only(Tensor, lambda t: joined(t, mesh, placements, t.shape), func(*args, **kwargs))
 
 
 def by_elements(func: Function, *args: Any, **kwargs: Any) -> Any:
@@ -35,8 +34,8 @@ def by_elements(func: Function, *args: Any, **kwargs: Any) -> Any:
     shape = torch.broadcast_shapes(*(t.shape for t in tensors))
     mesh, placements, used = _common(tensors, len(shape))
 
-    def local(t: Any) -> Any:
-        if not isinstance(t, Tensor) or (t.dim() == 0 and not isinstance(t, DTensor) and not t.requires_grad):
+    def local(t: Tensor) -> Tensor:
+        if t.dim() == 0 and not isinstance(t, DTensor) and not t.requires_grad:
             return t
         missing = len(shape) - t.dim()
         own: list[Placement] = [
@@ -47,7 +46,7 @@ def by_elements(func: Function, *args: Any, **kwargs: Any) -> Any:
         ]
         return spread(t, mesh, own, used)
 
-    args, kwargs = tree_map(local, (args, kwargs))
+    args, kwargs = tree_map_only(Tensor, local, (args, kwargs))
     return joined(func(*args, **kwargs), mesh, placements, shape)
 
 
@@ -88,11 +87,9 @@ def along(default: int | None = None, position: int = 1, shift: int = 0) -> Func
         if shift <= 0 and any(dim in shards(t) for t in tensors if isinstance(t, DTensor)):
             raise UnsupportedError(f"{func.__name__} works along dimension {dim}, which is sharded")
         mesh, placements, used = _common(tensors, x.dim())
-        metas, keywords = tree_map(lambda t: meta_of(t) if isinstance(t, Tensor) else t, (args, kwargs))
+        metas, keywords = tree_map_only(Tensor, meta_of, (args, kwargs))
         wholes = func(*metas, **keywords)  # with PyTorch's own checks
-        args, kwargs = tree_map(
-            lambda t: spread(t, mesh, placements, used) if isinstance(t, Tensor) else t, (args, kwargs)
-        )
+        args, kwargs = tree_map_only(Tensor, lambda t: spread(t, mesh, placements, used), (args, kwargs))
         places = [Shard(p.dim + shift) if isinstance(p, Shard) and p.dim >= dim else p for p in placements]
         return tree_map(lambda t, whole: joined(t, mesh, places, whole.shape), func(*args, **kwargs), wholes)
 

@@ -68,9 +68,6 @@ def circular_convolution(
     """A convolution with circular padding of a tensor whose channels are whole: its halo goes around.
 
     Of a padded copy all shards would begin elsewhere: with 16 of them, several times as many rows would travel.
-
-    Args:
-        sides: low and high padding of each dimension.
     """
     own, mesh, d = shards(x), x.device_mesh, weight.dim() - 2
     conv = getattr(functional, f"conv{d}d")
@@ -156,11 +153,7 @@ _NUMPYS = {"axis": "dim", "keepdims": "keepdim"}
 
 
 class Sharded(TorchFunctionMode):
-    """While it is active, functions of sharded tensors are computed by their rules.
-
-    Raises:
-        UnsupportedError: in it, for a function without a rule, or where its rule cannot do what the arguments say.
-    """
+    """While it is active, functions of sharded tensors are computed by their rules, or refused where none can."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -45,22 +45,18 @@ class Piece(NamedTuple):
 
 
 class Route(NamedTuple):
-    """One shard's part in an exchange.
+    """One shard's part in an exchange."""
 
-    Attributes:
-        have: its own range.
-        pieces: what its extended range consists of, in order.
-        zeros: how many zeros lie before and after them.
-        sent: for each of the shards, the pieces of that one's range that this one sends.
-        received: how many positions it receives.
-        travels: whether anything travels at all, between any two shards.
-    """
-
+    #: Its own range.
     have: Range
+    #: What its extended range consists of, in order, and how many zeros lie before and after that.
     pieces: tuple[Piece, ...]
     zeros: tuple[int, int]
+    #: For each of the shards, the pieces of that one's range that this one sends.
     sent: tuple[tuple[Piece, ...], ...]
+    #: How many positions it receives.
     received: int
+    #: Whether anything travels, between any two shards.
     travels: bool
 
 
@@ -76,15 +72,11 @@ def clipped(start: int, end: int, part: Range) -> Range:
 
 
 class Exchange(NamedTuple):
-    """Every shard's own range, and the range that it wants.
+    """Every shard's own range, and the range that it wants."""
 
-    Attributes:
-        have: the ranges that the shards own: in order, without gaps, from 0 to the length of the whole.
-        want: the ranges that they need; beyond the ends there are zeros, or where it is circular, the other end.
-        circular: whether positions count modulo the length.
-    """
-
+    #: In order, without gaps, from 0 to the length of the whole.
     have: tuple[Range, ...]
+    #: Beyond the ends there are zeros, or where it is circular, the other end.
     want: tuple[Range, ...]
     circular: bool = False
 
@@ -92,14 +84,7 @@ class Exchange(NamedTuple):
     def of_halo(
         cls, sizes: Sequence[int], before: int | Sequence[int], after: int | Sequence[int], circular: bool = False
     ) -> Exchange:
-        """Shards of these sizes, each extended by so many positions; by less than none, it is cut.
-
-        Args:
-            before, after: how many positions more at its beginning and its end: one number, or one for each shard.
-
-        Raises:
-            ShapeError: a size below zero, lists of another length, or a shard cut by more than it has.
-        """
+        """Shards of these sizes, extended at both ends by one number of positions or one each; a negative one cuts."""
         parts = len(sizes)
         pairs = zip(_each("before", before, parts), _each("after", after, parts), strict=True)
         have, want, start = [], [], 0
@@ -119,7 +104,7 @@ class Exchange(NamedTuple):
         return self.have[-1][1]
 
     def route(self, rank: int) -> Route:
-        """What one of the shards needs to know."""
+        """The part of one of the shards."""
         return _routes(self)[rank]
 
     @property
@@ -169,22 +154,13 @@ def _each(name: str, value: int | Sequence[int], parts: int) -> Sequence[int]:
 
 
 class Line(NamedTuple):
-    """A convolution along one dimension; a transposed one is read from output to input.
-
-    Attributes:
-        input: number of input positions.
-        output: number of output positions.
-        kernel: number of the kernel's elements.
-        stride: distance of the inputs at which two neighbouring outputs begin.
-        low: padding before the first input.
-        dilation: distance of the inputs of two neighbouring elements of the kernel.
-    """
+    """A convolution along one dimension; a transposed one is read from output to input."""
 
     input: int
     output: int
     kernel: int
     stride: int = 1
-    low: int = 0
+    low: int = 0  # padding before the first input
     dilation: int = 1
 
     def reads(self, outputs: Range) -> Range:
@@ -211,12 +187,7 @@ class Line(NamedTuple):
 
     @lru_cache(maxsize=1024)  # noqa: B019 - of values
     def exchange(self, moves: str, parts: int) -> Exchange:
-        """The exchange after which each process can compute its part.
-
-        Args:
-            moves: ``input`` or ``output``: the side that is extended, so that the other one stays where it is.
-            parts: the number of shards, of input and output alike.
-        """
+        """The exchange that extends the side that moves, ``input`` or ``output``, so that the other one stays."""
         inputs, outputs = chunks(self.input, parts), chunks(self.output, parts)
         if moves == "input":
             return Exchange(inputs, tuple(map(self.inputs_of, outputs)))

@@ -106,11 +106,7 @@ def _route(sizes: Any, before: Counts, after: Counts, circular: bool, rank: int)
 def exchange(x: Tensor, dim: int, route: Route, group: ProcessGroup, *, back: bool = False) -> Tensor:
     """The extended range of this process; or back: the sum of what the ranges of all processes hold of this one's own.
 
-    Each is the derivative of the other.
-
-    Args:
-        x: this process's own range along ``dim``, which is not negative; back: its extended range.
-        group: the processes, in the order of the shards.
+    Each is the derivative of the other. The group has the processes in the order of the shards.
 
     Shape:
         (..., have, ...) -> (..., want, ...), without positions beyond the ends of the whole; back the other way round.

@@ -34,11 +34,7 @@ def batch_norm(
     eps: float = 1e-5,
     first: int = 0,
 ) -> DTensor:
-    """`torch.nn.functional.batch_norm`: the statistics are those of the whole batch and of all its shards.
-
-    Args:
-        first: the first dimension over which they are taken.
-    """
+    """`torch.nn.functional.batch_norm`: the statistics of all shards, from dimension ``first`` on, without channels."""
     vectors = running_mean, running_var, weight, bias
     metas = [v if v is None else meta_of(v) for v in vectors]
     func(meta_of(x), *metas, training, momentum, eps)  # with PyTorch's own checks

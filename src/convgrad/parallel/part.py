@@ -13,14 +13,7 @@ from .sharding import ROLES, Choice, Work, line_of, nested
 
 
 class Halo(NamedTuple):
-    """A spatial dimension along which a role is extended.
-
-    Attributes:
-        role: the one that moves.
-        dim: its dimension.
-        route: what is sent.
-        over: the mesh dimension of the processes.
-    """
+    """A dimension along which a role is extended, and over which dimension of the mesh."""
 
     role: Role
     dim: int
@@ -29,15 +22,11 @@ class Halo(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What this process computes.
+    """What this process computes."""
 
-    Attributes:
-        sizes: of each role, extended by its halos.
-        arguments: of the operator.
-        halos: which roles move.
-    """
-
+    #: Of each role, extended by its halos.
     sizes: dict[Role, list[int]]
+    #: Of the operator.
     arguments: tuple[Any, ...]
     halos: list[Halo]
 

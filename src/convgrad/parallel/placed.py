@@ -28,11 +28,7 @@ from .redistribution import groups_of
 
 
 def shards(x: DTensor) -> dict[int, int]:
-    """Which mesh dimension shards each sharded dimension of a tensor.
-
-    Raises:
-        UnsupportedError: a placement that is neither Shard nor Replicate, or two on one dimension.
-    """
+    """Which mesh dimension shards each sharded dimension of a tensor."""
     found: dict[int, int] = {}
     for m, placement in enumerate(x.placements):
         if type(placement) is Shard and placement.dim not in found:
@@ -45,16 +41,12 @@ def shards(x: DTensor) -> dict[int, int]:
 
 
 def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], used: Collection[int]) -> Tensor:
-    """The part of an operand that this process computes with.
+    """The part of an operand, placed like this, that this process computes with; gathering is refused.
 
     Args:
         value: a DTensor, or a tensor that every process has whole.
-        placements: how the operand must lie.
         used: the mesh dimensions whose processes use it for different parts of the result; where it is replicated
             there, its gradient is the sum of theirs.
-
-    Raises:
-        UnsupportedError: it would have to be gathered.
     """
     have = value.placements if isinstance(value, DTensor) else [Replicate()] * mesh.ndim
     local = local_of(value) if isinstance(value, DTensor) else value
@@ -77,11 +69,9 @@ def spread(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], use
 def joined(local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement], shape: Sequence[int]) -> DTensor:
     """The whole of this shape of which each process has its part; no part may be larger or smaller than DTensor's."""
     order = sorted(range(local.dim()), key=lambda d: (-local.stride(d), d))
-    strides, step = [0] * local.dim(), 1
-    for d in reversed(order):
-        strides[d], step = step, step * max(shape[d], 1)
-    whole, local = torch.Size(shape), _Solid.apply(local)
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole, stride=tuple(strides))
+    whole = torch.empty_permuted(tuple(shape), order, device="meta")  # its strides are in the order of the local ones
+    local = _Materialized.apply(local)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
 def joined_like(x: DTensor, local: Tensor, shape: Sequence[int] | None = None) -> DTensor:
@@ -91,7 +81,7 @@ def joined_like(x: DTensor, local: Tensor, shape: Sequence[int] | None = None) -
 
 def local_of(x: DTensor) -> Tensor:
     """The part of a tensor that this process has."""
-    return _Solid.apply(x.to_local())
+    return _Materialized.apply(x.to_local())
 
 
 def meta_of(x: Tensor) -> Tensor:
@@ -135,7 +125,7 @@ def total(local: Tensor, mesh: DeviceMesh, over: Collection[int]) -> Tensor:
 # share. Between the two lie two linear maps, each the transpose of the other, so that any derivative is right.
 
 
-class _Solid(torch.autograd.Function):
+class _Materialized(torch.autograd.Function):
     """The identity; a gradient of zeros without memory, as that of a sign, is given some: a DTensor of it crashes."""
 
     @staticmethod
@@ -148,7 +138,7 @@ class _Solid(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _Solid.apply(gradients[0])
+        return _Materialized.apply(gradients[0])
 
 
 def _with_memory(local: Tensor) -> Tensor:
@@ -184,7 +174,7 @@ class _Share(_Sum):
         return _Sum.apply(gradients[0], ctx.group), None
 
 
-def of_channels(x: DTensor, vector: Tensor | None, shape: Sequence[int] = (-1,)) -> Tensor | None:
+def of_channels(x: DTensor, vector: Tensor | None, shape: Sequence[int]) -> Tensor | None:
     """This process's part of a vector with an entry for each channel."""
     if vector is None:
         return None
@@ -209,8 +199,7 @@ def needed(
     Args:
         local: this process's part of ``x``, of which other dimensions may be extended already.
         out: how many positions the result has, which lies as ``x`` does.
-        needs: which range of ``x`` a range of the result needs; beyond the ends there are zeros.
-        circular: beyond the ends there is the other end.
+        needs: which range of ``x`` a range of the result needs; beyond the ends: zeros, or if circular the other end.
 
     Returns:
         The local part with these positions, which of ``x`` they are, and of the result those of this process.
@@ -235,11 +224,7 @@ def _route(have: tuple[Range, ...], want: tuple[Range, ...], circular: bool, ran
 
 
 def take(x: DTensor, local: Tensor, d: int, out: int, positions: Callable[[Range], list[int]]) -> Tensor:
-    """This process's part of a tensor that consists of positions of ``x`` along a sharded dimension.
-
-    Args:
-        positions: which ones a range of the result consists of.
-    """
+    """This process's part of a result whose range r along a dimension consists of the ``positions(r)`` of ``x``."""
 
     def ends(result: Range) -> Range:
         found = positions(result)

@@ -29,8 +29,7 @@ from .sharding import Step, steps
 def redistribute(x: DTensor, placements: Sequence[Placement], what: str) -> DTensor:
     """The same tensor in other placements, as `DTensor.redistribute`; its derivative returns the same way.
 
-    Raises:
-        CollectiveError: another process died or did not answer in time; it names the collective, and ``what`` it is of.
+    In a `CollectiveError`, ``what`` is its name.
     """
     return _Redistribute.apply(x, tuple(placements), what)
 
@@ -60,18 +59,14 @@ class _Redistribute(torch.autograd.Function):
 
 
 def local_as(x: DTensor, placements: Sequence[Placement], what: str) -> Tensor:
-    """This process's part of a tensor in other placements; no derivative.
-
-    Raises:
-        CollectiveError: another process died or did not answer in time.
-    """
+    """This process's part of a tensor in other placements; no derivative."""
     # DTensor of PyTorch 2.11 cannot redistribute what requires a gradient where none is recorded.
     x = x.detach()  # pyright: ignore[reportAssignmentType]
     mesh, shape, now = x.device_mesh, x.shape, x.placements
     local = x.to_local()
     if not (_plain(now) and _plain(placements)):
-        with named(f"redistribution of {what}"):
-            return wait(x.redistribute(placements=placements).to_local())
+        with named(said := f"redistribution of {what}"):
+            return wait(x.redistribute(placements=placements).to_local(), said)
     for step in steps(tuple(shape), x.dtype.itemsize, tuple(mesh.shape), now, tuple(placements)):
         over = zip(names_of(mesh, step.over), step.over, strict=True)
         processes = (f"mesh dimension {name} ({mesh.size(m)} processes)" for name, m in over)
@@ -85,7 +80,7 @@ def local_as(x: DTensor, placements: Sequence[Placement], what: str) -> Tensor:
         else:
             part = DTensor.from_local(local, mesh, now, run_check=False, shape=shape, stride=x.stride())
             with named(said):
-                local = wait(part.redistribute(placements=after).to_local())
+                local = wait(part.redistribute(placements=after).to_local(), said)
         now = after
     return local
 
@@ -98,11 +93,7 @@ def _plain(placements: Sequence[Placement]) -> bool:
 
 
 def mesh_of(name: str, tensors: dict[Any, Tensor | None]) -> DeviceMesh:
-    """The mesh on which all of these are.
-
-    Raises:
-        DtypeError: a plain tensor among DTensors, or several meshes.
-    """
+    """The mesh on which all of these are, or the error if one is a plain tensor or there are several meshes."""
     meshes = {role: t.device_mesh for role, t in tensors.items() if isinstance(t, DTensor)}
     plain = [role for role, t in tensors.items() if t is not None and role not in meshes]
     if plain:

@@ -87,13 +87,10 @@ def _weighted(local: Tensor, d: int, positions: Tensor, weights: Tensor) -> Tens
 def _made_of(
     x: DTensor, d: int, taps: int, out: int, scale: float | None, options: dict[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The positions of the input along a dimension that each position of the result is made of, and their weights.
+    """The positions of the input along a dimension of which each of the result is made, and weights: [taps, out] each.
 
     Both are read off what PyTorch makes of combs whose teeth are ``taps`` apart, so that one tooth of each counts: of
     height 1 it gives the weight; of the height of its position, that times the position.
-
-    Returns:
-        Two tensors of size [taps, out].
     """
     at = torch.arange(x.shape[d], dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
     combs = torch.stack([(at % taps == j).to(at.dtype) for j in range(taps)])

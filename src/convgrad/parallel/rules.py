@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .._compat import warn_user
-from ..calculus import Role, add_bias, sum_of_bias
+from ..calculus import Form, Role, add_bias, contract, sum_of_bias
 from ..engine import checked_backward, checked_convolution, checked_grad_input, checked_grad_weight
 from ..ops import with_rules
 from .halo import exchange
@@ -24,9 +24,6 @@ from .redistribution import local_as, mesh_of
 from .sharding import Choice, Work, choose
 
 _ops = torch.ops.convgrad
-_Locals = dict[Role, Tensor]
-#: Computes results from the local tensors of the operands, this process's part, and a bias.
-_Contract = Callable[[_Locals, Part, Any], Sequence[Tensor]]
 
 
 def register() -> None:
@@ -57,21 +54,17 @@ def _handler(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 def _convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> DTensor:
     call = checked_convolution(input, weight, bias, *arguments)
-
-    def contract(t: _Locals, part: Part, b: Tensor | None) -> Sequence[Tensor]:
-        return [_ops.convolution.default(t["input"], t["weight"], b, *part.arguments)]
-
-    return _compute("convolution", call, {"input": input, "weight": weight}, ("output",), contract, bias)[0]
+    return _compute("convolution", call, {"input": input, "weight": weight}, ("output",), bias)[0]
 
 
 def _grad_input(grad_output: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> DTensor:
     call = checked_grad_input(grad_output, weight, *arguments, **options)
-    return _compute("grad_input", call, {"output": grad_output, "weight": weight}, ("input",), _gradients(call))[0]
+    return _compute("grad_input", call, {"output": grad_output, "weight": weight}, ("input",))[0]
 
 
 def _grad_weight(grad_output: Tensor, input: Tensor, *arguments: Any, **options: Any) -> DTensor:
     call = checked_grad_weight(grad_output, input, *arguments, **options)
-    return _compute("grad_weight", call, {"output": grad_output, "input": input}, ("weight",), _gradients(call))[0]
+    return _compute("grad_weight", call, {"output": grad_output, "input": input}, ("weight",))[0]
 
 
 def _convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any) -> Any:
@@ -82,21 +75,9 @@ def _convolution_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *a
     given |= {"input": input} if second else {}
     roles: tuple[Role, Role] = ("input", "weight")
     results: tuple[Role, ...] = tuple(role for role, wanted in zip(roles, (first, second), strict=True) if wanted)
-    found = _compute("convolution_backward", call, given, results, _gradients(call)) if results else []
+    found = _compute("convolution_backward", call, given, results) if results else []
     by_role = dict(zip(results, found, strict=True))
     return by_role.get("input"), by_role.get("weight"), sum_of_bias(grad_output) if bias else None
-
-
-def _gradients(call: Any) -> _Contract:
-    def contract(t: _Locals, part: Part, _: None) -> Sequence[Tensor]:
-        if len(t) == 3:
-            three = t["output"], t["input"], t["weight"]
-            return _ops.convolution_backward.default(*three, None, *part.arguments, [True, True, False])[:2]
-        name, other, wanted = ("grad_input", "weight", "input") if "weight" in t else ("grad_weight", "input", "weight")
-        operator = getattr(_ops, name).default
-        return [operator(t["output"], t[other], part.sizes[wanted], *part.arguments, memory_format=call.layout)]
-
-    return contract
 
 
 _RULES: dict[str, Callable[..., Any]] = {
@@ -115,7 +96,6 @@ def _compute(
     call: Any,
     given: dict[Role, Tensor],
     results: tuple[Role, ...],
-    contract: _Contract,
     bias: Tensor | None = None,
 ) -> list[DTensor]:
     """The results of a contraction of DTensors: ``given`` are its operands, ``call`` is what was validated."""
@@ -135,7 +115,9 @@ def _compute(
         return [_wrap(nothing, mesh, choice, role, work.shape(role), call.layout) for role in results]
     _warn(name, choice, operands)
     part = part_of(work, choice, mesh)
-    here: _Locals = {role: local_as(t, choice.placements(role), f"{role} of {name}") for role, t in operands.items()}
+    here: dict[Role, Tensor] = {
+        role: local_as(t, choice.placements(role), f"{role} of {name}") for role, t in operands.items()
+    }
     added = _bias(bias, choice, mesh)
     later = "output" in choice.moves or part.empty  # added once, to whole sums
     for halo in part.halos:
@@ -144,7 +126,7 @@ def _compute(
     if part.empty:
         found = [next(iter(here.values())).new_zeros(part.sizes[role]) for role in results]
     else:
-        found = list(contract(here, part, None if later else added))
+        found = _local_results(part, here, results, None if later else added, call.layout)
     for halo in reversed(part.halos):
         if halo.role in results:
             at = results.index(halo.role)
@@ -152,6 +134,23 @@ def _compute(
     if added is not None and later:
         found[0] = add_bias(found[0], added)
     return [_wrap(t, mesh, choice, role, work.shape(role), call.layout) for role, t in zip(results, found, strict=True)]
+
+
+def _local_results(
+    part: Part,
+    operands: dict[Role, Tensor],
+    results: tuple[Role, ...],
+    bias: Tensor | None,
+    layout: torch.memory_format,
+) -> list[Tensor]:
+    """What this process computes from its parts of the operands."""
+    if results == ("output",):
+        return [_ops.convolution.default(operands["input"], operands["weight"], bias, *part.arguments)]
+    if len(results) == 2:  # at once, so that one sweep may serve both
+        three = operands["output"], operands["input"], operands["weight"]
+        return [*_ops.convolution_backward.default(*three, None, *part.arguments, [True, True, False])[:2]]
+    form = Form(part.sizes["input"], part.sizes["weight"], part.arguments, layout)
+    return [contract(form, results[0], operands)]
 
 
 def _bias(bias: Tensor | None, choice: Choice, mesh: DeviceMesh) -> Tensor | None:
@@ -180,8 +179,7 @@ def _warn(name: str, choice: Choice, operands: dict[Role, DTensor]) -> None:
     """Say what is gathered, once for each place in the user's code that calls."""
     for role, size in choice.gathered:
         have = ", ".join(f"{r} {list(t.placements)}" for r, t in operands.items())
-        text = (
+        warn_user(
             f"convgrad::{name} gathers {role}: every process receives {size} bytes, as no rule computes with {have} "
             f"for less; {role} as {list(choice.placements(role))} would need no gathering"
         )
-        warn_user(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import cache, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import functional
 from .._compat import named
 from ..errors import ShapeError, UnsupportedError
 from ..nn import constructors
-from ..shapes import padding_pairs
 from .functions import Sharded, circular_convolution
 from .placed import joined, shards, spread
 
@@ -157,14 +156,13 @@ def _equalize(model: nn.Module, mesh: DeviceMesh) -> None:
                 t.copy_(distribute_tensor(t.detach(), mesh, everywhere).to_local())
 
 
-@cache
 def _sharded_class(cls: Any) -> type:
     """The class that computes what ``cls`` computes, on shards."""
 
     @wraps(cls.forward)
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if "_convgrad_plan" in self.__dict__ and not any(isinstance(t, DTensor) for t in tree_leaves((args, kwargs))):
-            args, kwargs = tree_map(lambda t: _placed(t, *self._convgrad_plan), (args, kwargs))
+            args, kwargs = tree_map_only(Tensor, lambda t: _placed(t, *self._convgrad_plan), (args, kwargs))
         try:
             with nullcontext() if any(type(mode) is Sharded for mode in _get_current_function_mode_stack()) else _mode:
                 return cls.forward(self, *args, **kwargs)
@@ -177,9 +175,8 @@ def _sharded_class(cls: Any) -> type:
         plain = self.padding_mode == "circular" and getattr(self, "_convgrad_layout", "NCL") == "NCL"
         plain = plain and not torch.compiler.is_compiling()  # a compiled graph pads and then computes
         if plain and isinstance(input, DTensor) and input.dim() == weight.dim() and 1 not in shards(input):
-            padding = functional.paddings(self.padding, weight.shape, self.stride, self.dilation)
-            if min(padding) >= 0:
-                sides = padding_pairs(padding, weight.dim() - 2)
+            sides = functional.sides_of(self)
+            if min(map(min, sides)) >= 0:
                 return circular_convolution(input, weight, bias, sides, self.stride, self.dilation, self.groups)
         return cls._conv_forward(self, input, weight, bias)
 
@@ -189,10 +186,8 @@ def _sharded_class(cls: Any) -> type:
     return constructors.derived_class(_sharded_class, cls, (cls,), body)
 
 
-def _placed(value: Any, mesh: DeviceMesh, placements: Sequence[Placement]) -> Any:
-    """This process's part of a tensor that all have whole; a dimension that it lacks is not sharded."""
-    if not isinstance(value, Tensor):
-        return value
+def _placed(value: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
+    """A tensor that all processes have whole, sharded; along a dimension that it lacks it is not."""
     own = [p if not isinstance(p, Shard) or p.dim < value.dim() else Replicate() for p in placements]
     used = {m for m, p in enumerate(own) if not p.is_replicate()}
     return joined(spread(value, mesh, own, used), mesh, own, value.shape)

@@ -59,20 +59,13 @@ class Rule(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What is to be computed, from what: all that a choice depends on, and the same on every process.
+    """What is to be computed, from what: all that a choice depends on, and the same on every process."""
 
-    Attributes:
-        shapes: of input, weight and output, as a whole.
-        geometry: the convolution's arguments.
-        itemsize: bytes of one element.
-        mesh: the sizes of the mesh's dimensions.
-        operands: the roles that are read, with their placements.
-        results: the roles that are computed.
-    """
-
+    #: Of input, weight and output, as a whole.
     shapes: tuple[Shape, Shape, Shape]
     geometry: Geometry
     itemsize: int
+    #: The sizes of the mesh's dimensions.
     mesh: Shape
     operands: tuple[tuple[Role, Placements], ...]
     results: tuple[Role, ...]
@@ -89,18 +82,14 @@ class Work(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """A rule for each dimension of the mesh; None where every process computes the same.
-
-    Attributes:
-        moves: for each spatial rule the role that is extended by a halo; None for the others.
-        bytes: what a process receives, on average: of halos, and when the operands are brought into their placements
-            and results where they are wanted.
-        gathered: for each role of which whole shards must be gathered, the bytes that a process receives of them.
-    """
+    """A rule for each dimension of the mesh; None where every process computes the same."""
 
     rules: tuple[Rule | None, ...]
+    #: For each spatial rule the role that is extended by a halo; None for the others.
     moves: tuple[Role | None, ...]
+    #: What a process receives, on average, of halos, operands and results.
     bytes: int
+    #: What it receives of each role of which whole shards are gathered.
     gathered: tuple[tuple[Role, int], ...]
 
     def placements(self, role: Role, result: bool = False) -> Placements:
@@ -159,8 +148,7 @@ def _possible(c: Work, rules: tuple[Rule | None, ...]) -> bool:
     spatial = [r for r in rules if r is not None and r.spatial is not None]
     if len(set(spatial)) < len(spatial):
         return False  # a halo goes along one dimension of the mesh
-    for rule in set(rules) - {None}:
-        assert rule is not None
+    for rule in {r for r in rules if r is not None}:
         parts = [p for p, r in zip(c.mesh, rules, strict=True) if r == rule]
         for role in ROLES:
             dim = getattr(rule, role)
@@ -232,20 +220,13 @@ def _halos(c: Work, choice: Choice, i: int, j: int) -> Iterator[tuple[int, Role]
 
 
 class Step(NamedTuple):
-    """One collective of a redistribution, or a cut, which sends nothing.
-
-    Attributes:
-        name: of the collective.
-        over: the dimensions of the mesh.
-        have: the placement there before.
-        want: the placement there afterwards.
-        bytes: what a process receives, on average.
-    """
+    """One collective of a redistribution over dimensions of the mesh, or a cut, which sends nothing."""
 
     name: str
     over: tuple[int, ...]
     have: Placement
     want: Placement
+    #: What a process receives, on average.
     bytes: int
 
 
