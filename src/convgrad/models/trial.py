@@ -23,10 +23,10 @@ NO_COPY = "not measured, for the model cannot be copied"
 
 
 def copied(model: nn.Module) -> nn.Module | None:
-    """A copy; None if it cannot be copied (it has a computed tensor, as of the older weight_norm, or a lazy buffer)."""
+    """A copy; None if it cannot be copied (the older weight_norm, a lazy buffer, ``fully_shard``)."""
     try:
         return copy.deepcopy(model)
-    except (RuntimeError, TypeError, ValueError, copy.Error):
+    except Exception:  # whatever a ``__deepcopy__`` raises; FSDP's an AssertionError
         return None
 
 
