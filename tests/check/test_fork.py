@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -90,6 +91,12 @@ def test_a_child_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "ones", lambda *size: time.sleep(100))
     with pytest.raises(NoChild, match="does not start"):
         list(in_child(lambda send: send(1), lambda: 60))
+
+
+def test_a_library_that_ends_every_fork() -> None:
+    """As numba does once its parallel loops have run in the parent."""
+    with pytest.raises(NoChild, match="does not run in a fork"):
+        list(in_child(lambda send: os.kill(os.getpid(), signal.SIGTERM), lambda: 60))
 
 
 def test_an_error_of_ours_is_no_finding() -> None:

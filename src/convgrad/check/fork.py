@@ -43,7 +43,7 @@ _ATTEMPTS, _START = 3, 20.0
 
 
 class NoChild(Exception):  # noqa: N818 (an outcome)
-    """No child of this process computes anything; in words."""
+    """A child of this process cannot compute; in words."""
 
 
 class Lost(Exception):  # noqa: N818 (an outcome)
@@ -66,7 +66,7 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
 
     Raises:
         Lost: the child ended before its work did, was silent for too long, or raised what is no ``Exception``.
-        NoChild: it never began.
+        NoChild: it never began, or a library ended it because it is a fork.
     """
     with tempfile.TemporaryFile("w+") as trace:
         receiver, child = _started(work, trace)
@@ -80,6 +80,8 @@ def in_child(work: Callable[[Send], object], patience: Callable[[], float]) -> G
                     kind, message = receiver.recv()
                 except EOFError:
                     child.join()
+                    if child.exitcode == -signal.SIGTERM:  # numba's answer to a fork after it has used GNU OpenMP
+                        raise NoChild("a library that it calls does not run in a fork of this process") from None
                     raise Lost(_how(child.exitcode or 0, trace)) from None
                 if kind == "end":
                     return

@@ -25,6 +25,10 @@ _TRANSPOSED = (
     "the problem of a transposed convolution is the plain one of which it is the grad_input, with the roles of its "
     "channels exchanged: what computes its output is registered as grad_input"
 )
+_THREADS = (
+    "a library with OpenMP sets PyTorch's number of threads too; numba, at its first parallel call: set "
+    "NUMBA_NUM_THREADS to torch.get_num_threads() before numba is imported"
+)
 _DTYPES = "a kernel for some dtypes only says which: dtypes=(torch.float32, ...)"
 _ROUNDING = (
     "the result of real numbers is further off than sums in float32 (of float64: in float64) can be; a kernel that "
@@ -95,6 +99,8 @@ def advice(backend: CustomBackend, failures: Sequence[CheckResult], repeats: int
         yield _DTYPES
     elif "active drivers" in failure.message or "cpu tensor?" in failure.message:  # Triton's words
         yield _NO_GPU
+    elif any("it changed the number of threads" in r.message for r in failures):
+        yield _THREADS
     elif all("gave other bits" in r.message for r in failures):
         yield _ATOMICS
     elif "does not require grad" in failure.message:

@@ -159,8 +159,7 @@ def _examine(
         o: _problems(backend, device, o, named, search, found, partial(send, "doing", o, None, "")) for o in outputs
     }
     budget, numbers, complete = _Budget(seconds), Counter[Output](), True
-    several = max(2, torch.get_num_threads())  # kernels may share work among threads; small ones are faster without
-    torch.set_num_threads(1)
+    several = max(2, torch.get_num_threads())  # kernels may share work among threads
     while queues:
         for output in outputs:
             if numbers[output] and budget.spent:  # the first problem of each output is checked in any case
@@ -193,6 +192,7 @@ def _examine(
                 properties=_properties(number, large, bool(verified.alone)),
                 progress=partial(_doing, send, begun, output, problem),
             )
+            torch.set_num_threads(1)  # faster for small ones; not before a first call, with which numba sets it itself
             if failures := [r for r in results if r.status == "failed"]:
                 send("failed", failures, [*refusal.advice(backend, failures, _REPEATS)])
                 return
