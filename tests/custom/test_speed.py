@@ -119,6 +119,14 @@ def test_it_is_bounded(measured: list[Any]) -> None:
     assert len(timings) == 1
 
 
+def test_the_layout_that_a_kernel_needs_is_timed(measured: list[Any]) -> None:
+    """Not the copies into it."""
+    convgrad.register(
+        "last", forward=forward, accepts=depthwise, layouts="channels_last", dtypes=torch.float32, seconds=1
+    )
+    assert {"channels_last" in problem for problem, _ in measured} == {True}
+
+
 def test_one_that_raises_for_a_layer_is_refused(measured: list[Any]) -> None:
     def small(input: Tensor, weight: Tensor, p: ConvProblem) -> Tensor:
         if input.shape[2] == 112:

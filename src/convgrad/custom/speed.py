@@ -83,7 +83,8 @@ def _problems(
     mine = (Step(backend, outputs, ""),)
     per_flop = [second_call(trials({"mine": (p, mine)}, outputs, device)["mine"], device) / p.flops for p in small]
     layers = real_layers()
-    usual, last = ([p for p in layers if p.channels_last == wanted] for wanted in (False, True))
+    first = "contiguous" not in backend.layouts and "channels_last" in backend.layouts  # no copy is its own cost
+    usual, last = ([p for p in layers if p.channels_last == wanted] for wanted in (first, not first))
     others = [p.replace(dtype=d) for d in (torch.float64, torch.bfloat16, torch.float16) for p in (*usual, *last)]
     for group in (usual, last, others):
         some = [p for p in accepted(group) if not per_flop or per_flop[0] * p.flops < _EACH]
