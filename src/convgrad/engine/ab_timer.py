@@ -64,12 +64,20 @@ class Comparison:
         >>> seen = Comparison("pytorch", {"ours": (1.0,) * 9, "pytorch": (2.0,) * 9})
         >>> print(seen.speedup("ours"), seen.seconds("ours"))
         2.00x [2.00, 2.00] 1.0
+        >>> print(seen)
+        ours: 1000 ms, 2.00x [2.00, 2.00] as fast as pytorch
+        pytorch: 2000 ms
     """
 
     #: The name against which ratios are formed.
     baseline: str
     #: Seconds per call of each round, round i of one callable next to round i of the others.
     samples: Mapping[str, Sequence[float]]
+
+    def __str__(self) -> str:
+        lines = {name: f"{name}: {self.seconds(name) * 1e3:.4g} ms" for name in self.samples}
+        faster = {n: f", {self.speedup(n)} as fast as {self.baseline}" for n in lines if n != self.baseline}
+        return "\n".join(line + faster.get(name, "") for name, line in lines.items())
 
     def median(self, name: str) -> float:
         """Seconds per call: the median over rounds, whatever the others took in them."""
