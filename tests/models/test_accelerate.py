@@ -53,7 +53,7 @@ def test_quantised_and_integer_and_scripted_layers_are_left():
     report = accelerate_(nn.ModuleDict({"q": quantised, "s": script, "f": fp8}), only_gains=False)
     assert report.replaced == {}
     assert report.left["s"] == "it is scripted; convgrad.takeover() computes it"
-    assert report.left["q"] == "it is quantised"
+    assert report.left["q"] == "it is quantized"
     assert "float8" in report.left["f"]
 
 
@@ -140,7 +140,7 @@ def test_a_net_trained_for_some_steps_is_stocks():
     ours = copy.deepcopy(theirs)
     report = accelerate_(ours, only_gains=False)
     assert report.counts == ((2, 2), (3, 3), (1, 1))
-    assert report.summary.startswith("2 of 2 convolutions replaced, 3 of 3 batch normalisations, 1 of 1 linear layers;")
+    assert report.summary.startswith("2 of 2 convolutions replaced, 3 of 3 batch normalizations, 1 of 1 linear layers;")
     losses = []
     for model in (theirs, ours):
         torch.manual_seed(5)
@@ -165,7 +165,7 @@ def test_a_normalisation_is_left_with_a_reason():
     report = accelerate_(model, example_inputs=torch.zeros(1, 4, 8, 8))
     assert "1x4x8x8" in report.left["0"]
     assert "Normalizes.forward" in report.left["1"]
-    assert report.summary.startswith("0 of 0 convolutions replaced, 0 of 2 batch normalisations;")
+    assert report.summary.startswith("0 of 0 convolutions replaced, 0 of 2 batch normalizations;")
     assert list(accelerate_(model, example_inputs=torch.zeros(8, 4, 64, 64)).replaced) == ["0"]
 
 

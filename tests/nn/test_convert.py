@@ -143,7 +143,7 @@ def test_complex_layers_are_refused_before_anything_changes() -> None:
         nn.convert_(net, nn.Binary())
     assert type(net[0]) is torch.nn.Conv1d
     assert nn.convert_(net, nn.Binary(), skip="1") == ["0"]
-    with pytest.raises(TypeError, match=r"quantises real weights, got torch\.complex64"):
+    with pytest.raises(TypeError, match=r"quantizes real weights, got torch\.complex64"):
         nn.TernaryConv1d(2, 2, 3, dtype=torch.complex64)
 
 

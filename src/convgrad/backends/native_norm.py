@@ -116,4 +116,4 @@ def _run(
     weight, bias, grad_output, *others = [0 if t is None else t.data_ptr() for t in tensors]
     addresses = input.data_ptr(), weight, bias, grad_output, mean, invstd, *others
     if loaded.convgrad_normalize(library.pack_norm(*sizes, *addresses)):
-        raise MemoryError("no memory for the sums of a batch normalisation")
+        raise MemoryError("no memory for the sums of a batch normalization")

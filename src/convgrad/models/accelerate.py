@@ -91,7 +91,7 @@ def _replace_layers(model: nn.Module, seen: dict[str, list[Seen]] | None, only_g
             report.norms.add(name)
             reason = reason_against(module) or (_norm_stays(module, inputs) if only_gains else None)
         elif _is_quantised(module):
-            reason = "it is quantised"
+            reason = "it is quantized"
         elif _is_scripted(module):
             reason = "it is scripted; convgrad.takeover() computes it"
         else:
@@ -163,7 +163,7 @@ def _wanted_format(memory_format: str | torch.memory_format | None) -> str | Non
     return memory_format  # pyright: ignore[reportReturnType]
 
 
-_OF_INSTANCES = "PyTorch's gradient of the instance normalisation of a single image is wrong in channels_last on a CPU"
+_OF_INSTANCES = "PyTorch's gradient of the instance normalization of a single image is wrong in channels_last on a CPU"
 
 
 def _turn(model: nn.Module, wanted: str | None, example_inputs: Any, report: Report) -> None:

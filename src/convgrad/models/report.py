@@ -73,7 +73,7 @@ class Report:
         convolutions, norms, linears = self.counts
         text = "{} of {} convolutions replaced".format(*convolutions)
         if self.norms:
-            text += ", {} of {} batch normalisations".format(*norms)
+            text += ", {} of {} batch normalizations".format(*norms)
         if self.linears:
             text += ", {} of {} linear layers".format(*linears)
         return f"{text}; layout: {self.memory_format or 'as it was'}{f' ({self.layout})' if self.layout else ''}"

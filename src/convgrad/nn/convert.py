@@ -150,7 +150,7 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
     if not isinstance(weight, Tensor) or not weight.is_floating_point() or weight.dim() < 2:
         raise TypeError(f"{type(layer).__name__} has no floating-point weight of at least two dimensions")
     if isinstance(layer, Quantized) or parametrize.is_parametrized(layer, "weight"):
-        raise TypeError(f"the weight of this {type(layer).__name__} is quantised or parametrized already")
+        raise TypeError(f"the weight of this {type(layer).__name__} is quantized or parametrized already")
     if isinstance(scheme, Xnor) and scheme.scale_input:
         raise ValueError("scale_input=True multiplies the output, which no parametrization can: use convert_")
     trained = weight.requires_grad

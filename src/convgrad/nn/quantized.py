@@ -62,7 +62,7 @@ class Quantized:
         ``made`` has those that other layers got for the weights that they had, so that tied weights stay tied.
         """
         if self.weight.dtype.is_complex:
-            raise TypeError(f"{type(self).__name__} quantises real weights, got {self.weight.dtype}")
+            raise TypeError(f"{type(self).__name__} quantizes real weights, got {self.weight.dtype}")
         self.scheme = scheme
         if scheme.names != ("weight",):
             weight = self.weight

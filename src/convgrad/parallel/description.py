@@ -20,7 +20,7 @@ from .redistribution import groups_of, mesh_of, names_of
 from .sharding import Choice, Placements, Step, Work, choose, steps
 
 _WHY = {
-    "halo exchange": "neighbours own positions that its own couple with",
+    "halo exchange": "neighbors own positions that its own couple with",
     "all-gather": "no other rule computes it for fewer bytes",
     "all-to-all": "this pass is computed, or wanted, with another dimension sharded",
     "reduce-scatter": "each process has a summand of all of it",
