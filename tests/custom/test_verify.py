@@ -289,6 +289,30 @@ def test_without_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
         convgrad.register("wrong", forward=writing, accepts=accepts)
 
 
+@pytest.mark.usefixtures("brief_search")
+def test_a_library_that_sets_the_number_of_threads_once() -> None:
+    """As numba's first parallel call does: to as many as PyTorch has, or to another number."""
+
+    def setting(n: int) -> Any:
+        called: list[None] = []
+
+        def forward(x: Tensor, w: Tensor, p: ConvProblem) -> Tensor:
+            if not called:
+                called.append(torch.set_num_threads(n))
+            return right(x, w, p)
+
+        return forward
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        convgrad.register("same", forward=setting(2), accepts=accepts, seconds=0.3, prefer=False)
+        with pytest.raises(CheckError, match=r"(?s)changed the number of threads.*NUMBA_NUM_THREADS"):
+            convgrad.register("other", forward=setting(3), accepts=accepts, prefer=False)
+    finally:
+        torch.set_num_threads(threads)
+
+
 # ---- what is remembered --------------------------------------------------------------------------
 
 
