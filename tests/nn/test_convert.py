@@ -278,9 +278,9 @@ def test_layers_that_cannot_be_parametrized() -> None:
         nn.parametrize_(torch.nn.ReLU(), nn.Binary())
     with pytest.raises(TypeError, match="no floating-point weight of at least two"):
         nn.parametrize_(torch.nn.BatchNorm1d(2), nn.Binary())
-    with pytest.raises(TypeError, match="quantised or parametrized already"):
+    with pytest.raises(TypeError, match="quantized or parametrized already"):
         nn.parametrize_(nn.BinaryConv1d(1, 1, 1), nn.Binary())
-    with pytest.raises(TypeError, match="quantised or parametrized already"):
+    with pytest.raises(TypeError, match="quantized or parametrized already"):
         nn.parametrize_(nn.parametrize_(torch.nn.Linear(1, 1), nn.Binary()), nn.Binary())
     with pytest.raises(ValueError, match="no parametrization can"):
         nn.parametrize_(torch.nn.Conv1d(1, 1, 1), nn.Xnor(scale_input=True))
