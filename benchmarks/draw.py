@@ -23,7 +23,7 @@ from convgrad.cli.options import STEP_LAYOUTS as STEPS
 Row = dict[str, str]
 OUTPUTS = ("forward", "backward")
 BEGIN, END = "<!-- measured -->\n", "<!-- end -->\n"
-_COLOURS: dict[str, str] = {"contiguous": "#3b6ea5", "channels_last": "#d08a3c", "auto": "#4a9a5b"}
+_COLORS: dict[str, str] = {"contiguous": "#3b6ea5", "channels_last": "#d08a3c", "auto": "#4a9a5b"}
 
 
 def read(paths: Sequence[Path]) -> tuple[list[Row], list[Row]]:
@@ -128,11 +128,11 @@ def draw(layers: Sequence[Row], steps: Sequence[Row], path: Path) -> None:
     for row in layers:
         for model in row["models"].split():
             at = models.index(model) + offsets[row["layout"]]
-            panels[0].plot(float(row["measured_speed"]), at, ".", color=_COLOURS[row["layout"]], alpha=0.5, ms=5, mew=0)
+            panels[0].plot(float(row["measured_speed"]), at, ".", color=_COLORS[row["layout"]], alpha=0.5, ms=5, mew=0)
     for row in steps:
-        at, colour = models.index(row["model"]) + offsets[row["layout"]], _COLOURS[row["layout"]]
-        panels[1].plot([float(row["low"]), float(row["high"])], [at, at], color=colour, lw=1.2, alpha=0.6)
-        panels[1].plot(float(row["speed"]), at, "o", color=colour, ms=4, mew=0)
+        at, color = models.index(row["model"]) + offsets[row["layout"]], _COLORS[row["layout"]]
+        panels[1].plot([float(row["low"]), float(row["high"])], [at, at], color=color, lw=1.2, alpha=0.6)
+        panels[1].plot(float(row["speed"]), at, "o", color=color, ms=4, mew=0)
     titles = ("each layer, against PyTorch's best layout", "a training step (auto: against contiguous)")
     panels[0].set_xscale("log")
     for panel, title in zip(panels, titles, strict=True):
@@ -145,8 +145,8 @@ def draw(layers: Sequence[Row], steps: Sequence[Row], path: Path) -> None:
         panel.xaxis.set_major_formatter(lambda value, _: f"{value:g}x")
         panel.spines[["top", "right", "left"]].set_visible(False)
     panels[0].xaxis.set_minor_formatter(lambda value, _: f"{value:g}x" if value in (0.5, 2, 5, 20, 50) else "")
-    for layout, colour in _COLOURS.items():
-        panels[1].plot([], [], "o", color=colour, ms=4, mew=0, label=layout)
+    for layout, color in _COLORS.items():
+        panels[1].plot([], [], "o", color=color, ms=4, mew=0, label=layout)
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)

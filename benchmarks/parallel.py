@@ -8,7 +8,7 @@ With P processes on a machine of C cores, q = max(1, P / C) of them share one. A
 
 where o is what is not shared out, the Python of a step: its time in one process where there is almost nothing to
 compute; k, that of the kernels, is what a step in one process with one thread takes beyond it; bytes and collectives
-are counted; and speed s and latency l are those of gloo's all-to-all between neighbours, measured with as many
+are counted; and speed s and latency l are those of gloo's all-to-all between neighbors, measured with as many
 processes. Left out is what an exchange copies, and that processes wait for the slowest of them.
 """
 
@@ -85,7 +85,7 @@ def timed(call: Callable[[], object], repetitions: int) -> list[float]:
 
 
 def link(repetitions: int) -> tuple[list[float], list[float], int]:
-    """Seconds of exchanges of almost nothing, and of large ones, with each neighbour; the bytes of a large one."""
+    """Seconds of exchanges of almost nothing, and of large ones, with each neighbor; the bytes of a large one."""
     from torch.distributed._functional_collectives import all_to_all_single
 
     group, rank, count = dist.group.WORLD, dist.get_rank(), dist.get_world_size()

@@ -1,4 +1,4 @@
-"""What tests of batch normalisation share: kernels for small inputs, too, and a look at what they are called with."""
+"""What tests of batch normalization share: kernels for small inputs, too, and a look at what they are called with."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def trimmed(output: NotebookNode) -> NotebookNode | None:
 
 
 def smaller(png: str) -> str:
-    """The same picture in 64 colours, in a fifth of the bytes."""
+    """The same picture in 64 colors, in a fifth of the bytes."""
     written = BytesIO()
     picture = Image.open(BytesIO(b64decode(png))).convert("RGB")
     picture.quantize(64, dither=Image.Dither.NONE).save(written, "PNG", optimize=True)

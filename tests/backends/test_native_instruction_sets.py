@@ -13,7 +13,7 @@ from convgrad.problem import ConvProblem
 
 pytestmark = pytest.mark.skipif(library.instruction_set() != "x86-64-v4", reason="no processor with AVX-512")
 
-P = ConvProblem.parse("g24mb3ic24ih65oc24kh3ph1")  # vectors of neighbouring columns, whose sums are sums of columns
+P = ConvProblem.parse("g24mb3ic24ih65oc24kh3ph1")  # vectors of neighboring columns, whose sums are sums of columns
 GRAD_OUTPUT, INPUT = torch.randn(P.output_shape), torch.randn(P.input_shape)
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""The kernels of batch normalisation against its definition in float64, for every instruction set."""
+"""The kernels of batch normalization against its definition in float64, for every instruction set."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_a_large_result_of_a_sweep() -> None:
 
 
 def test_pages() -> None:
-    """The same values and strides; the neighbours are closed: what that means, test_verify shows in a child."""
+    """The same values and strides; the neighbors are closed: what that means, test_verify shows in a child."""
     for tensor in (torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 4).contiguous(memory_format=torch.channels_last)):
         for at_end in (True, False):
             copy = paged_copy(tensor, at_end=at_end)

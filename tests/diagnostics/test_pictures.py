@@ -33,7 +33,7 @@ def test_nothing_to_draw_is_said() -> None:
         draw_roofline([Point("", 1, 1)], [])
 
 
-def test_for_a_page_its_colours_are_variables_and_its_points_are_numbered() -> None:
+def test_for_a_page_its_colors_are_variables_and_its_points_are_numbered() -> None:
     figure = draw_roofline(
         [Point("", 400, 100, 1e-8), Point("", 0, 1, 1.0), *[Point("", 400, 100, 1e-7, False)] * 2], [LIMITS]
     )

@@ -46,11 +46,11 @@ def test_padding_modes_and_same(mode):
 
 
 @pytest.mark.filterwarnings("ignore:.*quantized", "ignore::DeprecationWarning")
-def test_quantised_and_integer_and_scripted_layers_are_left():
+def test_quantized_and_integer_and_scripted_layers_are_left():
     script = torch.jit.script(nn.Conv2d(4, 4, 3))
-    quantised = torch.ao.nn.quantized.Conv2d(4, 4, 3)
+    quantized = torch.ao.nn.quantized.Conv2d(4, 4, 3)
     fp8 = nn.Conv2d(4, 4, 3).to(torch.float8_e4m3fn)
-    report = accelerate_(nn.ModuleDict({"q": quantised, "s": script, "f": fp8}), only_gains=False)
+    report = accelerate_(nn.ModuleDict({"q": quantized, "s": script, "f": fp8}), only_gains=False)
     assert report.replaced == {}
     assert report.left["s"] == "it is scripted; convgrad.takeover() computes it"
     assert report.left["q"] == "it is quantized"
@@ -115,7 +115,7 @@ def test_a_layer_that_raises_leaves_the_model_as_it_was():
     assert not model._forward_pre_hooks
 
 
-# ---- batch normalisation -------------------------------------------------------------------------
+# ---- batch normalization -------------------------------------------------------------------------
 
 
 class Activated(nn.BatchNorm2d):
@@ -160,7 +160,7 @@ def test_a_net_trained_for_some_steps_is_stocks():
     assert [type(m) for m in ours] == [type(m) for m in theirs]
 
 
-def test_a_normalisation_is_left_with_a_reason():
+def test_a_normalization_is_left_with_a_reason():
     model = nn.Sequential(nn.BatchNorm2d(4), Normalizes(4), nn.InstanceNorm2d(4))
     report = accelerate_(model, example_inputs=torch.zeros(1, 4, 8, 8))
     assert "1x4x8x8" in report.left["0"]
@@ -169,7 +169,7 @@ def test_a_normalisation_is_left_with_a_reason():
     assert list(accelerate_(model, example_inputs=torch.zeros(8, 4, 64, 64)).replaced) == ["0"]
 
 
-def test_a_lazy_normalisation_is_made_by_the_example():
+def test_a_lazy_normalization_is_made_by_the_example():
     model = nn.Sequential(nn.LazyConv2d(8, 3), nn.LazyBatchNorm2d())
     accelerate_(model, example_inputs=torch.zeros(4, 3, 64, 64))
     assert [type(m) for m in model] == [nn.Conv2d, convgrad.nn.BatchNorm2d]

@@ -163,7 +163,7 @@ def test_a_weight_that_a_class_computes_is_what_is_read():
     x = torch.randn(1, 4, 6, 6, dtype=torch.float64)
     for cls in (Doubled, OursDoubled):
         layer = cls(4, 4, 3, groups=4).double()
-        torch.nn.init.normal_(layer._parameters["weight"])  # the constructor initialised what the property returned
+        torch.nn.init.normal_(layer._parameters["weight"])  # the constructor initialized what the property returned
         expected = torch.nn.functional.conv2d(x, 2 * layer._parameters["weight"], layer.bias, groups=4)
         if cls is Doubled:
             convgrad.accelerate_(torch.nn.Sequential(layer), only_gains=False)
@@ -360,7 +360,7 @@ def test_linear_layers_of_a_transformer():
         assert torch.equal(model.eval()(x), stock.eval()(x))
 
 
-def test_quantised_linear_layers_keep_their_class():
+def test_quantized_linear_layers_keep_their_class():
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     convgrad.nn.convert_(model, skip="0")
     report = accelerate_(model, only_gains=False)

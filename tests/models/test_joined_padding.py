@@ -188,7 +188,7 @@ def test_padding_with_another_value() -> None:
 
 @pytest.mark.parametrize("scheme", [convgrad.nn.Binary(), convgrad.nn.Xnor(), convgrad.nn.ShiftQ()], ids=repr)
 def test_a_convolution_that_is_converted_later(scheme: Any) -> None:
-    """It quantises the input, so it reads the padded one."""
+    """It quantizes the input, so it reads the padded one."""
     ours, stock, _ = pair(Asymmetric(groups=1))
     for model in (ours, stock):
         convgrad.nn.convert_(model, scheme)

@@ -1,4 +1,4 @@
-"""Batch normalisation joined with its activation: only where nothing else sees what lies between them."""
+"""Batch normalization joined with its activation: only where nothing else sees what lies between them."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class Rebound(Block):
 
 
 class Both(Block):
-    """The activation is not all that uses the normalisation's output."""
+    """The activation is not all that uses the normalization's output."""
 
     def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
         z = self.norm(self.conv(x))
@@ -248,7 +248,7 @@ class PaddedBetween(Block):
 
 
 class Given(Block):
-    """A function that cannot be traced gets what could call the normalisation."""
+    """A function that cannot be traced gets what could call the normalization."""
 
     def __init__(self, activation: nn.Module, given: Callable[[Any], Any]) -> None:
         super().__init__(activation)
@@ -368,7 +368,7 @@ LEFT = {
     "a function that may look": lambda: FlaggedLook(nn.ReLU()),
     "another activation": lambda: layers(nn.GELU()),
     "an activation of the user's": lambda: layers(type("Mine", (nn.ReLU,), {})()),
-    "a normalisation of the user's": lambda: nn.Sequential(nn.Conv2d(3, 6, 1), Own(6), nn.ReLU()),
+    "a normalization of the user's": lambda: nn.Sequential(nn.Conv2d(3, 6, 1), Own(6), nn.ReLU()),
 }
 
 

@@ -95,7 +95,7 @@ def test_auto_leaves_a_model_whose_gradient_is_wrong_in_channels_last(example):
     stock, x = copy.deepcopy(model), torch.randn(1, 4, 9, 7)
     report = accelerate_(model, "auto", example_inputs=example)
     assert report.memory_format is None
-    assert "instance normalisation" in report.layout
+    assert "instance normalization" in report.layout
     for net in (model, stock):
         net(x).square().sum().backward()
     for ours, theirs in zip(model.parameters(), stock.parameters(), strict=True):

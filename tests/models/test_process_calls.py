@@ -34,7 +34,7 @@ def test_meta_and_mkldnn_and_complex_and_integers_stay():
 
 
 @pytest.mark.filterwarnings("ignore:.*quantized tensor creation", "ignore::DeprecationWarning")
-def test_quantised_stays():
+def test_quantized_stays():
     x = torch.quantize_per_tensor(torch.randn(1, 4, 5, 5), 0.1, 64, torch.quint8)
     conv = torch.ao.nn.quantized.Conv2d(4, 4, 3)
     want = conv(x)

@@ -1,4 +1,4 @@
-"""Quantised weights and their gradients as the papers define them, an output channel at a time, in plain torch.
+"""Quantized weights and their gradients as the papers define them, an output channel at a time, in plain torch.
 
 Nothing here comes from the library. ``given`` is the gradient of the loss by the weight that the convolution uses.
 """

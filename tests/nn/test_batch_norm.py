@@ -1,4 +1,4 @@
-"""Batch normalisation modules: torch's semantics to the letter, its results up to rounding, and who computes a call."""
+"""Batch normalization modules: torch's semantics to the letter, its results up to rounding, and who computes a call."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class AllRounded(Rounded):
         return None if bias is None else bias.round()
 
 
-def test_a_scheme_of_ones_own_may_quantise_the_input_and_the_bias() -> None:
+def test_a_scheme_of_ones_own_may_quantize_the_input_and_the_bias() -> None:
     layer, x = torch.nn.Conv2d(1, 2, 3), 4 * torch.randn(1, 1, 5, 5)
     weight, bias = (9 * p.data for p in layer.parameters())
     layer.load_state_dict({"weight": weight, "bias": bias})
@@ -247,9 +247,9 @@ def test_what_torch_does_with_parametrizations(scheme: Any) -> None:
     weight = layer.weight.detach().clone()
     layer.weight = torch.randn(3, 2, 3)  # through the scheme
     assert not torch.equal(layer.weight, weight)
-    quantised = layer.weight.detach().clone()
+    quantized = layer.weight.detach().clone()
     parametrize.remove_parametrizations(layer, "weight")
-    assert torch.equal(layer.weight, quantised)
+    assert torch.equal(layer.weight, quantized)
 
 
 def test_per_sample_gradients_of_a_parametrization() -> None:

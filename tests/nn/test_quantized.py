@@ -1,4 +1,4 @@
-"""Quantised layers as modules: every one of them, compiled, mapped, copied, saved, in every dtype."""
+"""Quantized layers as modules: every one of them, compiled, mapped, copied, saved, in every dtype."""
 
 from __future__ import annotations
 

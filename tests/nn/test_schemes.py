@@ -1,4 +1,4 @@
-"""Values and gradients of every quantised layer and parametrization, against the definitions in the papers."""
+"""Values and gradients of every quantized layer and parametrization, against the definitions in the papers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def an_input(base: str) -> Tensor:
     return torch.randn(2, 4, *[7] * d, dtype=torch.float64)
 
 
-def quantised(base: str, scheme: Any, way: str) -> torch.nn.Module:
+def quantized(base: str, scheme: Any, way: str) -> torch.nn.Module:
     layer = stock(base)
     if way == "parametrization":
         return nn.parametrize_(layer, scheme)
@@ -59,7 +59,7 @@ def gradients(output: Tensor, *wanted: Tensor) -> tuple[Tensor, tuple[Tensor, ..
 @pytest.mark.parametrize("base", BASES)
 def test_values_and_gradients(base: str, name: str, way: str) -> None:
     scheme, called, define = SCHEMES[name]
-    layer: Any = quantised(base, scheme, way)
+    layer: Any = quantized(base, scheme, way)
     if way == "layer":
         assert type(layer) is getattr(nn, called.format(base))
     shadow = layer.parametrizations["weight"].original if way == "parametrization" else layer.weight
@@ -83,7 +83,7 @@ def test_values_and_gradients(base: str, name: str, way: str) -> None:
 @pytest.mark.parametrize("way", ["layer", "parametrization"])
 @pytest.mark.parametrize("base", BASES)
 def test_deepshift_ps(base: str, way: str) -> None:
-    layer: Any = quantised(base, nn.ShiftPS(act_fraction_bits=None), way)
+    layer: Any = quantized(base, nn.ShiftPS(act_fraction_bits=None), way)
     if way == "layer":
         assert type(layer) is getattr(nn, f"{base}Shift")
         shift, sign = layer.shift, layer.sign
@@ -169,7 +169,7 @@ def test_zero_is_positive_and_nan_stays() -> None:
     "scheme", [nn.Binary(), nn.Ternary(), nn.ShiftQ(), nn.ShiftPS(), nn.Xnor(scale=False)], ids=repr
 )
 def test_forward_mode_agrees_with_backward(scheme: Any) -> None:
-    layer: Any = quantised("ConvTranspose1d", scheme, "layer")
+    layer: Any = quantized("ConvTranspose1d", scheme, "layer")
     names = [n for n, _ in layer.named_parameters()]
     x, values = an_input("ConvTranspose1d"), tuple(p.detach() for p in layer.parameters())
     tangents = tuple(torch.randn_like(v) for v in (x, *values))

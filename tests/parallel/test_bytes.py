@@ -1,6 +1,6 @@
 """What a whole U-Net sends in one step, counted at the collectives, against a formula for each of its layers.
 
-The formulas are written for this net on a mesh of 2 x 2, where every process has one neighbour along each dimension.
+The formulas are written for this net on a mesh of 2 x 2, where every process has one neighbor along each dimension.
 Each is the least that this sharding can do with: positions that a process needs and does not own, and for a sum over P
 processes 2(P - 1)/P of it, which no all-reduce can do without (Patarasuk and Yuan, "Bandwidth optimal all-reduce
 algorithms for clusters of workstations", 2009, section 3).
@@ -36,7 +36,7 @@ def step() -> tuple[dict[str, int], dict[str, int]]:
 
 
 def halo(channels: int, d: int, h: int, w: int) -> int:
-    """Numbers that all four receive, each one row of its neighbour along the depth, then one along the height."""
+    """Numbers that all four receive, each one row of its neighbor along the depth, then one along the height."""
     return 4 * N * channels * w * (h + d + 1)
 
 
@@ -53,7 +53,7 @@ def summed(numbers: int) -> int:
 def test_a_unet_sends_what_its_layers_need_and_no_more(processes: Processes) -> None:
     one, two, three = ((SIZE // 2**i, SIZE // 2**i, WIDTH // 2 ** (i - 1)) for i in (1, 2, 3))  # a shard's d, h, w
     d, h, w = one
-    stem = 4 * N * w * 2 * (h + d + 2)  # circular: a row at both ends, each the neighbour's here
+    stem = 4 * N * w * 2 * (h + d + 2)  # circular: a row at both ends, each the neighbor's here
     halos = [
         halo(C, *one),  # depthwise
         strided(2 * C, *two),  # down: the smaller side, its output, moves

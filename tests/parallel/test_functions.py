@@ -116,7 +116,8 @@ def compare(dims: tuple[int, ...], sizes: tuple[int, ...], w: int) -> list[str]:
         loss = Applied(lambda y, factor=factor: (y * factor).sum())
         try:
             sharded = shard_(module.double(), mesh, plan)
-            orders = 2 if name in ("layer", "channels last") else 3  # PyTorch's own third derivative is wrong there
+            # PyTorch's third derivative of layer normalization is wrong; of batch normalization 2.15 has none.
+            orders = 2 if name in ("layer", "channels last", "batch", "instance") else 3
             pairs = (expected, loss), (sharded, shard_(copy.deepcopy(loss), mesh, plan))
             seen = [numbers(*pair, x, orders) for pair in pairs]
         except UnsupportedError:
@@ -221,7 +222,9 @@ def test_other_words_for_a_call_mean_the_same(processes: Processes) -> None:
             assert isinstance(got, Tensor), number
             torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5, msg=lambda m, n=number: f"{n}: {m}")
         else:
-            assert got is expected, number
+            assert isinstance(got, type)
+            assert isinstance(expected, type), number
+            assert issubclass(expected, got), number  # PyTorch 2.15 has special ones
 
 
 @on(2)

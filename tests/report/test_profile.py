@@ -43,7 +43,7 @@ def test_what_is_no_profile_is_refused_by_name(tmp_path, text: str, words: str) 
 
 def test_a_field_of_a_later_version_is_left_out_and_one_that_is_missing_refused() -> None:
     data = json.loads(example().to_json())
-    data["rows"][0]["colour"] = data["colour"] = "green"
+    data["rows"][0]["color"] = data["color"] = "green"
     assert Profile.from_dict(data) == example()
     del data["rows"][0]["problem"]
     with pytest.raises(ValueError, match="problem"):

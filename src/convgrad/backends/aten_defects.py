@@ -158,7 +158,7 @@ def _skips(p: ConvProblem) -> bool:
 def _joins_columns(p: ConvProblem) -> bool:
     """Whether oneDNN's AMX kernel multiplies by the channels of several kernel columns at once, which lie padded apart.
 
-    They are those of a kernel row; or, where stride, kernel and row can be divided by a number, so many neighbours.
+    They are those of a kernel row; or, where stride, kernel and row can be divided by a number, so many neighbors.
     """
     channels, k, step, n = p.in_channels // p.groups, p.kernel_size[-1], p.stride[-1], p.input_size[-1]
     if channels % 2 or channels >= 32 or k == 1 or p.dilation[-1] > 1:

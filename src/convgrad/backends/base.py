@@ -88,7 +88,7 @@ class Backend(ABC):
     preferred: bool = False
     #: What ``--kernels`` loads it from: empty if it comes with the library, None if no command can load it.
     source: str | None = None
-    #: Its kernels are PyTorch's, whose behaviour may depend on the processor.
+    #: Its kernels are PyTorch's, whose behavior may depend on the processor.
     from_pytorch: bool = False
     #: It is measured against the others, where measuring is on and no backend is requested, unless it `repeats_aten`.
     candidate: bool = True

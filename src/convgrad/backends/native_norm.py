@@ -1,4 +1,4 @@
-"""Batch normalisation by the statistics of the batch, and its gradients: the kernels of ``csrc/norm.h``."""
+"""Batch normalization by the statistics of the batch, and its gradients: the kernels of ``csrc/norm.h``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEAST_NORM = {"bytes": 3 * 2**17, "elements": 64, "pixels": 16}
 #: What an input in channels_last has at least: a vector.
 LEAST_CHANNELS = 16
 
-#: What may follow a normalisation in the same kernel, by its number in ``csrc/convgrad_native.h``.
+#: What may follow a normalization in the same kernel, by its number in ``csrc/convgrad_native.h``.
 ACTIVATIONS = ("", "relu", "relu6", "silu")
 
 
@@ -52,7 +52,7 @@ def normalize(
     epsilon: float,
     activation: str = "",
 ) -> tuple[Tensor, Tensor]:
-    """The normalised input, activated, and each channel's mean and inverse standard deviation; updates running values.
+    """The normalized input, activated, and each channel's mean and inverse standard deviation; updates running values.
 
     Args:
         input: contiguous; or in channels_last, with `LEAST_CHANNELS` or more.

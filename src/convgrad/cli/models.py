@@ -52,7 +52,7 @@ class Model:
             raise fail("the models are definitions of transformers", "pip install 'convgrad[models]'") from None
         net = transformers.AutoModel.from_config(getattr(transformers, self.config)(**self.options))
         for module in net.modules():
-            # As PyTorch initialises layers. With transformers' weights EfficientNet's normalisations multiply by 0.02:
+            # As PyTorch initializes layers. With transformers' weights EfficientNet's normalizations multiply by 0.02:
             # its results are 0, and on the way subnormal numbers, with which some processors are 100 times as slow.
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()

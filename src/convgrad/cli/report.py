@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from ..report import Profile
 
-#: Where neither the model nor the command says what comes in: normalisation needs more than one image.
+#: Where neither the model nor the command says what comes in: normalization needs more than one image.
 _BATCH = 2
 
 

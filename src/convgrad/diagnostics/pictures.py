@@ -1,6 +1,6 @@
 """The roofline as a picture: what each call reached, below what the machine can do at best.
 
-Drawn by matplotlib, which is imported when something is drawn. As SVG for a page, its colours are the page's variables,
+Drawn by matplotlib, which is imported when something is drawn. As SVG for a page, its colors are the page's variables,
 its text is text, and each point says which one it is (``data-row``), so that the page can find it.
 """
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 _LABELS = 8  # more would hide each other
 
-#: Variable of a page -> the colour that stands for it in the drawing.
-_COLOURS = {"ink": "#1b1f23", "muted": "#59636e", "rule": "#dfe3e8", "ours": "#0b6e63", "theirs": "#a04a0c"}
+#: Variable of a page -> the color that stands for it in the drawing.
+_COLORS = {"ink": "#1b1f23", "muted": "#59636e", "rule": "#dfe3e8", "ours": "#0b6e63", "theirs": "#a04a0c"}
 #: The same where no page has such a variable: readable on any background, as in a notebook.
-_ELSEWHERE = dict(zip(_COLOURS, ("currentColor", "currentColor", "#88888855", "#1a9584", "#c9691b"), strict=True))
+_ELSEWHERE = dict(zip(_COLORS, ("currentColor", "currentColor", "#88888855", "#1a9584", "#c9691b"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -79,28 +79,28 @@ def draw_roofline(
     for one in limits:
         _roof(axes, one, left, right)
     for ours, name, marker in ((True, "convgrad", "o"), (False, "PyTorch", "s")):
-        colour = _COLOURS["ours" if ours else "theirs"]
+        color = _COLORS["ours" if ours else "theirs"]
         of_these = [one for one in drawn if one[1].ours is ours]
         for i, p, x, y in of_these:
             hollow = p.seconds is None
             axes.scatter(
-                [x], [y], s=16 + 150 * p.weight, marker=marker, linewidths=1.2, edgecolors=colour,
-                facecolors="none" if hollow else colour, alpha=None if hollow else 0.8, zorder=3,
+                [x], [y], s=16 + 150 * p.weight, marker=marker, linewidths=1.2, edgecolors=color,
+                facecolors="none" if hollow else color, alpha=None if hollow else 0.8, zorder=3,
                 gid=f"row-{i}",
             )  # fmt: skip
         if of_these:
-            axes.scatter([], [], s=40, marker=marker, color=colour, label=name)
-    figure.legend(loc="outside upper left", ncols=2, frameon=False, labelcolor=_COLOURS["ink"], handletextpad=0.2)
-    axes.grid(which="major", color=_COLOURS["rule"], linewidth=0.8)
+            axes.scatter([], [], s=40, marker=marker, color=color, label=name)
+    figure.legend(loc="outside upper left", ncols=2, frameon=False, labelcolor=_COLORS["ink"], handletextpad=0.2)
+    axes.grid(which="major", color=_COLORS["rule"], linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(which="both", length=0, colors=_COLOURS["muted"])
+    axes.tick_params(which="both", length=0, colors=_COLORS["muted"])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=8))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
         axis.set_minor_formatter(FuncFormatter(lambda *_: ""))
-        axis.label.set_color(_COLOURS["muted"])
+        axis.label.set_color(_COLORS["muted"])
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(_COLOURS["rule"])
+    axes.spines[["left", "bottom"]].set_color(_COLORS["rule"])
     _labels(axes, drawn)
     return figure
 
@@ -117,8 +117,8 @@ def _reached(point: Point, limits: Sequence[Limits]) -> float | None:
 def _roof(axes: Any, limits: Limits, left: float, right: float) -> None:
     peak, slope = limits.flops_per_second / 1e9, limits.bytes_per_second / 1e9
     ridge = peak / slope
-    axes.plot([left, ridge, right], [left * slope, peak, peak], color=_COLOURS["ink"], linewidth=1.3, zorder=2)
-    said = {"color": _COLOURS["muted"], "fontsize": 9}
+    axes.plot([left, ridge, right], [left * slope, peak, peak], color=_COLORS["ink"], linewidth=1.3, zorder=2)
+    said = {"color": _COLORS["muted"], "fontsize": 9}
     axes.annotate(f"{peak:,.3g} GFLOP/s {limits.dtype}", (right, peak), (-3, 5), textcoords="offset points",
                   ha="right", **said)  # fmt: skip
     if ridge > left * 2.5:
@@ -137,7 +137,7 @@ def _labels(axes: Any, drawn: Sequence[tuple[int, Point, float, float]]) -> None
         before = math.log(x) - left > 0.6 * (right - left)  # the label would not fit behind its point
         axes.annotate(
             point.label, (x, at), (-9 if before else 9, 0), xycoords=("data", "axes fraction"), va="center",
-            ha="right" if before else "left", textcoords="offset points", fontsize=9, color=_COLOURS["ink"],
+            ha="right" if before else "left", textcoords="offset points", fontsize=9, color=_COLORS["ink"],
         )  # fmt: skip
 
 
@@ -175,7 +175,7 @@ class Drawn:
 
 
 def svg(figure: Figure, label: str) -> str:
-    """A figure as an SVG element for a page: its colours are ``var(--ink)``, ``--muted``, ``--rule``, ``--ours``,
+    """A figure as an SVG element for a page: its colors are ``var(--ink)``, ``--muted``, ``--rule``, ``--ours``,
     ``--theirs``.
 
     Args:
@@ -189,7 +189,7 @@ def svg(figure: Figure, label: str) -> str:
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue()
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    for name, value in _COLOURS.items():
+    for name, value in _COLORS.items():
         text = text.replace(value, f"var(--{name}, {_ELSEWHERE[name]})")
     text = re.sub(r"font-family: [^;\"]*", "font-family: system-ui, sans-serif", text)
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)  # it would hold for the whole page

@@ -1,6 +1,6 @@
 """Reliable timing: callables timed alternately in one process, and their ratio with a confidence interval.
 
-Machines drift: clocks, neighbours, caches. Two runs one after the other therefore compare the machine with itself.
+Machines drift: clocks, neighbors, caches. Two runs one after the other therefore compare the machine with itself.
 Here every round times each callable once, in alternating order, and only the ratios inside a round count; their
 median gets the distribution-free interval of order statistics (H. A. David, Order Statistics, section 2.5), so that
 one disturbed round costs nothing. On a device, times come from its own events, with its caches flushed before each.

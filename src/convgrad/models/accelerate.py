@@ -1,4 +1,4 @@
-"""`accelerate_`: a model's convolutions, linear layers and batch normalisations computed by convgrad, in place."""
+"""`accelerate_`: a model's convolutions, linear layers and batch normalizations computed by convgrad, in place."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def accelerate_(
     example_inputs: Any = None,
     only_gains: bool = True,
 ) -> Report:
-    """Let convgrad compute a model's convolutions and, on a CPU, its linear layers and batch normalisations, in place.
+    """Let convgrad compute a model's convolutions and, on a CPU, its linear layers and batch normalizations, in place.
 
     Each layer stays the same object with the same parameters, hooks and name; only its class changes. Which kernel runs
     is decided at each call from the sizes of its operands, and is PyTorch's own wherever that is expected to be the
     fastest. A layer that would never gain keeps its class, so it costs nothing. With ``example_inputs`` this is decided
     from the sizes that the layers see, otherwise from a grid of common sizes.
 
-    In training, a batch normalisation and the ReLU, ReLU6 or SiLU behind it are computed together if tracing the module
+    In training, a batch normalization and the ReLU, ReLU6 or SiLU behind it are computed together if tracing the module
     that calls both (with `torch.fx`, on a copy) shows that nothing else uses the tensor between them. So are a
     convolution and the ``torch.nn.ZeroPad1d`` to ``3d`` in front of it, also in evaluation.
 
@@ -40,7 +40,7 @@ def accelerate_(
             ``example_inputs`` it is measured.
         example_inputs: arguments of the model: a tensor, a tuple of arguments, or a dict of keyword arguments. A copy
             of the model, hooks included, runs on them once, without gradients; a model that cannot be copied (its
-            batch normalisations are lazy, or it has the older weight_norm) runs itself.
+            batch normalizations are lazy, or it has the older weight_norm) runs itself.
         only_gains: False replaces every layer that can be replaced, even if nothing is gained.
 
     Returns:
@@ -90,7 +90,7 @@ def _replace_layers(model: nn.Module, seen: dict[str, list[Seen]] | None, only_g
         elif is_batch_norm(module):
             report.norms.add(name)
             reason = reason_against(module) or (_norm_stays(module, inputs) if only_gains else None)
-        elif _is_quantised(module):
+        elif _is_quantized(module):
             reason = "it is quantized"
         elif _is_scripted(module):
             reason = "it is scripted; convgrad.takeover() computes it"
@@ -107,8 +107,8 @@ def _replace_layers(model: nn.Module, seen: dict[str, list[Seen]] | None, only_g
             report.left[name] = reason
 
 
-def _is_quantised(module: nn.Module) -> bool:
-    """One of torch's quantised convolutions, which are no subclasses of the others."""
+def _is_quantized(module: nn.Module) -> bool:
+    """One of torch's quantized convolutions, which are no subclasses of the others."""
     cls = type(module)
     return "Conv" in cls.__name__ and cls.__module__.startswith(
         ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quant")
@@ -134,7 +134,7 @@ def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None
 
 
 def _norm_stays(module: Any, seen: list[Seen] | None) -> str | None:
-    """Why a batch normalisation keeps its class; None where it may gain."""
+    """Why a batch normalization keeps its class; None where it may gain."""
     tensor = next((t for t in (module.weight, module.running_mean) if t is not None), torch.empty(0))
     return None if norm_may_gain(seen, tensor.device, tensor.dtype) else _no_gain(seen, tensor.device)
 

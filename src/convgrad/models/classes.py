@@ -22,7 +22,7 @@ from ..nn import constructors, joined
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-#: What a batch normalisation may compute, too.
+#: What a batch normalization may compute, too.
 ACTIVATIONS = {c: getattr(joined, c.__name__) for c in (nn.ReLU, nn.ReLU6, nn.SiLU)}
 #: What a convolution may do itself.
 PADS = {c: getattr(joined, c.__name__) for c in (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)}
@@ -41,7 +41,7 @@ def is_convolution(module: nn.Module) -> bool:
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Whether a module is one of torch's batch normalisations or of a class derived from one."""
+    """Whether a module is one of torch's batch normalizations or of a class derived from one."""
     return isinstance(module, _NORMS)
 
 
@@ -51,7 +51,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def is_plain_norm(module: Any) -> bool:
-    """Whether a module is a batch normalisation of ours, and not of a class of the user's."""
+    """Whether a module is a batch normalization of ours, and not of a class of the user's."""
     return _STOCK.get(type(module)) in _NORMS
 
 

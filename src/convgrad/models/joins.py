@@ -31,7 +31,7 @@ _JOINED = {("norm", "activation"), ("pad", "convolution")}
 
 
 def join_layers(model: nn.Module, report: Report) -> None:
-    """Let a batch normalisation compute the activation behind it, and a convolution the padding in front of it.
+    """Let a batch normalization compute the activation behind it, and a convolution the padding in front of it.
 
     Only where tracing proves that nothing else uses what lies between the two.
     """

@@ -179,7 +179,7 @@ def takeover() -> Iterator[None]:
 
     It affects all threads, because PyTorch has one table of kernels. Blocks may be nested and open in several threads;
     the last one to close undoes it. PyTorch's own kernel runs where it is the best choice, and for what convgrad does
-    not compute: quantised, sparse, mkldnn, meta and complex tensors. Not covered: jit-traced models, AOTInductor
+    not compute: quantized, sparse, mkldnn, meta and complex tensors. Not covered: jit-traced models, AOTInductor
     packages and other processes.
 
     Raises:

@@ -19,7 +19,7 @@ class Report:
     Attributes:
         replaced: name of the layer -> what it became.
         left: name of the layer -> why it stays as it is.
-        norms, linears: the names, in both, of batch normalisations and of linear layers; the others are convolutions.
+        norms, linears: the names, in both, of batch normalizations and of linear layers; the others are convolutions.
         memory_format: the layout to which the model was converted, or None.
         layout: why it was converted, or was not.
     """
@@ -80,6 +80,6 @@ class Report:
 
     @property
     def counts(self) -> tuple[tuple[int, int], ...]:
-        """(replaced, all) of the convolutions, of the batch normalisations, and of the linear layers."""
+        """(replaced, all) of the convolutions, of the batch normalizations, and of the linear layers."""
         kinds = ({*self.replaced, *self.left} - self.norms - self.linears, self.norms, self.linears)
         return tuple([(len(kind & self.replaced.keys()), len(kind)) for kind in kinds])

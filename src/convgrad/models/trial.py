@@ -47,7 +47,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def inputs_seen(model: nn.Module, inputs: Any) -> dict[str, list[Seen]]:
-    """The inputs of each convolution, batch normalisation and linear layer, by the name of the layer."""
+    """The inputs of each convolution, batch normalization and linear layer, by the name of the layer."""
     seen: dict[str, list[Seen]] = {}
     twin = copied(model)
     with quietly(model if twin is None else twin) as tried:

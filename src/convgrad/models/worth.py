@@ -90,7 +90,7 @@ def linear_may_gain(module: Any, seen: Iterable[Seen] | None) -> bool:
 
 
 def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a batch normalisation with parameters of this dtype may be faster in training, on a CPU."""
+    """Whether a batch normalization with parameters of this dtype may be faster in training, on a CPU."""
     if device.type != "cpu" or not native_norm_takes(dtype):
         return False
     return seen is None or any(norm_gains(s.shape, dtype.itemsize, s.channels_last) for s in seen)

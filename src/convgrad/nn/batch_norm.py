@@ -1,4 +1,4 @@
-"""Batch normalisation modules: torch's own, with the training on a CPU exchanged and nothing else.
+"""Batch normalization modules: torch's own, with the training on a CPU exchanged and nothing else.
 
 It is here because it is most of what is left of a convolutional net's training step after the convolutions. All but a
 plain call with the statistics of the batch is torch's: evaluation, compilers, transforms, modes, subclasses of Tensor,
@@ -128,7 +128,7 @@ class _BatchNorm:
 class _Normalization(torch.autograd.Function):
     """Keeps what torch's keeps: input, weight, and mean and inverse standard deviation of each channel.
 
-    With an activation it keeps the bias, too, but neither the normalised input nor the result, as the activation would.
+    With an activation it keeps the bias, too, but neither the normalized input nor the result, as the activation would.
     """
 
     @staticmethod

@@ -19,7 +19,7 @@ __all__ = ["clip_", "convert_", "export_shift", "parametrize_"]
 
 
 def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: str | Iterable[str] = ()) -> list[str]:
-    """Quantise every convolution and linear layer of a network by a scheme, in place.
+    """Quantize every convolution and linear layer of a network by a scheme, in place.
 
     A layer gets another class and stays the same object with the same parameters, hooks and buffers. Only DeepShift-PS
     replaces the weight by a shift and a sign (layers that share a weight share these), so create the optimizer
@@ -55,11 +55,11 @@ def convert_(model: nn.Module, scheme: Scheme | None = None, *, skip: str | Iter
         raise TypeError(f"there are no layers of {type(scheme).__name__}; parametrize_ takes a scheme of your own")
     kept = scheme.names == ("weight",)
 
-    def quantised(module: nn.Module) -> type | None:
+    def quantized(module: nn.Module) -> type | None:
         cls = layers.get((type(scheme), type(module)))
         return cls if kept or "weight" in module._parameters else None
 
-    classes = new_classes(model, skip, quantised, Quantized)
+    classes = new_classes(model, skip, quantized, Quantized)
     if complexes := [name for name, (module, _) in classes.items() if module.weight.dtype.is_complex]:
         raise TypeError(f"schemes are of real weights, those of {', '.join(complexes)} are complex: skip= leaves them")
     if not kept:
@@ -122,8 +122,8 @@ def _turn_off_fast_paths(model: nn.Module) -> None:
 def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
     """Put a scheme on a layer of any class that has a ``weight``, with ``torch.nn.utils.parametrize``.
 
-    The layer computes what it did before, with quantised weights. If the scheme quantises the input too, a forward
-    pre-hook does so. ``torch.nn.utils.parametrize.remove_parametrizations`` leaves the quantised weights as plain ones.
+    The layer computes what it did before, with quantized weights. If the scheme quantizes the input too, a forward
+    pre-hook does so. ``torch.nn.utils.parametrize.remove_parametrizations`` leaves the quantized weights as plain ones.
 
     Args:
         layer: a layer with a floating-point ``weight`` of at least two dimensions: one of torch's convolutions or
@@ -135,7 +135,7 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
         the layer
 
     Raises:
-        TypeError: the scheme is not a `Scheme`, or the layer has no such weight or is quantised already.
+        TypeError: the scheme is not a `Scheme`, or the layer has no such weight or is quantized already.
         ValueError: the scheme multiplies the output (``Xnor(scale_input=True)``), which a parametrization cannot do.
 
     Equivalent to:
@@ -155,7 +155,7 @@ def parametrize_(layer: nn.Module, scheme: Scheme) -> nn.Module:
         raise ValueError("scale_input=True multiplies the output, which no parametrization can: use convert_")
     trained = weight.requires_grad
     parametrize.register_parametrization(layer, "weight", _Weight(scheme, layer))
-    _, originals = _quantised(layer) or (scheme, ())
+    _, originals = _quantized(layer) or (scheme, ())
     for name, original in zip(scheme.names, originals, strict=True):
         original.requires_grad_(trained and not getattr(scheme, f"freeze_{name}", False))
     if scheme.quantizes_input:
@@ -187,7 +187,7 @@ def clip_(model: nn.Module) -> None:
         [[[0.5, -1.0]]]
     """
     for module in model.modules():
-        scheme, originals = _quantised(module) or (None, ())
+        scheme, originals = _quantized(module) or (None, ())
         if scheme is not None:
             scheme.clip_(*originals)
 
@@ -210,7 +210,7 @@ def export_shift(layer: nn.Module) -> ShiftIntegers:
         >>> integers.shift.tolist(), integers.sign.tolist()
         ([[[-2, 0, -3]]], [[[1, -1, 1]]])
     """
-    scheme, originals = _quantised(layer) or (None, ())
+    scheme, originals = _quantized(layer) or (None, ())
     if not isinstance(scheme, ShiftQ):
         raise TypeError(f"{type(layer).__name__} has no shift weights")
     fraction_bits = scheme.act_fraction_bits
@@ -229,8 +229,8 @@ def _scheme(scheme: object) -> Scheme:
     return scheme
 
 
-def _quantised(layer: Any) -> tuple[Scheme, tuple[Tensor, ...]] | None:
-    """The scheme of a quantised or parametrized layer, and the float tensors behind its weight."""
+def _quantized(layer: Any) -> tuple[Scheme, tuple[Tensor, ...]] | None:
+    """The scheme of a quantized or parametrized layer, and the float tensors behind its weight."""
     if isinstance(layer, Quantized):
         return layer.scheme, layer.originals()
     held: Any = layer.parametrizations["weight"] if parametrize.is_parametrized(layer, "weight") else [None]
@@ -281,7 +281,7 @@ class _Bias(nn.Module):
 def _with_input(
     scheme: Scheme, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """The hook that quantises the input of a layer."""
+    """The hook that quantizes the input of a layer."""
     if args:
         return (scheme.input(args[0]), *args[1:]), kwargs
     return args, {**kwargs, "input": scheme.input(kwargs["input"])}

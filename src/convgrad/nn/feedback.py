@@ -157,7 +157,7 @@ _DOCSTRING = """`convgrad.nn.{name}` with a feedback weight for the backward pas
 
     ``layer.feedback()`` is that weight and ``layer.angle()`` its angle with the forward weight. Of the rules in
     `convgrad.nn.feedback`, "alignment", "frSF" and "mirror" keep a buffer ``feedback_weight``, and "kolen-pollack" a
-    parameter, for the optimiser and its weight decay; under "mirror" call ``layer.mirror_()`` between training steps.
+    parameter, for the optimizer and its weight decay; under "mirror" call ``layer.mirror_()`` between training steps.
 
     Shape:
         (N, C_in, {size}) -> (N, C_out, {out}), or both without N

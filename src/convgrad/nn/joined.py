@@ -1,7 +1,7 @@
 """Two modules, one behind the other, computed together while the module that calls both runs.
 
-They are batch normalisation and its activation, and padding with zeros and its convolution. By themselves they give
-what they always gave. Only while their owner's ``forward`` runs, in this thread, does the normalisation compute the
+They are batch normalization and its activation, and padding with zeros and its convolution. By themselves they give
+what they always gave. Only while their owner's ``forward`` runs, in this thread, does the normalization compute the
 activation, too, which then hands its input on, and does the padding hand its input on to the convolution, which needs
 no copy of it with zeros around. Whoever makes a module an owner has made sure that there the second is all that uses
 the output of the first (`convgrad.models`).
@@ -64,7 +64,7 @@ class _Now(threading.local):
         # Not a wrapper that hands attributes on, nor what a Sequential has there since one was removed.
         if (
             getattr(type(first), "_convgrad_joins", "") != getattr(type(second), "_convgrad_joined", None)
-            or not (first.training or isinstance(first, _ZeroPad))  # a normalisation computes in training alone
+            or not (first.training or isinstance(first, _ZeroPad))  # a normalization computes in training alone
             or (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
             or is_seen(first)
             or is_seen(second)

@@ -1,4 +1,4 @@
-"""Layers with quantised weights: those of torch, with a scheme between the parameters and the computation.
+"""Layers with quantized weights: those of torch, with a scheme between the parameters and the computation.
 
 The parameters are the float shadow weights under torch's names, so a float model's state_dict fits and an optimizer
 updates them. What the convolution uses is computed from them in each forward.
@@ -24,7 +24,7 @@ layers: dict[tuple[type[Scheme], type[nn.Module]], type[Quantized]] = {}
 
 
 class Quantized:
-    """What all quantised layers share; ``scheme=`` of a class statement makes one of them."""
+    """What all quantized layers share; ``scheme=`` of a class statement makes one of them."""
 
     scheme: Scheme
     _scheme: type[Scheme]

@@ -1,4 +1,4 @@
-"""The quantised layers: each is a layer of torch, computed by convgrad, and a scheme."""
+"""The quantized layers: each is a layer of torch, computed by convgrad, and a scheme."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Halo exchange: a shard extended by what its neighbours hold, as a differentiable function.
+"""Halo exchange: a shard extended by what its neighbors hold, as a differentiable function.
 
 One all-to-all a dimension, in which a process sends each other one exactly the positions that it lacks: a single
 functional collective, which the compiler traces. Several dimensions go one after another, so that a corner comes along
-with the border that the neighbour has received already: the bytes that a process receives are those that it lacks, and
-no diagonal neighbour is spoken to.
+with the border that the neighbor has received already: the bytes that a process receives are those that it lacks, and
+no diagonal neighbor is spoken to.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def halo_exchange(
     padding: Literal["zeros", "circular"] = "zeros",
     sizes: Sequence[int] | tuple[Sequence[int], ...] | None = None,
 ) -> Tensor:
-    """Extend the local shard of a tensor by positions of the neighbouring shards, of several of them if needed.
+    """Extend the local shard of a tensor by positions of the neighboring shards, of several of them if needed.
 
     Its derivative sends the gradients of the extensions back to the shards that they came from, which add them. It can
     be differentiated any number of times, in forward mode too, and compiles into one graph.

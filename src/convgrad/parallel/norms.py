@@ -112,7 +112,7 @@ def rms_norm(
 
 
 def local_response_norm(func: Function, x: DTensor, *args: Any, **kwargs: Any) -> DTensor:
-    """`torch.nn.functional.local_response_norm`: over neighbouring channels."""
+    """`torch.nn.functional.local_response_norm`: over neighboring channels."""
     if 1 in shards(x):
         raise UnsupportedError("local_response_norm works along dimension 1, which is sharded")
     return _like(x, on_some(lambda t: func(t, *args, **kwargs), local_of(x)))

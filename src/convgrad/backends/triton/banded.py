@@ -19,7 +19,7 @@ What is not finite. A NaN or an infinity in the source would meet the band's zer
 infinite weight the padding's. It leaves no finite sum there: a tile of results that holds any is computed again,
 product by product.
 
-Limits: dense rows of neighbouring columns (NCHW); float32 as TF32, or exactly where a chip has such products; float16,
+Limits: dense rows of neighboring columns (NCHW); float32 as TF32, or exactly where a chip has such products; float16,
 bfloat16. A sequence has one row an image: its tiles are as low as its batch.
 """
 

@@ -2,7 +2,7 @@
 
 The idea. A depthwise convolution does few products for each byte, so what limits a kernel is how often it uses a value
 again before dropping it. A thread computes a patch of R rows and W columns: of one channel, in vectors of U loaded and
-S stored columns, where columns are neighbours in memory (NCHW, 1-D); of V channels, where channels are
+S stored columns, where columns are neighbors in memory (NCHW, 1-D); of V channels, where channels are
 (channels_last). It goes over the rows of the source that the patch reads; each value is loaded, masked and converted
 once for all of its up to KH * KW products. Values that threads have in common come from the L1 cache; nothing is
 staged in shared memory.
@@ -12,7 +12,7 @@ RESULT: ``out = sum over taps of source * weight``, which is forward and grad_in
 position, which is grad_weight. Both at once are the sweep of both gradients: with grad_output as the source and input
 as the centre the same loads serve both, and grad_bias is the sum of what one kernel position reads (`Axis.whole_tap`).
 
-A program owns LINE neighbouring vectors of channels, whose weights and sums it keeps in registers, and every
+A program owns LINE neighboring vectors of channels, whose weights and sums it keeps in registers, and every
 ``parts``-th of the tiles of its batch and space. The partial sums are written out and added by `add_partials` in a
 fixed order: there are no atomics, the same inputs give the same bits.
 
@@ -151,7 +151,7 @@ def correlate(
 
     width = columns * S
     src_width = src_columns * U
-    step = channels * V if CHANNELS_LAST else 1  # between neighbouring columns
+    step = channels * V if CHANNELS_LAST else 1  # between neighboring columns
     lines = (channels + LINE - 1) // LINE
     line = tl.program_id(0) % lines
     part = tl.program_id(0) // lines

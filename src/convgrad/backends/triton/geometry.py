@@ -55,7 +55,7 @@ class Axis(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def read(axis: Axis, results: int) -> int:
-    """How many positions of the source some neighbouring results read; a dilated kernel leaves some out."""
+    """How many positions of the source some neighboring results read; a dilated kernel leaves some out."""
     pairs = [(q, k * axis.dilation) for q in range(results) for k in range(axis.kernel)]
     if axis.adjoint:
         return len({q + axis.low - k for q, k in pairs if (q + axis.low - k) % axis.stride == 0})
@@ -70,7 +70,7 @@ class Geometry:
         channels: of the result.
         multiplier: output channels per input channel.
         adjoint: the direction of ``grad_input``.
-        channels_last: neighbours in memory are channels and not columns.
+        channels_last: neighbors in memory are channels and not columns.
         wide: offsets need 64 bits.
     """
 

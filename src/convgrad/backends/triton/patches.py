@@ -1,6 +1,6 @@
 """Parts of `correlate`: what one thread does with its patch of R rows and W columns, of one channel or of V.
 
-A value of a patch is a tile [B], one for each thread, where columns are neighbours in memory, and [B, V] where channels
+A value of a patch is a tile [B], one for each thread, where columns are neighbors in memory, and [B, V] where channels
 are. Which value of the source meets which kernel position and which result is known when the kernel is compiled: an
 axis is a tuple (kernel, stride, dilation, low padding), and `tap`, `position` and their like compute with it.
 """
@@ -110,7 +110,7 @@ def zeros(COUNT: tl.constexpr, B: tl.constexpr, V: tl.constexpr, CHANNELS_LAST: 
 
 @triton.jit
 def first_plane(n, c, channels, depth, CHANNELS_LAST: tl.constexpr):
-    """The number of an image's first plane, of one channel where columns are neighbours."""
+    """The number of an image's first plane, of one channel where columns are neighbors."""
     if CHANNELS_LAST:
         return n * depth
     else:
@@ -211,7 +211,7 @@ def store_row(
 
 @triton.jit
 def load_channel(ptr, c, ok, STEP: tl.constexpr, CHANNELS_LAST: tl.constexpr, V: tl.constexpr):
-    """One value of each channel, ``STEP`` from the next one's: a scalar, or [B, V] where channels are neighbours."""
+    """One value of each channel, ``STEP`` from the next one's: a scalar, or [B, V] where channels are neighbors."""
     if CHANNELS_LAST:
         at = ptr + (c[:, None] + tl.arange(0, V)[None, :]) * STEP
         return tl.load(at, mask=mask_of(ok)[:, None], other=0.0).to(tl.float32)

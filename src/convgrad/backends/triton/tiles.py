@@ -19,7 +19,7 @@ Use = Literal["result", "sum", "sweep"]
 
 _VECTOR = 16  # bytes
 _LANES = 128  # of a program
-_LINE = 32  # vectors of channels that a program owns: neighbouring threads have neighbouring ones
+_LINE = 32  # vectors of channels that a program owns: neighboring threads have neighboring ones
 _MOST_KEPT = 49  # kernel positions whose weights or sums a thread keeps: 7 x 7
 _MOST_ROWS = 16
 _MOST_COLUMNS = 16
