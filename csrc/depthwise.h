@@ -10,9 +10,9 @@
 // but regions. What does not change from unit to unit (packed weights, the regions of a tile and their taps, the zeros
 // around it) is kept in a thread's scratch memory.
 //
-// To read from the bottom up: plan.h cuts a problem into units, packing.h and depthwise_operands.h bring a unit's
-// operands, depthwise_correlate.h and depthwise_accumulate.h compute a tile with them. Here units are put in order,
-// shared out among threads and their sums added up.
+// To read from the bottom up: depthwise_plan.h cuts a problem into units, packing.h and depthwise_operands.h bring a
+// unit's operands, depthwise_correlate.h and depthwise_accumulate.h compute a tile with them. Here units are put in
+// order, shared out among threads and their sums added up.
 #pragma once
 
 #include "depthwise_accumulate.h"
@@ -29,9 +29,10 @@ struct Depthwise {
   static constexpr int64_t kFewBytes = 16 * 1024, kFewPixels = 100;  // of a tensor: not worth a look at every row
   using Scratch = DepthwiseScratch<T>;
 
-  const DepthwisePlan<N>& p;
+  const DepthwisePlan& p;
   const convgrad_tensors& t;
-  const DepthwiseOperands<S, T, N> operands = {p, t};
+  std::atomic<bool>& spoilt;
+  const DepthwiseOperands<S, T, N> operands = {p, t, spoilt};
 
   // ---- units, items, threads ----
 
@@ -69,12 +70,11 @@ struct Depthwise {
     if (p.needs_weight()) operands.pack_weight(s, b);
     Source<X> x = {}, g = {};
     if (p.needs_input())
-      x = operands.template source<X>(t.input, p.input_tensor(), b, s.input, p.input_extent, r.input, again,
-                                      s.careful());
+      x = operands.template source<X>(t.input, p.input_tensor(), b, s.input, p.input_extent, r.input, again);
     if (p.needs_grad_output())
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = operands.template source<X>(t.grad_output, p.output_tensor(m), b, s.grad_output + m * p.output_size(),
-                                        p.output_extent, r.grad_output, again, s.careful());
+                                        p.output_extent, r.grad_output, again);
     prefetch_next(s, after(unit));
     if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) accumulate.sum_tile(s, b, r.summed, 0, x, x.data);
     for (int64_t m = 0; m < p.multiplier; ++m) {
@@ -122,18 +122,14 @@ struct Depthwise {
     const int64_t units = p.units() * (p.channels_inner ? p.lane_blocks : 1);
     const int64_t first = units * segment / p.segments, last = units * (segment + 1) / p.segments;
     T* const of_item = partial + item * p.item_sums();
-    s.infinite_sums = false;
-    for (;;) {
-      if (sums) memset(of_item, 0, sizeof(T) * static_cast<size_t>(p.item_sums()));
-      Unit unit = {block, first / p.tiles, first % p.tiles};
-      if (p.channels_inner) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
-      for (int64_t i = first; i < last; ++i, unit = after(unit)) {
-        s.sums = of_item + (unit.block - block) * p.sums_size();
-        run_unit<X>(s, unit);
-      }
-      if (!sums || p.direct || s.infinite_sums || all_finite<T, N>(of_item, p.item_sums())) return;
-      s.infinite_sums = true;  // once more
+    if (sums) memset(of_item, 0, sizeof(T) * static_cast<size_t>(p.item_sums()));
+    Unit unit = {block, first / p.tiles, first % p.tiles};
+    if (p.channels_inner) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
+    for (int64_t i = first; i < last; ++i, unit = after(unit)) {
+      s.sums = of_item + (unit.block - block) * p.sums_size();
+      run_unit<X>(s, unit);
     }
+    if (sums && !p.direct && !all_finite<T, N>(of_item, p.item_sums())) spoilt = true;
   }
 
   // Add the partial sums of a vector of lanes, always in the same order, and write them in the weight's layout.
@@ -145,7 +141,7 @@ struct Depthwise {
     const int64_t elements = p.multiplier * p.kernel_elements;
     const int64_t biases = p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS) ? 1 : p.multiplier;  // of a channel
     const int64_t rows = elements + (bias ? biases : 0);
-    partial += block * (p.channels_inner ? 1 : p.segments) * p.sums_size() + p.lane_in(p.rows_of_sums(), lane);
+    partial += block * (p.channels_inner ? 1 : p.segments) * p.sums_size() + p.vector_in(p.rows_of_sums(), lane);
     for (int64_t row = 0; row < rows; ++row) {
       Vec<T, N> total = {};
       for (int64_t segment = 0; segment < p.segments; ++segment)
@@ -167,10 +163,10 @@ struct Depthwise {
 
   // ---- a plan with its scratch memory, and a call ----
 
-  struct Plan : DepthwisePlan<N> {
+  struct Plan : DepthwisePlan {
     Memory memory;
     Array<T> input, grad_output, weights, starts, result, partial;
-    Array<PackedWeight> packed;
+    Array<int64_t> packed;
     Array<Columns> columns;
     Array<Lines> lines;
     Array<Tap> listed, taps;
@@ -178,7 +174,7 @@ struct Depthwise {
 
   static Plan make_plan(const convgrad_problem& q) {
     Plan p = {};
-    static_cast<DepthwiseTiles&>(p) = make_depthwise_tiles(q, N, sizeof(T), kCheapToLoad<S>);
+    static_cast<DepthwisePlan&>(p) = make_depthwise_plan(q, N, sizeof(T), kCheapToLoad<S>);
     const Axis& w = p.axis[2];
     const int64_t row = most(most(w.padded().size(), w.output), p.result_pixels()), kept = p.kept_blocks;
     // A border of the source changes the region at most twice a kernel element and phase.
@@ -190,7 +186,7 @@ struct Depthwise {
     if (p.needs_weight()) {
       p.weights = each.template add<T>(kept * p.weight_size());
       p.starts = each.template add<T>(kept * p.multiplier * p.lanes);
-      p.packed = each.template add<PackedWeight>(kept);
+      p.packed = each.template add<int64_t>(kept);
       p.result = each.template add<T>(p.direct ? 0 : most(row, p.folds() ? p.folded_pixels() : 0) * p.lanes);
       p.columns = each.template add<Columns>(pieces);
       p.lines = each.template add<Lines>(1 + 2 * p.axis[1].kernel);
@@ -207,14 +203,16 @@ struct Depthwise {
     Scratch s = {};
     s.input = p.input.in(at), s.grad_output = p.grad_output.in(at), s.result = p.result.in(at);
     s.weights = p.weights.in(at), s.starts = p.starts.in(at), s.packed = p.packed.in(at);
-    for (int64_t i = 0; s.packed && i < p.kept_blocks; ++i) s.packed[i].channel = -1;
+    for (int64_t i = 0; s.packed && i < p.kept_blocks; ++i) s.packed[i] = -1;
     s.listed.columns = p.columns.in(at), s.listed.lines = p.lines.in(at), s.listed.taps = p.listed.in(at);
     s.taps = p.taps.in(at), s.listed.band = s.tile = -1;
     return s;
   }
 
-  static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
-    const Depthwise call = {p, t};
+  // Whether a result may be spoilt (exact.h).
+  static bool run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
+    std::atomic<bool> spoilt{false};
+    const Depthwise call = {p, t, spoilt};
     T* const partial = p.partial.in(memory);
     const int64_t in_block = p.lanes / N, vectors = ceil_div(p.channels, N);  // only the last block may lack some
     run_items(
@@ -223,6 +221,7 @@ struct Depthwise {
         p.wants(CONVGRAD_GRAD_WEIGHT) ? vectors : 0, [&](Range of) {
           for (int64_t i = of.low; i < of.high; ++i) call.reduce(i / in_block, i % in_block * N, partial);
         });
+    return spoilt;
   }
 };
 

@@ -2,6 +2,8 @@
 // kernel elements; and the scratch memory of a thread.
 #pragma once
 
+#include <atomic>
+
 #include "grouped_kernels.h"
 #include "grouped_packing.h"
 
@@ -25,12 +27,10 @@ template <class T>
 struct GroupedWeights {
   const T* weight;
   T* start;
-  bool* infinite;  // whether those of a block hold an infinity or NaN
 };
 
 // A block of groups, and the images of a unit.
 struct GroupedBlock {
-  int64_t number;
   Range groups;
   int64_t image, images;
   bool more;  // whether the next unit takes the next channels of the same pixels, which are prefetched
@@ -41,10 +41,9 @@ struct GroupedBlock {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct GroupedOperands {
-  using Block = GroupedBlock;
-
   const GroupedPlan& p;
   const convgrad_tensors& t;
+  std::atomic<bool>& spoilt;
 
   // What a block's results are computed with; `to`: its weights, if they are converted.
   void pack_weight(const GroupedWeights<T>& weights, T* to, int64_t block) const {
@@ -55,7 +54,7 @@ struct GroupedOperands {
     const int64_t channels = p.wants(CONVGRAD_FORWARD) ? p.out_per_group : p.in_per_group;
     for (int64_t c = groups.low * channels; c < groups.high * channels; ++c)
       weights.start[c] = bias ? load_one<T>(bias + c) : T(0);
-    weights.infinite[block] = !all_finite<T, N>(weights.weight + first, count);
+    if (!all_finite<T, N>(weights.weight + first, count)) spoilt = true;
   }
 
   // The taps of all inputs of a group, in the packed input, of some slices of the kernel; as their weights lie.
