@@ -31,8 +31,7 @@ struct Depthwise {
 
   const DepthwisePlan& p;
   const convgrad_tensors& t;
-  std::atomic<bool>& spoilt;
-  const DepthwiseOperands<S, T, N> operands = {p, t, spoilt};
+  const DepthwiseOperands<S, T, N> operands = {p, t};
 
   // ---- units, items, threads ----
 
@@ -59,22 +58,23 @@ struct Depthwise {
 
   // X: of the operands, T where they are packed and S where they are read in the tensors.
   template <class X>
-  void run_unit(Scratch& s, const Unit& unit) const {
+  void run_unit(Scratch& s, const Unit& unit, bool careful) const {
     const DepthwiseCorrelate<S, T, X, N> correlate = {p};
     const DepthwiseAccumulate<T, X, N> accumulate = {p};
     const Block b = block_of(unit);
     const TileRanges r = p.ranges_of(unit.tile);
     const int64_t band = p.tiles == 1 ? 0 : unit.tile % p.bands[2];
     const bool again = s.tile == unit.tile;
-    s.tile = unit.tile;
+    s.tile = unit.tile, s.careful = careful;
     if (p.needs_weight()) operands.pack_weight(s, b);
     Source<X> x = {}, g = {};
     if (p.needs_input())
-      x = operands.template source<X>(t.input, p.input_tensor(), b, s.input, p.input_extent, r.input, again);
+      x = operands.template source<X>(t.input, p.input_tensor(), b, s.input, p.input_extent, r.input, again,
+                                      s.careful);
     if (p.needs_grad_output())
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = operands.template source<X>(t.grad_output, p.output_tensor(m), b, s.grad_output + m * p.output_size(),
-                                        p.output_extent, r.grad_output, again);
+                                        p.output_extent, r.grad_output, again, s.careful);
     prefetch_next(s, after(unit));
     if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) accumulate.sum_tile(s, b, r.summed, 0, x, x.data);
     for (int64_t m = 0; m < p.multiplier; ++m) {
@@ -115,7 +115,7 @@ struct Depthwise {
     run_item_from<T>(s, item, partial);
   }
   template <class X>
-  void run_item_from(Scratch& s, int64_t item, T* partial) const {
+  void run_item_from(Scratch& s, int64_t item, T* partial, bool careful = false) const {
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     const int64_t block = p.channels_inner ? 0 : item / p.segments;
     const int64_t segment = p.channels_inner ? item : item % p.segments;
@@ -127,9 +127,10 @@ struct Depthwise {
     if (p.channels_inner) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
     for (int64_t i = first; i < last; ++i, unit = after(unit)) {
       s.sums = of_item + (unit.block - block) * p.sums_size();
-      run_unit<X>(s, unit);
+      run_unit<X>(s, unit, careful);
     }
-    if (sums && !p.direct && !all_finite<T, N>(of_item, p.item_sums())) spoilt = true;
+    if (sums && !p.direct && !careful && !all_finite<T, N>(of_item, p.item_sums()))
+      run_item_from<X>(s, item, partial, true);
   }
 
   // Add the partial sums of a vector of lanes, always in the same order, and write them in the weight's layout.
@@ -166,7 +167,7 @@ struct Depthwise {
   struct Plan : DepthwisePlan {
     Memory memory;
     Array<T> input, grad_output, weights, starts, result, partial;
-    Array<int64_t> packed;
+    Array<PackedWeight> packed;
     Array<Columns> columns;
     Array<Lines> lines;
     Array<Tap> listed, taps;
@@ -186,7 +187,7 @@ struct Depthwise {
     if (p.needs_weight()) {
       p.weights = each.template add<T>(kept * p.weight_size());
       p.starts = each.template add<T>(kept * p.multiplier * p.lanes);
-      p.packed = each.template add<int64_t>(kept);
+      p.packed = each.template add<PackedWeight>(kept);
       p.result = each.template add<T>(p.direct ? 0 : most(row, p.folds() ? p.folded_pixels() : 0) * p.lanes);
       p.columns = each.template add<Columns>(pieces);
       p.lines = each.template add<Lines>(1 + 2 * p.axis[1].kernel);
@@ -203,16 +204,14 @@ struct Depthwise {
     Scratch s = {};
     s.input = p.input.in(at), s.grad_output = p.grad_output.in(at), s.result = p.result.in(at);
     s.weights = p.weights.in(at), s.starts = p.starts.in(at), s.packed = p.packed.in(at);
-    for (int64_t i = 0; s.packed && i < p.kept_blocks; ++i) s.packed[i] = -1;
+    for (int64_t i = 0; s.packed && i < p.kept_blocks; ++i) s.packed[i].channel = -1;
     s.listed.columns = p.columns.in(at), s.listed.lines = p.lines.in(at), s.listed.taps = p.listed.in(at);
     s.taps = p.taps.in(at), s.listed.band = s.tile = -1;
     return s;
   }
 
-  // Whether a result may be spoilt (exact.h).
-  static bool run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
-    std::atomic<bool> spoilt{false};
-    const Depthwise call = {p, t, spoilt};
+  static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
+    const Depthwise call = {p, t};
     T* const partial = p.partial.in(memory);
     const int64_t in_block = p.lanes / N, vectors = ceil_div(p.channels, N);  // only the last block may lack some
     run_items(
@@ -221,7 +220,6 @@ struct Depthwise {
         p.wants(CONVGRAD_GRAD_WEIGHT) ? vectors : 0, [&](Range of) {
           for (int64_t i = of.low; i < of.high; ++i) call.reduce(i / in_block, i % in_block * N, partial);
         });
-    return spoilt;
   }
 };
 

@@ -2,8 +2,6 @@
 // kernel elements; and the scratch memory of a thread, which keeps them from one unit of work to the next.
 #pragma once
 
-#include <atomic>
-
 #include "depthwise_plan.h"
 #include "prefetcher.h"
 
@@ -53,17 +51,25 @@ struct Listed {
   TapRange depth, row;  // that the taps belong to; row.count -1: not listed yet
 };
 
+// The packed weights of a block of channels; channel -1: none yet.
+struct PackedWeight {
+  int64_t channel;
+  bool infinite;
+};
+
 // Scratch memory of one thread.
 template <class T>
 struct DepthwiseScratch {
   T *input, *grad_output, *sums, *result;
   T *weights, *starts;   // of all kept blocks
-  int64_t* packed;       // which these are, by their first channels; -1: none yet
+  PackedWeight* packed;  // which these are
   T *weight, *start;     // of the block at hand
   Tap* taps;  // of accumulate
   Listed listed;
   Prefetcher prefetcher;
-  int64_t tile;           // that the packed operands belong to
+  int64_t tile;  // that the packed operands belong to
+  // Infinity times a zero of the padding is NaN: where there may be one, the sums leave the padding out.
+  bool careful;
 };
 
 // S: storage, T: arithmetic, N: lanes of a vector.
@@ -71,19 +77,18 @@ template <class S, class T, int N>
 struct DepthwiseOperands {
   const DepthwisePlan& p;
   const convgrad_tensors& t;
-  std::atomic<bool>& spoilt;
 
   // The tensor itself (X is then the storage type), or a packed tile of it (X is the arithmetic type).
   template <class X>
   Source<X> source(const void* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
-                   const Range r[3], bool again) const {
+                   const Range r[3], bool again, bool careful) const {
     const S* from = static_cast<const S*>(tensor);
     if constexpr (std::is_same<S, T>::value)
-      return p.direct ? in_tensor(from, x, b) : packed(from, x, b, scratch, extent, r, again);
+      return p.direct ? in_tensor(from, x, b) : packed(from, x, b, scratch, extent, r, again, careful);
     else if constexpr (std::is_same<X, S>::value)
       return in_tensor(from, x, b);
     else
-      return packed(from, x, b, scratch, extent, r, again);
+      return packed(from, x, b, scratch, extent, r, again, careful);
   }
 
   static Source<S> in_tensor(const S* tensor, const Tensor& x, const Block& b) {
@@ -97,7 +102,7 @@ struct DepthwiseOperands {
 
   // `again`: the scratch memory holds the same tile of another image or block, and so its borders.
   Source<T> packed(const S* tensor, const Tensor& x, const Block& b, T* scratch, const int64_t extent[3],
-                   const Range r[3], bool again) const {
+                   const Range r[3], bool again, bool careful) const {
     Source<T> s;
     // Rows of zeros are left out of the sums, except where they let grad_weight run over whole tiles.
     const bool skip = !p.wants(CONVGRAD_GRAD_WEIGHT) || p.by_kernel_row();
@@ -117,7 +122,7 @@ struct DepthwiseOperands {
     s.data = scratch;
     for (int d = 0; d < 3; ++d) {
       s.range[d] = r[d], s.data -= r[d].low * s.step[d];
-      if (skip && d < 2 && !x.padding_mode)  // with a mode, nothing outside the tensor is a zero
+      if ((careful || (skip && d < 2)) && !x.padding_mode)  // with a mode, nothing outside the tensor is a zero
         s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
     }
     return s;
@@ -127,8 +132,8 @@ struct DepthwiseOperands {
   void pack_weight(DepthwiseScratch<T>& s, const Block& b) const {
     const int64_t kept = b.channel / p.lanes % p.kept_blocks;
     s.weight = s.weights + kept * p.weight_size(), s.start = s.starts + kept * p.multiplier * p.lanes;
-    if (s.packed[kept] == b.channel) return;
-    s.packed[kept] = b.channel;
+    PackedWeight& packed = s.packed[kept];
+    if (packed.channel == b.channel) return void(s.careful |= packed.infinite);
     const S *from = static_cast<const S*>(t.weight), *bias = static_cast<const S*>(t.bias);
     const int64_t bias_step = p.wants(CONVGRAD_FORWARD) ? p.multiplier : 1;
     const int64_t live = p.images > 1 ? p.images * p.channels : least(p.lanes, p.channels - b.channel);
@@ -152,7 +157,8 @@ struct DepthwiseOperands {
         start[l] = bias && l < live ? load_one<T>(bias + c * bias_step + m % bias_step) : T(0);
       }
     }
-    if (!p.direct && !all_finite<T, N>(s.weight, p.weight_size())) spoilt = true;
+    packed = {b.channel, !p.direct && !all_finite<T, N>(s.weight, p.weight_size())};
+    s.careful |= packed.infinite;
   }
 };
 

@@ -5,7 +5,7 @@
 // [channel][pixel] (grouped_packing.h): a copy with the padding written out, or in channels_last a transposition. With
 // a stride, positions are sorted into phases. Then every kernel element is one offset for all results, and a result
 // plane is one long run of `correlate_planes` over its rows (grouped_kernels.h); what it computes between two rows is
-// dropped.
+// dropped. Where an infinity met the padding's zeros, results are computed once more without them (grouped_exact.h).
 //   forward:     a run for each slice of the output
 //   grad_input:  the same over grad_output, for each remainder of the position by the stride
 //   grad_weight: `accumulate_planes` over the rows of grad_output
@@ -21,6 +21,7 @@
 
 #include "grouped_accumulate.h"
 #include "grouped_correlate.h"
+#include "grouped_exact.h"
 #include "memory.h"
 #include "parallel.h"
 
@@ -35,8 +36,7 @@ struct Grouped {
   const GroupedPlan& p;
   const convgrad_tensors& t;
   const GroupedWeights<T> weights;
-  std::atomic<bool>& spoilt;
-  const GroupedOperands<S, T, N> operands = {p, t, spoilt};
+  const GroupedOperands<S, T, N> operands = {p, t};
   const GroupedCorrelate<S, T, N> correlate = {p, weights, t, operands};
   const GroupedAccumulate<S, T, N> accumulate = {p, operands};
 
@@ -65,8 +65,8 @@ struct Grouped {
   }
 
   // An item's units as they lie in memory: all its blocks of an image, in channels_last of a tile, before the next.
-  // For grad_weight `partial` has sums for each segment.
-  void run_item(Scratch& s, int64_t item, T* partial) const {
+  // For grad_weight `partial` has sums for each segment. Whether these are finite.
+  bool run_item(Scratch& s, int64_t item, T* partial) const {
     const Range blocks = share(p.lane_blocks, item % p.chunks, p.chunks);
     const Range units = share(p.units(), item / p.chunks, p.segments);
     const Range groups = {p.block(blocks.low).low, p.block(blocks.high - 1).high};
@@ -84,7 +84,7 @@ struct Grouped {
           run_unit(s, wants_sums ? partial + (b.groups.low - groups.low) * p.group_sums() : nullptr, b, unit);
         }
     }
-    if (wants_sums && !all_finite<T, N>(partial, groups.size() * p.group_sums())) spoilt = true;
+    return !wants_sums || all_finite<T, N>(partial, groups.size() * p.group_sums());
   }
 
   // Add a block's partial sums, always in the same order.
@@ -104,6 +104,7 @@ struct Grouped {
     Array<Tap> taps, output_taps;
     Array<int64_t> input_places, grad_places, result_places;
     Array<T> weight, start, partial;
+    Array<bool> infinite;
   };
 
   static Plan make_plan(const convgrad_problem& q) {
@@ -137,17 +138,17 @@ struct Grouped {
       if (p.channels_last) p.result_places = each.template add<int64_t>(most(places, p.folded_pixels()) + N);
       if (kConverts) p.weight = shared.template add<T>(p.groups * p.group_weights());
       p.start = shared.template add<T>(p.groups * widest);
+      p.infinite = shared.template add<bool>(p.lane_blocks);
     }
     if (p.wants(CONVGRAD_GRAD_WEIGHT)) p.partial = shared.template add<T>(p.segments * p.groups * p.group_sums());
     return p;
   }
 
-  // Whether a result may be spoilt (exact.h).
-  static bool run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
-    GroupedWeights<T> weights = {p.weight.in(memory), p.start.in(memory)};
+  static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
+    GroupedWeights<T> weights = {p.weight.in(memory), p.start.in(memory), p.infinite.in(memory)};
     if constexpr (!kConverts) weights.weight = static_cast<const T*>(t.weight);
-    std::atomic<bool> spoilt{false};
-    const Grouped call = {p, t, weights, spoilt};
+    const Grouped call = {p, t, weights};
+    std::atomic<bool> infinite_sums{false};
     T* const partial = p.partial.in(memory);
     auto pack = [&](Range blocks) {
       for (int64_t i = blocks.low; i < blocks.high; ++i) call.operands.pack_weight(weights, p.weight.in(memory), i);
@@ -163,11 +164,16 @@ struct Grouped {
     };
     run_items(
         threads, p.needs_weight() ? p.lane_blocks : 0, pack, p.items(), scratch,
-        [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
+        [&](Scratch& s, int64_t item) {
+          if (!call.run_item(s, item, partial)) infinite_sums = true;
+        },
         p.wants(CONVGRAD_GRAD_WEIGHT) ? p.lane_blocks : 0, [&](Range blocks) {
           for (int64_t i = blocks.low; i < blocks.high; ++i) call.reduce(i, partial);
         });
-    return spoilt;
+    const GroupedExact<S, T> exact = {p, t, weights.infinite};
+    const auto blocks = static_cast<size_t>(p.lane_blocks);
+    if (p.needs_weight() && memchr(weights.infinite, true, blocks)) exact.correct_results(threads);
+    if (infinite_sums) exact.correct_sums(threads);
   }
 };
 

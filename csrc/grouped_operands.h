@@ -2,8 +2,6 @@
 // kernel elements; and the scratch memory of a thread.
 #pragma once
 
-#include <atomic>
-
 #include "grouped_kernels.h"
 #include "grouped_packing.h"
 
@@ -27,6 +25,7 @@ template <class T>
 struct GroupedWeights {
   const T* weight;
   T* start;
+  bool* infinite;  // whether those of a block hold an infinity or NaN
 };
 
 // A block of groups, and the images of a unit.
@@ -43,7 +42,6 @@ template <class S, class T, int N>
 struct GroupedOperands {
   const GroupedPlan& p;
   const convgrad_tensors& t;
-  std::atomic<bool>& spoilt;
 
   // What a block's results are computed with; `to`: its weights, if they are converted.
   void pack_weight(const GroupedWeights<T>& weights, T* to, int64_t block) const {
@@ -54,7 +52,7 @@ struct GroupedOperands {
     const int64_t channels = p.wants(CONVGRAD_FORWARD) ? p.out_per_group : p.in_per_group;
     for (int64_t c = groups.low * channels; c < groups.high * channels; ++c)
       weights.start[c] = bias ? load_one<T>(bias + c) : T(0);
-    if (!all_finite<T, N>(weights.weight + first, count)) spoilt = true;
+    weights.infinite[block] = !all_finite<T, N>(weights.weight + first, count);
   }
 
   // The taps of all inputs of a group, in the packed input, of some slices of the kernel; as their weights lie.

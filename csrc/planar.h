@@ -54,7 +54,6 @@ struct Planar {
   const PlanarPlan& p;
   const convgrad_tensors& t;
   const Shared& shared;
-  std::atomic<bool>& spoilt;
 
   // Where the elements `of` of a tensor of `size` elements can be read and `margin` elements around them, which vectors
   // at a border reach to: in the tensor, but at its ends in a copy.
@@ -230,7 +229,6 @@ struct Planar {
     if (p.needs_weight()) {
       const S* const weight = static_cast<const S*>(t.weight) + u.channel * elements;
       for (int64_t k = 0; k < elements; ++k) store<T, N>(s.weights + k * N, Vec<T, N>{} + load_one<T>(weight + k));
-      if (!all_finite<T, N>(s.weights, elements * N)) spoilt = true;  // by the zeros of masks
     }
     if (sums) memset(s.sums, 0, sizeof(T) * static_cast<size_t>(p.sums() * N));
     const int64_t *in = p.forward.source, *out = p.forward.result;
@@ -251,7 +249,6 @@ struct Planar {
     T* const of_item = partial + item * size;
     if (sums) memset(of_item, 0, sizeof(T) * static_cast<size_t>(size));
     for (int64_t unit = units.low; unit < units.high; ++unit) run_unit(s, unit, of_item);
-    if (sums && !all_finite<T, N>(of_item, size)) spoilt = true;
   }
 
   // ---- a plan with its scratch memory, and a call ----
@@ -286,14 +283,12 @@ struct Planar {
     return p;
   }
 
-  // Whether a result may be spoilt (exact.h).
-  static bool run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
+  static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
     auto columns = [&](int i, const PlanarPass& pass, bool once) {
       return list_columns(pass, once, p.at[i].in(memory), p.masks[i].in(memory));
     };
     const Shared shared = {columns(0, p.forward, false), columns(1, p.backward, false), columns(2, p.forward, true)};
-    std::atomic<bool> spoilt{false};
-    const Planar call = {p, t, shared, spoilt};
+    const Planar call = {p, t, shared};
     T* const partial = p.partial.in(memory);
     auto scratch = [&](int64_t thread) {
       char* const at = p.memory.of_thread(memory, thread);
@@ -305,7 +300,6 @@ struct Planar {
           reduce_partials<T, N>(static_cast<S*>(t.grad_weight), p.channels * p.multiplier * p.kernel_elements,
                                 static_cast<S*>(t.grad_bias), partial, p.item_sums(), p.items, of);
         });
-    return spoilt;
   }
 };
 

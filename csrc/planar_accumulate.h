@@ -34,6 +34,9 @@ struct AccumulateRows {
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
       const Mask<T, N> mask = Masked ? load<LaneInteger<T>, N>(masks + c * N) : Mask<T, N>{};
+      Vec<T, N> grads[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) grads[r] = Masked ? masked<T, N>(y[r], mask) : y[r];
       const S* from = opaque(p.input + input + c * p.column);
 #pragma GCC unroll 6
       for (int i = 0; i < R + G - 1; ++i, from = opaque(from + p.input_row)) {
@@ -42,7 +45,7 @@ struct AccumulateRows {
         x = opaque(x);
 #pragma GCC unroll 3
         for (int g = 0; g < G; ++g)
-          if (i >= g && i - g < R) sum[c][g] += y[i - g] * x;
+          if (i >= g && i - g < R) sum[c][g] += grads[i - g] * x;
       }
     }
   }

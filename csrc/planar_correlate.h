@@ -52,7 +52,10 @@ struct CorrelateRows {
         const Mask<T, N> mask = Masked ? load<LaneInteger<T>, N>(masks + c * N) : Mask<T, N>{};
         Vec<T, N> w[G];
 #pragma GCC unroll 3
-        for (int g = 0; g < G; ++g) w[g] = Kept ? kept[c][g] : load<T, N>(weights + g * weight_row + c * N);
+        for (int g = 0; g < G; ++g) {
+          w[g] = Kept ? kept[c][g] : load<T, N>(weights + g * weight_row + c * N);
+          if (Masked) w[g] = masked<T, N>(w[g], mask);
+        }
         const S* row = opaque(from + c * column);
 #pragma GCC unroll 10
         for (int i = 0; i < R + G - 1; ++i, row = opaque(row + source_row)) {

@@ -2,7 +2,7 @@
 // into blocks of G rows and C columns.
 //
 // Vectors at a border, whose kernel elements reach past the ends of a row, have a mask for each kernel column that
-// turns what lies outside into zeros.
+// turns both factors into zeros where it lies outside: infinity times zero would be NaN.
 #pragma once
 
 #include "plan.h"

@@ -250,9 +250,8 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
     }
     return p;
   }
-  static bool run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
+  static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
     Base::run_call(ChannelsLastPointwise(p, t, memory), memory, threads);
-    return false;  // nothing is padded
   }
 };
 

@@ -262,9 +262,8 @@ class ContiguousPointwise : Pointwise<S, T, N> {
     p.turned = each.template add<T>(ceil_div(p.backward ? p.item_results() : p.sources, N) * pitch(p.block * N));
     return p;
   }
-  static bool run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
+  static void run(const Plan& p, const convgrad_tensors& t, char* memory, int threads) {
     Base::run_call(ContiguousPointwise(p, t, memory), memory, threads);
-    return false;  // nothing is padded
   }
 };
 
