@@ -89,10 +89,7 @@ class Packer {
 
   // `rows` of an operand, or columns, that begin at `from`; `terms` k of them, as one step.
   void pack(uint16_t* to, const float* from, int64_t rows, int64_t terms) {
-    typedef __m512i Kernel(uint16_t*, const float*, int64_t, int64_t, int64_t);
-    static constexpr Kernel* kernels[] = {pack_step<0, 0, 0>, pack_step<0, 0, 1>, pack_step<0, 1, 0>,
-                                          pack_step<0, 1, 1>, pack_step<1, 0, 0>, pack_step<1, 0, 1>,
-                                          pack_step<1, 1, 0>, pack_step<1, 1, 1>};
+    static constexpr auto kernels = make_all<8>([](auto i) { return pack_step<i / 4, i / 2 % 2, i % 2>; });
     const bool whole = rows >= kEdge && terms >= kStep;
     largest_ = _mm512_max_epu16(largest_, kernels[4 * along_ + 2 * whole + turns_](to, from, line_, rows, terms));
   }
@@ -167,33 +164,33 @@ void multiply(const uint16_t* left, const uint16_t* right, int64_t panel, int64_
   if constexpr (R > 1) _tile_loadd(2, from[1][0].at, from[1][0].row_bytes());
   if constexpr (R > 1 && C > 1) _tile_loadd(3, from[1][1].at, from[1][1].row_bytes());
 
-#define CONVGRAD_LEFT(part)                 \
-  _tile_loadd(4, left + part * kTile, 64);  \
-  if constexpr (R > 1) _tile_loadd(5, left + panel + part * kTile, 64);
-#define CONVGRAD_RIGHT(part)                \
-  _tile_loadd(6, right + part * kTile, 64); \
-  if constexpr (C > 1) _tile_loadd(7, right + panel + part * kTile, 64);
-#define CONVGRAD_MULTIPLY                        \
-  _tile_dpbf16ps(0, 4, 6);                       \
-  if constexpr (C > 1) _tile_dpbf16ps(1, 4, 7);  \
-  if constexpr (R > 1) _tile_dpbf16ps(2, 5, 6);  \
-  if constexpr (R > 1 && C > 1) _tile_dpbf16ps(3, 5, 7);
+  auto load_left = [&](int part) {
+    _tile_loadd(4, left + part * kTile, 64);
+    if constexpr (R > 1) _tile_loadd(5, left + panel + part * kTile, 64);
+  };
+  auto load_right = [&](int part) {
+    _tile_loadd(6, right + part * kTile, 64);
+    if constexpr (C > 1) _tile_loadd(7, right + panel + part * kTile, 64);
+  };
+  auto add_products = [] {
+    _tile_dpbf16ps(0, 4, 6);
+    if constexpr (C > 1) _tile_dpbf16ps(1, 4, 7);
+    if constexpr (R > 1) _tile_dpbf16ps(2, 5, 6);
+    if constexpr (R > 1 && C > 1) _tile_dpbf16ps(3, 5, 7);
+  };
   const int64_t each = ceil_div(kEdge, most(1, steps - 1));
   for (int64_t k = 0, line = fetch ? 0 : kEdge; k < steps; ++k, left += kParts, right += kParts) {
     for (const int64_t last = least(kEdge, line + each); line < last; ++line)
       for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) __builtin_prefetch(to[r][c].at + line * to[r][c].row, 1);
     // The largest products last: the sum of the others is rounded less.
-    CONVGRAD_LEFT(0) CONVGRAD_RIGHT(2) CONVGRAD_MULTIPLY
-    CONVGRAD_RIGHT(1) CONVGRAD_MULTIPLY
-    CONVGRAD_LEFT(1) CONVGRAD_MULTIPLY
-    CONVGRAD_RIGHT(0) CONVGRAD_MULTIPLY
-    CONVGRAD_LEFT(2) CONVGRAD_MULTIPLY
-    CONVGRAD_LEFT(0) CONVGRAD_MULTIPLY
+    load_left(0), load_right(2), add_products();
+    load_right(1), add_products();
+    load_left(1), add_products();
+    load_right(0), add_products();
+    load_left(2), add_products();
+    load_left(0), add_products();
   }
-#undef CONVGRAD_LEFT
-#undef CONVGRAD_RIGHT
-#undef CONVGRAD_MULTIPLY
 
   _tile_stored(0, to[0][0].at, to[0][0].row_bytes());
   if constexpr (C > 1) _tile_stored(1, to[0][1].at, to[0][1].row_bytes());

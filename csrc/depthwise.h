@@ -10,9 +10,9 @@
 // but regions. What does not change from unit to unit (packed weights, the regions of a tile and their taps, the zeros
 // around it) is kept in a thread's scratch memory.
 //
-// To read from the bottom up: plan.h cuts a problem into units, packing.h and depthwise_operands.h bring a unit's
-// operands, depthwise_correlate.h and depthwise_accumulate.h compute a tile with them. Here units are put in order,
-// shared out among threads and their sums added up.
+// To read from the bottom up: depthwise_plan.h cuts a problem into units, packing.h and depthwise_operands.h bring a
+// unit's operands, depthwise_correlate.h and depthwise_accumulate.h compute a tile with them. Here units are put in
+// order, shared out among threads and their sums added up.
 #pragma once
 
 #include "depthwise_accumulate.h"
@@ -29,7 +29,7 @@ struct Depthwise {
   static constexpr int64_t kFewBytes = 16 * 1024, kFewPixels = 100;  // of a tensor: not worth a look at every row
   using Scratch = DepthwiseScratch<T>;
 
-  const DepthwisePlan<N>& p;
+  const DepthwisePlan& p;
   const convgrad_tensors& t;
   const DepthwiseOperands<S, T, N> operands = {p, t};
 
@@ -58,23 +58,23 @@ struct Depthwise {
 
   // X: of the operands, T where they are packed and S where they are read in the tensors.
   template <class X>
-  void run_unit(Scratch& s, const Unit& unit) const {
+  void run_unit(Scratch& s, const Unit& unit, bool careful) const {
     const DepthwiseCorrelate<S, T, X, N> correlate = {p};
     const DepthwiseAccumulate<T, X, N> accumulate = {p};
     const Block b = block_of(unit);
     const TileRanges r = p.ranges_of(unit.tile);
     const int64_t band = p.tiles == 1 ? 0 : unit.tile % p.bands[2];
     const bool again = s.tile == unit.tile;
-    s.tile = unit.tile;
+    s.tile = unit.tile, s.careful = careful;
     if (p.needs_weight()) operands.pack_weight(s, b);
     Source<X> x = {}, g = {};
     if (p.needs_input())
       x = operands.template source<X>(t.input, p.input_tensor(), b, s.input, p.input_extent, r.input, again,
-                                      s.careful());
+                                      s.careful);
     if (p.needs_grad_output())
       for (int64_t m = p.multiplier - 1; m >= 0; --m)
         g = operands.template source<X>(t.grad_output, p.output_tensor(m), b, s.grad_output + m * p.output_size(),
-                                        p.output_extent, r.grad_output, again, s.careful());
+                                        p.output_extent, r.grad_output, again, s.careful);
     prefetch_next(s, after(unit));
     if (p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS)) accumulate.sum_tile(s, b, r.summed, 0, x, x.data);
     for (int64_t m = 0; m < p.multiplier; ++m) {
@@ -115,25 +115,22 @@ struct Depthwise {
     run_item_from<T>(s, item, partial);
   }
   template <class X>
-  void run_item_from(Scratch& s, int64_t item, T* partial) const {
+  void run_item_from(Scratch& s, int64_t item, T* partial, bool careful = false) const {
     const bool sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     const int64_t block = p.channels_inner ? 0 : item / p.segments;
     const int64_t segment = p.channels_inner ? item : item % p.segments;
     const int64_t units = p.units() * (p.channels_inner ? p.lane_blocks : 1);
     const int64_t first = units * segment / p.segments, last = units * (segment + 1) / p.segments;
     T* const of_item = partial + item * p.item_sums();
-    s.infinite_sums = false;
-    for (;;) {
-      if (sums) memset(of_item, 0, sizeof(T) * static_cast<size_t>(p.item_sums()));
-      Unit unit = {block, first / p.tiles, first % p.tiles};
-      if (p.channels_inner) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
-      for (int64_t i = first; i < last; ++i, unit = after(unit)) {
-        s.sums = of_item + (unit.block - block) * p.sums_size();
-        run_unit<X>(s, unit);
-      }
-      if (!sums || p.direct || s.infinite_sums || all_finite<T, N>(of_item, p.item_sums())) return;
-      s.infinite_sums = true;  // once more
+    if (sums) memset(of_item, 0, sizeof(T) * static_cast<size_t>(p.item_sums()));
+    Unit unit = {block, first / p.tiles, first % p.tiles};
+    if (p.channels_inner) unit.block = unit.images % p.lane_blocks, unit.images /= p.lane_blocks;
+    for (int64_t i = first; i < last; ++i, unit = after(unit)) {
+      s.sums = of_item + (unit.block - block) * p.sums_size();
+      run_unit<X>(s, unit, careful);
     }
+    if (sums && !p.direct && !careful && !all_finite<T, N>(of_item, p.item_sums()))
+      run_item_from<X>(s, item, partial, true);
   }
 
   // Add the partial sums of a vector of lanes, always in the same order, and write them in the weight's layout.
@@ -145,7 +142,7 @@ struct Depthwise {
     const int64_t elements = p.multiplier * p.kernel_elements;
     const int64_t biases = p.wants(CONVGRAD_TRANSPOSED_GRAD_BIAS) ? 1 : p.multiplier;  // of a channel
     const int64_t rows = elements + (bias ? biases : 0);
-    partial += block * (p.channels_inner ? 1 : p.segments) * p.sums_size() + p.lane_in(p.rows_of_sums(), lane);
+    partial += block * (p.channels_inner ? 1 : p.segments) * p.sums_size() + p.vector_in(p.rows_of_sums(), lane);
     for (int64_t row = 0; row < rows; ++row) {
       Vec<T, N> total = {};
       for (int64_t segment = 0; segment < p.segments; ++segment)
@@ -167,7 +164,7 @@ struct Depthwise {
 
   // ---- a plan with its scratch memory, and a call ----
 
-  struct Plan : DepthwisePlan<N> {
+  struct Plan : DepthwisePlan {
     Memory memory;
     Array<T> input, grad_output, weights, starts, result, partial;
     Array<PackedWeight> packed;
@@ -178,7 +175,7 @@ struct Depthwise {
 
   static Plan make_plan(const convgrad_problem& q) {
     Plan p = {};
-    static_cast<DepthwiseTiles&>(p) = make_depthwise_tiles(q, N, sizeof(T), kCheapToLoad<S>);
+    static_cast<DepthwisePlan&>(p) = make_depthwise_plan(q, N, sizeof(T), kCheapToLoad<S>);
     const Axis& w = p.axis[2];
     const int64_t row = most(most(w.padded().size(), w.output), p.result_pixels()), kept = p.kept_blocks;
     // A border of the source changes the region at most twice a kernel element and phase.

@@ -13,7 +13,7 @@ struct DepthwiseAccumulate {
   static constexpr int64_t kShortRow = 12;  // pixels
   using Scratch = DepthwiseScratch<T>;
 
-  const DepthwisePlan<N>& p;
+  const DepthwisePlan& p;
 
   void tile(Scratch& s, const Block& b, const Range o[3], int64_t m, const Source<X>& grad,
             const Source<X>& input) const {
@@ -25,6 +25,16 @@ struct DepthwiseAccumulate {
     rows.grad_slice = grad.step[0], rows.grad_row = grad.step[1], rows.grad_pixel = grad.step[2];
     rows.input_slice = a[0].stride * input.step[0], rows.input_row = a[1].stride * input.step[1];
     rows.input_pixel = a[2].stride * input.step[2], rows.tap_step = a[2].dilation * input.step[2];
+    // The columns that the first and the last kernel column reach. All that any reaches are summed together where
+    // kernel columns are as far apart as the pixels, and pixels lack columns on one side only. Packed, whose padding is
+    // written out, it is no faster.
+    const Range first = a[2].output_reached_by(0, {0, a[2].input}, o[2]);
+    const Range last = a[2].output_reached_by(a[2].kernel - 1, {0, a[2].input}, o[2]);
+    const Window all = {{last.low, first.high}, first.low - last.low, first.high - last.high};
+    const bool all_at_once = p.direct && a[2].dilation == a[2].stride && first.low <= last.high && all.columns.size();
+    // Else a border of few columns of a tensor is summed along the column: its sums are loaded and stored once.
+    Range inner = {most(first.low, last.low), least(first.high, last.high)};
+    if (!p.direct || !inner.size()) inner = o[2];
     // In a tensor all lanes of a pixel lie together, in scratch memory all pixels of a vector do.
     const int64_t together = p.direct ? b.live : N;
     for (Range lanes = {0, 0}; lanes.low < b.live; lanes.low = lanes.high) {
@@ -42,13 +52,10 @@ struct DepthwiseAccumulate {
             each_region(o[0], in_group, input, add);
         }
       };
-      const Window whole = whole_row(o[2]);
-      if (whole.columns.size()) {
-        sum_columns(whole, group);
+      if (all_at_once) {
+        sum_columns(all, group);
         continue;
       }
-      // In a tensor, a border of few columns is summed along the column: its sums are loaded and stored once.
-      const Range inner = p.direct ? inner_columns(o[2], input) : o[2];
       sum_columns({inner, 0, 0}, group);
       if (o[2].low < inner.low) sum_columns({{o[2].low, inner.low}, 0, 0}, o[1].size());
       if (inner.high < o[2].high) sum_columns({{inner.high, o[2].high}, 0, 0}, o[1].size());
@@ -62,25 +69,6 @@ struct DepthwiseAccumulate {
     Range columns;
     int64_t left, right;
   };
-  // All columns that any kernel column reaches. That needs kernel columns as far apart as the pixels, and pixels that
-  // lack columns on one side only; else there are none. Packed, whose padding is written out, it is no faster.
-  Window whole_row(Range columns) const {
-    const Axis& a = p.axis[2];
-    if (!p.direct || a.dilation != a.stride) return {};
-    const Range first = a.output_reached_by(0, {0, a.input}, columns);
-    const Range last = a.output_reached_by(a.kernel - 1, {0, a.input}, columns);
-    if (first.low > last.high) return {};
-    return {{last.low, first.high}, first.low - last.low, first.high - last.high};
-  }
-
-  // The columns that every kernel column reaches; if there are none, all of them.
-  Range inner_columns(Range columns, const Source<X>& input) const {
-    const Axis& a = p.axis[2];
-    const Range first = a.output_reached_by(0, input.range[2], columns);
-    const Range last = a.output_reached_by(a.kernel - 1, input.range[2], columns);
-    const Range inner = {most(first.low, last.low), least(first.high, last.high)};
-    return inner.size() ? inner : columns;
-  }
 
   // The bias gradient of one tile: a sum over pixels.
   void sum_tile(const Scratch& s, const Block& b, const Range r[3], int64_t m, const Source<X>& source,
@@ -92,7 +80,7 @@ struct DepthwiseAccumulate {
     T* sums = s.sums + (p.multiplier * p.kernel_elements + m) * p.pitch();
     for (int64_t lane = 0; lane < b.live; lane += N) {
       rows.grad = data + p.vector_at(b, lane) * source.lane;
-      sum_rows<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), rows);
+      sum_rows<T, N>(sums + p.vector_in(p.rows_of_sums(), lane), rows);
     }
   }
 
@@ -149,7 +137,7 @@ struct DepthwiseAccumulate {
         const int64_t at = p.vector_at(b, lane);
         rows.grad = grad_at + at * grad.lane, rows.input = input_at + at * input.lane;
         if (prefetches) prefetch_short_rows(rows, grad_at, input_at + newest, lane, b.live);
-        accumulate_all<T, N>(sums + p.lane_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows);
+        accumulate_all<T, N>(sums + p.vector_in(p.rows_of_sums(), lane), s.taps, count / most(1, along), along, rows);
       }
     }
   }

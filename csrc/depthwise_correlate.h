@@ -15,7 +15,7 @@ struct DepthwiseCorrelate {
   static constexpr int64_t kRowsTogether = 4;
   using Scratch = DepthwiseScratch<T>;
 
-  const DepthwisePlan<N>& p;
+  const DepthwisePlan& p;
 
   // The regions of a row, in pieces of nearly equal size: for grad_input, each remainder of the column by the stride
   // has its own.
@@ -83,9 +83,9 @@ struct DepthwiseCorrelate {
     const bool whole_rows = in_place || folds || width == x.size[2];
     const int64_t group = p.direct ? result[1].size() : whole_rows ? most(1, p.result_pixels() / width) : 1;
     const int64_t listed = 2 * band + backward;
-    if (s.listed.band != listed || s.careful()) {
+    if (s.listed.band != listed || s.careful) {
       list_columns(s.listed, result[2], source, backward);
-      s.listed.band = s.careful() ? -1 : listed, s.listed.row.count = -1;
+      s.listed.band = s.careful ? -1 : listed, s.listed.row.count = -1;
     }
     Slice slice = {source, nullptr, backward, m, pitch, pitch * (backward ? least(a[2].stride, width) : 1), 0, {}};
     for (int64_t d = result[0].low; d < result[0].high; ++d) {
@@ -135,7 +135,7 @@ struct DepthwiseCorrelate {
     run.source_lane = slice.source.lane, run.weight_lane = p.direct ? 1 : p.multiplier * p.kernel_elements;
     Listed& listed = s.listed;
     const TapRange all = list_lines(listed, rows, step, slice.source, slice.backward);
-    if (!s.careful()) list_taps(listed, slice, all, multiplier);
+    if (!s.careful) list_taps(listed, slice, all, multiplier);
     auto set = [&](const Lines& l, const Columns& c, int64_t row) {
       run.result = to + (l.first + row) * slice.row + c.first * slice.pixel;
       run.source = slice.from + l.source + row * run.source_row + c.source;
@@ -161,11 +161,11 @@ struct DepthwiseCorrelate {
       for (const Lines* l = listed.lines; l != last_line; ++l)
         for (const Columns* c = listed.columns; c != last_column; ++c) {
           set(*l, *c, 0);
-          run.rows = l->rows;
-          if (s.careful()) {  // no more regions than these fit the list
+          if (s.careful) {  // no more regions than these fit the list
             run.taps = listed.taps;
             p.list_taps(listed.taps, slice.depth, l->reach, c->reach, slice.source.step, multiplier);
           }
+          run.rows = l->rows;
           correlate_kernel<T, N>(run, c->pixels)(run, lane, live - lane);
         }
   }

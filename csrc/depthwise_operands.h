@@ -2,9 +2,8 @@
 // kernel elements; and the scratch memory of a thread, which keeps them from one unit of work to the next.
 #pragma once
 
+#include "depthwise_plan.h"
 #include "prefetcher.h"
-#include "kernels.h"
-#include "packing.h"
 
 namespace {
 
@@ -68,68 +67,15 @@ struct DepthwiseScratch {
   Tap* taps;  // of accumulate
   Listed listed;
   Prefetcher prefetcher;
-  int64_t tile;           // that the packed operands belong to
-  bool infinite_weight, infinite_sums;
+  int64_t tile;  // that the packed operands belong to
   // Infinity times a zero of the padding is NaN: where there may be one, the sums leave the padding out.
-  bool careful() const { return infinite_weight || infinite_sums; }
-};
-
-// From this kernel width on, grad_weight takes one kernel row at a time.
-constexpr int64_t kWideKernel = 6;
-// Pixels of rows that are taken together, in a tensor and in scratch memory: enough to amortise a call, few enough for
-// the first-level cache. Pixels of a tensor are as far apart as it has channels, and take more of the cache.
-constexpr int64_t kTensorPixels = 64, kScratchPixels = 256;
-
-// A plan for vectors of N lanes: where these lie, in tensors and in scratch memory.
-template <int N>
-struct DepthwisePlan : DepthwiseTiles {
-  Tensor output_tensor(int64_t m) const {
-    return {{axis[0].output, axis[1].output, axis[2].output}, channels * multiplier, m, multiplier};
-  }
-
-  // Weights and sums of a block are rows of lanes, [multiplier][kernel element][lane], as the operands are pixels of
-  // lanes: in tensors all lanes of a row lie together, in scratch memory all rows of a vector of lanes do.
-  int64_t pitch() const { return direct ? lanes : N; }
-  int64_t rows_of_sums() const { return multiplier * (kernel_elements + 1); }  // grad_weight, then grad_bias
-  int64_t lane_in(int64_t rows, int64_t lane) const { return direct ? lane : lane / N * rows * N + lane % N; }
-
-  // The channel with which the vector at a lane begins: read directly, the last vector ends with the last channel.
-  int64_t vector_at(const Block& b, int64_t lane) const { return direct ? least(lane, b.live - N) : lane; }
-
-  // Pixels of results in scratch memory. With a stride, each phase of grad_input is a convolution of its own and has
-  // only a part of them.
-  int64_t result_pixels() const {
-    return kScratchPixels * (wants(CONVGRAD_GRAD_INPUT) ? least(4, axis[1].stride * axis[2].stride) : 1);
-  }
-
-  // Whether grad_weight takes one kernel row at a time.
-  bool by_kernel_row() const { return axis[2].kernel >= kWideKernel; }
-
-  // The taps of a region, from the reaches of its three dimensions, and of all multipliers of the source. Kernel rows
-  // come outermost: the taps of fewer kernel rows are a part of the list. Within a row they ascend in the source.
-  int64_t list_taps(Tap* taps, const TapRange& d, const TapRange& h, const TapRange& w, const int64_t step[3],
-                    int64_t multiplier) const {
-    int64_t n = 0;
-    for (int64_t j = 0; j < h.count; ++j)
-      for (int64_t m = 0; m < multiplier; ++m)
-        for (int64_t i = 0; i < d.count; ++i) {
-          const int64_t row = m * output_size() + (d.offset + i * d.offset_step) * step[0] +
-                              (h.offset + j * h.offset_step) * step[1];
-          const int64_t element = (((m * axis[0].kernel + d.first + i * d.step) * axis[1].kernel) + h.first +
-                                   j * h.step) * axis[2].kernel;
-          for (int64_t i = 0; i < w.count; ++i) {
-            const int64_t k = w.offset_step < 0 ? w.count - 1 - i : i;
-            taps[n++] = {row + (w.offset + k * w.offset_step) * step[2], (element + w.first + k * w.step) * pitch()};
-          }
-        }
-    return n;
-  }
+  bool careful;
 };
 
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct DepthwiseOperands {
-  const DepthwisePlan<N>& p;
+  const DepthwisePlan& p;
   const convgrad_tensors& t;
 
   // The tensor itself (X is then the storage type), or a packed tile of it (X is the arithmetic type).
@@ -163,25 +109,21 @@ struct DepthwiseOperands {
     using Pack = Packing<const S, T, N>;
     const auto zeros = again || x.padding_mode ? Pack::kNoBorders : skip ? Pack::kColumns : Pack::kColumnsAndRows;
     s.lane = tile_pixels(extent);
-    if (p.channels_last) {
-      Pack::pack(scratch, extent, tensor, x, b, r, true, zeros);
-      if (x.padding_mode) Pack::pack_borders(scratch, extent, tensor, x, b, r, true);
-    } else {
-      for (int64_t l = 0; l < b.live; l += N) {
-        const Block vector = Pack::vector_of(b, l);
-        Pack::pack(scratch + l * s.lane, extent, tensor, x, vector, r, false, zeros);
-        if (x.padding_mode) Pack::pack_borders(scratch + l * s.lane, extent, tensor, x, vector, r, false);
-      }
-      const int64_t unused = b.lanes - round_up(b.live, N);  // by this block, but by the ones to come
-      if (!again && unused)
-        memset(scratch + (b.lanes - unused) * s.lane, 0, sizeof(T) * static_cast<size_t>(unused * s.lane));
+    for (int64_t l = 0; l < b.live; l += p.channels_last ? b.lanes : N) {
+      const Block part = p.channels_last ? b : Pack::vector_of(b, l);
+      Pack::pack(scratch + l * s.lane, extent, tensor, x, part, r, p.channels_last, zeros);
+      if (x.padding_mode) Pack::pack_borders(scratch + l * s.lane, extent, tensor, x, part, r, p.channels_last);
     }
+    // By this block, but by the ones to come.
+    const int64_t unused = p.channels_last ? 0 : b.lanes - round_up(b.live, N);
+    if (!again && unused)
+      memset(scratch + (b.lanes - unused) * s.lane, 0, sizeof(T) * static_cast<size_t>(unused * s.lane));
     s.step[2] = N, s.step[1] = extent[2] * s.step[2], s.step[0] = extent[1] * s.step[1];
     s.data = scratch;
     for (int d = 0; d < 3; ++d) {
       s.range[d] = r[d], s.data -= r[d].low * s.step[d];
-      if (x.padding_mode) continue;  // nothing outside the tensor is a zero
-      if (careful || (skip && d < 2)) s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
+      if ((careful || (skip && d < 2)) && !x.padding_mode)  // with a mode, nothing outside the tensor is a zero
+        s.range[d] = {most(r[d].low, 0), most(0, least(r[d].high, x.size[d]))};
     }
     return s;
   }
@@ -189,12 +131,9 @@ struct DepthwiseOperands {
   // Weights, and what sums start from, [multiplier][lane].
   void pack_weight(DepthwiseScratch<T>& s, const Block& b) const {
     const int64_t kept = b.channel / p.lanes % p.kept_blocks;
-    PackedWeight& packed = s.packed[kept];
     s.weight = s.weights + kept * p.weight_size(), s.start = s.starts + kept * p.multiplier * p.lanes;
-    if (packed.channel == b.channel) {
-      s.infinite_weight = packed.infinite;
-      return;
-    }
+    PackedWeight& packed = s.packed[kept];
+    if (packed.channel == b.channel) return void(s.careful |= packed.infinite);
     const S *from = static_cast<const S*>(t.weight), *bias = static_cast<const S*>(t.bias);
     const int64_t bias_step = p.wants(CONVGRAD_FORWARD) ? p.multiplier : 1;
     const int64_t live = p.images > 1 ? p.images * p.channels : least(p.lanes, p.channels - b.channel);
@@ -203,7 +142,7 @@ struct DepthwiseOperands {
       // A channel's weights are packed like a plane of pixels, the same one for each image.
       const Tensor weights = {{1, 1, p.kernel_elements}, 0, m, p.multiplier};
       for (int64_t l = 0; l < p.lanes; l += N) {
-        T* lanes = to + p.lane_in(p.multiplier * p.kernel_elements, l);
+        T* lanes = to + p.vector_in(p.multiplier * p.kernel_elements, l);
         if (l >= live) {  // whole vectors that are not in use
           memset(lanes, 0, sizeof(T) * static_cast<size_t>(p.kernel_elements * N));
           continue;
@@ -218,8 +157,8 @@ struct DepthwiseOperands {
         start[l] = bias && l < live ? load_one<T>(bias + c * bias_step + m % bias_step) : T(0);
       }
     }
-    s.infinite_weight = !p.direct && !all_finite<T, N>(s.weight, p.weight_size());
-    packed = {b.channel, s.infinite_weight};
+    packed = {b.channel, !p.direct && !all_finite<T, N>(s.weight, p.weight_size())};
+    s.careful |= packed.infinite;
   }
 };
 

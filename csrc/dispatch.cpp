@@ -71,19 +71,14 @@ const InstructionSet instruction_sets[] = {
 #endif
 };
 
-const InstructionSet* best() {
+// The best one of a name, or of any.
+const InstructionSet* find(const char* name = nullptr) {
   for (const InstructionSet& set : instruction_sets)
-    if (set.supported()) return &set;
+    if ((!name || strcmp(set.name, name) == 0) && set.supported()) return &set;
   return nullptr;
 }
 
-const InstructionSet* find(const char* name) {
-  for (const InstructionSet& set : instruction_sets)
-    if (strcmp(set.name, name) == 0 && set.supported()) return &set;
-  return nullptr;
-}
-
-std::atomic<const InstructionSet*> selected{best()};
+std::atomic<const InstructionSet*> selected{find()};
 const pid_t loaded_in = getpid();
 
 // The most scratch memory that a thread keeps between two calls.

@@ -31,7 +31,6 @@ namespace {
 template <class S, class T, int N>
 struct Grouped {
   using Scratch = GroupedScratch<T>;
-  using Block = GroupedBlock;
   static constexpr bool kConverts = !std::is_same<S, T>::value;
 
   const GroupedPlan& p;
@@ -43,9 +42,9 @@ struct Grouped {
 
   // ---- units, items, threads ----
 
-  void run_unit(Scratch& s, T* sums, Block b, int64_t unit) const {
-    const auto [images, r] = p.place(unit);
-    b.image = images.low, b.images = images.size();
+  void run_unit(Scratch& s, T* sums, GroupedBlock b, int64_t unit) const {
+    const TileRanges r = p.ranges_of(unit % p.tiles);
+    b.image = unit / p.tiles * p.images, b.images = least(p.images, p.batch - b.image);
     const bool empty = r.output[0].size() == 0 || r.output[1].size() == 0 || r.output[2].size() == 0;
     const PlaneTile x = p.input_tile(b.groups.size(), b.images), g = p.output_tile(b.groups.size(), b.images);
     const bool again = s.tile == unit % p.tiles && s.images == b.images && s.groups == b.groups.size();
@@ -61,18 +60,15 @@ struct Grouped {
                             p.transposes(p.output_tensor()), again, b.ahead(g.channels));
     if (p.wants(CONVGRAD_FORWARD) && !empty) correlate.forward_tile(s, b, r.output, x);
     if (p.wants(CONVGRAD_GRAD_WEIGHT) && !empty) accumulate.tile(s, sums, b, r.output, r.grad_output, x, g);
-    if (p.sums_input) accumulate.sum_input(sums, static_cast<const S*>(t.input), b.groups, images, r.summed);
+    if (p.sums_input) accumulate.sum_input(sums, static_cast<const S*>(t.input), b, r.summed);
     if (p.wants(CONVGRAD_GRAD_INPUT)) correlate.grad_input_tile(s, b, r.grad_input, r.grad_output, g);
-    if (!p.needs_weight() || !weights.infinite[b.number]) return;
-    const GroupedExact<S, T> exact = {p, t};
-    if (p.wants(CONVGRAD_FORWARD)) exact.correct(false, b.groups, images, r.output);
-    if (p.wants(CONVGRAD_GRAD_INPUT)) exact.correct(true, b.groups, images, r.grad_input);
   }
 
   // An item's units as they lie in memory: all its blocks of an image, in channels_last of a tile, before the next.
-  // For grad_weight `partial` has sums for each segment.
-  void run_item(Scratch& s, int64_t item, T* partial) const {
-    const auto [blocks, units] = p.item(item);
+  // For grad_weight `partial` has sums for each segment. Whether these are finite.
+  bool run_item(Scratch& s, int64_t item, T* partial) const {
+    const Range blocks = share(p.lane_blocks, item % p.chunks, p.chunks);
+    const Range units = share(p.units(), item / p.chunks, p.segments);
     const Range groups = {p.block(blocks.low).low, p.block(blocks.high - 1).high};
     const bool wants_sums = p.wants(CONVGRAD_GRAD_WEIGHT);
     if (wants_sums) {
@@ -84,12 +80,11 @@ struct Grouped {
       part.high = least(units.high, (part.low / together + 1) * together);
       for (int64_t block = blocks.low; block < blocks.high; ++block)
         for (int64_t unit = part.low; unit < part.high; ++unit) {
-          const Block b = {block, p.block(block), 0, 0, p.channels_last && block + 1 < blocks.high};
+          const GroupedBlock b = {p.block(block), 0, 0, p.channels_last && block + 1 < blocks.high};
           run_unit(s, wants_sums ? partial + (b.groups.low - groups.low) * p.group_sums() : nullptr, b, unit);
         }
     }
-    if (wants_sums && !all_finite<T, N>(partial, groups.size() * p.group_sums()))
-      GroupedExact<S, T>{p, t}.correct_sums(partial, groups, units);
+    return !wants_sums || all_finite<T, N>(partial, groups.size() * p.group_sums());
   }
 
   // Add a block's partial sums, always in the same order.
@@ -153,33 +148,32 @@ struct Grouped {
     GroupedWeights<T> weights = {p.weight.in(memory), p.start.in(memory), p.infinite.in(memory)};
     if constexpr (!kConverts) weights.weight = static_cast<const T*>(t.weight);
     const Grouped call = {p, t, weights};
+    std::atomic<bool> infinite_sums{false};
     T* const partial = p.partial.in(memory);
     auto pack = [&](Range blocks) {
       for (int64_t i = blocks.low; i < blocks.high; ++i) call.operands.pack_weight(weights, p.weight.in(memory), i);
     };
     auto scratch = [&](int64_t thread) {
       char* const at = p.memory.of_thread(memory, thread);
-      return Scratch{p.input.in(at),
-                     p.grad_output.in(at),
-                     p.result.in(at),
-                     p.folded.in(at),
-                     p.taps.in(at),
-                     p.output_taps.in(at),
-                     p.input_places.in(at),
-                     p.grad_places.in(at),
-                     p.result_places.in(at),
-                     -1,
-                     0,
-                     0,
-                     {},
-                     {}};
+      Scratch s = {};
+      s.input = p.input.in(at), s.grad_output = p.grad_output.in(at);
+      s.result = p.result.in(at), s.folded = p.folded.in(at);
+      s.taps = p.taps.in(at), s.output_taps = p.output_taps.in(at), s.result_places = p.result_places.in(at);
+      s.input_places = p.input_places.in(at), s.grad_places = p.grad_places.in(at), s.tile = -1;
+      return s;
     };
     run_items(
         threads, p.needs_weight() ? p.lane_blocks : 0, pack, p.items(), scratch,
-        [&](Scratch& s, int64_t item) { call.run_item(s, item, partial); },
+        [&](Scratch& s, int64_t item) {
+          if (!call.run_item(s, item, partial)) infinite_sums = true;
+        },
         p.wants(CONVGRAD_GRAD_WEIGHT) ? p.lane_blocks : 0, [&](Range blocks) {
           for (int64_t i = blocks.low; i < blocks.high; ++i) call.reduce(i, partial);
         });
+    const GroupedExact<S, T> exact = {p, t, weights.infinite};
+    const auto blocks = static_cast<size_t>(p.lane_blocks);
+    if (p.needs_weight() && memchr(weights.infinite, true, blocks)) exact.correct_results(threads);
+    if (infinite_sums) exact.correct_sums(threads);
   }
 };
 

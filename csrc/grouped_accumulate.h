@@ -9,12 +9,11 @@ namespace {
 template <class S, class T, int N>
 struct GroupedAccumulate {
   using Scratch = GroupedScratch<T>;
-  using Block = GroupedBlock;
 
   const GroupedPlan& p;
   GroupedOperands<S, T, N> operands;
 
-  void tile(Scratch& s, T* sums, const Block& b, const Range o[3], const Range source[3], const PlaneTile& input,
+  void tile(Scratch& s, T* sums, const GroupedBlock& b, const Range o[3], const Range source[3], const PlaneTile& input,
             const PlaneTile& grad) const {
     const int64_t count = operands.list_input_taps(s, input, {0, p.axis[0].kernel});
     PlaneRows<T> rows;
@@ -39,13 +38,14 @@ struct GroupedAccumulate {
 
   // The bias gradient of a transposed convolution: sums of what the plain problem calls its input, of the pixels `r`.
   // They are read where they lie: the packed tile lacks those that no kernel element reaches.
-  void sum_input(T* sums, const S* input, Range groups, Range images, const Range r[3]) const {
+  void sum_input(T* sums, const S* input, const GroupedBlock& b, const Range r[3]) const {
     const Tensor x = p.input_tensor();
-    const int64_t channel = groups.low * p.in_per_group, channels = groups.size() * p.in_per_group, count = r[2].size();
+    const int64_t channel = b.groups.low * p.in_per_group, channels = b.groups.size() * p.in_per_group;
+    const int64_t count = r[2].size();
     auto of_channel = [&](int64_t c) {
       return sums + c / p.in_per_group * p.group_sums() + p.group_weights() + c % p.in_per_group;
     };
-    for (int64_t n = images.low; n < images.high; ++n)
+    for (int64_t n = b.image; n < b.image + b.images; ++n)
       for (int64_t d = r[0].low; d < r[0].high; ++d)
         for (int64_t h = r[1].low; h < r[1].high; ++h) {
           const int64_t pixel = (d * x.size[1] + h) * x.size[2] + r[2].low;
@@ -61,9 +61,7 @@ struct GroupedAccumulate {
           }
           for (int64_t c = 0; c < channels; ++c) {  // neighbouring pixels of one channel do
             const S* row = input + (n * x.width + channel + c) * x.pixels() + pixel;
-            T lanes[N] = {};
-            sum_elements<T, N>(lanes, row, count);
-            *of_channel(c) += add_partials(lanes, 1, N);
+            *of_channel(c) += sum_of_lanes<T, N>(sum_elements<T, N>(row, count));
           }
         }
   }

@@ -9,7 +9,6 @@ namespace {
 template <class S, class T, int N>
 struct GroupedCorrelate {
   using Scratch = GroupedScratch<T>;
-  using Block = GroupedBlock;
   using Pack = Planes<S, T, N>;
 
   const GroupedPlan& p;
@@ -17,9 +16,19 @@ struct GroupedCorrelate {
   const convgrad_tensors& t;
   GroupedOperands<S, T, N> operands;
 
+  // A run for each group of a block; `source_group`: from one to the next in the source.
+  void correlate_groups(const GroupedBlock& b, PlaneRun<T> run, int64_t source_group, int64_t channels,
+                        int64_t vectors) const {
+    for (int64_t g = b.groups.low; g < b.groups.high; ++g) {
+      run.weight = weights.weight + g * p.group_weights(), run.start = weights.start + g * channels;
+      correlate_channels<T, N>(run, channels, vectors);
+      run.result += channels * run.result_channel, run.source += source_group;
+    }
+  }
+
   // ---- forward ----
 
-  void forward_tile(Scratch& s, const Block& b, const Range o[3], const PlaneTile& tile) const {
+  void forward_tile(Scratch& s, const GroupedBlock& b, const Range o[3], const PlaneTile& tile) const {
     const Tensor x = p.output_tensor();
     S* const results = static_cast<S*>(t.forward);
     const int64_t first = b.groups.low * p.out_per_group, channels = b.groups.size() * p.out_per_group;
@@ -33,14 +42,10 @@ struct GroupedCorrelate {
       const TapRange r = p.padding_mode ? all : region_at(all, d * a.stride, 1, 0, a.input, 1).reach;
       const int64_t count = operands.list_input_taps(s, tile, {r.first, r.first + r.count});
       for (int64_t n = 0; n < b.images; ++n) {
-        for (int64_t g = 0; g < b.groups.size(); ++g) {
-          const T* from = s.input + g * p.in_per_group * tile.channel() + n * tile.image() +
-                          (d - o[0].low) * tile.extent[1] * pitch;
-          correlate_channels<T, N>({s.result + g * p.out_per_group * vectors * N, vectors * N, from,
-                                    weights.weight + (b.groups.low + g) * p.group_weights(),
-                                    p.weight_element(0, 1, 0, 0), weights.start + (b.groups.low + g) * p.out_per_group,
-                                    s.taps, count}, p.out_per_group, vectors);
-        }
+        const T* const from = s.input + n * tile.image() + (d - o[0].low) * tile.extent[1] * pitch;
+        const int64_t weight_channel = p.weight_element(0, 1, 0, 0);
+        correlate_groups(b, {s.result, vectors * N, from, nullptr, weight_channel, nullptr, s.taps, count},
+                         p.in_per_group * tile.channel(), p.out_per_group, vectors);
         const int64_t pixel = (d * x.size[1] + o[1].low) * x.size[2] + o[2].low;
         if (p.transposes(x))
           Pack::unpack_pixels(results, s.result, vectors * N, x, first, channels, b.image + n, pixel, s.result_places,
@@ -66,7 +71,7 @@ struct GroupedCorrelate {
     return {first, ceil_div(r.size() - i, a.stride), a.quotient(first) - low, a.backward_reach(a.remainder(first))};
   }
 
-  void grad_input_tile(Scratch& s, const Block& b, const Range r[3], const Range source[3],
+  void grad_input_tile(Scratch& s, const GroupedBlock& b, const Range r[3], const Range source[3],
                        const PlaneTile& tile) const {
     if (r[0].size() == 0 || r[1].size() == 0 || r[2].size() == 0) return;
     const Tensor x = p.input_tensor();
@@ -95,7 +100,9 @@ struct GroupedCorrelate {
             const int64_t first = (in_d.source * tile.extent[1] + in_h.source) * tile.extent[2] + in_w.source;
             const int64_t vectors = ceil_div((in_h.count - 1) * tile.extent[2] + in_w.count, N);
             T* const result = s.result + j * b.groups.size() * p.in_per_group * plane;
-            correlate_phase(s, b, n, taps, count, tile, first, result, plane, vectors);
+            const T* const from = s.grad_output + n * tile.image() + first;
+            correlate_groups(b, {result, plane, from, nullptr, p.weight_element(0, 0, 1, 0), nullptr, taps, count},
+                             p.out_per_group * tile.channel(), p.in_per_group, vectors);
             if (transposes)
               Pack::unpack_pixels(static_cast<S*>(t.grad_input), result, plane, x, b.groups.low * p.in_per_group,
                                   b.groups.size() * p.in_per_group, b.image + n,
@@ -111,19 +118,8 @@ struct GroupedCorrelate {
     for (int64_t n = 0; n < b.images && p.folds(); ++n) store_folded(s, b, n, r);
   }
 
-  void correlate_phase(const Scratch& s, const Block& b, int64_t n, const Tap* taps, int64_t count,
-                       const PlaneTile& tile, int64_t first, T* result, int64_t plane, int64_t vectors) const {
-    for (int64_t g = 0; g < b.groups.size(); ++g) {
-      const T* from = s.grad_output + g * p.out_per_group * tile.channel() + n * tile.image() + first;
-      correlate_channels<T, N>({result + g * p.in_per_group * plane, plane, from,
-                                weights.weight + (b.groups.low + g) * p.group_weights(),
-                                p.weight_element(0, 0, 1, 0), weights.start + (b.groups.low + g) * p.in_per_group, taps,
-                                count}, p.in_per_group, vectors);
-    }
-  }
-
   // Rows of a contiguous input, or of one to be folded in scratch memory, put together from the phases of its width.
-  void store_phases(const Scratch& s, const Block& b, int64_t n, int64_t d, const Phase& h, const Range r[3],
+  void store_phases(const Scratch& s, const GroupedBlock& b, int64_t n, int64_t d, const Phase& h, const Range r[3],
                     int64_t phases, int64_t pitch, int64_t plane) const {
     const Tensor x = p.input_tensor();
     const Range w = r[2];
@@ -144,7 +140,7 @@ struct GroupedCorrelate {
   }
 
   // The gradient of an image, [channel][position], with its padding mode.
-  void store_folded(const Scratch& s, const Block& b, int64_t n, const Range r[3]) const {
+  void store_folded(const Scratch& s, const GroupedBlock& b, int64_t n, const Range r[3]) const {
     const Tensor x = p.input_tensor();
     const int64_t first = b.groups.low * p.in_per_group, channels = b.groups.size() * p.in_per_group;
     const int64_t pixels = p.folded_pixels();

@@ -184,12 +184,12 @@ void accumulate_channels(T* sums, int64_t channels, const Tap* taps, int64_t cou
 // The sum over pixels of one channel of grad_output.
 template <class T, int N>
 T sum_plane(const PlaneRows<T>& r) {
-  T lanes[N] = {};
+  Vec<T, N> total = {};
   for (int64_t n = 0; n < r.images; ++n)
     for (int64_t d = 0; d < r.depth; ++d)
       for (int64_t h = 0; h < r.rows; ++h)
-        sum_elements<T, N>(lanes, r.grad + n * r.grad_image + d * r.grad_slice + h * r.grad_row, r.pixels);
-  return add_partials(lanes, 1, N);
+        total += sum_elements<T, N>(r.grad + n * r.grad_image + d * r.grad_slice + h * r.grad_row, r.pixels);
+  return sum_of_lanes<T, N>(total);
 }
 
 }  // namespace

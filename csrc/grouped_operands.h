@@ -30,7 +30,6 @@ struct GroupedWeights {
 
 // A block of groups, and the images of a unit.
 struct GroupedBlock {
-  int64_t number;
   Range groups;
   int64_t image, images;
   bool more;  // whether the next unit takes the next channels of the same pixels, which are prefetched
@@ -41,8 +40,6 @@ struct GroupedBlock {
 // S: storage, T: arithmetic, N: lanes of a vector.
 template <class S, class T, int N>
 struct GroupedOperands {
-  using Block = GroupedBlock;
-
   const GroupedPlan& p;
   const convgrad_tensors& t;
 

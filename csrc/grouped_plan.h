@@ -1,7 +1,7 @@
 // How a grouped problem is cut up: blocks of groups, tiles, images a unit. Integers only.
 #pragma once
 
-#include "packing.h"
+#include "plan.h"
 
 namespace {
 
@@ -60,24 +60,7 @@ struct GroupedPlan : Tiling {
   // Whether the channels of a pixel lie together; of a single one, all pixels do.
   bool transposes(const Tensor& x) const { return channels_last && x.width > 1; }
 
-  // A work item: some blocks of groups, and some of their units.
-  struct Item {
-    Range blocks, units;
-  };
   int64_t items() const { return chunks * segments; }
-  Item item(int64_t i) const {
-    return {share(lane_blocks, i % chunks, chunks), share(units(), i / chunks, segments)};
-  }
-
-  // A unit's images and tile.
-  struct Place {
-    Range images;
-    TileRanges tile;
-  };
-  Place place(int64_t unit) const {
-    const int64_t image = unit / tiles * images;
-    return {{image, least(batch, image + images)}, ranges_of(unit % tiles)};
-  }
 
   int64_t weight_element(int64_t group, int64_t o, int64_t i, int64_t k) const {
     const int64_t out = group * out_per_group + o;

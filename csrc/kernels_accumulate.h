@@ -1,8 +1,9 @@
 // The loop of grad_weight: sums of a few kernel elements stay in registers while it runs over the pixels.
 #pragma once
 
-#include "prefetcher.h"
 #include "kernels.h"
+#include "prefetcher.h"
+#include "reduce.h"
 
 namespace {
 
@@ -63,16 +64,14 @@ inline void add_border(Vec<T, N>* sum, const int64_t* offset, const X*& grad, co
   }
   grad += r.grad_pixel, input += r.input_pixel;
 }
-template <class T, int N, int R, int W, int U, class X, int... I>
-inline void add_left(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X*& grad, const X*& input, int64_t step,
-                     const Rows<X>& r, std::integer_sequence<int, I...>) {
-  constexpr int Most = W - 1;  // taps that a pixel lacks
-  ((r.left >= Most - I ? add_border<T, N, R, W, Most - I, W>(sum[I % U], offset, grad, input, step, r) : void()), ...);
-}
-template <class T, int N, int R, int W, int U, class X, int... I>
-inline void add_right(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X*& grad, const X*& input, int64_t step,
-                      const Rows<X>& r, std::integer_sequence<int, I...>) {
-  ((r.right > I ? add_border<T, N, R, W, 0, W - 1 - I>(sum[I % U], offset, grad, input, step, r) : void()), ...);
+// All pixels that lack taps, at one end of a row: the first taps at its beginning, the last ones at its end.
+template <bool End, class T, int N, int R, int W, int U, class X, int... I>
+inline void add_borders(Vec<T, N> (*sum)[R * W], const int64_t* offset, const X*& grad, const X*& input, int64_t step,
+                        const Rows<X>& r, std::integer_sequence<int, I...>) {
+  constexpr int kMost = W - 1;  // taps that a pixel lacks
+  (((End ? r.right > I : r.left >= kMost - I)
+        ? add_border<T, N, R, W, End ? 0 : kMost - I, End ? kMost - I : W>(sum[I % U], offset, grad, input, step, r)
+        : void()), ...);
 }
 
 // sums[tap] += sum over pixels of grad * input[tap], for R kernel rows of W taps that lie one step apart. Few taps have
@@ -98,14 +97,14 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
       int64_t left = r.pixels;
       if constexpr (Sliding && W > 1) {
         left -= r.left + r.right;
-        if (r.left) add_left<T, N, R, W, U>(sum, offset, grad, input, step, r, kBorders);
+        if (r.left) add_borders<false, T, N, R, W, U>(sum, offset, grad, input, step, r, kBorders);
       }
       for (; left >= V; left -= V, grad += V * r.grad_pixel, input += V * r.input_pixel)
         add_pixels<T, N, R, W, U, V, Sliding>(sum, offset, grad, input, step, r);
       for (; V > 1 && left > 0; --left, grad += r.grad_pixel, input += r.input_pixel)
         add_pixels<T, N, R, W, U, 1, false>(sum, offset, grad, input, step, r);
       if constexpr (Sliding && W > 1) {
-        if (r.right) add_right<T, N, R, W, U>(sum, offset, grad, input, step, r, kBorders);
+        if (r.right) add_borders<true, T, N, R, W, U>(sum, offset, grad, input, step, r, kBorders);
       }
     }
   }
@@ -114,20 +113,8 @@ void accumulate(T* sums, const Tap* taps, int64_t along, const Rows<X>& r) {
     Vec<T, N> total = sum[0][k];
 #pragma GCC unroll 8
     for (int u = 1; u < U; ++u) total += sum[u][k];
-    T* to = sums + taps[k / W * along + k % W].weight;
-    store<T, N>(to, load<T, N>(to) + total);
+    add_to<T, N>(sums + taps[k / W * along + k % W].weight, total);
   }
-}
-
-// The kernels by rows and by taps in a row; null where these are more than the registers hold.
-template <class T, int N, class X, bool Sliding>
-constexpr auto accumulate_kernels() {
-  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
-  return make_all<kMostTaps * kMostTaps>([](auto i) -> Kernel {
-    constexpr int R = i / kMostTaps + 1, W = i % kMostTaps + 1;
-    if constexpr (R * W <= kMostTaps) return accumulate<T, N, X, R, W, Sliding>;
-    return nullptr;
-  });
 }
 
 // Taps [first, first + count) of the kernel rows: they miss other pixels than the whole rows do.
@@ -145,9 +132,14 @@ void accumulate_piece(Kernel kernel, T* sums, const Tap* taps, int64_t along, in
 template <class T, int N, class X>
 void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const Rows<X>& r) {
   constexpr int M = kMostTaps;
-  static constexpr auto apart = accumulate_kernels<T, N, X, false>();
-  static constexpr auto sliding = accumulate_kernels<T, N, X, true>();
-  const auto& of_size = r.tap_step == r.input_pixel ? sliding : apart;
+  using Kernel = void (*)(T*, const Tap*, int64_t, const Rows<X>&);
+  // By rows and taps in a row, those that slide behind the others; null where these are more than the registers hold.
+  static constexpr auto kernels = make_all<2 * M * M>([](auto i) -> Kernel {
+    constexpr int R = i / M % M + 1, W = i % M + 1;
+    if constexpr (R * W <= M) return accumulate<T, N, X, R, W, (i >= M * M)>;
+    return nullptr;
+  });
+  const Kernel* const of_size = kernels.data() + (r.tap_step == r.input_pixel ? M * M : 0);
   const int64_t most_along = most(1, least(along, M)), most_rows = M / most_along;
   for (int64_t row_pieces = ceil_div(rows, most_rows); row_pieces > 0; --row_pieces) {
     const int64_t rows_now = row_pieces == 1 ? rows : ceil_div(rows, row_pieces);
@@ -168,19 +160,11 @@ void accumulate_all(T* sums, const Tap* taps, int64_t rows, int64_t along, const
 // sums += sum over pixels of grad.
 template <class T, int N, class X>
 void sum_rows(T* sums, const Rows<X>& r) {
-  Vec<T, N> total[4] = {};  // enough to hide the latency of an addition
-  for (int64_t d = 0; d < r.depth; ++d) {
-    for (int64_t h = 0; h < r.rows; ++h) {
-      const X* grad = r.grad + d * r.grad_slice + h * r.grad_row;
-      int64_t left = r.pixels;
-      for (; left >= 4; left -= 4) {
-#pragma GCC unroll 4
-        for (int u = 0; u < 4; ++u, grad += r.grad_pixel) total[u] += load<T, N>(grad);
-      }
-      for (; left > 0; --left, grad += r.grad_pixel) total[0] += load<T, N>(grad);
-    }
-  }
-  store<T, N>(sums, load<T, N>(sums) + ((total[0] + total[1]) + (total[2] + total[3])));
+  Vec<T, N> total = {};
+  for (int64_t d = 0; d < r.depth; ++d)
+    for (int64_t h = 0; h < r.rows; ++h)
+      total += sum_vectors<T, N>(r.grad + d * r.grad_slice + h * r.grad_row, r.grad_pixel, r.pixels);
+  add_to<T, N>(sums, total);
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // The loop of forward and grad_input: sums of a few results stay in registers while it runs over the kernel elements.
 #pragma once
 
-#include "prefetcher.h"
 #include "kernels.h"
+#include "prefetcher.h"
 
 namespace {
 

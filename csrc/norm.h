@@ -154,14 +154,13 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
     channels_an_item = most(1, kItemBytes * q.channels / most(1, bytes));
   }
 
-  void run(int64_t threads) const {
+  bool run(int64_t threads) const {
     const Run plane(q.pixels);
-    auto item = [&](int, int64_t i) {
+    run_items(threads, ceil_div(q.channels, channels_an_item), [&](int64_t i) {
       const int64_t end = least(q.channels, (i + 1) * channels_an_item);
       for (int64_t c = i * channels_an_item; c < end; ++c) run_channel(plane, c);
-    };
-    const auto scratch = [](int64_t) { return 0; };
-    run_items(threads, 0, nothing, ceil_div(q.channels, channels_an_item), scratch, item, 0, nothing);
+    });
+    return true;
   }
 
  private:
@@ -195,11 +194,6 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
   static void go_on_in(Doubles& sum, V (&v)[4]) {
     sum += __builtin_convertvector((v[0] + v[1]) + (v[2] + v[3]), Doubles);
     for (V& part : v) part = V{};
-  }
-  static double sum_of(const Doubles& v) {
-    double sum = 0;
-    for (int i = 0; i < N; ++i) sum += v[i];
-    return sum;
   }
 
   void run_channel(const Run& plane, int64_t c) const {
@@ -237,7 +231,8 @@ class ContiguousNorm : Norm<S, T, N, Activation, Backward> {
       }
     }
     go_on_in(all_first, first), go_on_in(all_second, second);
-    by = this->spread(this->finish(c, by.centre[0], sum_of(all_first), sum_of(all_second)));
+    const double sum = sum_of_lanes<double, N>(all_first), with_d = sum_of_lanes<double, N>(all_second);
+    by = this->spread(this->finish(c, by.centre[0], sum, with_d));
     if (!y) return;
     for (int64_t b = q.batch - 1; b >= 0; --b) {
       const int64_t at = from + b * step;

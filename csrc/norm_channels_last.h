@@ -38,9 +38,8 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
     };
     const auto scratch = [](int64_t) { return 0; };
     const auto sum = [&](int, int64_t part) { sum_part(part); };
-    const auto apply = [&](int, int64_t part) { apply_part(part); };
     run_items(threads, vectors, prepare, parts, scratch, sum, q.channels, finish);
-    if (y) run_items(threads, 0, nothing, parts, scratch, apply, 0, nothing);
+    if (y) run_items(threads, parts, [&](int64_t part) { apply_part(part); });
     free(memory);
     return true;
   }
@@ -72,7 +71,12 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
     }
   }
 
-  static void add_to(T* sum, V v) { store<T, N>(sum, load<T, N>(sum) + v); }
+  // Always in the same order.
+  double sum_of_parts(const double* from) const {
+    double sum = 0;
+    for (int64_t part = 0; part < parts; ++part) sum += from[part * vectors * 2 * N];
+    return sum;
+  }
 
   void sum_part(int64_t part) {
     const int64_t values = vectors * 2 * N;
@@ -89,17 +93,17 @@ class ChannelsLastNorm : Norm<S, T, N, Activation, Backward> {
           Base::prefetch_ahead(x + at, g + at);
           const Coefficients by = get(v);
           const V d = load<T, N>(x + at) - by.centre, a = term(d, load_grad(g + at), by);
-          add_to(some + v * 2 * N, a), add_to(some + v * 2 * N + N, a * d);
+          add_to<T, N>(some + v * 2 * N, a), add_to<T, N>(some + v * 2 * N + N, a * d);
         }
       for (int64_t i = 0; i < values; ++i) all[i] += some[i];
     }
   }
 
   void finish_channel(int64_t c) {
-    const int64_t v = c / N, lane = c - start(v), step = vectors * 2 * N;
+    const int64_t v = c / N, lane = c - start(v);
     const double* from = sums + v * 2 * N + lane;
-    const auto by = this->finish(c, coefficients[v * kCoefficients * N + lane], add_partials(from, step, parts),
-                                 add_partials(from + N, step, parts));
+    const T centre = coefficients[v * kCoefficients * N + lane];
+    const auto by = this->finish(c, centre, sum_of_parts(from), sum_of_parts(from + N));
     set(v, lane, by);
     if (c >= last) set(vectors - 1, c - last, by);
   }

@@ -16,52 +16,30 @@ int omp_get_num_threads(void);
 
 namespace {
 
-// A thread of the team that runs `on_threads`.
-struct Member {
-  int64_t number, count;  // the runtime may give fewer threads than requested, never more
-
-  void wait_for_all() const {
-    if (count > 1) GOMP_barrier();
-  }
-  Range share_of(int64_t size) const { return share(size, number, count); }
-};
-
-// Numbers in turn, each to whichever thread comes first.
-class Queue {
- public:
-  explicit Queue(int64_t size) : size_(size) {}
-  bool take(int64_t* item) { return (*item = next_.fetch_add(1, std::memory_order_relaxed)) < size_; }
-
- private:
-  std::atomic<int64_t> next_{0};
-  int64_t size_;
-};
-
-// `body(member)` on every thread of a team; returns when all have.
-template <class Body>
-void on_threads(int threads, const Body& body) {
-  auto enter = [](void* data) {
-    (*static_cast<const Body*>(data))(Member{omp_get_thread_num(), omp_get_num_threads()});
-  };
-  GOMP_parallel(enter, const_cast<Body*>(&body), static_cast<unsigned>(threads), 0);
-}
-
-// First `prepare(range)` for shares of [0, prepared); then every item on one of the threads, `run(scratch of the
+// First `prepare(range)` for shares of [0, prepared); then every item on whichever thread is free, `run(scratch of the
 // thread, item)`; then, when all are done, `add_up(range)` for shares of [0, sums).
 template <class Prepare, class Scratch, class Run, class AddUp>
 void run_items(int64_t threads, int64_t prepared, const Prepare& prepare, int64_t items, const Scratch& scratch,
                const Run& run, int64_t sums, const AddUp& add_up) {
-  Queue queue(items);
-  auto work = [&](const Member& me) {
-    if (prepared) prepare(me.share_of(prepared)), me.wait_for_all();
-    auto s = scratch(me.number);
-    for (int64_t item; queue.take(&item);) run(s, item);
-    if (sums) me.wait_for_all(), add_up(me.share_of(sums));
+  std::atomic<int64_t> next{0};
+  auto work = [&](int64_t thread, int64_t count) {  // the runtime may give fewer threads than requested, never more
+    auto wait_for_all = [&] { count > 1 ? GOMP_barrier() : void(); };
+    if (prepared) prepare(share(prepared, thread, count)), wait_for_all();
+    auto s = scratch(thread);
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) run(s, item);
+    if (sums) wait_for_all(), add_up(share(sums, thread, count));
   };
   threads = least(threads, items);
-  if (threads <= 1) return work(Member{0, 1});  // no parallel region: also safe in a forked child
-  on_threads(static_cast<int>(threads), work);
+  if (threads <= 1) return work(0, 1);  // no parallel region: also safe in a forked child
+  auto enter = [](void* data) { (*static_cast<decltype(work)*>(data))(omp_get_thread_num(), omp_get_num_threads()); };
+  GOMP_parallel(enter, &work, static_cast<unsigned>(threads), 0);
 }
 inline void nothing(Range) {}
+
+// The items alone.
+template <class Run>
+void run_items(int64_t threads, int64_t items, const Run& run) {
+  run_items(threads, 0, nothing, items, [](int64_t) { return 0; }, [&](int, int64_t item) { run(item); }, 0, nothing);
+}
 
 }  // namespace

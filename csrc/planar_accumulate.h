@@ -4,7 +4,9 @@
 // What limits it: the bytes for up to 9 kernel elements; for 27 the multiply-adds take nearly as long.
 #pragma once
 
-#include "planar_rows.h"
+#include "planar_plan.h"
+#include "prefetcher.h"
+#include "reduce.h"
 
 namespace {
 
@@ -12,7 +14,7 @@ namespace {
 template <class S, class T>
 struct Pairs {
   RowVectors<T> columns;
-  Bounded<S> grad, input;
+  const S *grad, *input;
   int64_t rows, grad_at, grad_row, input_at, input_row, column;
   int64_t weight_row;  // from a kernel row's sums to the next one's
   const S *input_ahead, *grad_ahead;  // beside the first row: memory to prefetch meanwhile, or null
@@ -28,11 +30,14 @@ struct AccumulateRows {
   void vector(int64_t grad, int64_t input, const LaneInteger<T>* masks) const {
     Vec<T, N> y[R];
 #pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) y[r] = load<T, N>(p.grad.data + grad + r * p.grad_row);
+    for (int r = 0; r < R; ++r) y[r] = load<T, N>(p.grad + grad + r * p.grad_row);
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) {
       const Mask<T, N> mask = Masked ? load<LaneInteger<T>, N>(masks + c * N) : Mask<T, N>{};
-      const S* from = opaque(p.input.data + input + c * p.column);
+      Vec<T, N> grads[R];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) grads[r] = Masked ? masked<T, N>(y[r], mask) : y[r];
+      const S* from = opaque(p.input + input + c * p.column);
 #pragma GCC unroll 6
       for (int i = 0; i < R + G - 1; ++i, from = opaque(from + p.input_row)) {
         Vec<T, N> x = load<T, N>(from);
@@ -40,7 +45,7 @@ struct AccumulateRows {
         x = opaque(x);
 #pragma GCC unroll 3
         for (int g = 0; g < G; ++g)
-          if (i >= g && i - g < R) sum[c][g] += y[i - g] * x;
+          if (i >= g && i - g < R) sum[c][g] += grads[i - g] * x;
       }
     }
   }
@@ -76,10 +81,7 @@ void accumulate_strip(T* sums, const Pairs<S, T>& p) {
 #pragma GCC unroll 4
   for (int c = 0; c < C; ++c) {
 #pragma GCC unroll 3
-    for (int g = 0; g < G; ++g) {
-      T* to = sums + g * p.weight_row + c * N;
-      store<T, N>(to, load<T, N>(to) + sum[c][g]);
-    }
+    for (int g = 0; g < G; ++g) add_to<T, N>(sums + g * p.weight_row + c * N, sum[c][g]);
   }
 }
 

@@ -6,7 +6,8 @@
 // nearly as long.
 #pragma once
 
-#include "planar_rows.h"
+#include "planar_plan.h"
+#include "prefetcher.h"
 
 namespace {
 
@@ -14,7 +15,7 @@ namespace {
 template <class S, class T>
 struct Strip {
   RowVectors<T> columns;
-  Bounded<S> source;
+  const S* source;
   S* result;
   int64_t rows, result_row;
   int64_t first, source_row, column;  // `first`: offset of what kernel element 0 of a block at 0 reads for result 0
@@ -39,7 +40,7 @@ struct CorrelateRows {
   template <bool Masked>
   void vector(const Weights& kept, S* to, int64_t first, const LaneInteger<T>* masks) const {
     const int64_t source_row = s.source_row, column = s.column, weight_row = s.weight_row, result_row = s.result_row;
-    const S* const source = s.source.data + first;
+    const S* const source = s.source + first;
     Vec<T, N> sum[U][R] = {};
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sum[0][r] += s.start;
@@ -51,7 +52,10 @@ struct CorrelateRows {
         const Mask<T, N> mask = Masked ? load<LaneInteger<T>, N>(masks + c * N) : Mask<T, N>{};
         Vec<T, N> w[G];
 #pragma GCC unroll 3
-        for (int g = 0; g < G; ++g) w[g] = Kept ? kept[c][g] : load<T, N>(weights + g * weight_row + c * N);
+        for (int g = 0; g < G; ++g) {
+          w[g] = Kept ? kept[c][g] : load<T, N>(weights + g * weight_row + c * N);
+          if (Masked) w[g] = masked<T, N>(w[g], mask);
+        }
         const S* row = opaque(from + c * column);
 #pragma GCC unroll 10
         for (int i = 0; i < R + G - 1; ++i, row = opaque(row + source_row)) {

@@ -123,7 +123,7 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
   void multiply_pixels(T* late, const Pixels& source, Range pixels, int64_t group, Range panels) const {
     PointwiseSums<S, T, true> run = {};
     const int64_t all = p.groups * p.results, terms = late ? late_sources(p) : p.sources;
-    run.source_step = N, run.row_step = source.step, run.term_step = 1, run.row = all;
+    run.step = {source.step, 1, N}, run.row = all;
     S* const to = this->results_tensor() + pixels.low * all + group * p.results;
     const int64_t at_once = together(p, terms);  // vectors' weights, which all pixels use
     for (int64_t v = panels.low, k = 0; v < panels.high;) {
@@ -163,24 +163,24 @@ class ChannelsLastPointwise : Pointwise<S, T, N> {
                   int64_t group, Range results, bool add, Later next) const {
     const Range rows = p.backward ? Range{0, p.sources} : results, lanes = p.backward ? results : Range{0, p.sources};
     PointwiseSums<T, T, true> run = {};
-    run.terms = run.together = pixels, run.row_step = 1, run.row = p.inputs(), run.add = add;
+    run.terms = run.together = pixels, run.step.row = 1, run.row = p.inputs(), run.add = add;
     T* const to = sums.weight + group * p.sources * p.results + rows.low * run.row + lanes.low;
     const int64_t pitch = pitch_of(pixels), vectors = ceil_div(lanes.size(), N);
     const int64_t together = cached(pitch, kInputBytes);  // of the input, for all rows
     for (int64_t v = 0; v < vectors; v += together) {
       const int64_t now = least(together, vectors - v);
-      run.source = input.at + v * N, run.lanes = lanes.size() - v * N, run.pitch = N, run.source_step = input.step;
+      run.source = input.at + v * N, run.lanes = lanes.size() - v * N, run.pitch = N, run.step.source = input.step;
       if (packs_input(rows.size(), lanes.size())) {
         pack_vectors(s.packed, pitch, {run.source, input.step}, run.lanes, now, pixels);
-        run.source = s.packed, run.pitch = pitch, run.source_step = N;
+        run.source = s.packed, run.pitch = pitch, run.step.source = N;
       }
       for (int64_t i = 0; i < rows.size(); i += kPointwiseRows) {
         const int64_t live = least(kPointwiseRows, rows.size() - i);
-        run.weight = grad.at + i, run.term_step = grad.step, run.to = to + i * run.row + v * N;
+        run.weight = grad.at + i, run.step.term = grad.step, run.to = to + i * run.row + v * N;
         if (now > 2 * kPointwiseColumns && live == kPointwiseRows) {
           for (int64_t k = 0; k < pixels; ++k)
             memcpy(s.turned + k * kPointwiseRows, run.weight + k * grad.step, sizeof(T) * kPointwiseRows);
-          run.weight = s.turned, run.term_step = kPointwiseRows;
+          run.weight = s.turned, run.step.term = kPointwiseRows;
         }
         AheadInTensor ahead = next.is_left() ? next.part(now, pixels) : AheadInTensor::of(grad.at + i + N, grad.step);
         run.ahead = &ahead;

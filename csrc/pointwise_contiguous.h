@@ -188,18 +188,14 @@ class ContiguousPointwise : Pointwise<S, T, N> {
   void sum_grad(T* to, const T* packed, Range channels, const Block& block, bool add) const {
     const int64_t step = pitch(channels.size());
     for (int64_t c = channels.low; c < channels.high; ++c, packed += N) {
-      Vec<T, N> sum = {};
-      for (int64_t v = 0; v < block.vectors; ++v) sum += load<T, N>(packed + v * step);
-      T lanes[N];
-      store<T, N>(lanes, sum);
-      to[c] = add_partials(lanes, 1, N) + (add ? to[c] : T(0));
+      const Vec<T, N> sum = sum_vectors<T, N>(packed, step, block.vectors);
+      to[c] = sum_of_lanes<T, N>(sum) + (add ? to[c] : T(0));
     }
   }
   void sum_input(T* to, const T* turned, Range channels, const Block& block, bool add) const {
     for (int64_t c = channels.low; c < channels.high; c += N, turned += pitch(block.vectors * N)) {
-      Vec<T, N> sum = add ? load_first<T, N>(to + c, channels.high - c) : Vec<T, N>{};
-      for (int64_t i = 0; i < block.pixels(); ++i) sum += load<T, N>(turned + i * N);
-      store_first<T, N>(to + c, sum, channels.high - c);
+      const Vec<T, N> before = add ? load_first<T, N>(to + c, channels.high - c) : Vec<T, N>{};
+      store_first<T, N>(to + c, before + sum_vectors<T, N>(turned, N, block.pixels()), channels.high - c);
     }
   }
 

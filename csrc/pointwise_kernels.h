@@ -60,6 +60,11 @@ struct PointwiseProducts {
   typename std::conditional<InTensor, AheadInTensor, Ahead<S>>::type* ahead;
 };
 
+// From row to row and from term to term of the weights, from term to term of the source.
+struct PointwiseSteps {
+  int64_t row, term, source;
+};
+
 template <int N, int R, int P, class Run>
 void multiply(const Run& run) {
   using T = typename Run::Arithmetic;
@@ -69,8 +74,8 @@ void multiply(const Run& run) {
 #pragma GCC unroll 4
     for (int p = 0; p < P; ++p) sum[r][p] = run.template start_of<N>(r, p);
   }
-  const int64_t row_step = run.template row_step_of<N>(), term_step = run.template term_step_of<R>();
-  const int64_t source_step = run.template source_step_of<N>(), pitch = run.pitch;
+  const auto [row_step, term_step, source_step] = run.template steps<N, R>();
+  const int64_t pitch = run.pitch;
   const T *weight = run.weight, *source = run.source;
   auto ahead = *run.ahead;
   run.template prefetch<N, R, P>();
@@ -132,26 +137,12 @@ struct PointwiseResults : PointwiseProducts<S, T, false> {
   int64_t pixels, image;  // from row to row, from image to image
   const Column* columns;
 
+  template <int N, int R>
+  static constexpr PointwiseSteps steps() { return {1, R, N}; }
   template <int N>
-  static constexpr int64_t row_step_of() {
-    return 1;
-  }
-  template <int R>
-  static constexpr int64_t term_step_of() {
-    return R;
-  }
+  Vec<T, N> start_of(int row, int) const { return start[row] - Vec<T, N>{}; }
   template <int N>
-  static constexpr int64_t source_step_of() {
-    return N;
-  }
-  template <int N>
-  Vec<T, N> start_of(int row, int) const {
-    return start[row] - Vec<T, N>{};
-  }
-  template <int N>
-  void advance(int64_t vectors) {
-    columns += vectors;
-  }
+  void advance(int64_t vectors) { columns += vectors; }
 
   // What is written behind the loop.
   template <int N, int R, int P>
@@ -206,32 +197,19 @@ struct PointwiseResults : PointwiseProducts<S, T, false> {
 // ---- grad_weight: a row is a channel of grad_output, a term a pixel, a lane a channel of the input ------------------
 
 // Or results in channels_last: a row is a pixel, a term a channel of the source, a lane one of the results'.
-
 // InTensor: the weights lie in a tensor in channels_last, else packed as [vector of terms][row][term].
 template <class S, class T, bool InTensor>
 struct PointwiseSums : PointwiseProducts<S, T, InTensor> {
-  int64_t row_step, term_step, source_step;  // in a tensor
+  PointwiseSteps step;  // in a tensor
   typename std::conditional<InTensor, S, T>::type* to;
   int64_t row, lanes;  // from row to row; how many there are
   bool add;            // to what is there
   const T* start;      // of each lane; null: zeros
 
+  template <int N, int R>
+  PointwiseSteps steps() const { return InTensor ? step : PointwiseSteps{N, 1, N}; }
   template <int N>
-  int64_t row_step_of() const {
-    return InTensor ? row_step : N;
-  }
-  template <int R>
-  int64_t term_step_of() const {
-    return InTensor ? term_step : 1;
-  }
-  template <int N>
-  int64_t source_step_of() const {
-    return InTensor ? source_step : N;
-  }
-  template <int N>
-  Vec<T, N> start_of(int, int vector) const {
-    return start ? load<T, N>(start + vector * N) : Vec<T, N>{};
-  }
+  Vec<T, N> start_of(int, int vector) const { return start ? load<T, N>(start + vector * N) : Vec<T, N>{}; }
   // What is written behind the loop, or added to.
   template <int N, int R, int P>
   __attribute__((always_inline)) void prefetch() const {

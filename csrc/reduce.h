@@ -50,25 +50,32 @@ __attribute__((always_inline)) inline void store_lanes(T* to, int64_t row, const
   }
 }
 
-// sums += `count` elements that follow one another, in lanes.
-template <class T, int N, class S>
-void sum_elements(T* sums, const S* from, int64_t count) {
-  Vec<T, N> total[4] = {};  // enough to hide the latency of an addition
-  for (; count >= 4 * N; count -= 4 * N, from += 4 * N) {
-#pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) total[u] += load<T, N>(from + u * N);
-  }
-  for (; count >= N; count -= N, from += N) total[0] += load<T, N>(from);
-  if (count > 0) total[1] += load_first<T, N>(from, count);
-  store<T, N>(sums, load<T, N>(sums) + ((total[0] + total[1]) + (total[2] + total[3])));
+template <class T, int N>
+inline void add_to(T* to, Vec<T, N> v) { store<T, N>(to, load<T, N>(to) + v); }
+
+template <class T, int N>
+inline T sum_of_lanes(const Vec<T, N>& v) {
+  T sum = 0;
+  for (int l = 0; l < N; ++l) sum += v[l];
+  return sum;
 }
 
-// Element i of `count` partial sums, `step` elements apart: always in the same order.
-template <class T>
-T add_partials(const T* partial, int64_t step, int64_t count) {
-  T total = 0;
-  for (; count > 0; --count, partial += step) total += *partial;
-  return total;
+// The sum of `count` vectors, `step` elements apart.
+template <class T, int N, class S>
+inline Vec<T, N> sum_vectors(const S* from, int64_t step, int64_t count) {
+  Vec<T, N> total[4] = {};  // enough to hide the latency of an addition
+  for (; count >= 4; count -= 4) {
+#pragma GCC unroll 4
+    for (int u = 0; u < 4; ++u, from += step) total[u] += load<T, N>(from);
+  }
+  for (; count > 0; --count, from += step) total[0] += load<T, N>(from);
+  return (total[0] + total[1]) + (total[2] + total[3]);
+}
+// The sum of `count` elements that follow one another, in lanes.
+template <class T, int N, class S>
+inline Vec<T, N> sum_elements(const S* from, int64_t count) {
+  const Vec<T, N> total = sum_vectors<T, N>(from, N, count / N);
+  return count % N ? total + load_first<T, N>(from + count / N * N, count % N) : total;
 }
 
 // Elements of grad_weight, and behind its last one of grad_bias: each the sum of `count` partial sums, `step` elements

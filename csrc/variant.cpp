@@ -15,10 +15,8 @@
 #if !defined(CONVGRAD_VARIANT) || !defined(CONVGRAD_ARITHMETIC)
 #error "compile with -DCONVGRAD_VARIANT=<name> and -DCONVGRAD_ARITHMETIC=<float or double>"
 #endif
-#define CONVGRAD_CREATE_(variant, arithmetic) convgrad_plan_create_##variant##_##arithmetic
-#define CONVGRAD_CREATE(variant, arithmetic) CONVGRAD_CREATE_(variant, arithmetic)
-#define CONVGRAD_NORMALIZE_(variant, arithmetic) convgrad_normalize_##variant##_##arithmetic
-#define CONVGRAD_NORMALIZE(variant, arithmetic) CONVGRAD_NORMALIZE_(variant, arithmetic)
+#define CONVGRAD_JOIN(name, variant, arithmetic) name##_##variant##_##arithmetic
+#define CONVGRAD_NAMED(name, variant, arithmetic) CONVGRAD_JOIN(name, variant, arithmetic)
 
 namespace {
 
@@ -27,8 +25,9 @@ struct KeptPlan : convgrad_plan {
   typename Kernels::Plan plan;
 };
 
-template <class Kernels>
+template <template <class, class, int> class Family, class S, class T>
 convgrad_plan* create_for(const char* name, const convgrad_problem& q) {
+  using Kernels = Family<S, T, kVectorBytes / int(sizeof(T))>;
   void* memory = malloc(sizeof(KeptPlan<Kernels>));
   if (!memory) return nullptr;
   auto* kept = new (memory) KeptPlan<Kernels>{{}, Kernels::make_plan(q)};
@@ -44,26 +43,23 @@ convgrad_plan* create(const convgrad_problem& q) {
   constexpr int N = kVectorBytes / int(sizeof(T));
   const bool depthwise = q.in_per_group == 1 && q.groups > 1;
   if (!depthwise && PointwisePlan::takes(q))
-    return q.layout == CONVGRAD_CHANNELS_LAST ? create_for<ChannelsLastPointwise<S, T, N>>("pointwise", q)
-                                              : create_for<ContiguousPointwise<S, T, N>>("pointwise", q);
-  if (depthwise && Planar<S, T, N>::takes(q)) return create_for<Planar<S, T, N>>("planar", q);
+    return q.layout == CONVGRAD_CHANNELS_LAST ? create_for<ChannelsLastPointwise, S, T>("pointwise", q)
+                                              : create_for<ContiguousPointwise, S, T>("pointwise", q);
+  if (depthwise && Planar<S, T, N>::takes(q)) return create_for<Planar, S, T>("planar", q);
   // Lanes that are channels, and images in contiguous layout, would be less than half in use where there are so few.
   const bool few = 2 * q.groups * (q.layout == CONVGRAD_CHANNELS_LAST ? 1 : q.batch) < N;
-  if (depthwise && !few) return create_for<Depthwise<S, T, N>>("packed", q);
-  return create_for<Grouped<S, T, N>>("grouped", q);
-}
-
-template <class S, class T, class Activation, bool Backward>
-bool normalize(const convgrad_norm& q, int threads) {
-  constexpr int N = kVectorBytes / int(sizeof(T));
-  if (q.layout == CONVGRAD_CHANNELS_LAST) return ChannelsLastNorm<S, T, N, Activation, Backward>(q).run(threads);
-  ContiguousNorm<S, T, N, Activation, Backward>(q).run(threads);
-  return true;
+  if (depthwise && !few) return create_for<Depthwise, S, T>("packed", q);
+  return create_for<Grouped, S, T>("grouped", q);
 }
 
 template <class S, class T, class Activation>
 bool normalize(const convgrad_norm& q, int threads) {
-  return q.grad_output ? normalize<S, T, Activation, true>(q, threads) : normalize<S, T, Activation, false>(q, threads);
+  constexpr int N = kVectorBytes / int(sizeof(T));
+  auto run = [&](auto backward) {
+    return q.layout == CONVGRAD_CHANNELS_LAST ? ChannelsLastNorm<S, T, N, Activation, backward>(q).run(threads)
+                                              : ContiguousNorm<S, T, N, Activation, backward>(q).run(threads);
+  };
+  return q.grad_output ? run(std::true_type()) : run(std::false_type());
 }
 
 template <class S, class T>
@@ -88,12 +84,12 @@ auto with_storage(int32_t dtype, const Body& body) {
 
 }  // namespace
 
-convgrad_plan* CONVGRAD_CREATE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q) {
+convgrad_plan* CONVGRAD_NAMED(convgrad_plan_create, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_problem& q) {
   typedef CONVGRAD_ARITHMETIC T;
   return with_storage<T>(q.dtype, [&](auto element) { return create<decltype(element), T>(q); });
 }
 
-bool CONVGRAD_NORMALIZE(CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, int threads) {
+bool CONVGRAD_NAMED(convgrad_normalize, CONVGRAD_VARIANT, CONVGRAD_ARITHMETIC)(const convgrad_norm& q, int threads) {
   typedef CONVGRAD_ARITHMETIC T;
   return with_storage<T>(q.dtype, [&](auto element) { return normalize<decltype(element), T>(q, threads); });
 }

@@ -144,28 +144,6 @@ inline Vec<uint16_t, N> narrow(Vec<float, N> v, float16) {
   return __builtin_convertvector(h | sign, Vec<uint16_t, N>);
 }
 
-// One element.
-template <class S>
-inline float widen_one(S h) {
-  if constexpr (std::is_same<S, bfloat16>::value) return bit_cast<float>(uint32_t(h.bits) << 16);
-#if defined(__F16C__)
-  if constexpr (std::is_same<S, float16>::value) return _cvtsh_ss(h.bits);
-#endif
-  return widen<4>(Vec<uint16_t, 4>{h.bits, 0, 0, 0}, S{})[0];
-}
-
-template <class S>
-inline S narrow_one(float value) {
-  if constexpr (std::is_same<S, bfloat16>::value) {
-    const uint32_t u = bit_cast<uint32_t>(value);
-    return {static_cast<uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
-  }
-#if defined(__F16C__)
-  if constexpr (std::is_same<S, float16>::value) return {_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT)};
-#endif
-  return {narrow<4>(Vec<float, 4>{value, 0, 0, 0}, S{})[0]};
-}
-
 // ---- loads and stores ---------------------------------------------------------------------------------------------
 
 // N elements of the storage type S, as a vector of the arithmetic type T.
@@ -254,7 +232,11 @@ inline T load_one(const S* from) {
   if constexpr (sizeof(S) == sizeof(T)) {
     return *reinterpret_cast<const T*>(from);
   } else {
-    return widen_one(*from);
+    if constexpr (std::is_same<S, bfloat16>::value) return bit_cast<float>(uint32_t(from->bits) << 16);
+#if defined(__F16C__)
+    if constexpr (std::is_same<S, float16>::value) return _cvtsh_ss(from->bits);
+#endif
+    return widen<4>(Vec<uint16_t, 4>{from->bits, 0, 0, 0}, S{})[0];
   }
 }
 
@@ -263,7 +245,14 @@ inline void store_one(S* to, T value) {
   if constexpr (sizeof(S) == sizeof(T)) {
     *reinterpret_cast<T*>(to) = value;
   } else {
-    *to = narrow_one<S>(value);
+    if constexpr (std::is_same<S, bfloat16>::value) {
+      const uint32_t u = bit_cast<uint32_t>(value);
+      return void(to->bits = uint16_t((u + 0x7fffu + (u >> 16 & 1)) >> 16));
+    }
+#if defined(__F16C__)
+    if constexpr (std::is_same<S, float16>::value) return void(to->bits = _cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
+#endif
+    to->bits = narrow<4>(Vec<float, 4>{value, 0, 0, 0}, S{})[0];
   }
 }
 
@@ -327,8 +316,8 @@ inline V exchange(V a, V b, std::integer_sequence<int, I...>) {
   return shuffle<((I & B) ? I - B + n : I)...>(a, b);
 }
 
-template <int B, class T, int N>
-inline void transpose_blocks(Vec<T, N>* rows) {
+template <class T, int N, int B = N / 2>
+inline void transpose(Vec<T, N>* rows) {
   constexpr auto lanes = std::make_integer_sequence<int, N>();
 #pragma GCC unroll 16
   for (int i = 0; i < N; ++i) {
@@ -337,12 +326,7 @@ inline void transpose_blocks(Vec<T, N>* rows) {
     rows[i] = exchange<B, false>(a, b, lanes);
     rows[i + B] = exchange<B, true>(a, b, lanes);
   }
-  if constexpr (B > 1) transpose_blocks<B / 2, T, N>(rows);
-}
-
-template <class T, int N>
-inline void transpose(Vec<T, N>* rows) {
-  transpose_blocks<N / 2, T, N>(rows);
+  if constexpr (B > 1) transpose<T, N, B / 2>(rows);
 }
 
 // The same pointer, and the same vector in a register, about which the compiler knows nothing. Else it keeps a pointer
