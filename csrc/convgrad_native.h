@@ -75,7 +75,7 @@ const char *convgrad_plan_name(const convgrad_plan *plan);
  * which keeps it, unless it is large, for its next call. */
 int32_t convgrad_plan_run(const convgrad_plan *plan, const convgrad_tensors *tensors);
 
-/* Batch normalisation by the statistics of the batch; its gradients where there is a grad_output. All tensors but
+/* Batch normalization by the statistics of the batch; its gradients where there is a grad_output. All tensors but
  * these three may be null: input, and the mean and the inverse standard deviation of the channels, which forward writes
  * and backward reads. Those two are float32, or float64 where the tensors are. In channels_last there are at least 16
  * channels. */

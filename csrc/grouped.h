@@ -1,7 +1,7 @@
 // Grouped convolution with few channels a group: the same passes, layouts and dtypes as depthwise.h, and its problems
 // where so few channels would leave most lanes idle.
 //
-// The idea: a vector holds neighbouring pixels of one channel. A unit of work packs the tile that it needs into planes
+// The idea: a vector holds neighboring pixels of one channel. A unit of work packs the tile that it needs into planes
 // [channel][pixel] (grouped_packing.h): a copy with the padding written out, or in channels_last a transposition. With
 // a stride, positions are sorted into phases. Then every kernel element is one offset for all results, and a result
 // plane is one long run of `correlate_planes` over its rows (grouped_kernels.h); what it computes between two rows is

@@ -49,7 +49,7 @@ struct GroupedAccumulate {
       for (int64_t d = r[0].low; d < r[0].high; ++d)
         for (int64_t h = r[1].low; h < r[1].high; ++h) {
           const int64_t pixel = (d * x.size[1] + h) * x.size[2] + r[2].low;
-          if (p.channels_last) {  // neighbouring channels of one pixel lie together
+          if (p.channels_last) {  // neighboring channels of one pixel lie together
             const S* row = input + (n * x.pixels() + pixel) * x.width + channel;
             for (int64_t c = 0; c < channels; c += N) {
               const int64_t live = least(N, channels - c);
@@ -59,7 +59,7 @@ struct GroupedAccumulate {
             }
             continue;
           }
-          for (int64_t c = 0; c < channels; ++c) {  // neighbouring pixels of one channel do
+          for (int64_t c = 0; c < channels; ++c) {  // neighboring pixels of one channel do
             const S* row = input + (n * x.width + channel + c) * x.pixels() + pixel;
             *of_channel(c) += sum_of_lanes<T, N>(sum_elements<T, N>(row, count));
           }

@@ -1,4 +1,4 @@
-// The two loops of grouped convolutions. A vector holds neighbouring pixels of one channel, so that a weight is one
+// The two loops of grouped convolutions. A vector holds neighboring pixels of one channel, so that a weight is one
 // number for all lanes; several channels and several vectors of pixels, or several kernel elements, share what is
 // loaded.
 //

@@ -2,7 +2,7 @@
 // arithmetic type. Positions outside the tensor become zeros, or what its padding mode reads.
 //
 // With a stride the positions are sorted into phases, those that the same kernel elements can reach; within a phase
-// neighbouring results read neighbouring elements.
+// neighboring results read neighboring elements.
 #pragma once
 
 #include "grouped_plan.h"

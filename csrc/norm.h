@@ -1,4 +1,4 @@
-// Batch normalisation by the statistics of the batch, with the activation that follows it, and their gradients.
+// Batch normalization by the statistics of the batch, with the activation that follows it, and their gradients.
 //
 // Both are two sums over the elements of each channel and then one line for each element. With d = x - centre:
 //   forward   first = sum(d), second = sum(d * d); centre is any value near the mean
@@ -65,7 +65,7 @@ class Norm {
     if (running) set(running, c, q.momentum * value + (1 - q.momentum) * double(get(running, c)));
   }
 
-  // By what forward normalises: rounded before it is multiplied, so that backward finds the same z to the bit.
+  // By what forward normalizes: rounded before it is multiplied, so that backward finds the same z to the bit.
   CoefficientsOf<T> normalized_by(int64_t c) const {
     const double weight = q.weight ? double(get(q.weight, c)) : 1, bias = q.bias ? double(get(q.bias, c)) : 0;
     const T mean = static_cast<const T*>(q.mean)[c];

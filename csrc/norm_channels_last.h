@@ -1,4 +1,4 @@
-// Batch normalisation of a tensor in channels_last: rows of channels, both steps from the first to the last, as memory
+// Batch normalization of a tensor in channels_last: rows of channels, both steps from the first to the last, as memory
 // is read fastest. The sums of the channels lie in the first-level cache meanwhile.
 //
 // The rows are cut into parts, by the problem alone, whose sums are added in their order.

@@ -246,7 +246,7 @@ inline int64_t packed_pixels(const Tiling& p, const int64_t bands[3]) {
   return input + output + (p.folds() ? p.folded_pixels() : 0);
 }
 
-// Cut the image until a tile fits: depth first, then rows (not below a few, because neighbouring tiles pack the rows
+// Cut the image until a tile fits: depth first, then rows (not below a few, because neighboring tiles pack the rows
 // between them twice), then columns.
 inline void choose_bands(Tiling& p, int64_t budget, int64_t least_tiles) {
   int64_t* bands = p.bands;

@@ -1,5 +1,5 @@
 // Depthwise convolution of contiguous tensors with stride 1, read and written where they lie: a vector holds
-// neighbouring columns of one channel. Nothing is packed or transposed, so that tensors are read from end to end, and
+// neighboring columns of one channel. Nothing is packed or transposed, so that tensors are read from end to end, and
 // arithmetic and memory work at the same time. Kernels of up to 3 rows and 3 columns, or 4 columns, and of any depth;
 // 1-D to 3-D, any dilation, padding and multiplier, all passes, four dtypes.
 //
@@ -110,9 +110,9 @@ struct Planar {
   static Rows rows_from(const PlanarPass& pass, int64_t low, int64_t high) {
     const Region z = region_at(pass.reach(1), low, 1, 0, pass.source[1], high - low);
     const int64_t lowest = pass.step[1] < 0 ? z.reach.count - 1 : 0;
-    const bool neighbours = pass.step[1] * pass.step[1] == 1;
+    const bool neighbors = pass.step[1] * pass.step[1] == 1;
     return {z.positions, low + z.reach.offset + lowest * z.reach.offset_step, z.reach.first + lowest, z.reach.count,
-            neighbours ? most(1, z.reach.count) : 1};
+            neighbors ? most(1, z.reach.count) : 1};
   }
 
   // ---- forward, grad_input ----

@@ -1,4 +1,4 @@
-// How planar.h cuts a problem up: planes into groups of rows, a row into vectors of neighbouring columns, and kernels
+// How planar.h cuts a problem up: planes into groups of rows, a row into vectors of neighboring columns, and kernels
 // into blocks of G rows and C columns.
 //
 // Vectors at a border, whose kernel elements reach past the ends of a row, have a mask for each kernel column that

@@ -1,4 +1,4 @@
-// Pointwise convolution in channels_last: pixels are rows, and a vector holds neighbouring channels of one pixel, of
+// Pointwise convolution in channels_last: pixels are rows, and a vector holds neighboring channels of one pixel, of
 // the results or, for grad_weight, of the input.
 //
 // Weights are packed as such vectors, all beforehand or some at a time by the item that needs them. The tensors are

@@ -1,4 +1,4 @@
-// Pointwise convolution in contiguous layout: a vector holds neighbouring pixels of one channel; the pixels of all
+// Pointwise convolution in contiguous layout: a vector holds neighboring pixels of one channel; the pixels of all
 // images are one row of such columns (pointwise_plan.h).
 //
 // A block of columns is packed as [vector][channel], in the type of the arithmetic, so that the loops of

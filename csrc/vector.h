@@ -103,7 +103,7 @@ inline Vec<uint16_t, N> narrow(Vec<float, N> v, bfloat16) {
   return __builtin_convertvector(rounded >> 16, Vec<uint16_t, N>);
 }
 
-// Exponent and mantissa move up by 13 bits; the multiplication by 2^112 rebases the exponent and normalises
+// Exponent and mantissa move up by 13 bits; the multiplication by 2^112 rebases the exponent and normalizes
 // subnormals in one go. Infinities and NaNs get the full exponent back.
 template <int N>
 inline Vec<float, N> widen(Vec<uint16_t, N> h, float16) {

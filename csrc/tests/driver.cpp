@@ -275,7 +275,7 @@ bool check(Case& c, std::mt19937_64& rng) {
   }
 }
 
-// Batch normalisation and its gradients by the definition (Ioffe and Szegedy, 2015), in double precision, with SiLU
+// Batch normalization and its gradients by the definition (Ioffe and Szegedy, 2015), in double precision, with SiLU
 // behind it or nothing: the edge of another activation may lie on either side of a rounding. P is the type of the
 // channels' values, S that of the statistics.
 template <class T, class P, class S>
@@ -387,7 +387,7 @@ int main(int count, char** arguments) {
     }
     for (int i = 0; i < cases; ++i)
       if (!check_norm(rng)) {
-        fprintf(stderr, "%s, batch normalisation %d\n", set, i);
+        fprintf(stderr, "%s, batch normalization %d\n", set, i);
         return 1;
       }
     printf("%s: %d cases\n", set, cases);
