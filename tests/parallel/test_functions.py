@@ -116,8 +116,9 @@ def compare(dims: tuple[int, ...], sizes: tuple[int, ...], w: int) -> list[str]:
         loss = Applied(lambda y, factor=factor: (y * factor).sum())
         try:
             sharded = shard_(module.double(), mesh, plan)
-            # PyTorch's third derivative of layer normalization is wrong; of batch normalization 2.15 has none.
-            orders = 2 if name in ("layer", "channels last", "batch", "instance") else 3
+            wrong_there = ("layer", "channels last")  # PyTorch's own third derivative; some have none since 2.15
+            without = (*wrong_there, "batch", "instance") if torch.__version__ >= (2, 15) else wrong_there
+            orders = 2 if name in without else 3
             pairs = (expected, loss), (sharded, shard_(copy.deepcopy(loss), mesh, plan))
             seen = [numbers(*pair, x, orders) for pair in pairs]
         except UnsupportedError:
@@ -221,10 +222,10 @@ def test_other_words_for_a_call_mean_the_same(processes: Processes) -> None:
         if isinstance(expected, Tensor):
             assert isinstance(got, Tensor), number
             torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-5, msg=lambda m, n=number: f"{n}: {m}")
+        elif expected is NotImplementedError:  # which PyTorch 2.15 raises in place of its base class
+            assert got in (RuntimeError, NotImplementedError), number
         else:
-            assert isinstance(got, type)
-            assert isinstance(expected, type), number
-            assert issubclass(expected, got), number  # PyTorch 2.15 has special ones
+            assert got is expected, number
 
 
 @on(2)
