@@ -161,6 +161,11 @@ def check_backend(
         outputs: which of its outputs; all that it has if not given.
         seconds: stop when this much time has passed; the report says so.
         progress: called with (problems done, problems in all, the next problem).
+
+    Equivalent to:
+        >>> report = check_backend("reference", ["ic2iw5oc3kw3", "g2ic2ih4oc4kh3ph1 float64"])
+        >>> report.ok
+        True
     """
     backend = _backend(backend)
     todo = [_problem(p) for p in (default_problems() if problems is None else problems)]
