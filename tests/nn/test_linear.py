@@ -156,7 +156,6 @@ CALLS: dict[str, Any] = {
     "jvp": lambda layer: torch.func.jvp(layer, (X,), (X,)),
     "flops": flops,
     "jit.trace": traced,
-    "jit.script": lambda layer: torch.jit.script(layer)(X),
     "a backend that cannot": lambda layer: with_backend(layer, "triton"),
     "aten": lambda layer: with_backend(layer, "aten"),
 }

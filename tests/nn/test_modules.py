@@ -108,13 +108,17 @@ def test_weights_that_know_torchs_functions_alone(d: int, options: Any) -> None:
         torch.testing.assert_close(one.grad_sample, other.grad_sample)
 
 
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_scripting_is_refused_in_words(wrapped: bool) -> None:
-    net = torch.nn.Sequential(torch.nn.ReLU(), convgrad.nn.ConvTranspose1d(2, 2, 3))
-    with pytest.raises(convgrad.errors.UnsupportedError, match=r"takeover\(\)"):
-        torch.jit.script(net if wrapped else net[1])
-    assert type(net[1]) is convgrad.nn.ConvTranspose1d
-    assert net(torch.zeros(1, 2, 4)).shape == (1, 2, 6)
+@pytest.mark.parametrize(
+    "layer", [convgrad.nn.ConvTranspose1d(2, 2, 3), convgrad.nn.Linear(3, 2), convgrad.nn.BatchNorm1d(2)], ids=repr
+)
+def test_scripting_is_refused_in_words_and_changes_nothing(layer: torch.nn.Module) -> None:
+    """``torch.jit.script`` puts what it compiles in place of a module into the model that it was given."""
+    net = torch.nn.Sequential(convgrad.nn.BatchNorm1d(2), layer)
+    before = list(net)
+    for one in (net, layer):
+        with pytest.raises(convgrad.errors.UnsupportedError, match=r"takeover\(\)"):
+            torch.jit.script(one)
+    assert list(net) == before
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -25,7 +25,7 @@ from .._compat import (
     jit_tracing,
 )
 from ..backends import native_norm_takes, norm_gains, normalization_gradients, normalize
-from .joined import leaf_of_fx, now, stock_twin
+from .joined import leaf_of_fx, now, refuse_scripting
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -122,7 +122,7 @@ class _BatchNorm:
             now.computed[activation, id(output)] = output
         return output
 
-    __prepare_scriptable__ = stock_twin
+    __prepare_scriptable__ = refuse_scripting
 
 
 class _Normalization(torch.autograd.Function):

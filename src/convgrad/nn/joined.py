@@ -20,6 +20,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as hooks_of_all
 
 from .._compat import fx_tracing, saved_tensors_hooks
+from ..errors import UnsupportedError
 
 _is_dynamo_compiling = torch.compiler.is_dynamo_compiling
 
@@ -77,15 +78,13 @@ class _Now(threading.local):
 now = _Now()
 
 
-def stock_twin(module: Any) -> Any:
-    """What ``torch.jit.script`` compiles in its place: torch's module with the same parameters and buffers."""
-    cls = type(module)
-    stock = cls.__dict__.get("_convgrad_stock", cls.__bases__[-1])
-    if stock.__module__.startswith("convgrad."):  # of a class of the user's, derived from ours
-        return module
-    twin = stock.__new__(stock)
-    twin.__dict__.update(module.__dict__)
-    return twin
+def refuse_scripting(module: Any) -> None:
+    """What ``torch.jit.script`` calls before it compiles: it would put what this returns into the user's model."""
+    raise UnsupportedError(
+        f"torch.jit.script of convgrad's {type(module).__name__}: script the model made of torch.nn's modules "
+        "(`restore()` of accelerate_'s report gives them back) and run it inside convgrad.takeover(), "
+        "or use torch.compile, torch.export or torch.jit.trace"
+    )
 
 
 def leaf_of_fx(module: Any, input: Any, *arguments: Any) -> Any:
@@ -144,8 +143,6 @@ class Owner:
         finally:
             now.owner, now.behind, now.computed, now.padding, now.hooks = before
 
-    __prepare_scriptable__ = stock_twin
-
 
 class _Activation:
     """The forward that the three share."""
@@ -160,8 +157,6 @@ class _Activation:
         if not _is_dynamo_compiling() and now.computed.pop((self, id(input)), None) is not None:
             return input
         return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
-
-    __prepare_scriptable__ = stock_twin
 
 
 class ReLU(_Activation, nn.ReLU):
@@ -190,8 +185,6 @@ class _ZeroPad:
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         now.padding[convolution] = input, self.padding
         return input
-
-    __prepare_scriptable__ = stock_twin
 
 
 # fmt: off

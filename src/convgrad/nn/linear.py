@@ -18,7 +18,7 @@ from .._compat import cpu_lacks, exact_matmul, fx_tracing, jit_tracing
 from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
 from ..errors import ConvgradError
 from ..ops import apply, autocast_is_on, cast_operands
-from .joined import leaf_of_fx, stock_twin
+from .joined import leaf_of_fx, refuse_scripting
 
 __all__ = ["Linear"]
 
@@ -55,7 +55,7 @@ class Linear(torch.nn.Linear):
                 return _linear(*operands)
         return _linear(*operands)
 
-    __prepare_scriptable__ = stock_twin
+    __prepare_scriptable__ = refuse_scripting
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -19,10 +19,9 @@ from torch.nn import functional as F
 from .. import functional
 from .._compat import fx_tracing
 from ..engine import get_backend, use_backend
-from ..errors import UnsupportedError
 from ..padding_modes import pad
 from .constructors import set_constructor
-from .joined import leaf_of_fx, now
+from .joined import leaf_of_fx, now, refuse_scripting
 from .padding import convolve
 
 __all__ = ["Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"]
@@ -64,13 +63,7 @@ class _WithBackend:
         with use_backend(backend):
             return function(*args)
 
-    def __prepare_scriptable__(self) -> None:
-        """What ``torch.jit.script`` calls first; its language has no words for what these modules do."""
-        raise UnsupportedError(
-            f"torch.jit.script of convgrad's {type(self).__name__}: script the model made of torch.nn's modules "
-            "(`restore()` of accelerate_'s report gives them back) and run it inside convgrad.takeover(), "
-            "or use torch.compile, torch.export or torch.jit.trace"
-        )
+    __prepare_scriptable__ = refuse_scripting
 
 
 class _WithLayout:
