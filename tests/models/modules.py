@@ -55,11 +55,26 @@ class CallsConvForward(nn.Conv2d):
         return self._conv_forward(input, self.weight - self.weight.mean(), self.bias)
 
 
-class ComputesItself(nn.Conv2d):
+class CallsFunction(nn.Conv2d):
     backend = "an attribute of the user"
 
     def forward(self, input):
-        return F.conv2d(input, self.weight.tanh(), self.bias)
+        return F.conv2d(F.pad(input, (0, 1, 0, 1)), self.weight.tanh(), bias=self.bias)
+
+
+class OwnConvForward(nn.Conv2d):
+    def _conv_forward(self, input, weight, bias):
+        return F.conv2d(input, weight / weight.norm(), bias, self.stride, self.padding)
+
+
+class TransposedCallsFunction(nn.ConvTranspose2d):
+    def forward(self, input, output_size=None):
+        return F.conv_transpose2d(input, self.weight, self.bias, padding=1)
+
+
+class ComputesItself(nn.Conv2d):
+    def forward(self, input):
+        return (self.weight.flatten(1) @ F.unfold(input, self.kernel_size)).unsqueeze(-1)
 
 
 class TransposedCallsSuper(nn.ConvTranspose2d):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import convgrad
+from convgrad.diagnostics import Trace
 from convgrad.models import accelerate_
 from tests.copies import copies
 from tests.linears import take_small_rows
@@ -16,9 +17,12 @@ from tests.linears import take_small_rows
 from .modules import (
     OURS,
     CallsConvForward,
+    CallsFunction,
     CallsSuper,
     ComputesItself,
+    OwnConvForward,
     OwnName,
+    TransposedCallsFunction,
     TransposedCallsSuper,
     fingerprint,
     image,
@@ -29,7 +33,8 @@ from .modules import (
 
 @pytest.mark.parametrize("make", [
     lambda: OwnName(4), lambda: CallsSuper(4, 4, 3), lambda: CallsConvForward(4, 4, 3),
-    lambda: TransposedCallsSuper(4, 4, 3),
+    lambda: TransposedCallsSuper(4, 4, 3), lambda: CallsFunction(4, 4, 3), lambda: OwnConvForward(4, 4, 3),
+    lambda: TransposedCallsFunction(4, 4, 3),
 ])  # fmt: skip
 def test_subclasses_that_hand_the_computation_on(make):
     model = make()
@@ -53,6 +58,29 @@ def test_a_class_that_computes_itself_is_left_with_the_reason():
     report = accelerate_(model, only_gains=False)
     assert "ComputesItself.forward" in report.left["0"]
     assert type(model[0]) is ComputesItself
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit's
+@pytest.mark.parametrize("make", [lambda: CallsFunction(4, 4, 3), lambda: OwnConvForward(4, 4, 3)])
+def test_a_function_that_the_class_calls_is_ours_in_a_plain_call_alone(make):
+    """Compilers and tracers find in a forward what the user wrote."""
+    model, x = make(), image()
+    want = model(x)
+    accelerate_(model, only_gains=False)
+    with Trace() as seen, convgrad.use_backend(OURS):
+        torch.testing.assert_close(model(x), want)
+        torch.testing.assert_close(torch.func.functional_call(model, dict(model.named_parameters()), (x,)), want)
+        torch.testing.assert_close(torch.vmap(model)(x), want)
+    assert [r.backend for r in seen] == [OURS] * 3
+    for traced in (
+        torch.fx.symbolic_trace(model),
+        torch.jit.trace(model, x),
+        torch.compile(model, backend="eager", fullgraph=True),
+        torch.export.export(model, (x,)).module(),
+    ):
+        with Trace() as seen, convgrad.use_backend(OURS):
+            torch.testing.assert_close(traced(x), want)
+        assert not len(seen)
 
 
 def test_a_registry_of_a_users_classes_hears_nothing():
@@ -304,9 +332,14 @@ class Projects(nn.Linear):
         return super().forward(2 * input)
 
 
-class ProjectsItself(nn.Linear):
+class CallsLinear(nn.Linear):
     def forward(self, input):
         return nn.functional.linear(input, self.weight.tanh(), self.bias)
+
+
+class ProjectsItself(nn.Linear):
+    def forward(self, input):
+        return input @ self.weight.T
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
@@ -314,7 +347,7 @@ class ProjectsItself(nn.Linear):
     lambda layer: layer, parametrizations.weight_norm, nn.utils.spectral_norm,
     lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
 ], ids=["plain", "weight_norm", "spectral_norm", "pruned"])  # fmt: skip
-@pytest.mark.parametrize("cls", [nn.Linear, Projects], ids=["plain", "subclass"])
+@pytest.mark.parametrize("cls", [nn.Linear, Projects, CallsLinear], ids=["plain", "subclass", "function"])
 @pytest.mark.usefixtures("_small_rows")
 def test_linear_layers(cls, change):
     model, x = nn.Sequential(change(cls(4, 6)), nn.ReLU(inplace=True)).eval(), torch.randn(8, 4)

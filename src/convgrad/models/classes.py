@@ -19,6 +19,7 @@ from torch.nn.utils import parametrize
 
 from .. import nn as ours
 from ..nn import constructors, joined
+from .redirected import redirected
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -82,6 +83,8 @@ def accelerated_class(cls: type) -> type:
     body: dict[str, Any] = {"_convgrad_stock": cls, "_convgrad_backend": None, "_convgrad_layout": "NCL"}
     if cls in _LAZY:  # it turns into this class when it first sees an input
         body["cls_to_become"] = base
+    elif _own_computation(cls):
+        body["forward"] = redirected(cls.forward)  # pyright: ignore[reportAttributeAccessIssue]
     return constructors.derived_class(accelerated_class, cls, (cls, base), body)
 
 
@@ -146,6 +149,8 @@ def _is_parametrized(cls: type) -> bool:
 
 # ---- what cannot be accelerated --------------------------------------------------------------------------------
 
+#: What the name of each function contains that a class of the user's may compute with.
+_FUNCTION = {**dict.fromkeys(_CONVOLUTIONS, "conv"), **dict.fromkeys(_NORMS, "batch_norm"), nn.Linear: "linear"}
 #: By whether it is a convolution: what computes it nevertheless.
 _TAKEOVER = {True: "; convgrad.takeover() computes it", False: ""}
 
@@ -166,26 +171,30 @@ def reason_against(module: nn.Module) -> str | None:
         return f"it has an attribute {own[0]!r}, which means something else to convgrad" if own else None
     if type(cls).__name__ == "ScriptMeta":
         return f"it is scripted{_TAKEOVER[is_convolution(module)]}"
-    return _own_computation(cls)
+    own = _own_computation(cls)
+    if not own or any(_FUNCTION[_base_of(cls)] in name for _, method in own for name in _names_of(method)):
+        return None
+    return f"its class computes it itself in {own[0][0]}{_TAKEOVER[is_convolution(module)]}"
 
 
-def _own_computation(cls: type) -> str | None:
-    """A method of a user's class that never hands the computation on to torch's class, if there is one."""
-    for klass in cls.__mro__[: cls.__mro__.index(_base_of(cls))]:
-        for name in ("forward", "_conv_forward"):
-            if name in klass.__dict__ and not _hands_on(klass.__dict__[name], name):
-                method = f"{klass.__name__}.{name}"
-                return f"its class computes it itself in {method}{_TAKEOVER[issubclass(cls, _CONVOLUTIONS)]}"
-    return None
+def _own_computation(cls: type) -> list[tuple[str, Any]]:
+    """The methods of a user's class, with their names, that never hand the computation on to torch's class."""
+    return [
+        (f"{klass.__name__}.{name}", klass.__dict__[name])
+        for klass in cls.__mro__[: cls.__mro__.index(_base_of(cls))]
+        for name in ("forward", "_conv_forward")
+        if name in klass.__dict__ and not _hands_on(klass.__dict__[name], name)
+    ]
 
 
 def _hands_on(method: Any, name: str) -> bool:
-    function = inspect.unwrap(method)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return False
-    names = set(_names(code))
+    names = _names_of(method)
     return "_conv_forward" in names or (name == "forward" and "forward" in names)
+
+
+def _names_of(method: Any) -> set[str]:
+    code = getattr(inspect.unwrap(method), "__code__", None)
+    return set() if code is None else {*_names(code)}
 
 
 def _names(code: CodeType) -> Iterator[str]:

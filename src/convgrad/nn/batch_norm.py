@@ -109,20 +109,39 @@ class _BatchNorm:
             if momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
         name = "" if activation is None else activation._convgrad_activation
-        arguments = (input, weight, bias, mean, var, momentum or 0.0, self.eps, name)
-        if torch.is_grad_enabled() and (
-            input.requires_grad
-            or (weight is not None and weight.requires_grad)
-            or (bias is not None and bias.requires_grad)
-        ):
-            output = _normalization(*arguments)
-        else:
-            output = normalize(*arguments)[0]
+        output = _compute(input, weight, bias, mean, var, momentum or 0.0, self.eps, name)
         if activation is not None:
             now.computed[activation, id(output)] = output
         return output
 
     __prepare_scriptable__ = refuse_scripting
+
+
+def batch_norm(
+    input: Any,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """``torch.nn.functional.batch_norm``, computed by convgrad where a module would be."""
+    parameters = weight, bias, running_mean, running_var
+    if training and eps > 0 and _is_ours(input) and input.is_contiguous() and _fit(input, parameters):
+        return _compute(input, *parameters, momentum, eps, "")
+    return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+
+
+def _compute(input: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> Tensor:
+    if torch.is_grad_enabled() and (
+        input.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+    ):
+        return _normalization(input, weight, bias, *arguments)
+    return normalize(input, weight, bias, *arguments)[0]
 
 
 class _Normalization(torch.autograd.Function):

@@ -43,19 +43,23 @@ class Linear(torch.nn.Linear):
 
     def forward(self, input: Any) -> Any:
         """Apply the module."""
-        plain = input.__class__ is Tensor or input.__class__ is Parameter
-        if (not plain or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
+        if (input.__class__ is not Tensor or fx_tracing()) and (traced := leaf_of_fx(self, input)) is not None:
             return traced
-        if _is_dynamo_compiling() or not plain or jit_tracing() is not None:  # sizes may be no numbers
-            return super().forward(input)
-        operands: Any = input, self.weight, self.bias
-        if input.is_cpu and autocast_is_on("cpu") and cpu_lacks(torch.get_autocast_dtype("cpu")):
-            operands = cast_operands(*operands)
-            with torch.autocast("cpu", enabled=False):
-                return _linear(*operands)
-        return _linear(*operands)
+        return linear(input, self.weight, self.bias)
 
     __prepare_scriptable__ = refuse_scripting
+
+
+def linear(input: Any, weight: Any, bias: Any = None) -> Any:
+    """``torch.nn.functional.linear``, computed by convgrad where that is expected to be faster."""
+    plain = input.__class__ is Tensor or input.__class__ is Parameter
+    if _is_dynamo_compiling() or not plain or jit_tracing() is not None:  # sizes may be no numbers
+        return torch.nn.functional.linear(input, weight, bias)
+    if input.is_cpu and autocast_is_on("cpu") and cpu_lacks(torch.get_autocast_dtype("cpu")):
+        operands: Any = cast_operands(input, weight, bias)
+        with torch.autocast("cpu", enabled=False):
+            return _linear(*operands)
+    return _linear(input, weight, bias)
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,0 +1,44 @@
+"""A forward of the user's whose calls to ``torch.nn.functional`` run the functions that convgrad has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from .. import functional
+from .._compat import fx_tracing, jit_tracing
+from ..nn import batch_norm, linear
+
+_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    F.conv1d: functional.conv1d,
+    F.conv2d: functional.conv2d,
+    F.conv3d: functional.conv3d,
+    F.conv_transpose1d: functional.conv_transpose1d,
+    F.conv_transpose2d: functional.conv_transpose2d,
+    F.conv_transpose3d: functional.conv_transpose3d,
+    F.batch_norm: batch_norm.batch_norm,
+    F.linear: linear.linear,
+}
+
+
+class _Redirected(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _FUNCTIONS.get(func, func)(*args, **(kwargs or {}))
+
+
+def redirected(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same forward. Compilers and tracers find in it what the user wrote."""
+
+    @wraps(forward)
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or fx_tracing() or jit_tracing() is not None:
+            return forward(*args, **kwargs)
+        with _Redirected():
+            return forward(*args, **kwargs)
+
+    return computed
