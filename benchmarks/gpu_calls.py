@@ -20,12 +20,13 @@ from gpu_problems import LAYOUTS, SWEEP, WHAT, layouts
 from torch import Tensor
 
 from convgrad.backends.base import Backend
-from convgrad.check import accepts, check_backend
+from convgrad.check import accepts
 from convgrad.diagnostics import Machine, limits_of
 from convgrad.engine import prepare
 from convgrad.engine.ab_timer import compare, second_call
 from convgrad.engine.registry import get_backend
 from convgrad.problem import OPERANDS, ConvProblem, Pass, Slot
+from convgrad.testing import check_backend
 
 
 def operands(problem: ConvProblem, device: str, integers: bool, layout: str = "") -> dict[Slot, Tensor]:

@@ -12,19 +12,19 @@ It also takes a forward function, as `convgrad.register` does, and a convolution
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from . import check
 from ._compat import channels_last_of
 from .backends import Backend
 from .check import CheckReport, CheckResult, check_problem, default_problems, outputs_of
 from .custom import backend_of, problems_for
 from .engine import get_backend
-from .problem import ConvProblem
+from .problem import ConvProblem, Output
 from .sizes import Dimension, effective_kernel, fields_of, output_length
 
 if TYPE_CHECKING:
@@ -40,7 +40,13 @@ def check_backend(
     *,
     args: Sequence[Any] | None = None,
     accepts: Callable[[ConvProblem], bool | str] | None = None,
-    **options: Any,
+    device: torch.device | str = "cpu",
+    outputs: Iterable[Output] | None = None,
+    seconds: float | None = None,
+    progress: Callable[[int, int, ConvProblem], None] | None = None,
+    seed: int = 0,
+    repeats: int = 20,
+    properties: Iterable[str] | None = None,
 ) -> CheckReport:
     """Check a backend, a function or a module on many problems.
 
@@ -50,7 +56,10 @@ def check_backend(
         problems: what to compute; by default `default_problems`, for a module inputs of several sizes, and for a
             function or a registered kernel problems made for it.
         args, accepts: for a function, as in `convgrad.register`.
-        options: ``device, outputs, seconds, progress, seed, repeats, properties`` of `convgrad.check.check_backend`.
+        device, seed, repeats, properties: as for `check_problem`.
+        outputs: which of its outputs; all that it has if not given.
+        seconds: stop when this much time has passed; the report says so.
+        progress: called with (problems done, problems in all, the next problem).
 
     Raises:
         TypeError: ``what`` is none of these.
@@ -68,7 +77,22 @@ def check_backend(
     elif args is not None or accepts is not None:
         raise TypeError("args and accepts belong to a function; a backend states them itself")
     backend = get_backend(what) if isinstance(what, str) else what
-    return check.check_backend(backend, problems_for(backend) if problems is None else problems, **options)
+    given = problems_for(backend) if problems is None else problems
+    todo = [ConvProblem.parse(p) if isinstance(p, str) else p for p in given]
+    chosen = outputs_of(backend) if outputs is None else tuple(outputs)
+    names = None if properties is None else tuple(properties)
+    end = float("inf") if seconds is None else time.monotonic() + seconds
+    results: list[CheckResult] = []
+    for done, problem in enumerate(todo):
+        if time.monotonic() > end:
+            return CheckReport(backend.name, tuple(results), finished=False)
+        if progress is not None:
+            progress(done, len(todo), problem)
+        for output in chosen:
+            results += check_problem(
+                backend, problem, output, device=device, seed=seed, repeats=repeats, properties=names
+            )
+    return CheckReport(backend.name, tuple(results))
 
 
 def problems(

@@ -14,8 +14,8 @@ from torch import Tensor
 from convgrad.backends.aten import AtenBackend
 from convgrad.backends.im2col import Im2colBackend
 from convgrad.backends.reference import ReferenceBackend
-from convgrad.check import check_backend, check_problem
 from convgrad.problem import PASSES, ConvProblem, Output, passes_of
+from convgrad.testing import check_backend, check_problem
 
 from .broken import TEXT, Broken, around, failing_properties, off_by_one, wrong_if
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from convgrad.backends.im2col import Im2colBackend
-from convgrad.check import check_backend
 from convgrad.problem import ConvProblem
+from convgrad.testing import check_backend
 
 from .broken import Broken, wrong_if
 

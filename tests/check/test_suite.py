@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from convgrad.backends.aten import AtenBackend
-from convgrad.check import PROPERTIES, check_backend, check_problem, default_problems, outputs_of
+from convgrad.check import PROPERTIES, check_problem, default_problems, outputs_of
 from convgrad.check.operands import structural
 from convgrad.diagnostics import explain_problem
 from convgrad.problem import PASSES, ConvProblem, Output
+from convgrad.testing import check_backend
 
 from .broken import TEXT, Broken, wrong_if
 

@@ -74,6 +74,16 @@ def test_a_part_of_the_limit(capsys, monkeypatch) -> None:
     assert line["fraction_of_limit"] == pytest.approx(least / line["milliseconds"] * 1e3)
 
 
+def test_a_problem_for_which_there_is_no_memory_does_not_end_the_others(capsys, tmp_path) -> None:
+    shapes = tmp_path / "shapes"
+    shapes.write_text(f"mb1ic1000000iw1000000000oc1kw1\n{SMALL}\n")
+    args = ["-o", "forward", "-b", "im2col", "--seconds", "0.05", "--return-memory"]
+    assert run(["bench", str(shapes), *args, "--json"]) == 0
+    large, small = json.loads(capsys.readouterr().out)["data"]["problems"]
+    assert (large["speed"], large["note"]) == (None, "no memory for it")
+    assert small["speed"] > 0
+
+
 def test_all_backends_and_one_of_them_are_all(capsys, monkeypatch) -> None:
     monkeypatch.setattr(bench, "_line", lambda problem, output, name, *rest: bench.Line(str(problem), output, name))
     tables = []
@@ -130,7 +140,6 @@ def test_reasons_stand_in_the_table(capsys) -> None:
         [SMALL, "--seconds", "nan"],
         [SMALL, "--device", "nosuch"],
         ["mb0ic1iw3oc1kw1"],
-        ["mb1ic1000000iw1000000000oc1kw1"],
         [SMALL, "--csv", "no/such/folder/x.csv"],
         [SMALL, "--csv", "."],
         [SMALL, "-b", "nosuch"],

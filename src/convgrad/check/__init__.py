@@ -12,4 +12,4 @@ from .properties import PROPERTIES
 from .property_check import calls_with
 from .report import CheckReport, CheckResult
 from .stress import STRESS
-from .suite import accepts, check_backend, check_problem, outputs_of
+from .suite import accepts, check_problem, outputs_of

@@ -1,13 +1,12 @@
 """The check: is a backend's output right, for this problem, in every respect that the engine relies on?
 
-`check_problem` looks at one output of one problem, property after property (`properties.PROPERTIES`); `check_backend`
-does so for many problems and reports. A backend is only ever compared with the reference, with itself, and with the
-error bound of the arithmetic that it declares.
+`check_problem` looks at one output of one problem, property after property (`properties.PROPERTIES`);
+`testing.check_backend` does so for many problems. A backend is only ever compared with the reference, with itself, and
+with the error bound of the arithmetic that it declares.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from concurrent import futures
 from pathlib import Path
@@ -19,10 +18,9 @@ import torch
 from ..backends import Backend
 from ..engine import get_backend
 from ..problem import OUTPUTS, ConvProblem, Output, Outputs
-from .problems import default_problems
 from .properties import PROPERTIES
 from .property_check import Differs, Failed, PropertyCheck, Skipped, calls_with, described
-from .report import CheckReport, CheckResult, Status
+from .report import CheckResult, Status
 from .stress import STRESS
 
 ALL_PROPERTIES = {**PROPERTIES, **STRESS}
@@ -82,7 +80,8 @@ def check_problem(
     names = list(PROPERTIES if properties is None else properties)
     if unknown := [name for name in names if name not in ALL_PROPERTIES]:
         raise ValueError(f"unknown property {unknown[0]!r}; properties are {', '.join(ALL_PROPERTIES)}")
-    backend, problem = _backend(backend), _problem(problem)
+    backend = get_backend(backend) if isinstance(backend, str) else backend
+    problem = ConvProblem.parse(problem) if isinstance(problem, str) else problem
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:  # an AssertionError where PyTorch was built without it
@@ -108,14 +107,6 @@ def check_problem(
     return results
 
 
-def _backend(backend: Backend | str) -> Backend:
-    return get_backend(backend) if isinstance(backend, str) else backend
-
-
-def _problem(problem: ConvProblem | str) -> ConvProblem:
-    return ConvProblem.parse(problem) if isinstance(problem, str) else problem
-
-
 def _check_property(check: PropertyCheck, name: str) -> CheckResult:
     try:
         worst, bound = max(ALL_PROPERTIES[name](check), default=(0.0, 0.0))
@@ -139,47 +130,3 @@ def _result(check: PropertyCheck, name: str, status: Status, *found: Any) -> Che
     what = (check.backend.name, check.problem, check.output, name, status)
     given = check.given if status == "failed" else ""
     return CheckResult(*what, *found, seed=check.seed, device=str(check.device), operands=given)
-
-
-def check_backend(
-    backend: Backend | str,
-    problems: Iterable[ConvProblem | str] | None = None,
-    *,
-    device: torch.device | str = "cpu",
-    outputs: Iterable[Output] | None = None,
-    seconds: float | None = None,
-    progress: Callable[[int, int, ConvProblem], None] | None = None,
-    seed: int = 0,
-    repeats: int = 20,
-    properties: Iterable[str] | None = None,
-) -> CheckReport:
-    """Check a backend on many problems.
-
-    Args:
-        backend, device, seed, repeats, properties: as for `check_problem`.
-        problems: what to compute; `default_problems` if not given.
-        outputs: which of its outputs; all that it has if not given.
-        seconds: stop when this much time has passed; the report says so.
-        progress: called with (problems done, problems in all, the next problem).
-
-    Equivalent to:
-        >>> report = check_backend("reference", ["ic2iw5oc3kw3", "g2ic2ih4oc4kh3ph1 float64"])
-        >>> report.ok
-        True
-    """
-    backend = _backend(backend)
-    todo = [_problem(p) for p in (default_problems() if problems is None else problems)]
-    chosen = outputs_of(backend) if outputs is None else tuple(outputs)
-    names = tuple(PROPERTIES if properties is None else properties)
-    end = float("inf") if seconds is None else time.monotonic() + seconds
-    results: list[CheckResult] = []
-    for done, problem in enumerate(todo):
-        if time.monotonic() > end:
-            return CheckReport(backend.name, tuple(results), finished=False)
-        if progress is not None:
-            progress(done, len(todo), problem)
-        for output in chosen:
-            results += check_problem(
-                backend, problem, output, device=device, seed=seed, repeats=repeats, properties=names
-            )
-    return CheckReport(backend.name, tuple(results))

@@ -73,12 +73,10 @@ class Trace(Drawn):
 
     Attributes:
         records: one for each call of a backend.
-        synchronize: a GPU is waited for before the clock is read.
     """
 
     def __init__(self, *, onednn: bool = False) -> None:
         self.records: list[Record] = []
-        self.synchronize = True
         self._onednn, self._block = onednn, ExitStack()
         self._take: Callable[[], tuple[str, ...]] = tuple
 

@@ -64,6 +64,8 @@ def convolution_with_backend(
 ) -> Tensor:
     """A convolution with a request for a backend that stays in a compiled graph; see `ops.with_backend`.
 
+    A module calls this in place of `use_backend`, whose side effect a strict ``torch.export`` warns of.
+
     Args:
         raw_args: as the functions take them, (stride, padding, dilation, groups) or, transposed,
             (stride, padding, output_padding, groups, dilation).

@@ -59,8 +59,6 @@ class UsageRow:
 class Usage:
     """A context manager that adds up all calls of backends inside it."""
 
-    synchronize = True
-
     def __init__(self) -> None:
         self._rows: dict[tuple[object, ...], UsageRow] = {}
 
