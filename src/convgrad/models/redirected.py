@@ -28,7 +28,8 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
 
 class _Redirected(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _FUNCTIONS.get(func, func)(*args, **(kwargs or {}))
+        call: Any = _FUNCTIONS.get(func, func)
+        return call(*args, **(kwargs or {}))
 
 
 def redirected(forward: Callable[..., Any]) -> Callable[..., Any]:
