@@ -48,3 +48,14 @@ def test_import_is_quiet_and_quick_and_loads_nothing_that_does_not_compute():
 @pytest.mark.parametrize("module", ["convgrad.engine.ab_timer", "convgrad.problem"])
 def test_a_part_can_be_imported_alone(module):
     subprocess.run([sys.executable, "-W", "error", "-c", f"import {module}"], check=True)
+
+
+def test_the_first_convolution_does_not_wait_for_sympy():
+    program = """
+import sys, torch, convgrad
+before = "sympy" in sys.modules
+x, weight = torch.ones(1, 8, 9, 9, requires_grad=True), torch.ones(8, 1, 3, 3, requires_grad=True)
+convgrad.conv2d(x, weight, groups=8).sum().backward()
+assert before or "sympy" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -73,9 +73,6 @@ def suggests_channels_last(t: Tensor) -> bool:
     return suggested_format(t) is not torch.contiguous_format
 
 
-#: Strides of a new tensor of some sizes.
-contiguous_strides: Callable[[Sequence[int]], tuple[int, ...]] = _prims.make_contiguous_strides_for
-channels_last_strides: Callable[[Sequence[int]], tuple[int, ...]] = _prims.make_channels_last_strides_for
 #: The dtype in which sums are kept: float32 for 16 bits, otherwise the same.
 accumulate_dtype: Callable[[torch.dtype], torch.dtype] = _prims.get_computation_dtype
 

@@ -8,12 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import channels_last_of, channels_last_strides, contiguous_strides, suggests_channels_last
+from .._compat import channels_last_of, suggests_channels_last
 
 
 def usual_strides(shape: Sequence[int], channels_last: bool) -> tuple[int, ...]:
-    """The strides of a new tensor. (A meta tensor would say the same, but is seen by whoever watches allocations.)"""
-    return channels_last_strides(shape) if channels_last else contiguous_strides(shape)
+    """The strides of a new tensor.
+
+    A meta tensor would say the same, but is seen by whoever watches allocations; PyTorch's own functions would, but
+    import sympy, which takes half a second.
+    """
+    last = len(shape) - 1
+    strides, step = [0] * len(shape), 1
+    for dim in (1, *range(last, 1, -1), 0) if channels_last else range(last, -1, -1):
+        strides[dim] = step
+        step *= shape[dim] if channels_last else max(shape[dim], 1)
+    return tuple(strides)
 
 
 #: (shape, strides) of tensors whose strides are as PyTorch expects them; emptied when full.
