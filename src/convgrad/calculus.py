@@ -88,9 +88,8 @@ def derivative(
     form: Form, yields: Role, argument: Role, cotangent: Tensor, operands: Mapping[Role, Tensor | None]
 ) -> Tensor:
     """The rule: yield the argument, with the cotangent in the place of the result."""
-    others: dict[Role, Tensor] = {role: _conj(t) for role, t in operands.items() if role != argument and t is not None}
-    others[yields] = cotangent
-    return contract(form, argument, others)
+    others: dict[Role, Tensor] = {role: t.conj() for role, t in operands.items() if t is not None}
+    return contract(form, argument, {**others, yields: cotangent})
 
 
 def tangent(
@@ -101,17 +100,17 @@ def tangent(
     return sum(terms[1:], terms[0]) if terms else None
 
 
-def sum_of_bias(cotangent: Tensor, channels: int | None = None) -> Tensor:
+def sum_of_bias(cotangent: Tensor, channels: int = 0) -> Tensor:
     """The derivative with respect to a bias: a sum over batch and space.
 
     Args:
-        channels: of the bias, where they may differ: an input without channels has an output without, bias or not.
+        channels: of the bias, if the cotangent has none: an input without channels has an output without, bias or not.
 
     Shape:
         (N, C, *out) -> (C,)
     """
     have = cotangent.shape[1]
-    if channels is not None and isinstance(have, int) and have == 0:
+    if isinstance(have, int) and have == 0:
         return cotangent.new_zeros(channels)
     dims = (0, *range(2, cotangent.dim()))
     if cotangent.is_complex():  # PyTorch cannot sum complex32
@@ -122,7 +121,3 @@ def sum_of_bias(cotangent: Tensor, channels: int | None = None) -> Tensor:
 def add_bias(t: Tensor, bias: Tensor | None) -> Tensor:
     """(N, C, *out) with one number a channel added, (C,); the same where there is none."""
     return t if bias is None else t + bias.view(-1, *(1,) * (t.dim() - 2))
-
-
-def _conj(t: Tensor) -> Tensor:
-    return t.conj() if t.is_complex() else t

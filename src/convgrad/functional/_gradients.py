@@ -50,8 +50,7 @@ def grad_input(
     if len(size) == grad_output.dim() == weight.dim() - 1:
         return grad_input((1, *size), weight, grad_output.unsqueeze(0), *form).squeeze(0)
     arguments = all_arguments(weight.dim() - 2, weight.shape, *form)
-    other = weight.conj() if weight.is_complex() else weight
-    return gradient("grad_input", (size, *arguments), grad_output, other)
+    return gradient("grad_input", (size, *arguments), grad_output, weight.conj())
 
 
 @of_tensors("input", "grad_output")
@@ -97,10 +96,9 @@ def grad_weight(
     if input.dim() == grad_output.dim() == len(size) - 1 and not per_sample:
         return grad_weight(input.unsqueeze(0), size, grad_output.unsqueeze(0), *form)
     arguments = all_arguments(len(size) - 2, size, *form)
-    other = input.conj() if input.is_complex() else input
     if per_sample:
-        return _of_each_sample(grad_output, other, size, arguments)
-    return gradient("grad_weight", (size, *arguments), grad_output, other)
+        return _of_each_sample(grad_output, input.conj(), size, arguments)
+    return gradient("grad_weight", (size, *arguments), grad_output, input.conj())
 
 
 def _of_each_sample(grad_output: Tensor, input: Tensor, size: list[int], arguments: tuple[Any, ...]) -> Tensor:
@@ -171,9 +169,7 @@ def convolution_backward(
     """
     form = (stride, padding, dilation, transposed, output_padding, groups)
     arguments = all_arguments(weight.dim() - 2, weight.shape, *form)
-    if input.is_complex():
-        input, weight = input.conj(), weight.conj()
     if not isinstance(output_mask, (tuple, list)) or not all(isinstance(wanted, bool) for wanted in output_mask):
         raise TypeError(f"output_mask is a sequence of three booleans, got {output_mask!r}")
     rest = (None if bias_sizes is None else sizes(bias_sizes, "bias_sizes"), *arguments, list(output_mask))
-    return gradient("convolution_backward", rest, grad_output, input, weight)
+    return gradient("convolution_backward", rest, grad_output, input.conj(), weight.conj())

@@ -98,8 +98,7 @@ def _squared(data: Tensor, other: Tensor, kernel: Sequence[int], g: Geometry) ->
     for tap in _taps(data, other.shape[2:], kernel, g):
         rows = tap.flatten(2).unflatten(1, (g.groups, -1))  # [N, g, ci, T]
         of_data = of_data + rows.mT @ rows.conj()
-    total = (of_data.conj() * of_other).sum((1, 2, 3))
-    return total.real if total.is_complex() else total
+    return (of_data.conj() * of_other).sum((1, 2, 3)).real
 
 
 def _taps(data: Tensor, positions: Sequence[int], kernel: Sequence[int], g: Geometry) -> Iterator[Tensor]:

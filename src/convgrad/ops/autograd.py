@@ -160,11 +160,9 @@ def _gradients(
         return _gradients_of_padded_copy(form, cotangent, first, second, needs)
     if yields == "output" and first is not None and second is not None:
         if needs[0] and needs[1]:  # both at once, so that one sweep may serve them
-            if first.is_complex():
-                first, second = first.conj(), second.conj()
             sizes, mask = [form.bias_size] if needs[2] else None, [True, True, needs[2]]
             backward = torch.ops.convgrad.convolution_backward.default
-            return backward(cotangent, first, second, sizes, *form.arguments, mask)
+            return backward(cotangent, first.conj(), second.conj(), sizes, *form.arguments, mask)
         form = _with_layout(form, first, second)
     roles = CONTRACTED[yields]
     operands = dict(zip(roles, (first, second), strict=True))
