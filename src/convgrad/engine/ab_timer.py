@@ -88,8 +88,7 @@ class Comparison:
 
         Medians alone have another quotient than the ratios inside the rounds, wherever the machine drifts.
         """
-        median = self.median(self.baseline)
-        return median if name == self.baseline else median / self.speedup(name).value
+        return self.median(self.baseline) / self.speedup(name).value
 
     def speedup(self, name: str) -> Ratio:
         """The speedup of ``name`` over the baseline: the median over rounds of baseline / name."""

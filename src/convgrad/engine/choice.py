@@ -110,10 +110,10 @@ def _measured(problem: ConvProblem, outputs: Outputs, device: torch.device, now:
     if unsettled:
         known = measure_now(problem, outputs, device) or known
         unsettled = known is None or known.count < SETTLED
-    for way, _ in known.ranked() if known else ():
-        steps = steps_of(way, problem, outputs, device)
-        if known and steps:
-            return tuple(s._replace(reason=known.reason(way)) for s in steps), unsettled
+    if known:
+        for way, _ in known.ranked():
+            if steps := steps_of(way, problem, outputs, device):
+                return tuple(s._replace(reason=known.reason(way)) for s in steps), unsettled
     return (), unsettled
 
 

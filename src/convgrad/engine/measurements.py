@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -125,10 +125,10 @@ def _differ(ways: Iterable[str], versions: Mapping[str, str]) -> bool:
     return any(versions.get(name, version) != version for name, version in _versions(ways).items())
 
 
-def key_of(problem: ConvProblem, outputs: Iterable[Output], where: str, about: bool = False) -> str:
+def key_of(problem: ConvProblem, outputs: Collection[Output], where: str, about: bool = False) -> str:
     """Everything that changes the answer, as text."""
     # A gradient of the bias beside them costs every way about the same.
-    named = "+".join(passes_of(tuple(outputs)))
+    named = "+".join(passes_of(outputs))
     unnamed = problem.replace(name="") if problem.name else problem
     return f"{where} | {'about ' if about else ''}{named} | {unnamed}"
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from .._compat import dispatch_modes, functorch_active, jit_tracing, out_of_memory, warn_user
+from .._compat import dispatch_modes, jit_tracing, out_of_memory, warn_user
 from ..backends import Backend
 from ..problem import ConvProblem, Outputs, passes_of
 from ..settings import capturing, measuring_share
@@ -91,7 +91,7 @@ def worth_measuring(problem: ConvProblem, device: torch.device, known: Measureme
     settled = known and known.count >= SETTLED and (known.same or share < inf)
     if share == 0 or settled or problem.least_bytes > _MOST_BYTES or not kind_of_machine(device):
         return False
-    return not (jit_tracing() is not None or dispatch_modes() or functorch_active() or torch.compiler.is_compiling())
+    return not (jit_tracing() is not None or dispatch_modes() or torch.compiler.is_compiling())
 
 
 def _affordable(amount: float, share: float) -> bool:

@@ -83,7 +83,7 @@ def reasons_against(
     Args:
         requested: it was requested by name, so that it may compute even what is known to be wrong.
     """
-    passes = [o for o in outputs if o != "grad_bias"]
+    passes = passes_of(outputs)
     if outputs not in backend.sweeps:
         missing = [p for p in passes if p not in backend.passes]
         if missing:

@@ -33,7 +33,7 @@ def trials(
     Raises:
         RuntimeError, MemoryError: there is no memory for the operands.
     """
-    slots = slots_of(outputs if len(passes_of(outputs)) > 1 else passes_of(outputs))
+    slots = slots_of(passes_of(outputs))
     count = _sets(next(iter(ways.values()))[0], device)
     sets: dict[ConvProblem, list[dict[int, Tensor]]] = {}
     for problem, _ in ways.values():
