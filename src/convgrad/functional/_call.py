@@ -129,6 +129,4 @@ def not_tensors(name: str, input: object, weight: object, bias: object, raw: tup
     """What is no tensor may stand for one, as a proxy of torch.fx does; anything else is refused as PyTorch does."""
     operands = {"input": input, "weight": weight, **({} if bias is None else {"bias": bias})}
     require_tensors(name, **operands)
-    return handle_torch_function(
-        signatures[name].public, tuple(operands.values()), input, weight, bias, *raw, **options
-    )
+    return handle_torch_function(signatures[name].public, operands.values(), input, weight, bias, *raw, **options)

@@ -309,5 +309,5 @@ def _check_state(
 def _check_integers(name: str, t: Tensor | None, size: Sequence[int]) -> None:
     if t is None:
         return
-    if t.dtype not in (torch.int32, torch.int64) or tuple(t.shape) != tuple(size):
+    if t.dtype not in (torch.int32, torch.int64) or t.shape != tuple(size):
         raise ShapeError(f"Expected {name} of size {list(size)}, int32 or int64, but got {list(t.shape)}, {t.dtype}")

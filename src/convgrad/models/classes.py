@@ -15,7 +15,6 @@ from typing import Any
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-from torch.nn.utils import parametrize
 
 from .. import nn as ours
 from ..nn import constructors, joined
@@ -116,7 +115,7 @@ def restore_class(module: nn.Module, before: type, after: type) -> None:
 
 
 def _properties(cls: type) -> set[str]:
-    return {k for k, v in cls.__dict__.items() if isinstance(v, property)} if _is_parametrized(cls) else set()
+    return {k for k, v in cls.__dict__.items() if isinstance(v, property)}
 
 
 def stock_class(cls: type) -> type:
@@ -164,7 +163,7 @@ def reason_against(module: nn.Module) -> str | None:
     if not is_batch_norm(module) and getattr(module, "weight", None) is None:
         return "it has no weight yet"
     cls = type(module)
-    if parametrize.is_parametrized(module) and _is_parametrized(cls):
+    if _is_parametrized(cls):
         cls = cls.__bases__[0]
     if cls in _OURS or cls in _LAZY:
         own = is_convolution(module) and sorted({"backend", "layout"} & vars(module).keys())
