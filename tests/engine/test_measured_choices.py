@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -104,6 +105,12 @@ def test_what_is_not_clearly_faster_is_not(monkeypatch, worst: float, rounds: in
     times, _ = measurer._times({name: lambda: time.sleep(1e-3) for name in ("aten", "native")}, CPU)
     few = rounds < 6 and worst > 1
     assert times["native"] == pytest.approx(1.0 if few else 0.5)
+
+
+def test_the_hopeless_one_may_be_the_first() -> None:
+    seconds = {"aten": 0.01, "native": 1e-3, "im2col": 1e-3}
+    times, _ = measurer._times({name: partial(time.sleep, took) for name, took in seconds.items()}, CPU)
+    assert times["aten"] == 1 > 2 * max(times["native"], times["im2col"])
 
 
 @pytest.mark.parametrize("looks", [4, 6])

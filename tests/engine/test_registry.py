@@ -13,7 +13,7 @@ import convgrad
 from convgrad.backends import ReferenceBackend
 from convgrad.check import check_problem
 from convgrad.engine import backends, get_backend, register, unregister
-from convgrad.engine.registry import reasons_against
+from convgrad.engine.registry import reasons_against, without
 from convgrad.errors import BackendError, UnknownNameError
 from convgrad.problem import PASSES, ConvProblem
 from convgrad.settings import flags
@@ -53,6 +53,13 @@ def test_backends_may_be_registered_while_another_thread_looks(eager_threads: No
         for thread in threads:
             thread.join()
     assert not failed
+
+
+def test_a_hidden_backend_is_there_again_afterwards() -> None:
+    before = [*backends()]
+    with without("im2col"):
+        assert [*backends()] == [name for name in before if name != "im2col"]
+    assert [*backends()] == before
 
 
 @pytest.mark.parametrize("spelling", ["", " (padded copy)"])

@@ -123,6 +123,9 @@ def test_off_keeps_values_in_this_process_alone(folder, monkeypatch):
     store.write("choice", "k", 1)
     assert (store.read("choice", "k"), store.items("choice")) == (1, {"k": 1})
     assert another_process("print(store.folder(), store.read('choice', 'k'))") == "None None\n"
+    monkeypatch.setenv("CONVGRAD_CACHE", str(folder))
+    store.write("choice", "k", 2)
+    assert (store.read("choice", "k"), store.unwritten("choice")) == (2, 0)
     assert store.forget() == 1
     assert store.read("choice", "k") is None
 

@@ -165,6 +165,10 @@ def test_what_is_refused() -> None:
             function(x, size, g[:2], **options)
         with pytest.raises(ShapeError, match="grad_output"):
             function(x, size, g[..., 1:], **options)
+        with pytest.raises(ShapeError, match="grad_output"):  # as many channels in all
+            function(x, size, g.transpose(0, 1), **options)
+        with pytest.raises(ShapeError, match="Expected 4-dimensional input"):
+            function(x[0], size, g[0], **options)
         with pytest.raises(TypeError, match="must be Tensor, not int"):
             function(3, size, g, **options)
     wrong: Any = 1

@@ -45,13 +45,19 @@ def test_padding_modes_and_same(mode):
     torch.testing.assert_close(model(x), want)
 
 
+class ConvBlock(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
 @pytest.mark.filterwarnings("ignore:.*quantized", "ignore::DeprecationWarning")
 def test_quantized_and_integer_and_scripted_layers_are_left():
     script = torch.jit.script(nn.Conv2d(4, 4, 3))
     quantized = torch.ao.nn.quantized.Conv2d(4, 4, 3)
     fp8 = nn.Conv2d(4, 4, 3).to(torch.float8_e4m3fn)
-    report = accelerate_(nn.ModuleDict({"q": quantized, "s": script, "f": fp8}), only_gains=False)
-    assert report.replaced == {}
+    others = {"linear": torch.ao.nn.quantized.Linear(4, 4), "convs": torch.jit.script(ConvBlock())}
+    report = accelerate_(nn.ModuleDict({"q": quantized, "s": script, "f": fp8, **others}), only_gains=False)
+    assert (report.replaced, {*report.left}) == ({}, {"q", "s", "f"})
     assert report.left["s"] == "it is scripted; convgrad.takeover() computes it"
     assert report.left["q"] == "it is quantized"
     assert "float8" in report.left["f"]
@@ -175,7 +181,7 @@ def test_a_net_trained_for_some_steps_is_stocks():
 
 
 def test_a_normalization_is_left_with_a_reason():
-    model = nn.Sequential(nn.BatchNorm2d(4), Normalizes(4), nn.InstanceNorm2d(4))
+    model = nn.Sequential(nn.BatchNorm2d(4, affine=False), Normalizes(4), nn.InstanceNorm2d(4))
     report = accelerate_(model, example_inputs=torch.zeros(1, 4, 8, 8))
     assert "1x4x8x8" in report.left["0"]
     assert "Normalizes.forward" in report.left["1"]

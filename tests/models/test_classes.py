@@ -170,9 +170,10 @@ def test_every_other_name_belongs_to_the_user(mode):
     assert runs_ours(model, x)
 
 
+@pytest.mark.parametrize("made", [lambda conv: conv, parametrizations.weight_norm], ids=["plain", "parametrized"])
 @pytest.mark.parametrize("name", ["backend", "layout"])
-def test_an_instance_with_an_attribute_that_would_be_read_is_left(name):
-    model, x = nn.Conv1d(4, 4, 3), image(nn.Conv1d)
+def test_an_instance_with_an_attribute_that_would_be_read_is_left(name, made):
+    model, x = made(nn.Conv1d(4, 4, 3)), image(nn.Conv1d)
     want = model(x)
     setattr(model, name, "mine")
     assert repr(name) in accelerate_(model, only_gains=False).left[""]

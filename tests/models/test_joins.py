@@ -324,6 +324,11 @@ class Crossed(nn.Module):
 ACTIVATIONS = [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.ReLU6(inplace=True), nn.SiLU(), nn.SiLU(inplace=True)]
 
 
+def with_forward(module: nn.Module, forward: Any) -> nn.Module:
+    module.forward = forward
+    return module
+
+
 def layers(activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), activation, nn.Conv2d(6, 2, 1))
 
@@ -367,6 +372,7 @@ LEFT = {
     "a branch decided before": lambda: FlaggedBefore(nn.ReLU()),
     "a function that may look": lambda: FlaggedLook(nn.ReLU()),
     "another activation": lambda: layers(nn.GELU()),
+    "a forward of its own": lambda: layers(with_forward(nn.ReLU(), torch.tanh)),
     "an activation of the user's": lambda: layers(type("Mine", (nn.ReLU,), {})()),
     "a normalization of the user's": lambda: nn.Sequential(nn.Conv2d(3, 6, 1), Own(6), nn.ReLU()),
 }

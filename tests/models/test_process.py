@@ -152,8 +152,8 @@ def test_dynamo_does_not_look_into_it(ours):
 def test_the_profiler_sees_who_ran(ours):
     x, w, b = operands()
     with torch.profiler.profile() as p:
-        F.conv2d(x, w, b, groups=2)
-    assert f"convgrad::forward[{OURS}]" in {e.key for e in p.key_averages()}
+        F.conv2d(x, w.requires_grad_(), b, groups=2).sum().backward()
+    assert {f"convgrad::{pass_}[{OURS}]" for pass_ in ("forward", "grad_weight")} <= {e.key for e in p.key_averages()}
 
 
 def test_autograd_states_a_missing_bias_as_zero(ours):
