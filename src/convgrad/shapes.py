@@ -131,7 +131,7 @@ def convolution_shape(
             ),
         )
     spatial = _output_size(input_shape, weight_shape, g)
-    if isinstance(input_shape[1], int) and input_shape[1] == 0 and not g.transposed:
+    if isinstance(input_shape[1], int) and input_shape[1] == 0:
         out_channels = 0
     shape = (input_shape[0], out_channels, *spatial)
     _require_fewer(_MOST_ELEMENTS, "an output", shape)

@@ -180,7 +180,7 @@ class Binary(Scheme):
     def quantize(self, *originals: Tensor, transposed: bool = False, groups: int = 1, training: bool = False) -> Tensor:
         (weight,) = originals
         if not self.scale:
-            return straight_through(_sign(weight.detach()), weight)
+            return straight_through(_sign(weight), weight)
         view, own = _filters(weight, transposed, groups)
         fixed = view.detach()
         alpha = fixed.abs().mean(own, keepdim=True)

@@ -13,7 +13,7 @@ from ..shapes import channels_of_output
 
 
 def _empty(shape: Sequence[int], like: Tensor, memory_format: torch.memory_format) -> Tensor:
-    return torch.empty(tuple(shape), dtype=like.dtype, device=like.device, memory_format=memory_format)
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory_format)
 
 
 def _alone(checked: Callable[..., Any], size: str) -> Callable[..., Tensor]:
