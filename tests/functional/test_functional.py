@@ -260,12 +260,18 @@ def test_integers_and_lazy_conjugates() -> None:
     z, v = torch.randn(2, 4, 6, dtype=torch.complex64), torch.randn(4, 4, 3, dtype=torch.complex64)
     torch.testing.assert_close(convgrad.conv1d(z.conj(), v), F.conv1d(z.conj().resolve_conj(), v))
     torch.testing.assert_close(convgrad.conv1d(z.conj().imag, v.real), F.conv1d(-z.imag, v.real))
+    x, w = torch.randn(2, 16, 6, 6, requires_grad=True), torch.randn(16, 1, 3, 3)
+    y, minus = convgrad.conv2d(x, w, groups=16), torch._neg_view(torch.randn(2, 16, 4, 4))
+    (got,) = torch.autograd.grad(y, x, minus)
+    torch.testing.assert_close(got, convgrad.conv2d_input(x.shape, w, minus.resolve_neg(), groups=16))
 
 
 def test_messages_name_what_was_got() -> None:
     x, w, g = torch.randn(2, 4, 6), torch.randn(4, 4, 3), torch.randn(2, 4, 5)
     with pytest.raises(RuntimeError, match=re.escape("the output [2, 4, 4], but got grad_output of size [2, 4, 5]")):
         convgrad.conv1d_input(x.shape, w, g)
+    with pytest.raises(convgrad.DtypeError, match=r"Grad_output type .* and input type .* should be the same"):
+        convgrad.convolution_backward(g[..., 1:].double(), x, w)
 
 
 def test_the_short_way_notices_what_changes() -> None:

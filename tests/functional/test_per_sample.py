@@ -169,8 +169,9 @@ def test_what_is_refused() -> None:
             function(x, size, g.transpose(0, 1), **options)
         with pytest.raises(ShapeError, match="Expected 4-dimensional input"):
             function(x[0], size, g[0], **options)
-        with pytest.raises(TypeError, match="must be Tensor, not int"):
-            function(3, size, g, **options)
+        for none in (3, None):
+            with pytest.raises(TypeError, match=f"must be Tensor, not {type(none).__name__}"):
+                function(none, size, g, **options)
     wrong: Any = 1
     with pytest.raises(TypeError, match="per_sample is True or False, got 1"):
         convgrad.grad_weight(x, size, g, **options, per_sample=wrong)

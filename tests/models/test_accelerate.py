@@ -187,6 +187,7 @@ def test_a_normalization_is_left_with_a_reason():
     assert "Normalizes.forward" in report.left["1"]
     assert report.summary.startswith("0 of 0 convolutions replaced, 0 of 2 batch normalizations;")
     assert list(accelerate_(model, example_inputs=torch.zeros(8, 4, 64, 64)).replaced) == ["0"]
+    assert list(accelerate_(nn.BatchNorm2d(4)).replaced) == [""]
 
 
 def test_a_lazy_normalization_is_made_by_the_example():
