@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,15 @@ def test_a_function_of_other_parameters(function: Callable[..., Any]) -> None:
         TypeError, match=r"\(grad_output, input, problem\), as no args= are given: .* grad_output, input,"
     ):
         check(function, None, "grad_weight")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="Python evaluates annotations at once")
+def test_annotations_are_not_evaluated() -> None:
+    names: dict[str, Any] = {}
+    exec(compile("def mine(input: ForTypeCheckersAlone, weight): ...", "mine", "exec", dont_inherit=True), names)
+    assert check(names["mine"], ("input", "weight"), "forward") == ("input", "weight")
+    with pytest.raises(TypeError, match="input: 'ForTypeCheckersAlone', weight"):
+        check(names["mine"], ("input",), "forward")
 
 
 def test_a_text_is_not_a_sequence_of_arguments() -> None:

@@ -65,6 +65,19 @@ def test_an_object_that_calls_a_function_is_more_than_that() -> None:
     assert fingerprint([cache(double)]) is not None
 
 
+def test_slices_and_annotations_identify() -> None:
+    class Annotated:
+        factor: int = 2
+
+        def __call__(self, x, w, p):
+            return x[1:3] * self.factor
+
+    before = fingerprint([Annotated()])
+    assert Annotated.__annotations__  # Python 3.14 keeps them in the class from now on
+    assert None is not before == fingerprint([Annotated()])
+    assert None is not fingerprint([lambda x: x[1:3]]) != fingerprint([lambda x: x[1:4]])
+
+
 def test_closures_and_partials() -> None:
     def make(n: int, tensor: torch.Tensor):
         return lambda x: x * n + tensor
@@ -105,5 +118,5 @@ def test_what_nothing_identifies() -> None:
 def test_hints() -> None:
     only = ConvProblem.parse("g34mb2ic34ih12oc34kh3")
     limit = 77
-    found = hints([lambda p: p.kernel_size == (6, 10) and p.in_channels <= limit and p != only])
-    assert {(6, 10), 77, only} <= {*found}
+    found = hints([lambda p: p.kernel_size == (6, 10) and p.in_channels <= limit and p != only and 9 < p.batch < 999])
+    assert {(6, 10), 77, only, 9, 999} <= {*found}

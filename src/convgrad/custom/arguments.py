@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
 from ..problem import OPERANDS, PASSES, ConvProblem, Output, gradient_outputs
+
+#: How `inspect.signature` is asked: annotations that Python 3.14 has not evaluated may name what is imported for type
+#: checkers alone.
+_AS_TEXT: dict[str, Any] = {}
+if sys.version_info >= (3, 14):
+    from annotationlib import Format
+
+    _AS_TEXT["annotation_format"] = Format.STRING
 
 #: What a function may compute: one pass, or whichever gradients a mask asks for.
 Method = Literal["forward", "grad_input", "grad_weight", "backward"]
@@ -81,7 +90,7 @@ def _check_name(arg: str, method: Method) -> None:
 
 def _check_call(function: Callable[..., Any], args: tuple[Any, ...], method: Method, given: bool) -> None:
     try:
-        parameters = inspect.signature(function)
+        parameters = inspect.signature(function, **_AS_TEXT)
     except ValueError:
         return  # a builtin, or a function of an extension: its parameters are not known
     except TypeError:

@@ -8,6 +8,7 @@ limits of the kernel.
 from __future__ import annotations
 
 import ctypes
+import dis
 import functools
 import hashlib
 import sys
@@ -27,6 +28,9 @@ _WRAPPERS = ("triton", "numba", "torch", "functools")
 #: A tensor with more bytes is not looked at.
 _MOST_BYTES = 1 << 24
 _ENOUGH_HINTS = 40
+#: What a class has that says nothing of what it computes.
+_ASIDE = ("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "_abc_impl")
+_ASIDE += ("__annotations__", "__annotate_func__", "__annotations_cache__")  # two of them from Python 3.14 on
 
 
 class _Unknown(Exception):  # noqa: N818
@@ -99,6 +103,8 @@ class _Walk:
             yield from self._each(sorted(part, key=repr))
         elif isinstance(part, dict):
             yield from self._each(n for pair in part.items() for n in pair)
+        elif isinstance(part, slice):  # a constant of code, from Python 3.14 on
+            yield from self._each((part.start, part.stop, part.step))
         elif isinstance(part, ConvProblem):
             self._mentions(part)
             yield str(part)
@@ -115,8 +121,7 @@ class _Walk:
 
     def _object(self, part: Any) -> Iterator[Any]:
         if isinstance(part, types.CodeType):
-            yield part.co_code
-            yield from self._each((part.co_names, part.co_varnames, part.co_consts))
+            yield from self._code(part)
         elif isinstance(part, types.FunctionType):
             yield from _library(part) or self._function(part)
         elif isinstance(part, types.MethodType):
@@ -142,6 +147,13 @@ class _Walk:
         else:
             yield from self._instance(part)
 
+    def _code(self, code: types.CodeType) -> Iterator[Any]:
+        yield code.co_code
+        yield from self._each((code.co_names, code.co_varnames, code.co_consts))
+        for step in dis.get_instructions(code):
+            if step.opname == "LOAD_SMALL_INT":  # from Python 3.14 on these are not among the constants
+                self._mentions(step.argval)
+
     def _function(self, function: types.FunctionType) -> Iterator[Any]:
         yield from self.tokens(function.__code__)
         cells = [c.cell_contents for c in function.__closure__ or () if c != types.CellType()]
@@ -154,7 +166,7 @@ class _Walk:
         yield kind.__qualname__
         yield from self._each(kind.__bases__)
         for name, value in sorted(vars(kind).items()):
-            if name not in ("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "_abc_impl"):
+            if name not in _ASIDE:
                 yield name
                 yield from self.tokens(value)
 
