@@ -162,12 +162,13 @@ def test_activated(activation: str, dtype: torch.dtype) -> None:
         edges = {"relu": [0.0], "relu6": [0.0, 6.0], "silu": []}[activation]
         for edge in edges:
             g.masked_fill_((normalized - edge).abs() < 1e-5, 0)
-        found = normalization_gradients(g, x, weight, bias, statistics, (True, True, True), activation)
-        for one, other in zip(found, torch.autograd.grad(want, exact, g.double()), strict=True):
-            assert one is not None
-            near(one, other, error)
-        alone = normalization_gradients(g, x, weight, bias, statistics, (False, True, True), activation)
-        torch.testing.assert_close(alone, (None, *found[1:]), rtol=0, atol=0)
+        gradients = torch.autograd.grad(want, exact, g.double())
+        for wanted in ((True, True, True), (False, True, True)):  # other code, which a compiler may round otherwise
+            found = normalization_gradients(g, x, weight, bias, statistics, wanted, activation)
+            for one, other, given in zip(found, gradients, wanted, strict=True):
+                assert (one is not None) == given
+                if one is not None:
+                    near(one, other, error)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
