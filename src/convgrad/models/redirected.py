@@ -6,12 +6,11 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import functional
-from .._compat import fx_tracing, jit_tracing
+from .._compat import fx_tracing
 from ..nn import batch_norm, linear
 
 _FUNCTIONS: dict[Any, Callable[..., Any]] = {
@@ -33,11 +32,11 @@ class _Redirected(TorchFunctionMode):
 
 
 def redirected(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same forward. Compilers and tracers find in it what the user wrote."""
+    """The same forward; a graph of `torch.fx` has the calls as the user wrote them."""
 
     @wraps(forward)
     def computed(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or fx_tracing() or jit_tracing() is not None:
+        if fx_tracing():
             return forward(*args, **kwargs)
         with _Redirected():
             return forward(*args, **kwargs)
