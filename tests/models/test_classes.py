@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import convgrad
-from convgrad.diagnostics import Trace
 from convgrad.models import accelerate_
 from tests.copies import copies
 from tests.linears import take_small_rows
@@ -58,28 +57,6 @@ def test_a_class_that_computes_itself_is_left_with_the_reason():
     report = accelerate_(model, only_gains=False)
     assert "ComputesItself.forward" in report.left["0"]
     assert type(model[0]) is ComputesItself
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.jit's
-@pytest.mark.parametrize("make", [lambda: CallsFunction(4, 4, 3), lambda: OwnConvForward(4, 4, 3)])
-def test_a_function_that_the_class_calls_is_ours(make):
-    """In transforms and in compiled and exported programs, too; a graph of torch.fx has what the user wrote."""
-    model, x = make(), image()
-    want = model(x)
-    accelerate_(model, only_gains=False)
-    ways = (
-        model,
-        lambda x: torch.func.functional_call(model, dict(model.named_parameters()), (x,)),
-        torch.vmap(model),
-        torch.jit.trace(model, x),
-        torch.compile(model, backend="eager", fullgraph=True),
-        torch.export.export(model, (x,)).module(),
-        torch.fx.symbolic_trace(model),
-    )
-    for way in ways:
-        with Trace() as seen, convgrad.use_backend(OURS):
-            torch.testing.assert_close(way(x), want)
-        assert [r.backend for r in seen] == ([OURS] if way is not ways[-1] else [])
 
 
 def test_a_registry_of_a_users_classes_hears_nothing():

@@ -148,10 +148,8 @@ def _is_parametrized(cls: type) -> bool:
 
 # ---- what cannot be accelerated --------------------------------------------------------------------------------
 
-#: What the name of each function contains that a class of the user's may compute with.
+#: By torch's class: what the names of functions contain whose calls by a user's class convgrad computes.
 _FUNCTION = {**dict.fromkeys(_CONVOLUTIONS, "conv"), **dict.fromkeys(_NORMS, "batch_norm"), nn.Linear: "linear"}
-#: By whether it is a convolution: what computes it nevertheless.
-_TAKEOVER = {True: "; convgrad.takeover() computes it", False: ""}
 
 
 def reason_against(module: nn.Module) -> str | None:
@@ -169,11 +167,11 @@ def reason_against(module: nn.Module) -> str | None:
         own = is_convolution(module) and sorted({"backend", "layout"} & vars(module).keys())
         return f"it has an attribute {own[0]!r}, which means something else to convgrad" if own else None
     if type(cls).__name__ == "ScriptMeta":
-        return f"it is scripted{_TAKEOVER[is_convolution(module)]}"
+        return f"it is scripted{'; convgrad.takeover() computes it' if is_convolution(module) else ''}"
     own = _own_computation(cls)
     if not own or any(_FUNCTION[_base_of(cls)] in name for _, method in own for name in _names_of(method)):
         return None
-    return f"its class computes it itself in {own[0][0]}{_TAKEOVER[is_convolution(module)]}"
+    return f"its class computes it itself in {own[0][0]}"
 
 
 def _own_computation(cls: type) -> list[tuple[str, Any]]:
