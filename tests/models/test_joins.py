@@ -308,6 +308,54 @@ class Drawing(Block):
         return self.activation(z if drawn < 4 or not self.training else 2 * z)
 
 
+class Activated(nn.BatchNorm2d):
+    """The activation is its own, as that of timm's BatchNormAct2d; it may have another behind or beside it."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__(3)
+        self.drop, self.act, self.flag = nn.Identity(), activation, False
+
+    def normalized(self, x: Tensor) -> Tensor:
+        weights = self.weight, self.bias
+        return nn.functional.batch_norm(x, None, None, *weights, training=True)
+
+    def forward(self, input: Tensor) -> Tensor:
+        torch._assert(input.ndim == 4, f"{input.ndim}")
+        x = nn.functional.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, self.training, eps=self.eps
+        )
+        x = self.drop(x)
+        x = self.act(x)
+        return x
+
+
+class FlaggedActivated(Activated):
+    def forward(self, input: Tensor) -> Tensor:
+        x = nn.functional.batch_norm(input, None, None, self.weight, self.bias, True)
+        if self.flag:
+            x = -x
+        return self.act(x)
+
+
+class KeptActivated(Activated):
+    def forward(self, input: Tensor) -> Tensor:
+        self.z = self.drop(nn.functional.batch_norm(input, None, None, self.weight, self.bias, True))
+        return self.act(self.z)
+
+
+class TwiceActivated(Activated):
+    def forward(self, input: Tensor) -> Tensor:
+        x = nn.functional.batch_norm(input, None, None, self.weight, self.bias, True)
+        return self.act(nn.functional.batch_norm(self.act(x), None, None, self.weight, self.bias, True))
+
+
+class OtherwiseActivated(Activated):
+    """The function is called in one of its methods, the activation in another."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.act(self.normalized(input))
+
+
 class Crossed(nn.Module):
     """Two results wait for one activation."""
 
@@ -333,9 +381,11 @@ def layers(activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), activation, nn.Conv2d(6, 2, 1))
 
 
-@pytest.mark.parametrize(
-    "build", [layers, Block, Padded, Optional, Rebound], ids=["sequential", "module", "padded", "optional", "rebound"]
-)
+def with_identity(activation: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Identity(), activation)
+
+
+@pytest.mark.parametrize("build", [layers, with_identity, Block, Padded, Optional, Rebound, Activated])
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
 def test_nothing_is_different(build: Any, activation: nn.Module, joined: list[str]) -> None:
     ours, stock, report = pair(build(copy.deepcopy(activation)))
@@ -374,6 +424,10 @@ LEFT = {
     "another activation": lambda: layers(nn.GELU()),
     "a forward of its own": lambda: layers(with_forward(nn.ReLU(), torch.tanh)),
     "an activation of the user's": lambda: layers(type("Mine", (nn.ReLU,), {})()),
+    "a branch between function and module": lambda: FlaggedActivated(nn.ReLU()),
+    "kept between function and module": lambda: KeptActivated(nn.ReLU()),
+    "the function called twice": lambda: TwiceActivated(nn.ReLU()),
+    "the function called by another method": lambda: OtherwiseActivated(nn.ReLU()),
     "a normalization of the user's": lambda: nn.Sequential(nn.Conv2d(3, 6, 1), Own(6), nn.ReLU()),
 }
 
@@ -444,6 +498,18 @@ def test_what_is_put_around_one_of_them_later(which: str, how: str, joined: list
             setattr(model, which, torch.compile(part, backend="eager"))
     agree(ours, stock, torch.randn(2, 3, 9, 7, dtype=torch.float64))
     assert set(joined) <= {""}
+
+
+@pytest.mark.parametrize("change", ["hook", "layer"])
+def test_what_lies_between_them_later(change: str, joined: list[str]) -> None:
+    ours, stock, _ = pair(Activated(nn.SiLU()))
+    for model in (ours, stock):
+        if change == "hook":
+            model.drop.register_forward_hook(lambda module, inputs, output: output + 1)
+        else:
+            model.drop = nn.Tanh()
+    agree(ours, stock)
+    assert joined == [""]
 
 
 @pytest.mark.parametrize("which", ["norm", "activation"])
@@ -559,7 +625,7 @@ def test_another_layer_in_the_place_of_an_activation() -> None:
     agree(ours, stock)
 
 
-@pytest.mark.parametrize("build", [layers, Block], ids=["sequential", "module"])
+@pytest.mark.parametrize("build", [layers, Block, Activated])
 def test_copies_and_pickles(build: Any, joined: list[str]) -> None:
     ours, stock, _ = pair(build(nn.SiLU()))
     for twin in copies(ours):

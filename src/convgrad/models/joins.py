@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dis
+import inspect
 import re
 import sys
 import traceback
@@ -22,8 +23,9 @@ from .classes import ACTIVATIONS, PADS, accelerated_class, is_plain_conv, is_pla
 from .report import Report
 from .trial import no_number_drawn
 
-_Pair = tuple[str, str, joined.Place]
-#: A module's call -> the function that calls it, and where.
+#: The names of both, with those of the identities between them; and where the first is called.
+_Pair = tuple[tuple[str, ...], joined.Place]
+#: A call of a module or of `torch.nn.functional.batch_norm` -> the function that calls it, and where.
 _Called = dict[fx.Node, tuple[CodeType, joined.Place]]
 
 #: Kinds of layers that may be computed together, in the order of the calls.
@@ -38,6 +40,8 @@ def join_layers(model: nn.Module, report: Report) -> None:
     parents = Counter(id(child) for module in model.modules() for child in module._modules.values())
     for name, owner in [*model.named_modules()]:
         kinds = {k: kind for k, child in owner._modules.items() if (kind := _kind(child, parents[id(child)] == 1))}
+        if getattr(type(owner), "_convgrad_joins", None) == "norm":  # its class may call the function itself
+            kinds[""] = "norm"
         if not any({*pair} <= {*kinds.values()} for pair in _JOINED):
             continue
         if "forward" in vars(owner) or "_convgrad_pairs" in vars(owner):
@@ -48,12 +52,12 @@ def join_layers(model: nn.Module, report: Report) -> None:
             give_class(owner, owner_class(type(owner)), report)
         except Exception:  # a metaclass or `__setattr__` of the user's may refuse in any way
             continue
-        for one, other, _ in pairs:
+        for (one, *_, other), _ in pairs:
             taken, layer = (one, other) if kinds[one] == "pad" else (other, one)
             module: Any = owner._modules[taken]
             if type(module) in (*ACTIVATIONS, *PADS):
                 give_class(module, accelerated_class(type(module)), report)
-            full = f"{name}.{layer}".lstrip(".")
+            full = f"{name}.{layer}".strip(".")
             if full in report.replaced:
                 report.replaced[full] += f", with {module}"
         vars(owner)["_convgrad_pairs"] = tuple(pairs)
@@ -64,6 +68,8 @@ def _kind(module: Any, once: bool) -> str | None:
     """What a module may be joined as; ``once``: nothing else of the model has it as a child."""
     if type(module) in (*ACTIVATIONS, *ACTIVATIONS.values()):
         return "activation" if "forward" not in vars(module) else None
+    if type(module) is nn.Identity:
+        return "identity"
     if not once:
         return None
     if is_plain_norm(module):
@@ -80,7 +86,7 @@ def give_class(module: nn.Module, after: type, report: Report) -> None:
 
 
 class _Tracer(fx.Tracer):
-    """Sees which modules a forward calls with what, and nothing inside them."""
+    """Sees which modules and functions a forward calls with what, and nothing inside the modules."""
 
     def __init__(self, functions: tuple[Any, ...]) -> None:
         # Not `math`, which would be another one for everybody meanwhile: also for Dynamo, if it is imported then.
@@ -90,12 +96,17 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return True
 
-    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        given, frame = super().call_module(m, forward, args, kwargs), sys._getframe(1)
-        while frame.f_globals.get("__name__") == fx.Tracer.__module__ and frame.f_back:
-            frame = frame.f_back
-        self.called[given.node] = frame.f_code, joined.place_of(frame)
+    def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
+        given, frame = super().create_proxy(kind, target, *args, **kwargs), sys._getframe(1)
+        if kind == "call_module" or target is nn.functional.batch_norm:
+            while frame.f_globals.get("__name__", "").startswith(_BETWEEN) and frame.f_back:
+                frame = frame.f_back
+            self.called[given.node] = frame.f_code, joined.place_of(frame)
         return given
+
+
+#: The modules of torch whose functions lie between a function that is traced and the tracer.
+_BETWEEN = ("torch.fx.", "torch.overrides", "torch.nn.functional")
 
 
 def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
@@ -124,7 +135,8 @@ def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Called]:
             tracer = _Tracer(opaque)
             return tracer.trace(twin), tracer.called
         except Exception as error:
-            named = {f.__code__: f for f in type(twin).forward.__globals__.values() if isinstance(f, FunctionType)}
+            known = inspect.unwrap(type(twin).forward).__globals__.values()
+            named = {f.__code__: f for f in known if isinstance(f, FunctionType)}
             codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
             failed = next((named[code] for code in codes if code in named), None)
             if failed is None or failed in opaque:
@@ -142,35 +154,48 @@ def _not_copied(owner: nn.Module) -> Iterator[Tensor]:
 
 def _pairs(graph: fx.Graph, called: _Called, kinds: dict[str, str]) -> list[_Pair]:
     places = Counter(called.values())
-    calls = [node for node in graph.nodes if node.op == "call_module"]
-    times = Counter(node.target for node in calls)
+    names = {node: str(node.target) if node.op == "call_module" else "" for node in called}
+    times = Counter(names.values())
     given = {node.target for node in graph.nodes if node.op == "get_attr"}  # to a function, which may call it
-    return [
-        (node.target, user.target, called[node][1])
-        for node in calls
-        if times[node.target] == 1 and len(node.users) == 1 and not given & {node.target, ""}
-        for user in node.users
-        if user in calls
-        and (kinds.get(node.target), kind := kinds.get(user.target)) in _JOINED
-        # The padding's input may be changed in place between two calls that do not follow one another.
-        and (kind == "activation" or (user is node.next and times[user.target] == 1 and user.target not in given))
-        and user.args == (node,)
-        and not user.kwargs
-        and (called[node][0] is nn.Sequential.forward.__code__ or places[called[node]] == places[called[user]] == 1)
-        and _always_follows(*called[node], called[user], user.target)
-    ]
+    pairs: list[_Pair] = []
+    for node in called:
+        chain = _chain(node, names, kinds)
+        one, other, (code, place) = names[node], names[chain[-1]], called[node]
+        if (
+            (kinds.get(one), kind := kinds.get(other)) in _JOINED
+            and times[one] == 1
+            and not given & {node.target, ""}
+            # The padding's input may be changed in place between two calls that do not follow one another.
+            and (kind == "activation" or (chain[1:] == [node.next] and times[other] == 1 and other not in given))
+            and (code is nn.Sequential.forward.__code__ or all(places[called[n]] == 1 for n in chain))
+            and _always_follows(code, place, [called[n] for n in chain[1:]], other)
+        ):
+            pairs.append((tuple(names[n] for n in chain), place))
+    return pairs
 
 
-def _always_follows(code: CodeType, place: joined.Place, then: tuple[CodeType, joined.Place], name: str) -> bool:
-    """Whether a function that calls at one place next calls at the other, unless the module of this name is None.
+def _chain(node: fx.Node, names: dict[fx.Node, str], kinds: dict[str, str]) -> list[fx.Node]:
+    """A call, the identities that get its result one after the other, and the call that gets it from them alone."""
+    chain = [node]
+    while len(chain) == 1 or kinds.get(names[chain[-1]]) == "identity":
+        user, *others = [*chain[-1].users, None]
+        if user not in names or others != [None] or user.args != (chain[-1],) or user.kwargs:
+            break
+        chain.append(user)
+    return chain
+
+
+def _always_follows(code: CodeType, place: joined.Place, then: list[tuple[CodeType, joined.Place]], name: str) -> bool:
+    """Whether a function that calls at one place next calls at the others, unless the module of this name is None.
 
     And whether what the first call gives is read nowhere else. A branch between them may go another way another time; a
     function that is called there, or an attribute or a list that the result is put into, may show it to someone.
     """
     if code is nn.Sequential.forward.__code__:
-        return then[0] is code
-    if then[0] is not code:
+        return then[-1][0] is code
+    if any(other is not code for other, _ in then):
         return False
+    *between, last = [at for _, (*_, at) in then]
     at, tested, steps = place[2] + 1, None, [*dis.get_instructions(code)]
     names: set[str] = set()
     passed: set[int] = set()
@@ -178,12 +203,12 @@ def _always_follows(code: CodeType, place: joined.Place, then: tuple[CodeType, j
         if step.offset < at:
             continue
         passed.add(step.offset)
-        if step.offset == then[1][2]:
+        if step.offset == last:
             return not _reads_later(steps[i + 1 :], [s for s in steps if s.offset not in passed], names)
         names |= _variables("STORE", step)
         if step.opname == "JUMP_FORWARD":
             at = step.argval
-        elif step.opname in _OF_A_TEST:
+        elif step.opname in _OF_A_TEST or step.offset in between:
             continue
         elif not step.opname.startswith(_HARMLESS) and ("JUMP" not in step.opname or tested != ("LOAD_ATTR", name)):
             return False

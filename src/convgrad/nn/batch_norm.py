@@ -25,7 +25,7 @@ from .._compat import (
     jit_tracing,
 )
 from ..backends import native_norm_takes, norm_gains, normalization_gradients, normalize
-from .joined import leaf_of_fx, now, refuse_scripting
+from .joined import OF_A_MODULE, leaf_of_fx, now, refuse_scripting
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -67,8 +67,10 @@ def _is_ours(input: Any) -> bool:
     )
 
 
-def _fit(input: Tensor, parameters: tuple[Any, ...]) -> bool:
+def _fit(input: Tensor, parameters: tuple[Any, ...], activation: Any) -> bool:
     """Whether weight, bias and running values, as far as there are, are such as our kernels take."""
+    if activation is None and not input.is_contiguous():  # by itself it gains in no whole step in channels_last
+        return False
     given = [p for p in parameters if p is not None]
     for p in given:
         if (
@@ -95,10 +97,9 @@ class _BatchNorm:
         by_batch = self.training or (self.running_mean is None and self.running_var is None)
         if not (by_batch and self.eps > 0 and _is_ours(input)):
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
-        activation = now.joined_with(self)
+        activation = now.joined_with(self, OF_A_MODULE)
         weight, bias, mean, var = self.weight, self.bias, self.running_mean, self.running_var
-        # By itself it gains in no whole step in channels_last.
-        if (activation is None and not input.is_contiguous()) or not _fit(input, (weight, bias, mean, var)):
+        if not _fit(input, (weight, bias, mean, var), activation):
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         self._check_input_dim(input)
         momentum = self.momentum
@@ -108,11 +109,7 @@ class _BatchNorm:
             self.num_batches_tracked.add_(1)
             if momentum is None:
                 momentum = 1.0 / float(self.num_batches_tracked)
-        name = "" if activation is None else activation._convgrad_activation
-        output = _compute(input, weight, bias, mean, var, momentum or 0.0, self.eps, name)
-        if activation is not None:
-            now.computed[activation, id(output)] = output
-        return output
+        return _compute(activation, input, weight, bias, mean, var, momentum or 0.0, self.eps)
 
     __prepare_scriptable__ = refuse_scripting
 
@@ -128,20 +125,24 @@ def batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """``torch.nn.functional.batch_norm``, computed by convgrad where a module would be."""
-    parameters = weight, bias, running_mean, running_var
-    if training and eps > 0 and _is_ours(input) and input.is_contiguous() and _fit(input, parameters):
-        return _compute(input, *parameters, momentum, eps, "")
+    if training and eps > 0 and _is_ours(input):
+        # torch's function, two of `torch.overrides`' and this one lie between the owner's forward and `joined_with`
+        activation, parameters = now.joined_with(now.owner, 5), (weight, bias, running_mean, running_var)
+        if _fit(input, parameters, activation):
+            return _compute(activation, input, *parameters, momentum, eps)
     return torch.nn.functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def _compute(input: Tensor, weight: Tensor | None, bias: Tensor | None, *arguments: Any) -> Tensor:
-    if torch.is_grad_enabled() and (
-        input.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-    ):
-        return _normalization(input, weight, bias, *arguments)
-    return normalize(input, weight, bias, *arguments)[0]
+def _compute(activation: Any, *arguments: Any) -> Tensor:
+    name = "" if activation is None else activation._convgrad_activation
+    arguments = (*arguments, name)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:3]):
+        output = _normalization(*arguments)
+    else:
+        output = normalize(*arguments)[0]
+    if activation is not None:
+        now.computed[activation, id(output)] = output
+    return output
 
 
 class _Normalization(torch.autograd.Function):

@@ -41,8 +41,8 @@ class _Now(threading.local):
     def __init__(self) -> None:
         #: the owner whose forward runs
         self.owner: Any = None
-        #: module -> the one behind it, and where the first is called when the second follows; made when first needed
-        self.behind: dict[Any, tuple[Any, Place]] | None = None
+        #: module -> those behind it, and where the first is called when they follow; made when first needed
+        self.behind: dict[Any, tuple[list[Any], Place]] | None = None
         #: activation, number of an input that is its result already -> that input
         self.computed: dict[tuple[Any, int], Tensor] = {}
         #: convolution -> the input that lacks its padding, and that padding, as torch writes it
@@ -50,18 +50,19 @@ class _Now(threading.local):
         #: the hooks on tensors that autograd saves, as they were when the owner was called
         self.hooks: Any = None
 
-    def joined_with(self, first: Any) -> Any:
+    def joined_with(self, first: Any, depth: int) -> Any:
         """The module behind one that is computed together with it, if it is called where that follows.
 
-        None inside a checkpoint of the owner's forward: there both are computed again while no owner runs, and must
-        save the same tensors then.
+        ``depth`` is how many frames away from this one the owner's forward is. None inside a checkpoint of the owner's
+        forward: there both are computed again while no owner runs, and must save the same tensors then.
         """
         if self.owner is None or saved_tensors_hooks() != self.hooks or hooks_of_all._has_any_global_hook():
             return None
         if self.behind is None:
-            modules = self.owner._modules
-            self.behind = {modules.get(one): (modules.get(other), at) for one, other, at in self.owner._convgrad_pairs}
-        second, place = self.behind.get(first, (None, None))
+            modules = {"": self.owner, **self.owner._modules}
+            pairs = self.owner._convgrad_pairs
+            self.behind = {modules.get(one): ([modules.get(name) for name in names], at) for (one, *names), at in pairs}
+        (*between, second), place = self.behind.get(first, ([None], None))
         # Not a wrapper that hands attributes on, nor what a Sequential has there since one was removed.
         if (
             getattr(type(first), "_convgrad_joins", "") != getattr(type(second), "_convgrad_joined", None)
@@ -69,13 +70,16 @@ class _Now(threading.local):
             or (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
             or is_seen(first)
             or is_seen(second)
+            or any(type(module) is not nn.Identity or is_seen(module) for module in between)
         ):
             return None
-        # Who calls it: this function and `forward`, and torch's `_call_impl` and `_wrapped_call_impl`, lie between.
-        return second if place_of(sys._getframe(4)) == place else None
+        return second if place_of(sys._getframe(depth)) == place else None
 
 
 now = _Now()
+
+#: The depth for a module's forward: torch's ``_call_impl`` and ``_wrapped_call_impl`` lie between, too.
+OF_A_MODULE = 4
 
 
 def refuse_scripting(module: Any) -> None:
@@ -119,10 +123,11 @@ def is_seen(module: Any) -> bool:
 
 
 class Owner:
-    """The forward of a module that calls both."""
+    """The forward of a module that calls both, or that computes one itself and calls the other."""
 
-    #: Names of the pairs among its children, and where the first of each is called.
-    _convgrad_pairs: tuple[tuple[str, str, Place], ...] = ()
+    #: Names of the pairs among its children, with what lies between, and where the first of each is called; the first
+    #: is empty where this module calls `torch.nn.functional.batch_norm` itself.
+    _convgrad_pairs: tuple[tuple[tuple[str, ...], Place], ...] = ()
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Apply the module."""
@@ -134,7 +139,7 @@ class Owner:
         try:
             result = run(*args, **kwargs)
             if now.computed or now.padding:
-                pairs = ", ".join(f"{one} and {other}" for one, other, _ in self._convgrad_pairs)
+                pairs = ", ".join(f"{one or 'batch_norm'} and {other}" for (one, *_, other), _ in self._convgrad_pairs)
                 raise RuntimeError(
                     f"the forward of {type(self).__name__} has changed: when accelerate_ saw it, these followed one "
                     f"another: {pairs}; restore() and accelerate_ again"
@@ -180,7 +185,7 @@ class _ZeroPad:
         """Apply the module."""
         if input.__class__ is not Tensor and (traced := leaf_of_fx(self, input)) is not None:
             return traced
-        convolution = None if _is_dynamo_compiling() else now.joined_with(self)
+        convolution = None if _is_dynamo_compiling() else now.joined_with(self, OF_A_MODULE)
         if convolution is None or self.value or min(self.padding) < 0:
             return super().forward(input)  # pyright: ignore[reportAttributeAccessIssue]
         now.padding[convolution] = input, self.padding
