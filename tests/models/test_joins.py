@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import convgrad
@@ -315,15 +316,15 @@ class Activated(nn.BatchNorm2d):
         super().__init__(3)
         self.drop, self.act, self.flag = nn.Identity(), activation, False
 
+    def given(self) -> tuple[Any, ...]:
+        return self.running_mean, self.running_var, self.weight, self.bias, self.training
+
     def normalized(self, x: Tensor) -> Tensor:
-        weights = self.weight, self.bias
-        return nn.functional.batch_norm(x, None, None, *weights, training=True)
+        return F.batch_norm(x, *self.given())
 
     def forward(self, input: Tensor) -> Tensor:
         torch._assert(input.ndim == 4, f"{input.ndim}")
-        x = nn.functional.batch_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias, self.training, eps=self.eps
-        )
+        x = F.batch_norm(input, *self.given(), eps=self.eps)
         x = self.drop(x)
         x = self.act(x)
         return x
@@ -331,7 +332,7 @@ class Activated(nn.BatchNorm2d):
 
 class FlaggedActivated(Activated):
     def forward(self, input: Tensor) -> Tensor:
-        x = nn.functional.batch_norm(input, None, None, self.weight, self.bias, True)
+        x = F.batch_norm(input, *self.given())
         if self.flag:
             x = -x
         return self.act(x)
@@ -339,14 +340,14 @@ class FlaggedActivated(Activated):
 
 class KeptActivated(Activated):
     def forward(self, input: Tensor) -> Tensor:
-        self.z = self.drop(nn.functional.batch_norm(input, None, None, self.weight, self.bias, True))
+        self.z = self.drop(F.batch_norm(input, *self.given()))
         return self.act(self.z)
 
 
 class TwiceActivated(Activated):
     def forward(self, input: Tensor) -> Tensor:
-        x = nn.functional.batch_norm(input, None, None, self.weight, self.bias, True)
-        return self.act(nn.functional.batch_norm(self.act(x), None, None, self.weight, self.bias, True))
+        x = F.batch_norm(input, *self.given())
+        return self.act(F.batch_norm(self.act(x), *self.given()))
 
 
 class OtherwiseActivated(Activated):
@@ -354,6 +355,50 @@ class OtherwiseActivated(Activated):
 
     def forward(self, input: Tensor) -> Tensor:
         return self.act(self.normalized(input))
+
+
+FUNCTIONS = {nn.ReLU: F.relu, nn.ReLU6: F.relu6, nn.SiLU: F.silu}
+
+
+def called(activation: Any) -> nn.Module:
+    """A function, in place of the module."""
+    function, inplace = FUNCTIONS[type(activation)], activation.inplace
+
+    class Called(Block):
+        def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+            x = self.norm(self.conv(x))
+            return function(x, inplace=inplace)
+
+    return Called(nn.Identity())
+
+
+def called_in_norm(activation: Any) -> nn.Module:
+    function, inplace = FUNCTIONS[type(activation)], activation.inplace
+
+    class Called(Activated):
+        def forward(self, input: Tensor) -> Tensor:
+            return function(self.drop(F.batch_norm(input, *self.given())), inplace=inplace)
+
+    return Called(nn.Identity())
+
+
+class Method(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return self.norm(self.conv(x)).relu() * scale
+
+
+class FlaggedFunction(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return (torch.neg if self.flag else torch.relu)(self.norm(self.conv(x)))
+
+
+class FlaggedFunctions(Block):
+    """What is between a normalization and a function is read behind both."""
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        y = self.norm(self.conv(x))
+        z = F.relu(y)
+        return y + z if self.flag else z
 
 
 class Crossed(nn.Module):
@@ -385,7 +430,9 @@ def with_identity(activation: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.BatchNorm2d(6), nn.Identity(), activation)
 
 
-@pytest.mark.parametrize("build", [layers, with_identity, Block, Padded, Optional, Rebound, Activated])
+@pytest.mark.parametrize(
+    "build", [layers, with_identity, Block, Padded, Optional, Rebound, Activated, called, called_in_norm]
+)
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
 def test_nothing_is_different(build: Any, activation: nn.Module, joined: list[str]) -> None:
     ours, stock, report = pair(build(copy.deepcopy(activation)))
@@ -500,6 +547,13 @@ def test_what_is_put_around_one_of_them_later(which: str, how: str, joined: list
     assert set(joined) <= {""}
 
 
+def test_a_method_that_is_called(joined: list[str]) -> None:
+    ours, stock, _ = pair(Method(nn.Identity()))
+    agree(ours, stock)
+    assert joined == ["relu"]
+    assert type(ours(torch.randn(2, 3, 9, 7))) is Tensor
+
+
 @pytest.mark.parametrize("change", ["hook", "layer"])
 def test_what_lies_between_them_later(change: str, joined: list[str]) -> None:
     ours, stock, _ = pair(Activated(nn.SiLU()))
@@ -580,7 +634,7 @@ def test_another_limit_of_relu6(joined: list[str]) -> None:
 
 FLAGGED = [
     Flagged, FlaggedBefore, FlaggedOrder, FlaggedLook, FlaggedAfter, FlaggedWalrus, FlaggedLoop, FlaggedLog,
-    FlaggedClosure, FlaggedList, FlaggedError,
+    FlaggedClosure, FlaggedList, FlaggedError, FlaggedFunctions,
 ]  # fmt: skip
 
 
@@ -592,10 +646,11 @@ def test_a_flag_that_is_set_later(build: Any) -> None:
     torch.testing.assert_close(ours.seen, stock.seen)
 
 
-def test_a_forward_that_changed_is_an_error() -> None:
-    ours, _, _ = pair(FlaggedChoice(nn.ReLU()))
+@pytest.mark.parametrize("build", [FlaggedChoice, FlaggedFunction])
+def test_a_forward_that_changed_is_an_error(build: Any) -> None:
+    ours, _, _ = pair(build(nn.ReLU()))
     ours.flag = True
-    with pytest.raises(RuntimeError, match="forward of FlaggedChoice has changed"):
+    with pytest.raises(RuntimeError, match=f"forward of {build.__name__} has changed"):
         ours(torch.randn(2, 3, 9, 7))
     ours.flag = False
     ours(torch.randn(2, 3, 9, 7))

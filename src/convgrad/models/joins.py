@@ -25,7 +25,7 @@ from .trial import no_number_drawn
 
 #: The names of both, with those of the identities between them; and where the first is called.
 _Pair = tuple[tuple[str, ...], joined.Place]
-#: A call of a module or of `torch.nn.functional.batch_norm` -> the function that calls it, and where.
+#: A call of a module, of `torch.nn.functional.batch_norm` or of an activation -> the function that calls it, and where.
 _Called = dict[fx.Node, tuple[CodeType, joined.Place]]
 
 #: Kinds of layers that may be computed together, in the order of the calls.
@@ -42,6 +42,7 @@ def join_layers(model: nn.Module, report: Report) -> None:
         kinds = {k: kind for k, child in owner._modules.items() if (kind := _kind(child, parents[id(child)] == 1))}
         if getattr(type(owner), "_convgrad_joins", None) == "norm":  # its class may call the function itself
             kinds[""] = "norm"
+        kinds |= dict.fromkeys(joined.FUNCTIONS, "activation")
         if not any({*pair} <= {*kinds.values()} for pair in _JOINED):
             continue
         if "forward" in vars(owner) or "_convgrad_pairs" in vars(owner):
@@ -54,7 +55,7 @@ def join_layers(model: nn.Module, report: Report) -> None:
             continue
         for (one, *_, other), _ in pairs:
             taken, layer = (one, other) if kinds[one] == "pad" else (other, one)
-            module: Any = owner._modules[taken]
+            module: Any = {**joined.FUNCTIONS, **owner._modules}[taken]
             if type(module) in (*ACTIVATIONS, *PADS):
                 give_class(module, accelerated_class(type(module)), report)
             full = f"{name}.{layer}".strip(".")
@@ -98,7 +99,7 @@ class _Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         given, frame = super().create_proxy(kind, target, *args, **kwargs), sys._getframe(1)
-        if kind == "call_module" or target is nn.functional.batch_norm:
+        if _name(given.node) is not None:
             while frame.f_globals.get("__name__", "").startswith(_BETWEEN) and frame.f_back:
                 frame = frame.f_back
             self.called[given.node] = frame.f_code, joined.place_of(frame)
@@ -107,6 +108,13 @@ class _Tracer(fx.Tracer):
 
 #: The modules of torch whose functions lie between a function that is traced and the tracer.
 _BETWEEN = ("torch.fx.", "torch.overrides", "torch.nn.functional")
+
+
+def _name(node: fx.Node) -> str | None:
+    """A call's name among those of the modules; None of one that is not joined with any."""
+    if node.op == "call_module":
+        return str(node.target)
+    return "" if node.target is nn.functional.batch_norm else joined.NAMES.get(node.target)
 
 
 def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
@@ -154,7 +162,7 @@ def _not_copied(owner: nn.Module) -> Iterator[Tensor]:
 
 def _pairs(graph: fx.Graph, called: _Called, kinds: dict[str, str]) -> list[_Pair]:
     places = Counter(called.values())
-    names = {node: str(node.target) if node.op == "call_module" else "" for node in called}
+    names = {node: _name(node) or "" for node in called}
     times = Counter(names.values())
     given = {node.target for node in graph.nodes if node.op == "get_attr"}  # to a function, which may call it
     pairs: list[_Pair] = []
@@ -179,7 +187,7 @@ def _chain(node: fx.Node, names: dict[fx.Node, str], kinds: dict[str, str]) -> l
     chain = [node]
     while len(chain) == 1 or kinds.get(names[chain[-1]]) == "identity":
         user, *others = [*chain[-1].users, None]
-        if user not in names or others != [None] or user.args != (chain[-1],) or user.kwargs:
+        if user not in names or others != [None] or user.args != (chain[-1],) or {*user.kwargs} - {"inplace"}:
             break
         chain.append(user)
     return chain
@@ -195,8 +203,9 @@ def _always_follows(code: CodeType, place: joined.Place, then: list[tuple[CodeTy
         return then[-1][0] is code
     if any(other is not code for other, _ in then):
         return False
-    *between, last = [at for _, (*_, at) in then]
     at, tested, steps = place[2] + 1, None, [*dis.get_instructions(code)]
+    # The place of a call of a function in Python is behind the instruction itself, in its cache.
+    *between, last = [max(s.offset for s in steps if s.offset <= called_at) for _, (*_, called_at) in then]
     names: set[str] = set()
     passed: set[int] = set()
     for i, step in enumerate(steps):
@@ -218,7 +227,7 @@ def _always_follows(code: CodeType, place: joined.Place, then: list[tuple[CodeTy
 
 
 #: Instructions that give what they have to nobody, and behind which nothing else may come.
-_HARMLESS = ("LOAD_", "STORE_FAST", "PUSH_NULL", "PRECALL", "NOP")
+_HARMLESS = ("LOAD_", "STORE_FAST", "PUSH_NULL", "PRECALL", "KW_NAMES", "NOP")
 #: What ``is None`` and ``bool`` put between what they test and the jump.
 _OF_A_TEST = ("LOAD_CONST", "IS_OP", "TO_BOOL", "NOT_TAKEN", "EXTENDED_ARG")
 

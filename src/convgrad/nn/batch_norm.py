@@ -25,7 +25,7 @@ from .._compat import (
     jit_tracing,
 )
 from ..backends import native_norm_takes, norm_gains, normalization_gradients, normalize
-from .joined import OF_A_MODULE, leaf_of_fx, now, refuse_scripting
+from .joined import FUNCTIONS, OF_A_MODULE, Activated, leaf_of_fx, now, refuse_scripting
 
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d"]
 
@@ -142,6 +142,8 @@ def _compute(activation: Any, *arguments: Any) -> Tensor:
         output = normalize(*arguments)[0]
     if activation is not None:
         now.computed[activation, id(output)] = output
+        if activation in FUNCTIONS.values():
+            output.__class__ = Activated
     return output
 
 

@@ -1,10 +1,11 @@
-"""Two modules, one behind the other, computed together while the module that calls both runs.
+"""Two layers, one behind the other, computed together while the module that calls both runs.
 
-They are batch normalization and its activation, and padding with zeros and its convolution. By themselves they give
-what they always gave. Only while their owner's ``forward`` runs, in this thread, does the normalization compute the
-activation, too, which then hands its input on, and does the padding hand its input on to the convolution, which needs
-no copy of it with zeros around. Whoever makes a module an owner has made sure that there the second is all that uses
-the output of the first (`convgrad.models`).
+They are batch normalization and its activation, and padding with zeros and its convolution. The activation may be a
+function, and so may the normalization, in a class of the user's. By themselves they give what they always gave. Only
+while their owner's ``forward`` runs, in this thread, does the normalization compute the activation, too, which then
+hands its input on, and does the padding hand its input on to the convolution, which needs no copy of it with zeros
+around. Whoever makes a module an owner has made sure that there the second is all that uses the output of the first
+(`convgrad.models`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional as F
 from torch.nn.modules import module as hooks_of_all
 
 from .._compat import fx_tracing, saved_tensors_hooks
@@ -59,7 +61,7 @@ class _Now(threading.local):
         if self.owner is None or saved_tensors_hooks() != self.hooks or hooks_of_all._has_any_global_hook():
             return None
         if self.behind is None:
-            modules = {"": self.owner, **self.owner._modules}
+            modules = {"": self.owner, **FUNCTIONS, **self.owner._modules}
             pairs = self.owner._convgrad_pairs
             self.behind = {modules.get(one): ([modules.get(name) for name in names], at) for (one, *names), at in pairs}
         (*between, second), place = self.behind.get(first, ([None], None))
@@ -174,6 +176,29 @@ class ReLU6(_Activation, nn.ReLU6):
 
 class SiLU(_Activation, nn.SiLU):
     _convgrad_activation = "silu"
+
+
+#: A function that is called behind a normalization, by a name that no module has -> a module in its place.
+FUNCTIONS: dict[str, nn.Module] = {"relu()": ReLU(), "relu6()": ReLU6(), "silu()": SiLU()}
+
+#: The functions, methods and names of methods in a graph of `torch.fx` -> its name there.
+NAMES: dict[Any, str] = {
+    **dict.fromkeys((F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, "relu", "relu_"), "relu()"),
+    F.relu6: "relu6()",
+    F.silu: "silu()",
+}
+
+
+class Activated(Tensor):
+    """A normalization's output while the activation that was computed with it has not been called yet."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output: Any = args[0] if args else None
+        if now.computed.pop((FUNCTIONS.get(NAMES.get(func, "")), id(output)), None) is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        output.__class__ = Tensor
+        return output
 
 
 class _ZeroPad:
