@@ -57,6 +57,19 @@ struct ReLU6 : Identity {
   static V gradient(V z, V g) { return z >= 6 ? V{} : ReLU::gradient(z, g); }
 };
 
+struct Hardswish : Identity {
+  template <class V>
+  static V value(V z) {
+    const V sixth = (V{} + 1) / 6;  // six times that is 1
+    return z * (ReLU6::value(z + 3) * sixth);
+  }
+  template <class V>
+  static V gradient(V z, V g) {
+    const V third = (V{} + 1) / 3, inside = g * (z * third + 0.5f);
+    return z <= -3 ? V{} : z >= 3 ? g : inside;
+  }
+};
+
 struct SiLU {
   static constexpr bool kCostly = true;
 

@@ -8,8 +8,8 @@
 
 #include <stdint.h>
 
-/* Raised whenever a struct or a signature changes; the loader refuses another number. */
-#define CONVGRAD_ABI 9
+/* Raised whenever a struct, a signature or what a number stands for changes; the loader refuses another number. */
+#define CONVGRAD_ABI 10
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,7 +20,7 @@ enum { CONVGRAD_CONTIGUOUS = 0, CONVGRAD_CHANNELS_LAST = 1 };
 enum { CONVGRAD_ZEROS = 0, CONVGRAD_CIRCULAR = 1, CONVGRAD_REFLECT = 2, CONVGRAD_REPLICATE = 3 };
 enum { CONVGRAD_FLOAT32 = 0, CONVGRAD_FLOAT64 = 1, CONVGRAD_BFLOAT16 = 2, CONVGRAD_FLOAT16 = 3 };
 
-enum { CONVGRAD_NO_ACTIVATION = 0, CONVGRAD_RELU = 1, CONVGRAD_RELU6 = 2, CONVGRAD_SILU = 3 };
+enum { CONVGRAD_NO_ACTIVATION = 0, CONVGRAD_RELU = 1, CONVGRAD_RELU6 = 2, CONVGRAD_SILU = 3, CONVGRAD_HARDSWISH = 4 };
 
 /* What to compute: a sum of these, in which forward and grad_input are not together. */
 enum {

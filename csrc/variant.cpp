@@ -68,6 +68,7 @@ bool normalize(const convgrad_norm& q, int threads) {
     case CONVGRAD_RELU: return normalize<S, T, ReLU>(q, threads);
     case CONVGRAD_RELU6: return normalize<S, T, ReLU6>(q, threads);
     case CONVGRAD_SILU: return normalize<S, T, SiLU>(q, threads);
+    case CONVGRAD_HARDSWISH: return normalize<S, T, Hardswish>(q, threads);
     default: return normalize<S, T, Identity>(q, threads);
   }
 }

@@ -142,7 +142,7 @@ def test_threads_change_no_bit(shape: tuple[int, ...], last: bool) -> None:
 
 # ---- with an activation --------------------------------------------------------------------------
 
-FUNCTIONS = {"relu": torch.relu, "relu6": torch.nn.functional.relu6, "silu": torch.nn.functional.silu}
+FUNCTIONS = {name: getattr(torch.nn.functional, name) for name in ("relu", "relu6", "silu", "hardswish")}
 
 
 @pytest.mark.usefixtures("instruction_set")
@@ -159,7 +159,7 @@ def test_activated(activation: str, dtype: torch.dtype) -> None:
         normalized = torch.nn.functional.batch_norm(exact[0], None, None, exact[1], exact[2], True, 0.0, 0.5)
         want = FUNCTIONS[activation](normalized)
         near(y, want.detach(), error)
-        edges = {"relu": [0.0], "relu6": [0.0, 6.0], "silu": []}[activation]
+        edges = {"relu": [0.0], "relu6": [0.0, 6.0], "silu": [], "hardswish": [-3.0, 3.0]}[activation]
         for edge in edges:
             g.masked_fill_((normalized - edge).abs() < 1e-5, 0)
         gradients = torch.autograd.grad(want, exact, g.double())
@@ -169,6 +169,26 @@ def test_activated(activation: str, dtype: torch.dtype) -> None:
                 assert (one is not None) == given
                 if one is not None:
                     near(one, other, error)
+
+
+@pytest.mark.usefixtures("instruction_set")
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dtype", EPSILON, ids=str)
+@pytest.mark.parametrize("activation", FUNCTIONS)
+def test_edges_of_activations(activation: str, dtype: torch.dtype, last: bool) -> None:
+    """Where the weight is 0, the bias is what is activated."""
+    edges = torch.tensor([-float("inf"), -1e4, -3, 0, 3, 6, 1e4, float("inf"), float("nan")], dtype=dtype).repeat(2)
+    x, weight = drawn((2, len(edges), 4, 8), last).to(dtype), torch.zeros_like(edges)
+    z = edges.clone().requires_grad_()
+    want = FUNCTIONS[activation](z[:, None, None].repeat(2, 1, 4, 8))
+    y, statistics = normalize(x, weight, edges, None, None, 0.0, 0.5, activation)
+    torch.testing.assert_close(y, want, equal_nan=True, check_stride=False)
+    (gradient,) = torch.autograd.grad(want.sum(), z)
+    needs = True, True, True
+    found = normalization_gradients(torch.ones_like(x), x, weight, edges, statistics, needs, activation)
+    assert found[2] is not None
+    number = ~edges.isnan()  # there PyTorch's vectors give another gradient than its single elements
+    torch.testing.assert_close(found[2][number], gradient[number], equal_nan=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -357,7 +357,7 @@ class OtherwiseActivated(Activated):
         return self.act(self.normalized(input))
 
 
-FUNCTIONS = {nn.ReLU: F.relu, nn.ReLU6: F.relu6, nn.SiLU: F.silu}
+FUNCTIONS = {nn.ReLU: F.relu, nn.ReLU6: F.relu6, nn.SiLU: F.silu, nn.Hardswish: F.hardswish}
 
 
 def called(activation: Any) -> nn.Module:
@@ -414,7 +414,7 @@ class Crossed(nn.Module):
         return self.activation(one) * self.activation(other)
 
 
-ACTIVATIONS = [nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU6(), nn.ReLU6(inplace=True), nn.SiLU(), nn.SiLU(inplace=True)]
+ACTIVATIONS = [a(inplace=inplace) for a in (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish) for inplace in (False, True)]
 
 
 def with_forward(module: nn.Module, forward: Any) -> nn.Module:
@@ -702,7 +702,7 @@ def test_frozen_parameters(frozen: str, joined: list[str]) -> None:
     assert joined == ["silu"] * 2
 
 
-@pytest.mark.parametrize("activation", [nn.ReLU(), nn.ReLU6(), nn.SiLU()], ids=repr)
+@pytest.mark.parametrize("activation", ACTIVATIONS[::2], ids=repr)
 def test_second_derivatives(activation: nn.Module, joined: list[str]) -> None:
     ours, stock, _ = pair(Rebound(activation).double())
     x, results = torch.randn(2, 3, 4, 3, dtype=torch.float64), []

@@ -102,7 +102,9 @@ def activated(shape: tuple[int, ...], activation: nn.Module, **options: Any) -> 
 OPTIONS: list[dict[str, Any]] = [{"momentum": None}, {"track_running_stats": False}, {"affine": False}]
 CASES = [
     *product(
-        [(2, 16, 5, 7), (3, 37, 9, 8), (2, 24, 3, 4, 5), (70, 33, 1, 2)], [nn.ReLU(), nn.ReLU6(), nn.SiLU()], [{}]
+        [(2, 16, 5, 7), (3, 37, 9, 8), (2, 24, 3, 4, 5), (70, 33, 1, 2)],
+        [nn.ReLU(), nn.ReLU6(), nn.SiLU(), nn.Hardswish()],
+        [{}],
     ),
     *product([(2, 20, 5, 7)], [nn.ReLU()], OPTIONS),
 ]

@@ -10,7 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 #: The number that ``csrc/convgrad_native.h`` must carry.
-ABI = 9
+ABI = 10
 
 # The structures of the header, as packed bytes: filling a `ctypes.Structure` costs five times as much.
 

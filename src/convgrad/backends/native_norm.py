@@ -23,7 +23,7 @@ LEAST_NORM = {"bytes": 3 * 2**17, "elements": 64, "pixels": 16}
 LEAST_CHANNELS = 16
 
 #: What may follow a normalization in the same kernel, by its number in ``csrc/convgrad_native.h``.
-ACTIVATIONS = ("", "relu", "relu6", "silu")
+ACTIVATIONS = ("", "relu", "relu6", "silu", "hardswish")
 
 
 def native_norm_takes(dtype: torch.dtype) -> bool:

@@ -30,10 +30,10 @@ def accelerate_(
     fastest. A layer that would never gain keeps its class, so it costs nothing. With ``example_inputs`` this is decided
     from the sizes that the layers see, otherwise from a grid of common sizes.
 
-    In training, a batch normalization and the ReLU, ReLU6 or SiLU behind it, be it a module or a function, are computed
-    together if tracing the module that calls both (with `torch.fx`, on a copy) shows that nothing else uses the tensor
-    between them. So are a
-    convolution and the ``torch.nn.ZeroPad1d`` to ``3d`` in front of it, also in evaluation.
+    In training, a batch normalization and the ReLU, ReLU6, SiLU or Hardswish behind it, a module or a function, are
+    computed together if tracing the module that calls both (with `torch.fx`, on a copy) shows that nothing else uses
+    the tensor between them. So are a convolution and the ``torch.nn.ZeroPad1d`` to ``3d`` in front of it, also in
+    evaluation.
 
     Args:
         memory_format: None leaves the layout alone. ``"channels_last"`` converts the weights of the convolutions and,

@@ -23,7 +23,7 @@ from .redirected import redirected
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 #: What a batch normalization may compute, too.
-ACTIVATIONS = {c: getattr(joined, c.__name__) for c in (nn.ReLU, nn.ReLU6, nn.SiLU)}
+ACTIVATIONS = {c: getattr(joined, c.__name__) for c in (nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish)}
 #: What a convolution may do itself.
 PADS = {c: getattr(joined, c.__name__) for c in (nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d)}
 _OURS: dict[type[nn.Module], type[nn.Module]] = {

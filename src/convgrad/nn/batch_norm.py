@@ -200,6 +200,7 @@ _GRADIENTS: dict[str, Any] = {
     "relu": lambda g, z: _aten.threshold_backward(g, z, 0),
     "relu6": lambda g, z: _aten.hardtanh_backward(g, z, 0.0, 6.0),
     "silu": _silu_gradient,
+    "hardswish": _aten.hardswish_backward,
 }
 
 _DOCSTRING = """``torch.nn.{name}``, computed by convgrad in training on a CPU.

@@ -152,7 +152,7 @@ class Owner:
 
 
 class _Activation:
-    """The forward that the three share."""
+    """The forward that the four share."""
 
     _convgrad_joined = "norm"
     _convgrad_activation = ""
@@ -178,14 +178,19 @@ class SiLU(_Activation, nn.SiLU):
     _convgrad_activation = "silu"
 
 
+class Hardswish(_Activation, nn.Hardswish):
+    _convgrad_activation = "hardswish"
+
+
 #: A function that is called behind a normalization, by a name that no module has -> a module in its place.
-FUNCTIONS: dict[str, nn.Module] = {"relu()": ReLU(), "relu6()": ReLU6(), "silu()": SiLU()}
+FUNCTIONS: dict[str, nn.Module] = {"relu()": ReLU(), "relu6()": ReLU6(), "silu()": SiLU(), "hardswish()": Hardswish()}
 
 #: The functions, methods and names of methods in a graph of `torch.fx` -> its name there.
 NAMES: dict[Any, str] = {
     **dict.fromkeys((F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, "relu", "relu_"), "relu()"),
     F.relu6: "relu6()",
     F.silu: "silu()",
+    F.hardswish: "hardswish()",
 }
 
 
