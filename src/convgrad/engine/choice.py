@@ -130,25 +130,19 @@ def _by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> tu
                 return steps
             if any(_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1):
                 return ()  # it has no sweep, but computes one of the passes: they are chosen one by one
+    aten, timed = get_backend("aten"), device.type == "cpu"
+    why = "no rule prefers another backend" if timed else f"no other backend was ever timed on {device.type}"
     if len(passes) > 1:
-        aten = get_backend("aten")
-        return _by(aten, _why_first(aten, backends(), device), problem, outputs, device)
+        return _by(aten, why, problem, outputs, device)
+    wrong, instead = aten.wrong_here(problem, passes, device)
+    if not wrong and not reasons_against(aten, problem, passes, device):
+        return _by(aten, why, problem, passes, device)
     usable = {b.name: b for b in backends().values() if not reasons_against(b, problem, passes, device)}
     if not usable:
         raise BackendError(_refusal(None, problem, passes, device))
-    wrong, instead = get_backend("aten").wrong_here(problem, passes, device)
     first = next((usable[n] for n in instead if n in usable), next(iter(usable.values())))
-    why = f"PyTorch's kernel is wrong here: {wrong}" if wrong else _why_first(first, usable, device)
+    why = f"PyTorch's kernel is wrong here: {wrong}" if wrong else "the first that can"
     return _by(first, why, problem, passes, device)
-
-
-def _why_first(backend: Backend, usable: dict[str, Backend], device: torch.device) -> str:
-    if len(usable) == 1:
-        return "the only one that can"
-    if backend.name != "aten":
-        return "the first that can"
-    measured = device.type == "cpu"
-    return "no rule prefers another backend" if measured else f"no other backend was ever timed on {device.type}"
 
 
 def _refusal(requested: str | None, problem: ConvProblem, outputs: Outputs, device: torch.device) -> str:
