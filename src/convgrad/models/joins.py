@@ -42,7 +42,8 @@ def join_layers(model: nn.Module, report: Report) -> None:
         kinds = {k: kind for k, child in owner._modules.items() if (kind := _kind(child, parents[id(child)] == 1))}
         if getattr(type(owner), "_convgrad_joins", None) == "norm":  # its class may call the function itself
             kinds[""] = "norm"
-        kinds |= dict.fromkeys(joined.FUNCTIONS, "activation")
+        if getattr(type(owner), "forward", None) is not nn.Sequential.forward:  # which calls no function
+            kinds |= dict.fromkeys(joined.FUNCTIONS, "activation")
         if not any({*pair} <= {*kinds.values()} for pair in _JOINED):
             continue
         if "forward" in vars(owner) or "_convgrad_pairs" in vars(owner):
