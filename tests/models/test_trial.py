@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 import convgrad
-from convgrad.models import accelerate_, worth
+from convgrad.engine import plan_for
+from convgrad.models import accelerate, accelerate_, worth
 
 from .modules import OURS, fingerprint, image, same
 
@@ -119,10 +120,17 @@ def test_a_model_that_raises_has_its_buffers_back():
     assert model.calls.item() == 0
 
 
+def test_layers_alike_are_judged_once(monkeypatch):
+    asked = []
+    monkeypatch.setattr(accelerate, "plan_for", lambda *call: asked.append(call) or plan_for(*call))
+    accelerate_(nn.Sequential(*(nn.Conv2d(64, 64, 3) for _ in range(3))))
+    assert len(asked) == len({*asked}) > 0
+
+
 def test_a_layer_is_judged_in_the_layout_that_it_sees(monkeypatch):
     layouts = []
 
-    def found(problem, device):
+    def found(problem, device, _):
         layouts.append(problem.channels_last)
         return not problem.channels_last
 

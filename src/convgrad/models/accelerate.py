@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
+from functools import cache
 from typing import Any
 
 import torch
 from torch import nn
 
+from ..engine import plan_for
 from .classes import accelerated_class, is_batch_norm, is_convolution, is_linear, reason_against
 from .joins import give_class, join_layers
 from .layout import channels_last_pays, spatial_convolutions, to_channels_last
 from .report import Report
 from .trial import NO_COPY, faster_in_channels_last, inputs_seen, quietly
-from .worth import Seen, dtype_against, linear_may_gain, norm_may_gain, worth_replacing
+from .worth import PlanFor, Seen, dtype_against, linear_may_gain, norm_may_gain, worth_replacing
 
 
 def accelerate_(
@@ -82,10 +84,11 @@ def accelerate_(
 
 def _replace_layers(model: nn.Module, seen: dict[str, list[Seen]] | None, only_gains: bool, report: Report) -> None:
     """Replace each layer that may gain, and note why the others stay."""
+    plans = cache(plan_for)
     for name, module in model.named_modules():
         inputs = None if seen is None else seen.get(name, [])
         if is_convolution(module) or is_linear(module):
-            reason = _stays(module, inputs, only_gains)
+            reason = _stays(module, inputs, only_gains, plans)
             if is_linear(module):
                 report.linears.add(name)
         elif is_batch_norm(module):
@@ -122,7 +125,7 @@ def _is_scripted(module: nn.Module) -> bool:
     return name.startswith("Conv") and hasattr(nn, name)
 
 
-def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None:
+def _stays(module: Any, seen: list[Seen] | None, only_gains: bool, plans: PlanFor) -> str | None:
     """Why a convolution or a linear layer keeps its class; None where it may gain."""
     reason = reason_against(module)
     if reason is not None or nn.parameter.is_lazy(module.weight):  # of a lazy one the sizes are not known yet
@@ -131,7 +134,7 @@ def _stays(module: Any, seen: list[Seen] | None, only_gains: bool) -> str | None
     if reason is not None or not only_gains:
         return reason
     gains = linear_may_gain if is_linear(module) else worth_replacing
-    return None if gains(module, seen) else _no_gain(seen, module.weight.device)
+    return None if gains(module, seen, plans) else _no_gain(seen, module.weight.device)
 
 
 def _norm_stays(module: Any, seen: list[Seen] | None) -> str | None:

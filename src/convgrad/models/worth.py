@@ -6,7 +6,7 @@ or where these are not known (None), at any of a grid of usual sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import product
 from math import prod
@@ -18,12 +18,14 @@ from torch import nn
 from .._compat import channels_last_of, suggests_channels_last
 from ..backends import native_norm_takes, norm_gains
 from ..custom import problem_of_module
-from ..engine import beats_matmul, get_backend, linear_gains, plan_for
+from ..engine import Plan, beats_matmul, get_backend, linear_gains
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output, Outputs
 from ..settings import measuring_share
 
 Shape = Sequence[int]
+#: `engine.plan_for`, which may remember: a model has many layers alike.
+PlanFor = Callable[[ConvProblem, Outputs, torch.device], Plan]
 
 
 class Seen(NamedTuple):
@@ -42,7 +44,7 @@ _SMALL = (1, 2, 3, 4)
 _ROWS = tuple(round(2 ** (i / 2)) for i in range(32, 13, -1))
 
 
-def worth_replacing(module: Any, seen: Iterable[Seen] | None) -> bool:
+def worth_replacing(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor) -> bool:
     """Whether any output of a layer is given to another backend than ATen: a faster one, or one that is right."""
     d, device, dtype = len(module.kernel_size), module.weight.device, module.weight.dtype
     contiguous, channels_last = torch.contiguous_format, channels_last_of(d)
@@ -61,14 +63,14 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None) -> bool:
         inputs = product(grid(_BATCHES, _SIZES[d]), formats)
     else:
         inputs = ((shape, channels_last if turned or last else contiguous) for shape, last in seen)
-    if any(not p.empty and _any_but_aten(p, device) for p in problems(inputs)):
+    if any(not p.empty and _any_but_aten(p, device, plan_for) for p in problems(inputs)):
         return True
     aten = get_backend("aten")  # where it is known to be wrong at any size, the layer is replaced for that alone
     small = product(grid((2,), _SMALL), formats)
     return seen is None and any(aten.wrong_here(p, PASSES, device)[0] for p in problems(small))
 
 
-def linear_may_gain(module: Any, seen: Iterable[Seen] | None) -> bool:
+def linear_may_gain(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor) -> bool:
     """Whether a linear layer may be faster as a pointwise convolution, on a CPU.
 
     Where measuring is on, it is found out when the layer runs.
@@ -96,7 +98,7 @@ def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torc
     return seen is None or any(norm_gains(s.shape, dtype.itemsize, s.channels_last) for s in seen)
 
 
-def _any_but_aten(problem: ConvProblem, device: torch.device) -> bool:
+def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor) -> bool:
     backward: list[Output] = [o for o in OUTPUTS if o != problem.bias_pass and (problem.has_bias or o != "grad_bias")]
     forward: Outputs = (problem.bias_pass,)
     calls = [forward, tuple(backward), *((o,) for o in backward if o != "grad_bias")]
