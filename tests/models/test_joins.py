@@ -505,6 +505,18 @@ def test_looking_for_them_changes_no_module(joined: list[str]) -> None:
     assert joined == ["relu"]
 
 
+def test_a_module_without_a_pair_in_training_is_not_traced_in_evaluation() -> None:
+    modes: list[bool] = []
+
+    class Alone(nn.Sequential):
+        def forward(self, x: Any) -> Any:
+            modes.append(self.training)
+            return self[0](x)
+
+    convgrad.accelerate_(Alone(nn.BatchNorm2d(8)), only_gains=False)
+    assert modes == [True]
+
+
 class Awaited(Block):
     async def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.activation(self.norm(self.conv(x)))

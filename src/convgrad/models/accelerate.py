@@ -147,7 +147,7 @@ def _no_gain(seen: list[Seen] | None, device: torch.device) -> str:
     if device.type == "meta":
         return "it is on the meta device; accelerate the model on the device where it runs, or give only_gains=False"
     if seen == []:
-        return "the example inputs never reached it"
+        return "the example inputs never reached it, in evaluation"
     sizes = ", ".join(dict.fromkeys("x".join(map(str, s.shape)) for s in seen or ()))
     where = f"for inputs of {sizes}" if sizes else "at any usual size"
     return f"nothing here is expected to be faster than PyTorch's own kernels {where}"

@@ -125,12 +125,13 @@ def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
     with warnings.catch_warnings(), no_number_drawn(torch.device("cpu")) as drawn:
         warnings.simplefilter("ignore")
         try:
-            found = [_pairs(*_graph(owner, mode), kinds) for mode in (True, False)]
+            found = _pairs(*_graph(owner, True), kinds)
+            found = found and [pair for pair in _pairs(*_graph(owner, False), kinds) if pair in found]
         except Exception:  # whatever a forward raises where there are no values: nothing is proven
             return []
         if drawn():  # another time it may call something else
             return []
-    return [pair for pair in found[0] if pair in found[1]]
+    return found
 
 
 def _graph(owner: nn.Module, mode: bool) -> tuple[fx.Graph, _Called]:
