@@ -30,3 +30,12 @@ def test_a_function_that_the_class_calls_is_ours(make):
         with Trace() as seen, convgrad.use_backend(OURS):
             torch.testing.assert_close(way(x), want)
         assert [r.backend for r in seen] == ([OURS] if way is not ways[-1] else [])
+
+
+def test_a_forward_that_the_class_is_given_later(monkeypatch):
+    model, x = CallsFunction(4, 4, 3), image()
+    want = model(x)
+    accelerate_(model, only_gains=False)
+    forward = CallsFunction.forward
+    monkeypatch.setattr(CallsFunction, "forward", lambda self, input: 2 * forward(self, input))
+    torch.testing.assert_close(model(x), 2 * want)

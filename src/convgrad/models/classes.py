@@ -83,7 +83,7 @@ def accelerated_class(cls: type) -> type:
     if cls in _LAZY:  # it turns into this class when it first sees an input
         body["cls_to_become"] = base
     elif _own_computation(cls):
-        body["forward"] = redirected(cls.forward)  # pyright: ignore[reportAttributeAccessIssue]
+        body["forward"] = redirected(cls)
     return constructors.derived_class(accelerated_class, cls, (cls, base), body)
 
 

@@ -31,14 +31,14 @@ class _Redirected(TorchFunctionMode):
         return call(*args, **(kwargs or {}))
 
 
-def redirected(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """The same forward; a graph of `torch.fx` has the calls as the user wrote them."""
+def redirected(cls: Any) -> Callable[..., Any]:
+    """The forward of a class, as it is when called; a graph of `torch.fx` has the calls as the user wrote them."""
 
-    @wraps(forward)
+    @wraps(cls.forward)
     def computed(*args: Any, **kwargs: Any) -> Any:
         if fx_tracing():
-            return forward(*args, **kwargs)
+            return cls.forward(*args, **kwargs)
         with _Redirected():
-            return forward(*args, **kwargs)
+            return cls.forward(*args, **kwargs)
 
     return computed
