@@ -40,8 +40,8 @@ def join_layers(model: nn.Module, report: Report) -> None:
     parents = Counter(id(child) for module in model.modules() for child in module._modules.values())
     for name, owner in [*model.named_modules()]:
         kinds = {k: kind for k, child in owner._modules.items() if (kind := _kind(child, parents[id(child)] == 1))}
-        if getattr(type(owner), "_convgrad_joins", None) == "norm":  # its class may call the function itself
-            kinds[""] = "norm"
+        if getattr(type(owner), "_convgrad_joins", None) == "norm" and not is_plain_norm(owner):
+            kinds[""] = "norm"  # its class may call the function itself
         if getattr(type(owner), "forward", None) is not nn.Sequential.forward:  # which calls no function
             kinds |= dict.fromkeys(joined.FUNCTIONS, "activation")
         if not any({*pair} <= {*kinds.values()} for pair in _JOINED):
@@ -189,7 +189,7 @@ def _chain(node: fx.Node, names: dict[fx.Node, str], kinds: dict[str, str]) -> l
     chain = [node]
     while len(chain) == 1 or kinds.get(names[chain[-1]]) == "identity":
         user, *others = [*chain[-1].users, None]
-        if user not in names or others != [None] or user.args != (chain[-1],) or {*user.kwargs} - {"inplace"}:
+        if user not in names or others != [None] or {*user.kwargs} - {"inplace"}:
             break
         chain.append(user)
     return chain
