@@ -8,6 +8,7 @@ import math
 import random
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -387,6 +388,21 @@ class Method(Block):
         return self.norm(self.conv(x)).relu() * scale
 
 
+class MethodInPlace(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return self.norm(self.conv(x)).relu_() * scale
+
+
+class FunctionInPlace(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return torch.relu_(self.norm(self.conv(x))) * scale
+
+
+class Keyword(Block):
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        return torch.relu(input=self.norm(self.conv(x)))
+
+
 class FlaggedFunction(Block):
     def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
         return (torch.neg if self.flag else torch.relu)(self.norm(self.conv(x)))
@@ -468,6 +484,7 @@ LEFT = {
     "a branch between": lambda: Flagged(nn.ReLU()),
     "a branch decided before": lambda: FlaggedBefore(nn.ReLU()),
     "a function that may look": lambda: FlaggedLook(nn.ReLU()),
+    "given by its keyword": lambda: Keyword(nn.ReLU()),
     "another activation": lambda: layers(nn.GELU()),
     "a forward of its own": lambda: layers(with_forward(nn.ReLU(), torch.tanh)),
     "an activation of the user's": lambda: layers(type("Mine", (nn.ReLU,), {})()),
@@ -559,11 +576,20 @@ def test_what_is_put_around_one_of_them_later(which: str, how: str, joined: list
     assert set(joined) <= {""}
 
 
-def test_a_method_that_is_called(joined: list[str]) -> None:
-    ours, stock, _ = pair(Method(nn.Identity()))
+@pytest.mark.parametrize("build", [Method, MethodInPlace, FunctionInPlace])
+def test_a_method_that_is_called(build: Any, joined: list[str]) -> None:
+    ours, stock, _ = pair(build(nn.Identity()))
     agree(ours, stock)
     assert joined == ["relu"]
     assert type(ours(torch.randn(2, 3, 9, 7))) is Tensor
+
+
+def test_a_function_that_someone_wraps(joined: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As DeepSpeed's profiler of operations does; torch passes the wrapper on, for it looks the function up by name."""
+    ours, stock, _ = pair(called(nn.SiLU()))
+    monkeypatch.setattr(F, "silu", partial(F.silu))
+    agree(ours, stock)
+    assert joined == [""]
 
 
 @pytest.mark.parametrize("change", ["hook", "layer"])
@@ -593,6 +619,16 @@ def test_a_hook_sees_what_it_always_saw(which: str, kind: str, joined: list[str]
     agree(ours, stock)
     assert joined == [""]
     torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-4)
+
+
+def test_a_hook_on_all_modules_sees_what_it_always_saw(joined: list[str]) -> None:
+    ours, stock, _ = pair(Block(nn.SiLU()))
+    seen: list[Tensor] = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: seen.append(output))
+    with handle:
+        agree(ours, stock)
+    torch.testing.assert_close(seen[: len(seen) // 2], seen[len(seen) // 2 :], rtol=1e-4, atol=1e-4)
+    assert joined == [""]
 
 
 class Weighted(Block):

@@ -70,6 +70,7 @@ class _Now(threading.local):
             getattr(type(first), "_convgrad_joins", "") != getattr(type(second), "_convgrad_joined", None)
             or not (first.training or isinstance(first, _ZeroPad))  # a normalization computes in training alone
             or (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
+            or (second in FUNCTIONS.values() and not {F.relu, F.relu6, F.silu, F.hardswish} <= NAMES.keys())  # wrapped
             or is_seen(first)
             or is_seen(second)
             or any(type(module) is not nn.Identity or is_seen(module) for module in between)
