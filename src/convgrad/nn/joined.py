@@ -68,7 +68,6 @@ class _Now(threading.local):
         # Not a wrapper that hands attributes on, nor what a Sequential has there since one was removed.
         if (
             getattr(type(first), "_convgrad_joins", "") != getattr(type(second), "_convgrad_joined", None)
-            or not (first.training or isinstance(first, _ZeroPad))  # a normalization computes in training alone
             or (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
             or (second in FUNCTIONS.values() and not {F.relu, F.relu6, F.silu, F.hardswish} <= NAMES.keys())  # wrapped
             or is_seen(first)
