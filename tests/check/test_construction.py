@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from convgrad.check import construct
 from convgrad.check.problems import changed
 from convgrad.problem import ConvProblem
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
@@ -65,12 +68,14 @@ def test_the_first_few_differ() -> None:
     "narrow",
     [
         lambda p: p.in_channels % 48 == 0 and p.out_channels % 160 == 0 and p.kernel_size == (3, 3) and p.channels_last,
-        lambda p: p.ndim == 3 and p.groups == 1 and p.dtype == torch.float64 and p.stride == (2, 2, 2),
-        lambda p: p.ndim == 1 and p.padding == ((3, 0),) and p.kernel_size == (4,) and p.depthwise and p.batch > 2,
-        lambda p: p.dtype == torch.complex64 and p.pointwise and p.input_size[-1] % 4 == 0,
         # No draw meets all of these: they are found by changing what was read last before it refused.
         lambda p: p.in_channels == 60 and p.out_channels == 36 and p.kernel_size == (3, 3) and p.symmetric,
         lambda p: p.transposed and p.stride == (4, 4) and p.kernel_size == (8, 8) and p.padding == ((2, 2), (2, 2)),
+        slow(lambda p: p.ndim == 3 and p.groups == 1 and p.dtype == torch.float64 and p.stride == (2, 2, 2)),
+        slow(
+            lambda p: p.ndim == 1 and p.padding == ((3, 0),) and p.kernel_size == (4,) and p.depthwise and p.batch > 2
+        ),
+        slow(lambda p: p.dtype == torch.complex64 and p.pointwise and p.input_size[-1] % 4 == 0),
     ],
 )
 def test_many_conditions_at_once(narrow: Callable[[ConvProblem], bool]) -> None:
