@@ -64,12 +64,14 @@ class _Now(threading.local):
             modules = {"": self.owner, **FUNCTIONS, **self.owner._modules}
             pairs = self.owner._convgrad_pairs
             self.behind = {modules.get(one): ([modules.get(name) for name in names], at) for (one, *names), at in pairs}
-        (*between, second), place = self.behind.get(first, ([None], None))
+        if first not in self.behind:
+            return None
+        (*between, second), place = self.behind[first]
         # Not a wrapper that hands attributes on, nor what a Sequential has there since one was removed.
         if (
             getattr(type(first), "_convgrad_joins", "") != getattr(type(second), "_convgrad_joined", None)
             or (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
-            or (second in FUNCTIONS.values() and not {F.relu, F.relu6, F.silu, F.hardswish} <= NAMES.keys())  # wrapped
+            or (second in FUNCTIONS.values() and getattr(F, second._convgrad_activation) not in NAMES)  # wrapped
             or is_seen(first)
             or is_seen(second)
             or any(type(module) is not nn.Identity or is_seen(module) for module in between)
@@ -183,14 +185,12 @@ class Hardswish(_Activation, nn.Hardswish):
 
 
 #: A function that is called behind a normalization, by a name that no module has -> a module in its place.
-FUNCTIONS: dict[str, nn.Module] = {"relu()": ReLU(), "relu6()": ReLU6(), "silu()": SiLU(), "hardswish()": Hardswish()}
+FUNCTIONS: dict[str, Any] = {f"{m._convgrad_activation}()": m for m in (ReLU(), ReLU6(), SiLU(), Hardswish())}
 
 #: The functions, methods and names of methods in a graph of `torch.fx` -> its name there.
 NAMES: dict[Any, str] = {
-    **dict.fromkeys((F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, "relu", "relu_"), "relu()"),
-    F.relu6: "relu6()",
-    F.silu: "silu()",
-    F.hardswish: "hardswish()",
+    **{getattr(F, module._convgrad_activation): name for name, module in FUNCTIONS.items()},
+    **dict.fromkeys((torch.relu, torch.relu_, Tensor.relu, Tensor.relu_, "relu", "relu_"), "relu()"),
 }
 
 
