@@ -168,11 +168,27 @@ def test_bands_conform(text: str, output: Output) -> None:
     assert not [str(r) for r in results if r.status == "failed"]
 
 
-@pytest.mark.parametrize("pass_", ["grad_weight", *slow("forward", "grad_input")])
-def test_what_is_not_finite_stays_with_its_readers(pass_: str) -> None:
-    """A band's zeros meet every value of a row; see `banded`."""
-    text = "g2mb1ic2ih4iw12oc2kh3kw9ph1pw3"
-    (result,) = check_problem(TritonBandedBackend(), text, pass_, properties=["nonfinite"])  # type: ignore[arg-type]
+_BANDED = TritonBandedBackend(), "g2mb1ic2ih4iw12oc2kh3kw9ph1pw3"
+
+
+@pytest.mark.parametrize(
+    ("backend", "text", "pass_"),
+    [
+        (*_BANDED, "grad_weight"),
+        pytest.param(*_BANDED, "forward", marks=pytest.mark.slow),
+        pytest.param(*_BANDED, "grad_input", marks=pytest.mark.slow),
+        (TritonBackend(), "g1mb1ic1iw5oc1ow5kw3pw2", "grad_weight"),
+        pytest.param(
+            TritonBackend(), "g2mb1ic2ih5iw4oc2oh3ow2kh3kw3sh2sw2ph1pw1", "grad_weight", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            TritonBackend(), "g2mb1ic2ih3iw4oc2kh3kw3ph1pw1 channels_last", "grad_weight", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_what_is_not_finite_stays_with_its_readers(backend: TritonBackend, text: str, pass_: Output) -> None:
+    """A band's zeros meet every value of a row, and in a sweep the padding's zeros those of the input."""
+    (result,) = check_problem(backend, text, pass_, properties=["nonfinite"])
     assert result.status == "passed", str(result)
 
 

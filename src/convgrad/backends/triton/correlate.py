@@ -16,8 +16,9 @@ A program owns LINE neighboring vectors of channels, whose weights and sums it k
 ``parts``-th of the tiles of its batch and space. The partial sums are written out and added by `add_partials` in a
 fixed order: there are no atomics, the same inputs give the same bits.
 
-What is not finite. A value outside the source is loaded as zero, which an infinite weight would make a NaN. Where a
-weight is not finite (which is rare) the results are computed again, product by product.
+What is not finite. A value outside the source is loaded as zero, which an infinite weight would make a NaN, and in a
+sweep an infinite value of the centre, too. Where there is one (which is rare) the results, or the sums, are computed
+again, product by product.
 
 Limits: dense operands in one memory format; all kernel positions of a plane in registers, for a sum those of all
 planes; one output channel per input channel in channels_last and in a sweep. `tiles` chooses the patch.
@@ -58,6 +59,33 @@ ONE = tl.constexpr((1, 1, 1, 0))
 
 
 @triton.jit
+def patch_of(tile, strips, groups, depth, WIDE: tl.constexpr, LINE: tl.constexpr, B: tl.constexpr):
+    """Where the patch of each lane of a tile lies: its image, its plane, and which one of the plane it is."""
+    item = tile * (B // LINE) + tl.arange(0, B) // LINE
+    strip = item % strips
+    item = item // strips
+    group = item % groups
+    item = item // groups
+    n = item // depth
+    return n.to(tl.int64) if WIDE else n, item % depth, group, strip
+
+
+@triton.jit
+def store_sum(
+    ptr, lanes, share, line, c, step, STEP: tl.constexpr, CHANNELS_LAST: tl.constexpr, V: tl.constexpr,
+    LINE: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Store the sum over a program's lanes for each of its channels, ``STEP`` from the next one's."""
+    if CHANNELS_LAST:
+        first = (line * LINE + tl.arange(0, LINE)) * V
+        total = tl.sum(tl.reshape(lanes, (B // LINE, LINE, V)), axis=0)
+        at, there = first[:, None] + tl.arange(0, V)[None, :], mask_of(first < step)[:, None]
+        tl.store(ptr + (share + at) * STEP, total.to(ptr.dtype.element_ty), mask=there)
+    else:
+        tl.store(ptr + (share + c) * STEP, tl.sum(lanes).to(ptr.dtype.element_ty))
+
+
+@triton.jit
 def store_one_by_one(
     out, src, weight, added, n, c, d, h, w, ok, height, width, row_step, step, src_channels, src_depth, src_height,
     src_width, src_row_step, DEPTH: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, ADJOINT: tl.constexpr,
@@ -93,6 +121,39 @@ def store_one_by_one(
             there = there[:, None]
             ptrs = ptrs[:, None] + tl.arange(0, V)[None, :]
         tl.store(ptrs, total.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def sum_one_by_one(
+    src, centre, partials, share, line, part, parts, tiles, strips, groups, c, owned, batch, channels, depth, height,
+    width, row_step, step, src_depth, src_height, src_width, src_row_step, DEPTH: tl.constexpr, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, ADJOINT: tl.constexpr, CHANNELS_LAST: tl.constexpr, WIDE: tl.constexpr, R: tl.constexpr,
+    W: tl.constexpr, V: tl.constexpr, LINE: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """Compute and store a program's sums with each product masked, as `store_one_by_one` does a patch."""
+    KH: tl.constexpr = HEIGHT[0]
+    KW: tl.constexpr = WIDTH[0]
+    ELEMENTS: tl.constexpr = DEPTH[0] * KH * KW
+    for k in tl.range(ELEMENTS, num_stages=1):
+        total = zeros(1, B, V, CHANNELS_LAST)[0]
+        for tile in tl.range(part, tiles, parts, num_stages=1):
+            n, d, group, strip = patch_of(tile, strips, groups, depth, WIDE, LINE, B)
+            ds, in_depth = meets(d, k // (KH * KW), src_depth, DEPTH[1], DEPTH[2], DEPTH[3], ADJOINT)
+            own = (first_plane(n, c, channels, depth, CHANNELS_LAST) + d) * height
+            far = (first_plane(n, c, channels, src_depth, CHANNELS_LAST) + ds) * src_height
+            for i in tl.range(R * W, num_stages=1):
+                h, w = group * R + i // W, strip * W + i % W
+                hs, in_height = meets(h, k // KW % KH, src_height, HEIGHT[1], HEIGHT[2], HEIGHT[3], ADJOINT)
+                ws, in_width = meets(w, k % KW, src_width, WIDTH[1], WIDTH[2], WIDTH[3], ADJOINT)
+                there = mask_of(owned & (n < batch) & (h < height) & (w < width) & in_depth & in_height & in_width)
+                first, second = centre + (own + h) * row_step + w * step, src + (far + hs) * src_row_step + ws * step
+                if CHANNELS_LAST:
+                    there = there[:, None]
+                    first = (first + c)[:, None] + tl.arange(0, V)[None, :]
+                    second = second[:, None] + tl.arange(0, V)[None, :]  # src stands at these channels
+                x = tl.load(first, mask=there, other=0.0).to(tl.float32)
+                total += x * tl.load(second, mask=there, other=0.0).to(tl.float32)
+        store_sum(partials + k, total, share, line, c, step, ELEMENTS, CHANNELS_LAST, V, LINE, B)
 
 
 @triton.jit
@@ -182,16 +243,8 @@ def correlate(
         src += c
 
     for tile in range(part, tiles, parts):
-        item = tile * (B // LINE) + lane // LINE
-        strip = item % strips
-        item = item // strips
-        group = item % groups
-        item = item // groups
-        d = item % depth
-        n = item // depth
+        n, d, group, strip = patch_of(tile, strips, groups, depth, WIDE, LINE, B)
         ok = owned & (n < batch)
-        if WIDE:
-            n = n.to(tl.int64)
         h0, w0 = group * R, strip * W
         row, at = group * STEP_H, strip * STEP_W
         target = ((first_plane(n, c, channels, depth, CHANNELS_LAST) + d) * height + h0) * row_step + w0 * step
@@ -261,23 +314,19 @@ def correlate(
 
     if SUM:
         share = part * (channels * V)
-        if CHANNELS_LAST:
-            first = (line * LINE + tl.arange(0, LINE)) * V
-            of = first[:, None] + tl.arange(0, V)[None, :]
-            there = mask_of(first < step)[:, None]
         for k in tl.static_range(ELEMENTS):
-            if CHANNELS_LAST:
-                total = tl.sum(tl.reshape(sums[k], (B // LINE, LINE, V)), axis=0)
-                total = total.to(partials.dtype.element_ty)
-                tl.store(partials + (share + of) * ELEMENTS + k, total, mask=there)
-            else:
-                tl.store(partials + (share + c) * ELEMENTS + k, tl.sum(sums[k]).to(partials.dtype.element_ty))
+            store_sum(partials + k, sums[k], share, line, c, step, ELEMENTS, CHANNELS_LAST, V, LINE, B)
         if BIAS_TAP[1] >= 0:
-            if CHANNELS_LAST:
-                total = tl.sum(tl.reshape(read, (B // LINE, LINE, V)), axis=0)
-                tl.store(bias_partials + share + of, total.to(bias_partials.dtype.element_ty), mask=there)
-            else:
-                tl.store(bias_partials + share + c, tl.sum(read).to(bias_partials.dtype.element_ty))
+            store_sum(bias_partials, read, share, line, c, step, 1, CHANNELS_LAST, V, LINE, B)
+        if RESULT:
+            broken = spoiling(zeros(1, B, V, CHANNELS_LAST)[0], sums, ELEMENTS)
+            if tl.max(tl.where(broken == 0, 0, 1)) > 0:
+                tl.debug_barrier()  # other threads store the same elements now
+                sum_one_by_one(
+                    src, centre, partials, share, line, part, parts, tiles, strips, groups, c, owned, batch, channels,
+                    depth, height, width, row_step, step, src_depth, src_height, src_width, src_row_step, DEPTH, HEIGHT,
+                    WIDTH, ADJOINT, CHANNELS_LAST, WIDE, R, W, V, LINE, B,
+                )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=("parts", "weights", "biases"))
