@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
 from convgrad.backends.triton import TritonBackend, check, launch, start
 from convgrad.errors import BackendError
 from convgrad.problem import OPERANDS, ConvProblem, Output
@@ -18,21 +22,31 @@ from convgrad.problem import OPERANDS, ConvProblem, Output
 PROBLEM = ConvProblem.parse("g8ic8oc8mb2ih4iw8kh1kw3ph0pw1")
 
 
+class Compiled:
+    """What Triton compiled: it computes nothing, and keeps how it was started."""
+
+    n_regs = 100
+
+    def __init__(self, text: str, spills: int, started: list[Any]) -> None:
+        self.hash, self.n_spills, self.started = text, spills, started
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        return lambda *given: self.started.append((grid, given))
+
+
 class Kernel:
-    """In the place of a compiled kernel: it computes nothing, and keeps how it was started."""
+    """In the place of a kernel, before it is compiled."""
 
     def __init__(self, *arg_names: str) -> None:
         self.arg_names = arg_names
-        self.started: list[tuple[tuple[int, ...], dict[str, Any]]] = []
-        #: Bytes, for each start to come.
+        self.compiled: list[dict[str, Any]] = []
+        self.started: list[tuple[tuple[int, ...], Any]] = []
+        #: Bytes, for each time to come that it is compiled.
         self.spills: list[int] = []
 
-    def __getitem__(self, grid: tuple[int, ...]) -> Any:
-        def run(src: Tensor, **given: Any) -> Any:
-            self.started.append((grid, given))
-            return SimpleNamespace(hash=str(src.dtype), n_spills=self.spills.pop(0) if self.spills else 0)
-
-        return run
+    def warmup(self, grid: tuple[int, ...], src: Tensor, **given: Any) -> Compiled:
+        self.compiled.append(given)
+        return Compiled(str(src.dtype), self.spills.pop(0) if self.spills else 0, self.started)
 
 
 @pytest.fixture
@@ -47,24 +61,78 @@ def call(backend: TritonBackend, problem: ConvProblem, pass_: Output = "forward"
     return backend.bind(problem, (pass_,))(*operands)
 
 
-def test_a_kernel_that_spills_gets_all_registers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once, and for good: also one that spills with them."""
+def on_a_gpu(address: int) -> Any:
+    return SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32, data_ptr=lambda: address)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> tuple[start.Launch, Kernel]:
     found = Kernel("src", "width", "parts")
-    found.spills = [2, 2, 2]
-    started = start.Launch(found, {"width": 5}, {"num_warps": 4}, lambda programs: (programs, 2))
-    monkeypatch.setattr(start, "at_once", lambda device: 7)
-    on_a_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.float32)
-    for _ in range(2):
-        assert started.start(src=on_a_gpu, out=on_a_gpu) == (2, "torch.float32")
-    plain = {"width": 5, "parts": 2, "num_stages": 1, "num_warps": 4, "enable_fp_fusion": True}
-    assert found.started == [((7,), plain), *[((7,), {**plain, "maxnreg": 255})] * 2]
+    monkeypatch.setattr(start, "at_once", lambda device, registers, threads: registers + threads)
+    return start.Launch(found, {"width": 5}, {"num_warps": 4}, lambda programs: (programs, 2)), found
+
+
+PLAIN = {"width": 5, "parts": 1, "num_stages": 1, "num_warps": 4, "enable_fp_fusion": True}
+GRID = (100 + 4 * 32, 1, 1)
+
+
+def test_a_kernel_that_spills_gets_all_registers(launched: tuple[start.Launch, Kernel]) -> None:
+    """At once, and for good: also one that spills with them."""
+    launch_, kernel = launched
+    kernel.spills = [2, 2, 2]
+    for address in (16, 8):
+        src = on_a_gpu(address)
+        assert launch_.start(src=src, out=src) == (2, "torch.float32")
+    assert kernel.compiled == [PLAIN, *[{**PLAIN, "maxnreg": 255}] * 2]
+    assert len(kernel.started) == 2
+
+
+def test_a_kernel_is_compiled_once_for_each_alignment(launched: tuple[start.Launch, Kernel]) -> None:
+    launch_, kernel = launched
+    first, second, third = on_a_gpu(32), on_a_gpu(48), on_a_gpu(40)
+    assert launch_.start(src=first, out=first) == (2, "torch.float32")
+    assert launch_.start(src=second, out=second) == (2, "")
+    assert launch_.start(src=third, out=second) == (2, "torch.float32")
+    assert launch_.start(src=third, out=third) == (2, "torch.float32")
+    assert kernel.started == [(GRID, (t, 5, 2)) for t in (first, second, third, third)]
+    assert kernel.compiled == [PLAIN] * 3
 
 
 def test_programs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    properties = SimpleNamespace(multi_processor_count=10)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    assert start.at_once(torch.device("cuda", 77)) == 30
-    assert start.at_once(torch.device("xpu", 0)) == start.PROGRAMS
+    """As many as there are registers and threads for."""
+    gpu = SimpleNamespace(multi_processor_count=10, regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    cuda = torch.device("cuda", 77)
+    assert [start.at_once(cuda, n, 128) for n in (16, 48, 50, 148, 255)] == [160, 100, 90, 30, 20]
+    assert start.at_once(cuda, 255, 512) == 10
+    assert start.at_once(torch.device("xpu", 0), 48, 128) == start.PROGRAMS
+
+
+def test_by_triton_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It compiles for a GPU that is not here, and is given the arguments in the kernel's order."""
+    started: list[tuple[Any, ...]] = []
+    gpu = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 7,
+        launcher_cls=lambda src, metadata: lambda *given: started.append(given),
+        utils=SimpleNamespace(
+            load_binary=lambda *_: ("module", "function", 40, 0, 1024),
+            get_device_properties=lambda device: {"max_shared_mem": 1 << 17, "max_num_regs": 1 << 16},
+        ),
+    )
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(type(driver), "active", gpu)
+    partials, out, bias = torch.zeros(3, 70), torch.zeros(70), torch.zeros(5)
+    adding = launch.adding(3, 70, 5)
+    hashes = [adding.start(partials=partials, out=out, bias_partials=bias, bias=bias)[1] for _ in range(2)]
+    assert hashes[0]
+    assert not hashes[1]
+    for *head, a, b, c, d, parts, weights, biases, bp, bn in started:
+        assert head[:4] == [3, 1, 1, 7]
+        assert (a is partials, b is out, c is bias, d is bias) == (True,) * 4
+        assert (parts, weights, biases, bp, bn) == (3, 70, 5, 32, 64)
+    assert len(started) == 2
 
 
 def test_a_kernel_is_checked_once_whatever_the_problem(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

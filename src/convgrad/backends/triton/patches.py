@@ -10,8 +10,12 @@ axis is a tuple (kernel, stride, dilation, low padding), and `tap`, `position` a
 # pyright: reportCallIssue=false, reportIndexIssue=false, reportOptionalOperand=false, reportAttributeAccessIssue=false
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
+
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 # ---- known when the kernel is compiled -------------------------------------------------------------
 
@@ -81,7 +85,10 @@ def within(index, size):
 @triton.jit
 def mask_of(condition):
     """The same condition: where a scalar meets a tile, Triton's interpreter holds integers until they are compared."""
-    return condition != 0
+    if INTERPRETED:
+        return condition != 0
+    else:
+        return condition
 
 
 @triton.jit
@@ -246,7 +253,9 @@ def add_products(
             if tap(r, j, HEIGHT, ADJOINT) >= 0:
                 for kw in tl.static_range(KW):
                     if reads(v, kw, WIDTH, ADJOINT):
-                        total += x[position(v, kw, WIDTH, ADJOINT) - START] * w[tap(r, j, HEIGHT, ADJOINT) * KW + kw]
+                        total = tl.fma(
+                            x[position(v, kw, WIDTH, ADJOINT) - START], w[tap(r, j, HEIGHT, ADJOINT) * KW + kw], total
+                        )
             new = new + (total,)
     return new
 
@@ -271,7 +280,7 @@ def sum_products(
                         if reads(v, kw, WIDTH, ADJOINT):
                             value = x[position(v, kw, WIDTH, ADJOINT) - START]
                             if EXACT:
-                                total += value * centre[j * W + v]
+                                total = tl.fma(value, centre[j * W + v], total)
                             else:  # not zero times what may be infinite
                                 total += tl.where(j < exist[v], value * centre[j * W + v], 0.0)
                             if kh == BIAS_H and kw == BIAS_W:

@@ -19,7 +19,10 @@ PROGRAMS = 3 * 132
 
 
 class Launch:
-    """A kernel with all its arguments but the tensors.
+    """A kernel with all its arguments but the tensors, which come before them.
+
+    Triton finds out at each call which compiled kernel its arguments select, which takes longer than to start it. Of a
+    launch only the alignment of its tensors can select another one, so the one that was selected is kept.
 
     Args:
         arguments: the others by name.
@@ -27,7 +30,7 @@ class Launch:
         grid: the number of programs and the argument ``parts``, where the GPU can run so many programs at once.
     """
 
-    __slots__ = ("_arguments", "_grid", "_kernel", "_options")
+    __slots__ = ("_arguments", "_grid", "_kernel", "_options", "_selected")
 
     def __init__(
         self, kernel: Any, arguments: dict[str, Any], options: dict[str, int], grid: Callable[[int], tuple[int, int]]
@@ -36,24 +39,56 @@ class Launch:
         self._arguments = arguments
         self._options: dict[str, Any] = {"num_stages": 1, "enable_fp_fusion": True, **options}
         self._grid = grid
+        #: By device and alignment: what starts a compiled kernel, which tensors it takes, its other arguments, and the
+        #: parts.
+        self._selected: dict[tuple[Any, ...], tuple[Callable[..., object], list[int], list[Any], int]] = {}
 
     def start(self, **tensors: Tensor) -> tuple[int, str]:
-        """Start the kernel; in how many parts, and which compiled one it is, if its result can be looked at now.
+        """Start the kernel; in how many parts, and which compiled one it is where its result is to be looked at.
 
         Args:
-            tensors: by name; what the kernel does not take is left out.
+            tensors: by name, in the kernel's order; what it does not take is left out.
         """
-        device = next(iter(tensors.values())).device
-        programs, parts = self._grid(at_once(device))
-        arguments = self.arguments(parts, tensors)
+        given = tuple(tensors.values())
+        device = given[0].device
+        key = (device, *[t.data_ptr() % 16 == 0 for t in given])
         with torch.accelerator.device_index(device.index):  # Triton launches on the current one
-            compiled = self._kernel[(programs,)](**arguments, **self._options)
-            spills = getattr(compiled, "n_spills", 0) and device.type == "cuda" and torch.version.hip is None
-            if spills and "maxnreg" not in self._options:
-                self._options = {**self._options, **ALL_REGISTERS}
-                compiled = self._kernel[(programs,)](**arguments, **self._options)
-            # The interpreter compiles nothing, and during a capture nobody can wait for a result.
-            return parts, "" if compiled is None or capturing() else compiled.hash
+            selected = self._selected.get(key)
+            if selected is None:
+                return self._select(key, device, tensors)
+            run, taken, others, parts = selected
+            run(*[given[i] for i in taken], *others)
+        return parts, ""
+
+    def _select(self, key: tuple[Any, ...], device: torch.device, tensors: dict[str, Tensor]) -> tuple[int, str]:
+        """Compile the kernel, or find it in Triton's cache, start it, and keep it."""
+        compiled = self._compiled(device, tensors)
+        if compiled is None:  # by the interpreter
+            programs, parts = self._grid(PROGRAMS)
+            self._kernel[(programs,)](**self.arguments(parts, tensors), **self._options)
+            return parts, ""
+        programs, parts = self._grid(at_once(device, compiled.n_regs, 32 * self._options["num_warps"]))
+        arguments = self.arguments(parts, tensors)
+        taken = [name for name in tensors if name in arguments]
+        run, others = compiled[programs, 1, 1], list(arguments.values())[len(taken) :]
+        run(*[tensors[name] for name in taken], *others)
+        if capturing():  # nobody can wait for a result
+            return parts, ""
+        names = list(tensors)
+        self._selected[key] = run, [names.index(name) for name in taken], others, parts
+        return parts, compiled.hash
+
+    def _compiled(self, device: torch.device, tensors: dict[str, Tensor]) -> Any:
+        """The kernel for tensors like these, loaded onto their device, with as many registers as it needs."""
+        while True:
+            compiled = self._kernel.warmup(grid=(1,), **self.arguments(1, tensors), **self._options)
+            if compiled is None:
+                return None
+            compiled[1, 1, 1]  # loads it, and counts its registers
+            spills = compiled.n_spills and device.type == "cuda" and torch.version.hip is None
+            if not spills or "maxnreg" in self._options:
+                return compiled
+            self._options = {**self._options, **ALL_REGISTERS}
 
     def arguments(self, parts: int, tensors: dict[str, Tensor]) -> dict[str, Any]:
         """What the kernel is given."""
@@ -62,8 +97,11 @@ class Launch:
 
 
 @cache
-def at_once(device: torch.device) -> int:
-    """How many programs a GPU runs at once, about."""
-    if device.type != "cuda":
+def at_once(device: torch.device, registers: int, threads: int) -> int:
+    """How many programs of so many threads, with so many registers each, a GPU runs at once."""
+    if device.type != "cuda" or torch.version.hip is not None:
         return PROGRAMS
-    return 3 * torch.cuda.get_device_properties(device).multi_processor_count
+    gpu = torch.cuda.get_device_properties(device)
+    rounded = -(-registers // 8) * 8 * threads
+    each = min(gpu.regs_per_multiprocessor // rounded, gpu.max_threads_per_multi_processor // threads)
+    return gpu.multi_processor_count * max(1, each)

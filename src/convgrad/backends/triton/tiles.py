@@ -1,7 +1,8 @@
 """The patch of a thread and the tile of a program: one model for all passes and both memory formats, without triton.
 
-Every patch that a thread has registers for is given a number of instructions per result, and the least one is taken.
-**No figure behind it was measured on a GPU**: the estimates follow what ptxas makes for sm_90.
+Of the patches up to a size, each is given a number of instructions per result, and the least one is taken. The sizes
+were measured on an H100: patches of about 16 results leave enough registers for other programs beside, so that more
+loads are in flight, and are compiled in seconds; Triton's passes take a time that grows with the square of a patch.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ _VECTOR = 16  # bytes
 _LANES = 128  # of a program
 _LINE = 32  # vectors of channels that a program owns: neighboring threads have neighboring ones
 _MOST_KEPT = 49  # kernel positions whose weights or sums a thread keeps: 7 x 7
-_MOST_ROWS = 16
-_MOST_COLUMNS = 16
-_MOST_PRODUCTS = 768  # that one program unrolls: more would not fit into the instruction cache
-_ROOM = 100  # registers for sums, weights, results and a row of the source
+_MOST_ROWS = 4
+_MOST_COLUMNS = 8
+_MOST_IN_A_SEQUENCE = 16  # columns, where there is one row
+_MOST_RESULTS = 32
+_MOST_PRODUCTS = 800  # that one program unrolls; half as many in channels_last, where there are more loads between
+_ROOM = 106  # registers for sums, weights, results and a row of the source
 _PER_LOAD = 6  # instructions: its address, its mask, the zeros it may leave
 _PER_PATCH = 100  # for where a patch lies
 _ENOUGH = 6 * 132 * 32  # threads: with fewer of them a large GPU would wait for its memory
@@ -65,18 +68,24 @@ def choose(g: Geometry, use: Use) -> Tile | None:
 def _shapes(g: Geometry, use: Use) -> Iterator[Tile]:
     _, height, width = g.axes
     widest = _VECTOR // g.itemsize
-    vectors = [v for v in (8, 4, 2, 1) if g.channels_last and gcd(widest, g.channels) % v == 0] or [1]
+    # Two channels; in a sweep of float32, which keeps twice as much, one.
+    two = g.channels_last and g.channels % 2 == 0 and (use != "sweep" or g.itemsize == 2)
+    vectors = (2, 1) if two else (1,)
     loaded, stored = (1, 1) if g.channels_last else (gcd(widest, width.source), gcd(widest, width.result))
+    # One vector of a row, where rows have whole ones.
+    most = widest if loaded == stored == widest else _MOST_COLUMNS
+    most = _MOST_IN_A_SEQUENCE if height.result == 1 and not g.channels_last else most
+    unrolled = _MOST_PRODUCTS // 2 if g.channels_last else _MOST_PRODUCTS
     for rows in range(1, min(height.result, _MOST_ROWS) + 1):
-        for columns in range(1, min(width.result, _MOST_COLUMNS) + 1):
+        for columns in range(1, min(width.result, most) + 1):
             if not height.begins(rows) or not width.begins(columns):
                 continue
             u = loaded
             if columns < width.result:  # patches begin at multiples of what they take of the source
                 u = gcd(loaded, columns // width.stride if g.adjoint else columns * width.stride)
-            for v in vectors:
+            for v in (v for v in vectors if rows * columns * v <= _MOST_RESULTS):
                 tile = _fit(g, Tile(rows, columns, v, u, gcd(stored, columns), 1, _LANES))
-                fits = _registers(g, use, tile) <= _ROOM and rows * columns * v * _products(g, use) <= _MOST_PRODUCTS
+                fits = _registers(g, use, tile) <= _ROOM and rows * columns * _products(g, use) <= unrolled
                 least = rows * columns * v == 1 and use != "sweep"
                 if (fits or least) and _items(g, tile) * tile.line <= INT32_MAX - _LANES:
                     yield tile
@@ -142,7 +151,7 @@ def lines(g: Geometry, tile: Tile) -> int:
 
 
 def parts(g: Geometry, use: Use, tile: Tile, programs: int) -> int:
-    """Programs for a line of channels, with as many tiles each, where so many ``programs`` fill the GPU at once."""
+    """Programs for a line of channels, with as many tiles each, on a GPU that runs so many ``programs`` at once."""
     tiles = -(-_items(g, tile) // (tile.lanes // tile.line))
     if use == "result":
         each = min(_TILES, max(1, tiles * lines(g, tile) // programs))
