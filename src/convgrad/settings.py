@@ -65,11 +65,13 @@ def current() -> Settings:
 
 
 #: Flags without a Python frame: how many threads there are, whether deterministic algorithms are demanded, whether
-#: oneDNN may be used, and ``torch.backends.cudnn.benchmark``.
+#: oneDNN may be used, and those of ``torch.backends.cudnn``.
 threads = torch.get_num_threads
 deterministic = torch._C._get_deterministic_algorithms
 mkldnn = torch._C._get_mkldnn_enabled
 benchmark = torch._C._get_cudnn_benchmark
+_cudnn = torch._C._get_cudnn_enabled
+_cudnn_deterministic = torch._C._get_cudnn_deterministic
 
 
 def determinism_demanded(device: torch.device) -> bool:
@@ -89,10 +91,17 @@ def measuring_share(device: torch.device) -> float:
 
 def flags(like: Tensor) -> object:
     """A cheap hashable value that changes whenever the flags that matter on this tensor's device do."""
-    if not like.is_cpu:
-        return current()
-    conv, matmul = fp32_precision("mkldnn", "conv"), fp32_precision("mkldnn", "matmul")
-    return (threads(), deterministic(), mkldnn(), benchmark(), measuring[0], conv, matmul)
+    library = "mkldnn" if like.is_cpu else "cuda"
+    usual = (
+        deterministic(),
+        benchmark(),
+        measuring[0],
+        fp32_precision(library, "conv"),
+        fp32_precision(library, "matmul"),
+    )
+    if like.is_cpu:
+        return *usual, threads(), mkldnn()
+    return *usual, _cudnn(), _cudnn_deterministic(), capturing()
 
 
 class measure:  # noqa: N801 - a setting that may also be a block, as torch.set_grad_enabled is

@@ -18,10 +18,10 @@ def register(library: torch.library.Library) -> None:
             packet = getattr(torch.ops.convgrad, name)
             for overload in packet.overloads():
                 operator = getattr(packet, overload)
-                library.impl(operator, _kernel(operator, device, key), key)
+                library.impl(operator, _kernel(operator, device), key)
 
 
-def cast_operands(*operands: Tensor | None) -> tuple[Tensor | None, ...]:
+def cast_operands(*operands: Tensor | None) -> tuple[Any, ...]:
     """What autocast makes of the operands of a convolution: the same tensors where it is off.
 
     For an autograd.Function: cast before it, so that it saves what was computed with, as PyTorch's convolution does.
@@ -34,16 +34,22 @@ def autocast_is_on(device: str) -> bool:
     return device in _KEYS and torch.is_autocast_enabled(device)
 
 
+def without_autocast(device: str) -> Any:
+    """A block in which autocast is off for this kind of device; cheaper than ``torch.autocast(device, enabled=False)``,
+    and the casts that the enclosing block remembers stay.
+    """
+    return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEYS[device])))
+
+
 def _cast(value: Any, device: str) -> Any:
     eligible = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
     return value.to(torch.get_autocast_dtype(device)) if eligible and value.device.type == device else value
 
 
-def _kernel(operator: Callable[..., Any], device: str, key: str) -> Callable[..., Any]:
-    below = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+def _kernel(operator: Callable[..., Any], device: str) -> Callable[..., Any]:
 
     def kernel(*args: Any, **options: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(below):
+        with without_autocast(device):
             return operator(*[_cast(a, device) for a in args], **options)
 
     return kernel
