@@ -176,3 +176,18 @@ def test_compare_on_a_device():
     a = torch.ones(2048, 2048, device="cuda")
     seen = compare({"two": lambda: a @ a @ a, "one": lambda: a @ a}, "one", seconds=0.2, device="cuda")
     assert seen.speedup("two").value < 0.8
+
+
+def test_enqueuing_takes_time_too_where_that_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def __init__(self, device: torch.device, enable_timing: bool) -> None: ...
+        def record(self) -> None: ...
+        def elapsed_time(self, end: object) -> float:
+            return 0.01  # milliseconds
+
+    monkeypatch.setattr(torch, "Event", Event)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: None)
+    calls = {"slow to enqueue": lambda: time.sleep(2e-3), "quick": lambda: None}
+    seconds = {host: compare(calls, seconds=0.05, device="meta", host=host).median for host in (False, True)}
+    assert seconds[False]("slow to enqueue") == seconds[False]("quick") == 1e-5
+    assert seconds[True]("slow to enqueue") > 1e-3 > seconds[True]("quick")

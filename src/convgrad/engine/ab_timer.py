@@ -146,6 +146,7 @@ def compare(
     least_rounds: int = _LEAST_ROUNDS,
     known: Mapping[str, float] | None = None,
     tie: float = 0.0,
+    host: bool = False,
 ) -> Comparison:
     """Time callables alternately, for about ``seconds`` in all and at least ``least_rounds`` rounds.
 
@@ -155,6 +156,8 @@ def compare(
         device: where the work runs. On a device each call is timed by events behind a flushed cache, so that
             the time is that of the kernels and not of their launch.
         known: seconds per call, for callables that were called a few times before and need no warm-up.
+        host: on a device, a call takes no less than the processor takes to enqueue it, as where nothing else keeps the
+            device busy.
         tie: end as soon as it is clear which one is the fastest (`Comparison.decided`); 0: all rounds.
 
     Raises:
@@ -170,7 +173,7 @@ def compare(
     if baseline is None or baseline not in calls:
         raise ValueError(f"baseline={baseline!r} must be one of the callables {list(calls)}")
     device = torch.device(device)
-    timers = {name: _timer(call, device) for name, call in calls.items()}
+    timers = {name: _timer(call, device, host) for name, call in calls.items()}
     single = known or {name: _warm_up(timer, seconds / (10 * len(calls))) for name, timer in timers.items()}
 
     block = max(_LEAST_BLOCK, seconds / (len(calls) * _MOST_ROUNDS))
@@ -225,7 +228,7 @@ def second_call(call: Callable[[], object], device: torch.device) -> float:
     return call_seconds(call, device)
 
 
-def _timer(call: Callable[[], object], device: torch.device) -> Callable[[int], float]:
+def _timer(call: Callable[[], object], device: torch.device, host: bool) -> Callable[[int], float]:
     """Function n -> seconds per call over n calls."""
     if device.type == "cpu":
         clock = timeit.Timer("call()", timer=time.perf_counter, globals={"call": call})
@@ -234,13 +237,17 @@ def _timer(call: Callable[[], object], device: torch.device) -> Callable[[int], 
 
     def on_device(n: int) -> float:
         events = [(torch.Event(device, enable_timing=True), torch.Event(device, enable_timing=True)) for _ in range(n)]
+        enqueued = []
         for start, end in events:
             cache.zero_()  # also gives the host time to enqueue the call
             start.record()
+            begun = time.perf_counter()
             call()
+            enqueued.append(time.perf_counter() - begun)
             end.record()
         torch.accelerator.synchronize(device)
-        return statistics.median(start.elapsed_time(end) for start, end in events) * 1e-3
+        took = statistics.median(start.elapsed_time(end) for start, end in events) * 1e-3
+        return max(took, statistics.median(enqueued)) if host else took
 
     return on_device
 

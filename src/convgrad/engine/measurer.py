@@ -227,7 +227,7 @@ def _measured(problem: ConvProblem, outputs: Outputs, device: torch.device) -> M
 def _wrong(problem: ConvProblem, steps: tuple[Step, ...], device: torch.device) -> str:
     """What is wrong with a candidate, said aloud; ATen is never banned."""
     for step in steps:
-        check = _state.check if step.backend.name != "aten" else None
+        check = None if step.backend.name == "aten" or step.backend.checks_itself else _state.check
         why = check(step.backend, problem, step.outputs, device) if check else ""
         if why:
             text = f"the backend {step.backend.name!r} is not used for {problem}, it is wrong there: {why}"
@@ -259,8 +259,9 @@ def _times(calls: Mapping[str, Callable[[], object]], device: torch.device) -> t
     def compared(some: dict[str, Callable[[], object]]) -> Comparison:
         base = first if first in some else fastest
         rounds = max(1, min(7, int(_LONGEST * _SECONDS / sum(once[way] for way in some))))
+        seconds = {way: once[way] for way in some}
         return compare(
-            some, base, seconds=_SECONDS, device=device, least_rounds=rounds, known={w: once[w] for w in some}, tie=_TIE
+            some, base, seconds=_SECONDS, device=device, least_rounds=rounds, known=seconds, tie=_TIE, host=True
         )
 
     if len(hopeful) > 1:

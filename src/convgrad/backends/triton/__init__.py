@@ -55,6 +55,7 @@ class TritonBackend(Backend):
     name = "triton"
     summary = "depthwise 1-D, 2-D and 3-D on a GPU, NCHW and channels_last, one reading of each operand"
     sweeps = (_BOTH, _ALL)
+    checks_itself = True
 
     def __init__(self) -> None:
         self._banned: dict[torch.device, str] = {}
