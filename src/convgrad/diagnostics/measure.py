@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from ..backends import COPY
-from ..engine import Step, get_backend, reasons_against, trials
+from ..engine import BY_RULE, Step, get_backend, reasons_against, trials
 from ..engine.ab_timer import compare, second_call
 from ..problem import PASSES, ConvProblem
 from .explanation import Answer
@@ -54,7 +54,7 @@ def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
     """The reasons of a row; one that expects another order than was measured just now says that it was a rule's."""
     aten = next((s for name, s in seconds.items() if name.removesuffix(COPY) == "aten"), None)
     slower = aten is not None and seconds[row.backend] > aten * _DIFFERENT
-    if row.chosen and slower and row.reasons[0].startswith("by rule"):
+    if row.chosen and slower and row.reasons[0].startswith(BY_RULE):
         return ("by rule; in this measurement aten took less time",)
     return row.reasons
 

@@ -16,8 +16,11 @@ from .measurements import SETTLED, find
 from .measurer import measure_now, steps_of, worth_measuring
 from .registry import backends, computed_at_once, get_backend, reasons_against
 from .request import Request
-from .rules import by_rule
+from .rules import by_rule, timed_on
 from .steps import Step
+
+#: How the reason of such a choice begins.
+BY_RULE = "by rule: "
 
 
 def choose(
@@ -125,13 +128,13 @@ def _by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> tu
     passes = passes_of(outputs)
     for way, why in by_rule(problem, passes, device):
         if way in backends():
-            steps = _by(get_backend(way), f"by rule: {why}", problem, outputs, device)
+            steps = _by(get_backend(way), BY_RULE + why, problem, outputs, device)
             if steps:
                 return steps
             if any(_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1):
                 return ()  # it has no sweep, but computes one of the passes: they are chosen one by one
-    aten, timed = get_backend("aten"), device.type == "cpu"
-    why = "no rule prefers another backend" if timed else f"no other backend was ever timed on {device.type}"
+    aten = get_backend("aten")
+    why = "no rule prefers another backend" if timed_on(device) else f"no other backend was ever timed on {device.type}"
     if len(passes) > 1:
         return _by(aten, why, problem, outputs, device)
     wrong, instead = aten.wrong_here(problem, passes, device)

@@ -2,7 +2,7 @@
 
 PyTorch's own kernels are, except for the kinds of problem in the table below. ``benchmarks/derive.py`` writes it from
 what ``benchmarks/sweep.py`` measured; `kind_of` is written by hand, from what is known of the kernels on both sides.
-There is no table for a GPU: nobody has measured our kernels on one yet.
+A GPU has no table, but the few lines of `_on_gpu`, and those only for GPUs like one on which ours were timed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 
 from .._compat import avx512_here, cpu_lacks
 from ..backends import MOST_A_GROUP, aten_choice
+from ..backends.base import capability
 from ..problem import ConvProblem, Outputs
 from ..settings import threads
 from .environment import mkl_at_its_best
@@ -42,6 +43,14 @@ _SMALL, _SMALL_PRODUCT = 1e6, 3e6
 _WIDE, _LARGE_PRODUCT = 96, 2e7
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more.
 _LARGE = 1e7
+
+
+#: Compute capabilities of the GPUs on which ours were timed: Hopper, see benchmarks/results/gpu-h100.md.
+_TIMED = ((9, 0),)
+#: FLOPs of a pass from which PyTorch's depthwise kernels in NCHW keep a Hopper busy for more than a millisecond a step.
+_LARGE_ON_GPU = 6e8
+#: Columns of a kernel from which tensor cores multiply it.
+_WIDE_KERNEL = 9
 
 
 def kind_of(problem: ConvProblem, outputs: Outputs, emulated: bool) -> str | None:
@@ -81,8 +90,30 @@ def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Ite
             break
         if way != "aten:float32" or worth_converting(problem, outputs, lacking):
             yield way, f"{kind} problems are {gain}x as fast as PyTorch on average"
+    if timed_on(device) and device.type != "cpu":
+        yield from _on_gpu(problem)
     if for_mkl:
         yield "aten:matmul", "a linear layer, and MKL is made for this processor"
+
+
+def timed_on(device: torch.device) -> bool:
+    """Whether our kernels were timed against PyTorch's on a device like this."""
+    return device.type == "cpu" or capability(device) in _TIMED
+
+
+def _on_gpu(p: ConvProblem) -> Iterator[tuple[str, str]]:
+    """The same on a GPU, where a call of ours takes the processor longer than one of PyTorch's.
+
+    These 110 us of a training step, under autocast 260, are hidden where it waits for the GPU, and lost where it waits
+    for the processor. So by rule ours are taken only where PyTorch's kernels take ten times as long, under autocast
+    five times: no step can lose more than the inverse of that. In channels_last few do.
+    """
+    if not p.depthwise or p.channels_last or p.flops < _LARGE_ON_GPU or p.ndim > 2:
+        return
+    if p.kernel_size[-1] < _WIDE_KERNEL:
+        yield "triton", "PyTorch's depthwise kernels take several times as long in NCHW"
+    elif p.dtype.itemsize == 2:  # not float32, which it multiplies as TF32 and PyTorch's depthwise kernels don't
+        yield "triton:banded", "PyTorch's kernels take more than ten times as long for large depthwise kernels"
 
 
 def worth_converting(p: ConvProblem, outputs: Outputs, lacking: str) -> bool:

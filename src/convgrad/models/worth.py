@@ -18,7 +18,7 @@ from torch import nn
 from .._compat import channels_last_of, suggests_channels_last
 from ..backends import native_norm_takes, norm_gains
 from ..custom import problem_of_module
-from ..engine import Plan, beats_matmul, get_backend, linear_gains
+from ..engine import BY_RULE, Plan, beats_matmul, get_backend, linear_gains
 from ..errors import ConvgradError
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output, Outputs
 from ..settings import measuring_share
@@ -45,7 +45,11 @@ _ROWS = tuple(round(2 ** (i / 2)) for i in range(32, 13, -1))
 
 
 def worth_replacing(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor) -> bool:
-    """Whether any output of a layer is given to another backend than ATen: a faster one, or one that is right."""
+    """Whether any output of a layer is given to another backend than ATen: a faster one, or one that is right.
+
+    On a GPU the rules prefer others for large layers alone, and a small one that is replaced for nothing takes the
+    processor longer. So there the rules count only where sizes are known.
+    """
     d, device, dtype = len(module.kernel_size), module.weight.device, module.weight.dtype
     contiguous, channels_last = torch.contiguous_format, channels_last_of(d)
     turned = suggests_channels_last(module.weight)  # then so is every result
@@ -63,7 +67,8 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor)
         inputs = product(grid(_BATCHES, _SIZES[d]), formats)
     else:
         inputs = ((shape, channels_last if turned or last else contiguous) for shape, last in seen)
-    if any(not p.empty and _any_but_aten(p, device, plan_for) for p in problems(inputs)):
+    ruled = seen is not None or device.type == "cpu"
+    if any(not p.empty and _any_but_aten(p, device, plan_for, ruled) for p in problems(inputs)):
         return True
     aten = get_backend("aten")  # where it is known to be wrong at any size, the layer is replaced for that alone
     small = product(grid((2,), _SMALL), formats)
@@ -98,13 +103,14 @@ def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torc
     return seen is None or any(norm_gains(s.shape, dtype.itemsize, s.channels_last) for s in seen)
 
 
-def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor) -> bool:
+def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor, ruled: bool) -> bool:
     backward: list[Output] = [o for o in OUTPUTS if o != problem.bias_pass and (problem.has_bias or o != "grad_bias")]
     forward: Outputs = (problem.bias_pass,)
     calls = [forward, tuple(backward), *((o,) for o in backward if o != "grad_bias")]
     for outputs in calls:
         with suppress(ConvgradError):
-            if any(s.backend.name != "aten" for s in plan_for(problem.replace(has_bias=False), outputs, device).steps):
+            steps = plan_for(problem.replace(has_bias=False), outputs, device).steps
+            if any(s.backend.name != "aten" and (ruled or not s.reason.startswith(BY_RULE)) for s in steps):
                 return True
     return False
 

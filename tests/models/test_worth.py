@@ -1,0 +1,27 @@
+"""Whether a layer is worth replacing on a device that is not here, by a choice that is given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from convgrad.models.worth import Seen, worth_replacing
+
+
+@pytest.mark.parametrize(
+    ("reason", "seen", "expected"),
+    [
+        ("by rule: it is faster for large layers", None, False),  # how large it will be, nobody knows
+        ("by rule: it is faster for large layers", [Seen((32, 8, 56, 56), False)], True),
+        ("registered by the user", None, True),
+        ("measured twice on this machine", None, True),
+    ],
+)
+def test_on_a_gpu_the_rules_count_where_sizes_are_known(reason: str, seen: list[Seen] | None, expected: bool) -> None:
+    steps = (SimpleNamespace(backend=SimpleNamespace(name="triton"), reason=reason),)
+    chosen: Any = lambda problem, outputs, device: SimpleNamespace(steps=steps)  # noqa: E731
+    layer = torch.nn.Conv2d(8, 8, 3, groups=8, device="meta")  # in the place of a GPU
+    assert worth_replacing(layer, seen, chosen) == expected
