@@ -1,6 +1,6 @@
 """Our GPU kernels in one call, under ten minutes: conformance on the device, then ours against PyTorch.
 
-    python benchmarks/gpu.py [--stages card,conformance,compiled,rows,graphs,sanitized] [--only mobilenet,mamba]
+    python benchmarks/gpu.py [--stages card,conformance,compiled,rows,graphs,steps,sanitized] [--only mobilenet,mamba]
 
 1. card: the bandwidth of a copy, the peak, the time of a launch that does nothing.
 2. conformance: the suite on the device, in worker processes; it compiles what it runs (some hundred kernels).
@@ -10,7 +10,9 @@
    behind a flushed cache; a sequence in channels_last has strides (L*C, 1, C). A row that fails, hangs or breaks the
    device says so, and the others go on in a new process.
 5. graphs: CUDA graphs and torch.compile.
-6. sanitized (only if named, and where compute-sanitizer is installed): a few problems under it.
+6. steps (only if named): training steps of torchvision's models, stock and after `accelerate_`, each in eager mode and
+   as a CUDA graph.
+7. sanitized (only if named, and where compute-sanitizer is installed): a few problems under it.
 
 What is found is judged by bars: bytes against the card's copy bandwidth, products against its float32 peak, speed
 against PyTorch; a row that a few launches' time would cover is not judged by bandwidth. The table is written to gpu.md
@@ -34,8 +36,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_calls import card, compiled_agrees, conform, graph_replays, measure, sanitize, short, taking, warm
-from gpu_problems import DTYPES, NARROW, PROBLEMS, SWEEP, TINY, WHAT, WIDE, layouts
+from gpu_calls import (
+    card,
+    compiled_agrees,
+    conform,
+    graph_replays,
+    measure,
+    sanitize,
+    short,
+    taking,
+    training_step,
+    warm,
+)
+from gpu_problems import DTYPES, LAYOUTS, MODELS, NARROW, PROBLEMS, SWEEP, TINY, WHAT, WIDE, layouts
 from gpu_report import line, report
 from gpu_workers import Worker, in_parallel, run_once
 
@@ -163,6 +176,18 @@ def graphs(run: Run) -> None:
             print(f"{name}: {found[name]}", flush=True)
 
 
+def steps(run: Run) -> None:
+    """Training steps of whole models."""
+    args, found = run.args, run.state.setdefault("steps", {})
+    for name, layout, graph in product(MODELS, LAYOUTS, (False, True) if args.device == "cuda" else (False,)):
+        key = f"{name}, {layout}, {'CUDA graph' if graph else 'eager'}"
+        if "stock" not in found.get(key, {}) and run.left > 5:
+            asked = name, layout, graph, args.device, 2 if args.dry_run else 64
+            found[key] = run_once(training_step, *asked, limit=min(90.0, run.left))
+            print(key, found[key], flush=True)
+            run.save()
+
+
 def missing(run: Run, problem: ConvProblem, backend: str) -> list[str]:
     """What has not been measured of a problem with a backend."""
     key = (str(problem), backend)
@@ -194,7 +219,7 @@ def rows(run: Run) -> None:
 
 STAGES: dict[str, Callable[[Run], None]] = {
     "card": card_of, "conformance": conformance, "compiled": compiled, "rows": rows, "graphs": graphs,
-    "sanitized": sanitized,
+    "steps": steps, "sanitized": sanitized,
 }  # fmt: skip
 
 
@@ -226,7 +251,10 @@ def broken(state: dict[str, Any]) -> bool:
     """Whether anything failed; what was not reached in time did not."""
     stages = [state.get(name, {}).get("failures") for name in ("compiled", "conformance", "sanitized")]
     graphs_differ = any(result != "equal" for result in state.get("graphs", {}).values())
-    return bool(any(stages) or graphs_differ or state.get("stages") or any("error" in r for r in state["rows"]))
+    steps_failed = any("error" in step for step in state.get("steps", {}).values())
+    return bool(
+        any(stages) or graphs_differ or steps_failed or state.get("stages") or any("error" in r for r in state["rows"])
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -236,7 +264,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
     parser.add_argument("--device", default="xpu" if hasattr(torch, "xpu") and torch.xpu.is_available() else "cuda")
     parser.add_argument("--backend", default="triton,triton:banded", help="names; each takes the problems that it can")
-    parser.add_argument("--stages", default=",".join(list(STAGES)[:-1]), help="of " + ", ".join(STAGES))
+    parser.add_argument("--stages", default=",".join(list(STAGES)[:-2]), help="of " + ", ".join(STAGES))
     parser.add_argument("--only", default="", help="words, one of which a problem's name holds")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--fresh", action="store_true", help="do not go on from what is in DIR")

@@ -5,11 +5,13 @@ Every function takes and returns plain values, for it is sent to another process
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, cast
@@ -212,6 +214,60 @@ def sanitize(text: str, names: str, device: str) -> dict[str, Any]:
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False, timeout=300)
     said = (done.stdout + done.stderr)[-300:].replace("\n", " ")
     return {"passed": int(done.returncode == 0), "failures": [f"{text}: {said}"] if done.returncode else []}
+
+
+# ---- steps -----------------------------------------------------------------------------------------
+
+
+def training_step(name: str, layout: str, graph: bool, device: str, batch: int) -> dict[str, Any]:
+    """A step of one of torchvision's models under autocast to bfloat16, stock and after `accelerate_`: seconds.
+
+    The images have 224 x 224 pixels. With ``graph`` the step is a CUDA graph, which takes no time of the processor.
+    """
+    import torchvision
+
+    import convgrad
+
+    torch.manual_seed(0)
+    net = getattr(torchvision.models, name)().to(device).train()
+    for module in net.modules():
+        if type(module).__name__ in ("Dropout", "StochasticDepth"):
+            module.p = 0.0  # both sides compute the same
+    x = torch.randn(batch, 3, 224, 224, device=device)
+    if layout == "channels_last":
+        net, x = net.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+    other = copy.deepcopy(net)
+    report = convgrad.accelerate_(other)
+    calls, losses = {}, {}
+    for key, model in (("stock", net), ("ours", other)):
+        step = partial(_step, model, x)
+        losses[key] = step().item()
+        calls[key] = _captured(step) if graph else step
+    if not abs(losses["ours"] - losses["stock"]) < 0.02 * abs(losses["stock"]):
+        return {"error": f"the losses are {losses}"}
+    seen = compare(calls, "stock", device=device, seconds=1.5)
+    return {"replaced": report.counts[0][0], "speed": str(seen.speedup("ours")),
+            **{key: seen.seconds(key) for key in calls}}  # fmt: skip
+
+
+def _step(model: torch.nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, dtype=torch.bfloat16, cache_enabled=False):
+        result = model(x)
+    loss = result.float().square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+def _captured(step: Callable[[], object]) -> Callable[[], object]:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 # ---- graphs ----------------------------------------------------------------------------------------

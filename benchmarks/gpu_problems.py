@@ -67,6 +67,8 @@ DTYPES = (torch.float32, torch.bfloat16)
 WHAT = ("forward", "grad_input", "grad_weight", "backward")
 SWEEP: tuple[Output, ...] = ("grad_input", "grad_weight")
 LAYOUTS = ("NCHW", "channels_last")
+#: Of torchvision, for `steps`.
+MODELS = ("mobilenet_v2", "efficientnet_b0", "convnext_tiny")
 
 
 def layouts(problem: ConvProblem) -> dict[str, ConvProblem]:

@@ -133,6 +133,19 @@ def said(key: str, value: Any) -> Any:
     return f"{value * 1e-9:.0f} GB/s" if "bytes" in key else f"{value * 1e-12:.1f} TFLOP/s"
 
 
+def steps_table(found: dict[str, Any]) -> list[str]:
+    """Training steps, stock and ours."""
+    if not found:
+        return []
+    rows = [
+        f"| {key} | {step['error']} | | | |" if "error" in step else
+        f"| {key} | {step['replaced']} | {step['stock'] * 1e3:.2f} | {step['ours'] * 1e3:.2f} | {step['speed']} |"
+        for key, step in found.items()
+    ]  # fmt: skip
+    return ["| a training step, bfloat16 by autocast | convolutions replaced | stock ms | ours ms | speed |",
+            "|---|---:|---:|---:|---|", *rows, ""]  # fmt: skip
+
+
 def report(state: dict[str, Any]) -> str:
     """The whole run."""
     card, rows = state["card"], state["rows"]
@@ -152,6 +165,7 @@ def report(state: dict[str, Any]) -> str:
         *bars([] if state.get("warning") else rows, card),
         "",
     ]
+    lines += steps_table(state.get("steps", {}))
     lines += ["| " + " | ".join(_HEADS) + " |", "|---" * 4 + "|---:" * (len(_HEADS) - 4) + "|"]
     lines += [line(row, card) for row in rows]
     words = ("problem", "dtype", "what", "backend")
