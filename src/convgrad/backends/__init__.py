@@ -9,7 +9,7 @@ from .aten import AtenBackend, aten_backward, complex_product, pytorchs_call, ru
 from .aten_defects import DEFECTS, Defect, learn, reads_odd_strides, warn_of
 from .aten_direct import aten_choice
 from .aten_libraries import AtenCudnnBackend, AtenMiopenBackend, AtenMkldnnBackend, AtenNativeBackend
-from .base import Arithmetic, Backend, Kernel, Layout, described, operand_format
+from .base import Arithmetic, Backend, Kernel, Layout, capability, described, operand_format
 from .im2col import Im2colBackend
 from .native import MOST_A_GROUP, NativeAmxBackend, NativeAvx2Backend, NativeBackend
 from .native_norm import native_norm_takes, norm_gains, normalization_gradients, normalize

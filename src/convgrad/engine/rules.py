@@ -13,8 +13,7 @@ from math import prod
 import torch
 
 from .._compat import avx512_here, cpu_lacks
-from ..backends import MOST_A_GROUP, aten_choice
-from ..backends.base import capability
+from ..backends import MOST_A_GROUP, aten_choice, capability
 from ..problem import ConvProblem, Outputs
 from ..settings import threads
 from .environment import mkl_at_its_best
