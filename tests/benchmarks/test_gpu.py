@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -62,6 +63,28 @@ def test_without_time_nothing_is_claimed(tmp_path: Path) -> None:
     text = (tmp_path / "gpu.md").read_text()
     assert text.count("not measured") >= 7
     assert "met" not in text.replace("geometric", "")
+
+
+def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model by torchvision's name; both sides compute the same, and the table says how long they take."""
+
+    def tiny() -> torch.nn.Module:
+        layers = (
+            torch.nn.Conv2d(3, 4, 7, 16),
+            torch.nn.Conv2d(4, 4, 3, groups=4),
+            torch.nn.Dropout(),
+            torch.nn.Flatten(),
+        )
+        return torch.nn.Sequential(*layers)
+
+    models = SimpleNamespace(mobilenet_v2=tiny)
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=models))
+    found = gpu_calls.training_step("mobilenet_v2", "channels_last", False, "cpu", 2)
+    assert found["replaced"] == 1
+    assert min(found["stock"], found["ours"]) > 0
+    (*_, row, failed, _) = gpu_report.steps_table({"a step": found, "another": {"error": "no answer"}})
+    assert row.startswith("| a step | 1 | ")
+    assert "no answer" in failed
 
 
 def test_which_backends_have_rows() -> None:
