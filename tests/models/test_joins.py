@@ -205,8 +205,9 @@ def test_a_hook_sees_what_it_always_saw(which: str, kind: str, joined: list[str]
     torch.testing.assert_close(*seen, rtol=1e-4, atol=1e-4)
 
 
-def test_a_hook_on_all_modules_sees_what_it_always_saw(joined: list[str]) -> None:
-    ours, stock, _ = pair(Block(nn.SiLU()))
+@pytest.mark.parametrize("build", [Block, Activated])
+def test_a_hook_on_all_modules_sees_what_it_always_saw(build: Any, joined: list[str]) -> None:
+    ours, stock, _ = pair(build(nn.SiLU()))
     seen: list[Tensor] = []
     handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: seen.append(output))
     with handle:
@@ -237,6 +238,14 @@ def test_a_parametrization_of_the_module_that_calls_both(joined: list[str]) -> N
     assert joined == ["relu"] * 2
     report.restore()
     assert type(ours) is Weighted
+
+
+def test_a_model_that_is_accelerated_again() -> None:
+    ours, _, report = pair(Block(nn.ReLU()))
+    again = convgrad.accelerate_(ours, only_gains=False)
+    report.restore()
+    again.restore()
+    assert type(ours) is Block
 
 
 def test_parts_by_themselves(joined: list[str]) -> None:

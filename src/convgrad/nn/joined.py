@@ -72,7 +72,6 @@ class _Now(threading.local):
             getattr(type(first), "_convgrad_joins", "") != getattr(type(second), "_convgrad_joined", None)
             or (isinstance(second, ReLU6) and (second.min_val, second.max_val) != (0, 6))
             or (second in FUNCTIONS.values() and getattr(F, second._convgrad_activation) not in NAMES)  # wrapped
-            or is_seen(first)
             or is_seen(second)
             or any(type(module) is not nn.Identity or is_seen(module) for module in between)
         ):
