@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -30,10 +30,10 @@ class Block(nn.Module):
 
 
 class Optional(Block):
-    """Only the activation itself decides whether it is called, as in the MobileNets of transformers."""
+    """Only the layers themselves decide whether they are called, as in the MobileNets of transformers."""
 
     def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
-        x = self.norm(self.conv(x))
+        x = self.norm(self.conv(x)) if self.norm is not None else self.conv(x)
         if self.activation is not None:
             x = self.activation(x)
         return x
@@ -95,6 +95,30 @@ class FlaggedAfter(Block):
         if self.flag:
             z = z + y
         return z
+
+
+class FlaggedMerge(Block):
+    """What lies between them is given to a function, beside the result of both."""
+
+    def merge(self, y: Tensor, z: Tensor) -> Tensor:
+        return z + y if self.flag else z
+
+    def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
+        y = self.norm(self.conv(x))
+        return self.merge(y, self.activation(y))
+
+
+class FlaggedLayers(nn.Sequential):
+    """The one is called by the class that it is derived from, the other by itself."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6))
+        self.flag, self.seen = False, []
+
+    def forward(self, input: Tensor) -> Tensor:
+        y = super().forward(input)
+        z = F.relu(y)
+        return z + y if self.flag else z
 
 
 class FlaggedWalrus(Block):
@@ -211,7 +235,9 @@ class Padded(Block):
     """What comes before is a function that cannot be traced; another one follows the activation."""
 
     def forward(self, x: Tensor, scale: float = 0.0) -> Tensor:
-        return halved(self.activation(self.norm(self.conv(padded(x, self.conv, more=1)))))
+        y = self.norm(self.conv(padded(x, self.conv, more=1)))
+        z = self.activation(y)
+        return z if self.flag else halved(z)
 
 
 def halved(x: Tensor) -> Tensor:
@@ -433,6 +459,8 @@ LEFT = {
     "given by its keyword": lambda: Keyword(nn.ReLU()),
     "another activation": lambda: layers(nn.GELU()),
     "a forward of its own": lambda: layers(with_forward(nn.ReLU(), torch.tanh)),
+    "a forward of the owner's own": lambda: with_forward(block := Block(nn.ReLU()), block.forward),
+    "a graph of torch.fx": lambda: fx.symbolic_trace(Block(nn.ReLU())),
     "an activation of the user's": lambda: layers(type("Mine", (nn.ReLU,), {})()),
     "a branch between function and module": lambda: FlaggedActivated(nn.ReLU()),
     "kept between function and module": lambda: KeptActivated(nn.ReLU()),
@@ -443,6 +471,6 @@ LEFT = {
 
 #: With a flag that is not set while they are looked for.
 FLAGGED = [
-    Flagged, FlaggedBefore, FlaggedOrder, FlaggedLook, FlaggedAfter, FlaggedWalrus, FlaggedLoop, FlaggedLog,
-    FlaggedClosure, FlaggedList, FlaggedError,
+    Flagged, FlaggedBefore, FlaggedOrder, FlaggedLook, FlaggedAfter, FlaggedMerge, FlaggedLayers, FlaggedWalrus,
+    FlaggedLoop, FlaggedLog, FlaggedClosure, FlaggedList, FlaggedError,
 ]  # fmt: skip

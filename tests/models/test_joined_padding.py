@@ -94,6 +94,11 @@ def of_kernels(model: nn.Module, x: Tensor) -> set[tuple[tuple[int, int], ...]]:
     return seen
 
 
+def shared() -> nn.Module:
+    pad = nn.ZeroPad2d(1)
+    return nn.Sequential(pad, nn.Conv2d(6, 6, 3), nn.Sequential(pad, nn.MaxPool2d(3)))
+
+
 #: By the number of dimensions; with a stride of 2 all padding is read.
 SHAPES = {1: (2, 6, 12), 2: (2, 6, 11, 8), 3: (2, 6, 4, 11, 8)}
 
@@ -133,7 +138,7 @@ def test_padding_is_not_copied(which: str) -> None:
 
 PADDED: dict[str, Callable[[], nn.Module]] = {
     "the padded input is used twice": PadUsedTwice,
-    "the convolution is called twice": ConvTwice,
+    "another module has the padding, too": shared,
     "the input changes in place": InPlaceBetween,
     "a flag may give the padded input out": PadReadLater,
     "a checkpoint in the forward": CheckpointedPad,
@@ -152,6 +157,13 @@ def test_padding_is_left_alone(why: str) -> None:
     ours, stock, _ = pair(PADDED[why]())
     x = torch.randn(SHAPES[2])
     assert all(one == other for padding in of_kernels(ours, x) for one, other in padding)
+    agree(ours, stock, x)
+
+
+def test_a_convolution_that_is_called_without_its_padding_too() -> None:
+    ours, stock, _ = pair(ConvTwice())
+    x = torch.randn(SHAPES[2])
+    assert of_kernels(ours, x) == {((3, 1), (0, 1)), ((0, 0), (0, 0))}
     agree(ours, stock, x)
 
 

@@ -25,8 +25,8 @@ from .trial import no_number_drawn
 
 #: The names of both, with those of the identities between them; and where the first is called.
 _Pair = tuple[tuple[str, ...], joined.Place]
-#: A call of a module, of `torch.nn.functional.batch_norm` or of an activation -> the function that calls it, and where.
-_Called = dict[fx.Node, tuple[CodeType, joined.Place]]
+#: A call of a module, of `torch.nn.functional.batch_norm` or of an activation -> its name, what calls it, and where.
+_Called = dict[fx.Node, tuple[str, CodeType, joined.Place]]
 
 #: Kinds of layers that may be computed together, in the order of the calls.
 _JOINED = {("norm", "activation"), ("pad", "convolution")}
@@ -46,13 +46,12 @@ def join_layers(model: nn.Module, report: Report) -> None:
             kinds |= dict.fromkeys(joined.FUNCTIONS, "activation")
         if not any({*pair} <= {*kinds.values()} for pair in _JOINED):
             continue
-        if "forward" in vars(owner) or "_convgrad_pairs" in vars(owner):
-            continue
-        if not (pairs := _proven(owner, kinds)):
+        # An fx.GraphModule gives its class another forward when it is copied or compiled again.
+        if isinstance(owner, fx.GraphModule) or "forward" in vars(owner) or not (pairs := _proven(owner, kinds)):
             continue
         try:
             give_class(owner, owner_class(type(owner)), report)
-        except Exception:  # a metaclass or `__setattr__` of the user's may refuse in any way
+        except Exception:  # it has this class already, or a metaclass or `__setattr__` of the user's refuses in any way
             continue
         for (one, *_, other), _ in pairs:
             taken, layer = (one, other) if kinds[one] == "pad" else (other, one)
@@ -100,10 +99,10 @@ class _Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, *args: Any, **kwargs: Any) -> Any:
         given, frame = super().create_proxy(kind, target, *args, **kwargs), sys._getframe(1)
-        if _name(given.node) is not None:
+        if (name := _name(given.node)) is not None:
             while frame.f_globals.get("__name__", "").startswith(_BETWEEN) and frame.f_back:
                 frame = frame.f_back
-            self.called[given.node] = frame.f_code, joined.place_of(frame)
+            self.called[given.node] = name, frame.f_code, joined.place_of(frame)
         return given
 
 
@@ -120,8 +119,6 @@ def _name(node: fx.Node) -> str | None:
 
 def _proven(owner: nn.Module, kinds: dict[str, str]) -> list[_Pair]:
     """The pairs that follow one another in training and in evaluation, with no other user between."""
-    if isinstance(owner, (fx.GraphModule, torch.jit.ScriptModule)):
-        return []
     with warnings.catch_warnings(), no_number_drawn(torch.device("cpu")) as drawn:
         warnings.simplefilter("ignore")
         try:
@@ -163,62 +160,56 @@ def _not_copied(owner: nn.Module) -> Iterator[Tensor]:
 
 
 def _pairs(graph: fx.Graph, called: _Called, kinds: dict[str, str]) -> list[_Pair]:
-    places = Counter(called.values())
-    names = {node: _name(node) or "" for node in called}
-    times = Counter(names.values())
+    times = Counter(name for name, *_ in called.values())
     given = {node.target for node in graph.nodes if node.op == "get_attr"}  # to a function, which may call it
     pairs: list[_Pair] = []
-    for node in called:
-        chain = _chain(node, names, kinds)
-        one, other, (code, place) = names[node], names[chain[-1]], called[node]
+    for node, (one, code, place) in called.items():
+        names, _, places = zip(*(called[n] for n in _chain(node, called, kinds)), strict=True)
         if (
-            (kinds.get(one), kind := kinds.get(other)) in _JOINED
+            (kinds.get(one), kinds.get(names[-1])) in _JOINED
             and times[one] == 1
-            and not given & {node.target, ""}
-            # The padding's input may be changed in place between two calls that do not follow one another.
-            and (kind == "activation" or (chain[1:] == [node.next] and times[other] == 1 and other not in given))
-            and (code is nn.Sequential.forward.__code__ or all(places[called[n]] == 1 for n in chain))
-            and _always_follows(code, place, [called[n] for n in chain[1:]], other)
+            and not given & {one, ""}
+            and _always_follows(code, places, names[-1])
         ):
-            pairs.append((tuple(names[n] for n in chain), place))
+            pairs.append((names, place))
     return pairs
 
 
-def _chain(node: fx.Node, names: dict[fx.Node, str], kinds: dict[str, str]) -> list[fx.Node]:
-    """A call, the identities that get its result one after the other, and the call that gets it from them alone."""
+def _chain(node: fx.Node, called: _Called, kinds: dict[str, str]) -> list[fx.Node]:
+    """A call, the identities that get its result one after the other, and the call behind them, all in one function."""
     chain = [node]
-    while len(chain) == 1 or kinds.get(names[chain[-1]]) == "identity":
-        user, *others = [*chain[-1].users, None]
-        if user not in names or others != [None] or {*user.kwargs} - {"inplace"}:
+    while len(chain) == 1 or kinds.get(called[chain[-1]][0]) == "identity":
+        user = next(iter(chain[-1].users), None)
+        if user not in called or called[user][1] is not called[node][1] or {*user.kwargs} - {"inplace"}:
             break
         chain.append(user)
     return chain
 
 
-def _always_follows(code: CodeType, place: joined.Place, then: list[tuple[CodeType, joined.Place]], name: str) -> bool:
+def _always_follows(code: CodeType, places: tuple[joined.Place, ...], name: str) -> bool:
     """Whether a function that calls at one place next calls at the others, unless the module of this name is None.
 
     And whether what the first call gives is read nowhere else. A branch between them may go another way another time; a
     function that is called there, or an attribute or a list that the result is put into, may show it to someone.
     """
     if code is nn.Sequential.forward.__code__:
-        return then[-1][0] is code
-    if any(other is not code for other, _ in then):
-        return False
-    at, tested, steps = place[2] + 1, None, [*dis.get_instructions(code)]
+        return True
+    steps, tested = [*dis.get_instructions(code)], None
     # The place of a call of a function in Python is behind the instruction itself, in its cache.
-    *between, last = [max(s.offset for s in steps if s.offset <= called_at) for _, (*_, called_at) in then]
-    names: set[str] = set()
-    passed: set[int] = set()
+    at, *between, last = [max(s.offset for s in steps if s.offset <= called_at) for *_, called_at in places]
+    reads: dict[str, int] = {}  # how often a variable was read since something was stored there
     for i, step in enumerate(steps):
-        if step.offset < at:
+        if step.offset <= at:
             continue
-        passed.add(step.offset)
         if step.offset == last:
-            return not _reads_later(steps[i + 1 :], [s for s in steps if s.offset not in passed], names)
-        names |= _variables("STORE", step)
+            return not _reads_later(steps[i + 1 :], steps, {*reads})
+        reads |= dict.fromkeys(_variables("STORE", step), 0)
+        for variable in reads.keys() & _variables("LOAD", step):
+            reads[variable] += 1
+        if 2 in reads.values():  # the call takes one, the other stays for what comes behind
+            return False
         if step.opname == "JUMP_FORWARD":
-            at = step.argval
+            at = step.argval - 1
         elif step.opname in _OF_A_TEST or step.offset in between:
             continue
         elif not step.opname.startswith(_HARMLESS) and ("JUMP" not in step.opname or tested != ("LOAD_ATTR", name)):
