@@ -133,6 +133,9 @@ will_engine_execute: Callable[[Any], bool] = _C._will_engine_execute_node
 dispatch_modes: Callable[[], int] = _C._len_torch_dispatch_stack
 function_modes: Callable[[], int] = _C._len_torch_function_stack
 any_autocast: Callable[[], bool] = _C._is_any_autocast_enabled
+#: A block in which autocast is off on every device; cheaper than ``torch.autocast(device, enabled=False)``, and the
+#: casts that the enclosing block remembers stay. Dynamo does not know it.
+without_autocast: Callable[[], Any] = _C._DisableAutocast
 #: ``torch.set_grad_enabled`` without a block of its own: whether operators are recorded for autograd.
 record: Callable[[bool], None] = _C._set_grad_enabled
 jit_tracing: Callable[[], Any] = _C._get_tracing_state

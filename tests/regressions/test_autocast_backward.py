@@ -5,6 +5,7 @@ The saved operands of a feedback convolution were those before the cast, and its
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -60,6 +61,21 @@ def test_a_feedback_weight_of_another_dtype_is_cast_like_the_weight() -> None:
         y = convgrad.feedback_convolution(x, w, w_b.half())
     y.sum().backward()
     assert x.grad is not None
+
+
+@pytest.mark.parametrize("way", ["once", "twice", "takeover", "feedback"])
+def test_a_float32_layer_stays_one_in_a_backward_inside(way: str) -> None:
+    """As in PyTorch, whose convolutions cast nothing in their backward; our kernels' matrix products were cast."""
+    x, w = leaves((2, 4, 8, 8), (4, 4, 1, 1))
+    with convgrad.takeover() if way == "takeover" else nullcontext(), convgrad.use_backend("aten:matmul"):
+        if way == "feedback":
+            y = convgrad.feedback_convolution(x, w, w)
+        else:
+            y = (F if way == "takeover" else convgrad).conv2d(x, w)
+        want = torch.autograd.grad(y.sum(), (x, w), retain_graph=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            got = torch.autograd.grad(y.sum(), (x, w), create_graph=way == "twice")
+    torch.testing.assert_close(got, want)
 
 
 class Plain(torch.autograd.Function):

@@ -10,8 +10,8 @@ The walk of ``convgrad.conv2d(x, w, groups=32)`` with gradients:
 3. On the way back, that function asks the plan for the plan of its gradients (`Plan.backward`), and runs it.
 
 Under autocast the operands are cast, and what follows is a call like any other. One that is not a plain eager one
-(compiled, traced, transformed, of a subclass) goes to the operator
-``torch.ops.convgrad.convolution``; what runs it in the end is such a plan, too.
+(compiled, traced, transformed, of a subclass) goes to the operator ``torch.ops.convgrad.convolution``; what runs it in
+the end is such a plan, too.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function
 
-from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks
+from .._compat import overrides_functions, profiler_enabled, saved_tensors_hooks, without_autocast
 from ..engine import Plan, find, make, observers
 from ..errors import ShapeError
-from ..ops import any_subclass, apply, autocast_is_on, cast_operands, operator, run_gradient, without_autocast
+from ..ops import any_subclass, apply, autocast_is_on, cast, operator, run_gradient
 from ..shapes import check_rank
 from ..validation import refuse_nested
 from ._arguments import require_tensors
@@ -83,12 +83,10 @@ def _first_call(
     if not (isinstance(input, Tensor) and isinstance(weight, Tensor) and isinstance(bias, Tensor | None)):
         return not_tensors(name, input, weight, bias, raw)
     if key is None and not _is_dynamo_compiling() and autocast_is_on(input.device.type):
-        with without_autocast(input.device.type):
-            plain = find(name, raw, input, weight, bias) is not None
-        if plain:
-            first, second, third = cast_operands(input, weight, bias)
-            with without_autocast(input.device.type):
-                return run(name, first, second, third, raw)
+        device = input.device.type
+        with without_autocast():
+            if find(name, raw, input, weight, bias) is not None:  # a plain call, but for autocast
+                return run(name, cast(input, device), cast(weight, device), cast(bias, device), raw)
     own_rules = key is None and not _is_dynamo_compiling() and overrides_functions(weight, bias)
     if own_rules and hasattr(F, name):  # they may know PyTorch's functions alone
         return getattr(F, name)(input, weight, bias, *raw)

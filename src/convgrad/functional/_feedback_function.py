@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import forward_ad_active, functorch_active
+from .._compat import forward_ad_active, functorch_active, without_autocast
 from ..calculus import add_bias
 from ..engine import active, resume
 from ._call import run
@@ -43,7 +43,7 @@ class _Feedback(torch.autograd.Function):
         input, feedback_weight = ctx.saved_tensors
         (input_size, weight_size), (_, w, bias, b, _) = ctx.sizes, ctx.needs_input_grad
         of_input = of_weight = of_bias = None
-        with resume(ctx.request):
+        with resume(ctx.request), without_autocast():
             if input is not None and feedback_weight is not None:  # one sweep may serve both
                 sizes, mask = [g.shape[1]] if bias else None, (True, True, bias)
                 operands = (g, input, feedback_weight, sizes)

@@ -25,6 +25,7 @@ from .._compat import (
     lock_over_forks,
     profiler_enabled,
     record,
+    without_autocast,
 )
 from ..engine import Plan, active, find, generation, make, observed, observers, remember, thread
 from ..errors import BackendError, ConvgradError
@@ -118,7 +119,7 @@ def _kernel(op: str, original: Callable[..., Any]) -> Callable[..., Any]:
             with inside():
                 plan = plan_of(plan, raw, a, b, c)
         if plan is not None and _open["takeover"] and not plan.aten:
-            with inside():
+            with inside(), without_autocast():  # which is on where a backward pass runs in its block
                 return plan.gradients(a, b, c) if backward else plan.contract(a, b, c)
         if plan is not None and watched:
             call = partial(original, keyset, a, b, c, *raw)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .._compat import cpu_lacks, exact_matmul, fx_tracing, jit_tracing
+from .._compat import cpu_lacks, exact_matmul, fx_tracing, jit_tracing, without_autocast
 from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
 from ..errors import ConvgradError
 from ..ops import apply, autocast_is_on, cast_operands
@@ -57,7 +57,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
         return torch.nn.functional.linear(input, weight, bias)
     if input.is_cpu and autocast_is_on("cpu") and cpu_lacks(torch.get_autocast_dtype("cpu")):
         operands: Any = cast_operands(input, weight, bias)
-        with torch.autocast("cpu", enabled=False):
+        with without_autocast():
             return _linear(*operands)
     return _linear(input, weight, bias)
 

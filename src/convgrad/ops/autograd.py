@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
 from .._compat import (
+    any_autocast,
     apply_of,
     dispatch_modes,
     forward_ad_active,
@@ -25,6 +26,7 @@ from .._compat import (
     profiler_enabled,
     single_level,
     will_engine_execute,
+    without_autocast,
 )
 from ..calculus import CONTRACTED, Form, Role, add_bias, derivative, sum_of_bias, tangent
 from ..engine import Plan, Request, active, generation, layout_of, observers, resume
@@ -72,6 +74,9 @@ class Contraction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """One contraction for each gradient that the running backward pass needs."""
+        if any_autocast() and not is_dynamo_compiling():  # PyTorch's convolution casts nothing on its way back, either
+            with without_autocast():
+                return Contraction.backward(ctx, cotangent)
         call = ctx.call
         first, second = ctx.saved_tensors
         if call.__class__ is Plan and _is_valid(call, cotangent):
