@@ -43,10 +43,9 @@ _WIDE, _LARGE_PRODUCT = 96, 2e7
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more.
 _LARGE = 1e7
 
-
 #: Compute capabilities of the GPUs on which ours were timed: Hopper, see benchmarks/results/gpu-h100.md.
 _TIMED = ((9, 0),)
-#: FLOPs of a pass from which PyTorch's depthwise kernels in NCHW keep a Hopper busy for more than a millisecond a step.
+#: FLOPs of a pass from which PyTorch's depthwise kernels in NCHW keep a Hopper busy for about a millisecond a step.
 _LARGE_ON_GPU = 6e8
 #: Columns of a kernel from which tensor cores multiply it.
 _WIDE_KERNEL = 9
@@ -103,15 +102,17 @@ def timed_on(device: torch.device) -> bool:
 def _on_gpu(p: ConvProblem) -> Iterator[tuple[str, str]]:
     """The same on a GPU, where a call of ours takes the processor longer than one of PyTorch's.
 
-    These 110 us of a training step, under autocast 260, are hidden where it waits for the GPU, and lost where it waits
-    for the processor. So by rule ours are taken only where PyTorch's kernels take ten times as long, under autocast
-    five times: no step can lose more than the inverse of that. In channels_last few do.
+    These 110 us of a training step are hidden where it waits for the GPU, and lost where it waits for the processor. So
+    by rule ours are taken only where PyTorch's kernels take about ten times as long: no step can lose more than the
+    inverse of that. In channels_last few do. Volumes were not timed, nor was float16, of which PyTorch gives the usual
+    kernels to cuDNN.
     """
-    if not p.depthwise or p.channels_last or p.flops < _LARGE_ON_GPU or p.ndim > 2:
+    timed = p.ndim < 3 and p.dtype in (torch.float32, torch.bfloat16)
+    if not (p.depthwise and timed) or p.channels_last or p.flops < _LARGE_ON_GPU:
         return
     if p.kernel_size[-1] < _WIDE_KERNEL:
         yield "triton", "PyTorch's depthwise kernels take several times as long in NCHW"
-    elif p.dtype.itemsize == 2:  # not float32, which it multiplies as TF32 and PyTorch's depthwise kernels don't
+    elif p.dtype is torch.bfloat16:  # not float32, which it multiplies as TF32 and PyTorch's depthwise kernels don't
         yield "triton:banded", "PyTorch's kernels take more than ten times as long for large depthwise kernels"
 
 
