@@ -285,7 +285,7 @@ def test_a_described_gpu_has_the_libraries_of_its_own_build() -> None:
             assert not any("this PyTorch" in why for why in reasons(text, device, backend).values())
     last = reasons(f"{text} channels_last", "h100", "aten:cudnn")
     assert set(last.values()) == {"usable; aten goes before it"}  # why is said once, where aten is
-    timed = {"h100": "no rule prefers another backend", "a100": "no other backend was ever timed on cuda"}
+    timed = {"h100": "no rule prefers another backend", "a100": "no other backend was timed on a GPU like this"}
     for device, why in timed.items():
         chosen = reasons(f"{text} channels_last", device, "aten")
         assert chosen["forward"] == why

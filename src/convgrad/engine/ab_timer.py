@@ -156,9 +156,9 @@ def compare(
         device: where the work runs. On a device each call is timed by events behind a flushed cache, so that
             the time is that of the kernels and not of their launch.
         known: seconds per call, for callables that were called a few times before and need no warm-up.
+        tie: end as soon as it is clear which one is the fastest (`Comparison.decided`); 0: all rounds.
         host: on a device, a call takes no less than the processor takes to enqueue it, as where nothing else keeps the
             device busy.
-        tie: end as soon as it is clear which one is the fastest (`Comparison.decided`); 0: all rounds.
 
     Raises:
         ValueError: no callables, or a baseline that is not among them.

@@ -134,7 +134,7 @@ def _by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> tu
             if any(_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1):
                 return ()  # it has no sweep, but computes one of the passes: they are chosen one by one
     aten = get_backend("aten")
-    why = "no rule prefers another backend" if timed_on(device) else f"no other backend was ever timed on {device.type}"
+    why = "no rule prefers another backend" if timed_on(device) else "no other backend was timed on a GPU like this"
     if len(passes) > 1:
         return _by(aten, why, problem, outputs, device)
     wrong, instead = aten.wrong_here(problem, passes, device)

@@ -39,7 +39,7 @@ def slow(*texts: str) -> list[object]:
 
 
 #: 1-D, 2-D and 3-D in both memory formats; strides in both directions, dilation, multipliers, uneven and negative
-#: padding, even kernels, planes of one element; vectors of 1 to 8 columns or channels, rows and columns left over.
+#: padding, even kernels, planes of one element; vectors of 1 to 8 columns or of 2 channels, rows and columns left over.
 EXACT = [
     "g1ic1oc1mb2iw32ow32kw4pw3",
     "g2mb1ic2ih9iw11oc2oh5ow6kh3kw3sh2sw2ph1pw0",

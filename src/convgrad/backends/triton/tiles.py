@@ -1,7 +1,7 @@
 """The patch of a thread and the tile of a program: one model for all passes and both memory formats, without triton.
 
-Of the patches up to a size, each is given a number of instructions per result, and the least one is taken. The sizes
-were measured on an H100: patches of about 16 results leave enough registers for other programs beside, so that more
+Of the patches up to a size, the one with the fewest instructions per result, by an estimate, is taken. The sizes were
+measured on an H100: patches of about 16 results leave enough registers for other programs beside, so that more
 loads are in flight, and are compiled in seconds; Triton's passes take a time that grows with the square of a patch.
 """
 
@@ -56,7 +56,7 @@ class Tile(NamedTuple):
 def choose(g: Geometry, use: Use) -> Tile | None:
     """The tile, or None where a thread has not enough registers for any.
 
-    Vectors are as wide as the lengths of rows, or the number of channels, allow.
+    Vectors of columns are as wide as the lengths of rows allow.
     """
     depth, height, width = g.axes
     if height.kernel * width.kernel * (depth.kernel if use != "result" else 1) > _MOST_KEPT:
@@ -83,10 +83,12 @@ def _shapes(g: Geometry, use: Use) -> Iterator[Tile]:
             u = loaded
             if columns < width.result:  # patches begin at multiples of what they take of the source
                 u = gcd(loaded, columns // width.stride if g.adjoint else columns * width.stride)
-            for v in (v for v in vectors if rows * columns * v <= _MOST_RESULTS):
+            for v in vectors:
                 tile = _fit(g, Tile(rows, columns, v, u, gcd(stored, columns), 1, _LANES))
-                fits = _registers(g, use, tile) <= _ROOM and rows * columns * _products(g, use) <= unrolled
-                least = rows * columns * v == 1 and use != "sweep"
+                results = rows * columns * v
+                brief = results <= _MOST_RESULTS and rows * columns * _products(g, use) <= unrolled
+                fits = brief and _registers(g, use, tile) <= _ROOM
+                least = results == 1 and use != "sweep"
                 if (fits or least) and _items(g, tile) * tile.line <= INT32_MAX - _LANES:
                     yield tile
 
