@@ -92,6 +92,7 @@ def test_elsewhere_nothing_was_measured() -> None:
         ("g144ic144oc144mb128ih56kh3ph1 float16", BOTH, "aten"),  # cuDNN's, which were not timed
         ("g384ic384oc384mb32ih32kh31ph15 bfloat16", ("forward",), "triton:banded"),
         ("g384ic384oc384mb32ih32kh31ph15", ("forward",), "aten"),  # nobody asked for TF32
+        ("g144ic144oc144mb512ih56kh3ph1sh2", ("forward",), "aten"),  # not timed
         ("g96ic96oc96mb8id16ih56iw56kd3kh3kw3pd1ph1pw1", BOTH, "aten"),  # not timed
         ("ic144oc144mb32ih56kh3ph1", BOTH, "aten"),
     ],

@@ -102,12 +102,13 @@ def timed_on(device: torch.device) -> bool:
 def _on_gpu(p: ConvProblem) -> Iterator[tuple[str, str]]:
     """The same on a GPU, where a call of ours takes the processor longer than one of PyTorch's.
 
-    These 110 us of a training step are hidden where it waits for the GPU, and lost where it waits for the processor. So
-    by rule ours are taken only where PyTorch's kernels take about ten times as long: no step can lose more than the
-    inverse of that. In channels_last few do. Volumes were not timed, nor was float16, of which PyTorch gives the usual
-    kernels to cuDNN.
+    These 110 us of a training step, under autocast 260, are hidden where it waits for the GPU, and lost where it waits
+    for the processor. So by rule ours are taken only where PyTorch's kernels take about ten times as long, under
+    autocast five times: no step can lose more than the inverse of that. In channels_last few do. Volumes, strides and
+    dilation were not timed, nor was float16, of which PyTorch gives the usual kernels to cuDNN.
     """
-    timed = p.ndim < 3 and p.dtype in (torch.float32, torch.bfloat16)
+    plain = p.ndim < 3 and max(*p.stride, *p.dilation) == 1
+    timed = plain and p.dtype in (torch.float32, torch.bfloat16)
     if not (p.depthwise and timed) or p.channels_last or p.flops < _LARGE_ON_GPU:
         return
     if p.kernel_size[-1] < _WIDE_KERNEL:
