@@ -130,7 +130,7 @@ def test_layers_alike_are_judged_once(monkeypatch):
 def test_a_layer_is_judged_in_the_layout_that_it_sees(monkeypatch):
     layouts = []
 
-    def found(problem, device, _):
+    def found(problem, *_):
         layouts.append(problem.channels_last)
         return not problem.channels_last
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +110,16 @@ def test_programs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert start.at_once(torch.device("xpu", 0), 48, 128) == start.PROGRAMS
 
 
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """LLVM handles the signals that end a process; the other tests want Python's handlers."""
+    before = {s: signal.getsignal(s) for s in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
 def test_by_triton_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """It compiles for a GPU that is not here, and is given the arguments in the kernel's order."""
     started: list[tuple[Any, ...]] = []
