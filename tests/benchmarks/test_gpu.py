@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+import convgrad
 from convgrad.engine.registry import get_backend
 from convgrad.problem import ConvProblem
 
@@ -77,10 +78,16 @@ def test_a_training_step(monkeypatch: pytest.MonkeyPatch) -> None:
         )
         return torch.nn.Sequential(*layers)
 
+    given: list[Any] = []
+    accelerate = convgrad.accelerate_
+    monkeypatch.setattr(
+        convgrad, "accelerate_", lambda *a, **k: given.append(k["example_inputs"]) or accelerate(*a, **k)
+    )
     models = SimpleNamespace(mobilenet_v2=tiny)
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(models=models))
     found = gpu_calls.training_step("mobilenet_v2", "channels_last", False, "cpu", 2)
     assert found["replaced"] == 1
+    assert given[0].shape == (2, 3, 224, 224)  # without it nothing is replaced on a GPU
     assert min(found["stock"], found["ours"]) > 0
     (*_, row, failed, _) = gpu_report.steps_table({"a step": found, "another": {"error": "no answer"}})
     assert row.startswith("| a step | 1 | ")

@@ -22,6 +22,9 @@ from convgrad.models.worth import Seen, worth_replacing
 )
 def test_on_a_gpu_the_rules_count_where_sizes_are_known(reason: str, seen: list[Seen] | None, expected: bool) -> None:
     steps = (SimpleNamespace(backend=SimpleNamespace(name="triton"), reason=reason),)
-    chosen: Any = lambda problem, outputs, device: SimpleNamespace(steps=steps)  # noqa: E731
+
+    def chosen(*_: object) -> Any:
+        return SimpleNamespace(steps=steps)
+
     layer = torch.nn.Conv2d(8, 8, 3, groups=8, device="meta")  # in the place of a GPU
     assert worth_replacing(layer, seen, chosen) == expected
