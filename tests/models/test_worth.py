@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from convgrad.models.worth import Seen, worth_replacing
+from convgrad.problem import ConvProblem
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,13 @@ def test_on_a_gpu_the_rules_count_where_sizes_are_known(reason: str, seen: list[
 
     layer = torch.nn.Conv2d(8, 8, 3, groups=8, device="meta")  # in the place of a GPU
     assert worth_replacing(layer, seen, chosen) == expected
+
+
+@pytest.mark.parametrize(("device", "expected"), [("meta", True), ("cpu", False)])
+def test_on_a_gpu_autocast_may_make_bfloat16_of_float32(device: str, expected: bool) -> None:
+    def chosen(problem: ConvProblem, *_: object) -> Any:
+        name = "triton:banded" if problem.dtype is torch.bfloat16 else "aten"
+        return SimpleNamespace(steps=(SimpleNamespace(backend=SimpleNamespace(name=name), reason="by rule: large"),))
+
+    layer = torch.nn.Conv2d(8, 8, 31, padding=15, groups=8, device=device)
+    assert worth_replacing(layer, [Seen((32, 8, 56, 56), False)], chosen) == expected

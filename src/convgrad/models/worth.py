@@ -48,9 +48,13 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor)
     """Whether any output of a layer is given to another backend than ATen: a faster one, or one that is right.
 
     On a GPU the rules prefer others for large layers alone, and a small one that is replaced for nothing takes the
-    processor longer. So there the rules count only where sizes are known.
+    processor longer. So there the rules count only where sizes are known. A layer in float32 gets bfloat16 there too,
+    by autocast, for which the rules take more.
     """
-    d, device, dtype = len(module.kernel_size), module.weight.device, module.weight.dtype
+    d, device = len(module.kernel_size), module.weight.device
+    dtypes = {module.weight.dtype}
+    if device.type != "cpu" and torch.float32 in dtypes:
+        dtypes.add(torch.bfloat16)
     contiguous, channels_last = torch.contiguous_format, channels_last_of(d)
     turned = suggests_channels_last(module.weight)  # then so is every result
     formats = dict.fromkeys((channels_last,) if turned else (contiguous, channels_last))
@@ -59,7 +63,7 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor)
         return ((batch, module.in_channels, *(size,) * d) for batch in batches for size in sizes)
 
     def problems(inputs: Iterable[tuple[Shape, torch.memory_format]]) -> Iterator[ConvProblem]:
-        for shape, memory_format in inputs:
+        for (shape, memory_format), dtype in product(inputs, dtypes):
             with suppress(ConvgradError):  # this size is too small for the kernel
                 yield problem_of_module(module, shape, dtype, memory_format)
 
