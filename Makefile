@@ -12,7 +12,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= 2
+JOBS ?= 3
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 INSTALLED := $(VENV)/.installed
@@ -22,7 +22,8 @@ FOR_EXAMPLES := $(VENV)/.installed-examples
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py MANIFEST.in csrc/* csrc/*/*)
 DIST ?= dist
 WHEELS := wheel-x86_64 wheel-aarch64
-# Many small problems: one thread a process and several processes beat several threads.
+# Many small problems: one thread a process and several processes beat several threads. On two cores three, since some
+# tests wait for something else.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # What `make check` runs.
