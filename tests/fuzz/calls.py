@@ -6,6 +6,11 @@ import random
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
 import torch
 from torch import Tensor
 
@@ -20,6 +25,7 @@ from convgrad.problem import PASSES, ConvProblem, Slot
 MODES = ("function", "operator", "autograd", "takeover")
 BACKENDS = (None, None, None, "native", "im2col", "aten:padded", "aten:float32", "aten:channels_last")
 LAYOUTS = ("dense", "dense", "slice", "offset", "expanded", "neg", "odd strides")
+_MOST_MEMORY = 8 << 30
 #: Arguments of a call that must be refused, or computed as PyTorch does: one is put in the place of what stands there.
 SPOILED: dict[str, tuple[Any, ...]] = {
     "padding": (-1, 2**31 - 1, 2**45, 2**61, 2**63 - 1),
@@ -78,7 +84,12 @@ def smaller_calls(call: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def answer(call: dict[str, Any]) -> str:
-    """What is wrong with a call; empty where it is right, or is refused as it should be."""
+    """What is wrong with a call; empty where it is right, or is refused as it should be.
+
+    A spoiled padding may be a problem like others whose result takes 17 GB: there is no memory for that.
+    """
+    if resource is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     p = ConvProblem.parse(call["problem"])
     torch.set_num_threads(call["threads"])
     torch.use_deterministic_algorithms(call["deterministic"])
