@@ -210,7 +210,7 @@ def test_where_mkl_is_at_its_best_few_rows_are_torchs_unless_measured(
     for wide, ran in ((False, []), (True, ["native"])):
         monkeypatch.setattr(rules, "avx512_here", lambda wide=wide: wide)
         cache.invalidate()
-        assert backends(X.repeat(4, 1)) == ran
+        assert backends(X.repeat(5, 1)) == ran
 
 
 def test_one_input_feature_has_torchs_strides() -> None:

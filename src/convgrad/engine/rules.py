@@ -134,10 +134,10 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
 
     On one and two threads of a Zen 4, with 64 to 46000 rows and 2 to 4096 features that lie in no cache, 449 layers of
     4 to 70 million FLOPs a pass and thread were 1.42x to 1.76x as fast as PyTorch's on geometric average, the least
-    0.80x below 16 million and 0.95x above; of 160 layers that a Xeon does not leave to MKL (`_linear_for_mkl`) the
-    least was 0.98x. With 32 to 160 rows on the Zen 4, 206 layers were 1.22x to 1.50x, the least 0.99x; with fewer rows
-    two of 61 lost, 0.89x. One output feature is no product of matrices (0.6x to 0.8x). Nor is one input feature, whose
-    stride may be anything: as an image it may lie contiguously, and its result then has no rows in memory.
+    0.80x below 16 million and 0.95x above. With 32 to 160 rows, 206 layers were 1.22x to 1.50x, the least 0.99x; with
+    fewer rows two of 61 lost, 0.89x. (For MKL see `_linear_for_mkl`.) One output feature is no product of matrices
+    (0.6x to 0.8x). Nor is one input feature, whose stride may be anything: as an image it may lie contiguously, and its
+    result then has no rows in memory.
 
     Args:
         elements: of the input.
@@ -149,13 +149,13 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
 def _linear_for_mkl(p: ConvProblem) -> bool:
     """A linear layer, which is an image of one row in channels_last, where MKL at its best is not slower than ours.
 
-    With few rows, packing the weight and writing its gradient are much of the work, and with few output features
-    packing the input. Elsewhere ours were 1.2x to 1.3x as fast on a Xeon with AVX-512, the least of 160 layers 0.98x.
-    Without AVX-512 nothing was measured.
+    With few rows, packing the weight and writing its gradient are much of the work; with few output features packing
+    the input is; with many input features both are as fast as arithmetic lets them. Elsewhere 48 random layers were
+    1.16x (one thread) and 1.20x (two) as fast on a Xeon with AVX-512, the least 0.97x. Without it nothing was measured.
     """
     if not (p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1):
         return False
-    return p.input_size[1] < 1536 or p.out_channels < 48 or not avx512_here()
+    return p.input_size[1] < 5000 or p.in_channels > 512 or p.out_channels < 48 or not avx512_here()
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
