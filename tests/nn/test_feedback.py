@@ -200,10 +200,14 @@ def test_compiled_under_autocast(rule: str, backend: str | None) -> None:
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_a_request_holds_in_the_backward_too() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_request_holds_in_the_backward_too(compiled: bool) -> None:
+    """A compiled layer computed by whatever was chosen without it."""
+    torch.compiler.reset()
     made, x = layer("Conv2d", backend="im2col")
+    call = torch.compile(made, backend="aot_eager", fullgraph=True) if compiled else made
     with convgrad.trace() as ran:
-        made(x).sum().backward()
+        call(x).sum().backward()
     assert {record.backend for record in ran} == {"im2col"}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import ShapeError
-from ..ops import cast_operands
+from ..ops import cast_operands, traced_request
 from ..shapes import check_rank
 from ..validation import check_operands
 from ._arguments import Ints, all_arguments, of_tensors
@@ -83,4 +83,4 @@ def feedback_convolution(
     check_operands(("weight", operands[1]), ("feedback_weight", operands[3]))
     from ._feedback_function import apply  # its decorator loads the compiler
 
-    return apply(*operands, form)
+    return apply(*operands, form, traced_request())

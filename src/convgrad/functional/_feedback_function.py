@@ -10,6 +10,7 @@ from torch import Tensor
 from .._compat import forward_ad_active, functorch_active, without_autocast
 from ..calculus import add_bias
 from ..engine import active, resume
+from ..ops import requesting
 from ._call import run
 from ._gradients import convolution_backward, grad_bias, grad_input, grad_weight
 
@@ -20,14 +21,16 @@ class _Feedback(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(input: Tensor, weight: Tensor, bias: Any, feedback_weight: Tensor, form: Any) -> Tensor:
-        return run("convolution", input, weight, bias, form)
+    def forward(input: Tensor, weight: Tensor, bias: Any, feedback_weight: Tensor, form: Any, request: str) -> Tensor:
+        with requesting(request):
+            return run("convolution", input, weight, bias, form)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        input, weight, _, feedback_weight, ctx.form = inputs
-        x, w, _, b, _ = ctx.needs_input_grad
-        ctx.sizes, ctx.request = (input.shape, weight.shape), active()
+        input, weight, _, feedback_weight, ctx.form, request = inputs
+        x, w, _, b, *_ = ctx.needs_input_grad
+        with requesting(request):
+            ctx.sizes, ctx.request = (input.shape, weight.shape), active()
         ctx.save_for_backward(input if w or b else None, feedback_weight if x else None)
         if functorch_active() or forward_ad_active():
             ctx.output_shape = output.shape
@@ -39,9 +42,9 @@ class _Feedback(torch.autograd.Function):
         """Public functions only, which are differentiable to any order: so is this."""
         (g,) = grad_outputs
         if g is None:
-            return (None,) * 5
+            return (None,) * 6
         input, feedback_weight = ctx.saved_tensors
-        (input_size, weight_size), (_, w, bias, b, _) = ctx.sizes, ctx.needs_input_grad
+        (input_size, weight_size), (_, w, bias, b, *_) = ctx.sizes, ctx.needs_input_grad
         of_input = of_weight = of_bias = None
         with resume(ctx.request), without_autocast():
             if input is not None and feedback_weight is not None:  # one sweep may serve both
@@ -54,12 +57,12 @@ class _Feedback(torch.autograd.Function):
                 of_weight = grad_weight(input, weight_size, g, *ctx.form)
         if bias and of_bias is None:
             of_bias = grad_bias(g)
-        return of_input, of_weight if w else None, of_bias, of_weight if b else None, None
+        return of_input, of_weight if w else None, of_bias, of_weight if b else None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         """The derivative of what is computed: forward mode transposes nothing, so feedback has no part in it."""
-        x, w, bias, _, _ = tangents
+        x, w, bias, *_ = tangents
         input, weight = ctx.saved_tensors
         terms = []
         if x is not None:
@@ -71,5 +74,5 @@ class _Feedback(torch.autograd.Function):
 
 @torch.compiler.allow_in_graph
 def apply(*operands: Any) -> Tensor:
-    """The function applied to (input, weight, bias, feedback_weight, form)."""
+    """The function applied to (input, weight, bias, feedback_weight, form, `ops.traced_request`)."""
     return _Feedback.apply(*operands)  # pyright: ignore[reportReturnType]

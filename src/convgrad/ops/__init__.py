@@ -16,7 +16,7 @@ from .autocast import autocast_is_on, cast, cast_operands
 from .autograd import apply
 from .kernels import run as run_gradient
 from .lowering import any_subclass, loaders, rules_of, with_rules
-from .with_backend import Rule, operator
+from .with_backend import Rule, operator, requesting, traced_request
 
 _ARGUMENTS = (
     "SymInt[] stride, SymInt[] padding, SymInt[] dilation, bool transposed, SymInt[] output_padding, SymInt groups"

@@ -7,6 +7,7 @@ itself, by an overload of the operator that carries it: ``convgrad::convolution.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -48,11 +49,21 @@ def operator(name: str) -> Callable[..., Any]:
     """
     packet = getattr(torch.ops.convgrad, name)
     if torch.compiler.is_compiling():
-        if traced:
-            return partial(packet.with_backend, backend=_encode(traced[-1]))
+        if request := traced_request():
+            return partial(packet.with_backend, backend=request)
     elif jit_tracing() is not None and torch.onnx.is_in_onnx_export():
         return getattr(decompositions, name)
     return packet.default
+
+
+def traced_request() -> str:
+    """The request of a `use_backend` block that is being compiled or exported, as a text that a graph can hold."""
+    return _encode(traced[-1]) if traced else ""
+
+
+def requesting(request: str) -> AbstractContextManager[None]:
+    """A block with such a request; where there is none, nothing changes."""
+    return resume(_decode(request)) if request else nullcontext()
 
 
 def traced_overload(op: Any, first: Tensor | None) -> Callable[..., Any] | None:
