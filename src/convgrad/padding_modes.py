@@ -84,7 +84,7 @@ class _PadOrFold(torch.autograd.Function):
 
 def _pad(input: Tensor, sides: Sides, mode: str) -> Tensor:
     """In the input's layout."""
-    if mode != "circular" or input.dim() != len(sides) + 2 or not suggests_channels_last(input):
+    if input.dim() != len(sides) + 2 or not suggests_channels_last(input):
         return by_pytorch(input, sides, mode)  # a volume without N may look like one in channels_last
     sizes = [low + n + high for n, (low, high) in zip(input.shape[2:], sides, strict=True)]
     layout = channels_last_of(len(sides))

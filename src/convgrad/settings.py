@@ -28,9 +28,7 @@ class Settings(NamedTuple):
     #: How oneDNN computes convolutions and matrix products of float32.
     onednn_precision: tuple[str, str]
     #: A CUDA graph is being captured.
-    capturing: bool = False
-    #: As in `measuring`.
-    measure: float | None = None
+    capturing: bool
 
     @property
     def must_be_deterministic(self) -> bool:
@@ -60,7 +58,6 @@ def current() -> Settings:
         threads=torch.get_num_threads(),
         onednn_precision=(precision("mkldnn", "conv"), precision("mkldnn", "matmul")),
         capturing=capturing(),
-        measure=measuring[0],
     )
 
 

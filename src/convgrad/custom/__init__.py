@@ -18,7 +18,7 @@ from ..engine import unregister as remove
 from ..errors import UnknownNameError
 from ..problem import ConvProblem, Output, Outputs
 from . import arguments
-from .adapted import ModuleBackend, backend_of, problem_of_module
+from .adapted import backend_of, problem_of_module
 from .arguments import Method
 from .backend import Accepts, ClassBackend, CustomBackend, FunctionsBackend, UserKernel, in_words
 from .loading import foreign_frames, load_kernels, loading

@@ -127,12 +127,11 @@ def _by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> tu
     """One call for all of the outputs; no step if no sweep yields them."""
     passes = passes_of(outputs)
     for way, why in by_rule(problem, passes, device):
-        if way in backends():
-            steps = _by(get_backend(way), BY_RULE + why, problem, outputs, device)
-            if steps:
-                return steps
-            if any(_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1):
-                return ()  # it has no sweep, but computes one of the passes: they are chosen one by one
+        steps = _by(get_backend(way), BY_RULE + why, problem, outputs, device)
+        if steps:
+            return steps
+        if any(_by(get_backend(way), "", problem, (one,), device) for one in passes if len(passes) > 1):
+            return ()  # it has no sweep, but computes one of the passes: they are chosen one by one
     aten = get_backend("aten")
     why = "no rule prefers another backend" if timed_on(device) else "no other backend was timed on a GPU like this"
     if len(passes) > 1:

@@ -60,7 +60,7 @@ class Plan:
         self.problem = problem
         self.outputs = outputs
         self.device = device
-        self.steps: tuple[Step, ...] = () if problem.empty else steps
+        self.steps = steps
         one_call = len(self.steps) == 1 and self.steps[0].backend.name == "aten"
         #: An unsettled choice is looked at again in its kernel, so PyTorch's own operator may not replace that.
         self._unsettled = any(step.unsettled for step in self.steps)

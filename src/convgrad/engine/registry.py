@@ -30,14 +30,10 @@ def unregister(name: str) -> None:
     """Remove a backend.
 
     Raises:
-        KeyError: no backend has this name, or it is ATen, which stays.
+        KeyError: no backend has this name.
     """
-    if name == "aten":
-        raise UnknownNameError("the backend 'aten' is what everything falls back to and cannot be removed")
-    try:
-        del _backends[name]
-    except (KeyError, TypeError):
-        raise _unknown(name) from None
+    if _backends.pop(name, None) is None:
+        raise _unknown(name)
     invalidate()
 
 

@@ -110,7 +110,7 @@ def unregister(name: str) -> None:
     """Remove a backend, as the process default too: the engine chooses again.
 
     Raises:
-        KeyError: no backend has this name, or it is ATen, which stays.
+        KeyError: no backend has this name.
     """
     registry.unregister(name)
     if _default is not None and any(n.removesuffix(COPY) == name for n in _default[:3] if n):
