@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from ._compat import fp32_precision, precision
+from ._compat import fp32_precision
 
 #: What `measure` has set: the share of the running time that measuring may take, 0 for none at all; None leaves it to
 #: ``torch.backends.cudnn.benchmark``. A list of one item, which a call reads without a function.
 measuring: list[float | None] = [None]
 _USUAL_SHARE = 0.05
-
-
-class Settings(NamedTuple):
-    """Flags in force: each may change the choice of a backend or the bits of a result."""
-
-    deterministic: bool
-    cudnn_enabled: bool
-    cudnn_benchmark: bool
-    cudnn_deterministic: bool
-    cudnn_tf32: bool
-    mkldnn_enabled: bool
-    threads: int
-    #: How oneDNN computes convolutions and matrix products of float32.
-    onednn_precision: tuple[str, str]
-    #: A CUDA graph is being captured.
-    capturing: bool
-
-    @property
-    def must_be_deterministic(self) -> bool:
-        """Whether a backend that does not repeat its bits is ruled out."""
-        return self.deterministic or self.cudnn_deterministic
 
 
 def cudnn_allows_tf32() -> bool:
@@ -44,21 +21,6 @@ def cudnn_allows_tf32() -> bool:
 def capturing() -> bool:
     """Whether a CUDA graph is being captured."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
-def current() -> Settings:
-    """Read every flag."""
-    return Settings(
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-        cudnn_enabled=torch.backends.cudnn.enabled,
-        cudnn_benchmark=torch.backends.cudnn.benchmark,
-        cudnn_deterministic=torch.backends.cudnn.deterministic,
-        cudnn_tf32=cudnn_allows_tf32(),
-        mkldnn_enabled=mkldnn(),
-        threads=torch.get_num_threads(),
-        onednn_precision=(precision("mkldnn", "conv"), precision("mkldnn", "matmul")),
-        capturing=capturing(),
-    )
 
 
 #: Flags without a Python frame: how many threads there are, whether deterministic algorithms are demanded, whether

@@ -11,13 +11,14 @@ from torch import Tensor
 from .._compat import onednn_has
 from ..calculus import add_bias
 from ..problem import ConvProblem, Outputs, Pass
-from ..settings import cudnn_allows_tf32, current, mkldnn
+from ..settings import benchmark, cudnn_allows_tf32, determinism_demanded, mkldnn
 from .aten import AtenBackend, aten_backward, output_padding
 from .aten_direct import AtenDirect, Contract, aten_choice, grad_weight_as_convolution
 from .base import Arithmetic
 
 _ops: Any = torch.ops.aten
 _aten = AtenBackend()
+_GPU = torch.device("cuda")
 
 
 def _arguments(p: ConvProblem) -> tuple[list[int], list[int], list[int]]:
@@ -40,15 +41,13 @@ class Flags(NamedTuple):
 
     def in_force(self) -> tuple[bool, ...]:
         """The three values to pass."""
-        s = current()
-        theirs = (s.cudnn_benchmark, s.must_be_deterministic, s.cudnn_tf32)
+        theirs = (benchmark(), determinism_demanded(_GPU), cudnn_allows_tf32())
         return tuple(b if a is None else a for a, b in zip(self, theirs, strict=True))
 
     def stricter_than_pytorch(self, dtype: torch.dtype) -> bool:
         """Whether these flags forbid something that PyTorch's own allow at this moment."""
-        s = current()
-        tf32 = self.allow_tf32 is False and s.cudnn_tf32 and dtype is torch.float32
-        return tf32 or (self.deterministic is True and not s.must_be_deterministic)
+        tf32 = self.allow_tf32 is False and cudnn_allows_tf32() and dtype is torch.float32
+        return tf32 or (self.deterministic is True and not determinism_demanded(_GPU))
 
     def __str__(self) -> str:
         """Those that are given, as ``benchmark=1,deterministic=0``."""

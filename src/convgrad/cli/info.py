@@ -71,7 +71,7 @@ def gather() -> dict[str, Any]:
     from ..engine import backends, measurements, recorded, store
     from ..engine.ab_timer import conditions
 
-    machine, flags, folder = Machine.here(), settings.current(), store.folder()
+    machine, folder, cudnn = Machine.here(), store.folder(), torch.backends.cudnn
     limits = limits_of(machine, torch.float32)
     devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
     defects = [{"name": d.name, "what": d.happens, "when": d.when} for d in DEFECTS if d.here()]
@@ -93,8 +93,13 @@ def gather() -> dict[str, Any]:
         },
         "backends": {name: _backend(name, devices[-1].split(":")[0]) for name in backends()},
         "settings": {
-            **{name: value for name, value in flags._asdict().items() if isinstance(value, bool)},
-            "threads": flags.threads,
+            "deterministic": settings.deterministic(),
+            "cudnn_enabled": cudnn.enabled,
+            "cudnn_benchmark": cudnn.benchmark,
+            "cudnn_deterministic": cudnn.deterministic,
+            "cudnn_tf32": settings.cudnn_allows_tf32(),
+            "mkldnn_enabled": settings.mkldnn(),
+            "threads": settings.threads(),
             "measuring_fraction_of_time": settings.measuring_share(torch.device(devices[-1].split(":")[0])),
         },
         "pytorch_defects": defects,

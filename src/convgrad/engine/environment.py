@@ -6,9 +6,9 @@ from functools import lru_cache
 
 import torch
 
-from .._compat import cuda_driver, onednn_limit, package_version
+from .._compat import cuda_driver, onednn_limit, package_version, precision
 from .._version import __version__
-from ..settings import current
+from ..settings import benchmark, cudnn_allows_tf32, mkldnn, threads
 from .ab_timer import memory_kept, processor
 
 
@@ -22,15 +22,14 @@ def environment(device: torch.device) -> str:
         >>> environment(torch.device("cpu")).startswith("cpu ")
         True
     """
-    settings = current()
     if device.type == "cpu":
-        conv, matmul = settings.onednn_precision
+        conv, matmul = precision("mkldnn", "conv"), precision("mkldnn", "matmul")
         limit = onednn_limit()
-        onednn = f"onednn {conv}{limit and f' up to {limit}'}" if settings.mkldnn_enabled else "no onednn"
-        flags = f"{settings.threads} threads, {onednn}, matmul {matmul}"
+        onednn = f"onednn {conv}{limit and f' up to {limit}'}" if mkldnn() else "no onednn"
+        flags = f"{threads()} threads, {onednn}, matmul {matmul}"
         flags += ", memory kept" if memory_kept() else ""
     else:
-        on = {"cudnn": settings.cudnn_enabled, "benchmark": settings.cudnn_benchmark, "tf32": settings.cudnn_tf32}
+        on = {"cudnn": torch.backends.cudnn.enabled, "benchmark": benchmark(), "tf32": cudnn_allows_tf32()}
         flags = " ".join(name if value else f"no {name}" for name, value in on.items())
     machine = kind_of_machine(device)
     return machine and f"{machine}; {_versions(device.type)}; {flags}"
