@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..problem import PASSES, ConvProblem, Outputs, Pass
+from ..problem import ConvProblem, Outputs, Pass
 from ..settings import cudnn_allows_tf32
 from .aten_defects import defect_of, reads_batch_stride, reads_every_stride, without_slack
 from .base import BOTH_GRADIENTS, Arithmetic, Backend, Kernel
@@ -40,8 +40,7 @@ class AtenBackend(Backend):
         as_stated = statable(problem) is problem and without_slack(problem) is problem
         both = len(wanted) > 1
         not_at_once = {
-            "forward and grad_weight of a plain convolution": not transposed and wanted == {"forward", "grad_weight"},
-            "grad_input and grad_weight of this role-exchanged problem": transposed and wanted == {*PASSES[1:]},
+            f"{problem.bias_pass} and grad_weight of this problem": both and problem.bias_pass in wanted,
             "both gradients of complex numbers": both and dtype.is_complex,
             "both gradients of a transposed convolution with this padding": both and transposed and not as_stated,
         }

@@ -155,21 +155,21 @@ def _examine(
     """Check the outputs in turn, problem by problem, until one fails or the time is over."""
     outputs, device = outputs_of(backend), verified.device
     search, found = max(_LEAST_SEARCH, seconds * _SEARCH / len(outputs)), list[ConvProblem]()
-    queues = {
+    queues: dict[Output, Iterator[Any]] = {
         o: _problems(backend, device, o, named, search, found, partial(send, "doing", o, None, "")) for o in outputs
     }
     budget, numbers, complete = _Budget(seconds), Counter[Output](), True
     several = max(2, torch.get_num_threads())  # kernels may share work among threads
     while queues:
-        for output in outputs:
+        for output, queue in [*queues.items()]:
             if numbers[output] and budget.spent:  # the first problem of each output is checked in any case
-                complete = complete and output not in queues
-                queues.pop(output, None)
+                complete = False
+                del queues[output]
                 continue
             send("doing", output, None, "")
-            problem = next(queues.get(output, iter(())), None)
+            problem = next(queue, None)
             if not isinstance(problem, ConvProblem):
-                queues.pop(output, None)
+                del queues[output]
                 if problem is not None:
                     send("nothing", output, problem)
                 continue
