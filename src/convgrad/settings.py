@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._compat import fp32_precision
+from ._compat import fp32_precision, saved_tensors_hooks
 
 #: What `measure` has set: the share of the running time that measuring may take, 0 for none at all; None leaves it to
 #: ``torch.backends.cudnn.benchmark``. A list of one item, which a call reads without a function.
@@ -46,6 +46,11 @@ def measuring_share(device: torch.device) -> float:
     if share is None:
         return _USUAL_SHARE if benchmark() else 0.0
     return share
+
+
+def may_choose_again(device: torch.device) -> bool:
+    """Whether measuring may change a choice before a checkpoint repeats the call, which must save the same tensors."""
+    return saved_tensors_hooks() is not None and measuring_share(device) > 0
 
 
 def flags(like: Tensor) -> object:

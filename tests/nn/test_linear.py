@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils._per_sample_grad import call_for_per_sample_grads
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import convgrad
@@ -296,3 +297,20 @@ def test_constructor_state_and_copies(small: None) -> None:
         with Trace() as seen, convgrad.use_backend("im2col"):
             torch.testing.assert_close(twin(x), theirs(x))
         assert len(seen) == 1
+
+
+def test_measuring_may_change_the_choice_between_the_forwards_of_a_checkpoint(
+    small: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They save the same tensors: a product of torch's saves others than ours, and the checkpoint refused that."""
+    monkeypatch.setattr("convgrad.engine.choice.measure_now", lambda *_: None)
+    ours, theirs = pair(4, 3)
+    x = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    with convgrad.measure():
+        monkeypatch.setattr("convgrad.nn.linear.beats_matmul", lambda plan: True)
+        y: Any = checkpoint(ours, x, use_reentrant=False)
+        monkeypatch.setattr("convgrad.nn.linear.beats_matmul", lambda plan: False)
+        cache.invalidate()
+        y.sum().backward()
+    theirs(x.detach()).sum().backward()
+    torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)

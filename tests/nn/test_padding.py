@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 import convgrad
 from convgrad.backends import _native_library as library
 from convgrad.backends import padded
 from convgrad.check import check_problem
-from convgrad.engine import plan_for
+from convgrad.engine import cache, plan_for, rules
 from convgrad.problem import OUTPUTS, ConvProblem
 
 pytestmark = pytest.mark.skipif(bool(library.why_absent()), reason=library.why_absent() or "present")
@@ -157,3 +158,19 @@ def test_every_pass_by_every_backend(name: str, text: str) -> None:
         )
     assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     assert padded(p).padding_mode == "zeros"
+
+
+def test_measuring_may_change_the_choice_between_the_forwards_of_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They save the same tensors: a padded copy is larger than the input, and the checkpoint refused that."""
+    monkeypatch.setattr("convgrad.engine.choice.measure_now", lambda *_: None)
+    layer = convgrad.nn.Conv2d(16, 16, 3, padding=1, groups=16, padding_mode="circular")
+    x = torch.randn(2, 16, 6, 6, requires_grad=True)
+    with convgrad.measure():
+        y: Any = checkpoint(layer, x, use_reentrant=False)
+        monkeypatch.setattr(rules, "TABLE", {})
+        cache.invalidate()
+        y.sum().backward()
+    cache.invalidate()
+    sides = ((1, 1), (1, 1))
+    (want,) = torch.autograd.grad(of_copy(layer, x, sides, layer.weight, layer.bias).sum(), x)
+    torch.testing.assert_close(x.grad, want)

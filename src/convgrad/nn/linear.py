@@ -18,6 +18,7 @@ from .._compat import cpu_lacks, exact_matmul, fx_tracing, jit_tracing, without_
 from ..engine import POINTWISE, Plan, as_pointwise, beats_matmul, find, generation, linear_gains, make, remember
 from ..errors import ConvgradError
 from ..ops import apply, autocast_is_on, cast_operands
+from ..settings import may_choose_again
 from .joined import leaf_of_fx, refuse_scripting
 
 __all__ = ["Linear"]
@@ -65,7 +66,7 @@ def linear(input: Any, weight: Any, bias: Any = None) -> Any:
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     plan: Any = None
     if input.is_cpu and len(weight.shape) == 2 and linear_gains(input.numel(), *weight.shape):
-        plan = find("linear", (), input, weight, bias)
+        plan = None if may_choose_again(input.device) else find("linear", (), input, weight, bias)
         if plan.__class__ is tuple:
             plan = _plan(plan, input, weight, bias)
     if plan is None:  # not torch's `forward`, which would compute a parametrized weight again

@@ -12,6 +12,7 @@ from ..engine import Plan, find, make
 from ..ops import apply
 from ..padding_modes import Sides, fits, is_plain
 from ..problem import PADDING_MODES, PaddingMode
+from ..settings import may_choose_again
 
 
 def convolve(
@@ -29,7 +30,7 @@ def convolve(
     Shape:
         (N, C_in, *in), (C_out, C_in / groups, *kernel) -> (N, C_out, *out), or input and output without N
     """
-    if not is_plain(input) or mode not in PADDING_MODES:
+    if not is_plain(input) or mode not in PADDING_MODES or may_choose_again(input.device):
         return None
     if input.dim() == len(sides) + 1:
         output = convolve(input.unsqueeze(0), weight, bias, stride, sides, dilation, groups, mode)
