@@ -23,6 +23,7 @@ from .._compat import (
     forward_ad_active,
     functorch_active,
     is_legacy_batched,
+    is_traced,
     profiler_enabled,
     single_level,
     will_engine_execute,
@@ -181,12 +182,12 @@ def _gradients(
 # ---- kernels at the key --------------------------------------------------------------------------
 
 
-def _below_autograd(op: Any, keyset: Any, operands: tuple[Tensor | None, ...], rest: Any) -> Callable[..., Any]:
+def _below_autograd(op: Any, keyset: Any, operands: tuple[Any, ...], rest: Any) -> Callable[..., Any]:
     """The operator below autograd, or what a graph that is being traced gets in its place."""
     if dispatch_modes():
         flops.register()
-    plain = lowering.traced_operator(op, operands, rest) or traced_overload(op, operands[0])
-    call = plain or partial(op.redispatch, keyset & _C._after_autograd_keyset)
+    call = (lowering.traced_operator(op, operands, rest) or traced_overload(op)) if is_traced(operands[0]) else None
+    call = call or partial(op.redispatch, keyset & _C._after_autograd_keyset)
 
     def below(*args: Any, **options: Any) -> Any:
         with _C._AutoDispatchBelowAutograd():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .._compat import hint_of, is_subclass, is_traced
+from .._compat import hint_of, is_subclass
 from ..engine import checked_backward, checked_convolution, plan_for
 from ..problem import gradient_outputs
 from ..shapes import problem_of
@@ -48,10 +48,7 @@ def traced_operator(op: Any, operands: tuple[Any, ...], rest: tuple[Any, ...]) -
 
     It does where ATen would be chosen; in an exported program always, because that may be loaded without this library.
     """
-    first = operands[0]
-    if not is_traced(first):
-        return None
-    name = op._schema.name.removeprefix("convgrad::")
+    first, name = operands[0], op._schema.name.removeprefix("convgrad::")
     if torch.compiler.is_exporting():
         return getattr(decompositions, name)
     if name in ("grad_input", "grad_weight"):

@@ -12,9 +12,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .._compat import is_traced, jit_tracing
+from .._compat import jit_tracing
 from ..engine import Request, active, request_for, resume, traced
 from . import decompositions
 
@@ -66,10 +65,10 @@ def requesting(request: str) -> AbstractContextManager[None]:
     return resume(_decode(request)) if request else nullcontext()
 
 
-def traced_overload(op: Any, first: Tensor | None) -> Callable[..., Any] | None:
+def traced_overload(op: Any) -> Callable[..., Any] | None:
     """The overload in place of the operator, where a graph is traced inside a module that requests a backend."""
     request = active()
-    if request is None or not request.fixed or first is None or not is_traced(first):
+    if request is None or not request.fixed:
         return None
     return partial(
         getattr(torch.ops.convgrad, op._schema.name.removeprefix("convgrad::")).with_backend, backend=_encode(request)
