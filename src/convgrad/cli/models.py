@@ -59,12 +59,17 @@ class Model:
         return net
 
     def sample(
-        self, batch: int = 1, size: int = 224, device: torch.device | str = "cpu", dtype: torch.dtype | None = None
+        self,
+        batch: int = 1,
+        size: int = 224,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype | None = None,
+        shape: tuple[int, ...] = (),
     ) -> torch.Tensor:
-        """An input: images of size x size, or sequences of the model's own length."""
+        """An input of a shape; else images of size x size, or sequences of the model's own length."""
         import torch
 
-        shape = (batch, *self.input, size, size) if self.image else (batch, *self.input)
+        shape = shape or ((batch, *self.input, size, size) if self.image else (batch, *self.input))
         if self.vocabulary:
             return torch.randint(self.vocabulary, shape, device=device)
         return torch.randn(shape, dtype=dtype, device=device)
@@ -201,15 +206,12 @@ def _own(name: str) -> Callable[[], Any]:
     return found
 
 
-def example_input(name: str, shape: str, dtype: torch.dtype) -> torch.Tensor:
-    """An input on the meta device: the shape given as ``1x3x224x224``, or the model's usual one with batch 1."""
-    import torch
-
-    model = _known(name) or Model("")
-    if not shape:
-        return model.sample(device="meta", dtype=dtype)
-    sizes = [int(n) for n in shape.split("x")]
+def example_input(
+    name: str, shape: str, dtype: torch.dtype, device: torch.device | str = "meta", batch: int = 1
+) -> torch.Tensor:
+    """An input of the shape that is given as ``1x3x224x224``, or the model's usual one."""
+    sizes = tuple(map(int, shape.split("x"))) if shape else ()
     try:
-        return torch.empty(sizes, dtype=torch.int64 if model.vocabulary else dtype, device="meta")
+        return (_known(name) or Model("")).sample(batch, device=device, dtype=dtype, shape=sizes)
     except (RuntimeError, TypeError):
-        raise fail(f"an input of {shape} does not fit in any memory") from None
+        raise fail(f"an input of {shape or 'the usual shape'} in {dtype} does not fit in any memory") from None

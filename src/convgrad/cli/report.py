@@ -118,8 +118,6 @@ def _of_model(
     seconds: float,
     stage: Callable[[str], object],
 ) -> Profile:
-    import torch
-
     from ..problem_text import DTYPES
     from ..report import profile_model
 
@@ -131,8 +129,7 @@ def _of_model(
     options = [*["--channels-last"] * channels_last, *["--dtype", dtype] * bool(dtype)]
     options += ["--device", str(place)] * (place.type != "cpu")
     if inputs is None or shape:
-        like = example_input(name, shape, DTYPES[dtype or "float32"])
-        inputs = torch.randn(like.shape if shape else (_BATCH, *like.shape[1:]), dtype=like.dtype, device=place)
+        inputs = example_input(name, shape, DTYPES[dtype or "float32"], place, _BATCH)
         options = ["--input", "x".join(map(str, inputs.shape)), *options]
     if channels_last:
         model, inputs = in_channels_last(model, inputs)
