@@ -79,9 +79,8 @@ def profile_model(
     steps: dict[str, Call] = {name: training_step(one, example_inputs) for name, one in models.items()}
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         began = time.perf_counter()
-        names = _layers(models["PyTorch"], steps["PyTorch"])
+        names = _layers(models["convgrad"], steps["convgrad"])
         first = time.perf_counter() - began
-        names = _layers(models["convgrad"], steps["convgrad"]) | names  # of linear layers, too
         stage("timing a training step, PyTorch's and convgrad's alternately")
         seen = _compared(steps, 0.4 * seconds, first, device)
         stage("timing each convolution")
