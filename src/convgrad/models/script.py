@@ -151,9 +151,8 @@ def _report(
     then: Callable[[dict[str, Any]], None] | None,
 ) -> None:
     who = "PyTorch's own choice" if stock else "convgrad's choice"
-    share = usage.seconds / wall if wall else 0.0
     calls = counted(sum(r.calls for r in usage.rows), "call")
-    head = f"\n{who}: {calls}, {usage.seconds:.3f} s of {wall:.3f} s ({share:.0%}) in convolutions"
+    head = f"\n{who}: {calls}, {usage.seconds:.3f} s of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
     try:
         table = usage.table(measure=measure, width=width)
     except KeyboardInterrupt:  # measuring the limit was interrupted; the rest is known

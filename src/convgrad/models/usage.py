@@ -100,9 +100,10 @@ class Usage:
         Args:
             measure: measure the machine's limit where it is not known yet.
         """
+        total = self.seconds
         return [
-            (r.calls, r.output, r.backend, r.layout, r.seconds * 1e3, r.seconds / r.calls * 1e3,
-             r.seconds / self.seconds if self.seconds else 0.0, of_limit, str(r.problem))
+            (r.calls, r.output, r.backend, r.layout, r.seconds * 1e3, r.seconds / r.calls * 1e3, r.seconds / total,
+             of_limit, str(r.problem))
             for r, of_limit in zip(self.rows, self.fractions_of_limit(measure), strict=True)
         ]  # fmt: skip
 
