@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -115,7 +116,7 @@ def explain_command(
             wanted, last = place.dtype or DTYPES[dtype or "float32"], place.channels_last or channels_last
             models.append(explained(what, place.machine, wanted, last, shape, outputs))
         if layer:
-            answers = _details([m.select(layer) for m in models], outputs, measure)
+            answers = _details([m.select(layer) for m in models], measure)
             models = []
     if plot is not None:
         _draw(answers or models, plot)
@@ -142,22 +143,17 @@ def _one(text: str, place: Place, outputs: tuple[Output, ...] | None, measure: b
     return explain_problem(problem, outputs, place.machine, measure=measure is not False and place.machine.is_here)
 
 
-def _details(
-    models: list[ModelExplanation], outputs: tuple[Output, ...] | None, measure: bool | None
-) -> list[Explanation]:
+def _details(models: list[ModelExplanation], measure: bool | None) -> list[Explanation]:
     """Layer by layer, every machine after the other; a linear layer is only one of ours on a CPU."""
-    from ..diagnostics import explain_problem
+    from ..diagnostics import measured
 
     found: dict[tuple[str, ...], list[Explanation]] = {}
     for layer in (layer for model in models for layer in model):
         found.setdefault(layer.names, []).append(layer.explanation)
-    wanted = measure is not False
     return [
-        explain_problem(e.problem, outputs, e.machine, measure=True, left=e.left, request=e.request)
-        if wanted and e.machine.is_here
-        else e
+        measured(one) if measure is not False and one.machine.is_here else one
         for machines in found.values()
-        for e in machines
+        for one in machines
     ]
 
 
@@ -171,9 +167,7 @@ def _draw(answers: list[Explanation] | list[ModelExplanation], path: Path) -> No
 
 def _print_rules(answer: Explanation) -> None:
     aten = answer.aten
-    say("why PyTorch itself runs what it runs:")
     forward = any(r.output == answer.problem.bias_pass for r in answer.rows)
-    decision = aten.backend if forward else aten.gradient_backend
-    say("  " + str(decision).replace("\n", "\n  "))
-    for rule in aten.memory_format.rules:
-        say(f"  {'yes' if rule.holds else 'no '}  layout: {rule.text}: {rule.value}")
+    say("why PyTorch itself runs what it runs:")
+    for decision in (aten.backend if forward else aten.gradient_backend, aten.memory_format):
+        say(indent(str(decision), "  "))

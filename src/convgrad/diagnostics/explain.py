@@ -16,7 +16,7 @@ from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
 from .capture import Captured, capture, part_of_call, problem_on
 from .explanation import Answer, Explanation, Layer, ModelExplanation
-from .measure import timed
+from .measure import measured
 from .roofline import limits_of
 
 Outputs = Output | Sequence[Output] | None
@@ -186,12 +186,8 @@ def explain_problem(
         for forward in (True, False):  # one call each, whose outputs are chosen together
             together = in_order([o for o in given if (o == problem.bias_pass) == forward])
             answers += _answers(problem, together, machine, runs, left, request or active())
-    if measure:
-        if not machine.is_here:
-            raise ValueError(f"{machine} is not here, so nothing can be measured on it")
-        answers = timed(problem, answers, torch.device(machine.device_type))
-    limits = limits_of(machine, problem.dtype, measured=measure)
-    return Explanation(problem, machine, tuple(answers), limits, left=left, request=request)
+    found = Explanation(problem, machine, tuple(answers), limits_of(machine, problem.dtype))
+    return measured(found) if measure else found
 
 
 def _answers(

@@ -9,7 +9,6 @@ from html import escape
 from typing import Any, ClassVar
 
 from ..backends import COPY
-from ..engine import Request
 from ..problem import PASSES, ConvProblem, Output
 from ..tables import html_table, text_table, wrapped
 from .aten_rules import AtenTrace, Machine, trace_aten
@@ -86,8 +85,6 @@ class Explanation(Drawn):
         limits: what the machine can do at best; None where that is not known.
         placements: of a sharded call, of which the problem is this process's part: where its tensors lie.
         transfers: what this process receives in it.
-        left: why PyTorch's matrix product computes it whatever would be chosen: it is a linear layer.
-        request: the backends that its layer or a block around the call asks for.
     """
 
     problem: ConvProblem
@@ -96,8 +93,6 @@ class Explanation(Drawn):
     limits: Limits | None = None
     placements: str = ""
     transfers: tuple[Transfer, ...] = ()
-    left: str = ""
-    request: Request | None = None
 
     def chosen(self) -> dict[Output, str]:
         """The backend of each output."""

@@ -11,21 +11,32 @@ from ..backends import COPY
 from ..engine import BY_RULE, Step, get_backend, reasons_against, trials
 from ..engine.ab_timer import compare, second_call
 from ..problem import PASSES, ConvProblem
-from .explanation import Answer
+from .explanation import Answer, Explanation
 from .onednn_log import onednn_log
+from .roofline import limits_of
 
 _MOST_BYTES = 4 << 30
 _SLOW = 0.2  # seconds
 _DIFFERENT = 1.05  # times as long: less is noise
 
 
-def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> list[Answer]:
-    """The answers with the time of the chosen backend and of ATen, each pass timed alternately in this process.
+def measured(explanation: Explanation) -> Explanation:
+    """The same with the time of the chosen backend and of ATen, and with what the machine can do at best.
 
-    One that computes a pass only together with others has no time.
+    Each pass is timed alternately in this process. One that a backend computes only together with others has no time.
+
+    Raises:
+        ValueError: the machine is not here.
     """
-    if problem.empty or problem.least_bytes > _MOST_BYTES:
-        return answers
+    problem, machine, rows = explanation.problem, explanation.machine, explanation.rows
+    if not machine.is_here:
+        raise ValueError(f"{machine} is not here, so nothing can be measured on it")
+    if not (problem.empty or problem.least_bytes > _MOST_BYTES):
+        rows = _timed(problem, rows, torch.device(machine.device_type))
+    return replace(explanation, rows=rows, limits=limits_of(machine, problem.dtype, measured=True))
+
+
+def _timed(problem: ConvProblem, answers: tuple[Answer, ...], device: torch.device) -> tuple[Answer, ...]:
     found = list(answers)
     for pass_ in PASSES:
         ways: dict[str, tuple[ConvProblem, tuple[Step, ...]]] = {}
@@ -47,7 +58,7 @@ def timed(problem: ConvProblem, answers: list[Answer], device: torch.device) -> 
                         primitives = " + ".join(dict.fromkeys(take()))
                     runs += f": {primitives}" if primitives else ""
                 found[i] = replace(row, seconds=seconds[row.backend], runs=runs, reasons=_seen(row, seconds))
-    return found
+    return tuple(found)
 
 
 def _seen(row: Answer, seconds: dict[str, float]) -> tuple[str, ...]:
