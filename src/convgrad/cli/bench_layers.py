@@ -112,8 +112,6 @@ def _timed(job: Job, seconds: float, limits: Limits | None) -> dict[str, Any]:
         # One sweep and the same backend's single passes are two ways.
         chosen[who] = _named(steps) + (" apart" if len(steps) > 1 and len({s.backend.name for s in steps}) == 1 else "")
         ways.setdefault(chosen[who], steps)
-    if not stock:
-        return {**chosen, "note": "PyTorch does not compute it"}
     try:
         calls = trials({way: (p, steps) for way, steps in ways.items()}, outputs, CPU)
     except (RuntimeError, MemoryError):
