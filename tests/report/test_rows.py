@@ -29,7 +29,7 @@ def test_the_table_of_a_run(tmp_path, monkeypatch) -> None:
     with observe_aten(), Usage() as usage:
         compute()
     path = tmp_path / "kernels.csv"
-    path.write_text(usage.to_csv(measure=True))
+    path.write_text(usage.to_csv())
     rows = read_table(path)
     assert {(r.problem, r.outputs, r.calls) for r in rows} == {(str(r.problem), r.outputs, 2) for r in usage.rows}
     assert sum(r.total for r in rows) == pytest.approx(usage.seconds * 1e3, rel=0.05, abs=0.03)

@@ -20,7 +20,7 @@ from zipfile import is_zipfile
 from ..tables import counted, wrapped
 from . import process
 from .process import observe_aten, takeover
-from .usage import Usage
+from .usage import Usage, known_limits
 
 #: Whose frames stand above the script's in a traceback.
 _STARTERS = {__file__, runpy.__file__, "<frozen runpy>"}
@@ -153,16 +153,14 @@ def _report(
     who = "PyTorch's own choice" if stock else "convgrad's choice"
     calls = counted(sum(r.calls for r in usage.rows), "call")
     head = f"\n{who}: {calls}, {usage.seconds:.3f} s of {wall:.3f} s ({usage.seconds / wall:.0%}) in convolutions"
-    try:
-        table = usage.table(measure=measure, width=width)
-    except KeyboardInterrupt:  # measuring the limit was interrupted; the rest is known
-        table, measure = usage.table(measure=False, width=width), False
+    with suppress(KeyboardInterrupt):  # the rest is known
+        known_limits(usage.rows, measure)
     with suppress(OSError, ValueError):  # the script closed it, or its reader is gone
-        print(head if width is None else wrapped(head, width), table, sep="\n", file=out, flush=True)
+        print(head if width is None else wrapped(head, width), usage.table(width=width), sep="\n", file=out, flush=True)
     try:
         if csv is not None:
-            csv.write_text(usage.to_csv(measure=measure), encoding="utf-8")
+            csv.write_text(usage.to_csv(), encoding="utf-8")
         if then is not None:
-            then({"wall_seconds": wall, "taken_over": not stock, **usage.to_dict(measure=measure)})
+            then({"wall_seconds": wall, "taken_over": not stock, **usage.to_dict()})
     except OSError as error:
         print(f"convgrad: {error.filename!r} was not written: {error.strerror}", file=out)

@@ -94,46 +94,42 @@ class Usage:
 
     # ---- as text ---------------------------------------------------------------------------------
 
-    def cells(self, *, measure: bool = True) -> list[tuple[Any, ...]]:
-        """The table below its head: times in milliseconds, the share and what is reached of the limit as fractions.
-
-        Args:
-            measure: measure the machine's limit where it is not known yet.
-        """
+    def cells(self) -> list[tuple[Any, ...]]:
+        """The table below its head: times in milliseconds, the share and what is reached of the limit as fractions."""
         total = self.seconds
         return [
             (r.calls, r.output, r.backend, r.layout, r.seconds * 1e3, r.seconds / r.calls * 1e3, r.seconds / total,
              of_limit, str(r.problem))
-            for r, of_limit in zip(self.rows, self.fractions_of_limit(measure), strict=True)
+            for r, of_limit in zip(self.rows, self.fractions_of_limit(), strict=True)
         ]  # fmt: skip
 
-    def fractions_of_limit(self, measure: bool = True) -> list[float | None]:
+    def fractions_of_limit(self) -> list[float | None]:
         """For each of the `rows`, the part of the machine's limit that it reaches; None where that is not known."""
         return [
             limits and limits.seconds(row.problem, row.outputs) * row.calls / row.seconds
-            for row, limits in zip(self.rows, known_limits(self.rows, measure), strict=True)
+            for row, limits in zip(self.rows, known_limits(self.rows, measure=False), strict=True)
         ]
 
-    def to_dict(self, *, measure: bool = True) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for json."""
         rows = [
             {"problem": str(r.problem), "outputs": list(r.outputs), "backend": r.backend, "device": r.device,
              "layout": r.layout, "calls": r.calls, "total_seconds": r.seconds, "fraction_of_limit": of_limit}
-            for r, of_limit in zip(self.rows, self.fractions_of_limit(measure), strict=True)
+            for r, of_limit in zip(self.rows, self.fractions_of_limit(), strict=True)
         ]  # fmt: skip
         return {"total_seconds": self.seconds, "rows": rows}
 
-    def table(self, *, measure: bool = True, width: int | None = None) -> str:
+    def table(self, *, width: int | None = None) -> str:
         """One line for each convolution and output, the most expensive first; no wider than ``width``."""
         lines = [
             (str(calls), *names, f"{total:.2f}", f"{mean:.4f}", f"{share:.1%}", "" if of is None else f"{of:.0%}", text)
-            for calls, *names, total, mean, share, of, text in self.cells(measure=measure)
+            for calls, *names, total, mean, share, of, text in self.cells()
         ]
         return text_table([_HEAD, *lines], right=_NUMBERS, width=width) if lines else "no convolution ran"
 
-    def to_csv(self, *, measure: bool = True) -> str:
+    def to_csv(self) -> str:
         """The table as CSV, its numbers as they are: milliseconds and fractions."""
-        return csv_text([_HEAD, *self.cells(measure=measure)])
+        return csv_text([_HEAD, *self.cells()])
 
 
 def _full_name(event: Event) -> str:
