@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import platform
 import re
@@ -13,6 +12,7 @@ import torch
 from torch.torch_version import TorchVersion
 
 from ..._compat import onednn_has
+from ...errors import UnknownNameError
 
 #: The releases of PyTorch whose rules were read and are modelled.
 MODELLED_VERSIONS: tuple[str, ...] = ("2.11", "2.12", "2.13", "2.14", "2.15")
@@ -271,12 +271,7 @@ def _unknown(word: str) -> str:
             f"{word!r} belongs to the problem and not to a machine; write it behind the problem, "
             f"'g96ic96ih56oc96kh7ph3 {word}', or make the operands so"
         )
-    near = difflib.get_close_matches(word, [*_WORDS, "sm_90", "gfx942", "no", "threads", "torch"], 1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return (
-        f"don't know {word!r}{hint} "
-        "(examples: 'cuda sm_90 cudnn 9.10', 'h100', 'rocm gfx942 miopen', 'xpu', 'mps', 'cpu arm', 'cpu avx512')"
-    )
+    return str(UnknownNameError.of("don't know", word, ["sm_90", "gfx942", "no", "threads", "torch", *_WORDS]))
 
 
 def _with_libraries(found: dict[str, Any]) -> tuple[str, ...]:
