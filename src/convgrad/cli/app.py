@@ -203,14 +203,11 @@ def say_json(name: str, data: object, file: Path | None = None) -> None:
 def progress(what: str, total: int) -> Generator[Callable[..., None], None, None]:
     """A bar on a terminal; the function that the block is given moves it on, by one if not told otherwise."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress
 
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console, printed = Console(stderr=True), sys.stdout.isatty()  # into a file goes what is printed, not the bar
-    with Progress(
-        *columns, console=console, disable=not sys.stderr.isatty(), transient=True, redirect_stdout=printed
-    ) as bar:
-        task = bar.add_task("", total=total)
+    with Progress(console=console, disable=not sys.stderr.isatty(), transient=True, redirect_stdout=printed) as bar:
+        task = bar.add_task(what, total=total)
         yield lambda amount=1.0: bar.advance(task, amount)
 
 
