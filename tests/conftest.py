@@ -1,6 +1,7 @@
 """Shared by all tests: one seed a test, nothing that another test left, and few threads, for the problems are small."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -37,10 +38,11 @@ def _own_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """One seed a test; PyTorch's settings, the default backend and the registered ones are the same after it."""
+    """One seed a test; PyTorch's settings, the module path, the default backend and the registered ones stay."""
     torch.manual_seed(0)
-    settings_before, there = process_state.settings(random=False), {*backends()}
+    settings_before, there, path = process_state.settings(random=False), {*backends()}, sys.path[:]
     yield
+    sys.path[:] = path
     if process_state.settings(random=False) != settings_before:
         process_state.restore(settings_before)
     if request._default is not None:

@@ -156,6 +156,9 @@ def make():
     return Block()
 def fed():
     return Block(), torch.randn(2, 3, 32, 32)
+def late():
+    import my_blocks
+    return my_blocks.Block()
 number = 3
 """
 
@@ -167,6 +170,8 @@ def test_explain_a_model_of_ones_own(capsys, tmp_path, monkeypatch) -> None:
     printed = shown(capsys, "explain", "my_factory_module:make", *shape)
     assert "2 convolutions, 2 different" in printed
     assert call(capsys, "explain", "my_factory_module:fed")[1] == printed
+    (tmp_path / "my_blocks.py").write_text(FACTORY)
+    assert call(capsys, "explain", "my_factory_module:late", *shape)[1] == printed
     printed = shown(
         capsys, "explain", "my_factory_module:make", *shape, "-l", "7x7", "-o", "grad_weight", "-d", "a100 float16"
     )

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -188,17 +187,13 @@ def _own(name: str) -> Callable[[], Any]:
     from torch import nn
 
     module, _, attribute = name.partition(":")
-    folder = os.getcwd()
-    sys.path.insert(0, folder)
+    sys.path.insert(0, os.getcwd())  # to stay: what is found may import more when it is called
     try:
         found: Any = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as error:
         raise fail(f"cannot get {name!r}: {error}", _FACTORY) from None
-    finally:
-        with suppress(ValueError):  # it removed it
-            sys.path.remove(folder)
     if isinstance(found, nn.Module):
         return lambda: found
     if not callable(found):
