@@ -230,6 +230,15 @@ def test_what_a_script_pickles_from_itself(tmp_path, write):
         pickle.load(f)
 
 
+def test_what_a_process_that_it_spawned_gives_back(write):
+    before = sys.modules["__mp_main__"]
+    path = write(
+        "import pickle\nclass A: __module__ = '__mp_main__'\nassert type(pickle.loads(pickle.dumps(A()))) is A"
+    )
+    assert run_script(path, out=io.StringIO()) == 0
+    assert sys.modules["__mp_main__"] is before
+
+
 def test_the_least_time_of_a_sweep_reads_each_operand_once():
     from convgrad.diagnostics import Limits
 

@@ -79,13 +79,17 @@ def run_script(
 @contextmanager
 def _as_main(script: str, args: Sequence[str], module: bool) -> Iterator[None]:
     """The argument list, the module path and the place of ``__main__`` that the script would see; then as before."""
-    argv, path, main = sys.argv[:], sys.path[:], sys.modules["__main__"]
+    argv, path, mains = sys.argv[:], sys.path[:], {name: sys.modules[name] for name in ("__main__", "__mp_main__")}
+    # A process that multiprocessing spawns or forks from a server calls the script's module so.
+    sys.modules["__mp_main__"] = alias = ModuleType("__mp_main__")
+    vars(alias)["__getattr__"] = lambda name: getattr(sys.modules["__main__"], name)
     sys.argv[:] = [script, *args]
     sys.path.insert(0, os.getcwd() if module else str(Path(script).resolve().parent))
     try:
         yield
     finally:
-        sys.argv[:], sys.path[:], sys.modules["__main__"] = argv, path, main
+        sys.argv[:], sys.path[:] = argv, path
+        sys.modules.update(mains)
 
 
 def _run(script: str, module: bool) -> int:
