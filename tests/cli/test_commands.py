@@ -159,6 +159,8 @@ def fed():
 def late():
     import my_blocks
     return my_blocks.Block()
+def pooled():
+    return torch.nn.Sequential(Block(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.BatchNorm2d(8))
 number = 3
 """
 
@@ -172,6 +174,7 @@ def test_explain_a_model_of_ones_own(capsys, tmp_path, monkeypatch) -> None:
     assert call(capsys, "explain", "my_factory_module:fed")[1] == printed
     (tmp_path / "my_blocks.py").write_text(FACTORY)
     assert call(capsys, "explain", "my_factory_module:late", *shape)[1] == printed
+    assert "g1mb2ic3ih224" in shown(capsys, "explain", "my_factory_module:pooled")  # normalizes over the images
     printed = shown(
         capsys, "explain", "my_factory_module:make", *shape, "-l", "7x7", "-o", "grad_weight", "-d", "a100 float16"
     )

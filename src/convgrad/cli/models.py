@@ -59,7 +59,7 @@ class Model:
 
     def sample(
         self,
-        batch: int = 1,
+        batch: int = 2,  # normalization in training needs more than one
         size: int = 224,
         device: torch.device | str = "cpu",
         dtype: torch.dtype | None = None,
@@ -201,12 +201,10 @@ def _own(name: str) -> Callable[[], Any]:
     return found
 
 
-def example_input(
-    name: str, shape: str, dtype: torch.dtype, device: torch.device | str = "meta", batch: int = 1
-) -> torch.Tensor:
+def example_input(name: str, shape: str, dtype: torch.dtype, device: torch.device | str = "meta") -> torch.Tensor:
     """An input of the shape that is given as ``1x3x224x224``, or the model's usual one."""
     sizes = tuple(map(int, shape.split("x"))) if shape else ()
     try:
-        return (_known(name) or Model("")).sample(batch, device=device, dtype=dtype, shape=sizes)
+        return (_known(name) or Model("")).sample(device=device, dtype=dtype, shape=sizes)
     except (RuntimeError, TypeError):
         raise fail(f"an input of {shape or 'the usual shape'} in {dtype} does not fit in any memory") from None

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     from ..report import Profile
 
-#: Where neither the model nor the command says what comes in: normalization needs more than one image.
-_BATCH = 2
-
 
 @command("report", cls=BeforeAScript)
 def report(
@@ -129,7 +126,7 @@ def _of_model(
     options = [*["--channels-last"] * channels_last, *["--dtype", dtype] * bool(dtype)]
     options += ["--device", str(place)] * (place.type != "cpu")
     if inputs is None or shape:
-        inputs = example_input(name, shape, DTYPES[dtype or "float32"], place, _BATCH)
+        inputs = example_input(name, shape, DTYPES[dtype or "float32"], place)
         options = ["--input", "x".join(map(str, inputs.shape)), *options]
     if channels_last:
         model, inputs = in_channels_last(model, inputs)
