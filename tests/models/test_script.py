@@ -188,10 +188,11 @@ def test_who_does_not_wait_for_the_limit_gets_the_rest(tmp_path, monkeypatch, wr
     assert table.read_text().count("\n") == 2
 
 
-def test_threads_that_outlive_the_script_are_counted(write):
+def test_threads_that_outlive_the_script_are_counted_and_find_its_modules(write):
+    write("import torch\ntorch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))", "beside.py")
     path = write(
-        "import threading, time, torch\n"
-        "def late():\n    threading.main_thread().join()\n    torch.conv1d(torch.ones(1, 1, 3), torch.ones(1, 1, 3))\n"
+        "import threading\n"
+        "def late():\n    threading.main_thread().join()\n    import beside\n"
         "threading.Thread(target=late).start()\n"
     )
     code = f"import sys; from convgrad.models import run_script; sys.exit(run_script({path!r}, measure=False))"

@@ -69,8 +69,8 @@ def run_script(
         opened.callback(lambda: _report(usage, time.perf_counter() - start, stock, measure, *where))
         opened.enter_context(observe_aten() if stock else takeover())
         opened.enter_context(usage)
-        with _as_main(script, args, module):
-            status = _run(script, module)
+        opened.enter_context(_as_main(script, args, module))
+        status = _run(script, module)
         if any(t not in others and not t.daemon for t in threading.enumerate()):
             atexit.register(opened.pop_all().close)  # the interpreter waits for them, and then comes to this
     return status
