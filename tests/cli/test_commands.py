@@ -158,6 +158,7 @@ def fed():
     return Block(), torch.randn(2, 3, 32, 32)
 def late():
     import my_blocks
+    torch.linspace(0, 1, 3)[1].item()
     return my_blocks.Block()
 def pooled():
     return torch.nn.Sequential(Block(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.BatchNorm2d(8))

@@ -150,7 +150,10 @@ def in_channels_last(net: nn.Module, input: Any) -> tuple[nn.Module, torch.Tenso
 
 
 def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
-    """The model on a device, and what its function gives to call it with; None where that gives the model alone."""
+    """The model on a device, and what its function gives to call it with; None where that gives the model alone.
+
+    In place of meta on the CPU, where its function needs values.
+    """
     import torch
     from torch import nn
 
@@ -168,6 +171,8 @@ def build(name: str, device: torch.device | str) -> tuple[nn.Module, Any]:
     except RequestError:
         raise
     except Exception as error:
+        if device == "meta":
+            return build(name, "cpu")
         raise fail(f"{name!r} raised {type(error).__name__}: {error}", _FACTORY) from error
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
