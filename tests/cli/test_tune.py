@@ -216,7 +216,7 @@ def test_what_is_no_export_is_refused_whole(folder, content, capsys) -> None:
         (["no/such/file"], "'no/such/file' is no file"),
         (["nothing.py", "--epochs", "1"], "'nothing.py' is no file (hint: it was looked for in "),
         (["nothing"], "neither a problem nor a model"),
-        (["--input", "2x3x8x8", "tests.cli.test_tune:Positive"], "give `convgrad tune` and `convgrad run` a script"),
+        (["--input", "2x3x8x8", "tests.cli.test_tune:Positive"], "`convgrad tune` and `run` a script"),
         ([SMALL, "epochs"], "only a script takes arguments"),
         ([SMALL, "--epochs"], "No such option: --epochs"),
         (["--dtype", "bfloat16", SMALL], "--dtype is for a model"),

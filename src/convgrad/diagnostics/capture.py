@@ -132,7 +132,7 @@ def capture(
         tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
         if any(t.is_meta for t in (*tensors, *model.parameters())):
             why = " ".join(f"the model cannot run on the meta device ({type(error).__name__}: {error})".split())
-            instead = "give it real tensors, or give `convgrad tune` and `convgrad run` a script that does"
+            instead = "give it what it takes (--input) or real tensors, or `convgrad tune` and `run` a script that does"
             raise ValueError(f"{why}; {instead}") from error
         return _run(model, args, kwargs, None, outputs)
 
