@@ -101,12 +101,13 @@ def test_a_kernel_is_compiled_once_for_each_alignment(launched: tuple[start.Laun
 
 
 def test_programs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many as there are registers and threads for."""
+    """As many as there are registers and threads for, and no more than a multiprocessor takes."""
     gpu = SimpleNamespace(multi_processor_count=10, regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
     cuda = torch.device("cuda", 77)
     assert [start.at_once(cuda, n, 128) for n in (16, 48, 50, 148, 255)] == [160, 100, 90, 30, 20]
     assert start.at_once(cuda, 255, 512) == 10
+    assert start.at_once(cuda, 32, 32) == 320
     assert start.at_once(torch.device("xpu", 0), 48, 128) == start.PROGRAMS
 
 

@@ -16,6 +16,9 @@ from ...settings import capturing
 ALL_REGISTERS = {"maxnreg": 255}
 #: Programs that run at once where nothing is known of the device: three on each multiprocessor of an H100.
 PROGRAMS = 3 * 132
+#: Programs that one multiprocessor runs at once, of an A100, H100 or B200 (CUDA C++ Programming Guide, technical
+#: specifications per compute capability); PyTorch does not tell.
+_MOST_PROGRAMS = 32
 
 
 class Launch:
@@ -103,5 +106,5 @@ def at_once(device: torch.device, registers: int, threads: int) -> int:
         return PROGRAMS
     gpu = torch.cuda.get_device_properties(device)
     rounded = -(-registers // 8) * 8 * threads
-    each = min(gpu.regs_per_multiprocessor // rounded, gpu.max_threads_per_multi_processor // threads)
+    each = min(gpu.regs_per_multiprocessor // rounded, gpu.max_threads_per_multi_processor // threads, _MOST_PROGRAMS)
     return gpu.multi_processor_count * max(1, each)
