@@ -33,6 +33,25 @@ def test_a_channels_last_weight_of_groups(backend: str, kernel: tuple[int, ...])
         assert torch.equal(conv(input.contiguous(memory_format=layout), odd, groups=2), expected)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("channels", [(1, 6, 3, 3), (4, 6, 1, 3), (6, 1, 3, 1)], ids=str)
+def test_a_channels_last_weight_in_pytorchs_own_kernel(channels: tuple[int, ...], transposed: bool) -> None:
+    """PyTorch 2.13 raises "grad_weight must be contiguous" in float64."""
+    last = torch.channels_last
+    weight = torch.randn(channels, dtype=torch.float64).contiguous(memory_format=last)
+    odd = weight.as_strided(weight.shape, [5 if n == 1 else s for n, s in zip(channels, weight.stride(), strict=True)])
+    input = torch.randn(2, channels[not transposed], 9, 9, dtype=torch.float64).contiguous(memory_format=last)
+    conv = (torch.conv2d, torch.conv_transpose2d)[transposed], (convgrad.conv2d, convgrad.conv_transpose2d)[transposed]
+    grads = []
+    for call, w in zip(conv, (weight, odd), strict=True):
+        w.requires_grad_()
+        grads.append(torch.autograd.grad(call(input, w).square().sum(), w)[0])
+    with convgrad.use_backend("aten"):
+        grads.append(torch.autograd.grad(conv[1](input, odd).square().sum(), odd)[0])
+    torch.testing.assert_close(grads[1], grads[0])
+    torch.testing.assert_close(grads[2], grads[0])
+
+
 @pytest.mark.parametrize("backend", ["im2col", "aten", None])
 @pytest.mark.parametrize("input_too", [False, True], ids=["grad_weight", "both gradients"])
 def test_the_batch_stride_of_one_image(backend: str | None, input_too: bool) -> None:

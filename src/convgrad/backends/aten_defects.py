@@ -96,10 +96,13 @@ def without_slack(problem: ConvProblem) -> ConvProblem:
 def reads_every_stride(problem: ConvProblem) -> bool:
     """Whether PyTorch's result may depend on the weight's strides in dimensions of size 1, which it should not.
 
-    Those of the other operands do no harm, but for `reads_batch_stride`: `tests/regressions/test_size_one_strides.py`
-    tries them all.
+    Its own CPU kernel for images in channels_last gives no gradient for a weight with others, but an error. Those of
+    the other operands do no harm, but for `reads_batch_stride`: `tests/regressions/test_size_one_strides.py` tries them
+    all.
     """
-    return problem.groups > 1 and problem.ndim > 1 and 1 in problem.weight_shape
+    p = problem
+    own = p.ndim == 2 and p.channels_last and max(p.kernel_size) > 1
+    return p.ndim > 1 and (p.groups > 1 or own) and 1 in p.weight_shape
 
 
 def reads_batch_stride(problem: ConvProblem) -> bool:
