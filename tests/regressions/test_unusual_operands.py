@@ -110,6 +110,15 @@ def test_a_dense_copy_of_grad_output_that_does_not_fit_is_refused() -> None:
         convgrad.convolution_backward(torch.ones(1).expand(1, 2, n + 1), x, w, **form)
 
 
+def test_only_what_lies_in_memory_once_needs_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validation, "_LARGE", 1)
+    monkeypatch.setattr(validation, "_free_memory", lambda: 4 * 37)  # for the result
+    w = torch.ones(1, 1, 1)
+    assert convgrad.conv1d(torch.ones(1, 1, 37), w).sum() == 37
+    with pytest.raises(convgrad.UnsupportedError, match="GB are free"):
+        convgrad.conv1d(torch.ones(1).expand(1, 1, 37), w)
+
+
 def test_what_a_container_holds_of_files_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its control group counts them as used, and after a data set was read there seemed to be no memory left."""
     stat = "anon 400\nactive_file 1500\ninactive_file 1000\nslab 9\n"
