@@ -37,10 +37,12 @@ class Child:
 
     Args:
         answer: the function of a request, at the top of a module; what it prints is not shown.
+        environment: its variables beside this process's; else `poisoned_environment`.
     """
 
-    def __init__(self, answer: Callable[[Any], Any]) -> None:
+    def __init__(self, answer: Callable[[Any], Any], environment: dict[str, str] | None = None) -> None:
         self._answer = answer
+        self._environment = poisoned_environment() if environment is None else environment
         self._running: tuple[Any, Connection] | None = None
 
     def ask(self, request: Any, seconds: float = 60.0) -> tuple[Any, str]:
@@ -65,7 +67,7 @@ class Child:
     def _started(self) -> tuple[Any, Connection]:
         pipe, its_own = _spawned.Pipe()
         process = _spawned.Process(target=_serve, args=(self._answer, its_own), daemon=True)
-        with _one_at_a_time, patch.dict(os.environ, poisoned_environment()):
+        with _one_at_a_time, patch.dict(os.environ, self._environment):
             process.start()
         its_own.close()
         return process, pipe
