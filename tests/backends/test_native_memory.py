@@ -79,7 +79,7 @@ def test_nothing_is_computed_with_what_scratch_memory_held(p: ConvProblem) -> No
     """Not even for results that are dropped: an instruction with a subnormal operand takes Intel's processors a
     hundred cycles."""
     x, w, g = operands(p, 1)
-    before = ConvProblem.parse("mb1ic8oc8ih96kh3ph1")
+    before = ConvProblem.parse("mb1ic8oc8ih48kh3ph1")
     subnormals, ones = torch.full(before.input_shape, 1e-40), torch.ones(before.weight_shape)
     torch.set_num_threads(1)
     passes: dict[tuple[Output, ...], tuple[Tensor, ...]] = dict.fromkeys(BACKEND.sweeps, (g, x, w))
