@@ -110,6 +110,31 @@ def test_on_a_gpu_like_one_that_was_timed(
         assert not timed_on(cuda)
 
 
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        ("ic128iw256oc512", ["aten:matmul"]),  # packing takes too long
+        ("ic512iw256oc512", ["native:amx", "aten:matmul"]),
+        ("ic96iw6000oc384", ["native:amx", "native", "aten:matmul"]),
+        ("ic640iw6000oc640", ["native:amx", "aten:matmul"]),
+        ("ic64iw6000oc640", ["native", "aten:matmul"]),
+        ("ic64iw6000oc40", ["aten:matmul"]),
+    ],
+)
+def test_linear_layers_where_mkl_is_at_its_best(
+    monkeypatch: pytest.MonkeyPatch, layer: str, expected: list[str]
+) -> None:
+    for name in ("mkl_at_its_best", "avx512_here"):
+        monkeypatch.setattr(rules, name, lambda: True)
+    monkeypatch.setattr(rules, "threads", lambda: 1)
+    lines = {"wide product": {"native:amx": 1.5, "native": 1.2}, "pointwise": {"native": 1.7}}
+    monkeypatch.setattr(rules, "TABLE", lines)
+    problem = ConvProblem.parse(f"mb1ih1{layer}kh1kw1 channels_last")
+    assert [way for way, _ in by_rule(problem, ("forward",), CPU)] == expected
+    image = ConvProblem.parse(f"mb2ih1{layer}kh1kw1 channels_last")  # for which PyTorch calls no MKL
+    assert "aten:matmul" not in [way for way, _ in by_rule(image, ("forward",), CPU)]
+
+
 @pytest.mark.usefixtures("table")
 def test_only_what_the_processor_lacks_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rules, "cpu_lacks", lambda dtype: "grad_weight")

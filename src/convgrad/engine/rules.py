@@ -40,6 +40,8 @@ TABLE: dict[str, dict[str, float]] = {
 _SMALL, _SMALL_PRODUCT = 1e6, 3e6
 #: Channels on both sides, and FLOPs of a pass and thread, from which AMX gains more than packing for it takes.
 _WIDE, _LARGE_PRODUCT = 96, 2e7
+#: Of a linear layer: rows from which ours gain, and the harmonic mean of its sizes from which AMX gains with fewer.
+_MANY_ROWS, _MEAN_SIZE = 5000, 300
 #: FLOPs of a pass from which arithmetic takes longer than a call of oneDNN, 40 us or more.
 _LARGE = 1e7
 
@@ -82,9 +84,9 @@ def by_rule(problem: ConvProblem, outputs: Outputs, device: torch.device) -> Ite
     """The backends that are expected to be faster than PyTorch's own, best first, and why."""
     lacking = cpu_lacks(problem.dtype)
     kind = kind_of(problem, outputs, bool(lacking)) if device.type == "cpu" else None
-    for_mkl = device.type == "cpu" and not lacking and mkl_at_its_best() and _linear_for_mkl(problem)
+    for_mkl = device.type == "cpu" and not lacking and mkl_at_its_best() and _is_linear(problem)
     for way, gain in TABLE.get(kind or "", {}).items():
-        if way == "native" and for_mkl:
+        if for_mkl and not _beats_mkl(way, problem):
             break
         if way != "aten:float32" or worth_converting(problem, outputs, lacking):
             yield way, f"{kind} problems are {gain}x as fast as PyTorch on average"
@@ -135,7 +137,7 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
     On one and two threads of a Zen 4, with 64 to 46000 rows and 2 to 4096 features that lie in no cache, 449 layers of
     4 to 70 million FLOPs a pass and thread were 1.42x to 1.76x as fast as PyTorch's on geometric average, the least
     0.80x below 16 million and 0.95x above. With 32 to 160 rows, 206 layers were 1.22x to 1.50x, the least 0.99x; with
-    fewer rows two of 61 lost, 0.89x. (For MKL see `_linear_for_mkl`.) One output feature is no product of matrices
+    fewer rows two of 61 lost, 0.89x. (For MKL see `_beats_mkl`.) One output feature is no product of matrices
     (0.6x to 0.8x). Nor is one input feature, whose stride may be anything: as an image it may lie contiguously, and its
     result then has no rows in memory.
 
@@ -146,16 +148,25 @@ def linear_gains(elements: int, out_features: int, in_features: int) -> bool:
     return enough and elements >= 32 * in_features
 
 
-def _linear_for_mkl(p: ConvProblem) -> bool:
-    """A linear layer, which is an image of one row in channels_last, where MKL at its best is not slower than ours.
+def _is_linear(p: ConvProblem) -> bool:
+    """A linear layer, which is an image of one row in channels_last."""
+    return p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1
+
+
+def _beats_mkl(way: str, p: ConvProblem) -> bool:
+    """Whether this kernel of ours computes a linear layer faster than MKL at its best.
 
     With few rows, packing the weight and writing its gradient are much of the work; with few output features packing
     the input is; with many input features both are as fast as arithmetic lets them. Elsewhere 48 random layers were
     1.16x (one thread) and 1.20x (two) as fast on a Xeon with AVX-512, the least 0.97x. Without it nothing was measured.
+
+    AMX multiplies so fast that packing is much of the work where any size is small; 287 random layers that it computes
+    were 1.18x (one thread) and 1.12x (two) as fast, 8 of them below 0.95x.
     """
-    if not (p.matrix_product and p.channels_last and p.groups == p.batch == p.input_size[0] == 1):
-        return False
-    return p.input_size[1] < 5000 or p.in_channels > 512 or p.out_channels < 48 or not avx512_here()
+    rows, many = p.input_size[1], p.input_size[1] >= _MANY_ROWS
+    if way == "native:amx":
+        return many or 3 / (1 / rows + 1 / p.in_channels + 1 / p.out_channels) >= _MEAN_SIZE
+    return many and p.in_channels <= 512 and p.out_channels >= 48 and avx512_here()
 
 
 def _mostly_padding(p: ConvProblem) -> bool:
