@@ -203,6 +203,29 @@ def test_steps_of_compiled_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert (row["choice"], row["note"]) == ("rules, compiled", "")
 
 
+def test_steps_under_autocast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides compute in bfloat16; and what is measured is what runs."""
+    seen: set[tuple[bool, torch.dtype]] = set()
+    timed = bench_steps.compare
+
+    def comparing(calls: Any, *args: Any, **kwargs: Any) -> Any:
+        with torch.nn.modules.module.register_module_forward_hook(
+            lambda module, _, output: seen.add((type(module) is nn.Conv2d, output.dtype))
+        ):
+            for call in calls.values():
+                call()
+        return timed(calls, *args, **kwargs)
+
+    monkeypatch.setattr(bench_steps, "compare", comparing)
+    file = tmp_path / "steps.csv"
+    command = ["bench", "steps", "--layout", "contiguous", "--seconds", "0.02", "--csv", str(file)]
+    assert run([*command, "--autocast", "--measure"]) == 0
+    assert seen == {(True, torch.bfloat16), (False, torch.bfloat16)}
+    [row] = rows(file)
+    assert (row["choice"], row["note"]) == ("measured, bfloat16", "")
+    assert any("bfloat16" in key for key in measurements.entries())
+
+
 @pytest.mark.parametrize("in_both", [False, True])
 def test_a_step_whose_loss_differs_or_vanishes_is_not_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_both: bool

@@ -12,6 +12,7 @@ from torch import nn
 
 import convgrad
 from convgrad import conv1d, conv2d
+from convgrad._compat import cpu_lacks
 from convgrad.backends.base import BOTH_GRADIENTS
 from convgrad.backends.reference import ReferenceBackend
 from convgrad.diagnostics import Explanation, ModelExplanation, explain, explain_problem, trace
@@ -242,6 +243,38 @@ def test_layouts_on_the_way_are_those_of_a_real_run(last: bool, mkldnn: bool) ->
     here = Machine.here()
     described = [problem_on(here, c.call) for c in capture(net, (x,), {}, here)]
     assert described == [problem_on(here, c.call) for c in _run(net, (x,), {}, None)]
+
+
+class WithoutAutocast(nn.Module):
+    """Its first layer computes in float32 also under autocast, which casts what the second one gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, groups=8)
+        self.norm, self.linear = nn.BatchNorm2d(8), nn.Linear(8, 1024)
+
+    def forward(self, x):
+        with torch.autocast("cpu", enabled=False):
+            y = self.first(x.float())
+        return self.linear(self.norm(self.second(y)).mean((2, 3)).repeat(64 * torch.get_num_threads(), 1))
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.bfloat16])
+def test_under_autocast_as_in_a_real_run(given: torch.dtype) -> None:
+    net, x, here = WithoutAutocast(), torch.randn(32, 3, 19, 19).to(given), Machine.here()
+    with torch.autocast("cpu", torch.bfloat16):
+        described = [problem_on(here, c.call) for c in capture(net, (x,), {}, here)]
+        real = [problem_on(here, c.call) for c in _run(net, (x,), {}, None)]
+        linear = explain(net.linear, torch.randn(32 * 64 * torch.get_num_threads(), 8))
+        operands = explain(x, net.first.weight, net.first.bias)
+        doubles = explain(x.double(), net.first.weight.double())
+    assert described == real
+    assert [p.dtype for p in described] == [torch.float32, torch.bfloat16, torch.bfloat16]
+    for e, dtype in ((linear, torch.bfloat16), (operands, torch.bfloat16), (doubles, torch.float64)):
+        assert isinstance(e, Explanation)
+        assert e.problem.dtype == dtype
+    if not cpu_lacks(torch.bfloat16):
+        assert linear.rows[0].reasons == ("a linear layer under autocast",)
 
 
 class NeedsAValue(nn.Module):

@@ -39,3 +39,13 @@ def test_on_a_gpu_autocast_may_make_bfloat16_of_float32(device: str, expected: b
 
     layer = torch.nn.Conv2d(8, 8, 31, padding=15, groups=8, device=device)
     assert worth_replacing(layer, [Seen((32, 8, 56, 56), False)], chosen) == expected
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_on_a_cpu_it_may_if_autocast_is_on(autocast: bool) -> None:
+    def chosen(problem: ConvProblem, *_: object) -> Any:
+        name = "native" if problem.dtype is torch.float16 else "aten"
+        return SimpleNamespace(steps=(SimpleNamespace(backend=SimpleNamespace(name=name), reason="by rule: slow"),))
+
+    with torch.autocast("cpu", torch.float16, enabled=autocast):
+        assert worth_replacing(torch.nn.Conv2d(8, 8, 3), None, chosen) == autocast

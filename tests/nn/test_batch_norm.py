@@ -297,7 +297,7 @@ def test_gradients_that_lie_in_no_memory(odd: Any) -> None:
 
 def test_small_inputs_by_torch(monkeypatch: pytest.MonkeyPatch, calls: list[str]) -> None:
     x = image(2, 6, 5, 7)
-    for name, size in {"bytes": x.nbytes, "elements": 70, "pixels": 35}.items():
+    for name, size in {"input": x.numel(), "channel": 70, "pixels": 35}.items():
         monkeypatch.setitem(LEAST_NORM, name, size + 1)
         pair()[0](x)
         assert calls == []

@@ -12,12 +12,11 @@ from .._compat import accumulate_dtype
 from . import _native_library as library
 from .native import DTYPES
 
-#: What an input has at least where it gains: bytes, for a node of autograd computed in Python takes 15 to 30 us more a
-#: step, and in a network, whose other layers leave nothing of it in the caches, more (on one thread of a loaded Xeon a
-#: layer loses up to 70 us at 256 KiB, is even at 392, and gains 300 us at 1 MiB); elements of a channel, which costs
-#: more here (0.75x with 32, 1.45x with 128); and of its part of an image, which is read in vectors (0.4x with 9, 1.04x
-#: with 16).
-LEAST_NORM = {"bytes": 3 * 2**17, "elements": 64, "pixels": 16}
+#: How many elements an input has at least where it gains, for a node of autograd computed in Python takes 15 to 30 us
+#: more a step, and in a network, whose other layers leave nothing of it in the caches, more (half as many gained
+#: nothing in whole steps on a Xeon, in float32 and bfloat16); of a channel, which costs more here (0.75x with 32, 1.45x
+#: with 128); and of its part of an image, which is read in vectors (0.4x with 9, 1.04x with 16).
+LEAST_NORM = {"input": 3 * 2**14, "channel": 64, "pixels": 16}
 
 #: What an input in channels_last has at least: a vector.
 LEAST_CHANNELS = 16
@@ -31,15 +30,13 @@ def native_norm_takes(dtype: torch.dtype) -> bool:
     return dtype in DTYPES and library.load() is not None
 
 
-def norm_gains(shape: Sequence[int], itemsize: int, channels_last: bool) -> bool:
+def norm_gains(shape: Sequence[int], channels_last: bool) -> bool:
     """Whether an input is large enough for a training step to gain; in channels_last for there to be a kernel, too."""
     if channels_last and shape[1] < LEAST_CHANNELS:
         return False
     pixels, least = prod(shape[2:]), LEAST_NORM
-    elements = shape[0] * pixels
-    return (
-        elements * shape[1] * itemsize >= least["bytes"] and elements >= least["elements"] and pixels >= least["pixels"]
-    )
+    channel = shape[0] * pixels
+    return channel * shape[1] >= least["input"] and channel >= least["channel"] and pixels >= least["pixels"]
 
 
 def normalize(

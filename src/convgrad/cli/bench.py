@@ -116,6 +116,7 @@ def steps(
     minutes: Minutes = 0.0,
     measure: Measured = False,
     compiled: Annotated[bool, typer.Option("--compile", help="Compile both sides with torch.compile.")] = False,
+    autocast: Annotated[bool, typer.Option("--autocast", help="Both sides under autocast, in bfloat16.")] = False,
     busy: Busy = False,
     as_csv: CsvFile = None,
     resume: Resume = False,
@@ -127,8 +128,8 @@ def steps(
     channels_last if that is measured to be faster.
 
     The rules choose, whatever was measured here before, or with --measure what is measured now; a file may hold rows
-    of both, and of compiled models. The losses are compared first; then steps of the two alternate. Interrupted, or
-    out of time, it goes on with --resume.
+    of both, of compiled models and of autocast. The losses are compared first; then steps of the two alternate.
+    Interrupted, or out of time, it goes on with --resume.
 
     Examples:
 
@@ -140,7 +141,7 @@ def steps(
     from .bench_steps import run_steps
 
     given = Given(models or [], threads, layout, seconds, minutes, busy, as_csv, resume)
-    _end(*run_steps(given, measure, compiled), as_json)
+    _end(*run_steps(given, measure, compiled, autocast), as_json)
 
 
 def _end(status: int, data: dict[str, Any], as_json: bool) -> None:

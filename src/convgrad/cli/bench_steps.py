@@ -41,16 +41,16 @@ _CALLS = 20  # of a step, in one comparison of stock with ours
 _SAME = 1e-2  # relative difference of losses that are the same
 
 
-def run_steps(given: Given, measured: bool, compiled: bool) -> tuple[int, dict[str, Any]]:
+def run_steps(given: Given, measured: bool, compiled: bool, autocast: bool) -> tuple[int, dict[str, Any]]:
     """Time every model's step and print the tables; the exit status, and all as plain data."""
     wanted = models_named(given.models, MODELS)
-    chosen = ("measured" if measured else "rules") + ", compiled" * compiled
+    chosen = ("measured" if measured else "rules") + ", compiled" * compiled + ", bfloat16" * autocast
 
     def all_rows() -> list[Row]:
         return [
             (
                 {"model": name, "layout": layout, "choice": chosen},
-                partial(_timed, MODELS[name], layout, given.seconds, measured, compiled),
+                partial(_timed, MODELS[name], layout, given.seconds, measured, compiled, autocast),
             )
             for name in wanted
             for layout in STEP_LAYOUTS
@@ -78,20 +78,21 @@ def _by_rules_alone() -> Generator[None, None, None]:
 # ---- timing ------------------------------------------------------------------------------------------
 
 
-def _timed(model: Model, layout: str, seconds: float, measured: bool, compiled: bool) -> dict[str, Any]:
+def _timed(model: Model, layout: str, seconds: float, measured: bool, compiled: bool, autocast: bool) -> dict[str, Any]:
     """The columns of a row that are found by running it."""
     torch.manual_seed(0)
     stock = model.build().train()
-    batch, size, x = _scaled(stock, model, layout == "channels_last", seconds)
-    if measured:
-        _measure(stock, x, LAYOUTS if layout == "auto" else (layout,))
+    batch, size, x = _scaled(stock, model, layout == "channels_last", seconds, autocast)
     ours = copy.deepcopy(stock)
-    report = accelerate_(ours, "auto" if layout == "auto" else None, example_inputs=x)
+    with _autocast(autocast):
+        if measured:
+            _measure(stock, x, LAYOUTS if layout == "auto" else (layout,))
+        report = accelerate_(ours, "auto" if layout == "auto" else None, example_inputs=x)
     if compiled:
         torch.compiler.reset()
         stock.compile()
         ours.compile()
-    calls = {"stock": _step(stock, x), "ours": _step(ours, x)}
+    calls = {"stock": _step(stock, x, autocast), "ours": _step(ours, x, autocast)}
     losses = []
     for call in calls.values():
         torch.manual_seed(0)  # dropout
@@ -122,14 +123,16 @@ def _measure(stock: nn.Module, x: Tensor, layouts: Sequence[str]) -> None:
     cache.invalidate()
 
 
-def _scaled(stock: nn.Module, model: Model, channels_last: bool, seconds: float) -> tuple[int, int, Tensor]:
+def _scaled(
+    stock: nn.Module, model: Model, channels_last: bool, seconds: float, autocast: bool
+) -> tuple[int, int, Tensor]:
     """The largest batch and images of which a comparison takes no more time than there is, at least the smallest."""
     found = None
     for batch, size in _SCALES:
         x = model.sample(batch, size)
         if channels_last:
             stock, x = in_channels_last(stock, x)
-        step = _step(stock, x)
+        step = _step(stock, x, autocast)
         step()
         start = time.perf_counter()
         step()
@@ -140,13 +143,18 @@ def _scaled(stock: nn.Module, model: Model, channels_last: bool, seconds: float)
     return found
 
 
-def _step(net: nn.Module, x: Tensor) -> Callable[[], float]:
+def _autocast(enabled: bool) -> torch.autocast:
+    return torch.autocast("cpu", torch.bfloat16, enabled=enabled)
+
+
+def _step(net: nn.Module, x: Tensor, autocast: bool) -> Callable[[], float]:
     """Forward, backward and SGD; the loss is the mean square of all results."""
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
 
     def step() -> float:
-        results = [t for t in tree_leaves(net(x)) if isinstance(t, Tensor) and t.requires_grad]
-        loss = torch.stack([t.square().mean() for t in results]).sum()
+        with _autocast(autocast):
+            results = [t for t in tree_leaves(net(x)) if isinstance(t, Tensor) and t.requires_grad]
+        loss = torch.stack([t.float().square().mean() for t in results]).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -4,7 +4,7 @@ Nothing on the path of a call imports this room; `convgrad.explain` and `convgra
 """
 
 from .aten_rules import MODELLED_VERSIONS, Machine, kernel_of, named, select_conv_backend
-from .capture import module_names
+from .capture import Running, module_names
 from .explain import explain, explain_problem
 from .explanation import Answer, Explanation, Layer, ModelExplanation, Transfer
 from .measure import measured
@@ -14,7 +14,7 @@ from .trace import Record, Trace, kernel_of_event, trace
 
 __all__ = [
     "MODELLED_VERSIONS", "Answer", "Explanation", "Layer", "Limits", "Machine", "ModelExplanation", "Point",
-    "Record", "Trace", "Transfer", "by_pytorch", "draw_roofline", "explain", "explain_problem", "kernel_of",
+    "Record", "Running", "Trace", "Transfer", "by_pytorch", "draw_roofline", "explain", "explain_problem", "kernel_of",
     "kernel_of_event", "least_work", "limits_of", "measure_limits", "measured", "module_names", "named",
     "select_conv_backend", "svg", "trace",
 ]  # fmt: skip

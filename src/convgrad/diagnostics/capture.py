@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +19,20 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import DispatchMode
 from ..engine import POINTWISE, Request, active, as_pointwise, linear_gains
-from ..ops import rules_of
+from ..ops import autocast_is_on, rules_of
 from ..problem import OUTPUTS, ConvProblem, Output
 from ..shapes import problem_of
-from .aten_rules import ConvCall, Machine
+from .aten_rules import ConvCall, Machine, TensorSpec
 from .aten_rules.aten_trace import trace_call
 from .explanation import Transfer
+
+
+class Running(NamedTuple):
+    """A module that is running, and what autocast makes of floating-point operands there."""
+
+    name: str
+    module: nn.Module
+    autocast: torch.dtype | None
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,20 @@ def part_of_call(
         return call, "", ()
     arguments, placements, transfers = describe(call.geometry, *operands, outputs)
     return ConvCall.of(*arguments, need_backward=call.need_backward), placements, transfers
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """What autocast makes of floating-point operands on this kind of device; None where it is off."""
+    return torch.get_autocast_dtype(device_type) if autocast_is_on(device_type) else None
+
+
+def cast_to(dtype: torch.dtype | None, *operands: Tensor | TensorSpec | None) -> list[Any]:
+    """The operands of a convolution as autocast makes them."""
+    specs = [None if t is None else TensorSpec.of(t) for t in operands]
+    return [replace(s, dtype=dtype) if s and dtype and s.dtype in _CAST else s for s in specs]
+
+
+_CAST = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:
@@ -80,27 +102,31 @@ class _Recorder(DispatchMode):
         super().__init__()
         self.outputs = outputs
         self.machine = machine
-        self.stack: list[tuple[str, nn.Module]] = []
+        self.stack: list[Running] = []
         self.found: list[Captured] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        module = self.stack[-1][1] if self.stack else None
+        module = self.stack[-1].module if self.stack else None
         if func._schema.name in ("aten::mm", "aten::addmm") and isinstance(module, nn.Linear):
             rows, weight = args[-2], module.weight
             device = self.machine.device_type if self.machine is not None else rows.device.type
-            alone = self.stack[-1][0] == ""
+            alone = self.stack[-1].name == ""
             if alone or (device == "cpu" and linear_gains(rows.numel(), *weight.shape)):
                 self._note(*as_pointwise(rows, weight), module.bias, *POINTWISE, linear=True)
         if func._schema.name in ("aten::convolution", "convgrad::convolution", "aten::_convolution"):
             call = self._note(*args[:9])
             if self.machine is not None:
-                p = problem_on(self.machine, call)
-                return torch.empty(p.shape_of(p.bias_slot), dtype=p.dtype, device="meta", memory_format=p.memory_format)
+                p = problem_on(self.machine, call)  # of another dtype than what follows here, under autocast
+                shape, dtype = p.shape_of(p.bias_slot), args[0].dtype
+                return torch.empty(shape, dtype=dtype, device="meta", memory_format=p.memory_format)
         return func(*args, **(kwargs or {}))
 
     def _note(self, *arguments: Any, linear: bool = False) -> ConvCall:
-        name, kind = (self.stack[-1][0], type(self.stack[-1][1]).__name__) if self.stack else ("", "")
-        call = ConvCall.of(*arguments)
+        running = self.stack[-1] if self.stack else None
+        name, kind = (running.name, type(running.module).__name__) if running else ("", "")
+        # Without a machine, what is seen here was cast already, but for the weight of a linear layer.
+        dtype = running.autocast if running and self.machine else arguments[0].dtype
+        call = ConvCall.of(*cast_to(dtype, *arguments[:3]), *arguments[3:])
         self.found.append(Captured(name, kind, *part_of_call(call, arguments[:3], self.outputs), linear, active()))
         return call
 
@@ -152,19 +178,20 @@ def _run(
     }
     placed = {name: place(value) for name, value in state.items()}
     args, kwargs = tree_map(place, (args, kwargs))
-    with module_names(model, recorder.stack), torch.random.fork_rng(devices=[]), torch.no_grad(), recorder:
+    names = module_names(model, recorder.stack, machine.device_type if machine else "")
+    with names, torch.random.fork_rng(devices=[]), torch.no_grad(), recorder:
         torch.func.functional_call(model, placed, args, kwargs)
     return recorder.found
 
 
 @contextmanager
-def module_names(model: nn.Module, stack: list[tuple[str, nn.Module]]) -> Iterator[None]:
+def module_names(model: nn.Module, stack: list[Running], device_type: str = "") -> Iterator[None]:
     """Keep the stack of running modules, each with its name, while this block lasts."""
     handles = []
     for name, module in model.named_modules():
 
         def enter(m: nn.Module, _args: Any, name: str = name) -> None:
-            stack.append((name, m))
+            stack.append(Running(name, m, autocast_dtype(device_type)))
 
         def leave(_m: nn.Module, _args: Any, _result: Any) -> None:
             stack.pop()

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from .._compat import cpu_lacks
 from ..backends import COPY, Backend, PaddedCopy, described, operand_format
 from ..engine import Request, Step, active, backends, beats_matmul, choose, linear_gains, plan_for, reasons_against
+from ..ops import autocast_is_on
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
-from .capture import Captured, capture, part_of_call, problem_on
+from .capture import Captured, autocast_dtype, capture, cast_to, part_of_call, problem_on
 from .explanation import Answer, Explanation, Layer, ModelExplanation
 from .measure import measured
 from .roofline import limits_of
@@ -71,8 +73,10 @@ def explain(
                 "explain(input) needs a weight too, and the arguments of torch.convolution: "
                 "explain(input, weight, padding=1, groups=8)"
             )
-        call, machine = ConvCall.of(what, *args, **kwargs), _machine(device, what)
-        weight, bias = (kwargs.get(name, (*args, None, None)[i]) for i, name in enumerate(("weight", "bias")))
+        machine = _machine(device, what)
+        weight, bias = (kwargs.pop(name, (*args, None, None)[i]) for i, name in enumerate(("weight", "bias")))
+        operands = cast_to(autocast_dtype(machine.device_type), what, weight, bias)
+        call = ConvCall.of(*operands, *args[2:], **kwargs)
         call, placements, transfers = part_of_call(call, (what, weight, bias), _given(outputs))
         found = explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
         return replace(found, placements=placements, transfers=transfers)
@@ -144,6 +148,8 @@ def _left_to_matmul(p: ConvProblem, machine: Machine) -> str:
         return "a linear layer of fewer than 32 rows, 2 features, or 17 million FLOPs a pass and thread"
     if not p.channels_last:
         return "a linear layer whose input is not contiguous"
+    if machine.is_here and autocast_is_on("cpu") and not cpu_lacks(p.dtype):
+        return "a linear layer under autocast"
     ours = not machine.is_here or beats_matmul(plan_for(p, ("forward",), torch.device("cpu")))
     return "" if ours else "a linear layer, and nothing here is expected to be faster"
 

@@ -20,6 +20,7 @@ from ..backends import native_norm_takes, norm_gains
 from ..custom import problem_of_module
 from ..engine import BY_RULE, Plan, beats_matmul, get_backend, linear_gains
 from ..errors import ConvgradError
+from ..ops import autocast_is_on
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output, Outputs
 from ..settings import measuring_share
 
@@ -49,12 +50,14 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor)
 
     On a GPU the rules prefer others for large layers alone, and a small one that is replaced for nothing takes the
     processor longer. So there the rules count only where sizes are known. A layer in float32 gets bfloat16 there too,
-    by autocast, for which the rules take more.
+    by autocast, for which the rules take more; on a CPU it may if autocast is on now.
     """
     d, device = len(module.kernel_size), module.weight.device
     dtypes = {module.weight.dtype}
-    if device.type != "cpu" and torch.float32 in dtypes:
+    if torch.float32 in dtypes and device.type != "cpu":
         dtypes.add(torch.bfloat16)
+    elif torch.float32 in dtypes and autocast_is_on("cpu"):
+        dtypes.add(torch.get_autocast_dtype("cpu"))
     contiguous, channels_last = torch.contiguous_format, channels_last_of(d)
     turned = suggests_channels_last(module.weight)  # then so is every result
     formats = dict.fromkeys((channels_last,) if turned else (contiguous, channels_last))
@@ -104,7 +107,7 @@ def norm_may_gain(seen: Iterable[Seen] | None, device: torch.device, dtype: torc
     """Whether a batch normalization with parameters of this dtype may be faster in training, on a CPU."""
     if device.type != "cpu" or not native_norm_takes(dtype):
         return False
-    return seen is None or any(norm_gains(s.shape, dtype.itemsize, s.channels_last) for s in seen)
+    return seen is None or any(norm_gains(s.shape, s.channels_last) for s in seen)
 
 
 def _any_but_aten(problem: ConvProblem, device: torch.device, plan_for: PlanFor, ruled: bool) -> bool:

@@ -60,7 +60,7 @@ def _is_ours(input: Any) -> bool:
         and input.dim() > 2
         and _plain()  # inside of vmap the next line would be an error
         and input.is_contiguous(memory_format=(layout := _format(input)))
-        and norm_gains(input.shape, input.itemsize, layout is not torch.contiguous_format)
+        and norm_gains(input.shape, layout is not torch.contiguous_format)
         and input.numel() > input.shape[1]  # otherwise torch's error
         and native_norm_takes(input.dtype)
         and not _is_odd(input)

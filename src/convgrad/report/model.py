@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..diagnostics import Limits, module_names
+from ..diagnostics import Limits, Running, module_names
 from ..engine import Event, observing
 from ..engine.ab_timer import Comparison, Ratio, compare, second_call
 from ..models import (
@@ -112,13 +112,13 @@ def _layers(model: nn.Module, step: Call) -> dict[ConvProblem, list[str]]:
     Raises:
         ValueError: no convolution ran.
     """
-    running: list[tuple[str, nn.Module]] = []
+    running: list[Running] = []
     names: dict[ConvProblem, list[str]] = {}
 
     def note(event: Event) -> None:
         if running and event.outputs == (event.problem.bias_pass,):
-            name, module = running[-1]
-            names.setdefault(_plain(event.problem), []).append(name or type(module).__name__)
+            now = running[-1]
+            names.setdefault(_plain(event.problem), []).append(now.name or type(now.module).__name__)
 
     with module_names(model, running), observe_aten(), observing(note):
         step()
