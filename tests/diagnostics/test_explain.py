@@ -267,6 +267,7 @@ def test_under_autocast_as_in_a_real_run(given: torch.dtype) -> None:
         real = [problem_on(here, c.call) for c in _run(net, (x,), {}, None)]
         linear = explain(net.linear, torch.randn(32 * 64 * torch.get_num_threads(), 8))
         operands = explain(x, net.first.weight, net.first.bias)
+        assert explain(x, weight=net.first.weight, bias=net.first.bias) == operands
         doubles = explain(x.double(), net.first.weight.double())
     assert described == real
     assert [p.dtype for p in described] == [torch.float32, torch.bfloat16, torch.bfloat16]

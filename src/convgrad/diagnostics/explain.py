@@ -37,8 +37,9 @@ def explain(
     Args:
         what: a `ConvProblem` or its text; an input, followed by a weight and the arguments of ``torch.convolution``;
             a module, a whole model or a function, followed by what it is called with (tensors on the meta device are
-            enough). DTensors, and a model that `convgrad.parallel.shard_` changed, are explained as this process's
-            part, with what it receives from others; such a model runs once, in every process.
+            enough); autocast counts, as in a call. DTensors, and a model that `convgrad.parallel.shard_` changed, are
+            explained as this process's part, with what it receives from others; such a model runs once, in every
+            process.
         device: None for the operands' own device; or a description of a machine that is not here, such as
             ``"h100 cudnn 9.10"``, ``"rocm gfx942"``, ``"xpu"``, ``"cpu arm"``.
         outputs: one or several of ``forward, grad_input, grad_weight, grad_bias``; by default all.
@@ -74,9 +75,10 @@ def explain(
                 "explain(input, weight, padding=1, groups=8)"
             )
         machine = _machine(device, what)
-        weight, bias = (kwargs.pop(name, (*args, None, None)[i]) for i, name in enumerate(("weight", "bias")))
-        operands = cast_to(autocast_dtype(machine.device_type), what, weight, bias)
-        call = ConvCall.of(*operands, *args[2:], **kwargs)
+        weight, bias = (kwargs.get(name, (*args, None, None)[i]) for i, name in enumerate(("weight", "bias")))
+        dtype = autocast_dtype(machine.device_type)
+        kwargs |= {name: cast_to(dtype, kwargs[name])[0] for name in ("weight", "bias") if name in kwargs}
+        call = ConvCall.of(*cast_to(dtype, what, *args[:2]), *args[2:], **kwargs)
         call, placements, transfers = part_of_call(call, (what, weight, bias), _given(outputs))
         found = explain_problem(problem_on(machine, call), outputs, machine, measure=measure)
         return replace(found, placements=placements, transfers=transfers)
