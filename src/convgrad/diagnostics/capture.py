@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from .._compat import DispatchMode
 from ..engine import POINTWISE, Request, active, as_pointwise, linear_gains
-from ..ops import autocast_is_on, rules_of
+from ..ops import autocast_dtype, rules_of
 from ..problem import OUTPUTS, ConvProblem, Output
 from ..shapes import problem_of
 from .aten_rules import ConvCall, Machine, TensorSpec
@@ -61,18 +61,11 @@ def part_of_call(
     return ConvCall.of(*arguments, need_backward=call.need_backward), placements, transfers
 
 
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """What autocast makes of floating-point operands on this kind of device; None where it is off."""
-    return torch.get_autocast_dtype(device_type) if autocast_is_on(device_type) else None
-
-
 def cast_to(dtype: torch.dtype | None, *operands: Tensor | TensorSpec | None) -> list[Any]:
-    """The operands of a convolution as autocast makes them."""
+    """The operands of a convolution as autocast to a dtype, if there is one, makes them."""
+    eligible = (torch.float32, torch.bfloat16, torch.float16)
     specs = [None if t is None else TensorSpec.of(t) for t in operands]
-    return [replace(s, dtype=dtype) if s and dtype and s.dtype in _CAST else s for s in specs]
-
-
-_CAST = (torch.float32, torch.bfloat16, torch.float16)
+    return [replace(s, dtype=dtype) if s and dtype and s.dtype in eligible else s for s in specs]
 
 
 def problem_on(machine: Machine, call: ConvCall) -> ConvProblem:

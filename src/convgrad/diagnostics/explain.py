@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves
 from .._compat import cpu_lacks
 from ..backends import COPY, Backend, PaddedCopy, described, operand_format
 from ..engine import Request, Step, active, backends, beats_matmul, choose, linear_gains, plan_for, reasons_against
-from ..ops import autocast_is_on
+from ..ops import autocast_dtype, autocast_is_on
 from ..problem import OUTPUTS, ConvProblem, Output, in_order
 from .aten_rules import ConvCall, DeviceLike, Machine, TensorSpec, kernel_of, machine_of, trace_aten
-from .capture import Captured, autocast_dtype, capture, cast_to, part_of_call, problem_on
+from .capture import Captured, capture, cast_to, part_of_call, problem_on
 from .explanation import Answer, Explanation, Layer, ModelExplanation
 from .measure import measured
 from .roofline import limits_of

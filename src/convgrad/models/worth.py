@@ -20,7 +20,7 @@ from ..backends import native_norm_takes, norm_gains
 from ..custom import problem_of_module
 from ..engine import BY_RULE, Plan, beats_matmul, get_backend, linear_gains
 from ..errors import ConvgradError
-from ..ops import autocast_is_on
+from ..ops import autocast_dtype
 from ..problem import OUTPUTS, PASSES, ConvProblem, Output, Outputs
 from ..settings import measuring_share
 
@@ -54,10 +54,9 @@ def worth_replacing(module: Any, seen: Iterable[Seen] | None, plan_for: PlanFor)
     """
     d, device = len(module.kernel_size), module.weight.device
     dtypes = {module.weight.dtype}
-    if torch.float32 in dtypes and device.type != "cpu":
-        dtypes.add(torch.bfloat16)
-    elif torch.float32 in dtypes and autocast_is_on("cpu"):
-        dtypes.add(torch.get_autocast_dtype("cpu"))
+    by_autocast = autocast_dtype("cpu") if device.type == "cpu" else torch.bfloat16
+    if by_autocast and torch.float32 in dtypes:
+        dtypes.add(by_autocast)
     contiguous, channels_last = torch.contiguous_format, channels_last_of(d)
     turned = suggests_channels_last(module.weight)  # then so is every result
     formats = dict.fromkeys((channels_last,) if turned else (contiguous, channels_last))

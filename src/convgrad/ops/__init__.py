@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from . import autocast, autograd, batching, fake, flops, kernels, with_backend
-from .autocast import autocast_is_on, cast, cast_operands
+from .autocast import autocast_dtype, autocast_is_on, cast, cast_operands
 from .autograd import apply
 from .kernels import run as run_gradient
 from .lowering import any_subclass, loaders, rules_of, with_rules

@@ -36,6 +36,11 @@ def autocast_is_on(device: str) -> bool:
     return device in _KEYS and torch.is_autocast_enabled(device)
 
 
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """What autocast makes of floating-point operands on this kind of device; None where it is off."""
+    return torch.get_autocast_dtype(device) if autocast_is_on(device) else None
+
+
 def cast(value: Any, device: str) -> Any:
     """What autocast makes of one argument of an operator on this kind of device."""
     eligible = isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
